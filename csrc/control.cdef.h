@@ -12,7 +12,7 @@
  * line prefetcher pairs them).
  */
 #define MS_LINE_BYTES 128
-#define MS_CONTROL_LAYOUT_VERSION 9
+#define MS_CONTROL_LAYOUT_VERSION 10
 #define MS_SESSION_SLOTS 1024
 #define MS_UNDO_MAX 4096
 #define MS_POOL_BUFFERS_MAX 64
@@ -72,7 +72,7 @@ struct ms_position {
     int8_t pad[120];
 };
 
-/* Written once by the supervisor before `magic`; constant afterwards. */
+/* Written by the supervisor before `magic`; constant afterwards, but for the limits (pyengine/ipc/control_block.py), each one store. */
 struct ms_identity {
     uint64_t magic;              /* stored last, with release: "MSCONTRL" */
     uint32_t layout_version;
@@ -133,7 +133,7 @@ struct ms_worker {
     int64_t error_count;
     int64_t position;            /* the worker's note to its next incarnation; checkpointer: queues are durable up to here */
     int32_t error_number;        /* committer: why it cannot write just now, 0 for nothing */
-    uint32_t reserved;
+    uint32_t settings_seq;       /* of the run settings that this worker has taken; the writer takes none */
     uint64_t build_id;           /* of the code that this worker runs (ipc/heartbeat.py) */
     int8_t pad[56];
     uint32_t restarts;           /* supervisor */
@@ -265,6 +265,7 @@ struct ms_control {
     struct ms_sequence arrival_seq;  /* reputter after reput_from moved */
     struct ms_sequence session_seq;  /* supervisor after the session table changed */
     struct ms_sequence confirm_seq;  /* replicator after confirm moved */
+    struct ms_sequence settings_seq; /* supervisor after the run settings have changed */
     struct ms_writer_lines writer;
     struct ms_position slot_pass;    /* writer: number of the committed pass */
     struct ms_allocator_line allocator;

@@ -91,7 +91,7 @@ static void look_for_life(struct ms_producer *producer)
 static int page_cache_busy(const struct ms_producer *producer, int64_t now_ms)
 {
     int64_t started_ms = ms_load_relaxed(&producer->control->writer.pass_started_ms);
-    int64_t limit_ms = producer->control->identity.os_page_cache_busy_timeout_ms;
+    int64_t limit_ms = ms_load_relaxed(&producer->control->identity.os_page_cache_busy_timeout_ms);
     return started_ms != 0 && limit_ms > 0 && now_ms - started_ms > limit_ms && now_ms - started_ms < BUSY_MS_MAX &&
            !ms_producer_is_closed(producer);
 }
@@ -298,7 +298,8 @@ static int wait_for_confirm(struct ms_producer *producer, int64_t end_offset, in
 static int slaves_may_confirm(const struct ms_control *control, int64_t end_offset)
 {
     return ms_load_acquire(&control->replicator.slaves_connected) >= control->identity.min_in_sync_replicas &&
-           end_offset - ms_load_acquire(&control->confirm.value) < control->identity.ha_slave_fallbehind_max_bytes;
+           end_offset - ms_load_acquire(&control->confirm.value) <
+               ms_load_relaxed(&control->identity.ha_slave_fallbehind_max_bytes);
 }
 
 int ms_producer_wait_kept(struct ms_producer *producer, int64_t end_offset, int how, int64_t flush_deadline_ns,

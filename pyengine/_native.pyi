@@ -124,6 +124,7 @@ class ms_control(Struct):
     arrival_seq: ms_sequence
     session_seq: ms_sequence
     confirm_seq: ms_sequence
+    settings_seq: ms_sequence
     writer: ms_writer_lines
     slot_pass: ms_position
     allocator: ms_allocator_line
@@ -862,7 +863,7 @@ class ms_worker(Struct):
     error_count: int
     position: int
     error_number: int
-    reserved: int
+    settings_seq: int
     build_id: int
     pad: Array[int]
     restarts: int

@@ -20,6 +20,11 @@ HA_PORT = 10_912  # RocketMQ's default
 DELAY_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": DAY_MS}
 
 _ONE_BY_ONE = "each level is delivered in order, one message after the other"
+# For whom a setting that is changed while the engine runs takes effect.
+AT_ONCE = "at once"
+PRODUCERS = "for producers that connect afterwards"
+READERS = "for readers that are opened afterwards"
+
 _POSITION = "the flusher follows the position itself, not a count of pages"
 
 
@@ -85,10 +90,10 @@ class EngineConfig:
         group="writing")
     flush_interval_commit_log_ms: int = setting(
         500, "Longest time that written bytes stay unflushed with ASYNC_FLUSH.", key="flushIntervalCommitLog",
-        unit="ms", low=1, high=DAY_MS, group="writing")
+        unit="ms", low=1, high=DAY_MS, live=AT_ONCE, group="writing")
     commit_interval_commit_log_ms: int = setting(
         200, "Longest pause between two commits of buffered bytes.", key="commitIntervalCommitLog", unit="ms",
-        low=1, high=DAY_MS, group="writing")
+        low=1, high=DAY_MS, live=AT_ONCE, group="writing")
     commit_commit_log_least_pages: int = setting(
         4, "A commit is due early when this many 4 KiB pages wait in a buffer.", key="commitCommitLogLeastPages",
         low=0, high=INT32_MAX, group="writing")
@@ -97,13 +102,13 @@ class EngineConfig:
         key="commitCommitLogThoroughInterval", unit="ms", low=1, high=DAY_MS, group="writing")
     sync_flush_timeout_ms: int = setting(
         5000, "A put with SYNC_FLUSH that waits longer gets FLUSH_DISK_TIMEOUT; the message is stored.",
-        key="syncFlushTimeout", unit="ms", low=1, high=DAY_MS, group="writing")
+        key="syncFlushTimeout", unit="ms", low=1, high=DAY_MS, live=PRODUCERS, group="writing")
     zero_ahead_bytes: int = setting(
         256 << 10, "With SYNC_FLUSH the writer writes zeros this far ahead, so that a sync changes data only; 0 does not.",
         unit="bytes", low=0, high=64 << 20, group="writing")
     put_timeout_ms: int = setting(
         10_000, "Longest wait of a put for the writer; then its result is indeterminate.", unit="ms", low=1,
-        high=DAY_MS, group="writing")
+        high=DAY_MS, live=PRODUCERS, group="writing")
     default_topic_queue_nums: int = setting(
         8, "Queues of a topic that is not in topics.json, for puts that name no queue.", key="defaultTopicQueueNums",
         low=1, high=65_536, group="writing")
@@ -115,14 +120,14 @@ class EngineConfig:
         "Delays by level, from level 1, each a number and s, m, h or d.", key="messageDelayLevel", group="writing")
     os_page_cache_busy_timeout_ms: int = setting(
         1000, "While an append takes longer, puts are answered OS_PAGECACHE_BUSY.",
-        key="osPageCacheBusyTimeOutMills", unit="ms", low=1, high=DAY_MS, group="writing")
+        key="osPageCacheBusyTimeOutMills", unit="ms", low=1, high=DAY_MS, live=AT_ONCE, group="writing")
     broker_role: str = setting(
         "ASYNC_MASTER", "Role of this store; a SLAVE refuses puts.", key="brokerRole",
         choices=("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"), group="writing")
     flush_delay_offset_interval_ms: int = setting(
         10_000, "Shortest pause between two writes of delayOffset.json; after a crash, delayed messages that were "
         "delivered since the last one are delivered again.", key="flushDelayOffsetInterval", unit="ms", low=1,
-        high=DAY_MS, group="writing")
+        high=DAY_MS, live=AT_ONCE, group="writing")
     store_host: str = setting(
         "127.0.0.1:10911", "Address in each record and message id: IPv4:port or [IPv6]:port.",
         group="writing")
@@ -150,7 +155,7 @@ class EngineConfig:
         "", "With SLAVE: host:port of the master's HA port.", key="haMasterAddress", group="replication")
     slave_timeout_ms: int = setting(
         3000, "With SYNC_MASTER: a put that slaves have not confirmed after this time gets FLUSH_SLAVE_TIMEOUT; the message "
-        "is stored.", key="slaveTimeout", unit="ms", low=1, high=DAY_MS, group="replication")
+        "is stored.", key="slaveTimeout", unit="ms", low=1, high=DAY_MS, live=PRODUCERS, group="replication")
     min_in_sync_replicas: int = setting(
         1, "Slaves that must have a message before it counts as confirmed.", low=1, high=16, group="replication")
     ha_slaves_share_hosts: bool = setting(
@@ -160,7 +165,7 @@ class EngineConfig:
         group="replication")
     ha_slave_fallbehind_max_bytes: int = setting(
         268_435_456, "With SYNC_MASTER: where slaves lag more, puts get SLAVE_NOT_AVAILABLE at once; the message is "
-        "stored.", key="haSlaveFallbehindMax", unit="bytes", low=0, high=INT32_MAX, group="replication")
+        "stored.", key="haSlaveFallbehindMax", unit="bytes", low=0, high=INT32_MAX, live=AT_ONCE, group="replication")
     dispatch_at: str = setting(
         "committed", "Messages become visible in their queues once they are readable (committed, as in RocketMQ), or only once "
         "slaves have confirmed them (replicated).", choices=("committed", "replicated"), group="replication")
@@ -230,7 +235,7 @@ class EngineConfig:
         True, "Keep the key index.", key="messageIndexEnable", group="dispatch")
     flush_interval_consume_queue_ms: int = setting(
         1000, "Pause between two flushes of the consume queues.", key="flushIntervalConsumeQueue", unit="ms", low=1,
-        high=DAY_MS, group="dispatch")
+        high=DAY_MS, live=AT_ONCE, group="dispatch")
     flush_consume_queue_least_pages: int = setting(
         2, "An ordinary flush takes queue files with at least this many dirty pages.",
         key="flushConsumeQueueLeastPages", low=0, high=INT32_MAX, group="dispatch")
@@ -258,61 +263,64 @@ class EngineConfig:
     # -- reading
     access_message_in_memory_max_ratio: int = setting(
         40, "Share of memory below which a message counts as being in memory when a get is cut to size.",
-        key="accessMessageInMemoryMaxRatio", unit="percent", low=0, high=100, group="reading")
+        key="accessMessageInMemoryMaxRatio", unit="percent", low=0, high=100, live=READERS, group="reading")
     max_transfer_bytes_on_message_in_memory_bytes: int = setting(
         262_144, "Most bytes of one get from memory.", key="maxTransferBytesOnMessageInMemory", unit="bytes", low=1,
-        high=INT32_MAX, group="reading")
+        high=INT32_MAX, live=READERS, group="reading")
     max_transfer_count_on_message_in_memory: int = setting(
         32, "Most messages of one get from memory.", key="maxTransferCountOnMessageInMemory", low=1, high=INT32_MAX,
-        group="reading")
+        live=READERS, group="reading")
     max_transfer_bytes_on_message_in_disk_bytes: int = setting(
         65_536, "Most bytes of one get from the disk.", key="maxTransferBytesOnMessageInDisk", unit="bytes", low=1,
-        high=INT32_MAX, group="reading")
+        high=INT32_MAX, live=READERS, group="reading")
     max_transfer_count_on_message_in_disk: int = setting(
         8, "Most messages of one get from the disk.", key="maxTransferCountOnMessageInDisk", low=1, high=INT32_MAX,
-        group="reading")
+        live=READERS, group="reading")
     default_query_max_num: int = setting(
         32, "Messages that a key query gives when no number is asked for.", key="defaultQueryMaxNum", low=1, high=64,
-        group="reading")
+        live=READERS, group="reading")
 
     # -- deleting old messages, and the room on the disk
     file_reserved_time_hours: int = setting(
         72, "Age, by the file's modification time, from which a segment may be deleted.", key="fileReservedTime", unit="h",
-        low=0, high=INT32_MAX, group="cleaning")
+        low=0, high=INT32_MAX, live=AT_ONCE, group="cleaning")
+    log_retention_bytes: int = setting(
+        0, "Above this size of the log its oldest segments are deleted whatever their age, never one that a reader holds; 0: age and "
+        "the disk alone decide.", unit="bytes", low=0, high=1 << 62, live=AT_ONCE, group="cleaning")
     delete_when: str = setting(
         "04", "Hours of the day, local time, in which segments that are old enough are deleted; several as in 04;16.",
-        key="deleteWhen", group="cleaning")
+        key="deleteWhen", live=AT_ONCE, group="cleaning")
     clean_resource_interval_ms: int = setting(
         10_000, "Pause between two rounds of deletion.", key="cleanResourceInterval", unit="ms", low=1, high=DAY_MS,
-        group="cleaning")
+        live=AT_ONCE, group="cleaning")
     delete_files_batch_max: int = setting(
-        10, "Most segments that one round deletes.", low=1, high=INT32_MAX, group="cleaning")
+        10, "Most segments that one round deletes.", low=1, high=INT32_MAX, live=AT_ONCE, group="cleaning")
     delete_commit_log_files_interval_ms: int = setting(
         100, "Pause between two deletions of segments.", key="deleteCommitLogFilesInterval", unit="ms", low=0,
-        high=DAY_MS, group="cleaning")
+        high=DAY_MS, live=AT_ONCE, group="cleaning")
     delete_consume_queue_files_interval_ms: int = setting(
         100, "Pause after a queue of which files were deleted.", key="deleteConsumeQueueFilesInterval", unit="ms", low=0,
-        high=DAY_MS, group="cleaning")
+        high=DAY_MS, live=AT_ONCE, group="cleaning")
     destroy_mapped_file_interval_forcibly_ms: int = setting(
         120_000, "A segment that a reader holds is deleted all the same after this time.",
-        key="destroyMapedFileIntervalForcibly", unit="ms", low=0, high=DAY_MS, group="cleaning")
+        key="destroyMapedFileIntervalForcibly", unit="ms", low=0, high=DAY_MS, live=AT_ONCE, group="cleaning")
     redelete_hanged_file_interval_ms: int = setting(
         120_000, "Pause between two tries on a held segment when nothing else asks for its deletion.",
-        key="redeleteHangedFileInterval", unit="ms", low=1, high=DAY_MS, group="cleaning")
+        key="redeleteHangedFileInterval", unit="ms", low=1, high=DAY_MS, live=AT_ONCE, group="cleaning")
     disk_max_used_space_ratio: int = setting(
         75, "Above this disk use segments that are old enough are deleted at any hour.", key="diskMaxUsedSpaceRatio",
-        unit="percent", low=10, high=95, group="cleaning")
+        unit="percent", low=10, high=95, live=AT_ONCE, group="cleaning")
     disk_space_clean_forcibly_ratio: int = setting(
         85, "Above this disk use the oldest segments are deleted whatever their age.", key="diskSpaceCleanForciblyRatio",
-        unit="percent", low=1, high=100, group="cleaning")
+        unit="percent", low=1, high=100, live=AT_ONCE, group="cleaning")
     disk_space_warning_level_ratio: int = setting(
         90, "Above this disk use puts are refused.", key="diskSpaceWarningLevelRatio", unit="percent", low=1, high=100,
-        group="cleaning")
+        live=AT_ONCE, group="cleaning")
     disk_space_enough_bytes: int = setting(
         16 << 30, "With this much room left no put is refused and no segment deleted before its age, whatever the ratios "
-        "say; 0 lets the ratios decide alone, as in RocketMQ.", unit="bytes", low=0, high=1 << 62, group="cleaning")
+        "say; 0 lets the ratios decide alone, as in RocketMQ.", unit="bytes", low=0, high=1 << 62, live=AT_ONCE, group="cleaning")
     clean_file_forcibly_enable: bool = setting(
-        True, "Let disk use delete segments before their age.", key="cleanFileForciblyEnable", group="cleaning")
+        True, "Let disk use delete segments before their age.", key="cleanFileForciblyEnable", live=AT_ONCE, group="cleaning")
 
     # -- processes and shared memory
     shm_directory: str = setting(
@@ -321,7 +329,7 @@ class EngineConfig:
         256, "Most producers at one time.", low=1, high=1024, group="processes")
     session_ring_bytes: int = setting(
         4 << 20, "Ring of one producer, unless the producer asks for another size; a power of two.", unit="bytes",
-        low=65_536, high=1 << 30, group="processes")
+        low=65_536, high=1 << 30, live=PRODUCERS, group="processes")
     spin: int = setting(
         -1, "How long writer and producers look again before they sleep; 0 sleeps at once, auto measures at start, and is 0 "
         "for a SYNC_MASTER or SLAVE on fewer than four CPUs.",

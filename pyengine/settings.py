@@ -33,7 +33,8 @@ class Setting:
     camelCase key ("" where RocketMQ has none). `unit` is one of bytes, ms, us, h,
     percent or "". `low` and `high` bound a number, both inclusive; `choices` bounds
     a word; `multiple_of` rounds a number up, as RocketMQ does for queue files.
-    `fixed` marks a size that files depend on. `inert` says why a setting that
+    `fixed` marks a size that files depend on. `live` says for whom a change takes effect while an engine runs, "" where
+    it needs a restart. `inert` says why a setting that
     RocketMQ knows changes nothing here.
     """
 
@@ -48,6 +49,7 @@ class Setting:
     words: tuple[tuple[str, int], ...] = ()
     multiple_of: int = 1
     fixed: bool = False
+    live: str = ""
     inert: str = ""
     group: str = ""
 

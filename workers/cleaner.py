@@ -17,6 +17,7 @@ from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
 from pyengine.services.retention.clean_resource import CleanResourceService, DiskSpaceProbe, DiskSpaceWatch
 from pyengine.storage.commit_log import measure_log
+from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import DiskUse, measure
 
 
@@ -31,10 +32,14 @@ class CleanerService(CleanResourceService):
 
         self._shared = Cleaning(attached.memory.folder)
         super().__init__(attached.context, self._shared.block, uses)
-        probe = DiskSpaceProbe(attached.context, self._shared.block, uses)
-        probe.look()  # before READY: a start on a full disk says so at once
-        self._watch = DiskSpaceWatch(probe)
+        self._probe = DiskSpaceProbe(attached.context, self._shared.block, uses)
+        self._probe.look()  # before READY: a start on a full disk says so at once
+        self._watch = DiskSpaceWatch(self._probe)
         self._watch.start()
+
+    def take_settings(self, config: EngineConfig) -> None:
+        super().take_settings(config)
+        self._probe.take_settings(config)
 
     def close(self) -> None:
         self._watch.close()

@@ -1,33 +1,54 @@
-"""`pyengine config explain`: every setting, its value, and where the value came from; and what a broker's file gives."""
+"""`pyengine config`: every setting, its value and where that came from; what a broker's file gives; settings of a running engine
+are changed."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import json_option, set_option
-from pyengine.errors import ConfigError
+from pyengine.cli.options import existing_store, json_option, set_option, store_command
+from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, UsageError
 from pyengine.formats.small_file import read_small_text
-from pyengine.storage.config import FIXED_NAMES, REFUSED_KEYS, SETTINGS, load_config, setting_name
+from pyengine.settings import Setting
+from pyengine.storage.config import (
+    ENVIRONMENT,
+    FIXED_NAMES,
+    REFUSED_KEYS,
+    SET,
+    SETTINGS,
+    EngineConfig,
+    config_path,
+    load_config,
+    set_durably,
+    setting_name,
+    settings_to_set,
+)
+
 
 broker_conf_option = click.option(
     "--broker-conf", type=click.Path(path_type=Path, dir_okay=False), default=None, metavar="FILE",
     help="Take the settings of this properties file of a RocketMQ broker, as far as pyengine has them; --set comes before them.")
 _LISTEN_PORT = "10911"  # BrokerConfig's default
+TAKEN_TIMEOUT_S = 20.0  # a worker goes round every five seconds at least, unless its disk hangs
+POLL_S = 0.01
+RESTART = "at the next start: pyengine stop, then start"
 
 
 @click.group()
 def config() -> None:
-    """Look at settings.
+    """Look at settings, and change them.
 
     \b
-    Example:
+    Examples:
       pyengine config explain STORE
+      pyengine config set STORE file_reserved_time_hours=24
     """
 
 
@@ -38,11 +59,13 @@ def config() -> None:
 @broker_conf_option
 @click.option("--changed", is_flag=True, help="Only the settings that differ from the default.")
 def explain(store: Path | None, settings: dict[str, str], as_json: bool, broker_conf: Path | None, changed: bool) -> None:
-    """Show every setting: value, default, and where the value came from.
+    """Show every setting: value, default, where the value came from, and when a change takes effect.
 
     Sources, the later wins: STORE/config/engine.toml, environment variables
     PYENGINE_NAME, --set. File sizes of a store without engine.toml are worked out
     from its files. Without STORE: the settings that a new store would get.
+    While an engine runs (and without --set and --broker-conf): its own values, `live` for
+    those that `pyengine config set` has changed since its start.
     --broker-conf also lists each key of that file: what is taken, what differs from
     this store, and what has no effect here. `start --broker-conf` takes the same.
 
@@ -53,19 +76,121 @@ def explain(store: Path | None, settings: dict[str, str], as_json: bool, broker_
       PYENGINE_FLUSH_DISK_TYPE=SYNC_FLUSH pyengine config explain --set syncFlushTimeout=2s
     """
     told = None if broker_conf is None else read_broker_conf(broker_conf, store, settings)
-    loaded = load_config(store, settings if told is None else told.settings)
+    running = None if settings or store is None or told is not None else _running(store)
+    loaded = running or load_config(store, settings if told is None else told.settings)
     rows = [row for row in loaded.explain() if not changed or row[1] != row[2]]
     if as_json:
-        output.write_json({"store": str(store) if store else None, "mode": loaded.mode, "settings": [
-            {"name": name, "value": getattr(loaded, name), "default": SETTINGS[name].default, "from": origin,
-             "unit": SETTINGS[name].unit, "key": SETTINGS[name].key or None, "fixed": SETTINGS[name].fixed,
-             "without_effect_because": SETTINGS[name].inert or None, "meaning": SETTINGS[name].meaning}
-            for name, _, _, origin in rows]} | ({} if told is None else {"broker_conf": [asdict(row) for row in told.rows]}))
+        output.write_json({
+            "store": str(store) if store else None, "mode": loaded.mode, "running": running is not None, "settings": [
+                {"name": name, "value": getattr(loaded, name), "default": SETTINGS[name].default, "from": origin,
+                 "unit": SETTINGS[name].unit, "key": SETTINGS[name].key or None, "fixed": SETTINGS[name].fixed,
+                 "live": bool(SETTINGS[name].live), "takes_effect": _takes_effect(SETTINGS[name]),
+                 "without_effect_because": SETTINGS[name].inert or None, "meaning": SETTINGS[name].meaning}
+                for name, _, _, origin in rows]} | ({} if told is None else {"broker_conf": [asdict(row) for row in told.rows]}))
         return
     if told is not None:
         output.write_table((f"in {told.name}", "value", "here"), [(row.key, row.value, row.outcome) for row in told.rows])
         print()
-    output.write_table(("setting", "value", "default", "from"), rows)
+    output.write_table(("setting", "value", "default", "from", "a change takes effect"),
+                       [(*row, _takes_effect(SETTINGS[row[0]])) for row in rows])
+
+
+@config.command("set")
+@store_command
+@click.argument("pairs", nargs=-1, metavar="KEY=VALUE...")
+def set_command(store: Path, settings: dict[str, str], as_json: bool, pairs: Sequence[str]) -> None:
+    """Change settings, in STORE/config/engine.toml and in the running engine.
+
+    All or none: a wrong name or value changes nothing. The file is changed durably first.
+    Then the running engine takes what is live, and this waits until its workers have; for
+    each other setting it says that a restart is needed. What is set so goes before the
+    command line of the engine's start until the engine ends; at its next start with the same
+    command line that goes before the file again.
+
+    \b
+    Examples:
+      pyengine config set STORE file_reserved_time_hours=24 log_retention_bytes=200G
+      pyengine config set STORE flushIntervalCommitLog=100ms
+    """
+    values = settings_to_set([*pairs, *(f"{key}={value}" for key, value in settings.items())])
+    if not values:
+        raise UsageError("nothing to set: give KEY=VALUE, as in file_reserved_time_hours=24")
+    running = _running(existing_store(store))
+    set_durably(store, values)
+    if running is not None:
+        _tell(store, {name: SETTINGS[name].show(value) for name, value in values.items() if SETTINGS[name].live})
+    rows = [_changed(name, SETTINGS[name].show(value), running) for name, value in values.items()]
+    if as_json:
+        output.write_json({"store": str(store), "running": running is not None, "settings": rows})
+    else:
+        output.write_table(("setting", "value", "takes effect", "note"),
+                           [(row["name"], row["value"], row["takes_effect"], row["note"]) for row in rows])
+
+
+def _takes_effect(row: Setting) -> str:
+    if row.inert or row.fixed:
+        return "never"
+    return row.live or "at a restart"
+
+
+def _changed(name: str, value: str, running: EngineConfig | None) -> dict[str, Any]:
+    origin = running.origins.get(name) if running else None
+    note = f"the next start with the same {'environment' if origin == ENVIRONMENT else 'command line'} goes before the file" \
+        if origin in (SET, ENVIRONMENT) else ""
+    if running is None:
+        takes_effect = "at the next start"
+    else:
+        takes_effect = SETTINGS[name].live or RESTART
+    return {"name": name, "value": value, "live": bool(running and SETTINGS[name].live), "takes_effect": takes_effect, "note": note}
+
+
+def _running(store: Path) -> EngineConfig | None:
+    """What the engine on `store` runs with; None without one, or where it cannot be seen from here."""
+    from pyengine.ipc.control_block import EngineMemory, read_run_settings
+    from pyengine.ipc.shared_objects import find_folder
+    from pyengine.ipc.store_lock import living_kinds
+
+    if not config_path(store).exists() or not living_kinds(store):
+        return None
+    try:
+        folder = find_folder(store)
+        with EngineMemory.attach(folder, writable=False):
+            return read_run_settings(folder)
+    except EngineUnavailableError:
+        return None
+
+
+def _tell(store: Path, live: dict[str, str]) -> None:
+    """Let the engine take `live`, and wait until each worker has."""
+    from pyengine.ipc.session_client import ask_for_settings
+
+    try:
+        number = ask_for_settings(store, live)["number"]
+        slow = _slow(store, number)
+    except EngineError as error:
+        raise EngineError(f"{config_path(store)} gives it now, but the engine could not be told: {error}. It takes it when its "
+                          "supervisor gets SIGHUP, or at its next start") from None
+    if slow:
+        raise EngineError(f"{config_path(store)} gives it now, and the engine was told, but not yet taken by: {', '.join(slow)}: "
+                          "`pyengine status` says what keeps them")
+
+
+def _slow(store: Path, number: int) -> list[str]:
+    """Which of the workers that have live settings have not taken those of that number in time; [] once all have."""
+    from pyengine.ipc.control_block import EngineMemory
+    from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
+    from pyengine.ipc.store_lock import living_kinds
+    from pyengine.native import control as native
+
+    takers = {native.FLUSHER, native.COMMITTER, native.CHECKPOINTER, native.CLEANER, native.SCHEDULER}
+    deadline_s = time.monotonic() + TAKEN_TIMEOUT_S
+    with EngineMemory.attach(find_folder(store), writable=False) as memory:
+        while True:
+            slow = [KIND_NAMES[kind] for kind in sorted(takers.intersection(living_kinds(store)))
+                    if native.load(memory.control.workers[kind], "settings_seq") < number]
+            if not slow or memory.retired or time.monotonic() >= deadline_s:
+                return slow
+            time.sleep(POLL_S)
 
 
 # ---- a broker's properties file ---------------------------------------------------

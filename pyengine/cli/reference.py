@@ -44,6 +44,8 @@ def configuration_page() -> str:
         f"Fixed at creation: {', '.join(f'`{name}`' for name in FIXED_NAMES)}. They are kept in `config/engine.toml`; any "
         "other value is refused. For a store that RocketMQ made they are worked out from its files; where the files cannot "
         "tell, `--set` says, else RocketMQ's default holds.", "",
+        "Live settings change while an engine runs, by `pyengine config set STORE name=value` or by SIGHUP to the supervisor after an "
+        "edit of the file; the column says for whom. All others need a restart.", "",
         f"Kept from the last start, because recovery and other commands need to know them: "
         f"{', '.join(f'`{name}`' for name in KEPT_NAMES)}.", "",
     ]
@@ -51,10 +53,10 @@ def configuration_page() -> str:
         rows = [row for row in SETTINGS.values() if row.group == group]
         inert = group == "accepted"
         lines += [f"## {title}", "",
-                  f"| setting | RocketMQ's key | default | allowed | {'why it has no effect' if inert else 'meaning'} |",
-                  "|---|---|---|---|---|"]
+                  f"| setting | RocketMQ's key | default | allowed | {'why it has no effect |' if inert else 'meaning | live |'}",
+                  "|---|---|---|---|---|" + ("" if inert else "---|")]
         lines += [f"| `{row.name}` | {f'`{row.key}`' if row.key else ''} | `{row.show(row.default)}` | {row.allowed()} | "
-                  f"{row.inert if inert else row.meaning} |" for row in rows]
+                  f"{f'{row.inert} |' if inert else f'{row.meaning} | {row.live} |'}" for row in rows]
         lines.append("")
     lines += ["## Refused", "", "| RocketMQ's key | why |", "|---|---|"]
     lines += [f"| `{key}` | {why} |" for key, why in REFUSED_KEYS.items()]

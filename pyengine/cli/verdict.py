@@ -20,7 +20,7 @@ from pyengine.ipc.heartbeat import is_stopped
 from pyengine.ipc.shared_objects import KIND_NAMES, removed_names
 from pyengine.ipc.store_lock import name_processes
 from pyengine.native import control as native
-from pyengine.storage.config import DEFAULT, FILE, SETTINGS, EngineConfig, config_path, read_file
+from pyengine.storage.config import DEFAULT, FILE, LIVE, SETTINGS, EngineConfig, config_path, read_file
 
 if TYPE_CHECKING:
     from pyengine._native import ms_control
@@ -271,10 +271,11 @@ def why_otherwise(root: Path, running: EngineConfig) -> str:
     differing = []
     for name, row in SETTINGS.items():
         origin, runs = running.origins.get(name, DEFAULT), getattr(running, name)
-        if row.inert or origin not in (DEFAULT, FILE) or (origin == DEFAULT and name not in from_file):
+        if row.inert or origin not in (DEFAULT, FILE, LIVE) or (origin == DEFAULT and name not in from_file):
             continue
         if (wanted := from_file.get(name, row.default)) != runs:
             differing.append(f"{name} = {row.show(wanted)} in the file, {row.show(runs)} runs")
     if not differing:
         return ""
-    return f"settings differ from {config_path(root)}: {'; '.join(differing)}: stop and start the engine to have the file's"
+    return (f"settings differ from {config_path(root)}: {'; '.join(differing)}: stop and start the engine to have the file's"
+            " (SIGHUP to its supervisor is enough for those that are live: `pyengine config explain`)")

@@ -252,7 +252,6 @@ def _run_worker(words: list[str], between: int, channel: socket.socket, gate: so
     gate.close()
     gc.enable()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     module = importlib.import_module(words[3])
     sys.orig_argv, sys.argv = words, [str(module.__file__), *words[4:]]
     failpoint.read_environment()

@@ -5,7 +5,8 @@ to open sessions and mark them dead, and to grow the queue table. It moves no me
 it is dead everything goes on, only new sessions and restarts wait for its successor, which
 adopts living workers without recovery.
 
-SIGHUP changes nothing. SIGTERM and SIGINT: orderly stop. Puts are refused, the writer drains, then committer,
+SIGHUP: the settings are read again; those that are live take effect, the log names those that need a restart. `pyengine config
+set` asks the same at the socket of the sessions. SIGTERM and SIGINT: orderly stop. Puts are refused, the writer drains, then committer,
 flusher, reputter, allocator, checkpointer and scheduler each finish what was published before them.
 Only if all of that worked is `abort` removed; otherwise it stays, and the next start
 recovers.
@@ -46,6 +47,7 @@ from pyengine.ipc.control_block import (
     check_block,
     overrides_of,
     read_run_settings,
+    reload_settings,
 )
 from pyengine.ipc.heartbeat import Heartbeat, build_id, process_start_ms
 from pyengine.ipc.sessions import Sessions, SessionServer
@@ -56,7 +58,7 @@ from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.checkpoint import remove_abort_file
-from pyengine.storage.config import EngineConfig, load_config, parse_set
+from pyengine.storage.config import LIVE, SETTINGS, EngineConfig, config_path, load_config, parse_set, read_file, setting_name
 from pyengine.storage.engine_id import read_engine_id, read_epoch
 from pyengine.storage.topic_config import TopicConfigs
 
@@ -90,6 +92,7 @@ class Supervisor:
         self._root = arguments.root
         self._selector = selectors.DefaultSelector()
         self._stop_asked = arguments.stop
+        self._reload_asked = False
         self._again = ""  # why to stop in order and to start anew
         self._said = ""
         self._memory: EngineMemory
@@ -117,7 +120,7 @@ class Supervisor:
 
     def _read_signals(self, reading: int) -> None:
         if signal.SIGHUP in os.read(reading, 4096):
-            self._say("SIGHUP is ignored: settings are read at a start only; stop the engine, then start it")
+            self._reload_asked = True
 
     def _lose_embedder(self, descriptor: int) -> None:
         """It has ended (its pidfd), or become another program by exec (the end of its pipe)."""
@@ -212,7 +215,33 @@ class Supervisor:
         native.refuse_puts(memory.control, native.REFUSE_STOPPING, False)
         self._say("adopted living workers, without recovery")
         self._memory = memory
+        if asked is not None and not self._again:
+            self._take_settings({}, asked)
         return overrides_of(running, asked)
+
+    def _take_settings(self, live: Mapping[str, str], asked: EngineConfig | None = None) -> dict[str, object]:
+        """Read all settings again, as at the start, and let the workers have those that are live; what came of it.
+
+        `live` goes before all sources. EngineError with what is wrong with them; then nothing has changed.
+        """
+        values = {setting_name(name, LIVE): SETTINGS[setting_name(name, LIVE)].read(value, LIVE) for name, value in live.items()}
+        asked = asked or load_config(self._root, self._arguments.settings)
+        found = reload_settings(read_run_settings(self._memory.folder), asked, read_file(config_path(self._root)), values)
+        number = self._memory.change_run_settings(found.config)
+        if found.changed or found.later:
+            self._say(f"settings were read again: {'; '.join(found.changed + found.later)}")
+        return {"changed": found.changed, "later": found.later, "number": number}
+
+    def _reload(self) -> None:
+        """For SIGHUP."""
+        self._reload_asked = False
+        try:
+            found = self._take_settings({})
+        except EngineError as error:
+            self._warn(f"the settings stay as they are: {error}")
+        else:
+            if not found["changed"] and not found["later"]:
+                self._say("settings were read again: nothing has changed")
 
     def _serve(self, overrides: Mapping[str, str], lock: StoreLock, outcome: dict[str, object]) -> ExitCode:
         heart = Heartbeat(self._memory.control.workers[native.SUPERVISOR])
@@ -221,7 +250,7 @@ class Supervisor:
         kinds = () if degraded or self._arguments.no_children else self._kinds()
         children = Children(self._root, self._memory, lock, self._selector, kinds, overrides, self._say, self._fork_server)
         bridge = _LatchBridge(self._memory, self._selector)
-        server = SessionServer(self._memory, self._selector, Sessions(self._memory))
+        server = SessionServer(self._memory, self._selector, Sessions(self._memory), self._take_settings)
         self._pool = PoolGrowth(self._memory, self._say)
         try:
             children.start()
@@ -276,6 +305,8 @@ class Supervisor:
                 self._say_once(grow_queue_table(self._memory) or self._why_frozen())
                 if self._watchdog_s is not None:
                     notify("WATCHDOG=1")
+            if self._reload_asked:
+                self._reload()
             children.tick()
             until_s = min(due_s, children.next_due_s())
             if self._watchdog_s is not None:
@@ -489,7 +520,7 @@ def report(descriptor: int, line: dict[str, object]) -> None:
 def parse_arguments(argv: Sequence[str] | None) -> Arguments:
     parser = argparse.ArgumentParser(
         prog="python -m pyengine.workers.supervisor", description="Owns a store: recovers it, runs its workers, opens sessions.",
-        epilog="SIGTERM: orderly stop; SIGHUP: nothing. "
+        epilog="SIGTERM: orderly stop; SIGHUP: settings are read again. "
                "Exit codes: 0 stopped clean, 1 failed, 3 damage found, 5 store busy, 6 degraded.")
     parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store; made if it is not there")
     parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting (pyengine config explain)")

@@ -114,7 +114,7 @@ def _store_unit() -> tuple[str, str]:
     service = _Service(
         "store", "Message log %i: store (recovery, sessions)",
         f"@PYTHON@ -P -m pyengine.workers.supervisor {STORE} --no-children", STORE_SILENT_S,
-        f"TimeoutStartSec=infinity\nTimeoutStopSec={STOP_TIMEOUT_S:g}\n"
+        f"ExecReload=kill -HUP $MAINPID\nTimeoutStartSec=infinity\nTimeoutStopSec={STOP_TIMEOUT_S:g}\n"
         f"RestartPreventExitStatus={int(WorkerExit.USAGE)} {DAMAGE}\n", NETWORK_HARDENING,
         why="# Owns the store: recovers it, is ready once workers may attach. If it dies alone, the workers go on, and the\n"
         "# next one takes them over without recovery; so nothing is bound to it. It is the last to stop, and removes\n"

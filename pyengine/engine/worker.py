@@ -6,7 +6,8 @@ and the byte of its kind exclusively (ipc/store_lock.py): so it cannot run twice
 RocketMQ cannot start while it lives. Before that it touches neither memory nor lock, so
 a worker that is started over the remains of a dead engine changes nothing.
 
-SIGHUP changes nothing. SIGTERM and SIGINT set a flag; the loop acts on it: the worker finishes what was
+SIGHUP changes nothing: the supervisor reads the settings again, and each worker takes those that are live when a number in the
+control block has risen. SIGTERM and SIGINT set a flag; the loop acts on it: the worker finishes what was
 published before it, and exits 0. A retired control block (another engine took over) ends
 it as well. So does the loss of the names in shared memory, through which no process could come to
 it any more: the supervisor stops the engine then; where that is dead, each worker ends by itself
@@ -35,7 +36,7 @@ from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder, removed_names
 from pyengine.ipc.store_lock import StoreLock, living_kinds
 from pyengine.native import control as native
-from pyengine.native import obstacles
+from pyengine.native import obstacles, waiting
 from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.config import EngineConfig, load_config, parse_set
 from pyengine.storage.message_store import MessageStore
@@ -63,6 +64,7 @@ class Worker:
     def __init__(self, kind: int, root: Path, settings: Mapping[str, str], memory: EngineMemory, lock: StoreLock) -> None:
         self.kind = kind
         self.root = root
+        self._settings_seq = waiting.load_sequence(memory.control.settings_seq)
         self.config = _settings_of(memory, root, settings)
         self.memory = memory
         self.lock = lock
@@ -71,6 +73,7 @@ class Worker:
                                       self.say, self.warn, self.beat)
         self.heart = Heartbeat(memory.control.workers[kind])
         self.incarnation = self.heart.begin(os.getpid(), process_start_ms(os.getpid()) or 0)
+        native.store(memory.control.workers[kind], "settings_seq", self._settings_seq)
         self._asked_to_stop = False
         self._blocked_reason = obstacles.read(memory.obstacles, kind)
         self._watchdog_s = watchdog_interval_s()
@@ -109,6 +112,17 @@ class Worker:
         """One line for the log, as a warning."""
         say(self.kind, text, WARNING)
 
+    def take_settings(self, service: Service) -> None:
+        """Let the service have the run settings if they have changed since they were read last."""
+        number = waiting.load_sequence(self.memory.control.settings_seq)
+        if number != self._settings_seq:
+            try:
+                service.take_settings(read_run_settings(self.memory.folder))
+            except EngineUnavailableError:  # its name was removed: the engine is about to stop
+                return
+            self._settings_seq = number
+            native.store(self.memory.control.workers[self.kind], "settings_seq", number)
+
     def beat(self, *, worked: bool = False) -> None:
         """Heartbeat; once a round, so that it tells of progress."""
         self.heart.beat(worked=worked)
@@ -145,6 +159,7 @@ class Worker:
         """
         armed = False
         while not self.stopping:
+            self.take_settings(service)
             if service.work():
                 if service.never_idle:
                     self.say_blocked_reason(service.blocked_reason)
@@ -232,8 +247,8 @@ def parse_arguments(kind: int, what: str, argv: Sequence[str] | None) -> argpars
     """STORE [--set key=value]... [--wait S]; --help says what the worker does."""
     parser = argparse.ArgumentParser(
         prog=f"python -m pyengine.workers.{KIND_NAMES[kind]}", description=what,
-        epilog="SIGTERM: finish what is published, exit 0; SIGHUP: nothing. The store's supervisor must run (pyengine start, "
-               "or python -m pyengine.workers.supervisor STORE --no-children).")
+        epilog="SIGTERM: finish what is published, exit 0; SIGHUP: nothing (the supervisor reads settings again). The store's "
+               "supervisor must run (pyengine start, or python -m pyengine.workers.supervisor STORE --no-children).")
     parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store")
     parser.add_argument("--set", action="append", default=[], metavar="key=value",
                         help="a setting, for an engine that has not noted its own: those of its start hold for all of its workers")
@@ -250,7 +265,7 @@ def main(kind: int, what: str, make_service: Callable[[Worker], Service], argv: 
 def run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[str] | None = None) -> int:
     """As main(), for a worker with a loop of its own: serve(worker) calls ready(), beat() and looks at stopping."""
     faulthandler.enable()  # a worker that is killed for silence (SIGABRT) leaves a trace
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # settings are read at a start only
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor's reads settings
     began_s = time.monotonic()
     code = _run(kind, what, serve, argv)
     if code == WorkerExit.TEMPFAIL:

@@ -10,18 +10,20 @@ yet", "another layout" or "too short". The magic is stored last, so what attache
 complete. A block that was replaced says so in `state.retired`; a process that holds it attaches
 again.
 
-The store's owner writes the run settings once, into the object `settings`. They hold for its workers
+The store's owner writes the run settings into the object `settings`. They hold for its workers
 until the engine ends, whatever command line, environment and engine.toml say by then: a supervisor
 that adopts living workers compares what it is asked for with them, and starts the missing workers
-with them.
+with them. Those that are live (`Setting.live`) may change: the supervisor puts a new object in the place of the old one, writes the
+limits of producers into the identity, raises `settings_seq` and wakes the workers, which read the object again.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
@@ -33,8 +35,10 @@ from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject
 from pyengine.native import control as native
 from pyengine.native import obstacles, queue_table, store_stats, waiting
+from pyengine.native.failpoint import failpoint
 from pyengine.native.waiting import Latch
-from pyengine.storage.config import DEFAULT, SETTINGS, EngineConfig
+from pyengine.settings import Value
+from pyengine.storage.config import DEFAULT, ENVIRONMENT, LIVE, SET, SETTINGS, EngineConfig
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -51,12 +55,16 @@ STATE_NAMES = {
 }
 TOPIC_STATS_SLOTS_MIN = 1024
 POOL_NOT_MADE = -2  # segment_base of a buffer that does not exist yet: neither free nor taken
+# The limits of producers: fields of the identity that follow live settings, by the setting's name.
+LIMITS = {"put_timeout_ms": "put_timeout_ms", "sync_flush_timeout_ms": "sync_flush_timeout_ms",
+          "os_page_cache_busy_timeout_ms": "os_page_cache_busy_timeout_ms", "slave_timeout_ms": "slave_timeout_ms",
+          "ha_slave_fallbehind_max_bytes": "ha_slave_fallbehind_max_bytes", "session_ring_bytes_default": "session_ring_bytes"}
 ROLE_NAMES = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the supervisor writes once and no process changes: whose memory this is and how it works.
+    """What the supervisor writes, and changes only in its LIMITS: whose memory this is and how it works.
 
     Field for field `struct ms_identity` (csrc/control.cdef.h), without magic, version and size.
     """
@@ -167,6 +175,23 @@ class EngineMemory:
     def identity(self) -> Identity:
         """Whose memory this is and how it works."""
         return Identity.read(self.control.identity)
+
+    def change_run_settings(self, config: EngineConfig) -> int:
+        """Let the engine run with these, which differ in live settings only; the number that workers show in their line once they
+        have taken them. For the supervisor, which may be killed in between: its successor does it again."""
+        new = f"{shared_objects.SETTINGS}.new"
+        self.folder.unlink(new)
+        write_run_settings(self.folder, config, new)
+        os.rename(self.folder.path / new, self.folder.path / shared_objects.SETTINGS)
+        failpoint("settings_renamed")
+        for field, name in LIMITS.items():
+            native.store(self.control.identity, field, getattr(config, name))
+        self.__dict__.pop("identity", None)
+        failpoint("limits_changed")
+        waiting.raise_sequence(self.control.settings_seq)
+        for kind in range(len(KIND_NAMES)):
+            self.wake(kind)
+        return waiting.load_sequence(self.control.settings_seq)
 
     def latch(self, kind: int) -> Latch:
         """The latch of one kind of worker, opened at first use."""
@@ -323,11 +348,11 @@ def boot_ns() -> int:
 # ---- the run settings ------------------------------------------------------------
 
 
-def write_run_settings(folder: SharedFolder, config: EngineConfig) -> None:
-    """Note every setting with its origin, before the control block is published. For the store's owner."""
-    document = {name: [SETTINGS[name].show(getattr(config, name)), config.origins.get(name, DEFAULT)] for name in SETTINGS}
+def write_run_settings(folder: SharedFolder, config: EngineConfig, name: str = shared_objects.SETTINGS) -> None:
+    """Note every setting with its origin, in a new object. For the store's owner."""
+    document = {row.name: [row.show(getattr(config, row.name)), config.origins.get(row.name, DEFAULT)] for row in SETTINGS.values()}
     text = json.dumps(document).encode()
-    with folder.create(shared_objects.SETTINGS, len(text)) as shared:
+    with folder.create(name, len(text)) as shared:
         shared.memory[:] = text
 
 
@@ -344,12 +369,51 @@ def read_run_settings(folder: SharedFolder) -> EngineConfig:
 
 
 def asked_otherwise(asked: EngineConfig, running: EngineConfig) -> list[str]:
-    """A clause for each setting that --set, the environment or engine.toml gives with another value than the running one."""
+    """A clause for each setting that needs a restart and that --set, the environment or engine.toml gives otherwise than it runs."""
     return [f"{name} = {row.show(getattr(asked, name))} ({asked.origins[name]}) is asked for, "
             f"{row.show(getattr(running, name))} runs"
             for name, row in SETTINGS.items()
-            if asked.origins.get(name, DEFAULT) != DEFAULT and not row.inert
+            if asked.origins.get(name, DEFAULT) != DEFAULT and not row.inert and not row.live
             and getattr(asked, name) != getattr(running, name)]
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """What a running engine is to run with after its settings were read again. `changed`: clauses about live settings that differ
+    now; `later`: about those that need a restart."""
+
+    config: EngineConfig
+    changed: list[str]
+    later: list[str]
+
+
+def reload_settings(running: EngineConfig, asked: EngineConfig, from_file: Mapping[str, Value], live: Mapping[str, Value]) -> Reloaded:
+    """The live settings as they are asked for now, all others as they run.
+
+    `asked`: from all sources, as at a start; `from_file`: the file's alone; `live`: what `pyengine config set` gives just now. What
+    was set live goes before the command line until the engine ends, and what the command line gave at the start before the file.
+    """
+    values = {name: getattr(running, name) for name in SETTINGS}
+    origins = dict(running.origins)
+    changed, later = [], []
+    for name, row in SETTINGS.items():
+        was = running.origins.get(name, DEFAULT)
+        value, origin = getattr(asked, name), asked.origins.get(name, DEFAULT)
+        if name in live:
+            value, origin = live[name], LIVE
+        elif was == LIVE and name in from_file:
+            value, origin = from_file[name], LIVE
+        elif was in (SET, ENVIRONMENT) and origin not in (SET, ENVIRONMENT):
+            continue
+        if row.fixed or row.inert or value == values[name] and name not in live:
+            continue
+        if not row.live:
+            later.append(f"{name} = {row.show(value)} ({origin}) needs a restart, {row.show(values[name])} runs")
+            continue
+        if value != values[name]:
+            changed.append(f"{name} = {row.show(value)} ({origin}), {row.show(values[name])} before")
+        values[name], origins[name] = value, origin
+    return Reloaded(EngineConfig(**values, origins=origins), changed, later)
 
 
 def overrides_of(running: EngineConfig, asked: EngineConfig | None) -> dict[str, str]:

@@ -173,6 +173,21 @@ def _open_now(root: Path, ring_bytes: int | None, timeout_s: float) -> ProducerS
     return ProducerSession(root, cast(sessions.SessionAnswer, answer), descriptors)
 
 
+def ask_for_settings(root: str | os.PathLike[str], live: Mapping[str, str], timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, Any]:
+    """Let the supervisor read the settings again and set those in `live`: {"changed": [...], "later": [...], "number": n}.
+
+    EngineUnavailableError where no supervisor answers within `timeout_s`; EngineError with what it refused.
+    """
+    try:
+        with sessions.connect_socket(find_folder(root).path, timeout_s) as channel:
+            answer, _ = _ask(channel, {"want": "settings", "live": dict(live)})
+    except OSError as error:
+        raise EngineUnavailableError(f"the engine's supervisor does not answer: {error}") from None
+    if "error" in answer:
+        raise EngineError(str(answer["error"]))
+    return answer
+
+
 def _ask(channel: socket.socket, request: Mapping[str, object]) -> tuple[dict[str, Any], list[int]]:
     """(answer, descriptors that came with it). OSError when the other side went away."""
     channel.sendall(json.dumps(request).encode() + b"\n")

@@ -16,6 +16,7 @@ One JSON line each way, the objects as descriptors beside the answer (SCM_RIGHTS
         -> {"slot", "generation", "ring_bytes", "session_bytes", "control_bytes", "epoch",
             "folder", "semaphore_writer", "sysv_semaphore_id"} + [session rw, control READ-ONLY]
     {"want": "close", "epoch": 5, "slot": 3, "generation": 7}      -> {"closed": true}
+    {"want": "settings", "live": {"name": "value"}}     -> what take_settings() of the supervisor gives: the settings are read again
     anything else                                       -> {"error": sentence}, with "again": true where it may pass
 
 The peer's credentials are checked: only the engine's own user or root. Nothing a peer
@@ -39,7 +40,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
@@ -246,8 +247,11 @@ class _Peer:
 class SessionServer:
     """Answers producers, inside the supervisor's own selector loop."""
 
-    def __init__(self, memory: EngineMemory, selector: selectors.BaseSelector, sessions: Sessions) -> None:
+    def __init__(self, memory: EngineMemory, selector: selectors.BaseSelector, sessions: Sessions,
+                 take_settings: Callable[[Mapping[str, str]], Mapping[str, object]] | None = None) -> None:
+        """`take_settings` answers a request for settings; without it there are none."""
         self._memory = memory
+        self._take_settings = take_settings
         self._selector = selector
         self._sessions = sessions
         self._peers: set[_Peer] = set()
@@ -318,6 +322,8 @@ class SessionServer:
                 answer = opened = self._open(peer, request.get("ring_bytes"), descriptors)
             elif want == "close":
                 answer = self._close(peer, int(request["epoch"]), int(request["slot"]), int(request["generation"]))
+            elif want == "settings" and self._take_settings is not None:
+                answer = self._take_settings({str(name): str(value) for name, value in request["live"].items()})
             else:
                 answer = {"error": f"unknown request {want!r}"}
         except SlotsDrainingError as error:

@@ -34,6 +34,7 @@ from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns, raise_disk_error
 from pyengine.native.pool_commit import PoolCommitLoop
 from pyengine.services.service import Service, ServiceContext
+from pyengine.storage.config import EngineConfig
 
 if TYPE_CHECKING:
     from pyengine.native.waiting import Latch
@@ -82,7 +83,7 @@ class CommitRealTimeService(Service):
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
         memory = self._memory
-        self._pause_s = max(IDLE_PAUSE_S, context.config.commit_interval_commit_log_ms / 1000)
+        self.take_settings(context.config)
         self._pool = TransientStorePool(memory, writable=False)
         self._descriptor = -1
         self._path = ""
@@ -96,6 +97,10 @@ class CommitRealTimeService(Service):
         self._free_full_buffers()
         self._wake_followers()  # a committer that was killed after it had moved `committed` woke no worker
         waiting.sleep_precisely()
+
+    def take_settings(self, config: EngineConfig) -> None:
+        """The longest pause between two commits."""
+        self._pause_s = max(IDLE_PAUSE_S, config.commit_interval_commit_log_ms / 1000)
 
     def work(self) -> bool:
         """Commit what is written, in a stream in pieces that are worth it."""

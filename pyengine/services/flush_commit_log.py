@@ -21,6 +21,7 @@ from pyengine.native import flush, scan, store_stats, waiting
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import fdatasync, monotonic_ns
 from pyengine.services.service import Service, ServiceContext
+from pyengine.storage.config import EngineConfig
 from pyengine.storage.mapped_file import map_read_only
 from pyengine.storage.message_store import MessageStore
 
@@ -97,9 +98,14 @@ class FlushRealTimeService(FlushService):
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
-        self._interval_ns = context.config.flush_interval_commit_log_ms * 1_000_000
         self._due_ns = 0
+        self.take_settings(context.config)
         self._flushed = native.load_position(self._control.flushed)
+
+    def take_settings(self, config: EngineConfig) -> None:
+        """The interval; the next flush is due at once."""
+        self._interval_ns = config.flush_interval_commit_log_ms * 1_000_000
+        self._due_ns = 0
 
     def work(self) -> bool:
         """Flush everything if it is due."""

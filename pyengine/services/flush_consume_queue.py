@@ -38,6 +38,7 @@ from pyengine.native.flush import check_written, fdatasync, monotonic_ns, sync_f
 from pyengine.native.scan import walk
 from pyengine.services.service import BlockedReason, Service, ServiceContext
 from pyengine.storage.checkpoint import read_checkpoint, write_checkpoint
+from pyengine.storage.config import EngineConfig
 from pyengine.storage.dispatcher import touched_queues
 from pyengine.storage.durable_writes import MANY_FILES
 from pyengine.storage.mapped_file import index_file_names, mapped
@@ -64,8 +65,7 @@ class FlushConsumeQueueService(Service):
         self._ext_file_bytes = config.mapped_file_size_consume_queue_ext_bytes if config.enable_consume_queue_ext else 0
         self._index_enabled = config.message_index_enable
         self._multi_dispatch = config.enable_multi_dispatch
-        self._interval_ns = config.flush_interval_consume_queue_ms * 1_000_000
-        self._due_ns = 0
+        self.take_settings(config)
         self._watermark_due_ns = 0
         self._checkpoint = read_checkpoint(context.store.root)
         self._watermark = (-1, 0)
@@ -76,6 +76,11 @@ class FlushConsumeQueueService(Service):
         self._entered: dict[str, int] = {}  # topic -> the highest queue that its entry is known to cover
         self._entered_stamp = 0             # of the file that this was read from
         self._synced_index = ""  # the newest index file that is synced for good
+
+    def take_settings(self, config: EngineConfig) -> None:
+        """The interval; the next round is due at once."""
+        self._interval_ns = config.flush_interval_consume_queue_ms * 1_000_000
+        self._due_ns = 0
 
     @property
     def blocked_reason(self) -> str:

@@ -140,8 +140,7 @@ class ScheduleMessageService(Service):
         self._offsets = DelayOffsets(context.store.root)
         self._group_offsets = ConsumerOffsets(context.store.root)
         self._delays_ms = config.delay_levels_ms
-        self._save_interval_ns = config.flush_delay_offset_interval_ms * 1_000_000
-        self._save_due_ns = 0
+        self.take_settings(config)
         self._written: dict[int, int] = {}
         self._taken_up = 0
         self._said = ""
@@ -182,6 +181,11 @@ class ScheduleMessageService(Service):
         return [_Level(PUT_ASIDE, None, offset, offset)] if offset < high else []
 
     # ---- the service ------------------------------------------------------------
+
+    def take_settings(self, config: EngineConfig) -> None:
+        """The pause between two writes of delayOffset.json; the next one is due at once."""
+        self._save_interval_ns = config.flush_delay_offset_interval_ms * 1_000_000
+        self._save_due_ns = 0
 
     def work(self) -> bool:
         """Deliver what is due; True when a level has more of it."""

@@ -97,6 +97,9 @@ class Service(ABC):
     def work(self) -> bool:
         """One bounded round; True when there may be more to do at once."""
 
+    def take_settings(self, config: EngineConfig) -> None:  # noqa: B027 - not every service has settings that are live
+        """Work with these from here on: the ones that are live (`Setting.live`) may have changed."""
+
     def pause_s(self) -> float:
         """Longest sleep until the next round, in seconds; a wake-up ends it."""
         return 0.0

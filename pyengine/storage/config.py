@@ -3,8 +3,8 @@
 `load_config(root)` reads all sources and gives an EngineConfig that remembers where
 each value came from. A store's file sizes are fixed at creation: they are in its
 engine.toml, or, for a store that RocketMQ made, are worked out from its files; any
-other value for them is refused. Nothing here writes but `keep_sizes` and
-`set_in_file`.
+other value for them is refused. Nothing here writes but `keep_sizes`,
+`set_in_file` and `set_durably`.
 
 Names: RocketMQ's in snake_case with the unit appended, or RocketMQ's own camelCase
 key (`mapedFile...` and `mappedFile...` alike). Case, `_`, `-` and `.` do not matter,
@@ -14,7 +14,7 @@ so `PYENGINE_FLUSH_DISK_TYPE` and `flushDiskType` are the same setting.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ __all__ = [
 LOG_PATHS = ("store_path_commit_log", "read_only_commit_log_store_paths")
 ENV_PREFIX = "PYENGINE_"
 DEFAULT, FILES, FILE, ENVIRONMENT, SET = "default", "files", "engine.toml", "environment", "--set"
+LIVE = "live"  # by `pyengine config set`, since the engine was started
 
 # RocketMQ keys that this engine cannot follow, and what to do instead.
 REFUSED_KEYS = {
@@ -220,6 +221,36 @@ def set_in_file(path: Path, values: Mapping[str, Value], without: tuple[str, ...
                           + ", ".join(f"{name} = {value}" for name, value in values.items())
                           + "".join(f", leave {name} out" for name in without))
     write_config(path, changed.encode())
+
+
+def settings_to_set(pairs: Sequence[str]) -> dict[str, Value]:
+    """`key=value` arguments of `pyengine config set`, typed; ConfigError where one cannot be changed, or has no effect."""
+    values: dict[str, Value] = {}
+    for key, text in parse_set(list(pairs)).items():
+        name = setting_name(key, "config set")
+        row = SETTINGS[name]
+        values[name] = row.read(text, "config set")
+        if row.fixed:
+            raise ConfigError(f"{name} is fixed at creation: the store's files have that size. Make a new store")
+        if row.inert:
+            raise ConfigError(f"{name} has no effect here: {row.inert}")
+    return values
+
+
+def set_durably(root: str | os.PathLike[str], values: Mapping[str, Value]) -> None:
+    """Let the store's engine.toml give `values`, if the store can be started with them. One process at a time; a crash leaves
+    the old file or the new one."""
+    import fcntl
+
+    path = config_path(root)
+    path.parent.mkdir(exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        load_config(root, read_file(path) | dict(values), environ={})
+        set_in_file(path, values)
+    finally:
+        os.close(folder)
 
 
 def _name_of_line(line: str) -> str | None:

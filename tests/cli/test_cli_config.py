@@ -1,13 +1,29 @@
-"""`pyengine config explain`."""
+"""`pyengine config`: what is explained, and what is changed in a file and in a running engine."""
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
+import pyengine
 from fix_cli import environment, picture, run, spawn
 from pyengine.cli.config import parse_properties
 from pyengine.engine_config import FIXED_NAMES
-from pyengine.storage.config import SETTINGS
+from pyengine.ipc.store_lock import living_kinds
+from pyengine.native import control as native
+from pyengine.storage.config import SETTINGS, config_path, read_file
+from waiting import eventually
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """A store on which no engine has run."""
+    root = tmp_path / "store"
+    (root / "commitlog").mkdir(parents=True)
+    (root / "config").mkdir()
+    config_path(root).write_text("# mine\nflush_disk_type = 'SYNC_FLUSH'\n")
+    return root
 
 
 def test_explain_shows_every_setting_with_its_origin(monkeypatch):
@@ -20,7 +36,7 @@ def test_explain_shows_every_setting_with_its_origin(monkeypatch):
     assert (by_name["put_timeout_ms"]["value"], by_name["put_timeout_ms"]["from"]) == (77, "environment")
     assert by_name["max_index_num"] | {"meaning": ""} == {
         "name": "max_index_num", "value": 20000000, "default": 20000000, "from": "default", "unit": "",
-        "key": "maxIndexNum", "fixed": True, "without_effect_because": None, "meaning": ""}
+        "key": "maxIndexNum", "fixed": True, "live": False, "takes_effect": "never", "without_effect_because": None, "meaning": ""}
     assert {name for name, row in by_name.items() if row["fixed"]} == set(FIXED_NAMES)
 
 
@@ -132,3 +148,117 @@ def test_an_engine_runs_as_the_brokers_file_says(tmp_path, broker_conf):
 def test_a_properties_file_is_read_as_java_reads_it():
     text = "a=1\n b : two words \nc\\ d=e\\=f\n\\u0041=\\t\\\\x\nempty=\nlast\\\n   =joined\\\n  on"
     assert parse_properties(text) == {"a": "1", "b": "two words", "c d": "e=f", "A": "\t\\x", "empty": "", "last": "joinedon"}
+
+
+def explained(root) -> dict:
+    return {row["name"]: row for row in run("config", "explain", root, "--json").document["settings"]}
+
+
+def test_each_setting_says_when_a_change_takes_effect():
+    by_name = {row["name"]: row["takes_effect"] for row in run("config", "explain", "--json").document["settings"]}
+    assert {by_name[name] for name in FIXED_NAMES} == {"never"}
+    assert by_name["flush_disk_type"] == "at a restart" and by_name["log_retention_bytes"] == "at once"
+    assert by_name["put_timeout_ms"] == "for producers that connect afterwards"
+    assert by_name["default_query_max_num"] == "for readers that are opened afterwards"
+    cleaning = [row for row in SETTINGS.values() if row.group == "cleaning"]
+    assert len(cleaning) == 14 and all(row.live == "at once" for row in cleaning)
+
+
+def test_a_stopped_store_keeps_what_is_set_for_its_next_start(stopped):
+    ran = run("config", "set", stopped, "fileReservedTime=24", "log_retention_bytes=200G", "--json")
+    assert ran.code == 0 and not ran.document["running"], ran
+    assert {row["name"]: (row["value"], row["live"], row["takes_effect"]) for row in ran.document["settings"]} == {
+        "file_reserved_time_hours": ("24", False, "at the next start"), "log_retention_bytes": (str(200 << 30), False, "at the next start")}
+    assert config_path(stopped).read_text() == (
+        "# mine\nflush_disk_type = 'SYNC_FLUSH'\nfile_reserved_time_hours = 24\nlog_retention_bytes = 214748364800\n")
+    assert explained(stopped)["file_reserved_time_hours"]["from"] == "engine.toml"
+
+
+def test_the_option_of_all_commands_means_the_same_and_nothing_is_refused(stopped):
+    assert run("config", "set", stopped, "--set", "put_timeout_ms=5s").code == 0
+    assert read_file(config_path(stopped))["put_timeout_ms"] == 5000
+    ran = run("config", "set", stopped)
+    assert ran.code == 2 and "nothing to set" in ran.stderr
+
+
+@pytest.mark.parametrize(("pair", "says"), [
+    ("file_reserved_tim=24", "did you mean file_reserved_time_hours?"), ("file_reserved_time_hours=soon", "is not allowed"),
+    ("delete_when=25", "no hour"), ("max_index_num=400", "fixed at creation"), ("debugLockEnable=true", "has no effect here"),
+    ("nonsense", "give key=value"), ("dispatch_at=replicated", "set ha_listen_port")])
+def test_one_that_is_wrong_changes_nothing(stopped, pair, says):
+    before = config_path(stopped).read_text()
+    ran = run("config", "set", stopped, "put_timeout_ms=5s", pair)
+    assert ran.code == 2 and says in ran.stderr, ran
+    assert config_path(stopped).read_text() == before
+
+
+def test_what_is_set_reaches_the_workers_of_a_running_engine(make_engine):
+    """Segments go by size at once, and bytes that waited for a long interval are flushed; each by another worker."""
+    engine = make_engine(flush_interval_commit_log_ms=86_400_000, clean_resource_interval_ms=86_400_000)
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        for number in range(60):
+            assert producer.put("T", b"%05d" % number * 20_000).ok  # six segments
+    engine_status = run("status", engine.root, "--json").document
+    assert engine_status["positions"]["flushed"] < engine_status["positions"]["wrote"] and engine_status["positions"]["min"] == 0
+    ran = run("config", "set", engine.root, "flush_interval_commit_log_ms=20ms", "flushIntervalConsumeQueue=20ms",
+              f"log_retention_bytes={2 << 20}", "max_message_size_bytes=1M", "--json")
+    assert ran.code == 0 and ran.document["running"], ran
+    by_name = {row["name"]: row for row in ran.document["settings"]}
+    assert by_name["log_retention_bytes"]["live"] and by_name["log_retention_bytes"]["takes_effect"] == "at once"
+    assert by_name["flush_interval_commit_log_ms"]["note"] == "the next start with the same command line goes before the file"
+    assert by_name["max_message_size_bytes"]["takes_effect"] == "at the next start: pyengine stop, then start"
+    eventually(lambda: engine.positions()["flushed"] == engine.positions()["wrote"], "the flusher flushes")
+
+    def kept() -> int:
+        positions = run("status", engine.root, "--json").document["positions"]
+        return positions["wrote"] - positions["min"]
+
+    # The cleaner's round came before the queues were durable, perhaps; the next one is a day away unless that is set.
+    assert run("config", "set", engine.root, "clean_resource_interval_ms=20ms").code == 0
+    eventually(lambda: kept() <= 2 << 20, "the cleaner deletes")
+    now = explained(engine.root)
+    assert (now["log_retention_bytes"]["value"], now["log_retention_bytes"]["from"]) == (2 << 20, "live")
+    assert (now["max_message_size_bytes"]["value"], now["mapped_file_size_commit_log_bytes"]["from"]) == (4 << 20, "--set")
+    document = run("status", engine.root, "--json").document
+    assert document["verdict"] == "warning" and "max_message_size_bytes = 1048576 in the file, 4194304 runs" in document["summary"]
+    assert "log_retention_bytes" not in document["summary"]
+    assert read_file(config_path(engine.root))["log_retention_bytes"] == 2 << 20
+    engine.stop()
+    assert run("check", engine.root).code == 0
+
+
+def test_producers_that_connect_afterwards_have_the_new_limits(make_engine):
+    engine = make_engine(put_timeout_ms=9000)
+    engine.start()
+    assert run("config", "set", engine.root, "put_timeout_ms=7000", "sessionRingBytes=64K").code == 0
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put("T", b"x").ok
+        session, = run("status", engine.root, "--json").document["session_list"]
+        assert session["ring_bytes"] == 65_536
+    with engine.memory() as memory:
+        assert memory.identity.put_timeout_ms == 7000
+
+
+def test_an_engine_that_cannot_be_told_has_it_from_its_next_supervisor(make_engine):
+    engine = make_engine()
+    engine.start()
+    engine.kill("supervisor")
+    eventually(lambda: native.SUPERVISOR not in living_kinds(engine.root), "it is dead")
+    ran = run("config", "set", engine.root, "file_reserved_time_hours=5")
+    assert ran.code == 1 and "the engine could not be told" in ran.stderr and "gives it now" in ran.stderr
+    assert explained(engine.root)["file_reserved_time_hours"]["value"] == 72
+    assert engine.start()["adopted"]
+    assert explained(engine.root)["file_reserved_time_hours"]["value"] == 5
+
+
+def test_a_worker_that_has_not_taken_it_is_named(make_engine, monkeypatch):
+    engine = make_engine()
+    engine.start()
+    monkeypatch.setattr("pyengine.cli.config.TAKEN_TIMEOUT_S", 0.5)
+    engine.kill("cleaner", signal.SIGSTOP)
+    ran = run("config", "set", engine.root, "file_reserved_time_hours=5")
+    assert ran.code == 1 and "not yet taken by: cleaner" in ran.stderr
+    engine.kill("cleaner", signal.SIGCONT)
+    monkeypatch.undo()
+    assert run("config", "set", engine.root, "file_reserved_time_hours=6").code == 0

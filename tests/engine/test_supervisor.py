@@ -28,12 +28,13 @@ from pyengine.errors import (
     StoreBusyError,
     UsageError,
 )
-from pyengine.ipc.control_block import MODE_NAMES
+from pyengine.ipc.control_block import MODE_NAMES, read_run_settings
 from pyengine.ipc.crashed_engine_memory import left_memory
 from pyengine.ipc.live_reader import check_now
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
+from pyengine.native import waiting
 from pyengine.native.failpoint import VARIABLE, Board
 from pyengine.results import PutStatus
 from pyengine.storage.config import config_path, load_config, set_in_file
@@ -209,11 +210,11 @@ def test_living_workers_are_not_adopted_by_a_start_that_asks_for_other_settings(
     bodies = put_numbers(engine, 0, 5)
     orphan(engine)
     pids = engine.pids()
-    for asked, where in (({"flush_disk_type": "SYNC_FLUSH"}, "--set"), ({"flush_interval_commit_log_ms": 501}, "--set"),
+    for asked, where in (({"flush_disk_type": "SYNC_FLUSH"}, "--set"), ({"max_message_size_bytes": 501}, "--set"),
                          ({}, "environment"), ({}, "engine.toml")):
         with monkeypatch.context() as patch:
             if where == "environment":
-                patch.setenv("PYENGINE_FILE_RESERVED_TIME_HOURS", "1")
+                patch.setenv("PYENGINE_ZERO_AHEAD_BYTES", "1")
             elif where == "engine.toml":
                 set_in_file(config_path(engine.root), {"broker_role": "SYNC_MASTER"})
             with pytest.raises(StoreBusyError, match=rf"\({where}\) is asked for, .* runs: `pyengine stop .*`, then start"):
@@ -224,6 +225,44 @@ def test_living_workers_are_not_adopted_by_a_start_that_asks_for_other_settings(
     set_in_file(config_path(engine.root), {}, without=("broker_role",))
     assert engine.start(flush_disk_type="SYNC_FLUSH")["mode"] == mode_of(engine) == "sync"
     engine.stop()
+
+
+def test_a_successor_lets_the_living_workers_take_the_live_settings_that_it_is_asked_for(make_engine):
+    engine = make_engine(put_timeout_ms=9000, file_reserved_time_hours=77)
+    engine.start()
+    bodies = put_numbers(engine, 0, 5)
+    orphan(engine)
+    pids = engine.pids()
+    assert start_engine(engine.root, {"put_timeout_ms": 8000}, timeout_s=60)["adopted"]
+    running = read_run_settings(find_folder(engine.root))
+    assert (running.put_timeout_ms, running.file_reserved_time_hours) == (8000, 77), "what nothing gives stays as it runs"
+    with engine.memory() as memory:
+        assert memory.identity.put_timeout_ms == 8000
+    assert {kind: pid for kind, pid in engine.pids().items() if kind != "supervisor"} == pids
+    assert stored(engine) == bodies
+
+
+@pytest.mark.parametrize("step", ["settings_renamed", "limits_changed"])
+def test_a_supervisor_that_dies_while_it_changes_settings_has_a_successor_that_does_it(make_engine, tmp_path, monkeypatch, step):
+    board = Board(tmp_path / "board")
+    monkeypatch.setenv(VARIABLE, str(board.path))
+    engine = make_engine()
+    engine.start()
+    bodies = put_numbers(engine, 0, 2)
+    board.arm(step, process="supervisor")
+    set_in_file(config_path(engine.root), {"put_timeout_ms": 8000, "file_reserved_time_hours": 5})
+    os.kill(engine.pid("supervisor"), signal.SIGHUP)
+    eventually(lambda: native.SUPERVISOR not in living_kinds(engine.root), "it is dead")
+    assert board.struck_pid
+    board.disarm()
+    assert engine.start()["adopted"]
+    with engine.memory() as memory:
+        number = waiting.load_sequence(memory.control.settings_seq)
+        assert memory.identity.put_timeout_ms == 8000
+        eventually(lambda: native.load(memory.control.workers[native.CLEANER], "settings_seq") == number, "the cleaner has taken them")
+    assert read_run_settings(find_folder(engine.root)).file_reserved_time_hours == 5
+    engine.stop()
+    assert stored(engine) == bodies
 
 
 def test_workers_that_a_successor_starts_run_with_the_settings_of_the_others(make_engine):
@@ -464,13 +503,24 @@ def test_the_supervisor_alone_speaks_to_the_service_manager(make_engine):
             supervisor.wait()
 
 
-def test_sighup_ends_no_process_of_an_engine(make_engine):
+def test_sighup_ends_no_process_of_an_engine_and_lets_it_take_the_settings_of_the_file(make_engine):
     engine = make_engine()
     engine.start()
     pids = engine.pids()
     for pid in pids.values():
         os.kill(pid, signal.SIGHUP)
-    eventually(lambda: "settings are read at a start only" in engine.log(), "the supervisor says what it does not do")
+    eventually(lambda: "settings were read again: nothing has changed" in engine.log(), "the supervisor says that nothing has changed")
+    set_in_file(config_path(engine.root), {"file_reserved_time_hours": 5, "max_message_size_bytes": 1000})
+    os.kill(pids["supervisor"], signal.SIGHUP)
+    eventually(lambda: "file_reserved_time_hours = 5 (engine.toml), 72 before" in engine.log(), "it has read them")
+    assert "max_message_size_bytes = 1000 (engine.toml) needs a restart, 4194304 runs" in engine.log()
+    assert read_run_settings(find_folder(engine.root)).file_reserved_time_hours == 5
+    whole = config_path(engine.root).read_text()
+    config_path(engine.root).write_text("file_reserved_time_hours = soon\n")
+    os.kill(pids["supervisor"], signal.SIGHUP)
+    eventually(lambda: "the settings stay as they are: " in engine.log(), "a file that is wrong changes nothing")
+    assert read_run_settings(find_folder(engine.root)).file_reserved_time_hours == 5
+    config_path(engine.root).write_text(whole)
     bodies = put_numbers(engine, 0, 5)
     assert engine.pids() == pids
     engine.stop()

@@ -7,15 +7,17 @@ import os
 import subprocess
 import sys
 import uuid
+from dataclasses import replace
 
 import pytest
 
 from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError
-from pyengine.ipc.control_block import EngineMemory, Identity
+from pyengine.ipc.control_block import LIMITS, EngineMemory, Identity, read_run_settings, reload_settings
 from pyengine.ipc.sessions import Sessions
 from pyengine.native import control as native
 from pyengine.native import waiting
+from pyengine.storage.config import SETTINGS, EngineConfig
 from pyengine.storage.engine_id import read_boot_id
 
 
@@ -148,8 +150,55 @@ def test_a_sleeper_is_woken_from_another_process(memory, folder):
     assert child.communicate(timeout=60)[0] == "True\n"
 
 
+@pytest.mark.parametrize(("was", "asked", "in_file", "live", "runs", "origin"), [
+    ((500, "default"), (300, "engine.toml"), 300, None, 300, "engine.toml"),   # the file was edited
+    ((300, "engine.toml"), (500, "default"), None, None, 500, "default"),      # ... or a line of it removed
+    ((700, "--set"), (300, "engine.toml"), 300, None, 700, "--set"),           # a successor that is not given what the first one was
+    ((700, "--set"), (700, "--set"), 300, None, 700, "--set"),
+    ((700, "--set"), (700, "--set"), 300, 300, 300, "live"),                   # `config set`
+    ((700, "environment"), (900, "--set"), None, None, 900, "--set"),
+    ((300, "live"), (700, "--set"), 300, None, 300, "live"),                   # SIGHUP afterwards
+    ((300, "live"), (700, "--set"), 200, None, 200, "live"),
+    ((300, "live"), (700, "--set"), None, None, 700, "--set"),
+    ((500, "default"), (500, "default"), 500, 500, 500, "live"),
+])
+def test_which_source_of_a_live_setting_counts_when_they_are_read_again(was, asked, in_file, live, runs, origin):
+    name = "flush_interval_commit_log_ms"
+    found = reload_settings(EngineConfig(**{name: was[0]}, origins={name: was[1]}),
+                            EngineConfig(**{name: asked[0]}, origins={name: asked[1]}),
+                            {} if in_file is None else {name: in_file}, {} if live is None else {name: live})
+    assert (getattr(found.config, name), found.config.origins[name]) == (runs, origin)
+    assert len(found.changed) == (was[0] != runs) and found.later == []
+
+
+def test_what_needs_a_restart_is_named_and_stays():
+    asked = EngineConfig(flush_disk_type="SYNC_FLUSH", origins={"flush_disk_type": "engine.toml"})
+    found = reload_settings(EngineConfig(), asked, {"flush_disk_type": "SYNC_FLUSH"}, {})
+    assert found.config == EngineConfig() and found.changed == []
+    assert found.later == ["flush_disk_type = SYNC_FLUSH (engine.toml) needs a restart, ASYNC_FLUSH runs"]
+
+
+def test_changed_settings_and_limits_are_there_before_the_number_rises(make_owner):
+    owner = make_owner()
+    owner.make_rest()
+    owner.publish()
+    owner.memory.open_latches()
+    with EngineMemory.attach(owner.folder, writable=False) as worker:
+        before = waiting.load_sequence(worker.control.settings_seq)
+        config = replace(owner.config, put_timeout_ms=7, session_ring_bytes=65_536, file_reserved_time_hours=3)
+        assert owner.memory.change_run_settings(config) == waiting.load_sequence(worker.control.settings_seq) == before + 1
+        assert read_run_settings(worker.folder) == config
+        assert (worker.identity.put_timeout_ms, worker.identity.session_ring_bytes_default) == (7, 65_536)
+        assert owner.memory.identity == worker.identity and worker.missing_names() == []
+
+
+def test_the_limits_are_fields_of_the_identity_and_live_settings():
+    assert LIMITS.keys() <= set(Identity.__slots__)
+    assert all(SETTINGS[name].live for name in LIMITS.values())
+
+
 def test_the_lock_order_of_the_layout_is_pinned():
     """Positions of what other processes find by offset; raise MS_CONTROL_LAYOUT_VERSION when these move."""
     assert ffi.sizeof("struct ms_identity") == 256
     assert ffi.offsetof("struct ms_identity", "lock_modified_ns") == 168
-    assert lib.MS_CONTROL_LAYOUT_VERSION == 8
+    assert lib.MS_CONTROL_LAYOUT_VERSION == 10

@@ -236,3 +236,9 @@ def test_without_a_pool_there_is_no_committer(make_owner):
     child = owner.spawn("pyengine.workers.committer")
     assert child.wait(timeout=30) == 70
     assert "nothing to commit" in child.stderr.read()
+
+
+def test_a_changed_interval_is_the_next_pause(rig):
+    _, _, service = rig
+    service.take_settings(EngineConfig(commit_interval_commit_log_ms=86_400_000))
+    assert service.pause_s() == 86_400

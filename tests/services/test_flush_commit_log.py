@@ -177,6 +177,9 @@ def test_timed_flushing_waits_for_its_interval(make_owner):
     service.work()
     assert flushed(owner) == end
     assert 86_000 < service.pause_s() <= 86_400
+    service.take_settings(EngineConfig(flush_interval_commit_log_ms=50))
+    service.work()
+    assert flushed(owner) == writer.end and service.pause_s() <= 0.05, "a changed interval counts at once"
     service.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -319,3 +320,11 @@ def test_a_bad_topics_file_does_not_keep_the_checkpoint_from_being_written(rig):
     rig.dispatch()
     rig.round()
     assert "T" in topics.read().topics and "entered into topics.json again" in rig.said[1]
+
+
+def test_a_changed_interval_counts_at_once(rig):
+    rig.service.take_settings(replace(rig.config, flush_interval_consume_queue_ms=86_400_000))
+    rig.service.work()
+    assert 86_000 < rig.service.pause_s() <= 86_400
+    rig.service.take_settings(rig.config)
+    assert rig.service.pause_s() == 0

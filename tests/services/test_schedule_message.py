@@ -269,6 +269,21 @@ def test_the_note_is_written_at_most_once_an_interval(make_rig):
     assert rig.noted() == {"1": 1, "2": 1}
 
 
+def test_a_changed_interval_of_the_note_counts_at_once(make_rig):
+    rig = make_rig(flush_delay_offset_interval_ms=86_400_000)
+    puts = [rig.put(1, b"a"), rig.put(2, b"b")]
+    service = rig.service()
+    for put, after_ms in zip(puts, (60_000, 120_000), strict=True):
+        rig.wall_ms = put.store_timestamp_ms + after_ms
+        rig.go(service)
+        rig.flushed()
+        rig.go(service)
+    assert rig.noted() == {"1": 1}
+    service.take_settings(EngineConfig(flush_delay_offset_interval_ms=1))
+    rig.go(service)
+    assert rig.noted() == {"1": 1, "2": 1}
+
+
 @pytest.mark.parametrize(("file", "backup", "first", "says"), [
     ('{\n\t"offsetTable":{1:2,7:9\n\t}\n}', None, 2, ""),
     ('{"offsetTable":{"1":1}}', "garbage", 1, ""),

@@ -83,12 +83,20 @@ class CleanCommitLogService:
         self._segment_bytes = cleaned.store.segment_bytes
         self._clock = cleaned.clock
         self._report = cleaned.report
-        self._pause_s = config.delete_commit_log_files_interval_ms / 1000
-        self._forcibly_ns = config.destroy_mapped_file_interval_forcibly_ms * 1_000_000
-        self._retry_ns = config.redelete_hanged_file_interval_ms * 1_000_000
+        self.take_settings(config)
         self._retried_ns = -self._retry_ns
         self._said = ""
         self.publish_min()
+
+    def take_settings(self, config: EngineConfig) -> None:
+        """Its pauses, from the next step on."""
+        self._pause_s = config.delete_commit_log_files_interval_ms / 1000
+        self._forcibly_ns = config.destroy_mapped_file_interval_forcibly_ms * 1_000_000
+        self._retry_ns = config.redelete_hanged_file_interval_ms * 1_000_000
+
+    def log_bytes(self) -> int:
+        """From the log's beginning to its end."""
+        return native.load_position(self._control.wrote) - native.load_position(self._control.min_offset)
 
     def publish_min(self) -> int:
         """Let `min` be where the log begins now; it never moves back."""
@@ -150,6 +158,11 @@ class CleanCommitLogService:
         line = self._cleaning
         end = segment + self._segment_bytes
         if native.load(line, "removing_end") < end:
+            if decision.why == "size" and (held_by := holders(line, end)):  # its turn has not come: it stays whole for them
+                native.increment(line, "waited_for_holds")
+                self._report_once(f"the log is over log_retention_bytes, but {_names(held_by)} holds its oldest segment "
+                                  f"{segment_name(segment)}: it stays until that is given back, or its time is over")
+                return False
             native.store(line, "removing_since_ns", 0)
             failpoint("segment_chosen")
             native_cleaning.shut(line, end)
@@ -204,8 +217,12 @@ class CleanConsumeQueueService:
         self._cleaning = cleaned.shared
         self._store = cleaned.store
         self._geometry = config.geometry
-        self._pause_s = config.delete_consume_queue_files_interval_ms / 1000
+        self.take_settings(config)
         self._done_to = 0
+
+    def take_settings(self, config: EngineConfig) -> None:
+        """Its pause, from the next step on."""
+        self._pause_s = config.delete_consume_queue_files_interval_ms / 1000
 
     def steps(self, log_min: int) -> Iterator[float]:
         """One pass, if the log's beginning has moved; yields the seconds to pause."""

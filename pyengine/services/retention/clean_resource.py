@@ -27,6 +27,7 @@ from pyengine.native import control as native
 from pyengine.services.retention.clean_files import CleanCommitLogService, CleanConsumeQueueService, CleanedStore, CleaningClock
 from pyengine.services.retention.clean_rules import CleanRules, Decision, Request, decide, refusal
 from pyengine.services.service import Service, ServiceContext
+from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import DiskUse
 
 if TYPE_CHECKING:
@@ -57,6 +58,14 @@ class CleanResourceService(Service):
         self._steps: Generator[float, None, None] | None = None
         self._due_ns = self._clock.monotonic_ns() + self._interval_ns
         self._resume_ns = 0
+
+    def take_settings(self, config: EngineConfig) -> None:
+        """The rules and the pauses; a round that waits for its time begins at once."""
+        self._rules = CleanRules.of(config)
+        self._interval_ns = config.clean_resource_interval_ms * 1_000_000
+        self._log.take_settings(config)
+        self._queues.take_settings(config)
+        self._due_ns = self._clock.monotonic_ns()
 
     def work(self) -> bool:
         """One step, if it is due."""
@@ -115,7 +124,7 @@ class CleanResourceService(Service):
     def _decide(self, request: Request | None) -> Decision:
         if self._is_frozen:
             return Decision()
-        return decide(self._rules, self._measure(), self._clock.hour(), request)
+        return decide(self._rules, self._measure(), self._clock.hour(), request, self._log.log_bytes())
 
     def _is_asked(self) -> bool:
         return native.load(self._cleaning, "asked") == native.load(self._cleaning, "answered") + 1
@@ -159,6 +168,10 @@ class DiskSpaceProbe:
         self._measure = measure
         self._report = context.report
         self._refusing = 0
+
+    def take_settings(self, config: EngineConfig) -> None:
+        """The limits, from the next look on. From another thread than the looks'."""
+        self._rules = CleanRules.of(config)
 
     def look(self) -> bool:
         """One look; whether puts are taken."""

@@ -7,6 +7,7 @@ RocketMQ's rules (DefaultMessageStore.CleanCommitLogService), as a table. The fi
 | asked by hand, down to a disk use | the oldest, whatever the age | until no more is used |
 | asked by hand | what is old enough | all of it |
 | use over disk_space_clean_forcibly_ratio, clean_file_forcibly_enable | the oldest, whatever the age | a batch, until below again |
+| the log over log_retention_bytes (not RocketMQ's) | the oldest that no reader holds, whatever the age | a batch, until at it or below |
 | disk use over disk_max_used_space_ratio | what is old enough | a batch |
 | an hour of delete_when | what is old enough | a batch |
 | a segment that was held when its turn came | that one | itself |
@@ -43,6 +44,7 @@ class CleanRules:
     enough_bytes: int
     forcibly_enabled: bool
     batch_max: int
+    retention_bytes: int = 0
 
     @classmethod
     def of(cls, config: EngineConfig) -> CleanRules:
@@ -51,7 +53,8 @@ class CleanRules:
             max_used_percent=config.disk_max_used_space_ratio,
             forcibly_percent=config.disk_space_clean_forcibly_ratio,
             warning_percent=config.disk_space_warning_level_ratio, enough_bytes=config.disk_space_enough_bytes,
-            forcibly_enabled=config.clean_file_forcibly_enable, batch_max=config.delete_files_batch_max)
+            forcibly_enabled=config.clean_file_forcibly_enable, batch_max=config.delete_files_batch_max,
+            retention_bytes=config.log_retention_bytes)
 
 
 class Request(NamedTuple):
@@ -62,7 +65,7 @@ class Request(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What may be deleted now, and why: "" nothing, else "hand", "space" or "time"."""
+    """What may be deleted now, and why: "" nothing, else "hand", "space", "size" or "time"."""
 
     why: str = ""
     reserved_ms: int = 0
@@ -78,8 +81,9 @@ class Decision(NamedTuple):
 NOTHING = Decision()
 
 
-def decide(rules: CleanRules, uses: Sequence[DiskUse], hour: int, request: Request | None = None) -> Decision:
-    """The first row of the table that holds. `uses`: the file systems of log and queues; `hour`: 0..23, local time."""
+def decide(rules: CleanRules, uses: Sequence[DiskUse], hour: int, request: Request | None = None, log_bytes: int = 0) -> Decision:
+    """The first row of the table that holds. `uses`: the file systems of log and queues; `hour`: 0..23, local time; `log_bytes`:
+    from the log's beginning to its end."""
     if request is not None:
         reserved_ms = rules.reserved_ms if request.reserved_ms is None else request.reserved_ms
         if not request.used_percent:
@@ -89,6 +93,8 @@ def decide(rules: CleanRules, uses: Sequence[DiskUse], hour: int, request: Reque
         return NOTHING
     if rules.forcibly_enabled and any(_is_beyond(rules, use, rules.forcibly_percent) for use in uses):
         return Decision("space", rules.reserved_ms, at_once=True, batch_max=rules.batch_max)
+    if rules.retention_bytes and log_bytes > rules.retention_bytes:
+        return Decision("size", rules.reserved_ms, at_once=True, batch_max=rules.batch_max)
     if any(use.used_percent > rules.max_used_percent for use in uses):
         return Decision("space", rules.reserved_ms, batch_max=rules.batch_max)
     if hour in rules.hours:

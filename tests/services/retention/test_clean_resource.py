@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -20,7 +22,7 @@ from pyengine.services.flush_consume_queue import FlushConsumeQueueService
 from pyengine.services.reput_message import ReputMessageService
 from pyengine.services.retention import clean_files
 from pyengine.services.retention.clean_files import CleaningClock
-from pyengine.services.retention.clean_resource import CleanResourceService, DiskSpaceProbe, DiskSpaceWatch
+from pyengine.services.retention.clean_resource import PAUSE_S_MAX, CleanResourceService, DiskSpaceProbe, DiskSpaceWatch
 from pyengine.services.retention.clean_rules import HOUR_MS
 from pyengine.storage import durable_writes
 from pyengine.storage.check.check import check
@@ -301,6 +303,48 @@ def test_a_held_segment_waits_and_goes_when_it_is_given_back(make_rig):
     holds.release(0)
     assert rig.round() == 6 and rig.count("forced_holds") == 0
     holds.close()
+
+
+def test_a_log_over_its_size_loses_young_segments_until_it_fits(make_rig):
+    rig = make_rig(log_retention_bytes=3 * SEGMENT, delete_files_batch_max=2)
+    for segment in rig.segments():
+        rig.age(segment, NOW_MS)
+    assert rig.round() == 2 and rig.round() == 2, "a batch a round"
+    assert rig.round() == 0
+    kept = native.load_position(rig.control.wrote) - native.load_position(rig.control.min_offset)
+    assert 2 * SEGMENT < kept <= 3 * SEGMENT and rig.segments()[0] == 4 * SEGMENT
+
+
+def test_the_last_segment_stays_however_small_the_log_is_to_be(make_rig):
+    rig = make_rig(log_retention_bytes=1)
+    assert rig.round() == 6 and rig.round() == 0
+    assert rig.segments() == [6 * SEGMENT, 7 * SEGMENT]
+
+
+def test_the_size_of_the_log_takes_no_segment_from_its_reader(make_rig):
+    """Not even after the time for which age and disk wait; and others may hold it too meanwhile."""
+    rig = make_rig(log_retention_bytes=SEGMENT, destroy_mapped_file_interval_forcibly_ms=1000)
+    with contextlib.closing(SegmentHolds(rig.owner.folder)) as holds, contextlib.closing(SegmentHolds(rig.owner.folder)) as others:
+        assert holds.hold(0)
+        for _ in range(3):
+            assert rig.round() == 0
+            rig.clock.ns += 10**12
+        assert "the log is over log_retention_bytes" in rig.said[-1] and len(rig.said) == 1
+        assert rig.count("forced_holds") == 0 and rig.count("waited_for_holds") == 3
+        assert others.hold(0)
+        holds.release(0)
+        assert rig.round() == 0
+        others.release(0)
+        assert rig.round() == 6
+
+
+def test_changed_settings_decide_from_the_next_round_on_which_begins_at_once(make_rig):
+    rig = make_rig(clean_resource_interval_ms=86_400_000)
+    assert rig.round() == 0
+    rig.service.take_settings(replace(rig.config, log_retention_bytes=2 * SEGMENT, delete_commit_log_files_interval_ms=7000))
+    assert rig.service.pause_s() == 0
+    assert rig.round() == 5 and set(rig.paused_s) >= {7.0}
+    assert rig.service.pause_s() == PAUSE_S_MAX
 
 
 def test_a_held_segment_is_tried_again_after_the_hour_and_forced_at_last(make_rig):

@@ -130,3 +130,13 @@ OLD = Decision("time", RESERVED_MS)
 ])
 def test_only_ever_the_oldest_segment_goes(segments, end, decision, now_ms, removing_end, expected):
     assert next_to_go(segments, 100, end, decision, now_ms, removing_end) == expected
+
+
+def test_a_log_over_its_size_loses_its_oldest_whatever_their_age_and_the_disk():
+    chosen = rules(log_retention_bytes=1000)
+    assert decide(chosen, [disk(50)], 12, log_bytes=1000) == NOTHING
+    assert decide(chosen, [disk(50)], 12, log_bytes=1001) == Decision("size", RESERVED_MS, at_once=True, batch_max=10)
+    assert decide(chosen, [disk(50)], 4, log_bytes=1000).why == "time", "beside time"
+    assert decide(chosen, [disk(86)], 12, log_bytes=5000).why == "space"
+    assert decide(chosen, [disk(50)], 12, Request(), log_bytes=5000).why == "hand"
+    assert decide(rules(), [disk(50)], 12, log_bytes=1 << 60) == NOTHING, "no limit by default"

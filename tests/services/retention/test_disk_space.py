@@ -108,3 +108,10 @@ def test_a_file_system_that_does_not_answer_is_unknown_and_no_reason_to_refuse(t
     monkeypatch.setattr(os, "statvfs", fail)
     use = measure(tmp_path)
     assert not use.is_known and use.unwritable_reason == ""
+
+
+def test_changed_limits_count_from_the_next_look_on(probe):
+    probe.uses = [DiskUse("/log", 91, 1 << 30)] * 2
+    assert not probe.look()
+    probe.take_settings(EngineConfig(disk_space_warning_level_ratio=95))
+    assert probe.look() and refused(probe) == 0
