@@ -442,7 +442,7 @@ def test_by_hand_without_children_as_systemd_does_it(make_engine):
     engine = make_engine()
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
     pairs = [word for name, value in engine.settings.items() for word in ("--set", f"{name}={value}")]
-    page = (CHECKOUT / "docs" / "operations.md").read_text()
+    page = (CHECKOUT / "docs" / "operations.md").read_text().split("## Workers one by one")[1]
     owner, worker = [shlex.split(line, comments=True) for line in page.split("```bash\n")[1].split("```")[0].splitlines()]
     assert (owner[0], owner[3], worker[3]) == ("python", "pyengine.workers.supervisor", "pyengine.workers.flusher")
 
