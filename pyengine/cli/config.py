@@ -31,7 +31,6 @@ from pyengine.storage.config import (
     settings_to_set,
 )
 
-
 broker_conf_option = click.option(
     "--broker-conf", type=click.Path(path_type=Path, dir_okay=False), default=None, metavar="FILE",
     help="Take the settings of this properties file of a RocketMQ broker, as far as pyengine has them; --set comes before them.")
