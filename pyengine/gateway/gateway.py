@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, os_error_sentence
+from pyengine.gateway.admin import Admin
 from pyengine.gateway.connections import Connections, Handlers, Limits
 from pyengine.gateway.members import Members
 from pyengine.gateway.names import Address, Names, NameServer
@@ -89,7 +90,7 @@ class Gateway:
         """Listen, and serve from then on; OSError where a port cannot be had."""
         config, reader, executor = self._config, self._reader, self._executor
         host = config.gateway_listen_host
-        names = Names(reader, config, executor)
+        names = Names(reader.root, config, executor)
         broker: Handlers = {}
         name_server: Handlers = {}
         try:
@@ -106,10 +107,11 @@ class Gateway:
         members = self.members = Members(names)
         positions = Positions(reader, names, self._offsets, executor)
         pulls = self.pulls = Pulls(reader, names, members, positions, executor)
-        sends = Sends(self._puts, names, address, config.max_message_size_bytes, executor)
-        for handlers in (members.handlers, positions.handlers, pulls.handlers, sends.handlers):
+        sends = Sends(self._puts, reader, names, address, executor)
+        admin = Admin(reader, names, members, self._offsets, address, executor)
+        for handlers in (members.handlers, positions.handlers, pulls.handlers, sends.handlers, admin.handlers):
             broker.update(handlers)
-        name_server.update(NameServer(names, address).handlers)
+        name_server.update(NameServer(names, address).handlers | admin.name_server_handlers)
         self.connections.when_closed += [members.closed, pulls.closed]
         self._puts.start()
         pulls.start()

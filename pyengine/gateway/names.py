@@ -1,15 +1,14 @@
 """Topics and groups as the gateway's clients see them: what a name may be, which there are, their queues, and their routes.
 
 RocketMQ's topics.json and subscriptionGroup.json are the truth, as they are for its broker; files that others change are
-noticed at the next question. A topic that only the log has (a program put into it) is served too, with the queues that
-it has. RocketMQ's system topics are there without being written down.
+noticed at the next question. (A topic that a program makes by a put is entered by the checkpointer.) RocketMQ's system
+topics are there without being written down.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -22,7 +21,6 @@ from pyengine.formats.constants import SCHEDULE_TOPIC, TOPIC_BYTES_MAX, TRANSACT
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Handlers, Request
 from pyengine.gateway.wire import IntKeys, write_json
-from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.storage.subscription_group import SubscriptionGroup, SubscriptionGroups
 from pyengine.storage.topic_config import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicConfig, TopicConfigs
 
@@ -31,8 +29,6 @@ RETRY_PREFIX, DEAD_PREFIX = "%RETRY%", "%DLQ%"
 GROUP_CHARS_MAX = TOPIC_BYTES_MAX - len(RETRY_PREFIX)  # a group's retry topic has to be a topic, too
 TOPICS_MAX = 10_000             # that clients may create by sending to them; tools may create more
 GROUPS_MAX = 10_000             # that clients may create by their heartbeats
-CACHED_S = 1.0                  # how long the queues of a topic are believed that only the log has
-CACHED_MAX = 10_000
 OWN_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_PYENGINE_")  # whose offsets no client may move
 TRANSACTION_OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 CHECKED_OUT_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
@@ -100,15 +96,13 @@ class Address:
 class Names:
     """The topics and groups of one store. Used in the loop's thread; what writes a file does so in the executor."""
 
-    def __init__(self, reader: LiveStoreReader, config: EngineConfig, executor: Executor) -> None:
-        self._reader = reader
+    def __init__(self, root: str | os.PathLike[str], config: EngineConfig, executor: Executor) -> None:
         self._config = config
         self._executor = executor
-        self.topic_configs = TopicConfigs(reader.root)
-        self.group_configs = SubscriptionGroups(reader.root)
+        self.topic_configs = TopicConfigs(root)
+        self.group_configs = SubscriptionGroups(root)
         self._topics = _CachedFile(self.topic_configs.path, lambda: self.topic_configs.read().topics)
         self._groups = _CachedFile(self.group_configs.path, lambda: self.group_configs.read().groups)
-        self._found: dict[str, tuple[float, TopicConfig | None]] = {}
         self._making: dict[str, asyncio.Future[Any]] = {}
         cluster = config.broker_cluster_name
         self._system = {topic.topic: topic for topic in (
@@ -124,24 +118,12 @@ class Names:
     # ---- topics -------------------------------------------------------------------
 
     def topic(self, name: str) -> TopicConfig | None:
-        """What is known of a topic, None where neither topics.json nor the log has it."""
-        found = self._topics.table().get(name) or self._system.get(name)
-        if found is not None:
-            return found
-        now_s = time.monotonic()
-        cached = self._found.get(name)
-        if cached is None or cached[0] < now_s:
-            if len(self._found) >= CACHED_MAX:
-                self._found.clear()
-            ids = [] if topic_fault(name) else self._reader.queue_ids(name)
-            number = ids[-1] + 1 if ids else 0
-            cached = self._found[name] = (now_s + CACHED_S, TopicConfig(name, number, number) if ids else None)
-        return cached[1]
+        """What topics.json says of a topic, or RocketMQ of one of its own; None where it is not there."""
+        return self._topics.table().get(name) or self._system.get(name)
 
-    async def topics(self) -> list[str]:
-        """The names of all topics, the system's too, sorted."""
-        stored = await asyncio.get_running_loop().run_in_executor(self._executor, self._reader.topics)
-        return sorted({*self._topics.table(), *self._system, *stored})
+    def topic_table(self) -> dict[str, TopicConfig]:
+        """Every topic, the system's too."""
+        return self._system | self._topics.table()
 
     def is_system(self, topic: str) -> bool:
         """Whether a topic is RocketMQ's own."""
@@ -248,10 +230,10 @@ class NameServer:
                                                       "cluster": address.cluster}},
             "clusterAddrTable": {address.cluster: [address.broker_name]}}))
 
-    async def topic_list(self, request: Request) -> Answer:
+    def topic_list(self, request: Request) -> Answer:
         """The names of all topics; of another cluster there are none."""
         cluster = request.frame.fields.get("cluster")
-        topics = await self._names.topics() if cluster in (None, self._address.cluster) else []
+        topics = sorted(self._names.topic_table()) if cluster in (None, self._address.cluster) else []
         return Answer(body=write_json({"topicList": topics}))
 
 

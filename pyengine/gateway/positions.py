@@ -77,9 +77,13 @@ class GroupOffsets:
         keys = {*self._file(), *self._writing, *self._waiting}
         return sorted(name for found, _, name in (key.partition("@") for key in keys) if found == topic)
 
-    def forget(self, group: str) -> None:
-        """Drop what waits to be written of a group."""
-        for key in [key for key in self._waiting if key.partition("@")[2] == group]:
+    def rewrite(self, change: Callable[[Table], object]) -> None:
+        """Change the file itself, durable when this returns; not in the loop's thread."""
+        self._offsets.update(change)
+
+    def forget(self, group: str, topic: str | None = None) -> None:
+        """Drop what waits to be written of a group, or of the group on one topic."""
+        for key in [key for key in self._waiting if key.partition("@")[2] == group and topic in (None, key.partition("@")[0])]:
             self._waiting_count -= len(self._waiting.pop(key))
 
     async def flush(self) -> None:

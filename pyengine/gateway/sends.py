@@ -14,9 +14,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyengine.client.outgoing import RawMessage
+from pyengine.client.retries import sent_back
 from pyengine.errors import EngineError, FormatError, UsageError
 from pyengine.formats.constants import (
     PROPERTY_DELAY,
@@ -28,7 +30,9 @@ from pyengine.formats.properties import decode_properties, encode_properties, ha
 from pyengine.formats.record import BatchMember, decode_batch
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Handlers, Request
-from pyengine.gateway.names import DEAD_PREFIX, FORBIDDEN_TOPICS, RETRY_PREFIX, Address, Names, topic_fault
+from pyengine.gateway.names import DEAD_PREFIX, FORBIDDEN_TOPICS, RETRY_PREFIX, Address, Names, group_fault, topic_fault
+from pyengine.gateway.positions import LEVEL
+from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import PutResult, PutStatus
 from pyengine.storage.topic_config import TopicConfig
 
@@ -110,16 +114,18 @@ class Puts:
 class Sends:
     """The requests that put."""
 
-    def __init__(self, puts: Puts, names: Names, address: Address, max_message_bytes: int, executor: Executor) -> None:
+    def __init__(self, puts: Puts, reader: LiveStoreReader, names: Names, address: Address, executor: Executor) -> None:
         self._puts = puts
+        self._reader = reader
         self._names = names
         self._address = address
-        self._limit = BODY_LIMIT.format(max_message_bytes)
+        self._limit = BODY_LIMIT.format(reader.config.max_message_size_bytes)
         self._executor = executor
         self.handlers: Handlers = {
             codes.SEND_MESSAGE: self.send,
             codes.SEND_MESSAGE_V2: self.send,
             codes.SEND_BATCH_MESSAGE: self.send,
+            codes.CONSUMER_SEND_MSG_BACK: self.send_back,
         }
 
     def send(self, request: Request) -> Answer | Coroutine[Any, Any, Answer | None] | None:
@@ -151,6 +157,34 @@ class Sends:
                 return Answer(codes.SYSTEM_ERROR, str(error), REGION)
             except EngineError as error:
                 return Answer(codes.SERVICE_NOT_AVAILABLE, f"{NOT_AVAILABLE} ({error})", REGION)
+
+    async def send_back(self, request: Request) -> Answer | None:
+        """A message that its consumer could not deal with: put again for its group, later, or into the group's dead letters."""
+        group, offset, level = request.text("group"), request.integer("offset", bits=64), request.integer("delayLevel", 0)
+        if fault := group_fault(group):
+            return Answer(codes.SYSTEM_ERROR, fault)
+        config = await self._names.group_or_new(group)
+        if config is None:
+            return Answer(codes.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group} {codes.FAQ}")
+        if config.retry_queue_nums <= 0:
+            return Answer()
+        most = request.integer("maxReconsumeTimes", config.retry_max_times)
+        in_executor = partial(asyncio.get_running_loop().run_in_executor, self._executor)
+        try:
+            message = await in_executor(self._reader.message_at, offset, LEVEL)
+            if message is None:
+                return Answer(codes.SYSTEM_ERROR, f"look message by offset failed, {offset}")
+            topic, raw = sent_back(message, group, delay_level=level, max_reconsume_times=most,
+                                   retry_queue_nums=config.retry_queue_nums)
+            if self._names.topic(topic.topic) is None:
+                await self._names.create(topic)
+            if not self._puts.is_open:
+                await in_executor(self._puts.open)
+        except EngineError as error:
+            return Answer(codes.SYSTEM_ERROR, str(error))
+        self._puts.submit(lambda producer: producer.put_raw_async(raw), lambda result: request.reply(
+            Answer() if result else Answer(codes.SYSTEM_ERROR, f"{result.status.name}: {result.reason}")))
+        return None
 
     async def _prepare(self, sent: _Sent) -> TopicConfig | Answer:
         topic = self._names.topic(sent.topic)

@@ -12,6 +12,7 @@ from pyengine.gateway import codes
 from pyengine.gateway.names import GROUP_CHARS_MAX, group_fault, topic_fault
 from pyengine.storage.subscription_group import SubscriptionGroups
 from pyengine.storage.topic_config import TopicConfig, TopicConfigs
+from waiting import eventually
 
 
 @pytest.mark.parametrize("name", [None, "", " ", "a b", "a/b", "..", "a@b", "t\n", "x" * 128, "\u00e9"],
@@ -78,8 +79,11 @@ def test_what_a_program_puts_without_the_gateway_can_be_consumed(served):
         producer.put("only_in_the_log", b"here", queue_id=2).raise_for_status()
     with pyengine.open_store(served.root) as store:
         assert store.wait_for_message("only_in_the_log", 2, 0, timeout_s=30)
-    route = json.loads(served.name_server().ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "only_in_the_log"}).body)
-    assert route["queueDatas"][0]["readQueueNums"] == 3
+    ask = served.name_server().ask
+    answer = eventually(lambda: (found := ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "only_in_the_log"})).body and found,
+                        "the topic is entered")
+    route = json.loads(answer.body)
+    assert route["queueDatas"][0]["readQueueNums"] == 8
     assert served.broker().ask(codes.PULL_MESSAGE, pull_fields("only_in_the_log", queue_id=2)).code == codes.SUCCESS
 
 

@@ -98,8 +98,9 @@ def test_what_cannot_be_stored_is_answered_as_by_the_broker(served, topic, chang
     assert answer.code == code and remark in answer.remark
 
 
-def test_every_status_of_a_put_has_rocketmqs_code():
-    sends = Sends(None, None, Address("127.0.0.1:10911", "broker-a", "DefaultCluster"), 4 << 20, None)
+def test_every_status_of_a_put_has_rocketmqs_code(served):
+    with pyengine.open_store(served.root) as reader:
+        sends = Sends(None, reader, None, Address("127.0.0.1:10911", "broker-a", "DefaultCluster"), None)
     expected = {PutStatus.PUT_OK: 0, PutStatus.FLUSH_DISK_TIMEOUT: 10, PutStatus.SLAVE_NOT_AVAILABLE: 11,
                 PutStatus.FLUSH_SLAVE_TIMEOUT: 12, PutStatus.MESSAGE_ILLEGAL: 13, PutStatus.PROPERTIES_SIZE_EXCEEDED: 13,
                 PutStatus.SERVICE_NOT_AVAILABLE: 14, PutStatus.OS_PAGECACHE_BUSY: 2, PutStatus.CREATE_MAPEDFILE_FAILED: 1,

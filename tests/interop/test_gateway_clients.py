@@ -13,7 +13,8 @@ from fix_replication import free_port
 from interop.clients import Clients
 from interop.judge import JudgeUnavailableError
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.topic_config import TopicConfigs
+from pyengine.storage.subscription_group import SubscriptionGroups
+from pyengine.storage.topic_config import TopicConfig, TopicConfigs
 from waiting import eventually
 
 pytestmark = [pytest.mark.java, pytest.mark.maven, pytest.mark.timeout(300)]
@@ -106,6 +107,7 @@ def test_a_delayed_message_comes_and_a_broadcast_reaches_every_member(clients):
 def test_messages_of_a_python_producer_and_a_java_consumer_meet(served, clients):
     with pyengine.connect(served.root) as producer:
         producer.put("from_python", b"hello", tags="t").raise_for_status()
+    eventually(lambda: "from_python" in TopicConfigs(served.root).read().topics, "the checkpointer has entered the topic")
     clients.ask("subscribe", name="python", group="python_readers", topic="from_python")
     assert consumed(clients, "python", 1) == ["hello"]
     clients.ask("send", group="senders", how="sync", topic="from_java", bodies=["hello back"])
@@ -113,6 +115,57 @@ def test_messages_of_a_python_producer_and_a_java_consumer_meet(served, clients)
         assert [message.body for message in consumer.pull(timeout_s=30)] == [b"hello back"]
 
 
+def test_a_message_that_fails_comes_again_and_goes_to_the_dead_letters_at_last(served, clients):
+    for group in ("failers", "hopeless"):  # or a client looks for it after 20 s only
+        TopicConfigs(served.root).create(TopicConfig(f"%RETRY%{group}", 1, 1))
+    clients.ask("send", group="senders", how="sync", topic="fails", tags="t", bodies=["bad"])
+    clients.ask("subscribe", name="failing", group="failers", topic="fails", failures=1, delay=1)
+    clients.ask("subscribe", name="hopeless", group="hopeless", topic="fails", failures=9, delay=1, most=1)
+    rows = clients.ask("take", name="failing", count=2, timeout_s=60)
+    assert [(row["body"], row["times"], row["topic"]) for row in rows] == [("bad", 0, "fails"), ("bad", 1, "fails")]
+    eventually(lambda: count(served, "%DLQ%hopeless") == 1, "the message is a dead letter", timeout_s=90)
+    assert [row["times"] for row in clients.ask("take", name="hopeless", count=2, timeout_s=1)] == [0, 1]
+
+
+def test_the_tools_show_and_change_topics_and_groups(served, clients):
+    def admin(*words):
+        return clients.ask("admin", arguments=list(words))
+
+    broker = f"127.0.0.1:{served.ports[1]}"
+    assert "broker-a" in admin("clusterList") and "V4_9_8" in admin("clusterList")
+    assert "create topic to" in admin("updateTopic", "-b", broker, "-t", "by_tool", "-r", "3", "-w", "3")
+    assert TopicConfigs(served.root).read().topics["by_tool"].read_queue_nums == 3
+    assert "by_tool" in admin("topicList").split() and '"readQueueNums":3' in "".join(admin("topicRoute", "-t", "by_tool").split())
+    sent = clients.ask("send", group="senders", how="sync", topic="by_tool", tags="t", bodies=["one", "two"])
+
+    def shown():
+        rows = [line.split() for line in admin("topicStatus", "-t", "by_tool").splitlines()]
+        return sum(int(row[3]) for row in rows if row and row[0] == "broker-a")
+
+    eventually(lambda: shown() == 2, "both messages are in their queues")
+    assert "success" in admin("updateSubGroup", "-b", broker, "-g", "by_tool_group", "-r", "5")
+    assert SubscriptionGroups(served.root).read().groups["by_tool_group"].retry_max_times == 5
+    clients.ask("subscribe", name="tool", group="tool_readers", topic="by_tool")
+    assert consumed(clients, "tool", 2) == ["one", "two"]
+    assert "tool_readers" in admin("consumerProgress") and "by_tool" in admin("consumerProgress", "-g", "tool_readers")
+    assert "by_tool" in admin("consumerConnection", "-g", "tool_readers")
+    assert "commitLogMaxOffset" in admin("brokerStatus", "-b", broker)
+    assert sent[0]["unique"] in admin("queryMsgByKey", "-t", "by_tool", "-k", "one")
+    assert sent[0]["id"] in admin("queryMsgById", "-i", sent[0]["id"])
+    assert "success" in admin("deleteTopic", "-n", f"127.0.0.1:{served.ports[0]}", "-c", "DefaultCluster", "-t", "by_tool")
+    assert "by_tool" not in TopicConfigs(served.root).read().topics
+
+
+@pytest.mark.long
+def test_a_group_is_set_back_by_the_tools(served, clients):
+    clients.ask("send", group="senders", how="sync", topic="set_back", bodies=["one", "two"])
+    clients.ask("subscribe", name="set_back", group="set_backers", topic="set_back")
+    assert consumed(clients, "set_back", 2) == ["one", "two"]
+    clients.ask("admin", arguments=["resetOffsetByTime", "-g", "set_backers", "-t", "set_back", "-s", "0"])
+    assert consumed(clients, "set_back", 4) == ["one", "one", "two", "two"]
+
+
+@pytest.mark.long
 def test_a_kill_of_the_gateway_under_load_loses_nothing_acknowledged(served, clients):
     bodies = [f"{number:05d}" for number in range(1000)]
     clients.ask("subscribe", name="survivor", group="survivors", topic="survived")

@@ -1,0 +1,136 @@
+"""What tools are told, and what they change."""
+
+from __future__ import annotations
+
+import json
+
+import pyengine
+from fix_gateway import beat, send_fields, subscription
+from pyengine.gateway import codes
+from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.subscription_group import SubscriptionGroups
+from pyengine.storage.topic_config import TopicConfig, TopicConfigs
+from waiting import eventually
+
+
+def topic_fields(topic, **changes):
+    return {"topic": topic, "defaultTopic": "TBW102", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6, "topicFilterType": "SINGLE_TAG",
+            "topicSysFlag": 0, "order": "false", **changes}
+
+
+def test_a_topic_is_made_changed_and_deleted(served):
+    client = served.broker()
+    files = TopicConfigs(served.root)
+    assert client.ask(codes.UPDATE_AND_CREATE_TOPIC, topic_fields("made")).code == codes.SUCCESS
+    assert files.read().topics["made"] == TopicConfig("made", 2, 2)
+    assert client.ask(codes.UPDATE_AND_CREATE_TOPIC, topic_fields("made", readQueueNums=4, perm=4)).code == codes.SUCCESS
+    assert files.read().topics["made"] == TopicConfig("made", 4, 2, perm=4)
+    rows = json.loads(client.ask(codes.GET_ALL_TOPIC_CONFIG).body)["topicConfigTable"]
+    assert rows["made"]["readQueueNums"] == 4 and "TBW102" in rows
+    assert client.ask(codes.DELETE_TOPIC_IN_BROKER, {"topic": "made"}).code == codes.SUCCESS
+    assert served.name_server().ask(codes.DELETE_TOPIC_IN_NAMESRV, {"topic": "made"}).code == codes.SUCCESS
+    assert served.name_server().ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "made"}).code == codes.TOPIC_NOT_EXIST
+    assert client.ask(codes.DELETE_TOPIC_IN_BROKER, {"topic": "made"}).code == codes.SUCCESS
+
+
+def test_a_topic_that_may_not_be_is_not_made(served):
+    client = served.broker()
+    for fields in (topic_fields("bad topic"), topic_fields("TBW102"), topic_fields("fine", readQueueNums=0), topic_fields("fine", perm=99)):
+        assert client.ask(codes.UPDATE_AND_CREATE_TOPIC, fields).code == codes.SYSTEM_ERROR
+    assert client.ask(codes.DELETE_TOPIC_IN_BROKER, {"topic": "SCHEDULE_TOPIC_XXXX"}).code == codes.SYSTEM_ERROR
+    assert "fine" not in TopicConfigs(served.root).read().topics
+
+
+def test_a_group_is_made_changed_and_deleted_with_its_offsets(served, topic):
+    client = served.broker()
+    body = {"groupName": "toolmade", "consumeEnable": True, "retryMaxTimes": 7, "retryQueueNums": 1, "brokerId": 0}
+    assert client.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body).code == codes.SUCCESS
+    assert SubscriptionGroups(served.root).read().groups["toolmade"].retry_max_times == 7
+    assert json.loads(client.ask(codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)["subscriptionGroupTable"]["toolmade"]["retryMaxTimes"] == 7
+    ConsumerOffsets(served.root).commit(topic, "toolmade", {1: 5})
+    fields = {"groupName": "toolmade", "removeOffset": "true"}
+    assert client.ask(codes.DELETE_SUBSCRIPTIONGROUP, fields).code == codes.SUCCESS
+    assert "toolmade" not in SubscriptionGroups(served.root).read().groups
+    assert ConsumerOffsets(served.root).read(topic, "toolmade") == {}
+    for bad in ([], {}, {"groupName": "a/b"}, {"groupName": "ok", "retryMaxTimes": "x"}):
+        assert client.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=bad).code == codes.SYSTEM_ERROR
+
+
+def test_queues_and_groups_are_shown_as_the_tools_read_them(served, topic):
+    client = served.broker()
+    client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"x")
+    with pyengine.open_store(served.root) as store:
+        assert store.wait_for_message(topic, 1, 0, timeout_s=30, level="committed")
+    shown = client.ask(codes.GET_TOPIC_STATS_INFO, {"topic": topic}).body.decode()
+    assert shown.startswith('{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"' + topic + '"}:{"lastUpdateTimestamp":')
+    assert shown.count('"maxOffset":1') == 2
+    assert client.ask(codes.GET_TOPIC_STATS_INFO, {"topic": "gone"}).code == codes.TOPIC_NOT_EXIST
+    client.ask(codes.UPDATE_CONSUMER_OFFSET, {"topic": topic, "queueId": 1, "consumerGroup": "shown", "commitOffset": 1})
+    shown = client.ask(codes.GET_CONSUME_STATS, {"consumerGroup": "shown"}).body.decode()
+    assert '"queueId":1,"topic":"' + topic + '"}:{"brokerOffset":1,"consumerOffset":1,' in shown
+    assert client.ask(codes.GET_CONSUME_STATS, {"consumerGroup": "nobody"}).body == b'{"consumeTps":0.0,"offsetTable":{}}'
+    assert json.loads(client.ask(codes.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": topic}).body) == {"groupList": ["shown"]}
+
+
+def test_who_is_connected_is_shown(served):
+    client = served.broker()
+    beat(client, "me", "connected", subscription("T", "a || b", 3))
+    shown = json.loads(client.ask(codes.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "connected"}).body)
+    assert [row["clientId"] for row in shown["connectionSet"]] == ["me"]
+    assert shown["connectionSet"][0]["clientAddr"] == "%s:%d" % client.socket.getsockname()
+    assert shown["subscriptionTable"]["T"]["tagsSet"] == ["a", "b"] and shown["subscriptionTable"]["T"]["codeSet"] == [97, 98]
+    shown = json.loads(client.ask(codes.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "CLIENT_INNER_PRODUCER"}).body)
+    assert "me" in [row["clientId"] for row in shown["connectionSet"]]
+    assert client.ask(codes.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "nobody"}).code == codes.CONSUMER_NOT_ONLINE
+    assert client.ask(codes.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "nobody"}).code == codes.SYSTEM_ERROR
+
+
+def test_a_connected_group_is_set_back_and_told_so(served, topic):
+    client = served.broker()
+    client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"x")
+    with pyengine.open_store(served.root) as store:
+        assert store.wait_for_message(topic, 1, 0, timeout_s=30, level="committed")
+    fields = {"topic": topic, "group": "backwards", "timestamp": 0, "isForce": "true"}
+    assert client.ask(codes.INVOKE_BROKER_TO_RESET_OFFSET, fields).code == codes.SYSTEM_ERROR, "nobody is connected"
+    beat(client, "me", "backwards", subscription(topic))
+    client.ask(codes.UPDATE_CONSUMER_OFFSET, {"topic": topic, "queueId": 1, "consumerGroup": "backwards", "commitOffset": 1})
+    answer = served.broker().ask(codes.INVOKE_BROKER_TO_RESET_OFFSET, fields)
+    assert answer.code == codes.SUCCESS and b'"queueId":1,"topic":"' + topic.encode() + b'"}:0' in answer.body
+    told = client.wait_told(codes.RESET_CONSUMER_CLIENT_OFFSET)
+    assert (told.body, told.fields["group"], told.is_one_way) == (answer.body, "backwards", True)
+    committed = client.ask(codes.QUERY_CONSUMER_OFFSET, {"topic": topic, "queueId": 1, "consumerGroup": "backwards"})
+    assert committed.fields == {"offset": "0"}
+    refused = fields | {"group": "CID_RMQ_SYS_TRANS"}
+    assert client.ask(codes.INVOKE_BROKER_TO_RESET_OFFSET, refused).code == codes.NO_PERMISSION
+
+
+def test_the_broker_tells_about_itself(served):
+    client = served.broker()
+    table = json.loads(client.ask(codes.GET_BROKER_RUNTIME_INFO).body)["table"]
+    assert all(isinstance(value, str) for value in table.values()) and int(table["commitLogMaxOffset"]) >= 0
+    config = client.ask(codes.GET_BROKER_CONFIG)
+    assert b"brokerName=broker-a\n" in config.body and config.fields["version"].startswith("{")
+
+
+def test_a_message_that_is_sent_back_comes_again_and_at_last_is_a_dead_letter(served, topic):
+    client = served.broker()
+    first = client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1, "TAGS\x01a"), b"bad").fields
+    with pyengine.open_store(served.root) as store:
+        assert store.wait_for_message(topic, 1, 0, timeout_s=30, level="committed")
+
+        def send_back(offset, level):
+            return client.ask(codes.CONSUMER_SEND_MSG_BACK, {
+                "offset": offset, "group": "senders_back", "delayLevel": level, "originMsgId": "", "originTopic": topic,
+                "unitMode": "false", "maxReconsumeTimes": 1})
+
+        offset = int(first["msgId"][16:], 16)
+        assert send_back(offset, 1).code == codes.SUCCESS
+        assert store.wait_for_message("%RETRY%senders_back", 0, 0, timeout_s=60, level="committed")
+        again = store.get_message("%RETRY%senders_back", 0, 0, level="committed").messages[0]
+        assert (again.body, again.reconsume_times, again.tags) == (b"bad", 1, "a")
+        assert again.properties["RETRY_TOPIC"] == topic and again.properties["ORIGIN_MESSAGE_ID"] == first["msgId"]
+        assert send_back(again.physical_offset, 0).code == codes.SUCCESS
+        assert store.wait_for_message("%DLQ%senders_back", 0, 0, timeout_s=60, level="committed")
+    answer = send_back(999_999_999, 0)
+    assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, "look message by offset failed, 999999999")
+    eventually(lambda: "%DLQ%senders_back" in TopicConfigs(served.root).read().topics, "the topic is entered")
