@@ -110,8 +110,17 @@ class EngineConfig:
         10_000, "Longest wait of a put for the writer; then its result is indeterminate.", unit="ms", low=1,
         high=DAY_MS, live=PRODUCERS, group="writing")
     default_topic_queue_nums: int = setting(
-        8, "Queues of a topic that is not in topics.json, for puts that name no queue.", key="defaultTopicQueueNums",
+        8, "Queues of a new topic: its entry in topics.json, and puts that name no queue.", key="defaultTopicQueueNums",
         low=1, high=65_536, group="writing")
+    transaction_timeout_ms: int = setting(
+        6000, "A producer is asked about its undecided transaction after this time.", key="transactionTimeOut", unit="ms",
+        low=0, high=DAY_MS, group="writing")
+    transaction_check_max: int = setting(
+        15, "A transaction that was asked about so often is put aside.", key="transactionCheckMax", low=0, high=INT32_MAX,
+        group="writing")
+    transaction_check_interval_ms: int = setting(
+        60_000, "Time between two rounds that look for undecided transactions.", key="transactionCheckInterval", unit="ms",
+        low=1, high=DAY_MS, group="writing")
     max_message_size_bytes: int = setting(
         4 << 20, "Longest body of one message; the record may be 64 KiB longer.", key="maxMessageSize", unit="bytes",
         low=1, high=INT32_MAX - 65536, group="writing")
@@ -531,5 +540,6 @@ FIXED_NAMES: tuple[str, ...] = tuple(name for name, row in SETTINGS.items() if r
 KEPT_NAMES: tuple[str, ...] = (
     "store_host",
     "enable_multi_dispatch", "enable_lmq", "enable_consume_queue_ext", "message_delay_level", "default_topic_queue_nums",
+    "transaction_timeout_ms", "transaction_check_max", "transaction_check_interval_ms",
     "store_path_commit_log", "read_only_commit_log_store_paths",
 )

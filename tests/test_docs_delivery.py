@@ -17,8 +17,9 @@ def test_a_delayed_message_arrives(reader):  # noqa: F811
 
 @pytest.mark.timeout(300)
 def test_a_transaction_is_committed(reader):  # noqa: F811
-    (program,) = blocks_of("docs/transactions.md")
-    assert reader.run(program) == "PUT_OK queue offset 0\n"
+    block, prepared = blocks_of("docs/transactions.md")
+    assert reader.run(block) == "['PUT_OK', 'PUT_OK']\n"
+    assert reader.run(prepared) == "PUT_OK queue offset 1\n"
 
 
 @pytest.mark.timeout(300)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from pyengine import arguments
 from pyengine.errors import UsageError
@@ -94,6 +95,18 @@ class RawMessage:
     wait_store_msg_ok: bool = True
     delay_level: int = 0
     clock_ms: int = 0
+
+
+class TransactionLimits(NamedTuple):
+    """When an undecided transaction is asked about, how often, and how long it is kept. The defaults are RocketMQ's."""
+
+    timeout_ms: int = 6_000
+    check_max: int = 15
+    check_interval_ms: int = 60_000
+    reserved_ms: int = 72 * 3_600_000
+
+
+TRANSACTION_DEFAULTS = TransactionLimits()
 
 
 class PutRefusedError(Exception):

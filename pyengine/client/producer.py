@@ -28,12 +28,21 @@ from typing import TYPE_CHECKING, Any, cast
 from pyengine import arguments
 from pyengine._front import ProducerFront
 from pyengine.client import outgoing
-from pyengine.client.outgoing import BatchMessage, OutgoingMessage, PutRefusedError, RawMessage
+from pyengine.client.outgoing import (
+    TRANSACTION_DEFAULTS,
+    BatchMessage,
+    OutgoingMessage,
+    PutRefusedError,
+    RawMessage,
+    TransactionLimits,
+)
 from pyengine.client.pending_puts import PutContext, PutFuture
 from pyengine.client.queue_choice import QueueChoice
 from pyengine.client.submission import PutEntry, Submitter, resolved
-from pyengine.errors import UsageError
+from pyengine.errors import PutError, UsageError
 from pyengine.formats.constants import (
+    NAME_VALUE_SEPARATOR,
+    PROPERTY_SEPARATOR,
     PROPERTY_SHARDING_KEY,
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_STORE_HOST_V6,
@@ -45,14 +54,16 @@ from pyengine.formats.constants import (
 )
 from pyengine.formats.delayed_message import DEFAULT_DELAYS_MS, timed_properties, wait_level
 from pyengine.formats.properties import decode_properties, is_wait_store_ok
-from pyengine.formats.record import HOST_V6_BYTES, BatchMember, encode_batch, encode_host, record_size
+from pyengine.formats.record import HOST_V6_BYTES, BatchMember, decode_host, encode_batch, encode_host, record_size
 from pyengine.native import producer as native
 from pyengine.results import PutManyResult, PutResult, PutStatus
 from pyengine.storage.config import check_keywords, load_config
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from datetime import datetime
 
+    from pyengine.client.half_messages import Checker, GroupTransactions, Transaction
     from pyengine.client.transactions import Outcome, Transactions
     from pyengine.ipc.session_client import ProducerSession
 
@@ -66,7 +77,7 @@ def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, time
 
     `ring_bytes` is the size of its submission ring, a power of two (default session_ring_bytes); `timeout_s` the longest
     time to wait for a supervisor that is being restarted. `settings` are those of the store that a producer needs:
-    store_host, message_delay_level, session_ring_bytes, default_topic_queue_nums.
+    store_host, message_delay_level, session_ring_bytes, default_topic_queue_nums, transaction_timeout_ms and the like.
     """
     from pyengine.ipc.session_client import open_session
     from pyengine.native.session import check_ring_bytes
@@ -83,7 +94,10 @@ def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, time
         return open_session(root, ring_bytes, timeout_s if limit_s is None else min(limit_s, timeout_s))
 
     return Producer(open_now, store_host=config.store_host,
-                    delays_ms=config.delay_levels_ms, default_topic_queue_nums=config.default_topic_queue_nums)
+                    delays_ms=config.delay_levels_ms, default_topic_queue_nums=config.default_topic_queue_nums,
+                    transaction_limits=TransactionLimits(
+                        config.transaction_timeout_ms, config.transaction_check_max, config.transaction_check_interval_ms,
+                        config.file_reserved_time_hours * 3_600_000))
 
 
 class Producer(ProducerFront):
@@ -98,11 +112,11 @@ class Producer(ProducerFront):
     # and call _put_any, _put_many_any or _put_async_any for all else.
 
     __slots__ = ("_store_host", "_born_host", "_host_flags", "_delays_ms", "_topics", "_tags", "_transactions", "_choice",
-                 "_default_topic_queue_nums", "__weakref__")
+                 "_default_topic_queue_nums", "_transaction_limits", "_group_transactions", "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], ProducerSession], *, store_host: str = "127.0.0.1:10911",
                  born_host: str = "127.0.0.1:0", delays_ms: Sequence[int] = DEFAULT_DELAYS_MS,
-                 default_topic_queue_nums: int = 8) -> None:
+                 default_topic_queue_nums: int = 8, transaction_limits: TransactionLimits = TRANSACTION_DEFAULTS) -> None:
         # open_session(limit_s) is called now with None, later with the seconds that a put has left.
         self._store_host = encode_host(store_host)
         self._born_host = encode_host(born_host)
@@ -113,10 +127,14 @@ class Producer(ProducerFront):
         self._transactions: Transactions | None = None
         self._choice: QueueChoice | None = None
         self._default_topic_queue_nums = default_topic_queue_nums
+        self._transaction_limits = transaction_limits
+        self._group_transactions: GroupTransactions | None = None
         super().__init__(Submitter(open_session, (self._born_host, self._store_host, self._host_flags)))
 
     def close(self) -> None:
         """Wait for the answers of all puts, then end the session. A second call does nothing."""
+        if self._group_transactions is not None:
+            self._group_transactions.close()
         self._puts.close()
         if self._transactions is not None:
             self._transactions.close()
@@ -323,6 +341,61 @@ class Producer(ProducerFront):
         return self._with_members(entry, list(members)) or entry
 
     # ---- transactions -------------------------------------------------------------
+
+    def transaction(
+        self, *, checker: Checker | None = None, group: str = "pyengine", check_after_s: int | None = None,
+    ) -> AbstractContextManager[Transaction]:
+        """Return a `with` block whose `put()`s consumers see when it ends, and never if it ends by an exception.
+
+        What a kill leaves undecided is asked about, after transaction_timeout_ms (or `check_after_s` seconds): `checker` gets
+        the message and says "commit", "rollback", or None for "ask again later". From now on it is called for every
+        undecided message of `group`, of other processes too, in a thread of this producer, until close(). After
+        transaction_check_max answers of None the message is put aside in TRANS_CHECK_MAX_TIME_TOPIC. The messages are RocketMQ's
+        half messages: a broker that takes the store over asks about them too (docs/transactions.md).
+        """
+        arguments.text(group, "group")
+        if check_after_s is not None and arguments.integer(check_after_s, "check_after_s") < 0:
+            raise UsageError(f"check_after_s is {check_after_s}: give seconds")
+        return self._in_groups().transaction(group, checker, check_after_s)
+
+    def check_transactions(self) -> int:
+        """Ask the checkers of this producer now about what is undecided for long enough; how many messages were asked about.
+
+        The producer does it by itself each transaction_check_interval_ms. One process at a time does it for a store: 0 while
+        another one is at it. PutError, EngineError.
+        """
+        return self._in_groups().check_now()
+
+    def _in_groups(self) -> GroupTransactions:
+        if self._group_transactions is None:
+            from pyengine.client.half_messages import GroupTransactions
+
+            itself = weakref.proxy(self)  # so that a producer that is dropped ends
+            made = GroupTransactions(
+                lambda message, timeout_s: itself.put_raw(message, timeout_s=timeout_s),
+                lambda *given, **options: itself._transaction_raw(*given, **options),
+                self._puts.root, host=decode_host(self._store_host), limits=self._transaction_limits)
+            weakref.finalize(self, made.stop_asking)
+            self._group_transactions = made
+        return self._group_transactions
+
+    def _transaction_raw(
+        self, topic: str, body: bytes, *, queue_id: int | None, tags: str | None, keys: str | Iterable[str] | None,
+        properties: Mapping[str, str] | None, flag: int, unique_key: str, sharding_key: str | None, more: Mapping[str, str],
+    ) -> RawMessage:
+        """A message of a transaction, with the properties `more`; PutError for one that put() would refuse."""
+        try:
+            self._topic_bytes(topic)
+            if queue_id is None or sharding_key is not None:
+                queue_id, properties = self._chosen(topic, queue_id, sharding_key, properties)
+            pieces = [outgoing.properties_text(tags, keys, properties, unique_key)]
+            pieces += [f"{name}{NAME_VALUE_SEPARATOR}{outgoing.property_value(value, name)}" for name, value in more.items()]
+            data = outgoing.body_bytes(body)
+            self._refuse_sizes(len(data), queue_id, flag)
+        except PutRefusedError as refused:
+            raise PutError(f"{refused.status.name}: {refused.reason}", refused.result(topic, queue_id or 0)) from None
+        return RawMessage(topic, data, queue_id=queue_id, properties_text=PROPERTY_SEPARATOR.join(pieces), flag=flag,
+                          born_timestamp_ms=time.time_ns() // 1_000_000)
 
     def put_prepared(self, topic: str, body: bytes, **options: Any) -> PutResult:
         """Store a message that consumers do not see before end_transaction() commits it; keep `msg_id` of the result.

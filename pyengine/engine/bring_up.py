@@ -177,7 +177,7 @@ def _enter_topics(store: MessageStore, config: EngineConfig, report: RecoveryRep
     try:
         for topic, queue_id in queues_between(log, report.scan_from, report.end_offset, config.enable_multi_dispatch):
             highest[topic] = max(queue_id, highest.get(topic, -1))
-        TopicConfigs(store.root).enter(highest)
+        TopicConfigs(store.root).enter(highest, config.default_topic_queue_nums)
     except EngineError as error:
         return (f"new topics are not entered into topics.json: {error}",)
     return ()

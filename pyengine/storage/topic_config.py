@@ -36,6 +36,7 @@ NAME = "topics.json"
 PERM_INHERIT, PERM_WRITE, PERM_READ, PERM_PRIORITY = 1, 2, 4, 8
 QUEUE_NUMS_ABSENT = 16  # what TopicConfig has where the file does not say
 QUEUE_NUMS_MAX = 65_536
+QUEUE_NUMS_NEW = 8
 GROUP_TOPIC_PREFIXES = ("%RETRY%", "%DLQ%")  # a broker makes these with one queue
 
 
@@ -44,8 +45,8 @@ class TopicConfig:
     """One topic: how many queues readers and producers should use, and what they may do (perm: 4 read, 2 write)."""
 
     topic: str
-    read_queue_nums: int = 8
-    write_queue_nums: int = 8
+    read_queue_nums: int = QUEUE_NUMS_NEW
+    write_queue_nums: int = QUEUE_NUMS_NEW
     perm: int = PERM_READ | PERM_WRITE
     order: bool = False
     topic_filter_type: str = "SINGLE_TAG"
@@ -132,13 +133,14 @@ class TopicConfigs:
             _found(topics, topic)
             del topics[topic]
 
-    def enter(self, queues: Mapping[str, int]) -> list[str]:
+    def enter(self, queues: Mapping[str, int], queue_nums: int = QUEUE_NUMS_NEW) -> list[str]:
         """Make entries for topics that have messages and no entry; those that were changed, sorted.
 
-        `queues`: topic -> the highest queue that has one. Where an entry names too few queues to read, so that a broker
-        would not serve that one, it is raised; nothing else of an entry is changed. Left out are light queues and a
-        broker's own topics, which have no entry or get it from the broker. The file is written once, and only if it
-        must be. DiskError, also when there is a file that cannot be read: it is left as it is.
+        `queues`: topic -> the highest queue that has one; `queue_nums`: how many a new entry names at least. Where an
+        entry names too few queues to read, so that a broker would not serve that one, it is raised; nothing else of
+        an entry is changed. Left out are light queues and a broker's own topics, which have no entry or get it from the
+        broker. The file is written once, and only if it must be. DiskError, also when there is a file that cannot be
+        read: it is left as it is.
         """
         wanted = {topic: min(queue_id + 1, QUEUE_NUMS_MAX) for topic, queue_id in queues.items() if _has_entry(topic)}
         if not wanted or not _lacking(self.read().topics, wanted):
@@ -154,7 +156,7 @@ class TopicConfigs:
                     topics[topic] = replace(topics[topic], read_queue_nums=count)
                     continue
                 if not topic.startswith(GROUP_TOPIC_PREFIXES):
-                    count = max(TopicConfig(topic).read_queue_nums, count)
+                    count = max(queue_nums, count)
                 topics[topic] = TopicConfig(topic, count, count)
         return lacking
 

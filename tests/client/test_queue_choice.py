@@ -16,6 +16,7 @@ from pyengine.client.queue_choice import QueueChoice
 from pyengine.errors import DiskError, UsageError
 from pyengine.results import PutStatus
 from pyengine.storage.topic_config import TopicConfig, TopicConfigs
+from waiting import eventually
 
 
 @pytest.fixture
@@ -114,9 +115,11 @@ def test_puts_without_a_queue_are_spread(engine, producer):
     assert [result.queue_offset for result in results[:9]] == [0] * 3 + [1] * 3 + [2] * 3
 
 
-def test_a_put_still_goes_to_queue_0_and_enters_no_topic(engine, producer):
-    assert producer.put("plain", b"x").queue_id == 0 and producer.put("plain", b"x").queue_id == 0
-    assert "plain" not in TopicConfigs(engine.path).read().topics
+def test_a_put_without_more_still_goes_to_queue_0(engine, producer):
+    """Its topic is entered too, with as many queues, by the checkpointer."""
+    assert [producer.put("plain", b"x").queue_id for _ in range(3)] == [0, 0, 0]
+    entry = eventually(lambda: TopicConfigs(engine.path).read().topics.get("plain"), "the topic is entered")
+    assert (entry.read_queue_nums, entry.write_queue_nums) == (3, 3)
 
 
 def test_messages_of_one_key_keep_their_order_in_one_queue(engine, producer, rng: random.Random):

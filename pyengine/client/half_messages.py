@@ -1,0 +1,504 @@
+"""Transactions as RocketMQ's broker keeps them: half messages, op messages, and the check-back of undecided ones.
+
+    with producer.transaction(checker=look_it_up) as transaction:
+        transaction.put("orders", b"order 17 is paid")      # no consumer sees it yet
+        pay()                                                # an exception takes it back
+
+A half message is in RMQ_SYS_TRANS_HALF_TOPIC with its real topic as a property. Its end is an op message that names its queue
+offset, and for a commit the message itself in its real topic before that. What stays undecided is asked about: PreparedCheck
+puts it back at the end of the half topic and gives it to whoever can ask its producers. RocketMQ 4.9.8:
+TransactionalMessageBridge, EndTransactionProcessor, TransactionalMessageServiceImpl.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pyengine.client.outgoing import TRANSACTION_DEFAULTS, RawMessage, TransactionLimits
+from pyengine.errors import EngineError, PutError, UsageError, disk_errors
+from pyengine.formats.constants import (
+    PROPERTY_CHECK_IMMUNITY_TIME,
+    PROPERTY_PRODUCER_GROUP,
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TAGS,
+    PROPERTY_TRANSACTION_CHECK_TIMES,
+    PROPERTY_TRANSACTION_PREPARED,
+    PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET,
+    PROPERTY_WAIT,
+    SYS_FLAG_TRANSACTION_COMMIT,
+    SYS_FLAG_TRANSACTION_MASK,
+    TRANSACTION_DISCARD_TOPIC,
+    TRANSACTION_GROUP,
+    TRANSACTION_HALF_TOPIC,
+    TRANSACTION_OP_TOPIC,
+)
+from pyengine.formats.paths import StorePaths
+from pyengine.formats.properties import decode_properties, encode_properties, hash_map_order
+from pyengine.formats.record import Message
+from pyengine.ipc.live_reader import LiveStoreReader
+from pyengine.results import PutResult, PutStatus, ReadLevel
+from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.new_file import make_folders
+from pyengine.storage.topic_config import TopicConfig, TopicConfigs
+
+Outcome = Literal["commit", "rollback"]
+Checker = Callable[[Message], Outcome | None]
+REMOVE_TAG = "d"
+READ_MESSAGES = 256
+DISPATCH_S = 5.0
+LOCK_NAME = "transactions.lock"
+_LOG = logging.getLogger("pyengine.client.half_messages")
+
+
+# ---- what is stored ------------------------------------------------------------------
+
+
+def half_of(message: RawMessage) -> RawMessage:
+    """The half message of a message with TRAN_MSG and PGROUP. RocketMQ: parseHalfMessageInner."""
+    properties = decode_properties(message.properties_text)
+    properties |= {PROPERTY_REAL_TOPIC: message.topic, PROPERTY_REAL_QUEUE_ID: str(message.queue_id)}
+    return replace(message, topic=TRANSACTION_HALF_TOPIC, queue_id=0, sys_flag=message.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,
+                   properties_text=_text(properties))
+
+
+def commit_of(half: Message) -> RawMessage:
+    """What a commit stores in the real topic; the text keeps REAL_TOPIC and TRAN_MSG, as the broker's. UsageError without a topic."""
+    topic, queue_id = real_place(half)
+    return replace(_raw(half, half.properties), topic=topic, queue_id=queue_id, flag=half.flag,
+                   sys_flag=half.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_TRANSACTION_COMMIT,
+                   prepared_transaction_offset=half.physical_offset)
+
+
+def op_of(half: Message, queue_offset: int, now_ms: int, host: str | None = None) -> RawMessage:
+    """The op message that says: the half message at `queue_offset` is done. `host`: the store's, None for the producer's."""
+    return RawMessage(
+        TRANSACTION_OP_TOPIC, str(queue_offset).encode(), queue_id=half.queue_id, born_timestamp_ms=now_ms,
+        born_host=host or "127.0.0.1:0", store_host=host, wait_store_msg_ok=False,
+        properties_text=_text({PROPERTY_TAGS: REMOVE_TAG, PROPERTY_WAIT: "true"}))
+
+
+def real_place(half: Message) -> tuple[str, int]:
+    """(topic, queue id) that a half message is meant for; UsageError for one that names none."""
+    topic, queue = half.properties.get(PROPERTY_REAL_TOPIC, ""), half.properties.get(PROPERTY_REAL_QUEUE_ID, "")
+    if not topic or not (queue.isascii() and queue.isdecimal()):
+        raise UsageError(f"{half.msg_id} names no topic and queue: it is no half message")
+    return topic, int(queue)
+
+
+class HalfMessages:
+    """The half messages of one store, as one process handles them. Thread-safe.
+
+    `put_raw(message, timeout_s)` is a producer's; `host` its store host, for op messages.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], put_raw: Callable[[RawMessage, float | None], PutResult], *,
+                 host: str | None = None, timeout_ms: int = TRANSACTION_DEFAULTS.timeout_ms,
+                 clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
+        self.root = Path(root)
+        self.timeout_ms = timeout_ms
+        self.now_ms = clock_ms
+        self._put_raw = put_raw
+        self._host = host
+        self._lock = threading.RLock()
+        self._reader: LiveStoreReader | None = None
+        self._entered: set[str] = set()
+
+    def prepare(self, message: RawMessage, timeout_s: float | None = None) -> tuple[PutResult, Message | None]:
+        """Store the half message of `message`; its result, and the half message as it is stored (None where it is not)."""
+        half = half_of(message)
+        self.enter(half.topic)
+        result = self._put_raw(half, timeout_s)
+        if not result.stored:
+            return result, None
+        return result, Message(
+            half.topic, half.body, half.queue_id, result.queue_offset, result.physical_offset, result.size_bytes, half.properties_text,
+            half.flag, half.sys_flag, half.born_timestamp_ms, half.born_host, result.store_timestamp_ms,
+            half.store_host or self._host or "127.0.0.1:10911", half.reconsume_times)
+
+    def find(self, physical_offset: int) -> Message | None:
+        """The half message that begins there, None without one."""
+        with self._lock:
+            found = self.reader().message_at(physical_offset, ReadLevel.COMMITTED)
+        return found if found is not None and found.topic == TRANSACTION_HALF_TOPIC else None
+
+    def end(self, half: Message, outcome: Outcome, timeout_s: float | None = None) -> PutResult:
+        """Commit or roll back; the result of the commit, or of the op message. Also for one that has been put back meanwhile.
+
+        The same end again, and a commit by the checker of another process, store nothing twice in the real topic once the
+        first is dispatched. The op message follows the commit: a kill between has it asked about once more.
+        """
+        if outcome not in ("commit", "rollback"):
+            raise UsageError(f"{outcome!r} ends no transaction: give 'commit' or 'rollback'")
+        offsets = {half.queue_offset}
+        done = None
+        if half.uniq_key and self.now_ms() - half.born_timestamp_ms >= self.timeout_ms:  # it may have been asked about
+            with self._lock:
+                offsets |= {copy.queue_offset for copy in self._same(TRANSACTION_HALF_TOPIC, half) if copy.queue_id == half.queue_id}
+                done = self._committed(half) if outcome == "commit" else None
+        if outcome == "commit":
+            done = done or self._put_raw(commit_of(half), timeout_s)
+            if not done.stored:
+                return done
+        results = [self._put_raw(op_of(half, offset, self.now_ms(), self._host), timeout_s) for offset in sorted(offsets)]
+        return done or results[0]
+
+    def put_back(self, half: Message, more: Mapping[str, str]) -> Message | None:
+        """Store it once more at the end of the half topic, with these properties too; the new one. RocketMQ: renewHalfMessageInner."""
+        raw = replace(_raw(half, half.properties | dict(more)), topic=half.topic, queue_id=half.queue_id, wait_store_msg_ok=False)
+        result = self._put_raw(raw, None)
+        if not result.stored:
+            return None
+        return replace(half, raw_properties=raw.properties_text, queue_offset=result.queue_offset,
+                       physical_offset=result.physical_offset, size_bytes=result.size_bytes,
+                       store_timestamp_ms=result.store_timestamp_ms)
+
+    def discard(self, half: Message) -> bool:
+        """Put it aside in TRANS_CHECK_MAX_TIME_TOPIC; whether that is stored."""
+        self.enter(TRANSACTION_DISCARD_TOPIC)
+        raw = replace(_raw(half, half.properties), topic=TRANSACTION_DISCARD_TOPIC, queue_id=0, reconsume_times=half.reconsume_times)
+        return self._put_raw(raw, None).stored
+
+    def enter(self, topic: str) -> None:
+        """Have the topic in topics.json, with one queue as the broker enters it."""
+        if topic not in self._entered:
+            TopicConfigs(self.root).ensure(TopicConfig(topic, 1, 1))
+            self._entered.add(topic)
+
+    def reader(self) -> LiveStoreReader:
+        """The store, open for reading; one thread at a time."""
+        if self._reader is None:
+            self._reader = LiveStoreReader(self.root)
+        return self._reader
+
+    def close(self) -> None:
+        """Close the store's files."""
+        with self._lock:
+            reader, self._reader = self._reader, None
+            if reader is not None:
+                reader.close()
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Whether this process, and no other, may check the half messages of the store during the block."""
+        path = StorePaths(self.root).config / LOCK_NAME
+        make_folders(path.parent)
+        with disk_errors("open", path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                with self._lock:
+                    yield True
+        finally:
+            os.close(descriptor)
+
+    def _committed(self, half: Message) -> PutResult | None:
+        """The commit of it that the index knows, whichever copy it names."""
+        topic, _ = real_place(half)
+        for found in self._same(topic, half):
+            if found.transaction_type == SYS_FLAG_TRANSACTION_COMMIT:
+                return PutResult(PutStatus.PUT_OK, found.msg_id, found.queue_offset, found.physical_offset, found.size_bytes,
+                                 found.store_timestamp_ms, found.topic, found.queue_id)
+        return None
+
+    def _same(self, topic: str, half: Message) -> list[Message]:
+        """What the index knows in `topic` of the message that `half` is a copy of."""
+        return [found for found in self.reader().query_message(topic, half.uniq_key or "", level=ReadLevel.COMMITTED)
+                if found.born_timestamp_ms == half.born_timestamp_ms]
+
+
+# ---- the check -----------------------------------------------------------------------
+
+
+class PreparedCheck:
+    """Goes through the half messages of a store, round after round. RocketMQ: TransactionalMessageServiceImpl.check."""
+
+    def __init__(self, halves: HalfMessages, *, check_max: int = TRANSACTION_DEFAULTS.check_max,
+                 reserved_ms: int = TRANSACTION_DEFAULTS.reserved_ms) -> None:
+        self._halves = halves
+        self._check_max = check_max
+        self._reserved_ms = reserved_ms
+        self._offsets = ConsumerOffsets(halves.root)
+
+    def round(self, can_ask: Callable[[str], bool]) -> list[Message]:
+        """Return the half messages whose producers are to be asked now, each as it was put back, with its try counted.
+
+        `can_ask(group)`: whether this process can ask producers of the group; others' are put back without counting. Not
+        asked about: what is younger than transactionTimeOut or its own immunity time. What was asked about check_max
+        times, or is older than the log keeps messages, goes to TRANS_CHECK_MAX_TIME_TOPIC. Offsets are stored under
+        CID_RMQ_SYS_TRANS, as the broker's. Empty while another process does a round. PutError where the engine refuses.
+        """
+        with self._halves.alone() as may:
+            if not may:
+                return []
+            self._wait_for_ends()
+            asked: list[Message] = []
+            for queue_id in self._halves.reader().queue_ids(TRANSACTION_HALF_TOPIC):
+                self._check_queue(queue_id, can_ask, asked)
+            return asked
+
+    def _wait_for_ends(self) -> None:
+        """Until what is in the log now is in queues and index: an end that is not seen would be asked for again."""
+        reader = self._halves.reader()
+        end, deadline_s = reader.max_physical_offset(ReadLevel.COMMITTED), time.monotonic() + DISPATCH_S
+        while time.monotonic() < deadline_s:
+            seen = reader.arrivals()
+            if reader.dispatched_offset(ReadLevel.COMMITTED) >= end:
+                return
+            reader.wait_for_arrival(0.1, seen)
+
+    def _check_queue(self, queue_id: int, can_ask: Callable[[str], bool], asked: list[Message]) -> None:
+        reader, start_ms = self._halves.reader(), self._halves.now_ms()
+        first, half_end = reader.queue_range(TRANSACTION_HALF_TOPIC, queue_id, ReadLevel.COMMITTED)
+        begin = min(max(self._stored(TRANSACTION_HALF_TOPIC, queue_id, first), first), half_end)
+        op_begin = self._stored(TRANSACTION_OP_TOPIC, queue_id, 0)
+        ended, done_ops, op_begin = self._ended(queue_id, op_begin, begin)
+        offset = begin
+        try:
+            while offset < half_end:
+                if offset in ended:
+                    done_ops.update(ended.pop(offset))
+                    offset += 1
+                    continue
+                found = reader.get_message(TRANSACTION_HALF_TOPIC, queue_id, offset, 1, level=ReadLevel.COMMITTED)
+                if not found.messages or found.messages[0].queue_offset != offset:
+                    offset = max(offset + 1, found.next_begin_offset)  # deleted, or damaged
+                    continue
+                if not self._dealt_with(found.messages[0], start_ms, ended, can_ask, asked):
+                    break
+                offset += 1
+        finally:
+            op_end = op_begin
+            while op_end in done_ops:
+                op_end += 1
+            self._store(queue_id, begin, offset, op_begin, op_end)
+
+    def _dealt_with(self, half: Message, start_ms: int, ended: Mapping[int, list[int]], can_ask: Callable[[str], bool],
+                    asked: list[Message]) -> bool:
+        """Whether the round may go past an undecided message: it was put back or aside. PutError."""
+        times = _number(half.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES, "0"), 0)
+        age_ms = start_ms - half.born_timestamp_ms
+        if times >= self._check_max or age_ms > self._reserved_ms:
+            if not self._halves.discard(half):
+                raise PutError(f"half message {half.msg_id} cannot be put aside")
+            _LOG.error("half message %s was asked about %d times and is put aside in %s", half.msg_id, times, TRANSACTION_DISCARD_TOPIC)
+            return True
+        if half.store_timestamp_ms >= start_ms:
+            return False
+        immunity = half.properties.get(PROPERTY_CHECK_IMMUNITY_TIME)
+        if immunity is not None:
+            seconds = _number(immunity, -1)
+            if age_ms < (self._halves.timeout_ms if seconds < 0 else seconds * 1000):
+                first = half.properties.get(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, str(half.queue_offset))
+                if _number(first, -1) not in ended:
+                    self._put_back(half, {PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET: first})
+                return True
+        elif 0 <= age_ms < self._halves.timeout_ms:
+            return False
+        if can_ask(half.properties.get(PROPERTY_PRODUCER_GROUP, "")):
+            asked.append(self._put_back(half, {PROPERTY_TRANSACTION_CHECK_TIMES: str(times + 1)}))
+        else:
+            self._put_back(half, {})
+        return True
+
+    def _put_back(self, half: Message, more: Mapping[str, str]) -> Message:
+        copy = self._halves.put_back(half, more)
+        if copy is None:
+            raise PutError(f"half message {half.msg_id} cannot be put back: it is checked in the next round")
+        return copy
+
+    def _ended(self, queue_id: int, op_begin: int, begin: int) -> tuple[dict[int, list[int]], set[int], int]:
+        """(half offset -> its op messages' offsets, ops of what lies before `begin`, the first op)."""
+        reader = self._halves.reader()
+        first, end = reader.queue_range(TRANSACTION_OP_TOPIC, queue_id, ReadLevel.COMMITTED)
+        at = op_begin = min(max(op_begin, first), end)
+        ended: dict[int, list[int]] = {}
+        done: set[int] = set()
+        while at < end:
+            found = reader.fetch(TRANSACTION_OP_TOPIC, queue_id, at, READ_MESSAGES, None, ReadLevel.COMMITTED)
+            following = found.next_begin_offset if found.next_begin_offset > at else at + 1
+            seen = set(range(at, min(following, end)))
+            for message in found.messages:
+                half_offset = _number(message.body.decode("ascii", "replace"), -1)
+                if message.tags == REMOVE_TAG and half_offset >= begin:
+                    ended.setdefault(half_offset, []).append(message.queue_offset)
+                    seen.discard(message.queue_offset)
+            done |= seen  # of what is past, or no op message, or deleted
+            at = following
+        return ended, done, op_begin
+
+    def _stored(self, topic: str, queue_id: int, without: int) -> int:
+        return self._offsets.read(topic, TRANSACTION_GROUP).get(queue_id, without)
+
+    def _store(self, queue_id: int, begin: int, offset: int, op_begin: int, op_end: int) -> None:
+        if offset != begin:
+            self._offsets.commit(TRANSACTION_HALF_TOPIC, TRANSACTION_GROUP, {queue_id: offset})
+        if op_end != op_begin:
+            self._offsets.commit(TRANSACTION_OP_TOPIC, TRANSACTION_GROUP, {queue_id: op_end})
+
+
+# ---- a producer's transactions ---------------------------------------------------------
+
+
+class Transaction:
+    """The messages of one `with producer.transaction(...)`: consumers see all of them after it, or none."""
+
+    def __init__(self, owner: GroupTransactions, group: str, check_after_s: int | None) -> None:
+        self._owner = owner
+        self._group = group
+        self._check_after_s = check_after_s
+        self._halves: list[Message] = []
+        self.results: list[PutResult] = []
+        """What the commits answered, in the order of the puts; after the block."""
+
+    def put(self, topic: str, body: bytes, *, queue_id: int | None = 0, tags: str | None = None,
+            keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
+            unique_key: str | None = None, sharding_key: str | None = None, timeout_s: float | None = None) -> PutResult:
+        """Store one message that no consumer sees before the commit; arguments as of Producer.put. PutError if it is refused.
+
+        The result has the offsets of the half message.
+        """
+        more = {PROPERTY_TRANSACTION_PREPARED: "true", PROPERTY_PRODUCER_GROUP: self._group}
+        if self._check_after_s is not None:
+            more[PROPERTY_CHECK_IMMUNITY_TIME] = str(self._check_after_s)
+        raw = self._owner.raw(topic, body, queue_id=queue_id, tags=tags, keys=keys, properties=properties, flag=flag,
+                              unique_key=unique_key or uuid.uuid4().hex.upper(), sharding_key=sharding_key, more=more)
+        result, half = self._owner.prepare(raw, timeout_s)
+        if half is None:
+            result.raise_for_status()
+        else:
+            self._halves.append(half)
+        return result
+
+    def end(self, outcome: Outcome) -> None:
+        """End all of them; the first error is raised when all were tried. What could not be ended is asked about later."""
+        trouble: EngineError | None = None
+        for half in self._halves:
+            try:
+                result = self._owner.end(half, outcome)
+                if outcome == "commit":
+                    self.results.append(result)
+                if not result.stored:
+                    result.raise_for_status()
+            except EngineError as error:
+                trouble = trouble or error
+        if trouble is not None:
+            raise trouble
+
+
+class GroupTransactions:
+    """The transactions of one producer: what is open, the checkers by group, and the thread that asks them."""
+
+    def __init__(self, put_raw: Callable[[RawMessage, float | None], PutResult], make_raw: Callable[..., RawMessage], root: Path, *,
+                 host: str, limits: TransactionLimits) -> None:
+        self.raw = make_raw
+        self._halves = HalfMessages(root, put_raw, host=host, timeout_ms=limits.timeout_ms)
+        self._check = PreparedCheck(self._halves, check_max=limits.check_max, reserved_ms=limits.reserved_ms)
+        self._interval_s = limits.check_interval_ms / 1000
+        self._checkers: dict[str, Checker] = {}
+        self._open: set[str] = set()
+        self._closing = threading.Event()
+        self._asking = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def transaction(self, group: str, checker: Checker | None, check_after_s: int | None) -> Iterator[Transaction]:
+        """See Producer.transaction."""
+        if checker is not None:
+            self._checkers[group] = checker
+            if self._thread is None and not self._closing.is_set():
+                self._thread = threading.Thread(target=self._loop, name="pyengine-transactions", daemon=True)
+                self._thread.start()
+        transaction = Transaction(self, group, check_after_s)
+        try:
+            try:
+                yield transaction
+            except BaseException:
+                try:
+                    transaction.end("rollback")
+                except EngineError as error:  # the program's own exception says more; the checker is asked later
+                    _LOG.warning("a transaction of %s could not be rolled back: %s", group, error)
+                raise
+            transaction.end("commit")
+        finally:
+            self._open.difference_update(half.uniq_key or "" for half in transaction._halves)
+
+    def prepare(self, raw: RawMessage, timeout_s: float | None) -> tuple[PutResult, Message | None]:
+        """HalfMessages.prepare; this process's own checker is not asked about it before its block ends."""
+        result, half = self._halves.prepare(raw, timeout_s)
+        if half is not None:
+            self._open.add(half.uniq_key or "")
+        return result, half
+
+    def end(self, half: Message, outcome: Outcome) -> PutResult:
+        """HalfMessages.end."""
+        return self._halves.end(half, outcome)
+
+    def check_now(self) -> int:
+        """One round: ask the checkers of this producer about what is undecided; how many were asked."""
+        with self._asking:
+            asked = [half for half in self._check.round(self._checkers.__contains__) if half.uniq_key not in self._open]
+            for half in asked:
+                self._ask(half)
+            return len(asked)
+
+    def _ask(self, half: Message) -> None:
+        topic, queue_id = real_place(half)
+        group = half.properties[PROPERTY_PRODUCER_GROUP]
+        try:
+            outcome = self._checkers[group](replace(half, topic=topic, queue_id=queue_id))
+        except Exception:  # noqa: BLE001 - the program's: it is asked again in the next round
+            _LOG.exception("the checker of %s failed for %s, and is asked again", group, half.uniq_key)
+            return
+        if outcome is not None:
+            self._halves.end(half, outcome)
+
+    def _loop(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self.check_now()
+            except ReferenceError:  # the producer was dropped
+                return
+            except EngineError as error:
+                _LOG.warning("transactions could not be checked: %s", error)
+            self._closing.wait(self._interval_s)
+
+    def stop_asking(self) -> None:
+        """Ask no more, without waiting."""
+        self._closing.set()
+
+    def close(self) -> None:
+        """Ask no more, and close the store's files."""
+        self.stop_asking()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._halves.close()
+
+
+def _number(text: str, otherwise: int) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else otherwise
+
+
+def _text(properties: Mapping[str, str]) -> str:
+    return encode_properties({name: properties[name] for name in hash_map_order(properties)})
+
+
+def _raw(half: Message, properties: Mapping[str, Any]) -> RawMessage:
+    return RawMessage(
+        half.topic, half.body, queue_id=half.queue_id, properties_text=_text(properties), flag=half.flag, sys_flag=half.sys_flag,
+        born_timestamp_ms=half.born_timestamp_ms, born_host=half.born_host, store_host=half.store_host,
+        reconsume_times=half.reconsume_times)

@@ -1,0 +1,396 @@
+"""Transactions in RocketMQ's half topic: what is stored, who is asked when, and what a kill leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import pyengine
+from fix_cli import environment
+from fix_engine import SMALL
+from pyengine.client.half_messages import HalfMessages, PreparedCheck, commit_of, half_of, op_of
+from pyengine.client.outgoing import RawMessage
+from pyengine.errors import PutError, UsageError
+from pyengine.formats.properties import decode_properties
+from pyengine.results import PutResult, PutStatus
+from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.topic_config import TopicConfigs
+from waiting import eventually, patience
+
+HALF, OP, DISCARDED = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC"
+GROUP = "CID_RMQ_SYS_TRANS"
+NO_TIME = {"transaction_timeout_ms": 0, "transaction_check_interval_ms": 86_400_000}
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """Transactions are asked about at once, but only by check_transactions()."""
+    with pyengine.Engine(tmp_path / "store", **NO_TIME, **SMALL) as engine:
+        yield engine
+
+
+@pytest.fixture
+def producer(engine):
+    with engine.connect() as producer:
+        yield producer
+
+
+class Halves(HalfMessages):
+    """With a clock that the test sets ahead."""
+
+    def __init__(self, engine, producer, **options) -> None:
+        self.ahead_ms = 0
+        super().__init__(engine.path, lambda raw, timeout_s: producer.put_raw(raw, timeout_s=timeout_s), **options)
+        clock_ms = self.now_ms
+        self.now_ms = lambda: clock_ms() + self.ahead_ms
+
+
+@pytest.fixture
+def halves(engine, producer):
+    made = Halves(engine, producer)
+    yield made
+    made.close()
+
+
+def messages(engine, topic, queue_id=0):
+    """All of the queue, dispatched or not when it is asked."""
+    with engine.open_store() as store:
+        end = store.max_physical_offset("committed")
+        eventually(lambda: store.dispatched_offset("committed") >= end, "all is dispatched")
+        found = []
+        while more := store.get_message(topic, queue_id, len(found), level="committed").messages:
+            found += more
+        return found
+
+
+def bodies(engine, topic="orders", queue_id=0):
+    return [message.body for message in messages(engine, topic, queue_id)]
+
+
+def offsets(engine):
+    """(next half offset, next op offset) of the check; 0 where there is none."""
+    return tuple(ConsumerOffsets(engine.path).read(topic, GROUP).get(0, 0) for topic in (HALF, OP))
+
+
+def prepare(halves, body=b"x", *, group="g", unique_key="U", more="", **fields):
+    text = f"TRAN_MSG\x01true\x02PGROUP\x01{group}\x02UNIQ_KEY\x01{unique_key}{more}"
+    result, half = halves.prepare(RawMessage("orders", body, properties_text=text, sys_flag=4, born_timestamp_ms=halves.now_ms(),
+                                             **fields))
+    assert result.ok
+    return half
+
+
+def rounds(engine, check, can_ask=lambda group: True):
+    messages(engine, HALF)
+    messages(engine, OP)
+    return check.round(can_ask)
+
+
+# --- what is stored -------------------------------------------------------------------------------
+
+
+def test_a_half_message_is_the_message_in_another_topic():
+    raw = RawMessage("orders", b"x", queue_id=3, properties_text="TRAN_MSG\x01true\x02PGROUP\x01g\x02TAGS\x01t", sys_flag=5, flag=7)
+    half = half_of(raw)
+    assert (half.topic, half.queue_id, half.sys_flag, half.flag, half.body) == (HALF, 0, 1, 7, b"x")
+    assert decode_properties(half.properties_text) == {
+        "TRAN_MSG": "true", "PGROUP": "g", "TAGS": "t", "REAL_TOPIC": "orders", "REAL_QID": "3"}
+
+
+def test_a_commit_and_an_op_message_are_the_brokers(engine, producer, halves):
+    half = prepare(halves, queue_id=3, flag=7)
+    commit = commit_of(half)
+    assert (commit.topic, commit.queue_id, commit.sys_flag, commit.flag) == ("orders", 3, 8, 7)
+    assert commit.prepared_transaction_offset == half.physical_offset
+    assert decode_properties(commit.properties_text) == half.properties  # the broker's text keeps TRAN_MSG and REAL_TOPIC
+    op = op_of(half, 17, 1000, "1.2.3.4:5")
+    assert (op.topic, op.queue_id, op.body, op.properties_text) == (OP, 0, b"17", "WAIT\x01true\x02TAGS\x01d")
+    assert (op.born_host, op.store_host, op.sys_flag, op.born_timestamp_ms) == ("1.2.3.4:5", "1.2.3.4:5", 0, 1000)
+    assert halves.find(half.physical_offset) == messages(engine, HALF)[0]
+    assert halves.find(producer.put("orders", b"plain").physical_offset) is None
+
+
+def test_a_message_without_a_topic_is_no_half_message(engine, producer, halves):
+    producer.put(HALF, b"x")
+    (stray,) = messages(engine, HALF)
+    with pytest.raises(UsageError, match="names no topic"):
+        halves.end(stray, "commit")
+
+
+# --- with blocks ----------------------------------------------------------------------------------
+
+
+def test_a_block_commits_at_its_end(engine, producer):
+    with producer.transaction(group="shop") as transaction:
+        transaction.put("orders", b"one", queue_id=2, tags="paid", keys="k", properties={"own": "1"}, flag=5)
+        transaction.put("bills", b"two")
+        assert bodies(engine, "orders", 2) == bodies(engine, "bills") == [] and transaction.results == []
+    (one,), (two,) = messages(engine, "orders", 2), messages(engine, "bills")
+    assert (one.body, one.tags, one.keys, one.flag, one.properties["own"], one.properties["PGROUP"]) == (
+        b"one", "paid", "k", 5, "1", "shop")
+    assert [result.msg_id for result in transaction.results] == [one.msg_id, two.msg_id]
+    half = messages(engine, HALF)[0]
+    assert (one.sys_flag, one.prepared_transaction_offset, one.born_timestamp_ms) == (8, half.physical_offset, half.born_timestamp_ms)
+    assert bodies(engine, OP) == [b"0", b"1"]
+    entry = TopicConfigs(engine.path).read().topics[HALF]
+    assert (entry.read_queue_nums, entry.write_queue_nums, entry.perm) == (1, 1, 6)
+
+
+def test_a_block_that_ends_by_an_exception_takes_its_messages_back(engine, producer):
+    with pytest.raises(ZeroDivisionError), producer.transaction() as transaction:
+        transaction.put("orders", b"one")
+        transaction.put("orders", b"two")
+        raise ZeroDivisionError
+    assert bodies(engine) == [] and bodies(engine, OP) == [b"0", b"1"] and transaction.results == []
+    asked = []
+    with producer.transaction(checker=asked.append):
+        pass
+    assert producer.check_transactions() == 0 and asked == []
+
+
+def test_a_message_that_put_would_refuse_ends_the_block(engine, producer):
+    with pytest.raises(PutError, match="MESSAGE_ILLEGAL"), producer.transaction() as transaction:
+        transaction.put("orders", b"good")
+        transaction.put("or/ders", b"bad")
+    assert bodies(engine) == [] and len(messages(engine, HALF)) == 1
+    with pytest.raises(UsageError, match="check_after_s"):
+        producer.transaction(check_after_s=-1)
+
+
+def test_queues_of_a_transaction_are_chosen_as_of_a_put(engine, producer):
+    with producer.transaction() as transaction:
+        transaction.put("keyed", b"x", sharding_key="a")
+        transaction.put("keyed", b"y", sharding_key="a")
+    queues = {result.queue_id for result in transaction.results}
+    assert queues == {producer.put("keyed", b"z", sharding_key="a").queue_id}
+
+
+def test_a_commit_that_is_refused_is_an_error_and_asked_about_later(engine, producer, monkeypatch):
+    put_raw = pyengine.Producer.put_raw
+    with monkeypatch.context() as patch, pytest.raises(PutError, match="busy"), producer.transaction() as transaction:
+        transaction.put("orders", b"x")
+        patch.setattr(pyengine.Producer, "put_raw", lambda self, raw, **_: PutResult(PutStatus.OS_PAGECACHE_BUSY, reason="busy"))
+    assert pyengine.Producer.put_raw is put_raw and bodies(engine) == []
+    with producer.transaction(checker=lambda message: "commit"):
+        pass
+    eventually(lambda: producer.check_transactions() or bodies(engine) == [b"x"], "it is committed")
+    assert bodies(engine) == [b"x"]
+
+
+# --- the check ------------------------------------------------------------------------------------
+
+
+def test_what_is_decided_is_passed_over_and_the_offsets_say_so(engine, halves):
+    check = PreparedCheck(halves)
+    for number in range(3):
+        halves.end(prepare(halves, unique_key=str(number)), "commit" if number else "rollback")
+    halves.ahead_ms = 10_000
+    assert rounds(engine, check) == [] and offsets(engine) == (3, 3)
+    assert len(bodies(engine)) == 2
+
+
+def test_an_undecided_message_is_put_back_counted_and_given_out(engine, halves):
+    half = prepare(halves)
+    check = PreparedCheck(halves)
+    assert rounds(engine, check) == [] and offsets(engine) == (0, 0)  # too young
+    halves.ahead_ms = 10_000
+    (asked,) = rounds(engine, check)
+    assert asked.properties == half.properties | {"TRANSACTION_CHECK_TIMES": "1"} and asked.queue_offset == 1
+    stored = messages(engine, HALF)[1]
+    assert (stored.properties, stored.physical_offset, stored.born_timestamp_ms) == (
+        asked.properties, asked.physical_offset, half.born_timestamp_ms)
+    assert offsets(engine) == (1, 0)
+    halves.end(asked, "commit")
+    halves.ahead_ms += 1
+    assert rounds(engine, check) == [] and bodies(engine) == [b"x"] and offsets(engine)[0] == 2
+
+
+def test_the_first_end_is_found_although_the_message_was_put_back(engine, halves):
+    """The producer that was slow commits what it holds; the checker's answer for the copy stores nothing twice."""
+    half = prepare(halves)
+    halves.ahead_ms = 10_000
+    (asked,) = rounds(engine, PreparedCheck(halves))
+    messages(engine, HALF)
+    first = halves.end(half, "commit")
+    bodies(engine)
+    assert halves.end(asked, "commit").msg_id == first.msg_id
+    assert bodies(engine) == [b"x"] and rounds(engine, PreparedCheck(halves)) == []
+
+
+def test_a_message_that_was_asked_about_too_often_is_put_aside(engine, halves):
+    prepare(halves)
+    check = PreparedCheck(halves, check_max=3)
+    halves.ahead_ms = 10_000
+    for times in range(1, 4):
+        (asked,) = rounds(engine, check)
+        assert asked.properties["TRANSACTION_CHECK_TIMES"] == str(times)
+        halves.ahead_ms += 1000
+    assert rounds(engine, check) == []
+    (discarded,) = messages(engine, DISCARDED)
+    assert (discarded.body, discarded.properties["REAL_TOPIC"]) == (b"x", "orders") and offsets(engine) == (4, 0)
+    assert TopicConfigs(engine.path).read().topics[DISCARDED].write_queue_nums == 1
+
+
+def test_a_message_older_than_the_log_keeps_is_put_aside(engine, halves):
+    prepare(halves)
+    halves.ahead_ms = 73 * 3_600_000
+    assert rounds(engine, PreparedCheck(halves)) == [] and len(messages(engine, DISCARDED)) == 1
+
+
+def test_a_group_that_cannot_be_asked_loses_no_try_and_keeps_none_up(engine, halves):
+    prepare(halves, b"other", group="other", unique_key="A")
+    prepare(halves, b"mine", group="mine", unique_key="B")
+    halves.ahead_ms = 10_000
+    check = PreparedCheck(halves)
+    (asked,) = rounds(engine, check, lambda group: group == "mine")
+    assert asked.body == b"mine" and offsets(engine) == (2, 0)
+    halves.ahead_ms += 1000
+    asked = rounds(engine, check)
+    assert {one.body: one.properties["TRANSACTION_CHECK_TIMES"] for one in asked} == {b"other": "1", b"mine": "2"}
+
+
+def test_an_immunity_time_keeps_a_message_from_being_asked_about(engine, halves):
+    half = prepare(halves, more="\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x0160")
+    halves.ahead_ms = 10_000
+    assert rounds(engine, PreparedCheck(halves)) == []
+    copy = messages(engine, HALF)[1]
+    assert copy.properties == half.properties | {"TRAN_PREPARED_QUEUE_OFFSET": "0"}
+    halves.ahead_ms = 61_000
+    (asked,) = rounds(engine, PreparedCheck(halves))
+    assert asked.properties["TRANSACTION_CHECK_TIMES"] == "1" and asked.body == b"x"
+
+
+def test_what_a_broker_left_is_gone_on_with(engine, producer, halves):
+    """Its offsets, op messages of half messages before them, and an op message that is none."""
+    for number in range(4):
+        prepare(halves, b"%d" % number, unique_key=str(number))
+    for offset in (0, 1):
+        producer.put_raw(RawMessage(OP, b"%d" % offset, properties_text="WAIT\x01true\x02TAGS\x01d"))
+    producer.put(OP, b"no number", tags="d")
+    ConsumerOffsets(engine.path).commit(HALF, GROUP, {0: 2})
+    ConsumerOffsets(engine.path).commit(OP, GROUP, {0: 1})
+    halves.ahead_ms = 10_000
+    asked = rounds(engine, PreparedCheck(halves))
+    assert [one.body for one in asked] == [b"2", b"3"] and offsets(engine) == (4, 3)
+
+
+def test_one_process_at_a_time_checks(engine, halves):
+    prepare(halves)
+    halves.ahead_ms = 10_000
+    hold = ("import fcntl, sys\nlock = open(sys.argv[1], 'w')\nfcntl.flock(lock, fcntl.LOCK_EX)\nprint('held', flush=True)\n"
+            "sys.stdin.read()")
+    path = engine.path / "config" / "transactions.lock"
+    with subprocess.Popen([sys.executable, "-c", hold, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        assert rounds(engine, PreparedCheck(halves)) == []
+        other.communicate()
+    assert len(rounds(engine, PreparedCheck(halves))) == 1
+
+
+def test_a_put_that_is_refused_ends_the_round_where_it_came_to(engine, halves):
+    for key in ("A", "B"):
+        prepare(halves, key.encode(), unique_key=key)
+    halves.ahead_ms = 10_000
+    put_raw, calls = halves._put_raw, []
+
+    def second_refused(raw, timeout_s):
+        calls.append(raw)
+        return put_raw(raw, timeout_s) if len(calls) == 1 else PutResult(PutStatus.OS_PAGECACHE_BUSY, reason="busy")
+
+    halves._put_raw = second_refused
+    with pytest.raises(PutError, match="next round"):
+        rounds(engine, PreparedCheck(halves))
+    assert offsets(engine) == (1, 0)
+    halves._put_raw = put_raw
+    assert sorted(one.body for one in rounds(engine, PreparedCheck(halves))) == [b"A", b"B"]
+
+
+# --- checkers -------------------------------------------------------------------------------------
+
+
+def test_the_checker_decides_about_what_a_kill_left(engine, producer):
+    dying = """
+import os, sys, pyengine
+with pyengine.connect(sys.argv[1]) as producer, producer.transaction(group="shop") as transaction:
+    for body in (b"commit", b"rollback", b"later"):
+        transaction.put("orders", body, queue_id=1)
+    os.kill(os.getpid(), 9)
+"""
+    ran = subprocess.run([sys.executable, "-c", dying, engine.path], env=environment(), timeout=patience(120), check=False)
+    assert ran.returncode == -signal.SIGKILL
+    assert len(messages(engine, HALF)) == 3
+    asked = []
+
+    def checker(message):
+        asked.append((message.topic, message.queue_id, message.body))
+        return {b"commit": "commit", b"rollback": "rollback"}.get(message.body)
+
+    with producer.transaction(group="shop", checker=checker):
+        pass
+    eventually(lambda: len(asked) >= 3 or producer.check_transactions(), "all were asked about")
+    assert sorted(asked)[:1] == [("orders", 1, b"commit")] and {body for *_, body in asked} == {b"commit", b"rollback", b"later"}
+    assert bodies(engine, queue_id=1) == [b"commit"]
+    before = len(asked)
+    eventually(lambda: producer.check_transactions() == 1, "the one that was put off is asked about again")
+    assert {body for *_, body in asked[before:]} == {b"later"}
+
+
+def test_a_transaction_that_is_still_open_is_not_asked_about_and_committed_once(engine, producer):
+    asked = []
+    with producer.transaction(checker=lambda message: asked.append(message) or "rollback") as transaction:
+        transaction.put("orders", b"slow")
+        eventually(lambda: producer.check_transactions() == 0 and len(messages(engine, HALF)) >= 2, "it was put back")
+    assert asked == [] and bodies(engine) == [b"slow"]
+    messages(engine, OP)
+    assert producer.check_transactions() == 0 and asked == [] and bodies(engine) == [b"slow"]
+
+
+def test_a_checker_that_fails_is_asked_again(engine, producer):
+    calls = []
+
+    def checker(message):
+        calls.append(message)
+        if len(calls) == 1:
+            raise ValueError("not now")
+        return "commit"
+
+    with HalfOpen(engine):
+        pass
+    with producer.transaction(group="shop", checker=checker):
+        pass
+    eventually(lambda: producer.check_transactions() or len(calls) >= 2, "it was asked twice")
+    assert bodies(engine) == [b"left"]
+
+
+class HalfOpen:
+    """A producer of `shop` that leaves a message undecided."""
+
+    def __init__(self, engine) -> None:
+        self.engine = engine
+
+    def __enter__(self) -> None:
+        with self.engine.connect() as producer:
+            left = Halves(self.engine, producer)
+            prepare(left, b"left", group="shop")
+            left.close()
+        messages(self.engine, HALF)
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_the_producers_own_thread_asks_and_ends_with_it(tmp_path):
+    with pyengine.Engine(tmp_path / "store", transaction_timeout_ms=0, transaction_check_interval_ms=20, **SMALL) as engine:
+        with HalfOpen(engine):
+            pass
+        before = threading.active_count()
+        with engine.connect() as producer:
+            with producer.transaction(group="shop", checker=lambda message: "commit"):
+                pass
+            eventually(lambda: bodies(engine) == [b"left"], "it is committed")
+        assert threading.active_count() == before and os.path.exists(engine.path)
