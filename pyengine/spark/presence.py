@@ -13,9 +13,10 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pyengine.errors import CorruptionError, StoreBusyError, StoreRefusedError, UsageError
+from pyengine.formats.constants import LMQ_PREFIX
 from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.native.columns import RowFilter
 from pyengine.results import ReadLevel
@@ -40,19 +41,27 @@ _NAMED_MAX = 5
 # -- names --------------------------------------------------------------------------
 
 
-def require_names(options: ReadOptions, store: LiveStoreReader | RemoteStore, *, is_stream: bool = False) -> None:
+def require_names(options: ReadOptions, store: LiveStoreReader | RemoteStore, use: Literal["batch", "stream", "view"] = "batch") -> None:
     """UsageError for chosen topics and queues that do not exist, unless `allowMissing` is given.
+
+    And for light queues, except in a view of queues: they name messages of other topics. A pattern leaves them out, unless it
+    matches nothing else.
 
     A topic exists that has a queue, stands in config/topics.json, or has messages in the log that are in no queue yet.
     A pattern must match one, except in a stream, which waits for it, and in a store that has none. Over a file
     system a store without queues is not asked: its log alone was copied.
     """
-    if options.allow_missing or not (options.subscribe or options.subscribe_pattern or options.assign):
+    if not (options.subscribe or options.subscribe_pattern or options.assign):
         return
-    names = _Names(store)
-    if options.subscribe_pattern is not None:
-        if not is_stream:
-            names.require_match(re.compile(options.subscribe_pattern), options.path)
+    pattern = None if options.subscribe_pattern is None else re.compile(options.subscribe_pattern)
+    names = _Names(store, pattern)
+    if use != "view":
+        names.refuse_light_queues(options.subscribe or tuple(options.assign or ()))
+    if options.allow_missing:
+        return
+    if pattern is not None:
+        if use != "stream":
+            names.require_match(options.path)
         return
     names.require_topics(options.subscribe or tuple(options.assign or ()), options.path)
     names.require_queues([(topic, queue_id) for topic, ids in (options.assign or {}).items() for queue_id in ids], options.path)
@@ -61,13 +70,24 @@ def require_names(options: ReadOptions, store: LiveStoreReader | RemoteStore, *,
 class _Names:
     """What there is in one store by name."""
 
-    def __init__(self, store: LiveStoreReader | RemoteStore) -> None:
+    def __init__(self, store: LiveStoreReader | RemoteStore, pattern: re.Pattern[str] | None) -> None:
         self._store = store
+        self._pattern = pattern
         self._configured = TopicConfigs(store.root).read().topics
         self._folders = _queue_folders(store)
         self._all = self._folders | self._configured.keys()
 
-    def require_match(self, pattern: re.Pattern[str], path: str) -> None:
+    def refuse_light_queues(self, topics: Collection[str]) -> None:
+        matched = topics if self._pattern is None else [topic for topic in self._all if self._pattern.fullmatch(topic)]
+        light = sorted(topic for topic in matched if topic.startswith(LMQ_PREFIX))
+        if light and (self._pattern is None or len(light) == len(matched)):
+            raise UsageError(f"{light[0]} is a light queue: its messages are rows of their own topics, whose property "
+                             "INNER_MULTI_DISPATCH names their light queues; format(\"pyengine-queue\") with view=entries lists "
+                             "where they are")
+
+    def require_match(self, path: str) -> None:
+        pattern = self._pattern
+        assert pattern is not None
         if any(map(pattern.fullmatch, self._all)):
             return
         found = list(itertools.islice(self._in_log(lambda topic, _: pattern.fullmatch(topic) is not None), 1))

@@ -1,6 +1,7 @@
-"""Consume queues as rows: one for each queue, or one for each entry. The log is not touched.
+"""Consume queues as rows: one for each queue, or one for each entry.
 
-`view=queues` (the default) counts, `view=entries` lists. Runs in Spark's workers on the
+`view=queues` (the default) counts, and looks at the records of each queue's first and last entry; `view=entries` lists, and
+holds each entry against the head of its record. Runs in Spark's workers on the
 store's files; how far the queues may be read was decided when the read was planned.
 """
 
@@ -13,16 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 
-from pyengine.errors import UsageError
+from pyengine.errors import CorruptionError, UsageError
+from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.spark.options import BY_NAME, ReadOptions, read_options
-from pyengine.spark.partitions import queue_chooser, select
+from pyengine.spark.partitions import REMEDY, DataLossError, queue_chooser, select
 
 if TYPE_CHECKING:
+    import numpy
     import pyarrow
 
+    from pyengine.storage.consume_queue import ConsumeQueue
     from pyengine.storage.store_reader import StoreReader
 
-SHARED_OPTIONS = ("path", "subscribe", "subscribePattern", "assign", "columns", "minPartitions", "readLevel", "allowMissing")
+SHARED_OPTIONS = ("path", "subscribe", "subscribePattern", "assign", "columns", "minPartitions", "readLevel", "allowMissing",
+                  "failOnDataLoss", "onCorrupt")
 OWN_OPTIONS = {
     "view": "`queues`: a row for each queue; `entries`: a row for each message that a queue names.",
     "group": "With view=queues: the consumer group whose offsets give committedOffset and lag.",
@@ -76,6 +81,68 @@ class QueueRows(InputPartition):
     limit: int
 
 
+class _Examiner:
+    """What is wrong with the entries of one part: an error, or left out, as the options say."""
+
+    def __init__(self, options: ReadOptions, reader: StoreReader, limit: int) -> None:
+        from pyengine.spark.queue_entries import EntryCheck
+
+        self._options, self._reader, self._limit = options, reader, limit
+        self._check = EntryCheck()
+
+    def entries(self, queue: ConsumeQueue, first: int, end: int) -> Iterator[tuple[int, numpy.ndarray]]:
+        """As queue_entries; DataLossError where a file of the queue is missing."""
+        from pyengine.spark.queue_entries import queue_entries
+
+        expected = first
+        for number, entries in queue_entries(queue, first, end):
+            self._require(queue, expected, number)
+            yield number, entries
+            expected = number + len(entries)
+        self._require(queue, expected, end)
+
+    def right(self, queue: ConsumeQueue, number: int, entries: numpy.ndarray) -> numpy.ndarray:
+        """Which of the entries name records that are what they say. A segment that was deleted since the plan is not asked."""
+        import numpy
+
+        from pyengine.spark.queue_entries import runs_of_segments
+
+        size_bytes = self._reader.commit_log.size_bytes
+        is_right = numpy.ones(len(entries), dtype=bool)
+        for segment, begin, end in runs_of_segments(entries, size_bytes):
+            view = self._reader.commit_log.view(segment) if segment >= 0 else None
+            if view is None:
+                is_right[begin:end] = self._was_deleted(queue, segment)
+                continue
+            limit = min(self._limit, segment + size_bytes)
+            for wrong in self._check.wrong(view, segment, (queue.topic, queue.queue_id), number + begin, entries[begin:end], limit):
+                if segment < self._reader.commit_log.min_offset:
+                    break  # deleted while it was read
+                if self._options.on_corrupt == "fail":
+                    raise CorruptionError(f"{wrong.sentence}: onCorrupt=skip leaves it out")
+                is_right[begin + wrong.at] = False
+        return is_right
+
+    def require_files(self, queue: ConsumeQueue, first: int, end: int) -> None:
+        """DataLossError where a file between the two entries is missing."""
+        for number in range(first, end, queue.entries_per_file):
+            start = number - number % queue.entries_per_file
+            if queue.files.start_of(start * CQ_ENTRY_BYTES) is None:
+                self._require(queue, max(first, start), min(end, start + queue.entries_per_file))
+
+    def _require(self, queue: ConsumeQueue, first: int, end: int) -> None:
+        if first < end and self._options.fail_on_data_loss:
+            raise DataLossError(f"entries {first} to {end - 1} of queue {queue.topic}/{queue.queue_id} are gone with their file; {REMEDY}")
+
+    def _was_deleted(self, queue: ConsumeQueue, segment: int) -> bool:
+        """Whether such a segment was there; CorruptionError where it never was."""
+        is_old = 0 <= segment < self._reader.commit_log.min_offset
+        if not is_old and self._options.on_corrupt == "fail":
+            raise CorruptionError(f"queue {queue.topic}/{queue.queue_id} names a message at {segment} or behind it, where the log has no "
+                                  "segment: onCorrupt=skip leaves it out")
+        return is_old
+
+
 def read_view_options(given: Mapping[str, str]) -> QueueViewOptions:
     """The options of one read; UsageError says which one is wrong and what is allowed."""
     own = {name.lower(): value for name, value in given.items() if name.lower() in OWN_OPTIONS}
@@ -120,13 +187,14 @@ def types_of(view: str) -> dict[str, str]:
 def plan_view(options: QueueViewOptions) -> list[QueueRows]:
     """The read's partitions: every chosen queue up to the level's end as it is now."""
     from pyengine.ipc.live_reader import open_store
-    from pyengine.spark.presence import require_names
+    from pyengine.spark.presence import require_end, require_names
 
     read = options.read
     choose = queue_chooser(select(read))
     found = []
     with open_store(read.path, **read.sizes) as reader:
-        require_names(read, reader)
+        require_names(read, reader, use="view")
+        require_end(read, reader)
         limit = max(0, reader.dispatched_offset(read.read_level))
         for topic, queue_ids in reader.topics().items():
             for queue_id in queue_ids:
@@ -174,9 +242,9 @@ def _count(
 ) -> Iterator[pyarrow.RecordBatch]:
     import pyarrow
 
-    from pyengine.spark.task_reader import queue_entries
     from pyengine.storage.consumer_offset import ConsumerOffsets
 
+    examiner = _Examiner(options.read, reader, part.limit)
     groups = ConsumerOffsets(options.read.path).groups() if options.group else {}
     rows: dict[str, list[Any]] = {name: [] for name in options.columns}
     for topic, queue_id, first, end in part.queues:
@@ -185,6 +253,10 @@ def _count(
             continue
         committed = groups.get((topic, options.group or ""), {}).get(queue_id)
         ends = [queue.entry(number, end) if first < end else None for number in (first, end - 1)]
+        for number in {first, end - 1} if first < end else ():
+            for at, entries in examiner.entries(queue, number, number + 1):
+                examiner.right(queue, at, entries)
+        examiner.require_files(queue, first, end)
         values = {
             "topic": topic, "partition": queue_id, "minOffset": first, "maxOffset": end, "messages": end - first,
             "firstPhysicalOffset": ends[0] and ends[0].physical_offset,
@@ -193,7 +265,7 @@ def _count(
             "lag": max(0, end - max(first, committed or 0)) if options.group else None,
         }
         if "bytes" in rows:
-            values["bytes"] = sum(int(entries["size"].sum(dtype="int64")) for _, entries in queue_entries(queue, first, end))
+            values["bytes"] = sum(int(entries["size"].sum(dtype="int64")) for _, entries in examiner.entries(queue, first, end))
         for name, column in rows.items():
             column.append(values[name])
     if rows[options.columns[0]]:
@@ -207,17 +279,18 @@ def _list(
     import numpy
     import pyarrow
 
-    from pyengine.spark.task_reader import queue_entries
-
+    examiner = _Examiner(options.read, reader, part.limit)
     for topic, queue_id, first, end in part.queues:
         queue = reader.queue(topic, queue_id)
         if queue is None:
             continue
-        for number, entries in queue_entries(queue, first, end):
+        for number, found in examiner.entries(queue, first, end):
+            is_right = examiner.right(queue, number, found)
+            entries, offsets = found[is_right], numpy.arange(number, number + len(found), dtype=numpy.int64)[is_right]
             made: dict[str, Callable[[], Any]] = {
                 "topic": lambda: pyarrow.repeat(pyarrow.scalar(topic, pyarrow.string()), len(entries)),
                 "partition": lambda: numpy.full(len(entries), queue_id, numpy.int32),
-                "offset": lambda: numpy.arange(number, number + len(entries), dtype=numpy.int64),
+                "offset": lambda: offsets,
                 "physicalOffset": lambda: entries["physicalOffset"].astype(numpy.int64),
                 "size": lambda: entries["size"].astype(numpy.int32),
                 "tagsCode": lambda: entries["tagsCode"].astype(numpy.int64),

@@ -143,7 +143,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             from pyengine.ipc.live_reader import open_store
 
             self._store = open_store(self.options.path, **self.options.sizes)
-            require_names(self.options, self._store, is_stream=True)
+            require_names(self.options, self._store, "stream")
             require_end(self.options, self._store)
             of_topics = self.options.subscribe or self.options.subscribe_pattern or self.options.assign
             self._stream = (QueueStream if of_topics else LogStream)(self.options, self._store)

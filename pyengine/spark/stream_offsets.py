@@ -36,7 +36,7 @@ from pyengine.spark.partitions import (
     select,
 )
 from pyengine.spark.plan import grouped, require_messages_of_times, slice_bytes, starting_time_ms
-from pyengine.spark.task_reader import queue_entries
+from pyengine.spark.queue_entries import queue_entries
 from pyengine.storage.arrow import LogScanner
 
 if TYPE_CHECKING:

@@ -8,21 +8,20 @@ compares: it knows by walking where the next record begins, and what the next ta
 find. If they differ the query fails, so no row is invented or left out without an error.
 
 A QueuePartReader reads the records that consume-queue entries name, so only their pages of
-the log are touched. An entry is used only if a whole record of its size is there that
-names its own offset, its queue and its number; the rows are those that a scan finds. (A
+the log are touched. An entry is used only if its record is what it says
+(pyengine.spark.queue_entries); the rows are those that a scan finds. (A
 queue may also name messages of other topics, which were put with INNER_MULTI_DISPATCH:
 those are left out.)
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import mmap
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy
 import pyarrow as pa
@@ -30,10 +29,9 @@ from pyarrow import compute
 
 from pyengine.errors import CorruptionError, FormatError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR, SYS_FLAG_COMPRESSED
-from pyengine.formats.consume_queue import further_offset
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.formats.properties import decode_properties
-from pyengine.formats.record import decode_record, decompress_body
+from pyengine.formats.record import decompress_body
 from pyengine.formats.sql_filter import SqlFilter
 from pyengine.native.columns import ChooseQueue, ColumnScanner, QueueBounds, RawBatch, RowFilter
 from pyengine.spark.file_access import (
@@ -51,16 +49,12 @@ from pyengine.spark.file_access import (
 )
 from pyengine.spark.options import INT64_MAX, INT64_MIN, ReadOptions
 from pyengine.spark.partitions import REMEDY, DataLossError, LogRange, QueuePart, QueueSlice, Selection, queue_chooser
+from pyengine.spark.queue_entries import ENTRY, READ_ENTRIES, EntryCheck, runs_of_segments
 from pyengine.spark.schema import HEADERS_TYPE, TIMESTAMP_TYPE, Column
 from pyengine.storage.arrow import allocate, to_array
 from pyengine.storage.mapped_file import map_read_only
 
-if TYPE_CHECKING:
-    from pyengine.storage.consume_queue import ConsumeQueue
-
 log = logging.getLogger(__name__)
-ENTRY = numpy.dtype([("physicalOffset", ">i8"), ("size", ">i4"), ("tagsCode", ">i8")])  # of a consume queue
-_READ_ENTRIES = 1 << 16
 DECOMPRESSED_BATCH_BYTES = 32 << 20
 _TYPES = {
     "INT": pa.int32(),
@@ -355,35 +349,24 @@ def _begin(segment: Segment, start: int, first: int, end: int, limit: int) -> in
 # -- queue entries -----------------------------------------------------------------
 
 
-
-def queue_entries(queue: ConsumeQueue, first: int, end: int) -> Iterator[tuple[int, numpy.ndarray]]:
-    """(number of the first, entries) of the queue's entries [first, end), some at a time; deleted files are left out."""
-    while first < end:
-        span = queue.span(first, end)
-        if span is None:
-            first = min(end, queue.next_file_offset(first))
-            continue
-        view, position, span_end = span
-        count = min(end - first, (span_end - position) // CQ_ENTRY_BYTES, _READ_ENTRIES)
-        yield first, numpy.frombuffer(view, ENTRY, count, position)
-        first += count
-
-
 class _Run(NamedTuple):
     """Entries of a queue, the first of which has this number, that name records of one segment."""
 
     segment: int
     number: int
-    entries: bytes
+    entries: numpy.ndarray
 
 
 class QueuePartReader(TaskReader):
     """Reads slices of queues."""
 
+    def __init__(self, options: ReadOptions, selection: Selection, columns: list[Column]) -> None:
+        super().__init__(options, selection, columns)
+        self._check = EntryCheck()
+
     def batches(self, part: LogRange | QueuePart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         assert isinstance(part, QueuePart)
         for one in part.slices:
-            self._names_others = False
             scanner = self.scanner(self._chooser(one))
             for run in self._runs(one, part):
                 for raw in self._gather(scanner, one, part, run):
@@ -397,7 +380,6 @@ class QueuePartReader(TaskReader):
         def choose(topic: str, queue_id: int) -> QueueBounds | None:
             if (topic, queue_id) == queue:
                 return bounds if times is None else (*bounds, *times)
-            self._names_others = True
             return None
 
         return choose
@@ -405,11 +387,9 @@ class QueuePartReader(TaskReader):
     def _runs(self, one: QueueSlice, part: QueuePart) -> Iterator[_Run]:
         """The slice's entries, cut where another segment begins."""
         for number, data in self._entries(one, part.queue_file_bytes):
-            offsets = numpy.frombuffer(data, ENTRY)["physicalOffset"].astype(numpy.int64)
-            segments = offsets - offsets % part.segment_bytes
-            borders = [0, *(numpy.flatnonzero(numpy.diff(segments)) + 1).tolist(), len(offsets)]
-            for begin, end in itertools.pairwise(borders):
-                yield _Run(int(segments[begin]), number + begin, data[begin * CQ_ENTRY_BYTES : end * CQ_ENTRY_BYTES])
+            entries = numpy.frombuffer(data, ENTRY)
+            for segment, begin, end in runs_of_segments(entries, part.segment_bytes):
+                yield _Run(segment, number + begin, entries[begin:end])
 
     def _entries(self, one: QueueSlice, file_bytes: int) -> Iterator[tuple[int, bytes]]:
         """(number of the first, entries) of the slice, some at a time, never across a file's end."""
@@ -417,7 +397,7 @@ class QueuePartReader(TaskReader):
         at = one.first
         while at < one.end:
             start = at - at % per_file
-            count = min(one.end - at, start + per_file - at, _READ_ENTRIES)
+            count = min(one.end - at, start + per_file - at, READ_ENTRIES)
             path = self.paths.queue_folder(one.topic, one.queue_id) / segment_name(start * CQ_ENTRY_BYTES)
             try:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -440,12 +420,12 @@ class QueuePartReader(TaskReader):
         if view is None:
             return
         limit = min(part.limit, run.segment + part.segment_bytes)
-        rest, rows = memoryview(run.entries), 0
+        good = self._checked(view, one, run, limit)
+        rest = memoryview(b"" if good is None else good.tobytes())
         while rest:
             for raw in scanner.gather(view, run.segment, rest, limit):
                 if self.is_gone(run.segment):
                     return self.lost(run.segment)
-                rows += raw.rows
                 yield raw
             if scanner.reason == "range_end":
                 break
@@ -457,21 +437,19 @@ class QueuePartReader(TaskReader):
             at = CQ_ENTRY_BYTES * scanner.gathered
             self.skip(scanner.position, int(numpy.frombuffer(rest, ENTRY, 1, at)["size"][0]), scanner.reason)
             rest = rest[at + CQ_ENTRY_BYTES :]
-        chosen = self.selection
-        is_filtered = bool(chosen.tags) or chosen.start_ms is not None or chosen.end_ms is not None
-        if self._names_others or not is_filtered and rows != len(run.entries) // CQ_ENTRY_BYTES:
-            self._examine(view, one, run)
 
-    def _examine(self, view: mmap.mmap, one: QueueSlice, run: _Run) -> None:
-        """Rows were left out: each entry must name the queue's own message, or one that was dispatched to it as well."""
-        if self.options.on_corrupt == "skip":
-            return
-        for at, entry in enumerate(numpy.frombuffer(run.entries, ENTRY)):
-            message = decode_record(view, int(entry["physicalOffset"]) - run.segment)
-            is_own = (message.topic, message.queue_id, message.queue_offset) == (one.topic, one.queue_id, run.number + at)
-            if not is_own and further_offset(message, one.topic, one.queue_id) is None:
-                raise CorruptionError(f"entry {run.number + at} of queue {one.topic}/{one.queue_id} names message "
-                                      f"{message.queue_offset} of {message.topic}/{message.queue_id}: access=scan reads the log itself")
+    def _checked(self, view: mmap.mmap, one: QueueSlice, run: _Run, limit: int) -> numpy.ndarray | None:
+        """The entries whose records are what they say; None where the segment is gone, and that is allowed."""
+        wrong = []
+        for found in self._check.wrong(view, run.segment, (one.topic, one.queue_id), run.number, run.entries, limit):
+            if self.is_gone(run.segment):
+                self.lost(run.segment)
+                return None
+            if self.options.on_corrupt == "fail":
+                raise CorruptionError(f"{found.sentence}: access=scan reads the log itself")
+            self.skip(found.physical_offset, found.size_bytes, found.reason)
+            wrong.append(found.at)
+        return numpy.delete(run.entries, wrong) if wrong else run.entries
 
 
 # -- parts -------------------------------------------------------------------------

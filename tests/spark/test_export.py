@@ -140,6 +140,7 @@ BEGUN = {"subscribePattern": "orders|events", "tags": "a || b", "columns": "offs
         ({"subscribePattern": None, "assign": '{"orders": [1, 0]}'}, """assign was '', is '{"orders": [0, 1]}'"""),
         ({"readLevel": "committed"}, "readLevel was 'flushed', is 'committed'"),
         ({"onCorrupt": "skip", "verifyCRC": True}, "onCorrupt was 'fail', is 'skip'; verifyCRC was 'false', is 'true'"),
+        ({"decompress": False}, "decompress was 'true', is 'false'"),
         ({"partitioned": True}, "partitioned was 'false', is 'true'"),
         ({"startingTimestamp": 5}, "give no offsets and times"),
         ({"endingOffsetsByTimestamp": '{"orders": {"0": 5}}'}, "give no offsets and times"),

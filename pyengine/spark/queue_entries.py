@@ -1,0 +1,141 @@
+"""Entries of consume queues, compared with the records that they name.
+
+An entry says where a record is, its size and the hash of its tag; its place in the queue says
+topic, queue and number. The record says all of that too, and RocketMQ's checksum covers
+its body only. So where a queue is read each entry is held against its record: a bit that
+flipped in either would give a row in the wrong place, or one row less.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy
+import pyarrow as pa
+from pyarrow import compute
+
+from pyengine.formats.constants import CQ_ENTRY_BYTES, CQ_EXT_ADDRESS_MAX, CQ_FILLER_SIZE, SCHEDULE_TOPIC, SYS_FLAG_TRANSACTION_MASK
+from pyengine.formats.consume_queue import NOT_QUEUED, further_offset
+from pyengine.formats.properties import tags_code
+from pyengine.formats.record import decode_record
+from pyengine.native.columns import ColumnScanner
+from pyengine.storage.arrow import allocate, to_array
+
+if TYPE_CHECKING:
+    import mmap
+
+    from pyengine.native.columns import RawBatch
+    from pyengine.storage.consume_queue import ConsumeQueue
+
+ENTRY = numpy.dtype([("physicalOffset", ">i8"), ("size", ">i4"), ("tagsCode", ">i8")])  # of a consume queue
+READ_ENTRIES = 1 << 16
+_CHECKED = ["topic", "queueId", "queueOffset", "sysFlag", "tags"]
+_BATCH_ROWS = 1 << 14
+
+
+def queue_entries(queue: ConsumeQueue, first: int, end: int) -> Iterator[tuple[int, numpy.ndarray]]:
+    """(number of the first, entries) of the queue's entries [first, end), some at a time; deleted files are left out."""
+    while first < end:
+        span = queue.span(first, end)
+        if span is None:
+            first = min(end, queue.next_file_offset(first))
+            continue
+        view, position, span_end = span
+        count = min(end - first, (span_end - position) // CQ_ENTRY_BYTES, READ_ENTRIES)
+        yield first, numpy.frombuffer(view, ENTRY, count, position)
+        first += count
+
+
+def runs_of_segments(entries: numpy.ndarray, segment_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """(segment's start, begin, end) of neighbours among the entries that name records of one segment."""
+    offsets = entries["physicalOffset"].astype(numpy.int64)
+    segments = offsets - offsets % segment_bytes
+    borders = [0, *(numpy.flatnonzero(numpy.diff(segments)) + 1).tolist(), len(offsets)]
+    for begin, end in itertools.pairwise(borders):
+        yield int(segments[begin]), begin, end
+
+
+class WrongEntry(NamedTuple):
+    """Which of the entries it is, what it says, why it is wrong (as a reason of native.scan), and a sentence about it."""
+
+    at: int
+    physical_offset: int
+    size_bytes: int
+    reason: str
+    sentence: str
+
+
+class EntryCheck:
+    """Compares entries with records; one for each reading thread."""
+
+    def __init__(self) -> None:
+        self._scanner = ColumnScanner(_CHECKED, batch_rows=_BATCH_ROWS, allocate=allocate)
+
+    def wrong(self, view: mmap.mmap, segment: int, queue: tuple[str, int], number: int, entries: numpy.ndarray, limit: int
+              ) -> Iterator[WrongEntry]:
+        """The entries that are wrong, in order. The first one has this number in the queue; all name records of this segment.
+
+        Nothing at or above `limit` is read. An entry may also name a record of another topic that was dispatched to this queue as well
+        (INNER_MULTI_DISPATCH).
+        """
+        fillers = numpy.flatnonzero((entries["physicalOffset"] == 0) & (entries["size"] == CQ_FILLER_SIZE)).tolist()
+        begin = 0
+        for stop in [*fillers, len(entries)]:
+            while begin < stop:
+                for raw in self._scanner.gather(view, segment, entries[begin:stop].tobytes(), limit):
+                    yield from self._unlike(view, segment, queue, number, entries, begin, raw)
+                    begin += raw.rows
+                if begin < stop:
+                    reason = self._scanner.reason
+                    entry = entries[begin]
+                    yield WrongEntry(begin, int(entry["physicalOffset"]), int(entry["size"]), reason,
+                                     f"queue {queue[0]}/{queue[1]} names a message at {int(entry['physicalOffset'])}, but there it is "
+                                     f"{reason.replace('_', ' ')}")
+                    begin += 1
+            if stop < len(entries):
+                yield WrongEntry(stop, 0, 0, "filler", f"entry {number + stop} of queue {queue[0]}/{queue[1]} is filler, in the middle of "
+                                                       "its messages")
+                begin = stop + 1
+
+    def _unlike(self, view: mmap.mmap, segment: int, queue: tuple[str, int], number: int, entries: numpy.ndarray, begin: int, raw: RawBatch
+                ) -> Iterator[WrongEntry]:
+        """Those of the next entries whose records are whole and something else."""
+        topics, queue_ids, queue_offsets, sys_flags, tags = (to_array(column, raw.rows) for column in raw.columns)
+        mine = entries[begin : begin + raw.rows]
+        is_other = ~compute.equal(topics, queue[0]).to_numpy(zero_copy_only=False)
+        is_other |= queue_ids.to_numpy() != queue[1]
+        is_other |= queue_offsets.to_numpy() != numpy.arange(number + begin, number + begin + raw.rows)
+        transactions = sys_flags.to_numpy() & SYS_FLAG_TRANSACTION_MASK
+        is_hidden = numpy.isin(transactions, NOT_QUEUED)
+        codes, wanted = mine["tagsCode"].astype(numpy.int64), _codes_of(tags)
+        # A delivery time, or an address in the extension, stands there instead.
+        has_tags = (codes > CQ_EXT_ADDRESS_MAX) & (queue[0] != SCHEDULE_TOPIC)
+        is_unlike = has_tags & (codes != wanted) & (wanted != _UNKNOWN)
+        for row in numpy.flatnonzero(is_other | is_hidden | is_unlike).tolist():
+            offset, size = int(mine[row]["physicalOffset"]), int(mine[row]["size"])
+            what = f"entry {number + begin + row} of queue {queue[0]}/{queue[1]} names message {queue_offsets[row]} of {topics[row]}/" \
+                   f"{queue_ids[row]}"
+            if is_other[row]:
+                message = decode_record(view, offset - segment)
+                if further_offset(message, *queue) == number + begin + row:
+                    continue
+                yield WrongEntry(begin + row, offset, size, "another_message", what)
+            elif is_hidden[row]:
+                yield WrongEntry(begin + row, offset, size, "in_no_queue", f"{what}, which a transaction has not committed")
+            else:
+                yield WrongEntry(begin + row, offset, size, "another_tag",
+                                 f"{what} with the tags code {int(codes[row])}, but the hash of its tag is {int(wanted[row])}")
+
+
+_UNKNOWN = 1 << 62  # no hash
+
+
+def _codes_of(tags: pa.Array) -> numpy.ndarray:
+    """The tags code of each; _UNKNOWN for a text that is not UTF-8, whose hash this reader does not make."""
+    coded = tags.dictionary_encode()
+    known = [_UNKNOWN if "\ufffd" in text else tags_code(text) for text in coded.dictionary.to_pylist()]
+    places = coded.indices.fill_null(len(known)).to_numpy()
+    codes: numpy.ndarray = numpy.array([*known, 0], dtype=numpy.int64)[places]
+    return codes
