@@ -66,6 +66,11 @@ def add_common_options(parser: argparse.ArgumentParser, rounds: int | None = 20)
                         help="let the real RocketMQ open the store at the end (default: if Java and Maven are there)")
 
 
+def tell(text: str) -> None:
+    """One line about what is being done, on stderr, at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def at_least_one(text: str) -> int:
     """The number of rounds; ArgumentTypeError for none, which would show nothing."""
     if not text.isdecimal() or int(text) < 1:
@@ -101,7 +106,8 @@ def finish(arguments: argparse.Namespace, make: Callable[[Path, Path], Any], go:
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-    print(f"seed={arguments.seed} kind={run.summary.kind} mode={run.summary.mode}", file=sys.stderr)
+    tell(f"seed={arguments.seed} kind={run.summary.kind} mode={run.summary.mode}")
+    tell(f"an engine and its producers work on {scratch / 'store'}")
     summary = run.summary
     held = False
     try:
@@ -130,8 +136,11 @@ def finish(arguments: argparse.Namespace, make: Callable[[Path, Path], Any], go:
         print(sentence, file=sys.stderr)
     if summary.failures:
         print(f"kept: {scratch}", file=sys.stderr)
+        tell(f"It did not hold: {len(summary.failures)} thing{'' if len(summary.failures) == 1 else 's'} went wrong, the first: "
+             f"{summary.failures[0].splitlines()[0]}")
         return 1
     shutil.rmtree(scratch)
+    tell(f"It held: after {summary.kills:,} kills all {summary.acknowledged:,} acknowledged messages are there, once and in order.")
     return 0
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyengine
 from crash.audit import audit, audit_kept, check, read_acked
-from crash.report import Summary
+from crash.report import Summary, tell
 from pyengine.cli.replay import MODES
 from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, HangError, KillRounds, kill, kill_all, stopped, wait_for
 from pyengine.engine.kinds import KINDS
@@ -70,6 +70,7 @@ class CrashRun(KillRounds):
         self.acked: list[Path] = []
         self.recovered_codes = (ExitCode.OK,)
         self._deaths_seen = 0
+        self._told = (0, 0)  # kills, and kills in the middle of something, when the last round ended
 
     def run(self, rounds: int) -> Summary:
         self.summary.seconds = self.run_rounds(lambda: self.summary.rounds < rounds)
@@ -80,7 +81,14 @@ class CrashRun(KillRounds):
         return self.summary.failures
 
     def end_round(self) -> None:
-        self.summary.rounds += 1
+        """Count the round and say what it did: this process may be watched for an hour."""
+        summary = self.summary
+        summary.rounds += 1
+        kills, middle = summary.kills - self._told[0], summary.kills_in_the_middle - self._told[1]
+        self._told = summary.kills, summary.kills_in_the_middle
+        aimed = f", {middle} in the middle of a pass" if middle else ""
+        tell(f"round {summary.rounds}: {kills} kill{'' if kills == 1 else 's'} of {self.kind}{aimed}; "
+             f"{self.acked_messages():,} messages acknowledged so far")
 
     def settle(self) -> None:
         if self.kind == "cleaner":
@@ -130,6 +138,10 @@ class CrashRun(KillRounds):
         """Few kills may have come before the first segment went: what they left must not keep it from going."""
         with EngineWatch(self.store) as watch:
             wait_for("an old segment is deleted", lambda: watch.positions().min_offset > 0)
+
+    def acked_messages(self) -> int:
+        """Messages on their lists."""
+        return sum(path.read_bytes().count(b"\n") for path in self.acked)
 
     def acked_count(self) -> int:
         """Bytes of their lists."""

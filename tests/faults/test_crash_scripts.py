@@ -50,6 +50,9 @@ def summary_of(name: str, seed: int, *arguments: str) -> dict:
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert (summary["lost"], summary["failures"]) == (0, []) and f"seed={seed}" in done.stderr
+    assert re.findall(r"^round (\d+): ", done.stderr, re.M) == [str(number) for number in range(1, summary["rounds"] + 1)]
+    assert re.search(r"^round 1: \d+ kills? of .*; [\d,]+ messages acknowledged so far$", done.stderr, re.M)
+    assert f"It held: after {summary['kills']:,} kills all {summary['acknowledged']:,} acknowledged" in done.stderr.splitlines()[-1]
     assert summary["acknowledged"] > 0 and summary["checked"] > 0 and summary["rounds"] > 0
     return summary
 
