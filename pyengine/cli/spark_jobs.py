@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import existing_store, master_option, size_options, spark_level_option, spark_session, store_command
+from pyengine.cli.options import (
+    existing_store,
+    master_option,
+    raw_option,
+    size_options,
+    spark_level_option,
+    spark_session,
+    store_command,
+)
 from pyengine.cli.output import byte_bar
 
 if TYPE_CHECKING:
@@ -94,12 +102,13 @@ def _begin_text(time_ms: int | None, by: str) -> str:
 @click.option("--overwrite", is_flag=True, help="Replace an earlier export in DEST.")
 @click.option("--partitioned", is_flag=True, help="Folders topic=.../date=... in DEST.")
 @click.option("--incremental", is_flag=True, help="Go on where the last run into DEST ended.")
+@raw_option
 @master_option
 @spark_level_option
 def export(
     store: Path, settings: dict[str, str], as_json: bool, dest: Path, file_format: str, topics: tuple[str, ...],
     allow_missing: bool, columns: str | None, compression: str, overwrite: bool, partitioned: bool, incremental: bool,
-    master: str | None, level: str | None,
+    raw: bool, master: str | None, level: str | None,
 ) -> None:
     """Write the log into the folder DEST as Parquet files.
 
@@ -115,7 +124,7 @@ def export(
       pyengine export STORE lake --partitioned --incremental
     """
     root = existing_store(store)
-    options: dict[str, object] = {**size_options(root, settings), "allowMissing": allow_missing}
+    options: dict[str, object] = {**size_options(root, settings), "allowMissing": allow_missing, "decompress": not raw}
     if level is not None:
         options["readLevel"] = level
     if columns is not None:

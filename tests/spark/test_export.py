@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import asdict
 from pathlib import Path
 
@@ -224,3 +225,14 @@ def test_the_command_goes_on_too(spark, builder, tmp_path):
         assert (done.code, done.document["messages"]) == (0, count), done.stderr
         put(builder, 12)
     assert spark.read.parquet(str(tmp_path / "lake")).count() == 24
+
+
+@pytest.mark.spark
+@pytest.mark.java
+def test_the_command_writes_bodies_as_their_producers_had_them_unless_raw(spark, builder, tmp_path):
+    stored = zlib.compress(b"a body " * 20)
+    builder.put("zipped", stored, sys_flag=0x1)
+    for dest, more, body in (("plain", (), b"a body " * 20), ("raw", ("--raw",), stored)):
+        done = run("export", builder.root, tmp_path / dest, "--topic", "zipped", "--columns", "value", *more, "--json")
+        assert done.code == 0, done.stderr
+        assert parquet.read_table(tmp_path / dest).column("value").to_pylist() == [body]
