@@ -124,6 +124,10 @@ def _no_go() -> str | None:
     return None if shutil.which("go") else "go not found on PATH"
 
 
+def _no_promtool() -> str | None:
+    return None if shutil.which("promtool") else "promtool (of Prometheus) not found on PATH"
+
+
 NEEDS = {
     need.name: need
     for need in (
@@ -135,6 +139,7 @@ NEEDS = {
         Need("spark", functools.cache(_no_spark)),
         Need("griffe", functools.cache(_no_griffe)),
         Need("go", functools.cache(_no_go)),
+        Need("promtool", functools.cache(_no_promtool)),
     )
 }
 

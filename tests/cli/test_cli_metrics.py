@@ -29,6 +29,7 @@ from pyengine.native import store_stats
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from waiting import eventually
 
+MONITORING = Path(__file__).parents[2] / "monitoring"
 PAGE = Path(__file__).parents[2] / "docs" / "statistics.md"
 
 
@@ -132,6 +133,19 @@ def test_links_have_their_figures():
     assert value(master, "pyengine_link_behind_bytes", address="10.0.0.2:4000") == 9
     assert value(master, "pyengine_link_bytes_total", address="10.0.0.3:4000") == 0
     assert not master.keys() & {"pyengine_master_linked"} and not slave.keys() & {"pyengine_slaves_connected"}
+
+
+@pytest.mark.parametrize("name", ["alerts.yml", "alerts_test.yml", "dashboard.json"])
+def test_alerts_and_dashboard_ask_only_for_what_is_exported(owner, name):
+    text = (MONITORING / name).read_text(encoding="utf-8").replace('\\"', '"')
+    found = scrape(owner.root) | families(replication_text(slave=False)) | families(replication_text(slave=True))
+    by_page = set(re.findall(r"`(pyengine_\w+)`", PAGE.read_text(encoding="utf-8")))  # some have samples only when there is something
+    samples = [sample for family in found.values() for sample in family.samples]
+    shown = {sample.name for sample in samples} | {name for name in by_page if name.removesuffix("_total") in found}
+    asked = set(re.findall(r"\bpyengine_\w+", text))
+    assert len(asked) > 15 and asked <= shown, asked - shown
+    for metric, label, value in re.findall(r'(pyengine_\w+)\{[^}]*\b(state|verdict|position)="(\w+)"', text):
+        assert any(sample.name == metric and sample.labels.get(label) == value for sample in samples), (metric, label, value)
 
 
 def test_every_name_stands_on_the_page(owner):
