@@ -19,7 +19,8 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Self
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal, Self
 
 from pyengine import arguments
 from pyengine.client.consumer_groups import QueueLag, Start, check_start, queue_lags, start_offset
@@ -123,6 +124,8 @@ class Consumer:
         self._held: dict[int, AssignedQueue] = {}
         self._outstanding: set[int] = set()
         self._has_acks = False
+        self._paused: set[int] = set()
+        self._is_retried_paused = False
         self._retried: Consumer | None = None  # reads the retry topic, once there is one
         self._is_retried_turn = False
         self._retry_topic = None if group is None or is_inner or not has_retries(group) else retry_topic(group)
@@ -280,20 +283,56 @@ class Consumer:
         return await asyncio.get_running_loop().run_in_executor(
             None, lambda: self.retry(message, delay_level, timeout_s=timeout_s))
 
-    def seek(self, queue_id: int, offset: int) -> None:
-        """Continue at `offset`, forward or back, in a queue of this member; the next commit, or the end, stores it.
+    def seek(self, queue_id: int | None, to: int | datetime | Literal["first", "last"]) -> None:
+        """Continue at an offset, the first or last message, or a time, forward or back; the next commit, or the end, stores it.
 
-        Messages given from this queue before count as done. UsageError for a queue that this member does not have.
+        `queue_id` None means all queues of this member. A time is that of the first message stored then or later. Messages
+        given before from these queues count as done. UsageError for a queue that this member does not have.
         """
-        if offset < 0:
-            raise UsageError(f"{offset} is no offset")
+        if type(to) is int and to < 0:
+            raise UsageError(f"{to} is no offset")
+        start = to if type(to) is int else check_start(to)
+        chosen = self.assignment if queue_id is None else [arguments.integer(queue_id, "queue_id")]
+        offsets = {each: start if type(start) is int else start_offset(self._reader, self.topic, each, start) for each in chosen}
         with self._state:
             self._require_open()
-            held = self._held.get(queue_id)
-            if held is None or held.leaving_since_s is not None:
-                raise UsageError(f"queue {queue_id} of {self.topic} is not held here now: {self.assignment} are")
-            held.go_to(offset)
-            self._outstanding.discard(queue_id)
+            for each in chosen:
+                held = self._held.get(each)
+                if held is None or held.leaving_since_s is not None:
+                    raise UsageError(f"queue {each} of {self.topic} is not held here now: {self.assignment} are")
+            for each, offset in offsets.items():
+                self._held[each].go_to(offset)
+                self._outstanding.discard(each)
+
+    def pause(self, queues: Iterable[int] | None = None) -> None:
+        """Give no more messages of these queues until resume(); this member keeps them. None: of any, and no retries."""
+        chosen = self._reader.queue_ids(self.topic) if queues is None else _queue_ids(queues)
+        with self._state:
+            self._require_open()
+            self._paused.update(chosen)
+            self._is_retried_paused = self._is_retried_paused or queues is None
+            for queue_id in self._paused & self._held.keys():
+                self._held[queue_id].put_back()
+
+    def resume(self, queues: Iterable[int] | None = None) -> None:
+        """Give messages of these queues again, from where they were paused. None: of all, and retries."""
+        chosen = None if queues is None else _queue_ids(queues)
+        with self._state:
+            self._require_open()
+            self._paused.difference_update(self._paused.copy() if chosen is None else chosen)
+            self._is_retried_paused = self._is_retried_paused and chosen is not None
+
+    @property
+    def paused(self) -> list[int]:
+        """The queues that pause() was called for."""
+        with self._state:
+            return sorted(self._paused)
+
+    def total_lag(self) -> int:
+        """How many messages the group has not committed yet in all queues of the topic, and of its retry topic."""
+        total = sum(queue.lag for queue in self.lag().values())
+        inner = self._retried
+        return total if inner is None else total + sum(queue.lag for queue in inner.lag().values())
 
     def lag(self) -> dict[int, QueueLag]:
         """Queue id -> QueueLag of the group (without one: of this consumer), for each queue of the topic."""
@@ -376,6 +415,8 @@ class Consumer:
         self._take_up(inner)
         has_moved = False
         for consumer in (inner, self) if self._is_retried_turn else (self, inner):
+            if consumer is inner and self._is_retried_paused:
+                continue
             messages, moved = consumer._next_own(max_messages)
             has_moved = has_moved or moved
             if messages:  # of one only: an error of the other one loses none
@@ -405,7 +446,7 @@ class Consumer:
             before = [(held, held.next_offset, held.handed_end, held.done) for held in queues]
             try:
                 for held in queues:
-                    if held.leaving_since_s is not None:
+                    if held.leaving_since_s is not None or held.queue_id in self._paused:
                         continue
                     if held.claim is not None and not self._group_session.holds(held.claim):
                         self._revoke(held)

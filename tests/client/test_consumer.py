@@ -383,6 +383,75 @@ def test_seek_goes_forward_and_back(builder, consume):
         consumer.seek(0, -1)
 
 
+def test_seek_by_time_goes_to_the_first_message_stored_then_or_later(builder, consume):
+    expected = fill(builder, 10)                    # one a second, from START_MS on
+    consumer = consume()
+    consumer.pull(5)
+    for ms, first in ((START_MS + 6000, 6), (START_MS + 2500, 3), (START_MS - 1, 0)):
+        consumer.seek(0, datetime.fromtimestamp(ms / 1000, UTC))
+        assert bodies(consumer.pull(100)) == expected[first:]
+    consumer.seek(0, datetime.fromtimestamp(START_MS / 1000 + 3600, UTC))
+    assert consumer.pull(1, timeout_s=0) == [] and consumer.positions == {0: 10}
+    with pytest.raises(UsageError, match="time zone"):
+        consumer.seek(0, datetime(2026, 1, 1))
+
+
+def test_seek_moves_all_queues_or_none(builder, consume):
+    fill(builder, 4, 0), fill(builder, 6, 1)
+    consumer = consume()
+    consumer.pull(100), consumer.pull(100)
+    consumer.seek(None, "first")
+    assert consumer.positions == {0: 0, 1: 0}
+    consumer.seek(None, "last")
+    assert consumer.positions == {0: 4, 1: 6}
+    consumer.seek(1, 2)
+    with pytest.raises(UsageError, match="not held"):
+        consumer.seek(7, "first")
+    assert consumer.positions == {0: 4, 1: 2}
+    with pytest.raises(UsageError, match="no place to start"):
+        consumer.seek(0, "middle")
+
+
+def test_paused_queues_give_nothing_and_stay_with_their_member(builder, consume):
+    expected = {queue_id: fill(builder, 50, queue_id) for queue_id in range(3)}
+
+    def rest(consumer):
+        got = []
+        while found := consumer.pull(7, timeout_s=0):
+            got += found
+        return sorted(bodies(got))
+
+    consumer = consume()
+    (given,) = consumer.pull(1)                      # 31 more of its queue are fetched
+    paused = given.queue_id
+    consumer.pause([paused])
+    assert rest(consumer) == sorted(body for queue_id, each in expected.items() if queue_id != paused for body in each)
+    assert consumer.paused == [paused] and consumer.assignment == [0, 1, 2]
+    consumer.resume([paused])
+    assert rest(consumer) == sorted(expected[paused][1:]) and consumer.paused == []
+
+
+def test_pause_and_resume_of_all(builder, consume):
+    expected = fill(builder, 3, 0) + fill(builder, 3, 1)
+    consumer = consume()
+    consumer.pause()
+    assert consumer.pull(10, timeout_s=0) == [] and consumer.paused == [0, 1]
+    consumer.resume([1])
+    assert {message.queue_id for message in consumer.pull(10)} == {1}
+    consumer.resume()
+    assert bodies(consumer.pull(10)) == expected[:3]
+    with pytest.raises(UsageError):
+        consumer.pause([-1])
+
+
+def test_total_lag_is_that_of_all_queues(builder, consume):
+    fill(builder, 10, 0), fill(builder, 4, 1)
+    consumer = consume(auto_commit=False)
+    assert consumer.total_lag() == 14
+    consumer.commit(consumer.pull(3))
+    assert consumer.total_lag() == 11
+
+
 def test_lag_counts_what_is_not_committed(builder, consume):
     fill(builder, 10, 0), fill(builder, 4, 1)
     consumer = consume(auto_commit=False)

@@ -275,6 +275,18 @@ def test_commit_stores_the_offsets_of_both(engine, names, consume):
     assert offsets == {names[0]: 2, retry_topic(names[1]): 1}
 
 
+def test_retries_count_in_the_total_lag_and_are_paused_with_all(engine, names, consume):
+    put(engine, names[0], b"x")
+    consumer = consume()
+    consumer.retry(*pull(consumer))
+    consumer.commit()
+    eventually(lambda: consumer.total_lag() == 1, "the retry waits")
+    consumer.pause()
+    assert consumer.pull(1, timeout_s=0) == []
+    consumer.resume()
+    assert [one.body for one in pull(consumer)] == [b"x"]
+
+
 def test_the_store_still_passes_its_check(engine, names, consume):
     """After all the others of this module on the same engine: records, queues and index agree."""
     ran = subprocess.run([sys.executable, "-m", "pyengine", "check", str(engine.path)], env=environment(), timeout=patience(120),
