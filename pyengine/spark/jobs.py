@@ -15,10 +15,13 @@ import functools
 import os
 import pickle
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow
+from pyspark.sql.utils import is_remote
 
 from pyengine.errors import EngineError
 from pyengine.spark.options import ReadOptions, read_options
@@ -51,14 +54,27 @@ def skipped_ranges(spark: SparkSession, store: str | os.PathLike[str], topics: I
     return run_in_workers(spark, functools.partial(_skipped, read, chosen_columns(read)), plan(read), SKIPPED_SCHEMA)
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What a broadcast variable is, without a broadcast."""
+
+    value: list[bytes]
+
+
 def run_in_workers(spark: SparkSession, work: Callable[[int, Task], Iterator[pyarrow.RecordBatch]], parts: Sequence[Task],
                    schema: str) -> DataFrame:
-    """A DataFrame of what `work(number, part)` yields for each part, one task each; `work` is pickled."""
+    """A DataFrame of what `work(number, part)` yields for each part, one task each; `work` is pickled.
+
+    The parts go to each executor once, compressed; a task unpickles its own only.
+    """
+    pickled = [zlib.compress(pickle.dumps(part, pickle.HIGHEST_PROTOCOL), 1) for part in parts]
+    # With Spark Connect there is no context to share them by: there they travel with the tasks.
+    sent = _Sent(pickled) if is_remote() else spark.sparkContext.broadcast(pickled)
 
     def task(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from work(number, parts[number])
+                yield from work(number, pickle.loads(zlib.decompress(sent.value[number])))
 
     return spark.range(0, len(parts), 1, max(1, len(parts))).mapInArrow(task, schema)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from damage import flip
@@ -12,11 +13,10 @@ from fix_golden import unpack
 from pyengine.errors import UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.spark.export import SUCCESS, export_parquet
-from pyengine.spark.jobs import skipped_ranges
+from pyengine.spark.jobs import run_in_workers, skipped_ranges
+from pyengine.spark.partitions import QueuePart, QueueSlice
 from spark import oracle
 from spark.logs import write_log
-
-pytestmark = [pytest.mark.spark, pytest.mark.java]
 
 NAMES = ["topic", "partition", "offset", "physicalOffset", "key", "value", "tags", "timestamp"]
 
@@ -36,6 +36,8 @@ def read_parquet(folder: Path) -> list[tuple]:
     return found
 
 
+@pytest.mark.spark
+@pytest.mark.java
 @pytest.mark.parametrize("compression", ["snappy", "none"])
 def test_an_export_holds_every_row_in_the_logs_order(spark, root, tmp_path, compression):
     told = []
@@ -49,6 +51,8 @@ def test_an_export_holds_every_row_in_the_logs_order(spark, root, tmp_path, comp
     assert all(0 <= part <= whole for part, whole in told)
 
 
+@pytest.mark.spark
+@pytest.mark.java
 def test_topics_columns_and_an_empty_choice(spark, root, tmp_path):
     topic = oracle.log_messages(root)[0].topic
     chosen = [m for m in oracle.log_messages(root) if m.topic == topic]
@@ -59,6 +63,8 @@ def test_topics_columns_and_an_empty_choice(spark, root, tmp_path):
     assert (nothing.messages, spark.read.parquet(str(tmp_path / "none")).count()) == (0, 0)
 
 
+@pytest.mark.spark
+@pytest.mark.java
 def test_a_folder_that_holds_something_is_left_alone(spark, root, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is a file"):
@@ -75,6 +81,8 @@ def test_a_folder_that_holds_something_is_left_alone(spark, root, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.spark
+@pytest.mark.java
 def test_an_export_that_fails_leaves_no_half_file_and_no_success(spark, tmp_path):
     offsets = write_log(tmp_path / "store", [{"topic": "T", "body": b"x" * 300}] * 60)
     path = StorePaths(tmp_path / "store").commit_log_segment(4096)
@@ -85,6 +93,8 @@ def test_an_export_that_fails_leaves_no_half_file_and_no_success(spark, tmp_path
     assert not list((tmp_path / "out").glob(".part-*")) and not (tmp_path / "out" / SUCCESS).exists()
 
 
+@pytest.mark.spark
+@pytest.mark.java
 def test_what_a_read_skips_is_told(spark, tmp_path):
     offsets = write_log(tmp_path, [{"topic": "T", "body": b"x" * 300}] * 60)
     size = offsets[1] - offsets[0]
@@ -96,6 +106,8 @@ def test_what_a_read_skips_is_told(spark, tmp_path):
     assert found == [(offsets[3], size, "foreign"), (offsets[15], size, "bad_crc")]
 
 
+@pytest.mark.spark
+@pytest.mark.java
 def test_the_export_command_writes_a_topic_and_refuses_a_full_folder(spark, root, tmp_path):
     topic = oracle.log_messages(root)[0].topic
     done = run("export", root, tmp_path / "out", "--topic", topic, "--columns", "offset", "--json")
@@ -110,3 +122,45 @@ def test_the_export_command_writes_a_topic_and_refuses_a_full_folder(spark, root
     missing = run("export", root, tmp_path / "y", "--topic", "nobody")
     assert missing.code == 2 and "has no topic 'nobody'" in missing.stderr and not (tmp_path / "y").exists()
     assert run("export", root, tmp_path / "y", "--topic", "nobody", "--allow-missing", "--json").document["messages"] == 0
+
+
+class NoSpark:
+    """Takes what a job hands to Spark, and runs its tasks here: each in a copy of the function, as a worker gets it."""
+
+    def __init__(self) -> None:
+        self.sparkContext = self
+        self.broadcasts: list[list[bytes]] = []
+
+    def broadcast(self, value: list[bytes]):
+        self.broadcasts.append(value)
+        return self
+
+    @property
+    def value(self) -> list[bytes]:
+        return self.broadcasts[0]
+
+    def range(self, *bounds: int):
+        self.bounds = bounds
+        return self
+
+    def mapInArrow(self, task, schema: str):
+        self.task = task
+        return self
+
+
+def test_ten_thousand_queues_go_to_the_workers_in_a_megabyte_and_a_task_gets_its_part():
+    slices = [QueueSlice(f"orders-of-region-{number // 16:05d}", number % 16, number, number + 1000 + number % 77, 12345 * number)
+              for number in range(10_000)]
+    parts = [QueuePart(tuple(slices[at : at + 100]), 1 << 40, 1 << 30, 6_000_000) for at in range(0, len(slices), 100)]
+    spark, seen = NoSpark(), []
+
+    def work(number: int, part: QueuePart):
+        seen.append((number, part))
+        return iter(())
+
+    run_in_workers(spark, work, parts, "a INT")
+    assert sum(map(len, spark.broadcasts[0])) < 1_000_000 and spark.bounds == (0, 100, 1, 100)
+    list(spark.task(iter([pa.RecordBatch.from_arrays([pa.array([17, 99])], ["id"])])))
+    assert seen == [(17, parts[17]), (99, parts[99])] and seen[0][1] is not parts[17]
+    held = [cell.cell_contents for cell in spark.task.__closure__]
+    assert all(one is spark or one is work for one in held), "the parts themselves travel with no task"
