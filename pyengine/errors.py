@@ -129,14 +129,14 @@ class InvariantError(Exception):
     """pyengine found that it broke a promise of its own: a defect. The process must stop; the next start recovers."""
 
 
-def require_extra(*packages: str) -> None:
-    """UsageError unless these packages, which the extra `spark` brings, are installed; imports none of them."""
+def require_extra(*packages: str, name: str = "spark") -> None:
+    """UsageError unless these packages, which the extra `name` brings, are installed; imports none of them."""
     from importlib.util import find_spec
 
     for package in packages:
         if find_spec(package) is None:
-            raise UsageError(f"{package} is not installed: install pyengine with its extra `spark`, "
-                             "in its source folder: pip install '.[spark]'")
+            raise UsageError(f"{package} is not installed: install pyengine with its extra `{name}`, "
+                             f"in its source folder: pip install '.[{name}]'")
 
 
 def disk_error(error: OSError, doing: str, path: object, advice: str = "") -> DiskError:

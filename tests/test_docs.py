@@ -152,6 +152,7 @@ LEFT_OUT = {
     ("CONTRIBUTING.md", "python setup.py -q build_ext --inplace --force"): "builds the module that runs the tests",
 }
 RUN_ELSEWHERE = {
+    "docs/tables.md": "tests/test_docs.py",
     "docs/backup.md": "tests/test_docs.py",
     "docs/arrow.md": "tests/storage/test_to_arrow.py",
     "docs/faults.md": "tests/test_docs.py",
@@ -300,6 +301,16 @@ def test_the_blocks_of_the_cleaning_page_run(reader):
     shown = reader.run(shell)
     assert shown.count("deleted 0 segments") == 3 and "disk used" in shown
     assert reader.run(program) == "True b'one apple'\n"
+
+
+@pytest.mark.timeout(600)
+def test_the_blocks_of_the_tables_page_run(reader):
+    for package in ("deltalake", "pyiceberg", "sqlalchemy"):
+        pytest.importorskip(package)
+    shell, program = runnable("docs/tables.md")
+    shown = reader.run(shell)
+    assert "100 messages of 1 topics" in shown and "1 messages of 1 topics" in shown and "tables in " in shown
+    assert reader.run(program) == "101 b'order 101'\n101\n"
 
 
 @pytest.mark.timeout(600)

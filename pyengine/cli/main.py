@@ -75,6 +75,7 @@ COMMANDS = (
     Row("stats", "pyengine.cli.spark_jobs", "stats", "Look inside"),
     Row("report", "pyengine.cli.report", "report", "Look inside"),
     Row("export", "pyengine.cli.spark_jobs", "export", "Look inside"),
+    Row("tables", "pyengine.cli.tables", "tables", "Look inside"),
     Row("dump", "pyengine.cli.dump", "dump", "Look inside"),
     Row("config", "pyengine.cli.config", "config", "Look inside"),
 )

@@ -28,7 +28,7 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.paths import StorePaths, segment_name, without_log_folders
 from pyengine.formats.small_file import read_small_file
 from pyengine.ipc.crashed_engine_memory import rebuild_alone
-from pyengine.ipc.live_reader import LiveStoreReader, check_now, log_held, open_store
+from pyengine.ipc.live_reader import LiveStoreReader, check_now, flushed_end, log_held, open_store
 from pyengine.native.failpoint import failpoint
 from pyengine.native.scan import walk
 from pyengine.results import ReadLevel
@@ -44,6 +44,7 @@ from pyengine.storage.backup_files import (
     locked_folder,
     read_manifest,
     read_progress,
+    store_identity,
 )
 from pyengine.storage.check.check import NOT_KEPT
 from pyengine.storage.config import LOG_PATHS, keep_sizes, load_config
@@ -61,8 +62,6 @@ if TYPE_CHECKING:
     from pyengine.storage.recovery.rebuild import RebuildReport
 
 HOLD_MS = 600_000
-FLUSH_WAIT_S = 30.0
-FLUSH_STEP_S = 0.02
 READY = "ready"  # in STORE/.restoring: all of the store is made, it is only to be moved to its place
 _TEMPORARY = (f"{MANIFEST}.tmp", f"{PROGRESS}.tmp", f"{MANIFEST}.new", f"{PROGRESS}.new")
 _OURS = ("commitlog/", "tables/")
@@ -149,7 +148,7 @@ class _Backup:
 
     def run(self, hold: KeptHold) -> Manifest:
         before, unfinished = read_manifest(self._dest), read_progress(self._dest)
-        uuid = self._identity()
+        uuid = store_identity(self._root)
         self._refuse_foreign(before or unfinished, uuid)
         self._known = (*(before.pieces if before else ()), *(unfinished.pieces if unfinished else ()))
         manifest = self._cut(uuid, 1 + (before.number if before else 0))
@@ -166,12 +165,6 @@ class _Backup:
         self._dest.remove([name for name in found if name not in kept and name.startswith(_OURS)])
         self._dest.remove([name for name in (PROGRESS, *_TEMPORARY) if name in found])
         return manifest
-
-    def _identity(self) -> str:
-        found = read_engine_id(self._root)
-        if found is None or found.is_copy:
-            return f"path:{self._root.absolute()}"
-        return str(found.uuid)
 
     def _refuse_foreign(self, before: Manifest | None, uuid: str) -> None:
         names = self._dest.sizes().keys() - set(_TEMPORARY)
@@ -203,15 +196,8 @@ class _Backup:
             settings=_kept_settings(self._store), pieces=())
 
     def _flushed_end(self) -> int:
-        """Where the log is durable, once that covers all that is committed now; after FLUSH_WAIT_S as far as it is."""
         try:
-            wanted = self._store.max_physical_offset(ReadLevel.COMMITTED)
-            deadline_s = time.monotonic() + FLUSH_WAIT_S
-            while (end := self._store.max_physical_offset(ReadLevel.FLUSHED)) < wanted and time.monotonic() < deadline_s:
-                if not self._store.is_live:
-                    break
-                time.sleep(FLUSH_STEP_S)
-            return max(end, 0)
+            return flushed_end(self._store)
         except UsageError as error:
             raise UsageError(f"{self._root} cannot be backed up now, because it is not known how far its log is durable: {error}") from None
 

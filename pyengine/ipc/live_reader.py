@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 LOOK_FOR_ENGINE_S = 1.0   # how often a reader without an engine looks for one
 WAIT_STEP_S = 1.0         # a wake-up may be lost to a process killed in between: no wait is longer
+FLUSH_WAIT_S = 30.0
 FLUSH_STEP_S = 0.02       # durability is announced elsewhere than arrival
 WITHOUT_ENGINE_STEP_S = 0.1
 CHECK_TRIES = 20
@@ -319,6 +320,20 @@ class LiveStoreReader(StoreReader):
         if self._memory is not None:
             self._replaced.append(self._memory)
             self._memory = None
+
+
+def flushed_end(store: LiveStoreReader) -> int:
+    """Where the log is durable, once that covers all that is committed now; after FLUSH_WAIT_S as far as it is.
+
+    UsageError where that cannot be told.
+    """
+    wanted = store.max_physical_offset(ReadLevel.COMMITTED)
+    deadline_s = time.monotonic() + FLUSH_WAIT_S
+    while True:
+        end = store.max_physical_offset(ReadLevel.FLUSHED)
+        if end >= wanted or not store.is_live or time.monotonic() >= deadline_s:
+            return max(end, 0)
+        time.sleep(FLUSH_STEP_S)
 
 
 # ---- the check beside an engine --------------------------------------------------

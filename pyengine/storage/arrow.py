@@ -5,7 +5,7 @@ plain type (int32, int64, timestamp[us, UTC], string, binary), which is what Spa
 expects of a Python data source. In text that is not UTF-8, U+FFFD replaces the wrong
 bytes; a value is null only where a property is absent.
 
-pyarrow is imported here and nowhere else below Spark.
+Below Spark pyarrow is imported here and by what writes tables (client/tables.py) and backups to a URI only.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.native.failpoint import failpoint
 from pyengine.settings import Value
 from pyengine.storage.durable_writes import sync_descriptor
+from pyengine.storage.engine_id import read_engine_id
 from pyengine.storage.new_file import make_folders, sync_folder, write_config
 
 if TYPE_CHECKING:
@@ -160,6 +161,12 @@ class Destination(Protocol):
         """StoreBusyError while another process of this host has it locked; `shared`: to read only."""
 
 
+def store_identity(root: Path) -> str:
+    """The store's UUID; `path:...` of one that has none yet, because only RocketMQ has run it or it is a fresh copy."""
+    found = read_engine_id(root)
+    return f"path:{root.absolute()}" if found is None or found.is_copy else str(found.uuid)
+
+
 def open_destination(dest: str) -> Destination:
     """A folder, or what the URI names (pyarrow.fs: s3://bucket/path, gs://, hdfs://, file://). UsageError for another."""
     if "://" not in dest:
@@ -200,14 +207,14 @@ def _read(dest: Destination, name: str) -> Manifest | None:
 
 @contextlib.contextmanager
 def locked_folder(folder: Path, *, shared: bool = False) -> Iterator[None]:
-    """Keep other backups and restores away from the folder during the block, or StoreBusyError; nothing is made in it."""
+    """Keep others that call this away from the folder during the block, or StoreBusyError; nothing is made in it."""
     with disk_errors("open", folder):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StoreBusyError(f"another backup or restore is using {folder}: wait for it") from None
+            raise StoreBusyError(f"another process of pyengine is using {folder}: wait for it") from None
         yield
     finally:
         os.close(descriptor)

@@ -351,7 +351,7 @@ def test_a_store_in_recovery_or_of_a_running_broker_is_not_backed_up(stopped, tm
 
 def test_two_backups_into_one_destination_at_once_are_refused(stopped, tmp_path):
     dest = Folder(tmp_path / "dest")
-    with dest.locked(), pytest.raises(StoreBusyError, match="another backup"):
+    with dest.locked(), pytest.raises(StoreBusyError, match="another process"):
         backup_store(stopped, dest)
 
 

@@ -1,0 +1,294 @@
+"""Each topic of a log as a table of Delta Lake or Iceberg, exactly once (docs/tables.md).
+
+The log is read in its order, one piece after the other, up to where it is durable. Each piece becomes one commit of each
+table that has rows in it, then the folder notes the piece's end:
+
+    DEST/_pyengine_tables.json   which store and topics, and the offset below which all tables have everything
+    each table                   the offset below which it has everything (client/table_sinks.py)
+
+Killed in between, the next run reads the piece again and leaves out the tables that have it. A hold in
+config/log-holds keeps the cleaner from what is not in the tables yet, for a bounded time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pyengine.errors import CorruptionError, EngineError, ExitCode, UsageError, require_extra
+from pyengine.formats.paths import segment_start
+from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
+from pyengine.ipc.live_reader import LiveStoreReader, flushed_end, log_held, open_store
+from pyengine.native.failpoint import failpoint
+from pyengine.native.scan import walk
+from pyengine.storage.backup_files import locked_folder, store_identity
+from pyengine.storage.log_holds import HOLD_MS_MAX, KeptHold, remove_log_hold
+from pyengine.storage.new_file import make_folders, write_config
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from pyengine.client.table_sinks import TableSink
+
+STATE = "_pyengine_tables.json"
+FORMATS = ("delta", "iceberg")
+PIECE_BYTES = 64 << 20
+HOUR_MS = 3_600_000
+HOLD_MS_MIN = 600_000  # while it runs
+# Their messages come under their own topics, or are the broker's own notes.
+INTERNAL = re.compile(r"SCHEDULE_TOPIC_XXXX|RMQ_SYS_.*|TRANS_CHECK_MAX_TIME_TOPIC|OFFSET_MOVED_EVENT|SELF_TEST_TOPIC")
+_BEFORE_BYTES = 4096
+
+Format = Literal["delta", "iceberg"]
+
+
+class MissedMessagesError(EngineError):
+    """Messages were deleted before they were in the tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class TablesState:
+    """What a folder of tables holds: of which store and topics, and the log below `offset`.
+
+    `before`: CRC-32 of the last bytes below it, which tells a log that was cut and went on otherwise; None where none were left.
+    """
+
+    to: str
+    store: str
+    topics: str | None
+    offset: int
+    before: int | None = None
+
+
+@dataclass(slots=True)
+class TablesReport:
+    """What a run added: messages by topic, and commits; and the offset that the tables have reached."""
+
+    store: str
+    dest: str
+    to: str
+    offset: int = 0
+    commits: int = 0
+    missed_bytes: int = 0
+    messages: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return ExitCode.OK
+
+    @property
+    def sentence(self) -> str:
+        """The outcome for a person, one sentence."""
+        total = sum(self.messages.values())
+        return f"{total:,} messages of {len(self.messages)} topics are in {self.dest}, in {self.commits} commits"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json: plain values."""
+        return {**asdict(self), "exit_code": int(self.exit_code), "sentence": self.sentence}
+
+
+def write_tables(
+    root: Path, dest: Path, to: Format, *, topics: str | None = None, follow: bool = False, interval_s: float = 10.0,
+    hold_hours: float = 24.0, allow_loss: bool = False, over: threading.Event | None = None,
+    progress: Callable[[int, int | None], None] = lambda done, total: None, piece_bytes: int = PIECE_BYTES,
+    settings: Mapping[str, object] | None = None,
+) -> TablesReport:
+    """Add to the tables in `dest` what the log of the store at `root` has and they have not; each message once, after any kill.
+
+    `topics` is a regular expression for whole names; without it all but RocketMQ's internal topics. `follow` goes on until
+    `over` is set, with a commit each `interval_s` at most. The log is held until `hold_hours` after the last commit.
+    UsageError for a folder or a table of something else, or other topics than before; MissedMessagesError for messages that
+    were deleted before they were read, unless `allow_loss`; CorruptionError at damage.
+    """
+    require_extra("pyarrow", "deltalake", "pyiceberg", "sqlalchemy", name="tables")
+    from pyengine.client.table_sinks import open_sink  # loads the libraries
+
+    started_s = time.monotonic()
+    if not 0 <= hold_hours * HOUR_MS <= HOLD_MS_MAX:
+        raise UsageError(f"a log hold of {hold_hours:g} hours: give 0 to {HOLD_MS_MAX // HOUR_MS}")
+    try:
+        pattern = None if topics is None else re.compile(topics)
+    except re.error as error:
+        raise UsageError(f"topic pattern {topics!r}: {error}") from None
+    dest = dest.absolute()
+    make_folders(dest)
+    with locked_folder(dest), open_store(root, **(settings or {})) as store:
+        wanted = TablesState(to, store_identity(root), topics, 0)
+        state = _continued(dest, wanted)
+        name = f"tables-{zlib.crc32(str(dest).encode()):08x}"
+        hold_ms = max(round(hold_hours * HOUR_MS), HOLD_MS_MIN, round(3000 * interval_s) if follow else 0)
+        hold = KeptHold(root, name, f"tables in {dest}", min(hold_ms, HOLD_MS_MAX))
+        if not hold.is_written and store.is_live:
+            raise EngineError(f"this user may not write the hold in {root}/config/log-holds that keeps the cleaner from what is not "
+                              "in the tables yet")
+        if store.is_live:
+            with log_held(root):  # a deletion that had begun before our hold is over then
+                pass
+        report = TablesReport(str(root), str(dest), to)
+        filling = _Filling(store, lambda: open_sink(to, dest, wanted.store), dest, hold, pattern, report, piece_bytes)
+        try:
+            filling.begin(state, allow_loss=allow_loss)
+            filling.advance(filling.flushed(), progress)
+            while follow and not (over or threading.Event()).wait(interval_s):
+                filling.advance(filling.flushed(), progress)
+        finally:
+            if not hold_hours:
+                remove_log_hold(root, name)
+    report.seconds = time.monotonic() - started_s
+    return report
+
+
+def _continued(dest: Path, wanted: TablesState) -> TablesState | None:
+    """The state of the folder, None for an empty one; UsageError for anything else than it was begun with."""
+    try:
+        state = TablesState(**json.loads(read_small_file(dest / STATE)))
+        if not isinstance(state.offset, int) or state.offset < 0 or not isinstance(state.before, int | None):
+            raise ValueError("no offset")
+    except FileNotFoundError:
+        others = [path.name for path in sorted(dest.iterdir()) if path.name != f"{STATE}.tmp"]
+        if others:
+            raise UsageError(f"{dest} holds {others[0]} and no {STATE}: give an empty folder") from None
+        return None
+    except PARSE_ERRORS as error:
+        raise UsageError(f"{dest / STATE} is not readable ({error}): give another folder") from None
+    if replace(state, offset=0, before=None) != wanted:
+        raise UsageError(
+            f"{dest} was begun as {state.to} from store {state.store}, topics {state.topics or 'all'}: this is {wanted.to}, store "
+            f"{wanted.store}, topics {wanted.topics or 'all'}; go on with the same, or give another folder")
+    return state
+
+
+class _Filling:
+    """One run; the folder is locked."""
+
+    def __init__(self, store: LiveStoreReader, open_sink: Callable[[], TableSink], dest: Path, hold: KeptHold,
+                 pattern: re.Pattern[str] | None, report: TablesReport, piece_bytes: int) -> None:
+        from pyengine.client.table_sinks import COLUMNS
+        from pyengine.storage.arrow import LogScanner
+
+        self._store = store
+        self._open_sink = open_sink
+        self._dest = dest
+        self._hold = hold
+        self._pattern = pattern
+        self._report = report
+        self._piece_bytes = piece_bytes
+        self._segment_bytes = store.geometry.mapped_file_size_commit_log_bytes
+        self._scanner = LogScanner(("topic", *COLUMNS))
+        self._state = TablesState("", "", None, 0)
+
+    def begin(self, state: TablesState | None, *, allow_loss: bool) -> None:
+        """Find where to go on, and note it."""
+        first = max(0, self._store.min_physical_offset)
+        if state is None:
+            to, store = self._report.to, store_identity(self._store.root)
+            state = TablesState(to, store, self._pattern.pattern if self._pattern else None, first)
+        elif state.offset < first:
+            if not allow_loss:
+                raise self._missed(state.offset, first)
+            self._report.missed_bytes = first - state.offset
+            state = replace(state, offset=first)
+        elif state.offset > self.flushed() or state.before is not None and self._crc_before(state.offset) not in (None, state.before):
+            raise CorruptionError(
+                f"the log of {self._store.root} is not the one that {self._dest} was filled from up to {state.offset}: it was cut below "
+                "that (recover --accept-loss, or a slave that follows another master); fill a new folder")
+        self._state = replace(state, before=self._crc_before(state.offset))
+        self._note()
+        self._sink = self._open_sink()  # which may make files: the folder says first that they are ours
+
+    def advance(self, end: int, progress: Callable[[int, int | None], None]) -> None:
+        """Everything below `end`, which is durable."""
+        begin = self._state.offset
+        while self._state.offset < end:
+            at = self._state.offset
+            border = self._piece(at, end)
+            if border == at:  # a record is durable in part
+                break
+            self._state = replace(self._state, offset=border, before=self._crc_before(border))
+            self._note()
+            progress(border - begin, end - begin)
+        self._hold.keep()
+        self._report.offset = self._state.offset
+
+    def _note(self) -> None:
+        write_config(self._dest / STATE, json.dumps(asdict(self._state)).encode() + b"\n", keep_backup=False)
+        failpoint("tables_noted")
+        self._hold.move(self._state.offset)
+
+    def flushed(self) -> int:
+        """Where the log is durable, everything included that was committed when this was asked."""
+        try:
+            return flushed_end(self._store)
+        except UsageError as error:
+            raise UsageError(f"tables are filled with what is durable only: {error}") from None
+
+    def _piece(self, at: int, end: int) -> int:
+        """Put the records from `at` on into their tables; where the next one begins."""
+        import pyarrow.compute as pc
+
+        base = segment_start(at, self._segment_bytes)
+        view = self._store.commit_log.view(base)
+        if view is None:
+            raise self._missed(at, max(at, self._store.min_physical_offset))
+        limit = min(base + self._segment_bytes, end)
+        stop = min(limit, at + self._piece_bytes)
+        found = walk(view, base, at, stop, check_crc=True, limit=limit)
+        border = base + self._segment_bytes if found.reason == "blank" else found.end_offset
+        batches = list(self._scanner.scan(view, base, at, min(stop, found.end_offset), limit)) if found.messages else []
+        if self._store.min_physical_offset > base:
+            raise self._missed(at, self._store.min_physical_offset)
+        if found.reason not in ("blank", "range_end", "overrun"):
+            raise CorruptionError(f"the log is damaged at {found.end_offset}: {found.reason.replace('_', ' ')}; the tables have what comes "
+                                  f"before {at}; `pyengine check` says what to do")
+        for topic, rows in _by_topic(batches):
+            is_wanted = not INTERNAL.fullmatch(topic) if self._pattern is None else self._pattern.fullmatch(topic)
+            if not is_wanted:
+                continue
+            begin = max(at, self._sink.offset(topic))  # a run that was killed may have put a part of the piece there
+            if begin > at:
+                rows = rows.filter(pc.greater_equal(rows["physicalOffset"], begin))
+            if rows.num_rows:
+                self._sink.append(topic, rows, begin, border)
+                self._report.commits += 1
+                self._report.messages[topic] = self._report.messages.get(topic, 0) + rows.num_rows
+                self._hold.keep()
+        return border
+
+    def _crc_before(self, offset: int) -> int | None:
+        """Of the last bytes below `offset`; None where they were deleted."""
+        if not offset or offset <= self._store.min_physical_offset:
+            return None
+        base = segment_start(offset - 1, self._segment_bytes)
+        view = self._store.commit_log.view(base)
+        return None if view is None else zlib.crc32(view[max(0, offset - base - _BEFORE_BYTES) : offset - base])
+
+    def _missed(self, offset: int, first: int) -> MissedMessagesError:
+        return MissedMessagesError(
+            f"the log of {self._store.root} begins at {first}, and the tables in {self._dest} have it up to {offset}: the messages in "
+            "between were deleted before they were read; run it again with --allow-loss to go on without them")
+
+
+def _by_topic(batches: list[pyarrow.RecordBatch]) -> Iterator[tuple[str, pyarrow.Table]]:
+    """(topic, its rows in the log's order, as the tables have them)."""
+    if not batches:
+        return
+    import pyarrow
+    import pyarrow.compute as pc
+
+    from pyengine.client.table_sinks import DATE, SCHEMA
+
+    table = pyarrow.Table.from_batches(batches)
+    table = table.take(pc.sort_indices(table, sort_keys=[("topic", "ascending"), ("physicalOffset", "ascending")]))
+    table = table.append_column(DATE, pc.cast(table["storeTimestamp"], pyarrow.date32()))
+    at = 0
+    for one in pc.value_counts(table["topic"]).to_pylist():
+        yield one["values"], table.slice(at, one["counts"]).select(SCHEMA.names)
+        at += one["counts"]

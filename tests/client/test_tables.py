@@ -1,0 +1,299 @@
+"""Topics as tables of Delta Lake and Iceberg, read back by those libraries: each message once, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import pyengine
+from fix_cli import environment, run
+from fix_engine import wait_noted
+from pyengine.client.backup import backup_store, restore_store
+from pyengine.errors import CorruptionError, StoreBusyError, UsageError
+from pyengine.ipc.live_reader import open_store
+from pyengine.storage.backup_files import Folder, locked_folder
+from pyengine.storage.log_holds import read_log_holds
+from waiting import eventually, patience
+
+deltalake = pytest.importorskip("deltalake")
+pytest.importorskip("pyiceberg")
+pytest.importorskip("sqlalchemy")
+
+from pyiceberg.catalog.sql import SqlCatalog  # noqa: E402 - after the packages were looked for
+
+from pyengine.client.table_sinks import table_name  # noqa: E402
+from pyengine.client.tables import INTERNAL, STATE, MissedMessagesError, write_tables  # noqa: E402
+
+SEGMENT = 65536
+SIZES = {"mapped_file_size_commit_log_bytes": SEGMENT, "mapped_file_size_consume_queue_bytes": 400}
+PIECE = 30_000  # bytes: several commits a segment
+FORMATS = ("delta", "iceberg")
+both = pytest.mark.parametrize("to", FORMATS)
+both_if_long = pytest.mark.parametrize("to", ["delta", pytest.param("iceberg", marks=pytest.mark.long)])
+
+
+def put(root, topic, count, first=0):
+    with pyengine.connect(root) as producer:
+        for number in range(first, first + count):
+            assert producer.put(topic, b"%06d" % number * 60, queue_id=number % 2, tags="t", keys=f"k{number}").ok
+
+
+def rows(dest, to, topic):
+    """The table's rows as its library reads them, in the log's order."""
+    if to == "delta":
+        table = deltalake.DeltaTable(dest / table_name(topic)).to_pyarrow_table()
+    else:
+        catalog = SqlCatalog("pyengine", uri=f"sqlite:///{dest / 'catalog.db'}", warehouse=f"file://{dest}")
+        table = catalog.load_table(("topics", table_name(topic))).scan().to_arrow()
+    return table.sort_by("physicalOffset").to_pylist()
+
+
+def stored(root, topic):
+    """The same of the log itself."""
+    with open_store(root) as store:
+        batches = list(store.scan(topics=[topic], columns=["queueId", "queueOffset", "physicalOffset", "storeTimestamp", "keys", "body"]))
+        return [row for batch in batches for row in batch.to_pylist()]
+
+
+def assert_equal(dest, to, root, *topics):
+    for topic in topics:
+        expected = stored(root, topic)
+        found = rows(dest, to, topic)
+        assert [{name: row[name] for name in expected[0]} for row in found] == expected, topic
+        assert {row["date"] for row in found} == {row["storeTimestamp"].date() for row in expected}
+
+
+@pytest.fixture
+def engine(make_engine):
+    made = make_engine(**SIZES)
+    made.start()
+    return made
+
+
+@both
+def test_each_topic_is_a_table_and_a_second_run_adds_what_is_new(engine, tmp_path, to):
+    put(engine.root, "orders", 300)
+    put(engine.root, "%RETRY%billing", 3)
+    first = write_tables(engine.root, tmp_path / "lake", to, piece_bytes=PIECE)
+    assert first.messages == {"orders": 300, "%RETRY%billing": 3} and first.commits > 3
+    assert_equal(tmp_path / "lake", to, engine.root, "orders", "%RETRY%billing")
+    assert write_tables(engine.root, tmp_path / "lake", to).commits == 0
+    put(engine.root, "orders", 20, first=300)
+    put(engine.root, "later", 5)
+    assert write_tables(engine.root, tmp_path / "lake", to).messages == {"orders": 20, "later": 5}
+    assert_equal(tmp_path / "lake", to, engine.root, "orders", "%RETRY%billing", "later")
+    engine.stop()
+    assert write_tables(engine.root, tmp_path / "lake", to).commits == 0
+
+
+@both
+def test_kills_after_random_commits_lose_and_double_nothing(engine, tmp_path, rng, to):
+    steps = {"delta": ("table_data_durable", "table_committed", "tables_noted"),
+             "iceberg": ("table_metadata_due", "table_catalog_committed", "tables_noted")}[to]
+    program = ("import sys; from pathlib import Path; from pyengine.client.tables import write_tables; "
+               f"write_tables(Path(sys.argv[1]), Path(sys.argv[2]), {to!r}, piece_bytes={PIECE})")
+    killed = 0
+    for number, step in enumerate(steps):
+        put(engine.root, "orders", 150, first=150 * number)
+        put(engine.root, "other", 60, first=60 * number)
+        armed = f"{step}:{rng.randrange(1, 4)}:kill"
+        done = subprocess.run([sys.executable, "-P", "-c", program, str(engine.root), str(tmp_path / "lake")], capture_output=True,
+                              text=True, env=environment(PYENGINE_FAILPOINT=armed), timeout=patience(120))
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        killed += done.returncode != 0
+        put(engine.root, "orders", 10, first=1000 + 10 * number)  # the next run's pieces have other borders
+    assert killed == len(steps)
+    write_tables(engine.root, tmp_path / "lake", to)
+    assert_equal(tmp_path / "lake", to, engine.root, "orders", "other")
+    if to == "delta":
+        there = {path.name for path in (tmp_path / "lake/orders").rglob("*.parquet") if path.parent.name != "_delta_log"}
+        named = {os.path.basename(uri) for uri in deltalake.DeltaTable(tmp_path / "lake/orders").file_uris()}
+        assert there == named  # files of killed runs are gone
+
+
+def test_a_commit_that_a_power_cut_tore_is_made_again(engine, tmp_path):
+    put(engine.root, "orders", 100)
+    write_tables(engine.root, tmp_path / "lake", "delta")
+    note = (tmp_path / "lake" / STATE).read_bytes()
+    put(engine.root, "orders", 100, first=100)
+    write_tables(engine.root, tmp_path / "lake", "delta")
+    (tmp_path / "lake" / STATE).write_bytes(note)  # as before the last commit, of which a part is there
+    last = sorted((tmp_path / "lake/orders/_delta_log").glob("*.json"))[-1]
+    last.write_bytes(last.read_bytes()[:-20])
+    assert 0 < write_tables(engine.root, tmp_path / "lake", "delta").messages["orders"] <= 100
+    assert_equal(tmp_path / "lake", "delta", engine.root, "orders")
+
+
+@both_if_long
+def test_what_is_put_while_it_follows_arrives_and_the_cleaner_waits(engine, tmp_path, to):
+    put(engine.root, "orders", 200)
+    over, ended = threading.Event(), []
+    thread = threading.Thread(target=lambda: ended.append(write_tables(
+        engine.root, tmp_path / "lake", to, follow=True, interval_s=0.05, hold_hours=1, over=over)))
+    thread.start()
+    try:
+        noted = tmp_path / "lake" / STATE
+        for first in (200, 400):
+            put(engine.root, "orders", 200, first=first)
+            with open_store(engine.root) as store:
+                end = store.max_physical_offset("written")
+            eventually(lambda: noted.exists() and json.loads(noted.read_bytes())["offset"] >= end, "it has followed")
+    finally:
+        over.set()
+        thread.join()
+    assert ended[0].messages == {"orders": 600}
+    assert_equal(tmp_path / "lake", to, engine.root, "orders")
+    wait_noted(engine.root)
+    (hold,) = run("status", engine.root, "--json").document["log_holds"]
+    assert hold["active"] and hold["offset"] == ended[0].offset and f"tables in {tmp_path / 'lake'}" in hold["owner"]
+    put(engine.root, "orders", 400, first=600)  # what the tables have not may not go, what they have may
+    wait_noted(engine.root)
+    assert run("clean", engine.root, "--older-than", 0).code == 0
+    with open_store(engine.root) as store:
+        assert 0 < store.min_physical_offset <= hold["offset"] < store.min_physical_offset + SEGMENT
+    assert write_tables(engine.root, tmp_path / "lake", to).messages == {"orders": 400}
+    assert [row["body"] for row in rows(tmp_path / "lake", to, "orders")] == [b"%06d" % number * 60 for number in range(1000)]
+
+
+def test_messages_that_were_deleted_unread_are_an_error_until_they_are_given_up(engine, tmp_path):
+    put(engine.root, "orders", 100)
+    write_tables(engine.root, tmp_path / "lake", "delta", hold_hours=0)
+    assert read_log_holds(engine.root) == []
+    put(engine.root, "orders", 500, first=100)
+    wait_noted(engine.root)
+    assert run("clean", engine.root, "--older-than", 0).code == 0
+    with pytest.raises(MissedMessagesError, match="were deleted before they were read; run it again with --allow-loss"):
+        write_tables(engine.root, tmp_path / "lake", "delta", hold_hours=0)
+    report = write_tables(engine.root, tmp_path / "lake", "delta", allow_loss=True)
+    assert report.missed_bytes > 0 and 0 < report.messages["orders"] < 500
+    found = [row["physicalOffset"] for row in rows(tmp_path / "lake", "delta", "orders")]
+    assert len(found) == len(set(found)) == 100 + report.messages["orders"]
+
+
+def test_only_the_topics_asked_for_and_never_internal_ones(engine, tmp_path):
+    for topic in ("orders-eu", "orders-us", "other"):
+        put(engine.root, topic, 2)
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put("orders-eu", b"later", delay_level=1).ok
+    report = write_tables(engine.root, tmp_path / "some", "delta", topics="orders-.*")
+    assert report.messages.keys() == {"orders-eu", "orders-us"} and report.messages["orders-us"] == 2
+    report = write_tables(engine.root, tmp_path / "all", "delta")
+    assert not any(INTERNAL.fullmatch(topic) for topic in report.messages) and "other" in report.messages
+    with pytest.raises(UsageError, match="was begun as delta .* topics orders-"):
+        write_tables(engine.root, tmp_path / "some", "delta", topics="orders-eu")
+    with pytest.raises(UsageError, match="topic pattern"):
+        write_tables(engine.root, tmp_path / "none", "delta", topics="(")
+
+
+@both_if_long
+def test_a_table_or_folder_of_something_else_is_left_alone(engine, make_engine, tmp_path, to):
+    put(engine.root, "orders", 5)
+    write_tables(engine.root, tmp_path / "lake", to)
+    other = make_engine(name="other", **SIZES)
+    other.start()
+    put(other.root, "orders", 5)
+    with pytest.raises(UsageError, match="from store"):
+        write_tables(other.root, tmp_path / "lake", to)
+    (tmp_path / "lake" / STATE).unlink()
+    with pytest.raises(UsageError, match=f"and no {STATE}"):
+        write_tables(engine.root, tmp_path / "lake", to)
+    write_tables(other.root, tmp_path / "new", to, topics="nothing")
+    state = json.loads((tmp_path / "new" / STATE).read_text())
+    (tmp_path / "lake" / STATE).write_text(json.dumps(state | {"topics": None, "offset": 0, "before": None}))
+    with pytest.raises(UsageError, match="is filled from topic orders of store .*nothing is added"):
+        write_tables(other.root, tmp_path / "lake", to)
+    assert len(rows(tmp_path / "lake", to, "orders")) == 5
+
+
+@both_if_long
+def test_a_run_that_was_killed_before_it_read_anything_is_begun_again(engine, tmp_path, to):
+    put(engine.root, "orders", 5)
+    write_tables(engine.root, tmp_path / "lake", to, topics="nothing")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / f"{STATE}.tmp").write_text("half")
+    assert write_tables(engine.root, tmp_path / "new", to).messages == {"orders": 5}
+    assert_equal(tmp_path / "new", to, engine.root, "orders")
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"offset": "x"}', b"\xff"])
+def test_a_note_that_cannot_be_read_is_refused(engine, tmp_path, content):
+    (tmp_path / "lake").mkdir()
+    (tmp_path / "lake" / STATE).write_bytes(content)
+    with pytest.raises(UsageError, match="is not readable"):
+        write_tables(engine.root, tmp_path / "lake", "delta")
+
+
+def test_a_note_that_was_moved_ahead_is_found_by_the_bytes_before_it(engine, tmp_path):
+    put(engine.root, "orders", 50)
+    write_tables(engine.root, tmp_path / "lake", "delta")
+    put(engine.root, "orders", 50, first=50)
+    state = json.loads((tmp_path / "lake" / STATE).read_text())
+    (tmp_path / "lake" / STATE).write_text(json.dumps(state | {"offset": state["offset"] + 2000}))
+    with pytest.raises(CorruptionError, match="is not the one that"):
+        write_tables(engine.root, tmp_path / "lake", "delta")
+
+
+def test_two_runs_at_once_for_one_folder_are_refused(engine, tmp_path):
+    put(engine.root, "orders", 5)
+    (tmp_path / "lake").mkdir()
+    with locked_folder(tmp_path / "lake"), pytest.raises(StoreBusyError):
+        write_tables(engine.root, tmp_path / "lake", "delta")
+
+
+def test_a_table_that_another_program_made_is_refused(engine, tmp_path):
+    put(engine.root, "orders", 5)
+    write_tables(engine.root, tmp_path / "lake", "delta", topics="nothing|orders|theirs")
+    import pyarrow
+
+    deltalake.write_deltalake(tmp_path / "lake/theirs", pyarrow.table({"x": [1]}))
+    put(engine.root, "theirs", 5)
+    with pytest.raises(UsageError, match="was not made by `pyengine tables`"):
+        write_tables(engine.root, tmp_path / "lake", "delta", topics="nothing|orders|theirs")
+    assert deltalake.DeltaTable(tmp_path / "lake/theirs").to_pyarrow_table().num_rows == 1
+
+
+def test_a_log_that_was_cut_or_restored_does_not_go_on_in_the_same_tables(engine, tmp_path):
+    put(engine.root, "orders", 400)
+    backup_store(engine.root, Folder(tmp_path / "backup"))
+    put(engine.root, "orders", 100, first=400)
+    write_tables(engine.root, tmp_path / "lake", "delta")
+    engine.stop()
+    restore_store(Folder(tmp_path / "backup"), tmp_path / "restored")
+    with pytest.raises(UsageError, match="from store"):  # a store of its own: the same offsets will be other messages
+        write_tables(tmp_path / "restored", tmp_path / "lake", "delta")
+    used = [path for path in sorted((engine.root / "commitlog").iterdir()) if path.read_bytes().strip(b"\0")]
+    used[-1].write_bytes(bytes(SEGMENT))
+    assert run("recover", engine.root, "--accept-loss").code == 0
+    engine.start()
+    put(engine.root, "orders", 300, first=900)  # beyond where the tables are
+    with pytest.raises(CorruptionError, match="is not the one that"):
+        write_tables(engine.root, tmp_path / "lake", "delta")
+
+
+def test_damage_in_the_log_ends_the_run_and_names_the_offset(engine, tmp_path):
+    put(engine.root, "orders", 400)
+    engine.stop()
+    with open(engine.root / f"commitlog/{SEGMENT:020d}", "r+b") as file:
+        file.seek(30_000)
+        file.write(b"damage!")
+    with pytest.raises(CorruptionError, match="the log is damaged at"):
+        write_tables(engine.root, tmp_path / "lake", "delta")
+    found = rows(tmp_path / "lake", "delta", "orders")
+    assert [row["body"] for row in found] == [b"%06d" % number * 60 for number in range(len(found))]
+
+
+@both_if_long
+def test_the_command_says_what_it_added(engine, tmp_path, to):
+    put(engine.root, "orders", 7)
+    document = run("tables", engine.root, tmp_path / "lake", "--to", to, "--json").document
+    assert (document["messages"], document["to"], document["exit_code"]) == ({"orders": 7}, to, 0)
+    ran = run("tables", engine.root, tmp_path / "lake", "--to", to, "--once")
+    assert ran.code == 0 and "0 messages of 0 topics" in ran.stdout
+    ran = run("tables", engine.root, "s3://bucket/lake", "--to", to)
+    assert ran.code == 2 and "is no folder of this host" in ran.stderr
