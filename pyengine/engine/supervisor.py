@@ -552,10 +552,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     except EngineError as error:
         say(native.SUPERVISOR, str(error), ERROR)
+        notify(f"STATUS=cannot start: {' '.join(str(error).split())}")
         report(descriptor, {"error": str(error), "exit_code": int(error.exit_code)})
         return error.exit_code
     except OSError as error:  # a right that is missing, a file where a folder should be
         traceback.print_exc()
+        notify(f"STATUS=cannot start: {os_error_sentence(error)}")
         report(descriptor, {"error": os_error_sentence(error), "exit_code": int(ExitCode.FAILED)})
         return ExitCode.FAILED
 

@@ -2,6 +2,7 @@
 
     python -m pyengine.engine.unit_files systemd              write them into that folder
     python -m pyengine.engine.unit_files --runs committer STORE    exit 0 if that kind runs in the store's mode, 1 if not
+    python -m pyengine.engine.unit_files --up NAME STORE      exit 0 if the store NAME is up; else 1, and say what keeps it
 
 One store is one instance: pyengine@NAME.target, its directory /var/lib/pyengine/NAME.
 @PYTHON@ and @USER@ are filled in by scripts/install-systemd.sh. A unit starts after those
@@ -11,21 +12,30 @@ and the store last.
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.engine.bring_up import MODES
 from pyengine.engine.kinds import EVERY_MODE, KINDS, Kind, WorkerExit, kinds_for
+from pyengine.engine.service_manager import ERROR, say
 from pyengine.engine.supervisor import STOP_TIMEOUT_S
-from pyengine.ipc.shared_objects import KIND_NAMES
+from pyengine.errors import EngineError
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
+from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.storage.config import load_config
 
 STORE = "/var/lib/pyengine/%i"
 STORE_SILENT_S = 30
 WORKER_STOP_S = 120
+STORE_JOB_S = 600  # `systemctl start` waits no longer for a recovery, which goes on
+WORKER_JOB_S = 60  # ... for a worker, once its turn has come
+UP_S = 10.0        # ... for the reason
 ABORT_S = 5  # from the watchdog's SIGABRT to SIGKILL, as the supervisor gives its own children
 DAMAGE = 3   # exit code of the supervisor that a restart cannot help
 
@@ -76,7 +86,8 @@ def unit_files() -> dict[str, str]:
     """Every file by its name."""
     units = [_store_unit(), *(_worker_unit(kind) for kind in KINDS)]
     names = [name for name, _ in units]
-    return {"pyengine.slice": _slice(), "pyengine@.target": _target(names), METRICS_UNIT: _metrics_unit(), **dict(units)}
+    return {"pyengine.slice": _slice(), "pyengine@.target": _target(names), METRICS_UNIT: _metrics_unit(), UP_UNIT: _up_unit(names),
+            **dict(units)}
 
 
 def worker_unit(kind: Kind) -> str:
@@ -86,6 +97,7 @@ def worker_unit(kind: Kind) -> str:
 
 STORE_UNIT = "pyengine-store@.service"
 METRICS_UNIT = "pyengine-metrics@.service"
+UP_UNIT = "pyengine-up@.service"
 
 
 def _slice() -> str:
@@ -99,15 +111,41 @@ def _target(names: Sequence[str]) -> str:
     wants = "\n".join(f"Wants={name.replace('@.', '@%i.')}" for name in names)
     return f"""{MADE}
 # Nothing binds one part to another: each has Restart=always, so whatever ended for any reason comes back, also what
-# ended cleanly because another start had taken its memory over, and the others go on meanwhile.
+# ended cleanly because another start had taken its memory over, and the others go on meanwhile. The start fails, with the
+# reason, if they are not up once their jobs have ended or have taken too long; they are tried further all the same.
 
 [Unit]
 Description=Message log %i
 {wants}
+Requires={UP_UNIT.replace('@.', '@%i.')}
+After={UP_UNIT.replace('@.', '@%i.')}
 
 [Install]
 WantedBy=multi-user.target
 """
+
+
+def _up_unit(names: Sequence[str]) -> str:
+    after = " ".join(name.replace("@.", "@%i.") for name in names)
+    return f"""{MADE}
+# Part of the target's start alone: says whether the store is up, or what keeps it.
+
+[Unit]
+Description=Message log %i: up
+PartOf=pyengine@%i.target
+After={after}
+
+[Service]
+Type=oneshot
+User=@USER@
+Slice=pyengine.slice
+Environment=PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
+EnvironmentFile=-/etc/pyengine/%i.env
+ExecStart=@PYTHON@ -P -m pyengine.engine.unit_files --up %i {STORE}
+SyslogIdentifier=pyengine-up
+TimeoutStartSec=60
+
+{HARDENING}"""
 
 
 def _store_unit() -> tuple[str, str]:
@@ -115,7 +153,7 @@ def _store_unit() -> tuple[str, str]:
         "store", "Message log %i: store (recovery, sessions)",
         f"@PYTHON@ -P -m pyengine.workers.supervisor {STORE} --no-children", STORE_SILENT_S,
         f"ExecReload=kill -HUP $MAINPID\nTimeoutStartSec=infinity\nTimeoutStopSec={STOP_TIMEOUT_S:g}\n"
-        f"RestartPreventExitStatus={int(WorkerExit.USAGE)} {DAMAGE}\n", NETWORK_HARDENING,
+        f"RestartPreventExitStatus={int(WorkerExit.USAGE)} {DAMAGE}\n", NETWORK_HARDENING, job_s=STORE_JOB_S,
         why="# Owns the store: recovers it, is ready once workers may attach. If it dies alone, the workers go on, and the\n"
         "# next one takes them over without recovery; so nothing is bound to it. It is the last to stop, and removes\n"
         "# `abort` only if all of the workers finished what was published. A slave's asks its master where to begin.\n")
@@ -131,7 +169,7 @@ def _worker_unit(kind: Kind) -> tuple[str, str]:
     service = _Service(
         kind.name, f"Message log %i: {kind.name}", f"@PYTHON@ -P -m {kind.module} {STORE}", kind.heartbeat_timeout_s,
         f"{condition}TimeoutStartSec=90\nTimeoutStopSec={WORKER_STOP_S}\nRestartPreventExitStatus={int(WorkerExit.USAGE)}\n",
-        NETWORK_HARDENING if kind.on_network else HARDENING, order=f"After={after}\n")
+        NETWORK_HARDENING if kind.on_network else HARDENING, job_s=WORKER_JOB_S, order=f"After={after}\n")
     return worker_unit(kind), service.unit()
 
 
@@ -145,6 +183,7 @@ class _Service:
     heartbeat_timeout_s: float
     times: str
     hardening: str
+    job_s: int
     why: str = ""
     order: str = ""
 
@@ -157,6 +196,8 @@ PartOf=pyengine@%i.target
 {self.order}# Only what never comes as far as its work is given up: its restarts follow each other that fast.
 StartLimitIntervalSec=60
 StartLimitBurst=100
+# Who waits for the start waits so long; the unit goes on.
+JobRunningTimeoutSec={self.job_s}
 
 [Service]
 Type=notify
@@ -215,7 +256,47 @@ def runs(kind_name: str, root: Path) -> bool:
         or kind_name == KIND_NAMES[native.SUPERVISOR]
 
 
+def why_not_up(name: str, root: Path) -> list[str]:
+    """Sentences about what keeps the store `name` from being up; [] once its owner and all workers are ready."""
+    down, said = [STORE_UNIT], ""
+    try:
+        with EngineMemory.attach(find_folder(root), writable=False) as memory:
+            living = living_kinds(root)
+            if memory.state == native.STATE_RUNNING and native.SUPERVISOR in living:
+                identity = memory.identity
+                kinds = kinds_for(identity.mode, bool(identity.replicates), bool(identity.gateway))
+                down = [worker_unit(kind) for kind in kinds if kind.number not in living
+                        or native.load(memory.control.workers[kind.number], "state") != native.WORKER_READY]
+            elif memory.state in (native.STATE_DEGRADED, native.STATE_READ_ONLY):
+                said = native.reason(memory.control)
+    except EngineError:
+        pass
+    units = [unit.replace("@.", f"@{name}.") for unit in down]
+    return [f"{unit} is not up: {_status_text(unit) or said or f'journalctl -u {unit}'}" for unit in units]
+
+
+def _status_text(unit: str) -> str:
+    """What the unit has told its manager last; "" if that cannot be asked."""
+    try:
+        done = subprocess.run(["systemctl", "show", "-P", "StatusText", unit], capture_output=True, text=True, timeout=UP_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
+
+
+def _up(name: str, root: Path) -> int:
+    """A unit between two tries has no words for a moment: it is asked again, for UP_S at most."""
+    deadline_s = time.monotonic() + UP_S
+    while (why := why_not_up(name, root)) and time.monotonic() < deadline_s and any("journalctl" in one for one in why):
+        time.sleep(0.1)
+    for sentence in why:
+        say(native.SUPERVISOR, sentence, ERROR)
+    return 1 if why else 0
+
+
 def main(argv: Sequence[str]) -> int:
+    if len(argv) == 3 and argv[0] == "--up":
+        return _up(argv[1], Path(argv[2]))
     if len(argv) == 3 and argv[0] == "--runs":
         return 0 if runs(argv[1], Path(argv[2])) else 1
     if len(argv) != 1:

@@ -287,6 +287,7 @@ def _run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[s
             raise
         why = os_error_sentence(error) if isinstance(error, OSError) else str(error)
         say(kind, f"cannot start: {why}", ERROR)
+        notify(f"STATUS=cannot start: {' '.join(why.split())}")
         if isinstance(error, ConfigError) and error.__cause__ is None:  # else the file could not be read
             return WorkerExit.USAGE
         return WorkerExit.TEMPFAIL if may_pass(error) else WorkerExit.BOOT_FAILED
@@ -297,6 +298,7 @@ def _run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[s
     except BootFailedError as error:
         worker.say_blocked_reason(f"cannot start: {error}")
         say(kind, f"cannot start: {error}", ERROR)
+        notify(f"STATUS=cannot start: {' '.join(str(error).split())}")
         return WorkerExit.TEMPFAIL if may_pass(error) else WorkerExit.BOOT_FAILED
     except Exception as error:
         why = os_error_sentence(error) if isinstance(error, OSError) else str(error)

@@ -34,6 +34,28 @@ systemctl start pyengine-metrics@plain.service
 eventually "metrics are a unit too" 'journalctl -u pyengine-metrics@plain.service -o cat | grep -q "^http://127"'
 url=$(journalctl -u pyengine-metrics@plain.service -o cat | grep "^http://127")
 ok "... that answers on the loopback" '"$PYTHON" -c "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())" "$url" | grep -q "^pyengine_put_messages_total [1-9]"'
+settings held
+for kind in store $KINDS; do drop_in "$(unit "$kind" held)" Unit JobRunningTimeoutSec=3; done
+install -d -o pyengine -g pyengine -m 0700 /var/lib/pyengine/held
+setpriv --reuid pyengine --regid pyengine --init-groups -- "$PYTHON" -c '
+import fcntl, time
+lock = open("/var/lib/pyengine/held/lock", "w")
+fcntl.lockf(lock, fcntl.LOCK_EX, 1, 0)
+print("locked", flush=True)
+time.sleep(600)' > /guest/locked.txt &
+holder=$!
+eventually "another program has a store open" 'grep -q locked /guest/locked.txt'
+timeout 120 systemctl start pyengine@held.target 2> /guest/held.txt
+code=$?
+ok "a start that cannot succeed ends, and says that it failed ($code)" '[ "$code" = 1 ] && grep -q "dependency job for pyengine@held.target failed" /guest/held.txt'
+ok "... the journal has the reason" 'journalctl -u pyengine-up@held.service -p err -o cat | grep -q "^pyengine-store@held.service is not up: cannot start: .*open in another program"'
+ok "... and the store is tried further" '! all_active held && [ "$(prop "$(unit store held)" ActiveState)" = activating ]'
+kill "$holder"
+eventually "once it can be, it is up by itself" 'all_active held && put_ok held one'
+systemctl start pyengine@held.target
+ok "a start that succeeds says so" 'systemctl is-active -q pyengine@held.target'
+systemctl stop pyengine@held.target pyengine-store@held.service
+ok "stopping the target stops it" '[ -z "$(systemctl list-units --plain --no-legend --state=active,failed "pyengine-*@held.service")" ]'
 for name in store $KINDS committer replicator gateway metrics; do
     echo "exposure $name $(systemd-analyze security --no-pager "pyengine-$name@plain.service" 2>/dev/null | sed -n 's/.*Overall exposure level.*: \([0-9.]*\).*/\1/p')"
 done

@@ -9,6 +9,7 @@ import os
 import pwd
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ import pytest
 from pyengine.engine import unit_files
 from pyengine.engine.kinds import KINDS, kinds_for
 from pyengine.native import control as native
+from waiting import eventually
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1]
@@ -68,6 +70,38 @@ def test_a_kind_of_one_mode_is_run_only_there(tmp_path, monkeypatch):
     assert unit_files.runs("gateway", tmp_path)
     assert [unit for unit in unit_files.unit_files() if values(unit, "ExecCondition")] == [
         "pyengine-committer@.service", "pyengine-replicator@.service", "pyengine-gateway@.service"]
+
+
+def test_a_start_waits_for_each_part_and_then_says_what_is_not_up():
+    [after] = values(unit_files.UP_UNIT, "After")
+    for name in [unit_files.STORE_UNIT, *map(unit_files.worker_unit, KINDS)]:
+        assert name.replace("@.", "@%i.") in after.split()
+        [seconds] = values(name, "JobRunningTimeoutSec")
+        assert 0 < int(seconds) <= 600
+    up = unit_files.UP_UNIT.replace("@.", "@%i.")
+    assert values("pyengine@.target", "Requires") == values("pyengine@.target", "After") == [up], "and binds no part to it"
+
+
+def test_each_part_that_is_not_up_is_named_with_what_it_said_last(make_engine, tmp_path, monkeypatch):
+    manager = tmp_path / "bin" / "systemctl"
+    manager.parent.mkdir()
+    manager.write_text('#!/bin/sh\necho "cannot start: the reason of $4"\n')
+    manager.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{manager.parent}:{os.environ['PATH']}")
+    engine = make_engine()
+    store = "pyengine-store@demo.service is not up: cannot start: the reason of pyengine-store@demo.service"
+    assert unit_files.why_not_up("demo", engine.root) == [store]
+    engine.start()
+    assert unit_files.why_not_up("demo", engine.root) == []
+    engine.kill("supervisor", signal.SIGSTOP)
+    engine.kill("cleaner")
+    eventually(lambda: unit_files.why_not_up("demo", engine.root) == [store.replace("-store", "-cleaner")], "the cleaner is named")
+    engine.kill("supervisor", signal.SIGCONT)
+    eventually(lambda: unit_files.why_not_up("demo", engine.root) == [], "it is started again")
+    engine.stop()
+    manager.unlink()
+    monkeypatch.setenv("PATH", str(manager.parent))
+    assert unit_files.why_not_up("demo", engine.root) == [f"{unit} is not up: journalctl -u {unit}" for unit in [store.split()[0]]]
 
 
 def install(folder: Path, *more: str, **environment: str) -> subprocess.CompletedProcess:
