@@ -19,6 +19,7 @@ from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, os_error_sentence
 from pyengine.gateway.admin import Admin
 from pyengine.gateway.connections import Connections, Handlers, Limits
+from pyengine.gateway.ends import Ends
 from pyengine.gateway.members import Members
 from pyengine.gateway.names import Address, Names, NameServer
 from pyengine.gateway.positions import FLUSH_S, GroupOffsets, Positions
@@ -84,6 +85,7 @@ class Gateway:
         self._offsets = GroupOffsets(reader, self._executor)
         self.pulls: Pulls | None = None
         self.members: Members | None = None
+        self._ends: Ends | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> Ports:
@@ -107,9 +109,10 @@ class Gateway:
         members = self.members = Members(names)
         positions = Positions(reader, names, self._offsets, executor)
         pulls = self.pulls = Pulls(reader, names, members, positions, executor)
-        sends = Sends(self._puts, reader, names, address, executor)
+        ends = self._ends = Ends(self._puts, reader, members, address, executor)
+        sends = Sends(self._puts, reader, names, address, executor, ends.prepare)
         admin = Admin(reader, names, members, self._offsets, address, executor)
-        for handlers in (members.handlers, positions.handlers, pulls.handlers, sends.handlers, admin.handlers):
+        for handlers in (members.handlers, positions.handlers, pulls.handlers, sends.handlers, ends.handlers, admin.handlers):
             broker.update(handlers)
         name_server.update(NameServer(names, address).handlers | admin.name_server_handlers)
         self.connections.when_closed += [members.closed, pulls.closed]
@@ -117,7 +120,8 @@ class Gateway:
         pulls.start()
         await self.connections.start()
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._write_offsets()), loop.create_task(self._expire(members))]
+        self._tasks = [loop.create_task(self._write_offsets()), loop.create_task(self._expire(members)),
+                       loop.create_task(ends.ask_for_ends(self._report))]
         self._report(f"name server at {host}:{name_port}, broker {address.broker_name} at {host}:{broker_port}, "
                      f"known to clients as {address.broker}")
         return Ports(name_port, broker_port)
@@ -138,6 +142,8 @@ class Gateway:
         except EngineError as error:
             self._report(f"the groups' last offsets could not be written: {error}")
         self._executor.shutdown(wait=True)
+        if self._ends is not None:
+            self._ends.close()
 
     async def _write_offsets(self) -> None:
         said = ""

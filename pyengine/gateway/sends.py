@@ -17,6 +17,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pyengine.client.half_messages import half_of
 from pyengine.client.outgoing import RawMessage
 from pyengine.client.retries import sent_back
 from pyengine.errors import EngineError, FormatError, UsageError
@@ -114,8 +115,12 @@ class Puts:
 class Sends:
     """The requests that put."""
 
-    def __init__(self, puts: Puts, reader: LiveStoreReader, names: Names, address: Address, executor: Executor) -> None:
+    def __init__(self, puts: Puts, reader: LiveStoreReader, names: Names, address: Address, executor: Executor,
+                 prepare_halves: Callable[[], None]) -> None:
+        """`prepare_halves` is called once, in the executor, before the first half message is stored."""
         self._puts = puts
+        self._prepare_halves = prepare_halves
+        self._takes_halves = False
         self._reader = reader
         self._names = names
         self._address = address
@@ -137,7 +142,8 @@ class Sends:
             return Answer(codes.NO_PERMISSION, f"Sending message to topic[{sent.topic}] is forbidden.", REGION)
         topic = self._names.topic(sent.topic)
         is_large = sent.is_batch and len(request.frame.body) > LARGE_BATCH_BYTES
-        if (topic is None or not self._puts.is_open or is_large or sent.topic.startswith(RETRY_PREFIX)
+        needs_halves = sent.is_half and not self._takes_halves
+        if (topic is None or not self._puts.is_open or is_large or needs_halves or sent.topic.startswith(RETRY_PREFIX)
                 or request.connection.in_order.locked()):
             return self._put_when_ready(request, sent, is_large)
         return self._put(request, sent, topic)
@@ -194,6 +200,9 @@ class Sends:
             return Answer(codes.TOPIC_NOT_EXIST, f"topic[{sent.topic}] not exist, apply first please!{codes.FAQ}", REGION)
         if not self._puts.is_open:
             await asyncio.get_running_loop().run_in_executor(self._executor, self._puts.open)
+        if sent.is_half and not self._takes_halves:
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._prepare_halves)
+            self._takes_halves = True
         if sent.topic.startswith(RETRY_PREFIX):
             return await self._dead_letter(sent) or topic
         return topic
@@ -219,8 +228,10 @@ class Sends:
                                               f"{request.connection.address}", REGION)
         if sent.queue_id < 0:
             sent.queue_id = random.randrange(topic.write_queue_nums)
-        if sent.properties.get(PROPERTY_TRANSACTION_PREPARED, "").lower() == "true" or sent.sys_flag & SYS_FLAG_TRANSACTION_MASK:
-            return Answer(codes.NO_PERMISSION, f"the broker[{self._address.broker}] sending transaction message is forbidden", REGION)
+        if sent.is_batch and sent.is_half:
+            return Answer(codes.MESSAGE_ILLEGAL, "a batch holds no transaction: send it singly", REGION)
+        if sent.sys_flag & SYS_FLAG_TRANSACTION_MASK and not sent.is_half:
+            return Answer(codes.NO_PERMISSION, "a part of a transaction cannot be sent as a message", REGION)
         return None
 
     def _put(self, request: Request, sent: _Sent, topic: TopicConfig) -> Answer | None:
@@ -229,6 +240,8 @@ class Sends:
         if refused is not None:
             return refused
         message = self._message(request, sent)
+        if sent.is_half:
+            message = half_of(message)
         members: list[BatchMember] = []
         if sent.is_batch:
             try:
@@ -247,15 +260,17 @@ class Sends:
         properties: Mapping[str, str] = sent.properties | {"CLUSTER": self._address.cluster}
         waits = is_wait_store_ok(properties)
         names = hash_map_order(properties)
-        if not sent.is_batch:
-            names = [name for name in names if name != PROPERTY_WAIT]
         delay = properties.get(PROPERTY_DELAY, "0")
         level = int(delay) if delay.isascii() and delay.isdecimal() and len(delay) < 10 else 0
+        if sent.is_batch or sent.is_half:
+            level = 0
+        if not (sent.is_batch or sent.is_half or level):  # of those the broker makes the text anew, from a map that has it
+            names = [name for name in names if name != PROPERTY_WAIT]
         return RawMessage(
             sent.topic, b"" if sent.is_batch else request.frame.body, queue_id=sent.queue_id,
             properties_text=encode_properties({name: properties[name] for name in names}), flag=sent.flag, sys_flag=sent.sys_flag,
             born_timestamp_ms=sent.born_timestamp_ms, born_host=request.connection.address, store_host=self._address.broker,
-            reconsume_times=sent.reconsume_times, wait_store_msg_ok=waits, delay_level=0 if sent.is_batch else level)
+            reconsume_times=sent.reconsume_times, wait_store_msg_ok=waits, delay_level=level)
 
     def _answer(self, result: PutResult, queue_id: int) -> Answer:
         status = result.status
@@ -278,7 +293,7 @@ class _Sent:
     """The header of a send, in its long or short names; WireError for numbers that are none."""
 
     __slots__ = ("topic", "default_topic", "default_queue_nums", "queue_id", "sys_flag", "born_timestamp_ms", "flag", "properties",
-                 "reconsume_times", "max_reconsume_times", "is_batch")
+                 "reconsume_times", "max_reconsume_times", "is_batch", "is_half")
 
     def __init__(self, request: Request) -> None:
         frame = request.frame
@@ -295,6 +310,9 @@ class _Sent:
         self.reconsume_times = request.integer(names["reconsumeTimes"], 0)
         most = names["maxReconsumeTimes"]
         self.max_reconsume_times = request.integer(most) if most in fields else None
+        # A message that is tried again later is no half message any more, whatever its text says.
+        self.is_half = (self.properties.get(PROPERTY_TRANSACTION_PREPARED, "").lower() == "true"
+                        and not (self.reconsume_times > 0 and self.properties.get(PROPERTY_DELAY, "0") != "0"))
         self.is_batch = frame.code == codes.SEND_BATCH_MESSAGE or request.flag(names["batch"])
 
 

@@ -88,7 +88,8 @@ REFUSED = {
     "long properties": ({"i": "k\x01" + "v" * 33_000}, b"x", codes.MESSAGE_ILLEGAL, "the message is illegal, maybe msg body"),
     "a long body": ({}, b"x" * ((4 << 20) + 1), codes.MESSAGE_ILLEGAL, "the message is illegal, maybe msg body"),
     "no number": ({"e": "x"}, b"x", codes.SYSTEM_ERROR, ""),
-    "a transaction": ({"i": "TRAN_MSG\x01true\x02PGROUP\x01p", "f": 4}, b"x", codes.NO_PERMISSION, "the broker["),
+    "a commit": ({"f": 8}, b"x", codes.NO_PERMISSION, "a part of a transaction"),
+    "a batch of half messages": ({"i": "TRAN_MSG\x01true", "m": "true"}, b"x", codes.MESSAGE_ILLEGAL, "a batch holds no"),
 }
 
 
@@ -100,7 +101,7 @@ def test_what_cannot_be_stored_is_answered_as_by_the_broker(served, topic, chang
 
 def test_every_status_of_a_put_has_rocketmqs_code(served):
     with pyengine.open_store(served.root) as reader:
-        sends = Sends(None, reader, None, Address("127.0.0.1:10911", "broker-a", "DefaultCluster"), None)
+        sends = Sends(None, reader, None, Address("127.0.0.1:10911", "broker-a", "DefaultCluster"), None, None)
     expected = {PutStatus.PUT_OK: 0, PutStatus.FLUSH_DISK_TIMEOUT: 10, PutStatus.SLAVE_NOT_AVAILABLE: 11,
                 PutStatus.FLUSH_SLAVE_TIMEOUT: 12, PutStatus.MESSAGE_ILLEGAL: 13, PutStatus.PROPERTIES_SIZE_EXCEEDED: 13,
                 PutStatus.SERVICE_NOT_AVAILABLE: 14, PutStatus.OS_PAGECACHE_BUSY: 2, PutStatus.CREATE_MAPEDFILE_FAILED: 1,

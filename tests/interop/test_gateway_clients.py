@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.java, pytest.mark.maven, pytest.mark.timeout(300)]
 def served(tmp_path_factory):
     """A store whose gateway keeps its ports when it is started again."""
     store = start_served(tmp_path_factory.mktemp("served") / "store", gateway_namesrv_port=free_port(), gateway_broker_port=free_port(),
-                         message_delay_level="1s 5s")
+                         message_delay_level="1s 5s", transaction_timeout_ms=500, transaction_check_interval_ms=500)
     yield store
     store.close()
 
@@ -125,6 +125,15 @@ def test_a_message_that_fails_comes_again_and_goes_to_the_dead_letters_at_last(s
     assert [(row["body"], row["times"], row["topic"]) for row in rows] == [("bad", 0, "fails"), ("bad", 1, "fails")]
     eventually(lambda: count(served, "%DLQ%hopeless") == 1, "the message is a dead letter", timeout_s=90)
     assert [row["times"] for row in clients.ask("take", name="hopeless", count=2, timeout_s=1)] == [0, 1]
+
+
+def test_a_transaction_is_consumed_once_it_is_committed_or_its_producer_says_so_when_it_is_asked(clients):
+    clients.ask("send", group="senders", how="sync", topic="paid", bodies=["first"])
+    for outcome in ("COMMIT_MESSAGE", "ROLLBACK_MESSAGE", "UNKNOW"):
+        (sent,) = clients.ask("transact", group="payers", topic="paid", outcome=outcome, bodies=[outcome])
+        assert sent["status"] == "SEND_OK"
+    clients.ask("subscribe", name="paid", group="paid_readers", topic="paid")
+    assert consumed(clients, "paid", 3) == ["COMMIT_MESSAGE", "UNKNOW", "first"]
 
 
 def test_the_tools_show_and_change_topics_and_groups(served, clients):

@@ -1,0 +1,79 @@
+"""Transactions of clients: half messages, their ends, and the question about those that are undecided."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import pyengine
+from fix_gateway import send_fields, start_served
+from pyengine.formats.record import decode_record
+from pyengine.gateway import codes
+
+COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
+
+
+@pytest.fixture(scope="module")
+def asking(tmp_path_factory):
+    """A store that asks about transactions soon."""
+    store = start_served(tmp_path_factory.mktemp("asking") / "store", transaction_timeout_ms=1, transaction_check_interval_ms=100)
+    yield store
+    store.close()
+
+
+def prepare(client, topic, body, key, group="payers"):
+    """A half message; the fields of its end but for the outcome."""
+    text = f"TRAN_MSG\x01true\x02PGROUP\x01{group}\x02UNIQ_KEY\x01{key}\x02WAIT\x01true"
+    answer = client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1, text, f=4, g=time.time_ns() // 1_000_000), body)
+    assert answer.code == codes.SUCCESS and answer.fields["queueId"] == "1"
+    return {"producerGroup": group, "tranStateTableOffset": answer.fields["queueOffset"],
+            "commitLogOffset": int(answer.fields["msgId"][16:], 16), "fromTransactionCheck": "false", "msgId": key, "transactionId": key}
+
+
+def wait_for(served, topic, count):
+    with pyengine.open_store(served.root) as store:
+        assert store.wait_for_message(topic, 1, count - 1, timeout_s=60, level="committed")
+        return store.get_message(topic, 1, 0, level="committed").messages
+
+
+def test_a_commit_reaches_consumers_and_a_rollback_does_not(served, topic):
+    client = served.broker()
+    taken_back = prepare(client, topic, b"taken back", "U1" + topic)
+    paid = prepare(client, topic, b"paid", "U2" + topic)
+    assert client.ask(codes.END_TRANSACTION, taken_back | {"commitOrRollback": ROLLBACK}).code == codes.SUCCESS
+    assert client.ask(codes.END_TRANSACTION, paid | {"commitOrRollback": UNKNOWN}).code == codes.SUCCESS
+    assert client.ask(codes.GET_MAX_OFFSET, {"topic": topic, "queueId": 1}).fields == {"offset": "0"}
+    assert client.ask(codes.END_TRANSACTION, paid | {"commitOrRollback": COMMIT}).code == codes.SUCCESS
+    (message,) = wait_for(served, topic, 1)
+    assert (message.body, message.born_host) == (b"paid", "%s:%d" % client.socket.getsockname())
+    assert message.prepared_transaction_offset == paid["commitLogOffset"] and message.sys_flag & 12 == COMMIT
+
+
+def test_an_end_must_fit_its_half_message(served, topic):
+    client = served.broker()
+    fields = prepare(client, topic, b"x", "U3" + topic) | {"commitOrRollback": COMMIT}
+    for changes, remark in (({"producerGroup": "others"}, "The producer group wrong"),
+                            ({"tranStateTableOffset": 10**6}, "The transaction state table offset wrong"),
+                            ({"commitLogOffset": 1}, "Find prepared transaction message failed"),
+                            ({"commitLogOffset": 10**17}, "Find prepared transaction message failed")):
+        answer = client.ask(codes.END_TRANSACTION, fields | changes)
+        assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, remark)
+    assert client.ask(codes.END_TRANSACTION, fields | {"commitOrRollback": 3}).code == codes.SYSTEM_ERROR
+    assert client.ask(codes.GET_MAX_OFFSET, {"topic": topic, "queueId": 1}).fields == {"offset": "0"}
+
+
+def test_a_producer_is_asked_about_what_it_left_undecided(asking):
+    client = asking.broker()
+    assert client.ask(codes.SEND_MESSAGE_V2, send_fields("asked"), b"first").code == codes.SUCCESS
+    client.ask(codes.HEART_BEAT, body={"clientID": "me", "producerDataSet": [{"groupName": "forgetful"}]})
+    prepare(client, "asked", b"undecided", "UNDECIDED", "forgetful")
+    told = client.wait_told(codes.CHECK_TRANSACTION_STATE)
+    half = decode_record(told.body, 0)
+    assert (half.topic, half.queue_id, half.body, told.fields["msgId"]) == ("asked", 1, b"undecided", "UNDECIDED")
+    assert half.properties["TRANSACTION_CHECK_TIMES"] == "1" and told.is_one_way
+    client.send(codes.END_TRANSACTION, {
+        "producerGroup": "forgetful", "tranStateTableOffset": told.fields["tranStateTableOffset"],
+        "commitLogOffset": told.fields["commitLogOffset"], "commitOrRollback": COMMIT, "fromTransactionCheck": "true",
+        "msgId": "UNDECIDED", "transactionId": "UNDECIDED"}, flag=2)
+    assert [message.body for message in wait_for(asking, "asked", 1)] == [b"undecided"]
