@@ -37,6 +37,7 @@ class SealedSlave:
 
     def __init__(self, port: int, call: MasterCall, segment_bytes: int = 65536) -> None:
         self.link = MasterLink(f"127.0.0.1:{port}", call)
+        self.tables: list[tuple[int, bytes, int]] = []  # kind, content, and where the log was by then
         self._cutter = FrameCutter(segment_bytes, self.link.seals.into)
         self.start = -1
         self.log = bytearray()
@@ -54,7 +55,9 @@ class SealedSlave:
         """Everything that is there now; LinkLostError once the master has closed, BadStreamError for what does not fit its seal."""
         while (data := self.link.receive()) is not None:
             for offset, piece in self._cutter.feed(data):
-                if not len(piece):
+                if offset < 0:
+                    self.tables.append((-1 - offset, bytes(piece), self.end))
+                elif not len(piece):
                     self.heartbeats.append(offset)
                 else:
                     self.start = offset if self.start < 0 else self.start

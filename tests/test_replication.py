@@ -17,6 +17,8 @@ from ha_proxy import CLEAN, FaultProxy, Faults
 from pyengine.native import control as native
 from pyengine.results import PutStatus
 from pyengine.storage.commit_log import list_log
+from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.topic_config import TopicConfig, TopicConfigs
 from waiting import eventually
 
 SEGMENT_BYTES = 1 << 20
@@ -232,6 +234,29 @@ def test_an_old_master_that_returns_refuses_puts_until_it_is_a_slave(make_engine
     old.stop()
     promote_stopped = run("promote", old.root, "--json")
     assert promote_stopped.code == 0 and run("status", old.root, "--json").document["replication"]["term"] == 2
+
+
+def test_a_promoted_slave_goes_on_with_topics_and_groups(make_engine):
+    pair = Pair(make_engine).start()
+    TopicConfigs(pair.master.root).create(TopicConfig("T", 2, 2))
+    with pyengine.connect(pair.master.root) as producer:
+        for number in range(4):
+            assert producer.put("T", b"%d" % number, queue_id=number % 2).ok
+    with pyengine.consume(pair.master.root, "T", group="billing", from_="first") as consumer:
+        read = [message.body for message in consumer.pull(max_messages=2, timeout_s=30)]
+        consumer.commit()
+    committed = ConsumerOffsets(pair.master.root).read("T", "billing")
+    eventually(lambda: ConsumerOffsets(pair.slave.root).read("T", "billing") == committed != {}, "the group is on the slave")
+    eventually(lambda: "T" in TopicConfigs(pair.slave.root).read().topics, "and the topic")
+    assert TopicConfigs(pair.slave.root).read().topics["T"].read_queue_nums == 2
+    pair.wait_equal()
+    pair.master.kill_all()
+    promote(pair.slave)
+    with pyengine.consume(pair.slave.root, "T", group="billing", from_="first") as consumer:
+        rest: list[bytes] = []
+        while len(rest) < 2:
+            rest += [message.body for message in consumer.pull(max_messages=4, timeout_s=30)]
+    assert sorted(read + rest) == [b"0", b"1", b"2", b"3"], "what was committed does not come again"
 
 
 def test_a_master_that_returns_asks_its_peers_before_its_first_put(make_engine):

@@ -19,7 +19,8 @@ as a report, and CHALLENGE begins with bytes that are negative as the offset of 
     WELCOME    master -> slave   introduction 40, HMAC 32
     introduction                 uuid of the store 16, term u64, bits u64 (1 it is a master, 2 it is fenced), zeros 8
 
-Afterwards each frame and each report is followed by a seal of eight bytes.
+Afterwards each header, each body and each report is followed by a seal of eight bytes, and a header with an offset of
+-1 - kind has no bytes of the log but a table of that kind (services/replication/ha_tables.py).
 """
 
 from __future__ import annotations
@@ -103,6 +104,11 @@ def unpack_header(buffer: Readable, at: int = 0) -> Header:
 def pack_report(offset: int) -> bytes:
     """8 bytes."""
     return _REPORT.pack(offset)
+
+
+def unpack_sealed_header(buffer: Readable) -> Header:
+    """A header of a link with seals, where a negative offset is a table."""
+    return Header(*_HEADER.unpack_from(buffer))
 
 
 def unpack_report(buffer: Readable, at: int = 0) -> int:

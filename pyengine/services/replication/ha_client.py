@@ -42,6 +42,7 @@ from pyengine.services.replication.ha_stream import (
     MasterLink,
     RecordStream,
 )
+from pyengine.services.replication.ha_tables import TableSink
 from pyengine.services.replication.replication_notes import ReplicationNotes
 from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.commit_log import LocalLog
@@ -104,6 +105,8 @@ class HAClient(Service):
         self._log = LocalLog(context.store.root, self._segment_bytes)
         self._notes = ReplicationNotes(context)
         self._notes.note()  # from its first moment on the store is known for a slave
+        self._tables = TableSink(context.store.root, self._load_flushed, context.report)
+        self._notes.also = self._tables.apply
         self._notes.start()
         self._replication = replication
         self._look: Link | None = None
@@ -162,7 +165,7 @@ class HAClient(Service):
     @property
     def blocked_reason(self) -> str:
         """What keeps it from noting how far it is; that it is not linked shows elsewhere."""
-        return self._notes.blocked.text
+        return self._notes.blocked.text or self._tables.blocked.text
 
     def pause_s(self) -> float:
         return max(0.01, min(1.0, (self._retry_ns - self._clock_ns()) / 1e9))
@@ -372,6 +375,9 @@ class HAClient(Service):
     def _take(self, data: memoryview) -> None:
         frames = 0
         for offset, piece in self._cutter.feed(data):
+            if offset < 0:
+                self._tables.take(-1 - offset, bytes(piece), self._stream.position)
+                continue
             frames += 1
             if self._is_first_header:
                 self._is_first_header = False

@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyengine.errors import DiskError, FormatError, disk_error
@@ -36,6 +36,7 @@ from pyengine.native.failpoint import failpoint
 from pyengine.native.ha_links import Seal
 from pyengine.native.replication import LINK_SHUTDOWN, LINK_TRANSFER
 from pyengine.services.replication.ha_greeting import GreetingError, MasterGreeting, Seals, SecretError
+from pyengine.services.replication.ha_tables import Table
 from pyengine.storage.message_store import MessageStore
 
 BUFFER_BYTES = 512 << 10  # so many bytes of frames are sent in one system call
@@ -97,6 +98,8 @@ class HAConnection:
         self._tail_bytes = 0                     # the body's seal
         self._report_bytes = ha_wire.REPORT_BYTES
         self._seals = Seals()
+        self._tables_due: dict[int, Table] = {}
+        self._tables_given: dict[int, Table] = {}
         self._take_turn()
 
     @property
@@ -347,6 +350,29 @@ class HAConnection:
             self._link.sent(self._fields.next, self._fields.next - self._buffer_start, self._frames)
             self._frames = 0
         return True
+
+    def send_tables(self, tables: Mapping[int, Table], now_ns: int) -> None:
+        """To a slave with seals: the tables that it was not given yet, each once the bytes of the log that it belongs to have gone."""
+        if self._seals.out is None or not self.positioned or self.ended or self._refused_until_ns or not self._told_end:
+            return
+        self._take_half_frame()
+        for kind, table in tables.items():
+            if self._tables_given.get(kind) is not table:
+                self._tables_due.setdefault(kind, table)  # an older one first: its bytes have gone sooner
+        for kind, table in list(self._tables_due.items()):
+            if self._pushed < self._filled or self._fields.next < table.end:
+                break
+            self._tables_given[kind] = self._tables_due.pop(kind)
+            body = self._head_bytes
+            self._buffer = memoryview(bytearray(body + len(table.content) + self._tail_bytes))
+            ha_wire.pack_header_into(self._buffer, 0, -1 - kind, len(table.content))
+            self._buffer[body:body + len(table.content)] = table.content
+            self._seals.out.put(self._buffer, 0, ha_wire.HEADER_BYTES)
+            self._seals.out.put(self._buffer, body, len(table.content))
+            self._buffer_start = self._fields.next
+            self._pushed, self._filled = 0, len(self._buffer)
+            self._push(now_ns)
+        self._take_turn()
 
     def _heartbeat(self, now_ns: int) -> None:
         self._buffer_start = self._fields.next

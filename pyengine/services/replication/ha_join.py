@@ -363,7 +363,7 @@ class _Look:
             if data is not None:
                 silent_ns = now_ns + self._silence_ns
                 deadline_ns += len(data) * 1_000_000_000 // RATE_MIN
-                yield from self._cutter.feed(data)
+                yield from (piece for piece in self._cutter.feed(data) if piece[0] >= 0)
             elif now_ns >= silent_ns:
                 raise LinkLostError(f"the master says nothing within {self._silence_ns / 1e9:g} s")
             else:

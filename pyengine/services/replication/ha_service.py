@@ -48,6 +48,7 @@ from pyengine.native.waiting import Latch
 from pyengine.services.replication.ha_connection import HAConnection, LinkLimits, TransferSource
 from pyengine.services.replication.ha_greeting import MasterGreeting, PlainPeers, Secret
 from pyengine.services.replication.ha_join import call_peer
+from pyengine.services.replication.ha_tables import TableSource
 from pyengine.services.replication.replication_notes import ReplicationNotes
 from pyengine.services.service import Service, ServiceContext
 
@@ -133,6 +134,7 @@ class HAService(Service):
         self._drain_until_ns = 0
         self._by_host = memory.identity.min_in_sync_replicas > 1 and not config.ha_slaves_share_hosts
         self._source = TransferSource(memory, context.store)
+        self._tables = TableSource(context.store.root, native.loader(memory.control.wrote, "value"), context.report)
         self._by_descriptor: dict[int, HAConnection] = {}
         self._failure: BaseException | None = None
         self._going = True
@@ -242,11 +244,13 @@ class HAService(Service):
         now_ns = self._clock_ns()
         if not self._drain_until_ns:
             self._drain_until_ns = now_ns + self._drain_ns
+            self._tables.look()
         if now_ns >= self._drain_until_ns:
             return False
         self.work()
         with self._links:
             end = self._source.end()
+            self._send_tables(now_ns)
             waits = any(connection.positioned and connection.reported < end for connection in self._by_descriptor.values())
         if waits:
             self._memory.latch(native.REPLICATOR).wait(DRAIN_STEP_S)
@@ -298,6 +302,8 @@ class HAService(Service):
         if self._clock_ns is not monotonic_ns:
             self._links.use_clock(self._clock_ns())
         events = self._links.listen(monotonic_ns() + int(wait_s * 1e9))
+        if self._clock_ns() >= self._forget_ns:
+            self._tables.look()  # before the lock: it reads files
         with self._links:
             now_ns = self._clock_ns()
             for descriptor, event in events:
@@ -315,7 +321,14 @@ class HAService(Service):
             if now_ns >= self._forget_ns:
                 self._forget_ns = now_ns + FORGET_NS
                 self._source.forget_deleted()
+                self._send_tables(now_ns)
                 self._lines.tick(now_ns)
+
+    def _send_tables(self, now_ns: int) -> None:
+        for connection in list(self._by_descriptor.values()):
+            was_blocked = connection.blocked
+            connection.send_tables(self._tables.tables, now_ns)
+            self._after_event(connection, was_blocked)
 
     def _on_event(self, connection: HAConnection, event: int, now_ns: int) -> None:
         if event & _READABLE:

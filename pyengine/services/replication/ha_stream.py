@@ -22,12 +22,13 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, NoReturn
 
 from pyengine.errors import EngineError, FormatError, os_error_sentence
-from pyengine.formats.ha_wire import HEADER_BYTES, Introduction, pack_report, unpack_header
+from pyengine.formats.ha_wire import HEADER_BYTES, Introduction, pack_report, unpack_header, unpack_sealed_header
 from pyengine.formats.record import BEGIN
 from pyengine.formats.record_case import CaseLabel
 from pyengine.native.ha_links import Seal
 from pyengine.native.scan import walk
 from pyengine.services.replication.ha_greeting import GreetingError, PlainPeers, Seals, Secret, greet_master
+from pyengine.services.replication.ha_tables import TABLE_BYTES_MAX
 from pyengine.storage.commit_log import LocalLog
 
 BUFFER_BYTES_FIRST = 1 << 20
@@ -72,7 +73,7 @@ class FrameCutter:
         return not self._left and not self._head
 
     def feed(self, data: memoryview) -> Iterator[tuple[int, memoryview]]:
-        """(offset, bytes) of each piece of a body, in order; an empty piece is a heartbeat.
+        """(offset, bytes) of each piece of a body, in order; an empty piece is a heartbeat, an offset below 0 a whole table.
 
         BadStreamError for a header that no master sends: nothing after it can be understood.
         """
@@ -127,7 +128,11 @@ class FrameCutter:
                 self._left = 0
                 yield self._offset, part[: -Seal.BYTES]
             else:
-                self._offset, self._left = self._header(part, 0)
+                self._offset, self._left = unpack_sealed_header(part)
+                if self._offset >= 0:
+                    self._header(part, 0)
+                elif not 0 < self._left <= TABLE_BYTES_MAX:
+                    raise BadStreamError(f"a table of {self._left} bytes: no master sends that")
                 if not self._left:
                     yield self._offset, data[:0]
 

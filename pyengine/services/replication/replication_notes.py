@@ -7,6 +7,7 @@ no acknowledgement waits for it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from pyengine.errors import EngineError
 from pyengine.ipc.control_block import ROLE_NAMES
@@ -32,6 +33,7 @@ class ReplicationNotes:
         self._file = ReplicationStateFile(context.store.root)
         self._written, _ = self._file.read()
         self.blocked = BlockedReason(context.report)
+        self.also: Callable[[], None] | None = None  # called by the same thread, after each note
         self._lock = threading.Lock()
         self._term = self._written.term if self._written is not None else 0
         self._fenced_by = self._written.fenced_by if self._written is not None else 0
@@ -44,6 +46,8 @@ class ReplicationNotes:
     def _go(self) -> None:
         while not self._stop.wait(INTERVAL_S):
             self.note()
+            if self.also is not None:
+                self.also()
 
     @property
     def term(self) -> int:
@@ -100,4 +104,6 @@ class ReplicationNotes:
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
+            if self.also is not None:
+                self.also()
         self.note()

@@ -25,6 +25,8 @@ from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 from pyengine.services.replication.ha_service import HAService, HostLines, count_slaves
 from pyengine.services.replication.ha_stream import BadStreamError, LinkLostError, MasterCall
 from pyengine.storage.config import EngineConfig
+from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from waiting import eventually
 
@@ -884,3 +886,46 @@ def test_a_master_tells_its_peers_its_term_and_hears_theirs(make_rig, secret):
     again.service.start()
     eventually(lambda: is_fenced(again), "one that returns asks")
     eventually(lambda: ReplicationStateFile(again.owner.root).read().state.fenced_by == 1, "and remembers it")
+
+
+# ---- tables ---------------------------------------------------------------------------
+
+
+def test_a_slave_with_the_secret_gets_tables_after_the_bytes_they_speak_of(make_rig, secret):
+    rig = make_rig(ha_secret_file=secret)
+    rig.fill(5000)
+    plain = rig.slave(1)
+    slave = rig.sealed_slave(call_of(secret))
+    DelayOffsets(rig.owner.root).write({1: 5})
+    slave.say(1)
+    rig.until(lambda: slave.heartbeats, "the log first")
+    rig.now_ns += 1_100_000_000
+    rig.until(lambda: slave.tables, "the table came")
+    assert [kind for kind, _, _ in slave.tables] == [3] and slave.tables[0][2] == rig.writer.end
+    assert b"5" in slave.tables[0][1]
+    for number in range(6, 9):
+        rig.fill(rig.writer.end + 2000)
+        DelayOffsets(rig.owner.root).write({1: number})
+        end = rig.writer.end
+        rig.until(lambda end=end: slave.end == end, "the log first")
+        rig.now_ns += 1_100_000_000
+        rig.until(lambda number=number: len(slave.tables) == number - 4, "the next one, too")
+        assert slave.tables[-1][2] >= end
+        slave.say(slave.end)
+        rig.until(lambda end=end: rig.confirm >= end, "reports go on")
+    rig.until(lambda: plain.end == slave.end == rig.writer.end, "and the log")
+    assert bytes(slave.log) == bytes(plain.log) == bytes(rig.writer.log[1:])
+
+
+def test_a_large_table_goes_in_pieces_beside_the_log(make_rig, secret):
+    rig = make_rig(ha_secret_file=secret, ha_allow_plain="")
+    rig.fill(5000)
+    slave = rig.sealed_slave(call_of(secret))
+    slave.say(1)
+    rig.until(lambda: slave.heartbeats, "the log first")
+    ConsumerOffsets(rig.owner.root).commit("T", "g", dict.fromkeys(range(200000), 1 << 40))
+    rig.now_ns += 1_100_000_000
+    rig.until(lambda: slave.tables, "it came")
+    rig.fill(9000)
+    rig.until(lambda: slave.end == rig.writer.end, "and what was put meanwhile")
+    assert slave.tables[0][1] == (rig.owner.root / "config" / "consumerOffset.json").read_bytes()

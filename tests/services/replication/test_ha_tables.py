@@ -1,0 +1,142 @@
+"""What a master's tables become on its slave, and when: not before the log that they speak of is durable there."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pyengine.services.replication.ha_tables import TABLES, WAITING_MAX, TableSink, TableSource
+from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.subscription_group import SubscriptionGroup, SubscriptionGroups
+from pyengine.storage.topic_config import TopicConfig, TopicConfigs
+
+TOPICS, GROUPS, OFFSETS, DELAYS = range(4)
+
+
+class Sides:
+    """A master's files, a slave's, and what goes between them."""
+
+    def __init__(self, folder) -> None:
+        self.master, self.slave = folder / "master", folder / "slave"
+        for root in (self.master, self.slave):
+            (root / "config").mkdir(parents=True)
+        self.end = self.flushed = 0
+        self.said: list[str] = []
+        self.source = TableSource(self.master, lambda: self.end, self.said.append)
+        self.sink = TableSink(self.slave, lambda: self.flushed, self.said.append)
+
+    def carry(self) -> list[int]:
+        """Everything that is new goes over; the kinds."""
+        before = dict(self.source.tables)
+        self.source.look()
+        new = [table for kind, table in self.source.tables.items() if before.get(kind) is not table]
+        for table in new:
+            self.sink.take(*table)
+        return [table.kind for table in new]
+
+
+@pytest.fixture
+def sides(tmp_path) -> Sides:
+    return Sides(tmp_path)
+
+
+def test_a_slave_has_its_masters_topics_groups_and_offsets(sides):
+    TopicConfigs(sides.master).create(TopicConfig("orders", 3, 3))
+    SubscriptionGroups(sides.master).enter(SubscriptionGroup("billing"))
+    ConsumerOffsets(sides.master).commit("orders", "billing", {0: 7, 2: 9})
+    DelayOffsets(sides.master).write({1: 4, 18: 2})
+    assert sides.carry() == [TOPICS, GROUPS, OFFSETS, DELAYS]
+    sides.sink.apply()
+    assert TopicConfigs(sides.slave).read().topics["orders"].read_queue_nums == 3
+    assert "billing" in SubscriptionGroups(sides.slave).read().groups
+    assert ConsumerOffsets(sides.slave).read("orders", "billing") == {0: 7, 2: 9}
+    assert DelayOffsets(sides.slave).read() == ({1: 4, 18: 2}, "")
+    assert sides.said == []
+
+
+def test_only_what_was_changed_goes_over_again(sides):
+    offsets = ConsumerOffsets(sides.master)
+    offsets.commit("T", "g", {0: 1})
+    assert sides.carry() == [OFFSETS] and sides.carry() == []
+    offsets.commit("T", "g", {0: 2})
+    assert sides.carry() == [OFFSETS]
+
+
+def test_a_table_waits_until_its_bytes_of_the_log_are_durable(sides):
+    for number in range(1, WAITING_MAX + 3):
+        DelayOffsets(sides.master).write({1: number})
+        sides.end = number * 100
+        assert sides.carry() == [DELAYS]
+    delays = DelayOffsets(sides.slave)
+    sides.sink.apply()
+    assert delays.read() == ({}, "")
+    sides.flushed = (WAITING_MAX + 1) * 100 + 50
+    sides.sink.apply()
+    assert delays.read() == ({1: WAITING_MAX + 1}, ""), "the newest whose bytes are there"
+    sides.flushed += 100
+    sides.sink.apply()
+    assert delays.read() == ({1: WAITING_MAX + 2}, "")
+
+
+def test_groups_that_the_master_does_not_have_stay_on_the_slave(sides):
+    ConsumerOffsets(sides.slave).commit("T", "own", {0: 3})
+    ConsumerOffsets(sides.slave).commit("T", "both", {0: 3, 1: 3})
+    ConsumerOffsets(sides.master).commit("T", "both", {0: 2})
+    sides.carry()
+    sides.sink.apply()
+    assert ConsumerOffsets(sides.slave).groups() == {("T", "own"): {0: 3}, ("T", "both"): {0: 2}}
+
+
+def test_a_topic_that_was_deleted_on_the_master_is_deleted_on_the_slave(sides):
+    topics = TopicConfigs(sides.master)
+    topics.create(TopicConfig("old"))
+    topics.create(TopicConfig("new"))
+    sides.carry()
+    sides.sink.apply()
+    topics.delete("old")
+    sides.carry()
+    sides.sink.apply()
+    assert set(TopicConfigs(sides.slave).read().topics) == {"new"}
+
+
+def test_what_is_the_same_is_not_written_again(sides):
+    TopicConfigs(sides.master).create(TopicConfig("T"))
+    ConsumerOffsets(sides.master).commit("T", "g", {0: 1})
+    sides.carry()
+    sides.sink.apply()
+    paths = [sides.slave / "config" / TABLES[kind][0] for kind in (TOPICS, OFFSETS)]
+    before = [os.stat(path).st_ino for path in paths]
+    for table in sides.source.tables.values():  # a new connection
+        sides.sink.take(*table)
+    sides.sink.apply()
+    assert [os.stat(path).st_ino for path in paths] == before
+
+
+@pytest.mark.parametrize("kind", [TOPICS, GROUPS, OFFSETS, DELAYS])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]"])
+def test_a_table_that_is_none_is_told_and_left_out(sides, kind, content):
+    path = sides.slave / "config" / TABLES[kind][0]
+    sides.sink.take(kind, content, 0)
+    sides.sink.apply()
+    assert not path.exists()
+    assert f"the master's {TABLES[kind][0]} cannot be used" in sides.sink.blocked.text
+
+
+def test_what_cannot_be_written_is_tried_again(sides):
+    DelayOffsets(sides.master).write({1: 4})
+    sides.carry()
+    (sides.slave / "config").rmdir()
+    (sides.slave / "config").touch()
+    sides.sink.apply()
+    assert "delayOffset.json cannot be written here" in sides.sink.blocked.text
+    (sides.slave / "config").unlink()
+    sides.sink.apply()
+    assert sides.sink.blocked.text == "" and DelayOffsets(sides.slave).read() == ({1: 4}, "")
+
+
+def test_a_kind_of_a_later_version_is_left_out(sides):
+    sides.sink.take(len(TABLES), b"{}", 0)
+    sides.sink.apply()
+    assert os.listdir(sides.slave / "config") == []
