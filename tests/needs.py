@@ -116,6 +116,11 @@ def _no_spark() -> str | None:
     return f"{', '.join(missing)} not installed (extra `spark`)" if missing else _no_java()
 
 
+def _no_connect() -> str | None:
+    missing = [name for name in ("grpc", "grpc_status", "zstandard") if importlib.util.find_spec(name) is None]
+    return f"{', '.join(missing)} not installed (pip install 'pyspark[connect]')" if missing else _no_spark()
+
+
 def _no_griffe() -> str | None:
     return None if importlib.util.find_spec("griffe") else "griffe not installed (extra `docs`)"
 
@@ -137,6 +142,7 @@ NEEDS = {
         Need("block", functools.cache(_no_block)),
         Need("systemd", functools.cache(_no_systemd)),
         Need("spark", functools.cache(_no_spark)),
+        Need("connect", functools.cache(_no_connect)),
         Need("griffe", functools.cache(_no_griffe)),
         Need("go", functools.cache(_no_go)),
         Need("promtool", functools.cache(_no_promtool)),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyengine.spark.spark_session import register, session
     from pyengine.spark.store_rebuild import rebuild
     from pyengine.spark.store_verify import verify
+    from pyengine.spark.stream import source_metrics
 
 _WHERE = {
     "register": "pyengine.spark.spark_session",
@@ -29,10 +30,11 @@ _WHERE = {
     "skipped_ranges": "pyengine.spark.jobs",
     "collect_stats": "pyengine.spark.message_stats",
     "rebuild": "pyengine.spark.store_rebuild",
+    "source_metrics": "pyengine.spark.stream",
     "stats": "pyengine.spark.message_stats",
     "verify": "pyengine.spark.store_verify",
 }
-__all__ = ["collect_stats", "export_parquet", "rebuild", "register", "session", "skipped_ranges", "stats", "verify"]
+__all__ = ["collect_stats", "export_parquet", "rebuild", "register", "session", "skipped_ranges", "source_metrics", "stats", "verify"]
 
 
 def __getattr__(name: str) -> object:

@@ -9,7 +9,10 @@ is what makes a sink that knows batches exactly once.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +23,8 @@ from pyengine.spark.options import ReadOptions, read_options
 from pyengine.spark.partitions import LogRange, QueuePart, select
 from pyengine.spark.presence import require_end, require_names
 from pyengine.spark.schema import columns_of_schema
-from pyengine.spark.stream_offsets import LogStream, Offset, QueueStream, StreamOffsets
-from pyengine.spark.task_reader import read_partition
+from pyengine.spark.stream_offsets import NAME, LogStream, Offset, QueueStream, StreamOffsets
+from pyengine.spark.task_reader import queue_entries, read_partition
 from pyengine.spark.versions import (
     ReadAllAvailable,
     ReadLimit,
@@ -33,6 +36,7 @@ from pyengine.spark.versions import (
 
 if TYPE_CHECKING:
     import pyarrow
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
     from pyengine.ipc.live_reader import LiveStoreReader
@@ -148,3 +152,69 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             of_topics = self.options.subscribe or self.options.subscribe_pattern or self.options.assign
             self._stream = (QueueStream if of_topics else LogStream)(self.options, self._store)
         return self._stream
+
+
+# -- progress ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SourceMetrics:
+    """What one micro-batch has read of a store, and what was waiting beyond its end when it was planned.
+
+    None is what cannot be told: `bytes` of the first batch of a new query, whose start Spark does not report, all lags with
+    Spark 4.0 and 4.1, and `lag_messages` of a stream of the whole log, whose offsets are bytes.
+    """
+
+    batch_id: int
+    timestamp: str
+    """When the batch began, ISO 8601, UTC."""
+    rows: int
+    bytes: int | None
+    """Of the records in its range of offsets, those too that tags or a time leave out."""
+    lag_messages: int | None
+    lag_bytes: int | None
+
+
+def source_metrics(query: StreamingQuery, store: str | os.PathLike[str], *, source: int = 0) -> list[SourceMetrics]:
+    """Rows, bytes and lag of the query's recent micro-batches (`query.recentProgress`), oldest first.
+
+    `store` is the store that the query's source number `source` reads, on this host. Bytes of queues are counted in
+    the queues' files, 20 bytes a message; deleted messages count nothing. Spark has no way for a source in Python to put them into
+    the progress itself.
+    """
+    from pyengine.ipc.live_reader import open_store
+
+    found = []
+    with open_store(store) as reader:
+        for progress in query.recentProgress:
+            document = json.loads(progress.json)
+            if source >= len(document["sources"]):
+                raise UsageError(f"the query has {len(document['sources'])} sources, number {source} is none of them")
+            its = document["sources"][source]
+            start, end, latest = (_offset(its.get(name)) for name in ("startOffset", "endOffset", "latestOffset"))
+            lags = (None, None) if end is None or latest is None else _between(reader, end, latest)
+            read = None if start is None or end is None else _between(reader, start, end)[1]
+            found.append(SourceMetrics(document["batchId"], document["timestamp"], its["numInputRows"], read, *lags))
+    return found
+
+
+def _offset(value: str | Offset | None) -> Offset | None:
+    """An offset as the progress has it: a document, or with Spark Connect the text of one."""
+    document: Offset | None = json.loads(value) if isinstance(value, str) else value
+    return document
+
+
+def _between(store: LiveStoreReader, start: Offset, end: Offset) -> tuple[int | None, int]:
+    """(messages, bytes of the log) from one offset to another; of the whole log no messages are known."""
+    if NAME in end:
+        return None, max(0, end[NAME] - start[NAME])
+    messages = size_bytes = 0
+    for topic, queues in end.items():
+        before = start.get(topic, {})
+        for name, last in queues.items():
+            queue = store.queue(topic, int(name))
+            first = before.get(name, 0 if queue is None else store.queue_range(topic, int(name))[0])
+            messages += max(0, last - first)
+            if queue is not None:
+                size_bytes += sum(int(entries["size"].sum(dtype="i8")) for _, entries in queue_entries(queue, first, last))
+    return messages, size_bytes

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fix_spark import spark_version
 from fix_store_builder import StoreBuilder
+from pyengine.errors import UsageError
 from spark.logs import rows
 from waiting import eventually
 
@@ -100,6 +103,49 @@ def test_a_running_query_sees_what_is_put_while_it_runs(spark, tmp_path):
         found = read_back(spark, tmp_path / name)
         assert [row[2] for row in found] == list(range(1501))
         assert found == wanted(store)
+
+
+class Told:
+    """A query whose progress says that its batches had these offsets and rows."""
+
+    def __init__(self, *batches: tuple[object, object, object, int]) -> None:
+        self.recentProgress = [
+            SimpleNamespace(json=json.dumps({"batchId": number, "timestamp": "2026-01-01T00:00:00.000Z", "sources": [
+                {"startOffset": start, "endOffset": end, "latestOffset": latest, "numInputRows": count}]}))
+            for number, (start, end, latest, count) in enumerate(batches)]
+
+
+def test_rows_bytes_and_lag_of_each_batch_are_told(builder):
+    from pyengine.spark import source_metrics
+
+    sizes = {row[:3]: row[3] for row in rows(builder.root, columns="topic,partition,offset,size")}
+    first, second, latest = {"A": {"0": 4}}, {"A": {"0": 9, "1": 2}}, {"A": {"0": 20, "1": 10}, "B": {"0": 20, "1": 10}}
+
+    def size_of(topic, queue_id, begin, end):
+        return sum(sizes[topic, queue_id, offset] for offset in range(begin, end))
+
+    waiting = size_of("A", 0, 9, 20) + size_of("A", 1, 2, 10) + size_of("B", 0, 0, 20) + size_of("B", 1, 0, 10)
+    told = source_metrics(Told((None, first, None, 4), (json.dumps(first), json.dumps(second), json.dumps(latest), 7)), builder.root)
+    assert [(one.batch_id, one.rows, one.bytes, one.lag_messages, one.lag_bytes) for one in told] == [
+        (0, 4, None, None, None), (1, 7, size_of("A", 0, 4, 9) + size_of("A", 1, 0, 2), 11 + 8 + 20 + 10, waiting)]
+    log = source_metrics(Told(({"physicalOffset": 5}, {"physicalOffset": 105}, {"physicalOffset": 1105}, 2)), builder.root)
+    assert (log[0].bytes, log[0].lag_messages, log[0].lag_bytes) == (100, None, 1000)
+    with pytest.raises(UsageError, match="has 1 sources, number 1 is none of them"):
+        source_metrics(Told((None, first, None, 4)), builder.root, source=1)
+
+
+def test_a_query_tells_how_much_it_has_read_and_what_waits(spark, builder, tmp_path):
+    from pyengine.spark import source_metrics
+
+    df = stream(spark, builder.root, subscribe="A,B", startingOffsets="earliest", maxOffsetsPerTrigger="25")
+    query = df.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
+    assert query.awaitTermination(120)
+    told = source_metrics(query, builder.root)
+    assert sum(one.rows for one in told) == 60
+    if HAS_BOUNDS:
+        assert told[0].lag_messages == 60 - told[0].rows and told[-1].lag_messages == told[-1].lag_bytes == 0
+        total = sum(row[0] for row in rows(builder.root, columns="size"))
+        assert sum(one.bytes for one in told[1:]) == told[0].lag_bytes and 0 < told[0].lag_bytes < total
 
 
 def test_what_is_wrong_ends_the_query_with_a_sentence(spark, builder, tmp_path):
