@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyengine.spark.export import export_parquet
     from pyengine.spark.jobs import skipped_ranges
     from pyengine.spark.message_stats import collect_stats, stats
+    from pyengine.spark.narrow_sql import sql
     from pyengine.spark.spark_session import register, session
     from pyengine.spark.store_rebuild import rebuild
     from pyengine.spark.store_verify import verify
@@ -31,10 +32,12 @@ _WHERE = {
     "collect_stats": "pyengine.spark.message_stats",
     "rebuild": "pyengine.spark.store_rebuild",
     "source_metrics": "pyengine.spark.stream",
+    "sql": "pyengine.spark.narrow_sql",
     "stats": "pyengine.spark.message_stats",
     "verify": "pyengine.spark.store_verify",
 }
-__all__ = ["collect_stats", "export_parquet", "rebuild", "register", "session", "skipped_ranges", "source_metrics", "stats", "verify"]
+__all__ = ["collect_stats", "export_parquet", "rebuild", "register", "session", "skipped_ranges", "source_metrics", "sql", "stats",
+           "verify"]
 
 
 def __getattr__(name: str) -> object:

@@ -89,6 +89,7 @@ class ReadOptions:
     starting_timestamp_strategy: str = "latest"
     include_headers: bool = False
     decompress: bool = True
+    read_columns: tuple[str, ...] = ("*",)
     starting_point: StartingPoint | None = None
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_ms: int = 15 * 60_000
@@ -345,6 +346,8 @@ OPTIONS = (
     Option("decompress", "decompress", _boolean, "true",
            "`value` of a message that its client compressed (zlib; LZ4 and ZSTD of RocketMQ 5's clients) as the producer had it; false "
            "gives the stored bytes."),
+    Option("readColumns", "read_columns", _names, "*",
+           "Columns of the schema that are read; the others are null. For `pyengine.spark.sql`, which finds them."),
     Option("minPartitions", "min_partitions", _number(1, 1_000_000), "1",
            "At least so many partitions, if there are bytes enough."),
     Option("maxPartitionBytes", "max_partition_bytes", _bytes(1), "256m", "At most so many bytes of the log in one partition."),

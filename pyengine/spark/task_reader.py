@@ -89,9 +89,13 @@ class TaskReader(ABC):
         self._columns = columns
         self._condition = None if options.sql is None else SqlFilter(options.sql)
         of_condition = [] if options.sql is None else ["properties"]
-        self._bodies = [at for at, column in enumerate(columns) if column.scanned == "body"] if options.decompress else []
+        chosen = {name.lower() for name in options.read_columns}
+        self._is_read = [column.name.lower() in chosen or "*" in chosen for column in columns]
+        self._bodies = [at for at, column in enumerate(columns) if column.scanned == "body" and self._is_read[at]
+                        ] if options.decompress else []
         of_bodies = ["sysFlag", "physicalOffset"] if self._bodies else []
-        self._scanned = list(dict.fromkeys([*(column.scanned for column in columns if column.scanned), *of_condition, *of_bodies]))
+        named = [column.scanned for column, is_read in zip(columns, self._is_read) if column.scanned and is_read]
+        self._scanned = list(dict.fromkeys([*named, *of_condition, *of_bodies]))
         self._place = {name: at for at, name in enumerate(self._scanned)}
         self.skipped: list[Skipped] = []
         self._tree: FileTree | None = open_tree(options.path, options.file_system) if options.is_remote else None
@@ -178,7 +182,10 @@ class TaskReader(ABC):
         decompressed bodies make it large."""
         arrays = [to_array(column, raw.rows) for column in raw.columns]
         chosen = []
-        for column in self._columns:
+        for column, is_read in zip(self._columns, self._is_read):
+            if not is_read:
+                chosen.append(pa.nulls(raw.rows, _TYPES[column.type]))
+                continue
             if not column.scanned:
                 array = pa.repeat(pa.scalar(TIMESTAMP_TYPE, pa.int32()), raw.rows)
             else:
