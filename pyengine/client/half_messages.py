@@ -6,7 +6,7 @@
 
 A half message is in RMQ_SYS_TRANS_HALF_TOPIC with its real topic as a property. Its end is an op message that names its queue
 offset, and for a commit the message itself in its real topic before that. What stays undecided is asked about: PreparedCheck
-puts it back at the end of the half topic and gives it to whoever can ask its producers. RocketMQ 4.9.8:
+puts it back at the end of the half topic and gives it to those that can ask its producers. RocketMQ 4.9.8:
 TransactionalMessageBridge, EndTransactionProcessor, TransactionalMessageServiceImpl.
 """
 

@@ -5,7 +5,7 @@
 
 A message that is given back is put once more, into the group's retry topic `%RETRY%group`, through the delay schedule:
 level 3 (10 s) the first time, one level more each time. After `max_reconsume_times` it goes to `%DLQ%group`, where it
-stays until somebody puts it back (DeadLetters). RocketMQ: SendMessageProcessor.consumerSendMsgBack (4.9.8).
+stays until an operator puts it back (DeadLetters). RocketMQ: SendMessageProcessor.consumerSendMsgBack (4.9.8).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from pyengine.gateway.sends import Puts
 from pyengine.ipc.live_reader import LiveStoreReader
 
 COMMITTED_WAIT_S = 5.0   # a half message in a pool buffer becomes readable within commit_interval_commit_log_ms
-COMMIT_DISTANCE = 1 << 32  # an offset that far beyond the log's end is nobody's
+COMMIT_DISTANCE = 1 << 32  # an offset that far beyond the log's end is no commit
 _OUTCOMES = {SYS_FLAG_TRANSACTION_COMMIT: "commit", SYS_FLAG_TRANSACTION_ROLLBACK: "rollback"}
 
 

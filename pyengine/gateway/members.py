@@ -221,7 +221,7 @@ class Members:
             self._leave(connection, name)
 
     def expire(self) -> None:
-        """Leave out those whose last heartbeat is too old, and locks that nobody renewed."""
+        """Leave out those whose last heartbeat is too old, and locks that were not renewed."""
         oldest_s = self._clock_s() - EXPIRED_S
         for group in list(self.consumers.values()):
             for connection in [each for each, client in group.clients.items() if client.seen_s < oldest_s]:

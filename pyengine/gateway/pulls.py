@@ -186,7 +186,7 @@ class Pulls:
         self._held.setdefault((pull.topic, pull.queue_id), []).append(pull)
         self._held_of[pull.request.connection] = self._held_of.get(pull.request.connection, 0) + 1
         self._anything_held.set()
-        self._look_at((pull.topic, pull.queue_id), self._reader.dispatched_offset(LEVEL))  # what came since it was read wakes nobody
+        self._look_at((pull.topic, pull.queue_id), self._reader.dispatched_offset(LEVEL))  # what came since it was read wakes no pull
 
     def _keep(self, key: tuple[str, int], pulls: list[Pull]) -> None:
         if pulls:
