@@ -22,9 +22,10 @@ from pyengine.errors import StoreBusyError, UsageError
 from pyengine.spark.options import ReadOptions, read_options
 from pyengine.spark.partitions import LogRange, QueuePart, select
 from pyengine.spark.presence import require_end, require_names
+from pyengine.spark.queue_entries import queue_entries
 from pyengine.spark.schema import columns_of_schema
 from pyengine.spark.stream_offsets import NAME, LogStream, Offset, QueueStream, StreamOffsets
-from pyengine.spark.task_reader import queue_entries, read_partition
+from pyengine.spark.task_reader import read_partition
 from pyengine.spark.versions import (
     ReadAllAvailable,
     ReadLimit,
