@@ -16,10 +16,12 @@ from pyengine import arguments
 from pyengine.errors import UsageError
 
 TEXT_MAX_CHARS = 16 * 1024
-DEPTH_MAX = 100  # brackets, NOT and signs within each other
+DEPTH_MAX = 50     # brackets, NOT and signs within each other; each takes some frames of the interpreter's stack
+CHAINED_MAX = 100  # comparisons of a comparison, as in `a = b = c`, in one condition
 
 _INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
 _LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
+_LONG_DIGITS = 19  # int() itself refuses texts of thousands of digits with an error
 
 _TOKENS = re.compile(
     r"""(?P<skip>[ \t\n\r\f]+ | --[^\r\n]*(?:\r\n|\n|\r) | /\*[^*]*\*(?:\*|[^*/][^*]*\*)*/)
@@ -97,6 +99,7 @@ class _Parser:
         self._position = 0
         self._token_start = 0
         self._depth = 0
+        self._chained = 0
         self._kind, self._token = _END
         self._advance()
 
@@ -145,20 +148,26 @@ class _Parser:
     # -- grammar ------------------------------------------------------------------
 
     def _or(self) -> _Expression:
-        left = self._and()
+        parts = [self._and()]
         while self._take("OR"):
-            left = _either(self._boolean(left), self._boolean(self._and()))
-        return left
+            parts.append(self._and())
+        return parts[0] if len(parts) == 1 else _either([self._boolean(part) for part in parts])
 
     def _and(self) -> _Expression:
-        left = self._equality()
+        parts = [self._equality()]
         while self._take("AND"):
-            left = _both(self._boolean(left), self._boolean(self._equality()))
-        return left
+            parts.append(self._equality())
+        return parts[0] if len(parts) == 1 else _both([self._boolean(part) for part in parts])
+
+    def _count_chained(self, of_comparison: bool) -> None:
+        self._chained += of_comparison
+        if self._chained > CHAINED_MAX:
+            raise self._error(f"more than {CHAINED_MAX} comparisons of comparisons")
 
     def _equality(self) -> _Expression:
         left = self._comparison()
         while symbol := self._take("=", "<>", "IS"):
+            self._count_chained(left.is_boolean)
             if symbol == "IS":
                 is_not = self._take("NOT")
                 self._expect("NULL")
@@ -174,6 +183,7 @@ class _Parser:
     def _comparison(self) -> _Expression:
         left = self._unary()
         while symbol := self._take(">", ">=", "<", "<=", "BETWEEN", "NOT", "IN"):
+            self._count_chained(left.is_boolean)
             if symbol in (">", ">=", "<", "<="):
                 left = self._ordered(left, self._unary(), symbol)
                 continue
@@ -188,8 +198,8 @@ class _Parser:
         self._expect("AND")
         high = self._unary()
         if negated:
-            return _either(self._ordered(value, low, "<"), self._ordered(value, high, ">"))
-        both = _both(self._ordered(value, low, ">="), self._ordered(value, high, "<="))
+            return _either([self._ordered(value, low, "<"), self._ordered(value, high, ">")])
+        both = _both([self._ordered(value, low, ">="), self._ordered(value, high, "<=")])
         if low.is_constant and high.is_constant and _compare(high.constant, low.constant) < 0:
             raise self._error(f"BETWEEN {low.constant} AND {high.constant} is empty: the smaller value comes first")
         return both
@@ -247,9 +257,10 @@ class _Parser:
         return text
 
     def _whole(self, token: str) -> int:
-        number = int(token.rstrip("lL"))
+        digits = token.rstrip("lL")
+        number = int(digits) if len(digits) <= _LONG_DIGITS else _LONG_MAX + 1
         if number > _LONG_MAX:
-            raise self._error(f"{token} is more than {_LONG_MAX}")
+            raise self._error(f"{digits[:32]} is more than {_LONG_MAX}")
         return _Int(number) if number <= _INT_MAX else number
 
     def _fraction(self, token: str) -> float:
@@ -287,28 +298,26 @@ def _constant(value: Value, *, is_boolean: bool = False) -> _Expression:
     return _Expression(lambda properties: value, is_boolean=is_boolean, is_constant=True, constant=value)
 
 
-def _either(left: _Expression, right: _Expression) -> _Expression:
+def _either(parts: list[_Expression]) -> _Expression:
+    return _first(parts, True)
+
+
+def _both(parts: list[_Expression]) -> _Expression:
+    return _first(parts, False)
+
+
+def _first(parts: list[_Expression], decisive: bool) -> _Expression:
+    """`decisive` once a part is that, and the parts after it are not asked; else unknown if one is; else the other value."""
+    asked = [part.evaluate for part in parts]
+
     def evaluate(properties: Properties) -> Value:
-        first = left.evaluate(properties)
-        if first:
-            return True
-        second = right.evaluate(properties)
-        if second:
-            return True
-        return None if first is None or second is None else False
-
-    return _Expression(evaluate, is_boolean=True)
-
-
-def _both(left: _Expression, right: _Expression) -> _Expression:
-    def evaluate(properties: Properties) -> Value:
-        first = left.evaluate(properties)
-        if first is False:
-            return False
-        second = right.evaluate(properties)
-        if second is False:
-            return False
-        return None if first is None or second is None else True
+        is_unknown = False
+        for ask in asked:
+            value = ask(properties)
+            if value is decisive:
+                return decisive
+            is_unknown = is_unknown or value is None
+        return None if is_unknown else not decisive
 
     return _Expression(evaluate, is_boolean=True)
 
@@ -409,7 +418,11 @@ def _like(text: str, number: int | float) -> int | float:
     if isinstance(number, float):
         return _java_double(text)
     low, high = (_INT_MIN, _INT_MAX) if isinstance(number, _Int) else (_LONG_MIN, _LONG_MAX)
-    if not _JAVA_INT.fullmatch(text) or max(text) > "\uffff" or not low <= (value := int(text)) <= high:
+    if not _JAVA_INT.fullmatch(text) or max(text) > "\uffff":
+        raise _NoAnswerError
+    sign, digits = (text[0], text[1:]) if text[0] in "+-" else ("", text)
+    digits = digits.lstrip("0") or "0"
+    if len(digits) > _LONG_DIGITS or not low <= (value := int(sign + digits)) <= high:
         raise _NoAnswerError
     return value
 

@@ -415,7 +415,7 @@ class ScheduleMessageService(Service):
         if message is None:
             is_gone = entry.physical_offset < self._reader.commit_log.min_offset  # deleted meanwhile
             return _Step(cursor + 1, reason="" if is_gone else f"there is no whole record at {entry.physical_offset}")
-        delivery = delivery_of(message, self._now_ms(), self._delays_ms)
+        delivery = delivery_of(message, self._clock_ms(), self._delays_ms)
         if isinstance(delivery, str):
             return _Step(cursor + 1, reason=delivery)
         producer = self._session()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyengine.errors import UsageError
-from pyengine.formats.sql_filter import DEPTH_MAX, TEXT_MAX_CHARS, SqlFilter
+from pyengine.formats.sql_filter import CHAINED_MAX, DEPTH_MAX, TEXT_MAX_CHARS, SqlFilter
 
 ORDER = {"price": "12", "weight": "0.5", "region": "eu", "note": "it's", "big": "3000000000", "flag": "true", "TAGS": "paid"}
 
@@ -39,6 +39,8 @@ REFUSED = {
     "a || b": "'|' is not part of SQL92",
     "(" * (DEPTH_MAX + 1) + "a = 1" + ")" * (DEPTH_MAX + 1): "within each other",
     "a = '" + "x" * TEXT_MAX_CHARS + "'": "characters; at most",
+    "a > " + "9" * 5000: "is more than 9223372036854775807",
+    "a = 1" + " = TRUE" * (CHAINED_MAX + 1): "comparisons of comparisons",
 }
 
 
@@ -57,6 +59,18 @@ def test_a_text_that_is_no_condition_is_refused_with_its_place(sql, problem):
     with pytest.raises(UsageError) as refused:
         SqlFilter(sql)
     assert problem in str(refused.value)
+
+
+def test_long_conditions_take_no_stack():
+    sql = " OR ".join(f"n = '{number}' AND n <> 'x'" for number in range(500))
+    assert SqlFilter(sql).matches({"n": "499"}) and not SqlFilter(sql).matches({"n": "500"})
+    deep = "(" * (DEPTH_MAX - 1) + "n = 1" + " = TRUE" * CHAINED_MAX + ")" * (DEPTH_MAX - 1)
+    assert SqlFilter(deep).matches({"n": "1"})
+
+
+def test_a_number_of_thousands_of_digits_does_not_match():
+    assert not SqlFilter("n > 5").matches({"n": "9" * 5000})
+    assert SqlFilter("n > 5").matches({"n": "0" * 5000 + "6"})
 
 
 def test_the_rest_of_a_text_is_ignored_only_where_that_is_asked_for():
