@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from pyengine.storage.recovery.quarantine import QuarantineEntry
 
 UNDER_WAY_MAX = 256  # puts that are not answered yet
+FLUSH_WAIT_S = 30.0   # until what was put is durable
+FLUSH_STEP_S = 0.02
 
 
 @click.command()
@@ -136,7 +139,8 @@ def _show(entries: list[QuarantineEntry], max_messages: int, raw: bool, as_json:
 def restore(store: Path, entries: list[QuarantineEntry], settings: dict[str, str]) -> dict[str, int]:
     """Put the messages of these pieces into the running store; how many of each piece are there now.
 
-    UsageError for a piece that holds none or is restored already, StoreBusyError while another restore runs.
+    UsageError for a piece that holds none or is restored already, StoreBusyError while another restore runs, EngineError
+    where a put failed or is not durable within FLUSH_WAIT_S: the next restore goes on there.
     """
     from pyengine import connect
     from pyengine.ipc.session_client import CONNECT_TIMEOUT_S
@@ -158,9 +162,11 @@ def _restore(entry: QuarantineEntry, reader: LiveStoreReader, producer: Producer
     from pyengine.storage.salvage.log import messages_in
 
     there: Counter[tuple[object, ...]] = Counter()
+    wanted = 0  # the end of all messages of the piece that are in the log
     if entry.restoring_from is None:
         note_restore(entry, restoring_from=reader.max_physical_offset("written"))
     else:  # a restore was interrupted
+        wanted = reader.max_physical_offset("written")
         there.update(_identity(message) for message in _messages_from(reader, entry.restoring_from))
     count = 0
     under_way: deque[PutFuture] = deque()
@@ -173,11 +179,21 @@ def _restore(entry: QuarantineEntry, reader: LiveStoreReader, producer: Producer
             continue
         under_way.append(_put(producer, message))
         if len(under_way) == UNDER_WAY_MAX:
-            _require_stored(under_way.popleft(), entry)
+            wanted = max(wanted, _stored_end(under_way.popleft(), entry))
     for future in under_way:
-        _require_stored(future, entry)
+        wanted = max(wanted, _stored_end(future, entry))
+    _wait_until_flushed(reader, wanted, entry)
     note_restore(entry, restored=count)
     return count
+
+
+def _wait_until_flushed(reader: LiveStoreReader, wanted: int, entry: QuarantineEntry) -> None:
+    deadline_s = time.monotonic() + FLUSH_WAIT_S
+    while (flushed := reader.max_physical_offset("flushed")) < wanted:
+        if not reader.is_live or time.monotonic() >= deadline_s:
+            raise EngineError(f"{entry.name} is put, but not flushed yet: the log is durable up to {flushed:,}, and its messages end at "
+                              f"{wanted:,}; run the command again, it puts nothing twice")
+        time.sleep(FLUSH_STEP_S)
 
 
 def _put(producer: Producer, message: Message) -> PutFuture:
@@ -189,11 +205,14 @@ def _put(producer: Producer, message: Message) -> PutFuture:
         reconsume_times=message.reconsume_times))
 
 
-def _require_stored(future: PutFuture, entry: QuarantineEntry) -> None:
+def _stored_end(future: PutFuture, entry: QuarantineEntry) -> int:
+    """Where the message ends in the log; EngineError unless it is there."""
     result = future.result()
     if not result.stored:
         raise EngineError(f"{entry.name} is restored in part: a put was answered with {result.status.name}, {result.reason}; "
                           "run the command again, it goes on where this one ended")
+    end: int = result.physical_offset + result.size_bytes
+    return end
 
 
 def _properties(message: Message) -> str:

@@ -11,6 +11,7 @@ import pytest
 import pyengine
 from damage import flip
 from fix_cli import changes, picture, run
+from pyengine.cli import quarantine as quarantine_module
 from pyengine.cli.quarantine import restore
 from pyengine.storage.recovery.quarantine import Quarantine, list_quarantine
 
@@ -128,6 +129,28 @@ def test_an_interrupted_restore_goes_on_without_doubles(cut, monkeypatch):
         assert run("quarantine", store.root, "restore", *names).code == 0
     there = messages(store.root)
     assert (there - before).total() == 0 and (before - there).total() == 1
+
+
+def test_a_restore_is_noted_once_it_is_durable(cut, monkeypatch):
+    store, before, _ = cut
+    names = pieces(store.root)
+    monkeypatch.setattr(quarantine_module, "FLUSH_WAIT_S", 0.1)
+    with pyengine.Engine(store.root, flush_interval_commit_log_ms=86_400_000):
+        with pyengine.connect(store.root) as producer:
+            assert producer.put("Other", b"not flushed").ok
+        with pyengine.open_store(store.root) as reader:
+            flushed, written = reader.max_physical_offset("flushed"), reader.max_physical_offset("written")
+        assert flushed < written, "the test shows nothing"
+        for _ in range(2):
+            ran = run("quarantine", store.root, "restore", *names)
+            assert ran.code != 0 and "not flushed yet" in ran.stderr and "run the command again" in ran.stderr
+            assert [entry.restored for entry in list_quarantine(store.root)] == [None, None]
+    with pyengine.Engine(store.root):
+        assert run("quarantine", store.root, "restore", *names).code == 0
+    there = messages(store.root)
+    del there[next(one for one in there if one[0] == "Other")]
+    assert (there - before).total() == 0 and (before - there).total() == 1
+    assert None not in [entry.restored for entry in list_quarantine(store.root)]
 
 
 def test_two_restores_at_once_are_refused(cut):
