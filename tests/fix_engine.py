@@ -14,9 +14,10 @@ from pyengine.errors import EngineError
 from pyengine.ipc import sessions
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.live_reader import open_store
-from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
+from pyengine.ipc.shared_objects import KIND_NAMES, find_folder, session_name
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
+from pyengine.native import session as native_session
 from pyengine.results import PutStatus
 from waiting import eventually
 
@@ -135,6 +136,21 @@ def stored(engine, queue_id=0):
             assert [message.queue_offset for message in messages] == list(range(len(found), len(found) + len(messages)))
             found += [message.body for message in messages]
     return found
+
+
+def tail_of_ring(engine, pid):
+    """How many bytes a process has submitted by its session, 0 without one."""
+    with engine.memory() as memory:
+        for slot in range(memory.identity.sessions_max):
+            line = memory.control.sessions[slot]
+            if native.load(line, "state") == native.SESSION_OPEN and native.load(line, "pid") == pid:
+                name = session_name(memory.identity.epoch, slot, native.load(line, "generation"))
+                with memory.folder.attach(name, writable=False) as shared:
+                    session = native_session.view(shared.memory)
+                    tail = native.load(session, "tail")
+                    del session
+                    return tail
+    return 0
 
 
 def wait_noted(root: Path) -> None:

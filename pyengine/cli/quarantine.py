@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyengine.storage.recovery.quarantine import QuarantineEntry
 
 UNDER_WAY_MAX = 256  # puts that are not answered yet
+SETTLE_WAIT_S = 60.0  # until what a killed restore had submitted is executed
 FLUSH_WAIT_S = 30.0   # until what was put is durable
 FLUSH_STEP_S = 0.02
 
@@ -158,15 +159,16 @@ def restore(store: Path, entries: list[QuarantineEntry], settings: dict[str, str
 
 
 def _restore(entry: QuarantineEntry, reader: LiveStoreReader, producer: Producer) -> int:
+    from pyengine.ipc.live_reader import settled_end
     from pyengine.storage.recovery.quarantine import note_restore
     from pyengine.storage.salvage.log import messages_in
 
     there: Counter[tuple[object, ...]] = Counter()
     wanted = 0  # the end of all messages of the piece that are in the log
-    if entry.restoring_from is None:
-        note_restore(entry, restoring_from=reader.max_physical_offset("written"))
+    if entry.restoring_from is None:  # after a power cut the log goes on below what is only written
+        note_restore(entry, restoring_from=reader.max_physical_offset("flushed"))
     else:  # a restore was interrupted
-        wanted = reader.max_physical_offset("written")
+        wanted = settled_end(reader.root, SETTLE_WAIT_S)
         there.update(_identity(message) for message in _messages_from(reader, entry.restoring_from))
     count = 0
     under_way: deque[PutFuture] = deque()

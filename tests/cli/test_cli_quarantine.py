@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import multiprocessing
 import os
+import signal
+import threading
 from collections import Counter
 
 import pytest
@@ -11,9 +14,12 @@ import pytest
 import pyengine
 from damage import flip
 from fix_cli import changes, picture, run
+from fix_engine import RunningEngine, tail_of_ring
 from pyengine.cli import quarantine as quarantine_module
 from pyengine.cli.quarantine import restore
+from pyengine.ipc import live_reader
 from pyengine.storage.recovery.quarantine import Quarantine, list_quarantine
+from waiting import eventually
 
 
 @pytest.fixture
@@ -131,6 +137,35 @@ def test_an_interrupted_restore_goes_on_without_doubles(cut, monkeypatch):
     assert (there - before).total() == 0 and (before - there).total() == 1
 
 
+def test_what_a_killed_restore_had_submitted_is_waited_for(cut, monkeypatch):
+    store, before, _ = cut
+    names = pieces(store.root)
+    entries = list_quarantine(store.root)
+    engine = RunningEngine(store.root, {"os_page_cache_busy_timeout_ms": 60_000})
+    try:
+        engine.start()
+        engine.kill("writer", signal.SIGSTOP)
+        child = multiprocessing.get_context("fork").Process(target=restore, args=(store.root, entries, {}))
+        child.start()
+        eventually(lambda: tail_of_ring(engine, child.pid) > 0, "the restore has submitted puts")
+        child.kill()
+        child.join()
+        outcome = []
+        looks = threading.Event()
+        is_drained = live_reader.is_drained
+        monkeypatch.setattr(live_reader, "is_drained", lambda *session: looks.set() or is_drained(*session))
+        second = threading.Thread(target=lambda: outcome.append(restore(store.root, list_quarantine(store.root), {})))
+        second.start()
+        eventually(lambda: looks.is_set() or tail_of_ring(engine, os.getpid()), "the second restore waits, or puts")
+        engine.kill("writer", signal.SIGCONT)
+        second.join(120)
+    finally:
+        engine.sweep()
+    assert [list(counts) for counts in outcome] == [names]
+    there = messages(store.root)
+    assert (there - before).total() == 0 and (before - there).total() == 1
+
+
 def test_a_restore_is_noted_once_it_is_durable(cut, monkeypatch):
     store, before, _ = cut
     names = pieces(store.root)
@@ -145,6 +180,7 @@ def test_a_restore_is_noted_once_it_is_durable(cut, monkeypatch):
             ran = run("quarantine", store.root, "restore", *names)
             assert ran.code != 0 and "not flushed yet" in ran.stderr and "run the command again" in ran.stderr
             assert [entry.restored for entry in list_quarantine(store.root)] == [None, None]
+            assert list_quarantine(store.root)[0].restoring_from == flushed, "a power cut takes what is above it"
     with pyengine.Engine(store.root):
         assert run("quarantine", store.root, "restore", *names).code == 0
     there = messages(store.root)

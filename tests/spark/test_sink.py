@@ -17,10 +17,9 @@ import pytest
 
 import pyengine
 from dying import run_and_die_at
+from fix_engine import tail_of_ring
 from pyengine.errors import EngineUnavailableError, PutError, StoreBusyError, UsageError
-from pyengine.ipc.shared_objects import find_folder, session_name
-from pyengine.native import control as native
-from pyengine.native import session as native_session
+from pyengine.ipc.shared_objects import find_folder
 from waiting import eventually
 
 pytestmark = pytest.mark.spark
@@ -247,21 +246,6 @@ def test_what_a_killed_attempt_had_submitted_is_waited_for(make_engine, topic, m
     second.join(240)
     assert bodies(engine.root, topic) == Counter(rows)
     assert (outcome[0].rows, outcome[0].put) == (200, 0)
-
-
-def tail_of_ring(engine, pid: int) -> int:
-    """How many bytes the process has submitted."""
-    with engine.memory() as memory:
-        for slot in range(memory.identity.sessions_max):
-            line = memory.control.sessions[slot]
-            if native.load(line, "state") == native.SESSION_OPEN and native.load(line, "pid") == pid:
-                name = session_name(memory.identity.epoch, slot, native.load(line, "generation"))
-                with memory.folder.attach(name, writable=False) as shared:
-                    session = native_session.view(shared.memory)
-                    tail = native.load(session, "tail")
-                    del session
-                    return tail
-    return 0
 
 
 def test_two_attempts_of_a_task_do_not_put_at_once(store, topic, monkeypatch):

@@ -185,7 +185,7 @@ class QuarantineEntry:
     reason: str = ""
     at: str = ""
     restored: int | None = None   # messages that were put into the store again; None: no restore has finished
-    restoring_from: int | None = None  # the log's end when a restore began that has not finished
+    restoring_from: int | None = None  # the log's durable end when a restore began that has not finished
     problem: str = ""
 
     @property
