@@ -107,14 +107,16 @@ class CleanCommitLogService:
 
     def steps(self, decide: Callable[[], Decision]) -> Iterator[float]:
         """One round. `decide` is asked again before each segment, since each deletion makes room."""
-        deleted = 0
+        deleted, paused_for = 0, -1
         while True:
             decision = decide()
             segment = self._next(decision)
             if segment is None or (decision.batch_max is not None and deleted >= decision.batch_max):
                 return
-            if deleted:
+            if deleted and paused_for != segment:
+                paused_for = segment
                 yield self._pause_s
+                continue  # a hold may have come meanwhile, and the disk may have room again
             if not self._is_released(segment, decision):
                 return
             yield from self._delete(segment)

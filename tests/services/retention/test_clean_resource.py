@@ -527,6 +527,21 @@ def test_a_log_hold_keeps_the_log_from_a_request_by_hand(make_rig):
     assert rig.round() == 6
 
 
+def test_a_log_hold_that_comes_in_the_pause_between_two_segments_keeps_the_second(make_rig):
+    rig = make_rig(delete_commit_log_files_interval_ms=700)
+    rig.clock.hour_now = 4
+    rig.clock.ns = rig.service._due_ns
+    rig.service.work()
+    while rig.service._steps is not None and (rig.service._resume_ns - rig.clock.ns) / 1e9 != 0.7:  # not between the steps of one file
+        rig.clock.ns = max(rig.clock.ns, rig.service._resume_ns)
+        rig.service.work()
+    assert rig.segments()[0] == SEGMENT and rig.service._steps is not None
+    write_log_hold(rig.root, LogHold("backup-1", "backup", SEGMENT, NOW_MS + 60_000))
+    assert rig.round() == 0 and rig.segments()[0] == SEGMENT
+    remove_log_hold(rig.root, "backup-1")
+    assert rig.round() == 5
+
+
 @pytest.mark.parametrize("percent, deleted", [(80, 0), (90, 6)])
 def test_only_a_disk_that_is_nearly_full_passes_a_log_hold(make_rig, percent, deleted):
     rig = make_rig(disk_space_enough_bytes=0)
