@@ -13,6 +13,7 @@ again; the end of its last file is copied, for it says which queue offset comes 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import time
@@ -26,7 +27,7 @@ from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES
 from pyengine.errors import CorruptionError, EngineError, ExitCode, UsageError, disk_errors
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.paths import StorePaths, segment_name, without_log_folders
-from pyengine.formats.small_file import read_small_file
+from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.ipc.crashed_engine_memory import rebuild_alone
 from pyengine.ipc.live_reader import LiveStoreReader, check_now, flushed_end, log_held, open_store
 from pyengine.native.failpoint import failpoint
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from pyengine.storage.recovery.rebuild import RebuildReport
 
 HOLD_MS = 600_000
-READY = "ready"  # in STORE/.restoring: all of the store is made, it is only to be moved to its place
+READY = "ready"  # in STORE/.restoring: all of the store is made, it is only to be moved to its place; what is to be said of it
 _TEMPORARY = (f"{MANIFEST}.tmp", f"{PROGRESS}.tmp", f"{MANIFEST}.new", f"{PROGRESS}.new")
 _OURS = ("commitlog/", "tables/")
 _OF_THIS_STORE = NOT_KEPT | {REPLICATION}
@@ -382,7 +383,8 @@ def _verified(dest: Destination, one: Piece | Table) -> Iterator[bytes]:
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
     """What was made of a backup. `rebuilt` and `check` are None where an interrupted restore had made the store, so that it
-    was only moved. `refused`: why queues and index could not be made of the log; the log is there as it was."""
+    was only moved; `found` is what its check ended with. `refused`: why queues and index could not be made of the log; the
+    log is there as it was."""
 
     store: str
     dest: str
@@ -394,19 +396,21 @@ class RestoreReport:
     check: CheckReport | None
     refused: str
     seconds: float
+    found: ExitCode = ExitCode.OK
 
     @property
     def exit_code(self) -> ExitCode:
-        if self.refused:
-            return ExitCode.CORRUPTION
-        return ExitCode.OK if self.check is None else ExitCode(self.check.exit_code)
+        return ExitCode.CORRUPTION if self.refused else self.found
 
     @property
     def sentence(self) -> str:
         """The outcome for a person, one sentence."""
         if self.refused:
             return f"{self.store} has the log of {self.dest}, but not its queues and index: {self.refused}"
-        return f"{self.store} is restored from {self.dest}" + ("" if self.check is None else f". {self.check.sentence}")
+        if self.check is None:
+            damaged = f". It is damaged: `pyengine check {self.store}` says what to do" if self.found else ""
+            return f"{self.store} is restored from {self.dest}{damaged}"
+        return f"{self.store} is restored from {self.dest}. {self.check.sentence}"
 
     def to_dict(self) -> dict[str, Any]:
         """For --json: plain values."""
@@ -415,6 +419,29 @@ class RestoreReport:
             "end_offset": self.end_offset, "rebuilt": None if self.rebuilt is None else self.rebuilt.to_dict(),
             "check": None if self.check is None else self.check.to_dict(), "refused": self.refused, "seconds": self.seconds,
             "exit_code": int(self.exit_code), "sentence": self.sentence}
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What READY says: which backup the store was made of, and how that ended. `manifest`: CRC-32 of its manifest."""
+
+    manifest: int
+    dest: str
+    taken_ms: int
+    min_offset: int
+    end_offset: int
+    refused: str
+    found: int
+
+    @classmethod
+    def read(cls, path: Path) -> _Ready | None:
+        """None without the file, and for one that says nothing."""
+        with disk_errors("read", path), contextlib.suppress(FileNotFoundError, *PARSE_ERRORS):
+            return cls(**json.loads(read_small_file(path)))
+        return None
+
+    def write(self, path: Path) -> None:
+        write_config(path, json.dumps(asdict(self)).encode() + b"\n", keep_backup=False)
 
 
 def restore_store(dest: Destination, root: Path, *, progress: Progress = lambda done, total: None,
@@ -432,29 +459,38 @@ def restore_store(dest: Destination, root: Path, *, progress: Progress = lambda 
     with locked_folder(root), dest.locked(shared=True):
         made = StorePaths(root).restoring
         others = sorted(set(os.listdir(root)) - {made.name, "lost+found"})
-        is_made = (made / READY).exists() or bool(others) and made.is_dir() and not os.listdir(made)
-        if others and not is_made:
+        ready = _Ready.read(made / READY)
+        is_moved = bool(others) and (ready is not None or made.is_dir() and not os.listdir(made))
+        if others and not is_moved:
             raise UsageError(f"{root} holds {others[0]}: a backup is restored into an empty or absent directory")
-        rebuilt, check, refused = None, None, ""
-        if not is_made:
+        rebuilt, check, crc = None, None, zlib.crc32(manifest.content())
+        if not is_moved and (ready is None or ready.manifest != crc):  # DEST may have another backup by now
             try:
                 _copy_store(manifest, dest, made, progress)
             except CorruptionError:
                 shutil.rmtree(made)
                 raise
             rebuilt, check, refused = _complete(made, settings, progress)
+            ready = _Ready(crc, dest.where, manifest.taken_ms, manifest.min_offset, manifest.end, refused,
+                           ExitCode.OK if check is None else check.exit_code)
+            ready.write(made / READY)
         failpoint("restore_moving")
         _move(made, root)
         identity = read_engine_id(root)
+        if ready is None:  # killed after the very last step but one, which takes the note away
+            check = check_now(root, load_config(root, settings), progress=progress)
+            ready = _Ready(crc, dest.where, manifest.taken_ms, manifest.min_offset, manifest.end, "", check.exit_code)
     return RestoreReport(
-        store=str(root), dest=dest.where, uuid=str(identity.uuid) if identity else "", taken_ms=manifest.taken_ms,
-        min_offset=manifest.min_offset, end_offset=manifest.end, rebuilt=rebuilt, check=check, refused=refused,
-        seconds=time.monotonic() - started_s)
+        store=str(root), dest=ready.dest, uuid=str(identity.uuid) if identity else "", taken_ms=ready.taken_ms,
+        min_offset=ready.min_offset, end_offset=ready.end_offset, rebuilt=rebuilt, check=check, refused=ready.refused,
+        seconds=time.monotonic() - started_s, found=ExitCode(ready.found))
 
 
 def _copy_store(manifest: Manifest, dest: Destination, root: Path, progress: Progress) -> None:
     """Tables and log, durable, and an identity of its own; CorruptionError for what does not fit its checksum."""
     if root.exists():
+        (root / READY).unlink(missing_ok=True)  # first: what is left of it after a kill is no store
+        sync_folder(root)
         shutil.rmtree(root)
     make_folders(root)
     for table in manifest.tables:
@@ -486,7 +522,6 @@ def _complete(root: Path, settings: dict[str, object], progress: Progress) -> tu
             check = check_now(root, config, progress=progress)
     except CorruptionError as error:
         refused = str(error)
-    write_config(root / READY, b"", keep_backup=False)
     return rebuilt, check, refused
 
 

@@ -13,6 +13,7 @@ import pyengine
 from fix_cli import run
 from fix_engine import wait_noted
 from fix_golden import CLEAN, compare_inspect
+from pyengine.client import backup as backup_module
 from pyengine.client.backup import backup_store, check_backup, restore_store
 from pyengine.errors import CorruptionError, EngineError, StoreBusyError, StoreRefusedError, UsageError
 from pyengine.ipc.live_reader import open_store
@@ -257,6 +258,71 @@ def test_a_damaged_log_is_backed_up_as_it_is_and_said_to_be(stopped, tmp_path):
     assert restored.exit_code == 3 and "damaged" in restored.sentence
     for name in os.listdir(stopped / "commitlog")[:1]:
         assert (stopped / "commitlog" / name).read_bytes() == (tmp_path / "new/commitlog" / name).read_bytes()
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """interrupted(step, dest, root): a restore that ends at the step, as a kill ends it."""
+
+    def restore(step, dest, root):
+        def stop(name):
+            if name == step:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(backup_module, "failpoint", stop)
+            with pytest.raises(KeyboardInterrupt):
+                restore_store(dest, root)
+
+    return restore
+
+
+@pytest.mark.parametrize("step", ["restore_moving", "restore_moved"])
+def test_a_restore_that_goes_on_says_what_the_first_run_found(stopped, tmp_path, interrupted, step):
+    with open(stopped / f"commitlog/{SEGMENT:020d}", "r+b") as file:
+        file.seek(5000)
+        file.write(b"damage")
+    dest = Folder(tmp_path / "dest")
+    backup_store(stopped, dest)
+    interrupted(step, dest, tmp_path / "new")
+    expected = restore_store(dest, tmp_path / "whole")
+    restored = restore_store(dest, tmp_path / "new")
+    assert restored.rebuilt is None and restored.exit_code == expected.exit_code == 3 and "damaged" in restored.sentence
+    assert restored.refused == expected.refused
+
+
+def test_a_newer_backup_is_restored_unless_the_older_one_is_being_moved(stopped, make_engine, tmp_path, interrupted):
+    dest = Folder(tmp_path / "dest")
+    first = backup_store(stopped, dest)
+    interrupted("restore_moving", dest, tmp_path / "new")
+    interrupted("restore_moved", dest, tmp_path / "moving")
+    with pyengine.Engine(stopped) as engine, engine.connect() as producer:
+        assert producer.put("later", b"one").ok
+    second = backup_store(stopped, dest)
+    restored = restore_store(dest, tmp_path / "new")
+    assert restored.end_offset == second.end_offset and bodies(tmp_path / "new", "later", 0) == [(0, b"one")]
+    moved = restore_store(dest, tmp_path / "moving")
+    assert (moved.end_offset, moved.exit_code) == (first.end_offset, 0) and bodies(tmp_path / "moving", "T", 1)
+    assert moved.taken_ms < restored.taken_ms
+
+
+def test_what_is_left_of_a_store_that_is_made_anew_is_not_taken_for_one(stopped, tmp_path, interrupted, monkeypatch):
+    dest = Folder(tmp_path / "dest")
+    backup_store(stopped, dest)
+    interrupted("restore_moving", dest, tmp_path / "new")
+    shutil.copytree(tmp_path / "dest", tmp_path / "older")
+    backup_store(stopped, dest)
+
+    def remove_half(path, **_):
+        shutil.move(path / "commitlog", tmp_path / "gone")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backup_module.shutil, "rmtree", remove_half)
+        with pytest.raises(KeyboardInterrupt):
+            restore_store(dest, tmp_path / "new")
+    again = restore_store(Folder(tmp_path / "older"), tmp_path / "new")  # the very backup of which that was made
+    assert again.rebuilt is not None and is_whole(tmp_path / "new")
 
 
 def test_a_log_in_several_folders_is_restored_into_one(make_engine, tmp_path):

@@ -98,5 +98,6 @@ def test_a_restore_that_was_killed_at_its_very_end_only_clears_up(engine, tmp_pa
     backup_store(engine.root, Folder(tmp_path / "dest"))
     restore_store(Folder(tmp_path / "dest"), tmp_path / "new")
     (tmp_path / "new/.restoring").mkdir()
-    assert restore_store(Folder(tmp_path / "dest"), tmp_path / "new").rebuilt is None
+    restored = restore_store(Folder(tmp_path / "dest"), tmp_path / "new")
+    assert (restored.rebuilt, restored.exit_code, restored.check.messages) == (None, 0, 90)
     require_startable(tmp_path / "new")
