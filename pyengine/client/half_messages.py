@@ -20,7 +20,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,6 +49,7 @@ from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import PutResult, PutStatus, ReadLevel
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.new_file import make_folders
 from pyengine.storage.topic_config import TopicConfig, TopicConfigs
 
@@ -57,6 +58,8 @@ Checker = Callable[[Message], Outcome | None]
 REMOVE_TAG = "d"
 READ_MESSAGES = 256
 DISPATCH_S = 5.0
+FLUSHED_WAIT_S = 5.0
+FLUSHED_STEP_S = 0.01
 LOCK_NAME = "transactions.lock"
 _LOG = logging.getLogger("pyengine.client.half_messages")
 
@@ -110,7 +113,9 @@ class HalfMessages:
         self.now_ms = clock_ms
         self._put_raw = put_raw
         self._host = host
-        self._lock = threading.RLock()
+        self.put_end = 0
+        """Where in the log the last one ends that was put back or aside."""
+        self.lock = threading.RLock()
         self._reader: LiveStoreReader | None = None
         self._entered: set[str] = set()
 
@@ -128,7 +133,7 @@ class HalfMessages:
 
     def find(self, physical_offset: int) -> Message | None:
         """The half message that begins there, None without one."""
-        with self._lock:
+        with self.lock:
             found = self.reader().message_at(physical_offset, ReadLevel.COMMITTED)
         return found if found is not None and found.topic == TRANSACTION_HALF_TOPIC else None
 
@@ -143,7 +148,7 @@ class HalfMessages:
         offsets = {half.queue_offset}
         done = None
         if half.uniq_key and self.now_ms() - half.born_timestamp_ms >= self.timeout_ms:  # it may have been asked about
-            with self._lock:
+            with self.lock:
                 offsets |= {copy.queue_offset for copy in self._same(TRANSACTION_HALF_TOPIC, half) if copy.queue_id == half.queue_id}
                 done = self._committed(half) if outcome == "commit" else None
         if outcome == "commit":
@@ -159,6 +164,7 @@ class HalfMessages:
         result = self._put_raw(raw, None)
         if not result.stored:
             return None
+        self.put_end = max(self.put_end, result.physical_offset + result.size_bytes)
         return replace(half, raw_properties=raw.properties_text, queue_offset=result.queue_offset,
                        physical_offset=result.physical_offset, size_bytes=result.size_bytes,
                        store_timestamp_ms=result.store_timestamp_ms)
@@ -167,7 +173,9 @@ class HalfMessages:
         """Put it aside in TRANS_CHECK_MAX_TIME_TOPIC; whether that is stored."""
         self.enter(TRANSACTION_DISCARD_TOPIC)
         raw = replace(_raw(half, half.properties), topic=TRANSACTION_DISCARD_TOPIC, queue_id=0, reconsume_times=half.reconsume_times)
-        return self._put_raw(raw, None).stored
+        result = self._put_raw(raw, None)
+        self.put_end = max(self.put_end, result.physical_offset + result.size_bytes)
+        return result.stored
 
     def enter(self, topic: str) -> None:
         """Have the topic in topics.json, with one queue as the broker enters it."""
@@ -181,9 +189,17 @@ class HalfMessages:
             self._reader = LiveStoreReader(self.root)
         return self._reader
 
+    def flushed_end(self) -> int | None:
+        """Where the log is durable; -1 while that cannot be told, None once the files are closed."""
+        with self.lock:
+            try:
+                return None if self._reader is None else self._reader.max_physical_offset(ReadLevel.FLUSHED)
+            except EngineError:  # the engine starts again
+                return -1
+
     def close(self) -> None:
         """Close the store's files."""
-        with self._lock:
+        with self.lock:
             reader, self._reader = self._reader, None
             if reader is not None:
                 reader.close()
@@ -201,8 +217,7 @@ class HalfMessages:
             except BlockingIOError:
                 yield False
             else:
-                with self._lock:
-                    yield True
+                yield True
         finally:
             os.close(descriptor)
 
@@ -224,6 +239,15 @@ class HalfMessages:
 # ---- the check -----------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class _Reached:
+    """How far a round came: the next offset of each (topic, queue), to be stored once the log is durable up to `log_end`."""
+
+    epoch: int
+    offsets: dict[tuple[str, int], int] = field(default_factory=dict)
+    log_end: int = 0
+
+
 class PreparedCheck:
     """Goes through the half messages of a store, round after round. RocketMQ: TransactionalMessageServiceImpl.check."""
 
@@ -233,6 +257,7 @@ class PreparedCheck:
         self._check_max = check_max
         self._reserved_ms = reserved_ms
         self._offsets = ConsumerOffsets(halves.root)
+        self._reached = _Reached(0)
 
     def round(self, can_ask: Callable[[str], bool]) -> list[Message]:
         """Return the half messages whose producers are to be asked now, each as it was put back, with its try counted.
@@ -240,16 +265,41 @@ class PreparedCheck:
         `can_ask(group)`: whether this process can ask producers of the group; others' are put back without counting. Not
         asked about: what is younger than transactionTimeOut or its own immunity time. What was asked about check_max
         times, or is older than the log keeps messages, goes to TRANS_CHECK_MAX_TIME_TOPIC. Offsets are stored under
-        CID_RMQ_SYS_TRANS, as the broker's. Empty while another process does a round. PutError where the engine refuses.
+        CID_RMQ_SYS_TRANS, as the broker's, once the log is durable up to what they go past: else a power cut would lose
+        copies whose originals are never looked at again. Empty while another process does a round. PutError
+        where the engine refuses.
         """
         with self._halves.alone() as may:
             if not may:
                 return []
-            self._wait_for_ends()
+            self._store_reached(0.0)
             asked: list[Message] = []
-            for queue_id in self._halves.reader().queue_ids(TRANSACTION_HALF_TOPIC):
-                self._check_queue(queue_id, can_ask, asked)
+            try:
+                with self._halves.lock:
+                    self._wait_for_ends()
+                    for queue_id in self._halves.reader().queue_ids(TRANSACTION_HALF_TOPIC):
+                        self._check_queue(queue_id, can_ask, asked)
+            finally:
+                self._store_reached(FLUSHED_WAIT_S)
             return asked
+
+    def _store_reached(self, wait_s: float) -> None:
+        """Store what the rounds came to, once it is durable; without that after `wait_s` it is kept in memory for the next round.
+
+        After a recovery since, which may have cut the log, it is forgotten: the next round begins where the file says.
+        """
+        reached, deadline_s = self._reached, time.monotonic() + wait_s
+        while reached.offsets and read_epoch(self._halves.root) == reached.epoch:
+            flushed_end = self._halves.flushed_end()
+            if flushed_end is not None and flushed_end >= reached.log_end:
+                for (topic, queue_id), offset in reached.offsets.items():
+                    if offset > self._noted(topic).get(queue_id, 0):  # another process may have come further
+                        self._offsets.commit(topic, TRANSACTION_GROUP, {queue_id: offset})
+                break
+            if flushed_end is None or time.monotonic() >= deadline_s:
+                return
+            time.sleep(FLUSHED_STEP_S)
+        self._reached = _Reached(read_epoch(self._halves.root))
 
     def _wait_for_ends(self) -> None:
         """Until what is in the log now is in queues and index: an end that is not seen would be asked for again."""
@@ -264,8 +314,8 @@ class PreparedCheck:
     def _check_queue(self, queue_id: int, can_ask: Callable[[str], bool], asked: list[Message]) -> None:
         reader, start_ms = self._halves.reader(), self._halves.now_ms()
         first, half_end = reader.queue_range(TRANSACTION_HALF_TOPIC, queue_id, ReadLevel.COMMITTED)
-        begin = min(max(self._stored(TRANSACTION_HALF_TOPIC, queue_id, first), first), half_end)
-        op_begin = self._stored(TRANSACTION_OP_TOPIC, queue_id, 0)
+        begin = min(max(self._begin(TRANSACTION_HALF_TOPIC, queue_id, first), first), half_end)
+        op_begin = self._begin(TRANSACTION_OP_TOPIC, queue_id, 0)
         ended, done_ops, op_begin = self._ended(queue_id, op_begin, begin)
         offset = begin
         try:
@@ -285,7 +335,12 @@ class PreparedCheck:
             op_end = op_begin
             while op_end in done_ops:
                 op_end += 1
-            self._store(queue_id, begin, offset, op_begin, op_end)
+            reached = self._reached
+            reached.log_end = max(reader.max_physical_offset(ReadLevel.COMMITTED), self._halves.put_end)
+            if offset != begin:
+                reached.offsets[TRANSACTION_HALF_TOPIC, queue_id] = offset
+            if op_end != op_begin:
+                reached.offsets[TRANSACTION_OP_TOPIC, queue_id] = op_end
 
     def _dealt_with(self, half: Message, start_ms: int, ended: Mapping[int, list[int]], can_ask: Callable[[str], bool],
                     asked: list[Message]) -> bool:
@@ -341,14 +396,11 @@ class PreparedCheck:
             at = following
         return ended, done, op_begin
 
-    def _stored(self, topic: str, queue_id: int, without: int) -> int:
-        return self._offsets.read(topic, TRANSACTION_GROUP).get(queue_id, without)
+    def _begin(self, topic: str, queue_id: int, without: int) -> int:
+        return max(self._noted(topic).get(queue_id, without), self._reached.offsets.get((topic, queue_id), 0))
 
-    def _store(self, queue_id: int, begin: int, offset: int, op_begin: int, op_end: int) -> None:
-        if offset != begin:
-            self._offsets.commit(TRANSACTION_HALF_TOPIC, TRANSACTION_GROUP, {queue_id: offset})
-        if op_end != op_begin:
-            self._offsets.commit(TRANSACTION_OP_TOPIC, TRANSACTION_GROUP, {queue_id: op_end})
+    def _noted(self, topic: str) -> dict[int, int]:
+        return self._offsets.read(topic, TRANSACTION_GROUP)
 
 
 # ---- a producer's transactions ---------------------------------------------------------

@@ -13,18 +13,20 @@ import pytest
 import pyengine
 from fix_cli import environment
 from fix_engine import SMALL
+from pyengine.client import half_messages
 from pyengine.client.half_messages import HalfMessages, PreparedCheck, commit_of, half_of, op_of
 from pyengine.client.outgoing import RawMessage
 from pyengine.errors import PutError, UsageError
 from pyengine.formats.properties import decode_properties
 from pyengine.results import PutResult, PutStatus
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.engine_id import raise_epoch
 from pyengine.storage.topic_config import TopicConfigs
 from waiting import eventually, patience
 
 HALF, OP, DISCARDED = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC"
 GROUP = "CID_RMQ_SYS_TRANS"
-NO_TIME = {"transaction_timeout_ms": 0, "transaction_check_interval_ms": 86_400_000}
+NO_TIME = {"transaction_timeout_ms": 0, "transaction_check_interval_ms": 86_400_000, "flush_interval_commit_log_ms": 10}
 
 
 @pytest.fixture
@@ -308,6 +310,34 @@ def test_a_put_that_is_refused_ends_the_round_where_it_came_to(engine, halves):
     assert offsets(engine) == (1, 0)
     halves._put_raw = put_raw
     assert sorted(one.body for one in rounds(engine, PreparedCheck(halves))) == [b"A", b"B"]
+
+
+def test_the_offsets_wait_for_the_disk_and_the_next_round_goes_on_meanwhile(tmp_path, monkeypatch):
+    """A power cut would take a copy that is not flushed; its original has to be above the offset then."""
+    monkeypatch.setattr(half_messages, "FLUSHED_WAIT_S", 0.0)
+    with pyengine.Engine(tmp_path / "store", **NO_TIME | {"flush_interval_commit_log_ms": 86_400_000}, **SMALL) as engine:
+        with engine.connect() as producer, engine.open_store() as store:
+            producer.put("orders", b"flushed at once")
+            end = store.max_physical_offset("committed")
+            eventually(lambda: store.max_physical_offset("flushed") >= end, "the next flush is a day away")
+            halves = Halves(engine, producer)
+            halves.end(prepare(halves, unique_key="ended"), "commit")
+            prepare(halves, unique_key="undecided")
+            halves.ahead_ms = 10_000
+            check = PreparedCheck(halves)
+            assert len(rounds(engine, check)) == 1 and offsets(engine) == (0, 0)
+            halves.ahead_ms += 1000
+            (asked,) = rounds(engine, check)
+            assert asked.properties["TRANSACTION_CHECK_TIMES"] == "2", "the original is not asked about again"
+            assert len(messages(engine, HALF)) == 4 and offsets(engine) == (0, 0)
+            raise_epoch(engine.path)
+            halves.ahead_ms += 1000
+            asked = rounds(engine, check)
+            assert [one.properties["TRANSACTION_CHECK_TIMES"] for one in asked] == ["1", "2", "3"], "a recovery may have cut the log"
+            halves.flushed_end = lambda: 1 << 60
+            halves.ahead_ms += 1000
+            assert len(rounds(engine, check)) == 3 and offsets(engine) == (7, 1)
+            halves.close()
 
 
 # --- checkers -------------------------------------------------------------------------------------
