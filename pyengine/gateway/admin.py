@@ -137,6 +137,8 @@ class Admin:
     async def delete_group(self, request: Request) -> Answer:
         """Take a group out of subscriptionGroup.json, with its offsets where that is asked for."""
         name = request.text("groupName")
+        if name.startswith(OWN_GROUP_PREFIXES):
+            return Answer(codes.NO_PERMISSION, f"the offsets of the group {name} are not a client's")
         forgets = request.flag("removeOffset") or request.flag("cleanOffset")
 
         def delete() -> None:

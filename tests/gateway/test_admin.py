@@ -56,6 +56,13 @@ def test_a_group_is_made_changed_and_deleted_with_its_offsets(served, topic):
         assert client.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=bad).code == codes.SYSTEM_ERROR
 
 
+def test_the_stores_own_groups_are_not_deleted(served, topic):
+    ConsumerOffsets(served.root).commit(topic, "CID_RMQ_SYS_OWN", {1: 5})
+    fields = {"groupName": "CID_RMQ_SYS_OWN", "removeOffset": "true"}
+    assert served.broker().ask(codes.DELETE_SUBSCRIPTIONGROUP, fields).code == codes.NO_PERMISSION
+    assert ConsumerOffsets(served.root).read(topic, "CID_RMQ_SYS_OWN") == {1: 5}
+
+
 def test_queues_and_groups_are_shown_as_the_tools_read_them(served, topic):
     client = served.broker()
     client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"x")
