@@ -27,7 +27,9 @@ from pyengine.formats.constants import (
     PROPERTY_TIMED_TOPIC,
     SCHEDULE_TOPIC,
     TIMER_TOPIC,
+    TRANSACTION_DISCARD_TOPIC,
     TRANSACTION_HALF_TOPIC,
+    TRANSACTION_OP_TOPIC,
 )
 from pyengine.formats.properties import encode_properties, hash_map_order
 from pyengine.formats.record import Message
@@ -36,6 +38,7 @@ DEFAULT_MESSAGE_DELAY_LEVEL = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 
 UNKNOWN_LEVEL_DELAY_MS = 1000  # ScheduleMessageService.computeDeliverTimestamp
 DELIVER_AT_DAYS_MAX = 40
 LATE_MS_MAX = 1000  # what a message with a time of its own may be late by where a level fits
+_NO_TARGETS = frozenset(("", TIMER_TOPIC, SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC, TRANSACTION_DISCARD_TOPIC))
 _OF_LEVEL = (PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID)
 _INT32_MAX = 0x7FFFFFFF
 _INT64_MAX = (1 << 63) - 1
@@ -110,7 +113,7 @@ def _timed_delivery(properties: dict[str, str], now_ms: int, delays_ms: Sequence
     topic = properties.get(PROPERTY_TIMED_TOPIC, "")
     queue_id = _queue_id(properties.get(PROPERTY_TIMED_QUEUE_ID, ""))
     deliver_at_ms = _number(properties.get(PROPERTY_DELIVER_AT, ""), _TIME_DIGITS_MAX, _INT64_MAX)
-    if topic in ("", TIMER_TOPIC, TRANSACTION_HALF_TOPIC, SCHEDULE_TOPIC) or queue_id is None or deliver_at_ms is None:
+    if topic in _NO_TARGETS or queue_id is None or deliver_at_ms is None:
         return f"it does not say which topic, which queue and when ({PROPERTY_DELIVER_AT})"
     rest = {name: properties[name] for name in hash_map_order(properties) if name not in _OF_LEVEL}
     if deliver_at_ms > now_ms:

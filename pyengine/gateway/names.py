@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import UsageError
-from pyengine.formats.constants import SCHEDULE_TOPIC, TOPIC_BYTES_MAX, TRANSACTION_HALF_TOPIC
+from pyengine.formats.constants import SCHEDULE_TOPIC, TIMER_TOPIC, TOPIC_BYTES_MAX, TRANSACTION_HALF_TOPIC
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Handlers, Request
 from pyengine.gateway.wire import IntKeys, write_json
@@ -32,8 +32,8 @@ GROUPS_MAX = 10_000             # that clients may create by their heartbeats
 OWN_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_PYENGINE_")  # whose offsets no client may move
 TRANSACTION_OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 CHECKED_OUT_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
-FORBIDDEN_TOPICS = frozenset((SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC, CHECKED_OUT_TOPIC, "SELF_TEST_TOPIC",
-                              "OFFSET_MOVED_EVENT"))
+FORBIDDEN_TOPICS = frozenset((SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC, CHECKED_OUT_TOPIC, TIMER_TOPIC,
+                              "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"))
 SYSTEM_TOPICS = FORBIDDEN_TOPICS | {DEFAULT_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
 _NAME_CHARS = frozenset("%|_-0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _READ_WRITE = PERM_READ | PERM_WRITE

@@ -6,7 +6,13 @@ import pytest
 
 from fix_golden import load_manifest
 from pyengine.client.outgoing import delayed
-from pyengine.formats.constants import SCHEDULE_TOPIC, TIMER_TOPIC, TRANSACTION_HALF_TOPIC
+from pyengine.formats.constants import (
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    TRANSACTION_DISCARD_TOPIC,
+    TRANSACTION_HALF_TOPIC,
+    TRANSACTION_OP_TOPIC,
+)
 from pyengine.formats.delayed_message import DEFAULT_DELAYS_MS, Delivery, delivery_of, wait_level
 from pyengine.formats.properties import decode_properties, hash_map_order
 from pyengine.formats.record import Message
@@ -81,8 +87,8 @@ def test_a_message_with_a_time_of_its_own_goes_on_waiting_or_to_its_topic():
 
 @pytest.mark.parametrize("changed", [
     {"__PYENGINE_DELIVER_AT": "soon"}, {"__PYENGINE_DELIVER_AT": "9" * 5000}, {"__PYENGINE_QID": "-1"}, {"__PYENGINE_TOPIC": TIMER_TOPIC},
-    {"__PYENGINE_TOPIC": SCHEDULE_TOPIC},
-], ids=range(5))
+    {"__PYENGINE_TOPIC": SCHEDULE_TOPIC}, {"__PYENGINE_TOPIC": TRANSACTION_OP_TOPIC}, {"__PYENGINE_TOPIC": TRANSACTION_DISCARD_TOPIC},
+], ids=range(7))
 def test_a_time_of_its_own_that_makes_no_sense_is_never_delivered(changed):
     waiting = message(REAL_TOPIC=TIMER_TOPIC, REAL_QID="0", **(TIMED | changed))
     assert "does not say which topic" in delivery_of(waiting, 0, DEFAULT_DELAYS_MS)

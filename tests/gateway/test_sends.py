@@ -85,6 +85,7 @@ REFUSED = {
     "bad characters": ({"b": "bad topic!"}, b"x", codes.SYSTEM_ERROR, "The specified topic contains illegal characters"),
     "a long name": ({"b": "x" * 128}, b"x", codes.SYSTEM_ERROR, "The specified topic is longer"),
     "a system topic": ({"b": "SCHEDULE_TOPIC_XXXX"}, b"x", codes.NO_PERMISSION, "Sending message to topic[SCHEDULE_TOPIC_XXXX]"),
+    "the timer's topic": ({"b": "RMQ_SYS_PYENGINE_TIMER"}, b"x", codes.NO_PERMISSION, "Sending message to topic[RMQ_SYS_PYENGINE_TIMER]"),
     "long properties": ({"i": "k\x01" + "v" * 33_000}, b"x", codes.MESSAGE_ILLEGAL, "the message is illegal, maybe msg body"),
     "a long body": ({}, b"x" * ((4 << 20) + 1), codes.MESSAGE_ILLEGAL, "the message is illegal, maybe msg body"),
     "no number": ({"e": "x"}, b"x", codes.SYSTEM_ERROR, ""),
