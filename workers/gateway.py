@@ -9,6 +9,7 @@ the last 5 s may be lost, so those messages come again. It is stopped first.
 from __future__ import annotations
 
 import asyncio
+import resource
 import sys
 from typing import Any
 
@@ -21,10 +22,12 @@ from pyengine.ipc.live_reader import open_store
 from pyengine.native import control as native
 
 SESSION_WAIT_S = 2.0
+OWN_DESCRIPTORS = 512  # for the store's files and memory, beside one for each connection
 
 
 def serve(attached: worker.Worker) -> None:
     """Serve clients until asked to stop."""
+    raise_descriptors(attached.config.gateway_connections_max + OWN_DESCRIPTORS)
     settings: dict[str, Any] = dict(attached.config.overrides())  # the environment alone may say something else
     with open_store(attached.root, **settings) as reader:
         gateway = Gateway(reader, attached.config,
@@ -35,6 +38,14 @@ def serve(attached: worker.Worker) -> None:
                 ready=attached.ready, blocked=attached.say_blocked_reason))
         except OSError as error:
             raise worker.BootFailedError(f"the gateway cannot listen: {os_error_sentence(error)}") from error
+
+
+def raise_descriptors(wanted: int) -> None:
+    """Let this process have so many files open, as far as its hard limit goes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 def main() -> int:

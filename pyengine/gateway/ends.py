@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
 
@@ -48,7 +47,7 @@ class Ends:
                                     host=address.broker, timeout_ms=config.transaction_timeout_ms)
         self._check = PreparedCheck(self._halves, check_max=config.transaction_check_max,
                                     reserved_ms=config.file_reserved_time_hours * 3_600_000)
-        self._interval_s = config.transaction_check_interval_ms / 1000
+        self.interval_s = config.transaction_check_interval_ms / 1000  # between two rounds of ask_for_ends()
         self.handlers: Handlers = {codes.END_TRANSACTION: self.end}
 
     def prepare(self) -> None:
@@ -96,20 +95,16 @@ class Ends:
 
     # ---- asking -------------------------------------------------------------------
 
-    async def ask_for_ends(self, report: Callable[[str], None]) -> None:
-        """Look for undecided transactions again and again, and ask a producer of each one's group."""
-        loop = asyncio.get_running_loop()
-        said = ""
-        while True:
-            await asyncio.sleep(self._interval_s)
+    async def ask_for_ends(self) -> None:
+        """Look once for undecided transactions, and ask a producer of each one's group. What fails with one is raised at the end."""
+        failed: Exception | None = None
+        for half in await asyncio.get_running_loop().run_in_executor(self._executor, self._check.round, self._can_ask):
             try:
-                for half in await loop.run_in_executor(self._executor, self._check.round, self._can_ask):
-                    self._ask(half)
-                said = ""
-            except EngineError as error:
-                if said != str(error):
-                    said = str(error)
-                    report(f"transactions could not be checked: {error}")
+                self._ask(half)
+            except Exception as error:  # noqa: BLE001 - the others are asked all the same
+                failed = error
+        if failed is not None:
+            raise failed
 
     def _can_ask(self, group: str) -> bool:
         return group in self._members.producers

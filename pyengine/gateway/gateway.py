@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -108,7 +108,7 @@ class Gateway:
         address = Address(f"{shown}:{broker_port}", config.broker_name, config.broker_cluster_name)
         members = self.members = Members(names)
         positions = Positions(reader, names, self._offsets, executor)
-        pulls = self.pulls = Pulls(reader, names, members, positions, executor)
+        pulls = self.pulls = Pulls(reader, names, members, positions, executor, self.connections.report)
         ends = self._ends = Ends(self._puts, reader, members, address, executor)
         sends = Sends(self._puts, reader, names, address, executor, ends.prepare)
         admin = Admin(reader, names, members, self._offsets, address, executor)
@@ -120,8 +120,10 @@ class Gateway:
         pulls.start()
         await self.connections.start()
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._write_offsets()), loop.create_task(self._expire(members)),
-                       loop.create_task(ends.ask_for_ends(self._report))]
+        self._tasks = [loop.create_task(work) for work in (
+            repeat(FLUSH_S, self._offsets.flush, self._report, "the groups' offsets cannot be written, and wait"),
+            repeat(EXPIRE_S, members.expire, self._report, "clients that are silent cannot be left out"),
+            repeat(ends.interval_s, ends.ask_for_ends, self._report, "transactions could not be checked"))]
         self._report(f"name server at {host}:{name_port}, broker {address.broker_name} at {host}:{broker_port}, "
                      f"known to clients as {address.broker}")
         return Ports(name_port, broker_port)
@@ -139,28 +141,30 @@ class Gateway:
             await loop.run_in_executor(None, self.pulls.close)
         try:
             await self._offsets.flush()
-        except EngineError as error:
-            self._report(f"the groups' last offsets could not be written: {error}")
+        except Exception as error:  # noqa: BLE001 - the rest is closed all the same
+            self._report(f"the groups' last offsets could not be written: {_sentence(error)}")
         self._executor.shutdown(wait=True)
         if self._ends is not None:
             self._ends.close()
 
-    async def _write_offsets(self) -> None:
-        said = ""
-        while True:
-            await asyncio.sleep(FLUSH_S)
-            try:
-                await self._offsets.flush()
-                said = ""
-            except EngineError as error:
-                if said != str(error):
-                    said = str(error)
-                    self._report(f"the groups' offsets cannot be written, and wait: {error}")
 
-    async def _expire(self, members: Members) -> None:
-        while True:
-            await asyncio.sleep(EXPIRE_S)
-            members.expire()
+async def repeat(pause_s: float, step: Callable[[], Awaitable[None] | None], report: Callable[[str], None], failed: str) -> None:
+    """Do `step` after each pause, for ever, whatever it raises: that is reported after `failed`, once until it is another."""
+    said = ""
+    while True:
+        await asyncio.sleep(pause_s)
+        try:
+            if (coming := step()) is not None:
+                await coming
+            said = ""
+        except Exception as error:  # noqa: BLE001 - the next try may succeed, and nobody else would do it
+            if said != _sentence(error):
+                said = _sentence(error)
+                report(f"{failed}: {said}")
+
+
+def _sentence(error: Exception) -> str:
+    return str(error) if isinstance(error, EngineError) else repr(error)
 
 
 LISTEN_RETRY_S = 1.0

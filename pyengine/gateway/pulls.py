@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -56,8 +57,11 @@ class Pull:
 class Pulls:
     """All pulls of the gateway. Used in the loop's thread, but for the thread that waits for arrivals."""
 
-    def __init__(self, reader: LiveStoreReader, names: Names, members: Members, positions: Positions, executor: Executor) -> None:
+    def __init__(self, reader: LiveStoreReader, names: Names, members: Members, positions: Positions, executor: Executor,
+                 report: Callable[[str, str], None]) -> None:
+        """`report(host, sentence)` is told what held pulls failed with."""
         self._reader = reader
+        self._report = report
         self._names = names
         self._members = members
         self._positions = positions
@@ -186,7 +190,7 @@ class Pulls:
         self._held.setdefault((pull.topic, pull.queue_id), []).append(pull)
         self._held_of[pull.request.connection] = self._held_of.get(pull.request.connection, 0) + 1
         self._anything_held.set()
-        self._look_at((pull.topic, pull.queue_id), self._reader.dispatched_offset(LEVEL))  # what came since it was read wakes no pull
+        self._look_at((pull.topic, pull.queue_id), self._dispatched())  # what came since it was read wakes no pull
 
     def _keep(self, key: tuple[str, int], pulls: list[Pull]) -> None:
         if pulls:
@@ -202,11 +206,14 @@ class Pulls:
         Between two looks the loop has four times as long for everything else as the look took.
         """
         assert self._loop is not None
-        seen = self._reader.arrivals()
+        seen = 0
         while self._going:
             self._anything_held.wait()
-            self._reader.wait_for_arrival(TICK_S, seen)
-            seen = self._reader.arrivals()
+            try:
+                self._reader.wait_for_arrival(TICK_S, seen)
+                seen = self._reader.arrivals()
+            except Exception:  # noqa: BLE001 - the store is recovered, or has no descriptor left: the look tells the clients
+                self._leaves.wait(TICK_S)
             self._looked.clear()
             if self._going:
                 try:
@@ -220,20 +227,32 @@ class Pulls:
         """Answer the held pulls for which there is something now, and those whose time is over."""
         began_s = time.monotonic()
         try:
-            limit = self._reader.dispatched_offset(LEVEL)
-        except EngineError:
-            limit = 0  # while the store is recovered they go on waiting
-        for key in list(self._held):
-            self._look_at(key, limit)
-        self._look_s = time.monotonic() - began_s
-        self._looked.set()
+            limit = self._dispatched()
+            for key in list(self._held):
+                self._look_at(key, limit)
+        finally:  # the thread waits for it
+            self._look_s = time.monotonic() - began_s
+            self._looked.set()
+
+    def _dispatched(self) -> int:
+        try:
+            return self._reader.dispatched_offset(LEVEL)
+        except (EngineError, OSError):
+            return 0  # while the store is recovered they go on waiting
 
     def _look_at(self, key: tuple[str, int], limit: int) -> None:
+        """The same for one queue. Whatever fails there ends its own held pulls only."""
         now_s = time.monotonic()
-        queue = self._reader.queue(*key)
-        end = 0 if queue is None else queue.max_offset(limit)
-        left = [pull for pull in self._held.get(key, ())
-                if (end <= pull.offset and now_s < pull.until_s) or not self._finish(pull, now_s)]
+        pulls = self._held.get(key, [])
+        try:
+            queue = self._reader.queue(*key)
+            end = 0 if queue is None else queue.max_offset(limit)
+            left = [pull for pull in pulls if (end <= pull.offset and now_s < pull.until_s) or not self._finish(pull, now_s)]
+        except Exception as error:  # noqa: BLE001 - a fault here must not leave all others without answers
+            left = []
+            for pull in pulls:
+                if pull.request.is_open:
+                    self._end(pull, self._failed(pull, error))
         self._keep(key, left)
 
     def _finish(self, pull: Pull, now_s: float) -> bool:
@@ -246,8 +265,18 @@ class Pulls:
                 if result.status in _WAITING or result.status is GetStatus.NO_MATCHED_MESSAGE:
                     return False
             answer = self._answer(pull, result)
-        except EngineError as error:
-            answer = Answer(codes.SYSTEM_ERROR, str(error))
+        except Exception as error:  # noqa: BLE001 - as above
+            answer = self._failed(pull, error)
+        self._end(pull, answer)
+        return True
+
+    def _failed(self, pull: Pull, error: Exception) -> Answer:
+        if isinstance(error, EngineError):
+            return Answer(codes.SYSTEM_ERROR, str(error))
+        self._report(pull.request.connection.host, f"a held pull of {pull.topic} queue {pull.queue_id} failed: {error!r}")
+        return Answer(codes.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+    def _end(self, pull: Pull, answer: Answer) -> None:
         connection = pull.request.connection
         left = self._held_of.get(connection, 1) - 1
         if left > 0:
@@ -255,7 +284,6 @@ class Pulls:
         else:
             self._held_of.pop(connection, None)
         pull.request.reply(answer)
-        return True
 
 
 _WAITING = frozenset((GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE, GetStatus.OFFSET_FOUND_NULL))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +12,8 @@ import pyengine
 from fix_gateway import send_fields, start_served
 from pyengine.formats.record import decode_record
 from pyengine.gateway import codes
+from pyengine.gateway.ends import Ends
+from pyengine.gateway.names import Address
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 
@@ -77,3 +81,21 @@ def test_a_producer_is_asked_about_what_it_left_undecided(asking):
         "commitLogOffset": told.fields["commitLogOffset"], "commitOrRollback": COMMIT, "fromTransactionCheck": "true",
         "msgId": "UNDECIDED", "transactionId": "UNDECIDED"}, flag=2)
     assert [message.body for message in wait_for(asking, "asked", 1)] == [b"undecided"]
+
+
+def test_a_half_message_that_cannot_be_asked_about_keeps_no_other_from_it(served, monkeypatch):
+    asked = []
+
+    def ask(half):
+        if half == "bad":
+            raise ValueError("it cannot be encoded")
+        asked.append(half)
+
+    with pyengine.open_store(served.root) as reader:
+        ends = Ends(None, reader, None, Address("127.0.0.1:10911", "broker-a", "DefaultCluster"), None)
+        ends._check = SimpleNamespace(round=lambda can_ask: ["bad", "good"])
+        monkeypatch.setattr(ends, "_ask", ask)
+        with pytest.raises(ValueError, match="it cannot be encoded"):
+            asyncio.run(ends.ask_for_ends())
+        ends.close()
+    assert asked == ["good"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import resource
 import socket
 
 import psutil
@@ -10,7 +12,7 @@ import pytest
 from fix_gateway import start_served
 from fix_replication import free_port
 from pyengine.errors import EngineError
-from pyengine.gateway.gateway import REPORT_WINDOW_S, REPORTS_MAX, Reports
+from pyengine.gateway.gateway import REPORT_WINDOW_S, REPORTS_MAX, Reports, repeat
 
 
 def test_it_listens_for_this_machine_alone_by_default(served):
@@ -50,3 +52,33 @@ def test_sentences_about_clients_are_few():
     clock[0] += REPORT_WINDOW_S
     report("h", "later")
     assert said[REPORTS_MAX:] == [f"{1000 - REPORTS_MAX} more sentences about clients were left out", "client h: later"]
+
+
+def test_what_is_repeated_goes_on_after_any_failure_and_says_each_once():
+    fails = [EngineError("no room"), EngineError("no room"), ValueError("odd"), None, ValueError("odd")]
+    said, done = [], []
+
+    async def whole():
+        over = asyncio.Event()
+
+        def step():
+            done.append(None)
+            if len(done) > len(fails):
+                over.set()
+            elif (error := fails[len(done) - 1]) is not None:
+                raise error
+
+        task = asyncio.create_task(repeat(0, step, said.append, "it failed"))
+        await asyncio.wait_for(over.wait(), 60)
+        task.cancel()
+
+    asyncio.run(whole())
+    assert said == ["it failed: no room", "it failed: ValueError('odd')", "it failed: ValueError('odd')"]
+
+
+def test_it_may_open_a_file_for_each_connection(make_engine):
+    engine = make_engine(gateway_enable=True, gateway_namesrv_port=0, gateway_broker_port=0, gateway_connections_max=3000)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    engine.start()
+    soft = psutil.Process(engine.pid("gateway")).rlimit(psutil.RLIMIT_NOFILE)[0]
+    assert soft == resource.RLIM_INFINITY or soft >= (3512 if hard == resource.RLIM_INFINITY else min(hard, 3512))

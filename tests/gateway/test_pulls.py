@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+from types import SimpleNamespace
+
 import pytest
 
 import pyengine
 from fix_gateway import beat, pull_fields, send_fields, subscription
+from pyengine.errors import StoreBusyError
 from pyengine.formats.record import decode_record
 from pyengine.gateway import codes
+from pyengine.gateway.connections import Connection, Connections, Limits, Request
+from pyengine.gateway.members import subscription_of
+from pyengine.gateway.pulls import Pull, Pulls
+from pyengine.gateway.wire import Frame
+from pyengine.results import GetResult, GetStatus
 from waiting import eventually
 
 
@@ -148,3 +158,72 @@ def test_an_offset_comes_with_a_pull(served, topic):
     found = eventually(lambda: client.ask(codes.QUERY_CONSUMER_OFFSET, {"consumerGroup": "committers", "topic": topic, "queueId": 1}),
                        "the offset is known")
     assert found.fields == {"offset": "2"}
+
+
+class FailingReader:
+    """A store with one message in each queue that cannot be read: each topic fails with the exception that it names."""
+
+    def __init__(self) -> None:
+        self.has_messages = False
+        self.fails = {"queue": OSError(errno.EMFILE, "Too many open files"), "read": RecursionError("too deep"),
+                      "busy": StoreBusyError("it is being recovered")}
+
+    def arrivals(self):
+        raise StoreBusyError("it is being recovered")
+
+    def wait_for_arrival(self, timeout_s, seen):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    def dispatched_offset(self, level):
+        return 1
+
+    def queue(self, topic, queue_id):
+        if self.has_messages and topic == "queue":
+            raise self.fails[topic]
+        return SimpleNamespace(max_offset=lambda limit: int(self.has_messages))
+
+    def get_message(self, topic, *_):
+        if topic in self.fails:
+            raise self.fails[topic]
+        return GetResult(GetStatus.FOUND, next_begin_offset=1)
+
+
+class Asked(Request):
+    """A pull's request at a connection without a socket."""
+
+    def __init__(self, answers) -> None:
+        connection = Connection(Connections(Limits(), lambda host, text: None), {})
+        connection.is_closed = False
+        super().__init__(connection, Frame(codes.PULL_MESSAGE, {}, b"", 1), 0)
+        self.answers = answers
+
+    def reply(self, answer):
+        self._is_open = False
+        self.answers.append(answer)
+
+
+def test_what_fails_while_pulls_are_held_ends_those_alone():
+    reader, said = FailingReader(), []
+    answers = {topic: [] for topic in ("queue", "read", "busy", "good")}
+
+    async def whole():
+        pulls = Pulls(reader, None, None, None, None, lambda host, text: said.append(text))
+        pulls.start()
+        try:
+            for topic, found in answers.items():
+                for _ in range(2):
+                    pulls._hold(Pull(Asked(found), topic, 1, 0, 32, subscription_of(topic, "*", 0, None), 0), 100_000.0)
+            assert pulls.held == 8 and not any(answers.values())
+            reader.has_messages = True
+            async with asyncio.timeout(60):
+                while pulls.held:
+                    await asyncio.sleep(0.01)
+        finally:
+            await asyncio.get_running_loop().run_in_executor(None, pulls.close)
+
+    asyncio.run(whole())
+    assert {topic: [answer.code for answer in found] for topic, found in answers.items()} == {
+        "queue": [codes.SYSTEM_ERROR] * 2, "read": [codes.SYSTEM_ERROR] * 2, "busy": [codes.SYSTEM_ERROR] * 2,
+        "good": [codes.SUCCESS] * 2}
+    assert answers["busy"][0].remark == "it is being recovered"
+    assert sorted({text.split(" failed")[0] for text in said}) == ["a held pull of queue queue 1", "a held pull of read queue 1"]
