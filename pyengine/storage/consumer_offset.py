@@ -8,18 +8,20 @@ While a broker has the store open the file is its own, and changes are refused.
 
 A file that cannot be believed never stops a process: the one before it, `.bak`, is used,
 and `notes` say so. The next change sets the bad one aside as `.damaged`; `.bak` is
-never replaced by it.
+never replaced by it. What the system does not let a process read (no descriptor left, no right, a
+failing disk) is no damage: DiskError, and nothing is changed.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError
+from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError, disk_error
 from pyengine.formats.paths import QUEUE_ID_MAX, StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, check_seal, decode_config, encode_config, read_small_file, seal
 from pyengine.storage.later_format import require_known_format
@@ -31,6 +33,7 @@ FILE_NAME = "consumerOffset.json"
 GROUP_BYTES_MAX = 127
 OFFSET_MAX = (1 << 63) - 1
 _TRIES = 5
+_NOT_THE_FILES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EACCES)
 
 Table = dict[str, dict[int, int]]  # "topic@group" -> queue id -> the next offset that the group wants
 
@@ -56,7 +59,10 @@ class ConsumerOffsets:
         self._lock = OffsetLock(self._path, folder / "consumers", timeout_s=timeout_s, while_waiting=while_waiting)
 
     def table(self) -> OffsetTable:
-        """All groups' offsets now, with notes about damage. Takes no lock: the file is always whole."""
+        """All groups' offsets now, with notes about damage. Takes no lock: the file is always whole.
+
+        DiskError where the system does not let this process read it now.
+        """
         found = OffsetTable()
         for path in (self._path, self._path.with_name(FILE_NAME + ".bak")):
             try:
@@ -158,6 +164,8 @@ def _read(path: Path) -> bytes:
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
+        if error.errno in _NOT_THE_FILES_FAULT:  # it may be whole: neither `.bak` nor a new file may take its place
+            raise disk_error(error, "read", path) from error
         raise FormatError(f"it cannot be read: {error.strerror}") from error
 
 

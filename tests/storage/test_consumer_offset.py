@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 
@@ -9,8 +10,9 @@ import pytest
 
 from broker_lock import held_by_a_broker
 from dying import run_and_die_at
-from pyengine.errors import StoreBusyError, UsageError
+from pyengine.errors import DiskError, StoreBusyError, UsageError
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.recovery.queues import clamp_offsets
 
 # As 4.9.8 writes it: integer keys without quotes, tabs.
 BY_ROCKETMQ = '{\n\t"offsetTable":{"orders@billing":{0:123,1:45\n\t\t},"%RETRY%billing@billing":{0:7\n\t\t}\n\t}\n}'
@@ -166,3 +168,22 @@ def test_a_commit_is_refused_while_another_program_owns_the_store(tmp_path, path
 def test_names_that_the_file_cannot_carry_are_refused(tmp_path, topic, group):
     with pytest.raises(UsageError):
         ConsumerOffsets(tmp_path).commit(topic, group, {0: 1})
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EACCES], ids=errno.errorcode.get)
+def test_a_file_that_the_system_does_not_let_be_read_is_no_damage(tmp_path, path, monkeypatch, number):
+    path.write_text(BY_ROCKETMQ)
+    offsets = ConsumerOffsets(tmp_path)
+
+    def fails(name):
+        raise OSError(number, "refused", str(name))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pyengine.storage.consumer_offset.read_small_file", fails)
+        with pytest.raises(DiskError, match=f"cannot read {path}: refused"):
+            offsets.read("orders", "billing")
+        with pytest.raises(DiskError):
+            offsets.commit("orders", "billing", {1: 46})
+        (note,) = clamp_offsets(tmp_path, {})
+        assert "could not be looked at" in note
+    assert path.read_text() == BY_ROCKETMQ and offsets.read("orders", "billing") == {0: 123, 1: 45}

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pyengine.errors import EngineError, FormatError, StoreRefusedError
+from pyengine.errors import DiskError, EngineError, FormatError, StoreRefusedError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, SCHEDULE_TOPIC
 from pyengine.formats.consume_queue import ENTRY, is_filler, is_live
 from pyengine.formats.paths import Root, is_queue_id_name
@@ -363,7 +363,10 @@ def clamp_offsets(
     store from coming up.
     """
     offsets = ConsumerOffsets(root)
-    found = offsets.table()
+    try:
+        found = offsets.table()
+    except DiskError as error:
+        return [f"the groups' offsets could not be looked at: {error}"]
     notes = list(found.notes)
     if not found.is_damaged and not _beyond(found.offsets, queue_ends):
         return notes
