@@ -13,7 +13,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from pyengine.errors import EngineError
 from pyengine.formats.record import Message
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Handlers, Request
@@ -41,6 +40,7 @@ class GroupOffsets:
         self._waiting: Table = {}
         self._writing: Table = {}
         self._waiting_count = 0
+        self._flushing = asyncio.Lock()
         self._stamp: tuple[int, int, int] | None = None
         self._table: Table = {}
 
@@ -87,9 +87,18 @@ class GroupOffsets:
             self._waiting_count -= len(self._waiting.pop(key))
 
     async def flush(self) -> None:
-        """Write what waits. What cannot be written goes on waiting, under what came meanwhile; EngineError says why."""
-        if not self._waiting or self._writing:
-            return
+        """Write what waits. What cannot be written goes on waiting, under what came meanwhile; EngineError says why.
+
+        A write that has begun ends even where the caller is cancelled; the next one waits for it.
+        """
+        await asyncio.shield(self._flush())
+
+    async def _flush(self) -> None:
+        async with self._flushing:
+            if self._waiting:
+                await self._write_waiting()
+
+    async def _write_waiting(self) -> None:
         self._writing, self._waiting, self._waiting_count = self._waiting, {}, 0
         taken = self._writing
 
@@ -99,7 +108,7 @@ class GroupOffsets:
 
         try:
             await asyncio.get_running_loop().run_in_executor(self._executor, self._offsets.update, change)
-        except EngineError:
+        except BaseException:
             for key, queues in taken.items():
                 self._waiting[key] = queues | self._waiting.get(key, {})
             self._waiting_count = sum(map(len, self._waiting.values()))
@@ -114,7 +123,7 @@ class GroupOffsets:
         except OSError:
             stamp = (0, 0, 0)
         if stamp != self._stamp:
-            self._table = self._offsets.table().offsets
+            self._table = self._offsets.table().offsets  # a DiskError is the request's: an empty table would send groups back
             self._stamp = stamp
         return self._table
 

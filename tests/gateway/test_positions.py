@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
 import pytest
 
 import pyengine
 from fix_gateway import send_fields
+from pyengine.errors import DiskError
 from pyengine.formats.record import decode_record
 from pyengine.gateway import codes
+from pyengine.gateway.positions import GroupOffsets
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from waiting import eventually
 
@@ -85,3 +93,71 @@ def test_messages_are_found_by_key_and_by_id(filled, topic):
     assert decode_record(answer.body, 0).body == b"a"
     for offset in (int(ids[0][16:], 16) + 1, 999_999_999, -5):
         assert client.ask(codes.VIEW_MESSAGE_BY_ID, {"offset": offset}).code == codes.SYSTEM_ERROR
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """The groups' offsets of an empty store."""
+    (tmp_path / "config").mkdir()
+    with ThreadPoolExecutor(4) as executor:
+        yield GroupOffsets(SimpleNamespace(root=tmp_path), executor)
+
+
+def test_a_write_whose_caller_is_cancelled_ends_before_the_next_begins(kept, monkeypatch):
+    began, may_go_on, update = threading.Event(), threading.Event(), kept._offsets.update
+
+    def slow(change):
+        if not began.is_set():
+            began.set()
+            assert may_go_on.wait(60)
+        update(change)
+
+    monkeypatch.setattr(kept._offsets, "update", slow)
+
+    async def whole():
+        kept.commit("T", "G", 0, 1)
+        kept.commit("T", "G", 1, 1)
+        first = asyncio.create_task(kept.flush())
+        await asyncio.get_running_loop().run_in_executor(None, began.wait, 60)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        kept.commit("T", "G", 0, 2)
+        last = asyncio.create_task(kept.flush())
+        await asyncio.sleep(0)
+        assert kept.committed("T", "G", 0) == 2 and kept.committed("T", "G", 1) == 1
+        may_go_on.set()
+        await last
+
+    asyncio.run(whole())
+    assert kept._offsets.read("T", "G") == {0: 2, 1: 1} and not kept._waiting
+
+
+def test_offsets_that_could_not_be_written_wait_whatever_it_was(kept, monkeypatch):
+    update = kept._offsets.update
+
+    def fails(change):
+        raise MemoryError
+
+    async def whole():
+        kept.commit("T", "G", 0, 1)
+        monkeypatch.setattr(kept._offsets, "update", fails)
+        with pytest.raises(MemoryError):
+            await kept.flush()
+        monkeypatch.setattr(kept._offsets, "update", update)
+        await kept.flush()
+
+    asyncio.run(whole())
+    assert kept._offsets.read("T", "G") == {0: 1}
+
+
+def test_a_file_that_cannot_be_read_now_is_not_taken_for_an_empty_one(kept, monkeypatch):
+    kept._offsets.commit("T", "G", {0: 7})
+
+    def fails(path):
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pyengine.storage.consumer_offset.read_small_file", fails)
+        with pytest.raises(DiskError, match="Too many open files"):
+            kept.committed("T", "G", 0)
+    assert kept.committed("T", "G", 0) == 7
