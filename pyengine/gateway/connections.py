@@ -176,6 +176,7 @@ class Connection(asyncio.Protocol):
         self.active_s = time.monotonic()
         self.is_closed = True
         self.in_order = asyncio.Lock()  # for requests whose handler may have to wait and that must not overtake each other
+        self.waiting = 0                # how many of these have come and are not done
 
     # ---- asyncio's side -----------------------------------------------------------
 

@@ -144,14 +144,18 @@ class Sends:
         is_large = sent.is_batch and len(request.frame.body) > LARGE_BATCH_BYTES
         needs_halves = sent.is_half and not self._takes_halves
         if (topic is None or not self._puts.is_open or is_large or needs_halves or sent.topic.startswith(RETRY_PREFIX)
-                or request.connection.in_order.locked()):
+                or request.connection.waiting):
+            request.connection.waiting += 1
             return self._put_when_ready(request, sent, is_large)
         return self._put(request, sent, topic)
 
     async def _put_when_ready(self, request: Request, sent: _Sent, is_large: bool) -> Answer | None:
-        """A put whose topic or session has to be made first, or that takes long to read. Those of one connection stay in order."""
-        async with request.connection.in_order:
-            try:
+        """A put whose topic or session has to be made first, or that takes long to read. Those of one connection stay in order.
+
+        The caller has counted it in the connection's `waiting`.
+        """
+        try:
+            async with request.connection.in_order:
                 ready = await self._prepare(sent)
                 if isinstance(ready, Answer):
                     return ready
@@ -159,10 +163,12 @@ class Sends:
                     loop = asyncio.get_running_loop()
                     return await loop.run_in_executor(self._executor, self._put, request, sent, ready)
                 return self._put(request, sent, ready)
-            except UsageError as error:
-                return Answer(codes.SYSTEM_ERROR, str(error), REGION)
-            except EngineError as error:
-                return Answer(codes.SERVICE_NOT_AVAILABLE, f"{NOT_AVAILABLE} ({error})", REGION)
+        except UsageError as error:
+            return Answer(codes.SYSTEM_ERROR, str(error), REGION)
+        except EngineError as error:
+            return Answer(codes.SERVICE_NOT_AVAILABLE, f"{NOT_AVAILABLE} ({error})", REGION)
+        finally:
+            request.connection.waiting -= 1
 
     async def send_back(self, request: Request) -> Answer | None:
         """A message that its consumer could not deal with: put again for its group, later, or into the group's dead letters."""

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
 import pytest
 
 import pyengine
 from fix_gateway import send_fields
 from pyengine.formats.record import BatchMember, decode_message_id, encode_batch
 from pyengine.gateway import codes
+from pyengine.gateway.connections import Connection, Connections, Limits, Request
 from pyengine.gateway.names import Address
-from pyengine.gateway.sends import _STORED, Sends
+from pyengine.gateway.sends import _STORED, LARGE_BATCH_BYTES, Sends
+from pyengine.gateway.wire import Frame
 from pyengine.results import PutResult, PutStatus
+from pyengine.storage.topic_config import TopicConfig
 from waiting import eventually
 
 
@@ -146,3 +153,37 @@ def _connected(served):
         return served.broker()
     except ConnectionError:
         return None
+
+
+def test_a_message_does_not_overtake_an_earlier_large_batch_of_its_connection(served, topic):
+    batch = encode_batch([BatchMember(b"x" * LARGE_BATCH_BYTES, 0, "")])
+    stored_bytes = []
+
+    class Kept:
+        """Puts that are counted and never answered."""
+
+        is_open = True
+
+        def submit(self, make, then):
+            make(SimpleNamespace(put_raw_async=lambda message: stored_bytes.append(len(message.body)),
+                                 put_batch_raw_async=lambda message, members: stored_bytes.append(len(members[0].body))))
+
+    async def whole(sends):
+        connection = Connection(Connections(Limits(), lambda host, text: None), sends.handlers)
+        connection.address = "127.0.0.1:1"
+
+        def send(code, fields, body):
+            texts = {name: str(value) for name, value in fields.items()}
+            return sends.send(Request(connection, Frame(code, texts, body, 1), len(body)))
+
+        for _ in range(2):  # nothing is left over for a second time
+            coming = [asyncio.create_task(found) for found in (
+                send(codes.SEND_BATCH_MESSAGE, send_fields(topic, 1, m="true"), batch),
+                send(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"single")) if found is not None]
+            await asyncio.gather(*coming)
+        assert send(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"at once") is None
+
+    with pyengine.open_store(served.root) as reader, ThreadPoolExecutor(1) as executor:
+        names = SimpleNamespace(topic={topic: TopicConfig(topic, 4, 4)}.get)
+        asyncio.run(whole(Sends(Kept(), reader, names, Address("127.0.0.1:1", "broker-a", "DefaultCluster"), executor, None)))
+    assert stored_bytes == [LARGE_BATCH_BYTES, 6, LARGE_BATCH_BYTES, 6, 7]
