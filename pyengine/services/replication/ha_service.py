@@ -436,10 +436,11 @@ class HAService(Service):
         """From either thread: what another store that has the secret says of its term."""
         own = self._notes.term
         if peer.term > own:
-            if native.load(self._control.state, "refuse_puts") & native.REFUSE_FENCED:
-                return
+            is_told = native.load(self._control.state, "refuse_puts") & native.REFUSE_FENCED
             native.refuse_puts(self._control, native.REFUSE_FENCED)
-            self._notes.fence(peer.term)
+            self._notes.fence(peer.term)  # always: who set the bit may have been killed before it noted why
+            if is_told:
+                return
             self._report(f"{address} knows a master of term {peer.term}, and this one is of term {own}: puts are refused from now on; "
                          f"start this store as that one's slave")
         elif peer.is_master and peer.term == own and not (peer.is_fenced or self._notes.is_fenced or peer.store_uuid in self._equals):

@@ -855,6 +855,16 @@ def test_a_master_that_meets_a_higher_term_refuses_puts_and_remembers_it(make_ri
     other.close()
 
 
+def test_a_master_that_was_killed_before_it_noted_a_higher_term_notes_it_when_it_hears_it_again(make_rig, secret):
+    rig = make_rig(ha_secret_file=secret, ha_allow_plain="")
+    rig.service.start()
+    native.refuse_puts(rig.owner.control, native.REFUSE_FENCED)  # all that the replicator before this one did
+    rig.slaves.remove(peer := rig.sealed_slave(call_of(secret, Introduction(b"x" * 16, 3, is_master=True))))
+    eventually(lambda: ReplicationStateFile(rig.owner.root).read().state.fenced_by == 3, "it is remembered")
+    assert not any("puts are refused from now on" in line for line in rig.said), "that was said when it was first heard"
+    peer.close()
+
+
 def test_a_plain_peer_and_one_of_a_lower_or_equal_term_fence_nothing(make_rig, secret):
     rig = make_rig(ha_secret_file=secret)
     rig.service.close()
