@@ -12,7 +12,7 @@ here for everything else. `confirm` is the position that min_in_sync_replicas co
 reported (each after its first report, which only positions); it never falls. Where that is two
 or more, the links of one slave count once, the best of them, or a slave that came back before its old
 link was noticed to be dead would count twice. One slave is one store that has proven who it is, or
-one address.
+one address (with ha_slaves_share_hosts: one link, of those that have proven nothing).
 
 A port that cannot be had ends the first replicator of an engine, whose start fails then. Later
 ones, and a listener that gets no descriptors, try again each second and say so (`blocked_reason`):
@@ -93,13 +93,13 @@ class ConfirmedPosition:
         return True
 
 
-def count_slaves(links: Iterable[tuple[str, int]], *, by_host: bool) -> list[int]:
-    """What each slave has, from (host, reported) of every link: with `by_host` the best of each host."""
-    if not by_host:
+def count_slaves(links: Iterable[tuple[str, int]], *, by_slave: bool) -> list[int]:
+    """What each slave has, from (slave, reported) of every link: with `by_slave` the best of each slave."""
+    if not by_slave:
         return [reported for _, reported in links]
     best: dict[str, int] = {}
-    for host, reported in links:
-        best[host] = max(reported, best.get(host, reported))
+    for slave, reported in links:
+        best[slave] = max(reported, best.get(slave, reported))
     return list(best.values())
 
 
@@ -132,7 +132,8 @@ class HAService(Service):
         self._connections_max = min(config.ha_connections_max, LINKS_MAX)
         self._drain_ns = config.slave_timeout_ms * 1_000_000
         self._drain_until_ns = 0
-        self._by_host = memory.identity.min_in_sync_replicas > 1 and not config.ha_slaves_share_hosts
+        self._by_slave = memory.identity.min_in_sync_replicas > 1
+        self._share_hosts = config.ha_slaves_share_hosts
         self._source = TransferSource(memory, context.store)
         self._tables = TableSource(context.store.root, native.loader(memory.control.wrote, "value"), context.report)
         self._by_descriptor: dict[int, HAConnection] = {}
@@ -350,7 +351,7 @@ class HAService(Service):
         self._after_event(connection, connection.blocked)
 
     def _counted(self, links: Iterable[tuple[str, int]]) -> list[int]:
-        return count_slaves(links, by_host=self._by_host)
+        return count_slaves(links, by_slave=self._by_slave)
 
     def _listen(self) -> None:
         self._listener = _listen(self._host, self.port)
@@ -408,7 +409,8 @@ class HAService(Service):
         failpoint("link_opened")
         self._replication.count("connections")
         greeting = MasterGreeting(self._secret, self._introduce, may_be_plain=may_be_plain)
-        connection = HAConnection(connected, name, self._source, link, self._limits, now_ns, host, greeting)
+        connection = HAConnection(connected, name, self._source, link, self._limits, now_ns, host, greeting,
+                                  counts_as=name if self._share_hosts else host)
         self._by_descriptor[connected.fileno()] = connection
         self._links.add(connection.native)
         self._epoll.register(connected, _WATCHED)
