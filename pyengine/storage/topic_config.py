@@ -180,7 +180,7 @@ def exclusive(path: Path) -> Iterator[None]:
     make_folders(path.parent)
     lock = path.with_name(path.name + ".lock")
     with disk_errors("open", lock):
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)  # root may have made it
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

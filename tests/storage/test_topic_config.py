@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import threading
 
 import pytest
 
 from broker_lock import held_by_a_broker
 from pyengine.errors import DiskError, StoreBusyError, UsageError
-from pyengine.storage.topic_config import TopicConfig, TopicConfigs
+from pyengine.storage.topic_config import TopicConfig, TopicConfigs, exclusive
 
 # As fastjson writes it; `attributes` is of a later RocketMQ.
 ROCKETMQ = """{
@@ -121,6 +123,15 @@ def test_changes_of_several_at_once_are_all_kept(tmp_path):
         thread.join()
     table = TopicConfigs(tmp_path).read()
     assert len(table.topics) == 8 and table.counter == 8
+
+
+def test_whoever_may_read_the_lock_may_take_it(tmp_path):
+    """A file that root has made must not shut the engine's user out."""
+    path = configs(tmp_path).path
+    with exclusive(path):
+        lock = path.with_name("topics.json.lock")
+        open_here = [int(name) for name in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{name}") == str(lock)]
+        assert [fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE for descriptor in open_here] == [os.O_RDONLY]
 
 
 def test_an_entry_is_made_once_and_kept_as_it_is(tmp_path):
