@@ -11,6 +11,7 @@ import pytest
 
 from broker_lock import held_by_a_broker
 from pyengine.errors import DiskError, StoreBusyError, UsageError
+from pyengine.storage import topic_config
 from pyengine.storage.topic_config import TopicConfig, TopicConfigs, exclusive
 
 # As fastjson writes it; `attributes` is of a later RocketMQ.
@@ -123,6 +124,14 @@ def test_changes_of_several_at_once_are_all_kept(tmp_path):
         thread.join()
     table = TopicConfigs(tmp_path).read()
     assert len(table.topics) == 8 and table.counter == 8
+
+
+def test_a_process_that_keeps_the_lock_is_not_waited_for_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(topic_config, "LOCK_WAIT_S", 0.1)
+    topics = configs(tmp_path)
+    with exclusive(topics.path), pytest.raises(StoreBusyError, match=r"topics\.json.*another process"):
+        topics.enter({"orders": 0})
+    assert topics.enter({"orders": 0}) == ["orders"]
 
 
 def test_whoever_may_read_the_lock_may_take_it(tmp_path):
