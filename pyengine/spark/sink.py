@@ -29,7 +29,7 @@ import uuid
 import zlib
 from base64 import urlsafe_b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -240,7 +240,7 @@ class BatchSink(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks are done."""
-        put_commit(self.sink.options.path, self.query, 0, messages)
+        put_commit(self.sink.options.path, self.query, 0, messages, self.sink.markers_from)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """What was put stays: a log takes nothing back."""
@@ -566,21 +566,50 @@ def put_marker(producer: Producer, query: str, text: str) -> PutResult:
         time.sleep(WAIT_STEP_S)
 
 
-def put_commit(path: str, query: str, batch: int, messages: Iterable[WriterCommitMessage | None]) -> None:
+def put_commit(path: str, query: str, batch: int, messages: Sequence[WriterCommitMessage | None], markers_from: int = 0) -> None:
     """Say that all messages of the batch are there; PutError unless they are as durable as the engine's flush mode promises.
+    `messages` has one place for each task.
 
-    A second commit would hide the markers of the next batch, should that have begun before."""
+    UsageError where an earlier attempt of the batch had more tasks: its rows are there as often as both put them. That
+    cannot be taken back, so the batch is committed all the same, and the query goes on when it is started again.
+    A second commit would hide the markers of the next batch, should that have begun before.
+    """
+    from pyengine.ipc.live_reader import settled_end
+
     was_committed = any(isinstance(message, SinkCommit) and message.is_committed for message in messages)
+    last_task = -1
+    if not was_committed:
+        _patiently(lambda: settled_end(Path(path), PATIENCE_S))
+        with pyengine.open_store(path) as store:
+            last_task = max((task for word, (of_batch, *tasks), _ in _markers_back(store, query, markers_from)
+                             if word == "begin" and of_batch == batch for task in tasks), default=-1)
     with _patiently(lambda: pyengine.connect(path)) as producer:
         put_marker(producer, query, f"{'durable' if was_committed else 'commit'} {query} {batch}").raise_for_status()
+    if last_task >= len(messages):
+        raise UsageError(f"batch {batch} of query {query} has {len(messages)} task{'s' * (len(messages) != 1)} now, and an attempt before "
+                         f"had task {last_task}: a row that has moved to another task may be there twice. Look for doubles in what "
+                         "this batch has put; started again, the query goes on after it. Give it as many tasks each time (the "
+                         "same cores and partitions), or write to files or a table first")
 
 
 def find_markers(store: LiveStoreReader, task: SinkTask, first: int) -> tuple[bool, int | None]:
     """(whether the task's batch was committed, physical offset of the task's first marker), read from the queue's end back to
     the query's last commit, or to queue offset `first`. All that was put is dispatched (settled_end)."""
-    queue_id = marker_queue(task.query)
+    begin = None
+    for word, numbers, physical_offset in _markers_back(store, task.query, first):
+        if word == "commit":
+            return numbers[0] >= task.batch, begin
+        if numbers == (task.batch, task.task):
+            begin = physical_offset
+    return False, begin
+
+
+def _markers_back(store: LiveStoreReader, query: str, first: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    """(word, batch and task, physical offset) of the query's markers, the newest first, without `durable`, as far as its last
+    commit, which is given too."""
+    queue_id = marker_queue(query)
     low, at = store.queue_range(MARKER_TOPIC, queue_id, LEVEL)
-    low, step, begin = max(low, first), _MARKER_STEP, None
+    low, step = max(low, first), _MARKER_STEP
     while at > low:
         start = max(low, at - step)
         messages: list[Message] = []
@@ -591,15 +620,12 @@ def find_markers(store: LiveStoreReader, task: SinkTask, first: int) -> tuple[bo
                 break
             messages += got
         for message in reversed(messages):
-            word, query, *numbers = message.body.decode().split(" ")
-            if query != task.query or word == "durable":
-                continue
-            if word == "commit":
-                return int(numbers[0]) >= task.batch, begin
-            if tuple(map(int, numbers)) == (task.batch, task.task):
-                begin = message.physical_offset
+            word, of_query, *numbers = message.body.decode().split(" ")
+            if of_query == query and word != "durable":
+                yield word, tuple(map(int, numbers)), message.physical_offset
+                if word == "commit":
+                    return
         at, step = start, min(2 * step, 4096)
-    return False, begin
 
 
 @contextlib.contextmanager

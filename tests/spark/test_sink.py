@@ -289,6 +289,21 @@ def test_other_rows_than_those_of_an_earlier_attempt_are_refused_and_not_put(sto
     assert bodies(store, topic) == Counter([*rows, b"one more"])
 
 
+def test_a_batch_that_runs_again_with_fewer_tasks_is_told_once(store, topic):
+    from pyengine.spark.sink import put_commit
+
+    query, rows = next(names), numbered(20)
+    for task in (0, 1):
+        put(store, task_of(query, 3, task), batches_of(topic, rows[task::2]))
+    done = put(store, task_of(query, 3), batches_of(topic, rows))
+    with pytest.raises(UsageError, match=f"batch 3 of query {query} has 1 task now, and an attempt before had task 1: .* twice"):
+        put_commit(str(store), query, 3, [done])
+    again = put(store, task_of(query, 3), batches_of(topic, rows))
+    assert again.is_committed, "all rows are there, and the query can go on"
+    put_commit(str(store), query, 3, [again])
+    put_commit(str(store), query, 4, [put(store, task_of(query, 4), batches_of(topic, rows))])
+
+
 def test_a_committed_batch_puts_nothing_and_hides_nothing_of_the_next(store, topic):
     from pyengine.spark.sink import put_commit
 
