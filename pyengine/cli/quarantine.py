@@ -17,14 +17,7 @@ import click
 from pyengine.cli import output
 from pyengine.cli.options import existing_store, raw_option, reading, store_command
 from pyengine.errors import EngineError, ExitCode, StoreBusyError, UsageError
-from pyengine.formats.constants import (
-    NAME_VALUE_SEPARATOR,
-    PROPERTY_INNER_MULTI_QUEUE_OFFSET,
-    PROPERTY_SEPARATOR,
-    SYS_FLAG_TRANSACTION_COMMIT,
-    SYS_FLAG_TRANSACTION_MASK,
-    SYS_FLAG_TRANSACTION_NONE,
-)
+from pyengine.formats.constants import SYS_FLAG_TRANSACTION_MASK
 
 if TYPE_CHECKING:
     from pyengine.client.pending_puts import PutFuture
@@ -161,7 +154,7 @@ def restore(store: Path, entries: list[QuarantineEntry], settings: dict[str, str
 def _restore(entry: QuarantineEntry, reader: LiveStoreReader, producer: Producer) -> int:
     from pyengine.ipc.live_reader import settled_end
     from pyengine.storage.recovery.quarantine import note_restore
-    from pyengine.storage.salvage.log import messages_in
+    from pyengine.storage.salvage.log import identity_of, is_put_again, messages_in
 
     there: Counter[tuple[object, ...]] = Counter()
     wanted = 0  # the end of all messages of the piece that are in the log
@@ -169,15 +162,15 @@ def _restore(entry: QuarantineEntry, reader: LiveStoreReader, producer: Producer
         note_restore(entry, restoring_from=reader.max_physical_offset("flushed"))
     else:  # a restore was interrupted
         wanted = settled_end(reader.root, SETTLE_WAIT_S)
-        there.update(_identity(message) for message in _messages_from(reader, entry.restoring_from))
+        there.update(identity_of(message) for message in _messages_from(reader, entry.restoring_from))
     count = 0
     under_way: deque[PutFuture] = deque()
     for message in messages_in(entry):
-        if message.transaction_type not in (SYS_FLAG_TRANSACTION_NONE, SYS_FLAG_TRANSACTION_COMMIT):
+        if not is_put_again(message):
             continue
         count += 1
-        if there[_identity(message)]:
-            there[_identity(message)] -= 1
+        if there[identity_of(message)]:
+            there[identity_of(message)] -= 1
             continue
         under_way.append(_put(producer, message))
         if len(under_way) == UNDER_WAY_MAX:
@@ -200,9 +193,10 @@ def _wait_until_flushed(reader: LiveStoreReader, wanted: int, entry: QuarantineE
 
 def _put(producer: Producer, message: Message) -> PutFuture:
     from pyengine.client.outgoing import RawMessage
+    from pyengine.storage.salvage.log import properties_of_producer
 
     return producer.put_raw_async(RawMessage(
-        message.topic, message.body, message.queue_id, _properties(message), message.flag,
+        message.topic, message.body, message.queue_id, properties_of_producer(message), message.flag,
         message.sys_flag & ~SYS_FLAG_TRANSACTION_MASK, message.born_timestamp_ms, message.born_host,
         reconsume_times=message.reconsume_times))
 
@@ -215,17 +209,6 @@ def _stored_end(future: PutFuture, entry: QuarantineEntry) -> int:
                           "run the command again, it goes on where this one ended")
     end: int = result.physical_offset + result.size_bytes
     return end
-
-
-def _properties(message: Message) -> str:
-    """Its properties without the numbers that it had in further queues: the writer gives new ones."""
-    named = PROPERTY_INNER_MULTI_QUEUE_OFFSET + NAME_VALUE_SEPARATOR
-    return PROPERTY_SEPARATOR.join(piece for piece in message.raw_properties.split(PROPERTY_SEPARATOR) if not piece.startswith(named))
-
-
-def _identity(message: Message) -> tuple[object, ...]:
-    return (message.topic, message.queue_id, message.body, _properties(message), message.flag, message.born_timestamp_ms,
-            message.born_host, message.reconsume_times)
 
 
 def _messages_from(reader: LiveStoreReader, offset: int) -> Iterator[Message]:

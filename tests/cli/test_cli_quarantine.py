@@ -113,7 +113,7 @@ def test_restored_messages_are_in_their_queues_again_once(cut, tmp_path):
     assert salvaged["quarantined"] == 0 and messages(tmp_path / "new") == there
 
 
-def test_an_interrupted_restore_goes_on_without_doubles(cut, monkeypatch):
+def test_an_interrupted_restore_goes_on_without_doubles(cut, tmp_path, monkeypatch):
     store, before, _ = cut
     names = pieces(store.root)
     import pyengine.cli.quarantine as module
@@ -131,7 +131,11 @@ def test_an_interrupted_restore_goes_on_without_doubles(cut, monkeypatch):
         entries = [entry for entry in list_quarantine(store.root) if entry.name in names]
         with pytest.raises(KeyboardInterrupt):
             restore(store.root, entries, {})
-        monkeypatch.setattr(module, "_put", put)
+    salvaged = run("salvage", store.root, tmp_path / "new", "--json").document
+    assert salvaged["quarantined"] == (before - messages(store.root)).total() - 1
+    assert (messages(tmp_path / "new") - before).total() == 0 and (before - messages(tmp_path / "new")).total() == 1
+    monkeypatch.setattr(module, "_put", put)
+    with pyengine.Engine(store.root):
         assert run("quarantine", store.root, "restore", *names).code == 0
     there = messages(store.root)
     assert (there - before).total() == 0 and (before - there).total() == 1

@@ -12,7 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pyengine.formats.constants import MESSAGE_MAGIC, PROPERTY_INNER_MULTI_QUEUE_OFFSET, SYS_FLAG_TRANSACTION_MASK
+from pyengine.formats.constants import (
+    MESSAGE_MAGIC,
+    NAME_VALUE_SEPARATOR,
+    PROPERTY_INNER_MULTI_QUEUE_OFFSET,
+    PROPERTY_SEPARATOR,
+    SYS_FLAG_TRANSACTION_COMMIT,
+    SYS_FLAG_TRANSACTION_MASK,
+    SYS_FLAG_TRANSACTION_NONE,
+)
 from pyengine.formats.consume_queue import NOT_QUEUED, further_places, with_further_offsets
 from pyengine.formats.paths import parse_segment_name, segment_name
 from pyengine.formats.record import (
@@ -105,6 +113,23 @@ def messages_in(entry: QuarantineEntry) -> Iterator[Message]:
             if isinstance(piece, Run):
                 for _, record in records_of(piece, data):
                     yield decode_record(bytes(record))
+
+
+def is_put_again(message: Message) -> bool:
+    """Whether `quarantine restore` puts it: prepared and rolled back records of transactions name places that are gone."""
+    return message.transaction_type in (SYS_FLAG_TRANSACTION_NONE, SYS_FLAG_TRANSACTION_COMMIT)
+
+
+def properties_of_producer(message: Message) -> str:
+    """Its properties without the numbers that it had in further queues: the writer gives new ones."""
+    named = PROPERTY_INNER_MULTI_QUEUE_OFFSET + NAME_VALUE_SEPARATOR
+    return PROPERTY_SEPARATOR.join(piece for piece in message.raw_properties.split(PROPERTY_SEPARATOR) if not piece.startswith(named))
+
+
+def identity_of(message: Message) -> tuple[object, ...]:
+    """What a message of quarantine/ and the one that was put for it have in common."""
+    return (message.topic, message.queue_id, message.body, properties_of_producer(message), message.flag, message.born_timestamp_ms,
+            message.born_host, message.reconsume_times)
 
 
 def records_of(run: Run, data: memoryview) -> Iterator[tuple[int, memoryview]]:

@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from pyengine.engine_config import Geometry
 from pyengine.errors import ExitCode, FormatError, NotAStoreError, UsageError
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.paths import StorePaths, without_log_folders
+from pyengine.formats.record import decode_record
 from pyengine.formats.record_case import CaseLabel
 from pyengine.formats.small_file import decode_config, encode_config, read_small_file
 from pyengine.storage.commit_log import log_exists
@@ -41,6 +43,8 @@ from pyengine.storage.salvage.log import (
     Skipped,
     carve,
     carve_quarantined,
+    identity_of,
+    is_put_again,
     list_damaged_segments,
     records_of,
 )
@@ -192,15 +196,33 @@ def _append_quarantine(root: Path, log: SalvagedLog, segments: Mapping[int, Path
     for entry in list_quarantine(root):
         if not entry.holds_messages or entry.restored is not None:
             continue
+        put_again = Counter[bytes]() if entry.restoring_from is None else _put_again(entry.restoring_from, segments, size_bytes)
         for piece, data in carve_quarantined(entry):
             if not isinstance(piece, Run):
                 continue
             for offset, record in records_of(piece, data):
+                if put_again and put_again[identity := _identity(record)]:
+                    put_again[identity] -= 1
+                    continue
                 known = offset, hashlib.sha256(record).digest()
                 if known not in seen and not _is_there(segments.get(offset - offset % size_bytes), offset % size_bytes, record):
                     log.append_after_old_log(offset, record)
                     seen.add(known)
     return len(seen)
+
+
+def _put_again(start: int, segments: Mapping[int, Path], size_bytes: int) -> Counter[bytes]:
+    """What is in the log from `start` on, where an unfinished restore put its messages: how often, by _identity."""
+    return Counter(_identity(record) for base, path in segments.items() if base + size_bytes > start
+                   for piece, data in carve(path, base, size_bytes) if isinstance(piece, Run)
+                   for offset, record in records_of(piece, data) if offset >= start)
+
+
+def _identity(record: memoryview) -> bytes:
+    """The same for a record of quarantine/ and for the one that a restore put for it; its own for one that is never put."""
+    message = decode_record(bytes(record))
+    named: object = identity_of(message) if is_put_again(message) else bytes(record)
+    return hashlib.sha256(repr(named).encode("utf-8", "surrogatepass")).digest()
 
 
 def _is_there(segment: Path | None, at: int, record: memoryview) -> bool:
