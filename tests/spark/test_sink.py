@@ -73,19 +73,23 @@ def put(root: Path, task, batches):
     return put_rows(sink_of(root), task, batches)
 
 
-def messages(root: Path, topic: str, queue_id: int = 0) -> list:
-    """The queue's messages, once all that was put is dispatched."""
+def messages(root: Path, topic: str, queue_id: int | None = None) -> list:
+    """The messages of the queue, or of all the topic's, once all that was put is dispatched. A row without a queue goes to any
+    of them once the engine has entered the topic in topics.json."""
     from pyengine.ipc.live_reader import settled_end
 
     settled_end(root, 60)
     found = []
     with pyengine.open_store(root) as reader:
-        while got := reader.get_message(topic, queue_id, len(found), 1000, level="committed").messages:
-            found += got
+        for number in reader.queue_ids(topic) if queue_id is None else [queue_id]:
+            at = 0
+            while got := reader.get_message(topic, number, at, 1000, level="committed").messages:
+                found += got
+                at += len(got)
     return found
 
 
-def bodies(root: Path, topic: str, queue_id: int = 0) -> Counter:
+def bodies(root: Path, topic: str, queue_id: int | None = None) -> Counter:
     return Counter(message.body for message in messages(root, topic, queue_id))
 
 
