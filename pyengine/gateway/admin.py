@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pyengine.errors import UsageError
@@ -17,7 +18,7 @@ from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Handlers, Request
 from pyengine.gateway.members import Client, Members
-from pyengine.gateway.names import OWN_GROUP_PREFIXES, Address, Names, group_fault, topic_fault
+from pyengine.gateway.names import GROUPS_MAX, OWN_GROUP_PREFIXES, TOPICS_OF_TOOLS_MAX, Address, Names, group_fault, topic_fault
 from pyengine.gateway.positions import LEVEL, GroupOffsets
 from pyengine.gateway.wire import ObjectKeys, WireError, read_json, write_json
 from pyengine.ipc.live_reader import LiveStoreReader
@@ -74,9 +75,12 @@ class Admin:
 
         def put() -> None:
             files = self._names.topic_configs
-            if name in files.read().topics:
+            topics = files.read().topics
+            if name in topics:
                 files.update(name, read_queue_nums=wanted.read_queue_nums, write_queue_nums=wanted.write_queue_nums, perm=wanted.perm,
                              order=wanted.order, topic_sys_flag=wanted.topic_sys_flag)
+            elif len(topics) >= TOPICS_OF_TOOLS_MAX:
+                raise UsageError(f"there are {len(topics)} topics already: delete some")
             else:
                 files.create(wanted)
 
@@ -131,7 +135,18 @@ class Admin:
             group = group_of(name, fields)
         except PARSE_ERRORS as error:
             raise WireError(f"no group: {error}") from None
-        await self._in_executor(lambda: self._names.group_configs.put(group))
+        if any(not -1 << 31 <= number < 1 << 31 for number in (
+                group.broker_id, group.retry_max_times, group.retry_queue_nums, group.which_broker_when_consume_slowly)):
+            raise WireError("no group: a number of more than 32 bits")
+
+        def put() -> None:
+            files = self._names.group_configs
+            groups = files.read().groups
+            if name not in groups and len(groups) >= GROUPS_MAX:
+                raise UsageError(f"there are {len(groups)} groups already: delete some")
+            files.put(replace(group, more=groups[name].more if name in groups else {}))  # no text of any length by a client
+
+        await self._in_executor(put)
         return Answer()
 
     async def delete_group(self, request: Request) -> Answer:

@@ -8,11 +8,13 @@ gateway commit to the same file, each for its own groups and queues.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
+from pyengine.errors import EngineError
 from pyengine.formats.record import Message
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Handlers, Request
@@ -28,7 +30,7 @@ LEVEL = ReadLevel.COMMITTED  # a broker's consumers see what is in the page cach
 QUERY_MAX = 64          # messages of one query
 UNIQUE_QUERY_MAX = 32   # of one by unique key
 
-PENDING_MAX = 1_000_000  # queues with offsets that wait to be written
+OFFSETS_MAX = 200_000  # of all groups and queues together; clients add none beyond it: the file must stay one that can be read
 
 
 class GroupOffsets:
@@ -39,19 +41,26 @@ class GroupOffsets:
         self._executor = executor
         self._waiting: Table = {}
         self._writing: Table = {}
-        self._waiting_count = 0
+        self._fresh: set[tuple[str, int]] = set()  # what was committed and is not in the file, as it was read last
         self._flushing = asyncio.Lock()
         self._stamp: tuple[int, int, int] | None = None
         self._table: Table = {}
+        self._count = 0  # offsets in it
 
-    def commit(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        """Remember a queue's next offset; written within FLUSH_S."""
-        queues = self._waiting.setdefault(group_key(topic, group), {})
+    def commit(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
+        """Remember a queue's next offset; written within FLUSH_S. False for a new one where there are OFFSETS_MAX already."""
+        key = group_key(topic, group)
+        queues = self._waiting.get(key, {})
         if queue_id not in queues:
-            if self._waiting_count >= PENDING_MAX:
-                return
-            self._waiting_count += 1
+            with contextlib.suppress(EngineError):  # as it was read last will do
+                self._file()
+            if queue_id not in self._table.get(key, {}) and (key, queue_id) not in self._fresh:
+                if self._count + len(self._fresh) >= OFFSETS_MAX:
+                    return False
+                self._fresh.add((key, queue_id))
         queues[queue_id] = offset
+        self._waiting[key] = queues
+        return True
 
     def committed(self, topic: str, group: str, queue_id: int) -> int | None:
         """The queue's next offset, None for a group that never committed one."""
@@ -84,7 +93,7 @@ class GroupOffsets:
     def forget(self, group: str, topic: str | None = None) -> None:
         """Drop what waits to be written of a group, or of the group on one topic."""
         for key in [key for key in self._waiting if key.partition("@")[2] == group and topic in (None, key.partition("@")[0])]:
-            self._waiting_count -= len(self._waiting.pop(key))
+            self._fresh.difference_update((key, queue_id) for queue_id in self._waiting.pop(key))
 
     async def flush(self) -> None:
         """Write what waits. What cannot be written goes on waiting, under what came meanwhile; EngineError says why.
@@ -99,7 +108,7 @@ class GroupOffsets:
                 await self._write_waiting()
 
     async def _write_waiting(self) -> None:
-        self._writing, self._waiting, self._waiting_count = self._waiting, {}, 0
+        self._writing, self._waiting = self._waiting, {}
         taken = self._writing
 
         def change(table: Table) -> None:
@@ -111,7 +120,6 @@ class GroupOffsets:
         except BaseException:
             for key, queues in taken.items():
                 self._waiting[key] = queues | self._waiting.get(key, {})
-            self._waiting_count = sum(map(len, self._waiting.values()))
             raise
         finally:
             self._writing = {}
@@ -125,6 +133,8 @@ class GroupOffsets:
         if stamp != self._stamp:
             self._table = self._offsets.table().offsets  # a DiskError is the request's: an empty table would send groups back
             self._stamp = stamp
+            self._count = sum(map(len, self._table.values()))
+            self._fresh = {(key, queue_id) for key, queue_id in self._fresh if queue_id not in self._table.get(key, {})}
         return self._table
 
 
@@ -180,7 +190,8 @@ class Positions:
             return Answer(codes.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
         if not (0 <= queue_id < found.read_queue_nums and offset >= 0):
             return Answer(codes.SYSTEM_ERROR, f"no offset {offset} can be committed in queue {queue_id} of {topic}")
-        self._offsets.commit(topic, group, queue_id, offset)
+        if not self._offsets.commit(topic, group, queue_id, offset):
+            return Answer(codes.SYSTEM_ERROR, f"{OFFSETS_MAX} offsets of groups are kept already: delete groups that are no longer used")
         return Answer()
 
     def _begins_young(self, topic: str, queue_id: int) -> bool:

@@ -23,7 +23,15 @@ from typing import Any
 
 from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError, disk_error
 from pyengine.formats.paths import QUEUE_ID_MAX, StorePaths
-from pyengine.formats.small_file import PARSE_ERRORS, check_seal, decode_config, encode_config, read_small_file, seal
+from pyengine.formats.small_file import (
+    PARSE_ERRORS,
+    SMALL_FILE_BYTES_MAX,
+    check_seal,
+    decode_config,
+    encode_config,
+    read_small_file,
+    seal,
+)
 from pyengine.storage.later_format import require_known_format
 from pyengine.storage.offset_lock import TIMEOUT_S, LockPassedOnError, OffsetLock, Writer
 from pyengine.storage.read_level import StoreUse, store_use
@@ -136,7 +144,11 @@ class ConsumerOffsets:
         if found.offsets != before or found.is_damaged:
             text = encode_config({"offsetTable": {key: dict(sorted(found.offsets[key].items()))
                                                   for key in sorted(found.offsets)}})
-            writer.replace(seal(text).encode("utf-8"), keep_as="damaged" if found.is_damaged else "bak")
+            content = seal(text).encode("utf-8")
+            if len(content) > SMALL_FILE_BYTES_MAX:
+                raise DiskError(f"cannot write {self._path}: {len(content):,} bytes are more than {SMALL_FILE_BYTES_MAX:,}, which is all "
+                                "that is read: forget groups that are no longer used", path=str(self._path))
+            writer.replace(content, keep_as="damaged" if found.is_damaged else "bak")
         else:
             writer.check()  # what was read may be old by now
         return found

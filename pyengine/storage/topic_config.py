@@ -37,8 +37,6 @@ PERM_INHERIT, PERM_WRITE, PERM_READ, PERM_PRIORITY = 1, 2, 4, 8
 QUEUE_NUMS_ABSENT = 16  # what TopicConfig has where the file does not say
 QUEUE_NUMS_MAX = 65_536
 QUEUE_NUMS_NEW = 8
-LOCK_WAIT_S = 10.0
-LOCK_STEP_S = 0.005
 GROUP_TOPIC_PREFIXES = ("%RETRY%", "%DLQ%")  # a broker makes these with one queue
 
 
@@ -178,32 +176,16 @@ class TopicConfigs:
 
 @contextlib.contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Be the one process that changes this config/*.json inside the block: a lock on `<name>.lock`, which dies with its process.
-
-    StoreBusyError when another keeps it for LOCK_WAIT_S: it may be stopped, and an engine must not stand still with it.
-    """
+    """Be the one process that changes this config/*.json inside the block: a lock on `<name>.lock`, which dies with its process."""
     make_folders(path.parent)
     lock = path.with_name(path.name + ".lock")
     with disk_errors("open", lock):
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)  # root may have made it
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        _lock(descriptor, lock)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, lock: Path) -> None:
-    deadline_s = time.monotonic() + LOCK_WAIT_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline_s:
-                raise StoreBusyError(f"{lock} has been locked by another process for {LOCK_WAIT_S:g} s: `fuser {lock}` names it; end it "
-                                     "if it is stopped") from None
-        time.sleep(LOCK_STEP_S)
 
 
 def _has_entry(topic: str) -> bool:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 
 import pyengine
 from fix_gateway import beat, send_fields, subscription
+from pyengine.engine_config import EngineConfig
+from pyengine.errors import UsageError
 from pyengine.gateway import codes
+from pyengine.gateway.admin import Admin
+from pyengine.gateway.connections import Request
+from pyengine.gateway.names import Names
+from pyengine.gateway.wire import Frame
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.subscription_group import SubscriptionGroups
 from pyengine.storage.topic_config import TopicConfig, TopicConfigs
@@ -54,6 +64,31 @@ def test_a_group_is_made_changed_and_deleted_with_its_offsets(served, topic):
     assert ConsumerOffsets(served.root).read(topic, "toolmade") == {}
     for bad in ([], {}, {"groupName": "a/b"}, {"groupName": "ok", "retryMaxTimes": "x"}):
         assert client.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=bad).code == codes.SYSTEM_ERROR
+
+
+def test_a_tool_cannot_make_the_files_of_topics_and_groups_grow_without_end(served, topic):
+    client = served.broker()
+    body = {"groupName": "grown", "retryMaxTimes": 7, "retryQueueNums": 1, "brokerId": 0}
+    assert client.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body | {"noField": "x" * 100_000}).code == codes.SUCCESS
+    assert SubscriptionGroups(served.root).read().groups["grown"].more == {}
+    answer = client.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body | {"brokerId": 1 << 31})
+    assert answer.code == codes.SYSTEM_ERROR and "32 bits" in answer.remark
+
+    names = Names(served.root, EngineConfig(), None)
+
+    async def ask(code, fields, body=b""):
+        with ThreadPoolExecutor(1) as executor, pyengine.open_store(served.root) as reader:
+            admin = Admin(reader, names, None, None, None, executor)
+            await admin.handlers[code](Request(None, Frame(code, fields, body, 1), 0))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pyengine.gateway.admin.GROUPS_MAX", 1)
+        patch.setattr("pyengine.gateway.admin.TOPICS_OF_TOOLS_MAX", 1)
+        asyncio.run(ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, json.dumps(body).encode()))
+        with pytest.raises(UsageError, match="groups already"):
+            asyncio.run(ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, json.dumps(body | {"groupName": "one_more"}).encode()))
+        with pytest.raises(UsageError, match="topics already"):
+            asyncio.run(ask(codes.UPDATE_AND_CREATE_TOPIC, {"topic": "one_more"}))
 
 
 def test_the_stores_own_groups_are_not_deleted(served, topic):

@@ -161,3 +161,15 @@ def test_a_file_that_cannot_be_read_now_is_not_taken_for_an_empty_one(kept, monk
         with pytest.raises(DiskError, match="Too many open files"):
             kept.committed("T", "G", 0)
     assert kept.committed("T", "G", 0) == 7
+
+
+def test_clients_make_no_more_offsets_than_the_file_may_have(kept, monkeypatch):
+    monkeypatch.setattr("pyengine.gateway.positions.OFFSETS_MAX", 4)
+    kept._offsets.commit("T", "G", {0: 1, 1: 1})
+    assert [kept.commit("T", "H", queue_id, 5) for queue_id in (0, 1, 2)] == [True, True, False]
+    assert kept.commit("T", "G", 0, 2) and kept.commit("T", "H", 0, 6), "what is there goes on"
+    asyncio.run(kept.flush())
+    assert kept._offsets.groups() == {("T", "G"): {0: 2, 1: 1}, ("T", "H"): {0: 6, 1: 5}}
+    assert kept.commit("T", "H", 1, 7) and not kept.commit("T", "H", 2, 1)
+    kept.rewrite(lambda table: table.pop("T@G"))
+    assert kept.commit("T", "H", 2, 1)

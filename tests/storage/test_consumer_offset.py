@@ -187,3 +187,12 @@ def test_a_file_that_the_system_does_not_let_be_read_is_no_damage(tmp_path, path
         (note,) = clamp_offsets(tmp_path, {})
         assert "could not be looked at" in note
     assert path.read_text() == BY_ROCKETMQ and offsets.read("orders", "billing") == {0: 123, 1: 45}
+
+
+def test_a_table_that_could_not_be_read_again_is_not_written(tmp_path, path, monkeypatch):
+    offsets = ConsumerOffsets(tmp_path)
+    offsets.commit("T", "G", {0: 1})
+    monkeypatch.setattr("pyengine.storage.consumer_offset.SMALL_FILE_BYTES_MAX", 200)
+    with pytest.raises(DiskError, match="more than 200, which is all that is read"):
+        offsets.commit("T", "G", dict.fromkeys(range(100), 1))
+    assert offsets.read("T", "G") == {0: 1}

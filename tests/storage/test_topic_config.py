@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import threading
 
 import pytest
 
 from broker_lock import held_by_a_broker
 from pyengine.errors import DiskError, StoreBusyError, UsageError
-from pyengine.storage import topic_config
-from pyengine.storage.topic_config import TopicConfig, TopicConfigs, exclusive
+from pyengine.storage.topic_config import TopicConfig, TopicConfigs
 
 # As fastjson writes it; `attributes` is of a later RocketMQ.
 ROCKETMQ = """{
@@ -124,23 +121,6 @@ def test_changes_of_several_at_once_are_all_kept(tmp_path):
         thread.join()
     table = TopicConfigs(tmp_path).read()
     assert len(table.topics) == 8 and table.counter == 8
-
-
-def test_a_process_that_keeps_the_lock_is_not_waited_for_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(topic_config, "LOCK_WAIT_S", 0.1)
-    topics = configs(tmp_path)
-    with exclusive(topics.path), pytest.raises(StoreBusyError, match=r"topics\.json.*another process"):
-        topics.enter({"orders": 0})
-    assert topics.enter({"orders": 0}) == ["orders"]
-
-
-def test_whoever_may_read_the_lock_may_take_it(tmp_path):
-    """A file that root has made must not shut the engine's user out."""
-    path = configs(tmp_path).path
-    with exclusive(path):
-        lock = path.with_name("topics.json.lock")
-        open_here = [int(name) for name in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{name}") == str(lock)]
-        assert [fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE for descriptor in open_here] == [os.O_RDONLY]
 
 
 def test_an_entry_is_made_once_and_kept_as_it_is(tmp_path):
