@@ -168,9 +168,9 @@ class EngineConfig:
     min_in_sync_replicas: int = setting(
         1, "Slaves that must have a message before it counts as confirmed.", low=1, high=16, group="replication")
     ha_slaves_share_hosts: bool = setting(
-        False, "Whether several of RocketMQ's slaves may come from one address (one host, one proxy), each link counting for itself. "
-        "Else, where min_in_sync_replicas is 2 or more, all plain links from one address are one slave: an old link may be one that "
-        "has not been noticed to be dead. A slave with the secret counts once, whatever this says.",
+        False, "Whether several slaves may come from one address (one host, one proxy), each counting for itself. Else, where "
+        "min_in_sync_replicas is 2 or more, all links from one address are one slave: an old link may be one that has not been "
+        "noticed to be dead.",
         group="replication")
     ha_slave_fallbehind_max_bytes: int = setting(
         268_435_456, "With SYNC_MASTER: where slaves lag more, puts get SLAVE_NOT_AVAILABLE at once; the message is "

@@ -140,17 +140,14 @@ class HalfMessages:
     def end(self, half: Message, outcome: Outcome, timeout_s: float | None = None) -> PutResult:
         """Commit or roll back; the result of the commit, or of the op message. Also for one that has been put back meanwhile.
 
-        Of a message older than the timeout the same end again, and a commit by the checker of another process, store
-        nothing twice in the real topic once the first is dispatched: that is asked of the index, which takes longer than
-        the end itself. The op message follows the commit: a kill between has it asked about once more.
+        The same end again, and a commit by the checker of another process, store nothing twice in the real topic once the
+        first is dispatched. The op message follows the commit: a kill between has it asked about once more.
         """
         if outcome not in ("commit", "rollback"):
             raise UsageError(f"{outcome!r} ends no transaction: give 'commit' or 'rollback'")
         offsets = {half.queue_offset}
         done = None
-        may_have_copies = (self.now_ms() - half.born_timestamp_ms >= self.timeout_ms  # it may have been asked about
-                           or PROPERTY_CHECK_IMMUNITY_TIME in half.properties)        # put back however young it is
-        if half.uniq_key and may_have_copies:
+        if half.uniq_key and self.now_ms() - half.born_timestamp_ms >= self.timeout_ms:  # it may have been asked about
             with self.lock:
                 offsets |= {copy.queue_offset for copy in self._same(TRANSACTION_HALF_TOPIC, half) if copy.queue_id == half.queue_id}
                 done = self._committed(half) if outcome == "commit" else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from pyengine.client.half_messages import HalfMessages, PreparedCheck, real_place
@@ -30,6 +30,8 @@ from pyengine.gateway.sends import Puts
 from pyengine.ipc.live_reader import LiveStoreReader
 
 COMMITTED_WAIT_S = 5.0   # a half message in a pool buffer becomes readable within commit_interval_commit_log_ms
+COMMITTED_STEP_S = 0.02
+THREADS = 4              # of their own: what waits here must not hold up offsets and pulls
 COMMIT_DISTANCE = 1 << 32  # an offset that far beyond the log's end is no commit
 _OUTCOMES = {SYS_FLAG_TRANSACTION_COMMIT: "commit", SYS_FLAG_TRANSACTION_ROLLBACK: "rollback"}
 
@@ -37,12 +39,12 @@ _OUTCOMES = {SYS_FLAG_TRANSACTION_COMMIT: "commit", SYS_FLAG_TRANSACTION_ROLLBAC
 class Ends:
     """The ends of transactions, and the rounds that ask for those that are missing."""
 
-    def __init__(self, puts: Puts, reader: LiveStoreReader, members: Members, address: Address, executor: Executor) -> None:
+    def __init__(self, puts: Puts, reader: LiveStoreReader, members: Members, address: Address) -> None:
         config = reader.config
         self._puts = puts
         self._reader = reader
         self._members = members
-        self._executor = executor
+        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="ends")
         self._halves = HalfMessages(reader.root, lambda message, timeout_s: puts.open().put_raw(message, timeout_s=timeout_s),
                                     host=address.broker, timeout_ms=config.transaction_timeout_ms)
         self._check = PreparedCheck(self._halves, check_max=config.transaction_check_max,
@@ -63,14 +65,16 @@ class Ends:
             return Answer()
         if kind not in _OUTCOMES:
             return Answer(codes.SYSTEM_ERROR, f"{kind} ends no transaction")
-        return await asyncio.get_running_loop().run_in_executor(
-            self._executor, self._end, _OUTCOMES[kind], group, queue_offset, offset)
-
-    def _end(self, outcome: str, group: str, queue_offset: int, offset: int) -> Answer:
         try:
-            half = self._find(offset)
-            if half is None:
-                return Answer(codes.SYSTEM_ERROR, "Find prepared transaction message failed")
+            half = await self._find(offset)
+        except EngineError as error:
+            return Answer(codes.SERVICE_NOT_AVAILABLE, str(error))
+        if half is None:
+            return Answer(codes.SYSTEM_ERROR, "Find prepared transaction message failed")
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._end, _OUTCOMES[kind], group, queue_offset, half)
+
+    def _end(self, outcome: str, group: str, queue_offset: int, half: Message) -> Answer:
+        try:
             if half.properties.get(PROPERTY_PRODUCER_GROUP) != group:
                 return Answer(codes.SYSTEM_ERROR, "The producer group wrong")
             if half.queue_offset != queue_offset:
@@ -82,16 +86,15 @@ class Ends:
             return Answer(codes.SERVICE_NOT_AVAILABLE, str(error))
         return Answer() if result.stored else Answer(codes.SYSTEM_ERROR, result.reason)
 
-    def _find(self, offset: int) -> Message | None:
-        """The half message, waited for while what was acknowledged is not in its file yet."""
+    async def _find(self, offset: int) -> Message | None:
+        """The half message, waited for while what was acknowledged is not in its file yet. No thread waits for it."""
         deadline_s = time.monotonic() + COMMITTED_WAIT_S
         while True:
-            seen = self._reader.arrivals()
-            half = self._halves.find(offset)
-            left_s = deadline_s - time.monotonic()
-            if half is not None or left_s <= 0 or not 0 <= offset - self._reader.max_physical_offset(LEVEL) < COMMIT_DISTANCE:
+            end = self._reader.max_physical_offset(LEVEL)
+            half = await asyncio.get_running_loop().run_in_executor(self._executor, self._halves.find, offset)
+            if half is not None or time.monotonic() >= deadline_s or not 0 <= offset - end < COMMIT_DISTANCE:
                 return half
-            self._reader.wait_for_arrival(left_s, seen)
+            await asyncio.sleep(COMMITTED_STEP_S)
 
     # ---- asking -------------------------------------------------------------------
 
@@ -122,5 +125,6 @@ class Ends:
         }, encode_message(replace(half, topic=topic, queue_id=queue_id)))
 
     def close(self) -> None:
-        """Close the store's files."""
+        """Wait for the ends under way and close the store's files."""
+        self._executor.shutdown(wait=True)
         self._halves.close()

@@ -109,7 +109,7 @@ class Gateway:
         members = self.members = Members(names)
         positions = Positions(reader, names, self._offsets, executor)
         pulls = self.pulls = Pulls(reader, names, members, positions, executor, self.connections.report)
-        ends = self._ends = Ends(self._puts, reader, members, address, executor)
+        ends = self._ends = Ends(self._puts, reader, members, address)
         sends = Sends(self._puts, reader, names, address, executor, ends.prepare)
         admin = Admin(reader, names, members, self._offsets, address, executor)
         for handlers in (members.handlers, positions.handlers, pulls.handlers, sends.handlers, ends.handlers, admin.handlers):

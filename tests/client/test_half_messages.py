@@ -267,17 +267,6 @@ def test_an_immunity_time_keeps_a_message_from_being_asked_about(engine, halves)
     assert asked.properties["TRANSACTION_CHECK_TIMES"] == "1" and asked.body == b"x"
 
 
-@pytest.mark.parametrize("outcome", ["commit", "rollback"])
-def test_an_early_end_is_also_that_of_a_copy_within_the_immunity_time(engine, halves, outcome):
-    half = prepare(halves, more="\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x0160")
-    halves.ahead_ms = 1000
-    assert rounds(engine, PreparedCheck(halves)) == [] and len(messages(engine, HALF)) == 2
-    halves.end(half, outcome)
-    halves.ahead_ms = 61_000
-    assert rounds(engine, PreparedCheck(halves)) == [] and bodies(engine, OP) == [b"0", b"1"]
-    assert bodies(engine) == ([b"x"] if outcome == "commit" else [])
-
-
 def test_what_a_broker_left_is_gone_on_with(engine, producer, halves):
     """Its offsets, op messages of half messages before them, and an op message that is none."""
     for number in range(4):

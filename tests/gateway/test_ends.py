@@ -12,8 +12,10 @@ import pyengine
 from fix_gateway import send_fields, start_served
 from pyengine.formats.record import decode_record
 from pyengine.gateway import codes
-from pyengine.gateway.ends import Ends
+from pyengine.gateway.connections import Request
+from pyengine.gateway.ends import THREADS, Ends
 from pyengine.gateway.names import Address
+from pyengine.gateway.wire import Frame
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 
@@ -92,10 +94,31 @@ def test_a_half_message_that_cannot_be_asked_about_keeps_no_other_from_it(served
         asked.append(half)
 
     with pyengine.open_store(served.root) as reader:
-        ends = Ends(None, reader, None, Address("127.0.0.1:10911", "broker-a", "DefaultCluster"), None)
+        ends = Ends(None, reader, None, Address("127.0.0.1:10911", "broker-a", "DefaultCluster"))
         ends._check = SimpleNamespace(round=lambda can_ask: ["bad", "good"])
         monkeypatch.setattr(ends, "_ask", ask)
         with pytest.raises(ValueError, match="it cannot be encoded"):
             asyncio.run(ends.ask_for_ends())
         ends.close()
     assert asked == ["good"]
+
+
+def test_ends_beyond_the_log_hold_up_no_thread(served, monkeypatch):
+    monkeypatch.setattr("pyengine.gateway.ends.COMMITTED_WAIT_S", 600)
+
+    async def whole(ends, offset):
+        fields = {"producerGroup": "p", "tranStateTableOffset": "0", "commitLogOffset": str(offset), "commitOrRollback": str(COMMIT)}
+        waiting = [asyncio.create_task(ends.end(Request(None, Frame(codes.END_TRANSACTION, fields, b"", number), 0)))
+                   for number in range(3 * THREADS)]
+        done, _ = await asyncio.wait(waiting, timeout=0)
+        async with asyncio.timeout(60):
+            for _ in range(THREADS):
+                await asyncio.get_running_loop().run_in_executor(ends._executor, int)
+        assert not done and not any(task.done() for task in waiting)
+        for task in waiting:
+            task.cancel()
+
+    with pyengine.open_store(served.root) as reader:
+        ends = Ends(None, reader, None, Address("127.0.0.1:10911", "broker-a", "DefaultCluster"))
+        asyncio.run(whole(ends, reader.max_physical_offset("committed") + (1 << 20)))
+        ends.close()

@@ -64,11 +64,8 @@ class HAConnection:
     """
 
     def __init__(self, connected: socket.socket, address: str, source: TransferSource, link: Link, limits: LinkLimits,
-                 now_ns: int, host: str = "", greeting: MasterGreeting | None = None, *, counts_as: str = "") -> None:
-        """`host`: the peer that several connections may come from. Without a `greeting` it may speak RocketMQ's own protocol.
-
-        `counts_as`: the slave that it is as long as it has not proven who it is; `host` by default.
-        """
+                 now_ns: int, host: str = "", greeting: MasterGreeting | None = None) -> None:
+        """`host`: the peer that several connections may come from. Without a `greeting` it may speak RocketMQ's own protocol."""
         connected.setblocking(False)
         if connected.family in (socket.AF_INET, socket.AF_INET6):
             with contextlib.suppress(OSError):  # it has gone already
@@ -76,7 +73,6 @@ class HAConnection:
         self.socket = connected
         self.address = address
         self.host = host
-        self._counts_as = counts_as or host
         self.native = ha_links.HALink(link.row, connected.fileno(), limits.batch_bytes, now_ns)
         self._fields = self.native.fields
         self.has_reported = False  # a whole report came, whatever it said
@@ -118,8 +114,8 @@ class HAConnection:
 
     @property
     def counts_as(self) -> str:
-        """Links with the same text are the same slave's: a store that has proven who it is, else what its owner said."""
-        return self._peer.store_uuid.hex() if self._peer is not None else self._counts_as
+        """Links with the same text are the same slave's: a store that has proven who it is, else all from one address."""
+        return self._peer.store_uuid.hex() if self._peer is not None else self.host
 
     @property
     def acked(self) -> int:

@@ -12,7 +12,7 @@ here for everything else. `confirm` is the position that min_in_sync_replicas co
 reported (each after its first report, which only positions); it never falls. Where that is two
 or more, the links of one slave count once, the best of them, or a slave that came back before its old
 link was noticed to be dead would count twice. One slave is one store that has proven who it is, or
-one address (with ha_slaves_share_hosts: one link, of those that have proven nothing).
+one address.
 
 A port that cannot be had ends the first replicator of an engine, whose start fails then. Later
 ones, and a listener that gets no descriptors, try again each second and say so (`blocked_reason`):
@@ -93,13 +93,13 @@ class ConfirmedPosition:
         return True
 
 
-def count_slaves(links: Iterable[tuple[str, int]], *, by_slave: bool) -> list[int]:
-    """What each slave has, from (slave, reported) of every link: with `by_slave` the best of each slave."""
-    if not by_slave:
+def count_slaves(links: Iterable[tuple[str, int]], *, by_host: bool) -> list[int]:
+    """What each slave has, from (host, reported) of every link: with `by_host` the best of each host."""
+    if not by_host:
         return [reported for _, reported in links]
     best: dict[str, int] = {}
-    for slave, reported in links:
-        best[slave] = max(reported, best.get(slave, reported))
+    for host, reported in links:
+        best[host] = max(reported, best.get(host, reported))
     return list(best.values())
 
 
@@ -132,8 +132,7 @@ class HAService(Service):
         self._connections_max = min(config.ha_connections_max, LINKS_MAX)
         self._drain_ns = config.slave_timeout_ms * 1_000_000
         self._drain_until_ns = 0
-        self._by_slave = memory.identity.min_in_sync_replicas > 1
-        self._share_hosts = config.ha_slaves_share_hosts
+        self._by_host = memory.identity.min_in_sync_replicas > 1 and not config.ha_slaves_share_hosts
         self._source = TransferSource(memory, context.store)
         self._tables = TableSource(context.store.root, native.loader(memory.control.wrote, "value"), context.report)
         self._by_descriptor: dict[int, HAConnection] = {}
@@ -351,7 +350,7 @@ class HAService(Service):
         self._after_event(connection, connection.blocked)
 
     def _counted(self, links: Iterable[tuple[str, int]]) -> list[int]:
-        return count_slaves(links, by_slave=self._by_slave)
+        return count_slaves(links, by_host=self._by_host)
 
     def _listen(self) -> None:
         self._listener = _listen(self._host, self.port)
@@ -409,8 +408,7 @@ class HAService(Service):
         failpoint("link_opened")
         self._replication.count("connections")
         greeting = MasterGreeting(self._secret, self._introduce, may_be_plain=may_be_plain)
-        connection = HAConnection(connected, name, self._source, link, self._limits, now_ns, host, greeting,
-                                  counts_as=name if self._share_hosts else host)
+        connection = HAConnection(connected, name, self._source, link, self._limits, now_ns, host, greeting)
         self._by_descriptor[connected.fileno()] = connection
         self._links.add(connection.native)
         self._epoll.register(connected, _WATCHED)
@@ -438,11 +436,10 @@ class HAService(Service):
         """From either thread: what another store that has the secret says of its term."""
         own = self._notes.term
         if peer.term > own:
-            is_told = native.load(self._control.state, "refuse_puts") & native.REFUSE_FENCED
-            native.refuse_puts(self._control, native.REFUSE_FENCED)
-            self._notes.fence(peer.term)  # always: who set the bit may have been killed before it noted why
-            if is_told:
+            if native.load(self._control.state, "refuse_puts") & native.REFUSE_FENCED:
                 return
+            native.refuse_puts(self._control, native.REFUSE_FENCED)
+            self._notes.fence(peer.term)
             self._report(f"{address} knows a master of term {peer.term}, and this one is of term {own}: puts are refused from now on; "
                          f"start this store as that one's slave")
         elif peer.is_master and peer.term == own and not (peer.is_fenced or self._notes.is_fenced or peer.store_uuid in self._equals):
