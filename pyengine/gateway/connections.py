@@ -25,6 +25,7 @@ from pyengine.gateway.wire import ANSWER, ONE_WAY, Frame, WireError, decode_fram
 
 SMALL_BYTES = 64 << 10      # a connection that holds no more is never closed for the memory that others take
 REQUESTS_MAX = 2048         # of one connection under way, held pulls among them
+REQUEST_BYTES, FIELD_BYTES = 2048, 200  # about what a request under way takes beside its frame, and each field of its header
 FRAMES_AT_ONCE = 32         # of one connection, before the others have their turn
 TICK_S = 1.0
 INT32_MASK = 0x7FFFFFFF
@@ -243,6 +244,7 @@ class Connection(asyncio.Protocol):
     def _handle(self, frame: Frame, size_bytes: int) -> None:
         if frame.is_answer:
             return  # nothing of what is asked here waits for one
+        size_bytes += REQUEST_BYTES + FIELD_BYTES * len(frame.fields)
         request = Request(self, frame, size_bytes)
         self._requests += 1
         self._request_bytes += size_bytes

@@ -164,9 +164,10 @@ class Members:
 
     def _register(self, connection: Connection, told: Group, client: Client) -> None:
         group = self.consumers.get(told.name)
+        grows = group is None or told.weight > group.weight
+        if (group is None and len(self.consumers) >= GROUPS_MAX) or (grows and self._weight > SUBSCRIPTION_BYTES_MAX):
+            raise UsageError(f"{len(self.consumers)} groups with {self._weight} bytes of subscriptions are connected already")
         if group is None:
-            if len(self.consumers) >= GROUPS_MAX or self._weight > SUBSCRIPTION_BYTES_MAX:
-                raise UsageError(f"{len(self.consumers)} groups with {self._weight} bytes of subscriptions are connected already")
             group = self.consumers[told.name] = Group(told.name)
         group.consume_type, group.message_model = told.consume_type, told.message_model
         group.consume_from_where = told.consume_from_where

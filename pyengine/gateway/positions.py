@@ -29,6 +29,7 @@ FLUSH_S = 5.0           # between two writes, RocketMQ's flushConsumerOffsetInte
 LEVEL = ReadLevel.COMMITTED  # a broker's consumers see what is in the page cache
 QUERY_MAX = 64          # messages of one query
 UNIQUE_QUERY_MAX = 32   # of one by unique key
+QUERY_BYTES = 8 << 20    # an answer ends with the message that reaches it
 
 OFFSETS_MAX = 200_000  # of all groups and queues together; clients add none beyond it: the file must stay one that can be read
 
@@ -242,7 +243,12 @@ class Positions:
 
         def find() -> bytes:
             found = self._reader.query_message(topic, key, max(0, begin_ms), end_ms, most, level=LEVEL)
-            return b"".join(self.record(message) for message in found)
+            body = bytearray()
+            for message in found:
+                body += self.record(message)
+                if len(body) >= QUERY_BYTES:
+                    break
+            return bytes(body)
 
         body = await self._in_executor(find)
         if not body:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from fix_gateway import beat, subscription
+from pyengine.errors import UsageError
 from pyengine.gateway import codes
-from pyengine.gateway.members import LOCK_S, SUBSCRIPTIONS_MAX, Members
+from pyengine.gateway.members import LOCK_S, SUBSCRIPTIONS_MAX, Client, Group, Members, Subscription
 from pyengine.gateway.wire import Frame, WireError, write_json
 
 
@@ -135,3 +137,20 @@ def test_a_condition_is_checked_before_a_client_consumes_by_it(served):
     assert check("SQL92", "price >") == check("SQL92", "(" * 4000) == check("SQL92", "a" * 9000) == codes.SUBSCRIPTION_PARSE_FAILED
     assert check("CLASS", "x") == codes.SYSTEM_ERROR
     assert check("TAG", "a || b") == codes.SUCCESS
+
+
+def test_groups_that_are_known_do_not_grow_beyond_what_all_may_take(monkeypatch):
+    monkeypatch.setattr("pyengine.gateway.members.SUBSCRIPTION_BYTES_MAX", 1000)
+    quiet = SimpleNamespace(notify_consumer_ids_changed_enable=False)
+    members, client = Members(SimpleNamespace(group=lambda name: quiet)), Client("c", "JAVA", 0, 0.0)
+
+    def told(*topics):
+        return Group("g", subscriptions={topic: Subscription(topic, "*", 1) for topic in topics})
+
+    members._register("connection", told("A", "B", "C"), client)
+    with pytest.raises(UsageError, match="bytes of subscriptions"):
+        members._register("connection", told("A", "B", "C", "D"), client)
+    members._register("connection", told("A", "B", "C"), client)
+    members._register("connection", told("A"), client)
+    members._register("connection", told("A", "D"), client)
+    assert list(members.consumers["g"].subscriptions) == ["A", "D"]

@@ -15,7 +15,9 @@ from fix_gateway import send_fields
 from pyengine.errors import DiskError
 from pyengine.formats.record import decode_record
 from pyengine.gateway import codes
-from pyengine.gateway.positions import GroupOffsets
+from pyengine.gateway.connections import Request
+from pyengine.gateway.positions import GroupOffsets, Positions
+from pyengine.gateway.wire import Frame
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from waiting import eventually
 
@@ -173,3 +175,17 @@ def test_clients_make_no_more_offsets_than_the_file_may_have(kept, monkeypatch):
     assert kept.commit("T", "H", 1, 7) and not kept.commit("T", "H", 2, 1)
     kept.rewrite(lambda table: table.pop("T@G"))
     assert kept.commit("T", "H", 2, 1)
+
+
+def test_an_answer_to_a_query_ends_where_it_is_long(served, filled, topic, monkeypatch):
+    monkeypatch.setattr("pyengine.gateway.positions.QUERY_BYTES", 1)
+    fields = {"topic": topic, "key": "same", "maxNum": "10", "beginTimestamp": "0", "endTimestamp": "9999999999999"}
+
+    async def ask(reader, executor):
+        positions = Positions(reader, None, None, executor)
+        monkeypatch.setattr(reader, "query_message", lambda *_, **__: reader.get_message(topic, 1, 0, level="committed").messages)
+        return await positions.query_message(Request(None, Frame(codes.QUERY_MESSAGE, fields, b"", 1), 0))
+
+    with pyengine.open_store(served.root) as reader, ThreadPoolExecutor(1) as executor:
+        answer = asyncio.run(ask(reader, executor))
+    assert decode_record(answer.body, 0).size_bytes == len(answer.body)
