@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pyengine.errors import EngineError
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Connection, Handlers, Request
-from pyengine.gateway.members import Members, Subscription, expression_fault, subscription_of
+from pyengine.gateway.members import SUBSCRIPTION_CHARS_MAX, Members, Subscription, expression_fault, subscription_of
 from pyengine.gateway.names import DEAD_PREFIX, Names, group_fault
 from pyengine.gateway.positions import LEVEL, Positions
 from pyengine.gateway.wire import WireError
@@ -28,6 +28,7 @@ from pyengine.storage.topic_config import PERM_READ
 COMMIT_FLAG, SUSPEND_FLAG, SUBSCRIPTION_FLAG = 1, 2, 4  # of a pull's sysFlag
 SUSPEND_MS_MAX = 120_000
 TICK_S = 0.2              # how exact the end of a held pull is
+LOOK_S = 0.05             # of one turn of the loop, for held pulls
 NEAR_MESSAGES = 2000      # a pull that is no farther behind its queue's end is read in the loop's thread
 _CODES = {
     GetStatus.FOUND: codes.SUCCESS,
@@ -52,6 +53,7 @@ class Pull:
     subscription: Subscription
     asked_offset: int
     until_s: float = 0.0
+    is_read: bool = False  # now, in another thread
 
 
 class Pulls:
@@ -73,6 +75,7 @@ class Pulls:
         self._looked = threading.Event()  # the loop has done what the thread asked for
         self._look_s = 0.0                # and took so long for it
         self._going = True
+        self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self.handlers: Handlers = {codes.PULL_MESSAGE: self.pull}
@@ -116,6 +119,8 @@ class Pulls:
         """What the pull wants of the topic: as it says itself, or as its group's heartbeats do."""
         if flags & SUBSCRIPTION_FLAG:
             fields = request.frame.fields
+            if len(fields.get("subscription", "")) > SUBSCRIPTION_CHARS_MAX:
+                return Answer(codes.SUBSCRIPTION_PARSE_FAILED, f"a subscription of more than {SUBSCRIPTION_CHARS_MAX} characters")
             try:
                 found = subscription_of(topic, fields.get("subscription"), 0, fields.get("expressionType"))
             except WireError:
@@ -223,16 +228,25 @@ class Pulls:
                 self._looked.wait()
                 self._leaves.wait(4 * self._look_s)
 
-    def _look(self) -> None:
-        """Answer the held pulls for which there is something now, and those whose time is over."""
+    def _look(self, keys: list[tuple[str, int]] | None = None, spent_s: float = 0.0) -> None:
+        """Answer the held pulls for which there is something now, and those whose time is over; in several turns of the loop
+        where it takes long. `keys`: the queues that are left, all at the beginning."""
         began_s = time.monotonic()
+        keys = list(self._held) if keys is None else keys
+        goes_on = False
         try:
             limit = self._dispatched()
-            for key in list(self._held):
-                self._look_at(key, limit)
-        finally:  # the thread waits for it
-            self._look_s = time.monotonic() - began_s
-            self._looked.set()
+            while keys:
+                self._look_at(keys.pop(), limit)
+                took_s = time.monotonic() - began_s
+                if keys and took_s >= LOOK_S:
+                    asyncio.get_running_loop().call_soon(self._look, keys, spent_s + took_s)
+                    goes_on = True
+                    break
+        finally:
+            if not goes_on:  # the thread waits for it
+                self._look_s = spent_s + time.monotonic() - began_s
+                self._looked.set()
 
     def _dispatched(self) -> int:
         try:
@@ -256,9 +270,28 @@ class Pulls:
         self._keep(key, left)
 
     def _finish(self, pull: Pull, now_s: float) -> bool:
-        """Answer a held pull; False where it has to go on waiting."""
+        """Answer a held pull; False where it has to go on waiting, and while another thread reads for it."""
+        if pull.subscription.condition is None:
+            return self._try(pull, now_s, lambda: self._get_now(pull))
+        if not pull.is_read:
+            pull.is_read = True
+            task = asyncio.get_running_loop().create_task(self._finish_later(pull))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return False
+
+    async def _finish_later(self, pull: Pull) -> None:
+        """The same for a pull with a condition, which takes long."""
+        coming = asyncio.get_running_loop().run_in_executor(self._executor, self._get_now, pull)
+        await asyncio.wait((coming,))
+        pull.is_read = False
+        if pull.request.is_open and self._try(pull, time.monotonic(), coming.result):
+            key = pull.topic, pull.queue_id
+            self._keep(key, [each for each in self._held.get(key, ()) if each is not pull])
+
+    def _try(self, pull: Pull, now_s: float, get: Callable[[], GetResult]) -> bool:
         try:
-            result = self._get_now(pull)
+            result = get()
             if now_s < pull.until_s and result.status is not GetStatus.FOUND:
                 if result.status is GetStatus.NO_MATCHED_MESSAGE:
                     pull.offset = result.next_begin_offset

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -227,3 +229,63 @@ def test_what_fails_while_pulls_are_held_ends_those_alone():
         "good": [codes.SUCCESS] * 2}
     assert answers["busy"][0].remark == "it is being recovered"
     assert sorted({text.split(" failed")[0] for text in said}) == ["a held pull of queue queue 1", "a held pull of read queue 1"]
+
+
+def test_a_held_pull_with_a_condition_is_read_in_another_thread():
+    answers, threads, statuses = [], set(), [GetStatus.NO_MATCHED_MESSAGE, GetStatus.FOUND]
+
+    class Reader(FailingReader):
+        def get_message(self, *_):
+            threads.add(threading.current_thread())
+            return GetResult(statuses.pop(0), next_begin_offset=0)
+
+    async def whole(executor):
+        reader = Reader()
+        pulls = Pulls(reader, None, None, None, executor, lambda host, text: None)
+        reader.has_messages = True
+        asked = [Asked(answers), Asked([])]
+        for request in asked:
+            pulls._hold(Pull(request, "T", 1, 0, 32, subscription_of("T", "a > 1", 0, "SQL92"), 0), 100_000.0)
+            if request is asked[0]:
+                async with asyncio.timeout(60):
+                    while pulls.held:
+                        await asyncio.sleep(0.001)
+                        pulls._look()
+                statuses.append(GetStatus.FOUND)
+            else:
+                request.connection.is_closed = True
+                pulls.closed(request.connection)
+        while pulls._tasks:
+            await asyncio.sleep(0.001)
+        assert pulls.held == 0 and not pulls._held_of
+
+    with ThreadPoolExecutor(2) as executor:
+        asyncio.run(whole(executor))
+    assert [answer.code for answer in answers] == [codes.SUCCESS] and not statuses
+    assert threading.current_thread() not in threads
+
+
+def test_a_look_at_many_queues_gives_others_their_turn(monkeypatch):
+    monkeypatch.setattr("pyengine.gateway.pulls.LOOK_S", 0.0)
+    answers, turns = [], []
+
+    async def whole():
+        reader = FailingReader()
+        pulls = Pulls(reader, None, None, None, None, lambda host, text: None)
+        for queue_id in range(10):
+            pulls._hold(Pull(Asked(answers), "good", queue_id, 0, 32, subscription_of("good", "*", 0, None), 0), 100_000.0)
+        reader.has_messages = True
+        pulls._look()
+        while pulls.held:
+            assert not pulls._looked.is_set()
+            turns.append(len(answers))
+            await asyncio.sleep(0)
+        assert pulls._looked.is_set()
+
+    asyncio.run(whole())
+    assert turns == list(range(1, 10)) and len(answers) == 10
+
+
+def test_a_long_subscription_is_refused(served, topic):
+    answer = served.broker().ask(codes.PULL_MESSAGE, pull_fields(topic, subscription="a || " * 1000))
+    assert (answer.code, answer.remark) == (codes.SUBSCRIPTION_PARSE_FAILED, "a subscription of more than 4096 characters")
