@@ -9,7 +9,7 @@ import struct
 import pytest
 
 from pyengine.gateway import codes
-from pyengine.gateway.connections import REQUESTS_MAX, Answer, Connections, Limits, Request
+from pyengine.gateway.connections import FIELD_BYTES, REQUEST_BYTES, REQUESTS_MAX, Answer, Connections, Limits, Request
 from pyengine.gateway.wire import ONE_WAY, Frame, WireError, decode_frame, encode_frame
 from waiting import patience
 
@@ -248,3 +248,18 @@ def test_numbers_of_a_header_are_checked():
                 request.integer(name)
 
     run({}, steps)
+
+
+def test_a_request_under_way_is_counted_with_what_it_takes_in_memory():
+    async def whole():
+        async with Rig() as rig:
+            peer = await rig.connect()
+            peer.writer.write(encode_frame(Frame(NEVER, {f"f{number}": "" for number in range(10)}, b"", 1)))
+            while not rig.kept:
+                await asyncio.sleep(0.001)
+            assert rig.connections.held_bytes > REQUEST_BYTES + 10 * FIELD_BYTES
+            rig.kept[0].reply(Answer())
+            await peer.receive()
+            assert rig.connections.held_bytes == 0
+
+    asyncio.run(asyncio.wait_for(whole(), 60))
