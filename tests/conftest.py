@@ -94,7 +94,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     report = yield
     if report.skipped and not hasattr(report, "wasxfail"):
         reason = _reason(report)
-        wanted = {"long"} if reason.startswith("long: ") else item.config.required_needs
+        why = reason.partition(": ")[0]  # left out for that need alone, whatever else it needs
+        wanted = {why} if why == "long" or why in needs.NEEDS else item.config.required_needs
         broken = sorted(name for name in wanted & item.config.required_needs if item.get_closest_marker(name))
         if broken:
             report.outcome = "failed"

@@ -47,7 +47,8 @@ def make_disk(tmp_path):
         try:
             done = subprocess.run(command, capture_output=True, text=True)
         except FileNotFoundError:
-            pytest.skip(f"{command[0]} not found on PATH")
+            need = str(command[0]).removeprefix("mkfs.")  # a need of tests/needs.py, or none
+            pytest.skip(f"{need}: {command[0]} not found on PATH")
         if done.returncode:
             pytest.skip(f"{command[0]} refused: {done.stderr.strip()}")
 

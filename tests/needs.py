@@ -125,6 +125,10 @@ def _no_griffe() -> str | None:
     return None if importlib.util.find_spec("griffe") else "griffe not installed (extra `docs`)"
 
 
+def _no_btrfs() -> str | None:
+    return None if shutil.which("mkfs.btrfs") else "mkfs.btrfs not found on PATH (package btrfs-progs)"
+
+
 def _no_go() -> str | None:
     return None if shutil.which("go") else "go not found on PATH"
 
@@ -145,6 +149,7 @@ NEEDS = {
         Need("connect", functools.cache(_no_connect)),
         Need("griffe", functools.cache(_no_griffe)),
         Need("go", functools.cache(_no_go)),
+        Need("btrfs", functools.cache(_no_btrfs)),
         Need("promtool", functools.cache(_no_promtool)),
     )
 }

@@ -49,6 +49,7 @@ OWNERS = {
     "received": "replicator",
     "flush_seq": "flusher; the worker that fails first; the writer after a refusal, in sync mode",
     "arrival_seq": "reputter",
+    "settings_seq": "supervisor",
     "session_seq": "supervisor",
     "confirm_seq": "replicator",
     "writer": "writer",
