@@ -244,6 +244,7 @@ def test_the_blocks_of_the_readme_run(reader):
     program, consumer, handler, shell = shown
     given = re.findall(r"b'[^']*'", handler)  # four threads print at once: what each writes is whole, the lines are not
     assert sorted(given) == sorted(line.partition(" ")[2] for line in consumer.splitlines())
+    assert sorted(re.sub(r"b'[^']*'|\s", "", handler)) == list("0123")
     assert consumer.splitlines() == ["0 b'one apple'", "1 b'two'", "2 b'three'", "3 b'four'"]
     lines = program.splitlines()
     assert lines[0].startswith("PUT_OK 0 ")
