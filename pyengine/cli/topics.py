@@ -102,9 +102,9 @@ def _list(store: Path, settings: dict[str, str], as_json: bool, sizes: bool) -> 
     rows: list[dict[str, Any]] = []
     with reading(store, settings) as reader:
         found = reader.topics()
-        for topic in sorted(found.keys() | table.topics.keys()):
+        for topic in sorted(found.keys() | table.rows.keys()):
             ranges = {queue_id: reader.queue_range(topic, queue_id) for queue_id in found.get(topic, ())}
-            config = table.topics.get(topic)
+            config = table.rows.get(topic)
             size = {"bytes": sum(_record_bytes(reader, topic, queue_id, *span) for queue_id, span in ranges.items())} if sizes else {}
             rows.append({"topic": topic, "queues": found.get(topic, []), "messages": sum(end - first for first, end in ranges.values()),
                          **size, "configured": config is not None} | (_document(config) if config else {}))

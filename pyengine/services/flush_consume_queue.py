@@ -57,6 +57,7 @@ class FlushConsumeQueueService(Service):
     """Syncs queues and index, writes checkpoint and watermark."""
 
     KIND = native.CHECKPOINTER
+    records_rounds = True
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)

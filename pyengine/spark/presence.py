@@ -73,7 +73,7 @@ class _Names:
     def __init__(self, store: LiveStoreReader | RemoteStore, pattern: re.Pattern[str] | None) -> None:
         self._store = store
         self._pattern = pattern
-        self._configured = TopicConfigs(store.root).read().topics
+        self._configured = TopicConfigs(store.root).read().rows
         self._folders = _queue_folders(store)
         self._all = self._folders | self._configured.keys()
 

@@ -444,7 +444,7 @@ class _Attempt:
         if row.queue_id is not None:
             return row.queue_id
         if self._queues is None:
-            self._queues = {name: topic.write_queue_nums for name, topic in TopicConfigs(self._path).read().topics.items()}
+            self._queues = {name: topic.write_queue_nums for name, topic in TopicConfigs(self._path).read().rows.items()}
         count = self._queues.get(row.topic, 1)
         return (zlib.crc32(row.keys.encode("utf-8", "replace")) if row.keys else number) % count
 

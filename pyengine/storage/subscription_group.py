@@ -2,26 +2,17 @@
 
 `{"dataVersion": {counter, timestamp}, "subscriptionGroupTable": {group: {...}}}`, the file that RocketMQ's broker keeps.
 pyengine's own consumers need none of it. It matters to a broker that opens the store and to the gateway, which keeps it as
-the broker does: a group that comes is entered, with the defaults. Several processes may change it, as topics.json.
+the broker does: a group that comes is entered, with the defaults.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-from pyengine.errors import FormatError, StoreBusyError, UsageError
-from pyengine.formats.paths import StorePaths
-from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config
-from pyengine.storage.durable_file import ConfigFile
-from pyengine.storage.later_format import require_known_format
-from pyengine.storage.read_level import StoreUse, store_use
-from pyengine.storage.topic_config import exclusive
+from pyengine.errors import UsageError
+from pyengine.storage.config_table import ConfigTable, RowFormat
 
 NAME = "subscriptionGroup.json"
 RETRY_MAX_TIMES = 16
@@ -47,65 +38,31 @@ class SubscriptionGroup:
         return {theirs: getattr(self, ours) for ours, theirs in _FIELDS.items()} | self.more
 
 
-@dataclass(frozen=True, slots=True)
-class GroupTable:
-    """The file as a whole; `said` is a sentence about a bad file."""
-
-    groups: dict[str, SubscriptionGroup] = field(default_factory=dict)
-    counter: int = 0
-    timestamp_ms: int = 0
-    said: str = ""
-
-
-class SubscriptionGroups:
-    """The file of one store. Holds nothing open between calls."""
+class SubscriptionGroups(ConfigTable[SubscriptionGroup]):
+    """The file of one store, its rows by group. Holds nothing open between calls."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self._root = Path(root)
-        self._file = ConfigFile(StorePaths(root).config / NAME, decode_groups)
-        self.path = self._file.path
-
-    def read(self) -> GroupTable:
-        """What the file, or in its place `.bak`, says; a bad file is told in `said`, never raised."""
-        table, said, _ = self._file.read()
-        return replace(table or GroupTable(), said=said)
+        super().__init__(root, FORMAT)
 
     def enter(self, group: SubscriptionGroup, *, groups_max: int | None = None) -> SubscriptionGroup:
         """The group as the file has it; entered, durable before this returns, where it has not.
 
         UsageError where the file has `groups_max` groups already.
         """
-        with self._changed() as groups:
-            if group.group not in groups and groups_max is not None and len(groups) >= groups_max:
-                raise UsageError(f"{NAME} has {len(groups)} groups already")
-            return groups.setdefault(group.group, group)
+        with self.changed() as table:
+            if group.group not in table.rows and groups_max is not None and len(table.rows) >= groups_max:
+                raise UsageError(f"{NAME} has {len(table.rows)} groups already")
+            return table.rows.setdefault(group.group, group)
 
     def put(self, group: SubscriptionGroup) -> None:
         """Enter a group, or replace what the file says of it; durable before this returns."""
-        with self._changed() as groups:
-            groups[group.group] = group
+        with self.changed() as table:
+            table.rows[group.group] = group
 
     def delete(self, group: str) -> bool:
         """Take a group out of the file; whether it was there."""
-        with self._changed() as groups:
-            return groups.pop(group, None) is not None
-
-    @contextlib.contextmanager
-    def _changed(self) -> Iterator[dict[str, SubscriptionGroup]]:
-        """The groups, to be changed inside the block; then the new file is written, if anything changed."""
-        with exclusive(self.path):
-            use = store_use(self._root)
-            if use is StoreUse.OTHER:
-                raise StoreBusyError(f"{self._root} is open in another program, which keeps {NAME} itself")
-            if use is StoreUse.CLOSED:
-                require_known_format(self._root)
-            table = self._file.read().value or GroupTable()
-            groups = dict(table.groups)
-            yield groups
-            if groups != table.groups:
-                version = {"counter": table.counter + 1, "timestamp": time.time_ns() // 1_000_000}
-                rows = {name: group.fields() for name, group in sorted(groups.items())}
-                self._file.write(encode_config({"dataVersion": version, "subscriptionGroupTable": rows}))
+        with self.changed() as table:
+            return table.rows.pop(group, None) is not None
 
 
 # ---- text -----------------------------------------------------------------------
@@ -118,17 +75,6 @@ _FIELDS = {  # SubscriptionGroup's names -> RocketMQ's, in its order
 }
 
 
-def decode_groups(text: str) -> GroupTable:
-    """The table in the text of the file; FormatError for one of another shape."""
-    document: Any = decode_config(text)
-    try:
-        version = document.get("dataVersion") or {}
-        groups = {name: group_of(name, fields) for name, fields in document["subscriptionGroupTable"].items()}
-        return GroupTable(groups, int(version.get("counter", 0)), int(version.get("timestamp", 0)))
-    except PARSE_ERRORS as error:
-        raise FormatError(f"no table of groups: {error!r}") from error
-
-
 def group_of(name: str, fields: dict[str, Any]) -> SubscriptionGroup:
     """A group by RocketMQ's names; PARSE_ERRORS for values of another kind."""
     values: dict[str, Any] = {}
@@ -137,3 +83,6 @@ def group_of(name: str, fields: dict[str, Any]) -> SubscriptionGroup:
             values[ours] = bool(fields[theirs]) if theirs.endswith("Enable") else int(fields[theirs])
     more = {key: value for key, value in fields.items() if key not in _FIELDS.values()}
     return SubscriptionGroup(name, **values, more=more)
+
+
+FORMAT = RowFormat(NAME, "subscriptionGroupTable", group_of, SubscriptionGroup.fields)

@@ -7,30 +7,18 @@ tools that ask how many queues a topic has.
 
 A put to a topic without an entry gets it one, as a broker's autoCreateTopicEnable does: the checkpointer looks at the
 queues that messages came to since its last round (`enter`), and after a crash the start does it for what was read then.
-
-Several processes may change it: each change is a read, a change and a whole new file under
-one lock. While a broker has the store open the file is its own, and changes are refused.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError, disk_errors
+from pyengine.errors import DiskError, UsageError
 from pyengine.formats.constants import LMQ_PREFIX, SCHEDULE_TOPIC
-from pyengine.formats.paths import StorePaths
-from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config
-from pyengine.storage.durable_file import ConfigFile
-from pyengine.storage.later_format import require_known_format
-from pyengine.storage.new_file import make_folders
-from pyengine.storage.read_level import StoreUse, store_use
+from pyengine.storage.config_table import ConfigTable, RowFormat
 
 NAME = "topics.json"
 PERM_INHERIT, PERM_WRITE, PERM_READ, PERM_PRIORITY = 1, 2, 4, 8
@@ -69,28 +57,11 @@ class TopicConfig:
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class TopicTable:
-    """The file as a whole; `said` is a sentence about a bad file."""
-
-    topics: dict[str, TopicConfig] = field(default_factory=dict)
-    counter: int = 0
-    timestamp_ms: int = 0
-    said: str = ""
-
-
-class TopicConfigs:
-    """The file of one store. Holds nothing open between calls."""
+class TopicConfigs(ConfigTable[TopicConfig]):
+    """The file of one store, its rows by topic. Holds nothing open between calls."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self._root = Path(root)
-        self._file = ConfigFile(StorePaths(root).config / NAME, decode_topics)
-        self.path = self._file.path
-
-    def read(self) -> TopicTable:
-        """What the file, or in its place `.bak`, says; a bad file is told in `said`, never raised."""
-        table, said, _ = self._file.read()
-        return replace(table or TopicTable(), said=said)
+        super().__init__(root, FORMAT)
 
     @property
     def stamp(self) -> int:
@@ -103,35 +74,35 @@ class TopicConfigs:
 
     def create(self, config: TopicConfig) -> TopicConfig:
         """Enter a new topic, durable before this returns; UsageError when it is there already."""
-        with self._changed() as topics:
-            if config.topic in topics:
+        with self.changed() as table:
+            if config.topic in table.rows:
                 raise UsageError(f"the topic {config.topic} is there already: update it")
-            topics[config.topic] = config.check()
+            table.rows[config.topic] = config.check()
         return config
 
     def ensure(self, config: TopicConfig) -> TopicConfig:
         """The entry of this topic; `config` is entered, durable before this returns, where there is none."""
-        found = self.read().topics.get(config.topic)
+        found = self.read().rows.get(config.topic)
         if found is None:
             try:
                 return self.create(config)
             except UsageError:  # another process was faster
-                found = self.read().topics.get(config.topic)
+                found = self.read().rows.get(config.topic)
                 if found is None:
                     raise
         return found
 
     def update(self, topic: str, **changes: Any) -> TopicConfig:
         """Change fields of a topic that is there, by TopicConfig's names; the new values."""
-        with self._changed() as topics:
-            topics[topic] = changed = replace(_found(topics, topic), **changes).check()
+        with self.changed() as table:
+            table.rows[topic] = changed = replace(_found(table.rows, topic), **changes).check()
         return changed
 
     def delete(self, topic: str) -> None:
         """Take the topic out of the file; its messages stay where they are."""
-        with self._changed() as topics:
-            _found(topics, topic)
-            del topics[topic]
+        with self.changed() as table:
+            _found(table.rows, topic)
+            del table.rows[topic]
 
     def enter(self, queues: Mapping[str, int], queue_nums: int = QUEUE_NUMS_NEW) -> list[str]:
         """Make entries for topics that have messages and no entry; those that were changed, sorted.
@@ -143,12 +114,12 @@ class TopicConfigs:
         read: it is left as it is.
         """
         wanted = {topic: min(queue_id + 1, QUEUE_NUMS_MAX) for topic, queue_id in queues.items() if _has_entry(topic)}
-        if not wanted or not _lacking(self.read().topics, wanted):
+        if not wanted or not _lacking(self.read().rows, wanted):
             return []
-        with self._changed() as topics:
-            found = self._file.read()
-            if found.value is None and found.said:
-                raise DiskError(f"{found.said}: new topics are not entered; repair the file or remove it", path=str(self.path))
+        with self.changed() as table:
+            if table.is_lost:
+                raise DiskError(f"{table.said}: new topics are not entered; repair the file or remove it", path=str(self.path))
+            topics = table.rows
             lacking = _lacking(topics, wanted)
             for topic in lacking:
                 count = wanted[topic]
@@ -159,33 +130,6 @@ class TopicConfigs:
                     count = max(queue_nums, count)
                 topics[topic] = TopicConfig(topic, count, count)
         return lacking
-
-    @contextlib.contextmanager
-    def _changed(self) -> Iterator[dict[str, TopicConfig]]:
-        """The topics, to be changed inside the block; then the new file is written."""
-        with exclusive(self.path):
-            use = store_use(self._root)
-            if use is StoreUse.OTHER:
-                raise StoreBusyError(f"{self._root} is open in another program, which keeps {NAME} itself")
-            if use is StoreUse.CLOSED:
-                require_known_format(self._root)
-            table = self._file.read().value or TopicTable()
-            topics = dict(table.topics)
-            yield topics
-            self._file.write(_encode(topics, table.counter + 1, time.time_ns() // 1_000_000))
-
-@contextlib.contextmanager
-def exclusive(path: Path) -> Iterator[None]:
-    """Be the one process that changes this config/*.json inside the block: a lock on `<name>.lock`, which dies with its process."""
-    make_folders(path.parent)
-    lock = path.with_name(path.name + ".lock")
-    with disk_errors("open", lock):
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _has_entry(topic: str) -> bool:
@@ -213,21 +157,8 @@ _FIELDS = {  # TopicConfig's names -> RocketMQ's, in its order
 _ABSENT = {"read_queue_nums": QUEUE_NUMS_ABSENT, "write_queue_nums": QUEUE_NUMS_ABSENT}
 
 
-def _encode(topics: dict[str, TopicConfig], counter: int, timestamp_ms: int) -> str:
-    table = {name: {theirs: getattr(config, ours) for ours, theirs in _FIELDS.items()} | config.more
-             for name, config in sorted(topics.items())}
-    return encode_config({"dataVersion": {"counter": counter, "timestamp": timestamp_ms}, "topicConfigTable": table})
-
-
-def decode_topics(text: str) -> TopicTable:
-    """The table in the text of the file; FormatError for one of another shape."""
-    document: Any = decode_config(text)
-    try:
-        version = document.get("dataVersion") or {}
-        topics = {name: _config(name, fields) for name, fields in document["topicConfigTable"].items()}
-        return TopicTable(topics, int(version.get("counter", 0)), int(version.get("timestamp", 0)))
-    except PARSE_ERRORS as error:
-        raise FormatError(f"no table of topics: {error!r}") from error
+def _fields(config: TopicConfig) -> dict[str, Any]:
+    return {theirs: getattr(config, ours) for ours, theirs in _FIELDS.items()} | config.more
 
 
 def _config(name: str, fields: dict[str, Any]) -> TopicConfig:
@@ -237,3 +168,6 @@ def _config(name: str, fields: dict[str, Any]) -> TopicConfig:
             values[ours] = int(values[ours])
     more = {key: value for key, value in fields.items() if key not in _FIELDS.values()}
     return TopicConfig(**(_ABSENT | values | {"topic": name, "order": bool(values.get("order", False)), "more": more}))
+
+
+FORMAT = RowFormat(NAME, "topicConfigTable", _config, _fields)

@@ -139,7 +139,7 @@ def test_a_block_commits_at_its_end(engine, producer):
     half = messages(engine, HALF)[0]
     assert (one.sys_flag, one.prepared_transaction_offset, one.born_timestamp_ms) == (8, half.physical_offset, half.born_timestamp_ms)
     assert bodies(engine, OP) == [b"0", b"1"]
-    entry = TopicConfigs(engine.path).read().topics[HALF]
+    entry = TopicConfigs(engine.path).read().rows[HALF]
     assert (entry.read_queue_nums, entry.write_queue_nums, entry.perm) == (1, 1, 6)
 
 
@@ -235,7 +235,7 @@ def test_a_message_that_was_asked_about_too_often_is_put_aside(engine, halves):
     assert rounds(engine, check) == []
     (discarded,) = messages(engine, DISCARDED)
     assert (discarded.body, discarded.properties["REAL_TOPIC"]) == (b"x", "orders") and offsets(engine) == (4, 0)
-    assert TopicConfigs(engine.path).read().topics[DISCARDED].write_queue_nums == 1
+    assert TopicConfigs(engine.path).read().rows[DISCARDED].write_queue_nums == 1
 
 
 def test_a_message_older_than_the_log_keeps_is_put_aside(engine, halves):

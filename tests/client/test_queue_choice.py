@@ -77,7 +77,7 @@ def test_a_sharding_key_chooses_as_rocketmqs_client_does(choice, key, queue):
 
 def test_a_topic_that_is_not_there_is_entered_with_the_default(choice):
     assert {choice.next_queue("new") for _ in range(8)} == set(range(8))
-    entry = choice.topics.read().topics["new"]
+    entry = choice.topics.read().rows["new"]
     assert (entry.read_queue_nums, entry.write_queue_nums, entry.perm) == (8, 8, 6)
 
 
@@ -95,7 +95,7 @@ def test_a_file_that_cannot_be_written_keeps_no_put_back(choice, monkeypatch):
 
     monkeypatch.setattr(choice._topics, "ensure", refused)
     assert choice.next_queue("new") in range(8)
-    assert "new" not in choice.topics.read().topics
+    assert "new" not in choice.topics.read().rows
 
 
 # --- puts -----------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_puts_without_a_queue_are_spread(engine, producer):
 def test_a_put_without_more_still_goes_to_queue_0(engine, producer):
     """Its topic is entered too, with as many queues, by the checkpointer."""
     assert [producer.put("plain", b"x").queue_id for _ in range(3)] == [0, 0, 0]
-    entry = eventually(lambda: TopicConfigs(engine.path).read().topics.get("plain"), "the topic is entered")
+    entry = eventually(lambda: TopicConfigs(engine.path).read().rows.get("plain"), "the topic is entered")
     assert (entry.read_queue_nums, entry.write_queue_nums) == (3, 3)
 
 
@@ -182,7 +182,7 @@ def test_a_topic_that_cannot_be_is_refused_and_not_entered(engine, producer, cal
     for options in ({"queue_id": None}, {"sharding_key": "a"}):
         result = call(producer, **options)
         assert result.status is PutStatus.MESSAGE_ILLEGAL and "folder" in result.reason
-    assert "T/x" not in TopicConfigs(engine.path).read().topics
+    assert "T/x" not in TopicConfigs(engine.path).read().rows
 
 
 def test_a_queue_and_a_key_exclude_each_other(producer):

@@ -180,7 +180,7 @@ def test_retry_and_dead_letter_topics_are_entered_as_the_broker_enters_them(engi
     x, y = pull(consumer, 2)
     consumer.retry(x)
     consumer.retry(y, delay_level=-1)
-    topics = TopicConfigs(engine.path).read().topics
+    topics = TopicConfigs(engine.path).read().rows
     for topic in (retry_topic(names[1]), dlq_topic(names[1])):
         entry = topics[topic]
         assert (entry.read_queue_nums, entry.write_queue_nums, entry.perm, entry.order, entry.topic_sys_flag) == (1, 1, 6, False, 0)
@@ -191,7 +191,7 @@ def test_an_entry_that_is_there_is_kept(engine, names, consume):
     put(engine, names[0], b"x")
     consumer = consume()
     consumer.retry(*pull(consumer))
-    assert TopicConfigs(engine.path).read().topics[retry_topic(names[1])].read_queue_nums == 3
+    assert TopicConfigs(engine.path).read().rows[retry_topic(names[1])].read_queue_nums == 3
 
 
 def test_a_message_that_cannot_be_stored_is_not_done(engine, names, consume, monkeypatch):

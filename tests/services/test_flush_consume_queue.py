@@ -289,7 +289,7 @@ def test_a_topic_of_a_new_message_is_entered_in_the_same_round_and_again_after_i
     rig.writer.put(b"1", topic="orders", queue_id=9)
     rig.dispatch()
     rig.round()
-    assert topics.read().topics == {"orders": TopicConfig("orders", 10, 10)}
+    assert topics.read().rows == {"orders": TopicConfig("orders", 10, 10)}
     stamp = topics.stamp
     rig.writer.put(b"2", topic="orders", queue_id=3)
     rig.dispatch()
@@ -297,11 +297,11 @@ def test_a_topic_of_a_new_message_is_entered_in_the_same_round_and_again_after_i
     assert topics.stamp == stamp, "nothing had to be changed"
     topics.delete("orders")
     rig.round()
-    assert topics.read().topics == {}, "no message came"
+    assert topics.read().rows == {}, "no message came"
     rig.writer.put(b"3", topic="orders")
     rig.dispatch()
     rig.round()
-    assert topics.read().topics == {"orders": TopicConfig("orders")}
+    assert topics.read().rows == {"orders": TopicConfig("orders")}
 
 
 def test_a_bad_topics_file_does_not_keep_the_checkpoint_from_being_written(rig):
@@ -319,7 +319,7 @@ def test_a_bad_topics_file_does_not_keep_the_checkpoint_from_being_written(rig):
     rig.writer.put(b"3")
     rig.dispatch()
     rig.round()
-    assert "T" in topics.read().topics and "entered into topics.json again" in rig.said[1]
+    assert "T" in topics.read().rows and "entered into topics.json again" in rig.said[1]
 
 
 def test_a_changed_interval_counts_at_once(rig):

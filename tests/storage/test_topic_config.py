@@ -47,8 +47,8 @@ def written(root) -> dict:
 def test_a_brokers_file_is_read(tmp_path):
     table = configs(tmp_path, ROCKETMQ).read()
     assert (table.counter, table.timestamp_ms, table.said) == (7, 1700000000000, "")
-    assert table.topics["orders"] == TopicConfig("orders", 4, 4, 6, True)
-    assert table.topics["bare"] == TopicConfig("bare", 16, 16, 6, False), "what the file does not say is TopicConfig's default"
+    assert table.rows["orders"] == TopicConfig("orders", 4, 4, 6, True)
+    assert table.rows["bare"] == TopicConfig("bare", 16, 16, 6, False), "what the file does not say is TopicConfig's default"
 
 
 def test_a_change_keeps_what_others_wrote_and_counts_up(tmp_path):
@@ -65,7 +65,7 @@ def test_a_change_keeps_what_others_wrote_and_counts_up(tmp_path):
 
 def test_create_update_and_delete(tmp_path):
     topics = configs(tmp_path)
-    assert topics.read().topics == {} and topics.read().said == ""
+    assert topics.read().rows == {} and topics.read().said == ""
     topics.create(TopicConfig("a"))
     topics.create(TopicConfig("b", 1, 2, 2, True))
     with pytest.raises(UsageError, match="is there already"):
@@ -80,14 +80,14 @@ def test_create_update_and_delete(tmp_path):
     with pytest.raises(UsageError, match="has no topic a"):
         topics.delete("a")
     table = topics.read()
-    assert table.topics == {"b": TopicConfig("b", 1, 2, 2, True)} and table.counter == 3
+    assert table.rows == {"b": TopicConfig("b", 1, 2, 2, True)} and table.counter == 3
 
 
 @pytest.mark.parametrize("bad", ["", "\0" * 100, '{"topicConfigTable":', '{"topicConfigTable":[]}', "[]", b"\xff\xfe"])
 def test_a_bad_file_gives_way_to_its_backup_and_says_so(tmp_path, bad):
     topics = configs(tmp_path, bad, ROCKETMQ)
     table = topics.read()
-    assert set(table.topics) == {"orders", "bare"} and "topics.json.bak" in table.said
+    assert set(table.rows) == {"orders", "bare"} and "topics.json.bak" in table.said
     topics.create(TopicConfig("new"))
     assert set(written(tmp_path)["topicConfigTable"]) == {"orders", "bare", "new"} and topics.read().said == ""
     assert (tmp_path / "config" / "topics.json.bak").read_text() == ROCKETMQ, "the bad file never takes the good one's place"
@@ -96,16 +96,16 @@ def test_a_bad_file_gives_way_to_its_backup_and_says_so(tmp_path, bad):
 def test_two_bad_files_are_no_topics(tmp_path):
     topics = configs(tmp_path, "{", "}")
     table = topics.read()
-    assert table.topics == {} and "nothing of it is used" in table.said
+    assert table.rows == {} and "nothing of it is used" in table.said
     topics.create(TopicConfig("new"))
-    assert set(topics.read().topics) == {"new"}
+    assert set(topics.read().rows) == {"new"}
 
 
 def test_while_a_broker_has_the_store_the_file_is_its_own(tmp_path):
     topics = configs(tmp_path, ROCKETMQ)
     (tmp_path / "lock").write_bytes(b"lock")
     with held_by_a_broker(tmp_path):
-        assert set(topics.read().topics) == {"orders", "bare"}
+        assert set(topics.read().rows) == {"orders", "bare"}
         with pytest.raises(StoreBusyError):
             topics.create(TopicConfig("new"))
     topics.create(TopicConfig("new"))
@@ -120,7 +120,7 @@ def test_changes_of_several_at_once_are_all_kept(tmp_path):
     for thread in threads:
         thread.join()
     table = TopicConfigs(tmp_path).read()
-    assert len(table.topics) == 8 and table.counter == 8
+    assert len(table.rows) == 8 and table.counter == 8
 
 
 def test_an_entry_is_made_once_and_kept_as_it_is(tmp_path):
@@ -146,7 +146,7 @@ def test_an_entry_that_another_process_made_meanwhile_is_taken(tmp_path, monkeyp
 def test_a_topic_with_messages_gets_the_entry_that_a_broker_would_make(tmp_path):
     found = configs(tmp_path)
     assert found.enter({"orders": 0, "wide": 11, "%RETRY%billing": 0}) == ["%RETRY%billing", "orders", "wide"]
-    assert found.read().topics == {
+    assert found.read().rows == {
         "orders": TopicConfig("orders", 8, 8, 6), "wide": TopicConfig("wide", 12, 12, 6),
         "%RETRY%billing": TopicConfig("%RETRY%billing", 1, 1, 6)}
     assert written(tmp_path)["topicConfigTable"]["orders"] == {
@@ -161,7 +161,7 @@ def test_an_entry_is_only_raised_where_a_broker_would_not_serve_a_queue(tmp_path
     assert found.enter({"orders": 3, "bare": 15}) == [] and found.stamp == stamp
     assert (tmp_path / "config" / "topics.json").read_bytes() == before
     assert found.enter({"orders": 6}) == ["orders"] and found.stamp != stamp
-    assert found.read().topics["orders"] == TopicConfig("orders", 7, 4, 6, True)
+    assert found.read().rows["orders"] == TopicConfig("orders", 7, 4, 6, True)
     assert written(tmp_path)["topicConfigTable"]["orders"]["attributes"] == {"a": "b"}
 
 

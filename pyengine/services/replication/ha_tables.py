@@ -24,6 +24,7 @@ from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import read_small_file
 from pyengine.services.service import BlockedReason
 from pyengine.storage import consumer_offset, delay_offset, subscription_group, topic_config
+from pyengine.storage.config_table import exclusive
 from pyengine.storage.consumer_offset import ConsumerOffsets, decode_offsets
 from pyengine.storage.durable_file import ConfigFile
 
@@ -53,7 +54,7 @@ def _replace(name: str, decode: Callable[[str], object], *, is_shared: bool = Tr
         text = content.decode()
         decode(text)  # FormatError
         file = ConfigFile(StorePaths(root).config / name, _keep_text)
-        with topic_config.exclusive(file.path) if is_shared else contextlib.nullcontext():
+        with exclusive(file.path) if is_shared else contextlib.nullcontext():
             if file.read().value != text:
                 file.write(text)
     return write
@@ -61,8 +62,8 @@ def _replace(name: str, decode: Callable[[str], object], *, is_shared: bool = Tr
 
 # By their kinds on the wire, which stay: the name of the file, and how a slave takes it over.
 TABLES: tuple[tuple[str, Callable[[str | os.PathLike[str], bytes], None]], ...] = (
-    (topic_config.NAME, _replace(topic_config.NAME, topic_config.decode_topics)),
-    (subscription_group.NAME, _replace(subscription_group.NAME, subscription_group.decode_groups)),
+    (topic_config.NAME, _replace(topic_config.NAME, topic_config.FORMAT.decode)),
+    (subscription_group.NAME, _replace(subscription_group.NAME, subscription_group.FORMAT.decode)),
     (consumer_offset.FILE_NAME, _offsets),
     (delay_offset.NAME, _replace(delay_offset.NAME, delay_offset.decode_delay_offsets, is_shared=False)),
 )

@@ -30,6 +30,7 @@ from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.formats.record import Message, decode_record
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, read_small_file
 from pyengine.native.scan import classify
+from pyengine.storage import topic_config
 from pyengine.storage.check.index import check_index, index_files_to_check
 from pyengine.storage.check.log import LogFacts, check_log
 from pyengine.storage.check.queues import QueueCheck, check_extensions
@@ -48,7 +49,6 @@ from pyengine.storage.recovery.markers import read_marker, read_rebuild_marker
 from pyengine.storage.recovery.queues import list_queues
 from pyengine.storage.recovery.recover import lost_messages, would_refuse
 from pyengine.storage.recovery.report import copy_note
-from pyengine.storage.topic_config import decode_topics
 from pyengine.storage.watermark import read_sync_failure
 
 
@@ -316,7 +316,7 @@ def _decode_any(content: bytes) -> None:
 
 
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
-    "topics.json": lambda content: decode_topics(content.decode()),
+    "topics.json": lambda content: topic_config.FORMAT.decode(content.decode()),
     "delayOffset.json": lambda content: decode_delay_offsets(content.decode()),
     "consumerOffset.json": decode_offsets,
 }

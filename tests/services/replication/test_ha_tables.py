@@ -49,8 +49,8 @@ def test_a_slave_has_its_masters_topics_groups_and_offsets(sides):
     DelayOffsets(sides.master).write({1: 4, 18: 2})
     assert sides.carry() == [TOPICS, GROUPS, OFFSETS, DELAYS]
     sides.sink.apply()
-    assert TopicConfigs(sides.slave).read().topics["orders"].read_queue_nums == 3
-    assert "billing" in SubscriptionGroups(sides.slave).read().groups
+    assert TopicConfigs(sides.slave).read().rows["orders"].read_queue_nums == 3
+    assert "billing" in SubscriptionGroups(sides.slave).read().rows
     assert ConsumerOffsets(sides.slave).read("orders", "billing") == {0: 7, 2: 9}
     assert DelayOffsets(sides.slave).read() == ({1: 4, 18: 2}, "")
     assert sides.said == []
@@ -98,7 +98,7 @@ def test_a_topic_that_was_deleted_on_the_master_is_deleted_on_the_slave(sides):
     topics.delete("old")
     sides.carry()
     sides.sink.apply()
-    assert set(TopicConfigs(sides.slave).read().topics) == {"new"}
+    assert set(TopicConfigs(sides.slave).read().rows) == {"new"}
 
 
 def test_what_is_the_same_is_not_written_again(sides):
