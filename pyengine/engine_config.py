@@ -25,6 +25,8 @@ AT_ONCE = "at once"
 PRODUCERS = "for producers that connect afterwards"
 READERS = "for readers that are opened afterwards"
 
+_COMMITS = "a put on an idle store is committed at once, a stream of them in pieces of up to a millisecond"
+_QUEUES = "each round syncs every queue file that was touched since the last"
 _POSITION = "the flusher follows the position itself, not a count of pages"
 
 
@@ -94,12 +96,6 @@ class EngineConfig:
     commit_interval_commit_log_ms: int = setting(
         200, "Longest pause between two commits of buffered bytes.", key="commitIntervalCommitLog", unit="ms",
         low=1, high=DAY_MS, live=AT_ONCE, group="writing")
-    commit_commit_log_least_pages: int = setting(
-        4, "A commit is due early when this many 4 KiB pages wait in a buffer.", key="commitCommitLogLeastPages",
-        low=0, high=INT32_MAX, group="writing")
-    commit_commit_log_thorough_interval_ms: int = setting(
-        200, "After this time a commit takes every byte, whatever the page count.",
-        key="commitCommitLogThoroughInterval", unit="ms", low=1, high=DAY_MS, group="writing")
     sync_flush_timeout_ms: int = setting(
         5000, "A put with SYNC_FLUSH that waits longer gets FLUSH_DISK_TIMEOUT; the message is stored.",
         key="syncFlushTimeout", unit="ms", low=1, high=DAY_MS, live=PRODUCERS, group="writing")
@@ -245,17 +241,8 @@ class EngineConfig:
     flush_interval_consume_queue_ms: int = setting(
         1000, "Pause between two flushes of the consume queues.", key="flushIntervalConsumeQueue", unit="ms", low=1,
         high=DAY_MS, live=AT_ONCE, group="dispatch")
-    flush_consume_queue_least_pages: int = setting(
-        2, "An ordinary flush takes queue files with at least this many dirty pages.",
-        key="flushConsumeQueueLeastPages", low=0, high=INT32_MAX, group="dispatch")
-    flush_consume_queue_thorough_interval_ms: int = setting(
-        60_000, "After this time every dirty queue file is flushed and the checkpoint written.",
-        key="flushConsumeQueueThoroughInterval", unit="ms", low=1, high=DAY_MS, group="dispatch")
     enable_consume_queue_ext: bool = setting(
         False, "Queue entries carry addresses of extension units.", key="enableConsumeQueueExt", group="dispatch")
-    bit_map_length_consume_queue_ext: int = setting(
-        64, "Bits of the filter map in an extension unit.", key="bitMapLengthConsumeQueueExt", low=0, high=65_536,
-        group="dispatch")
     enable_lmq: bool = setting(
         False, "Light queues (%LMQ%...) are allowed.", key="enableLmq", group="dispatch")
     enable_multi_dispatch: bool = setting(
@@ -265,9 +252,6 @@ class EngineConfig:
         20_000, "Most light queues of a store.", key="maxLmqConsumeQueueNum", low=0, high=INT32_MAX, group="dispatch")
     check_crc_on_recover: bool = setting(
         True, "Recovery checks each body's CRC.", key="checkCRCOnRecover", group="dispatch")
-    message_index_safe: bool = setting(
-        False, "Recovery also heeds the index's time in the checkpoint when it picks its first segment.",
-        key="messageIndexSafe", group="dispatch")
 
     # -- reading
     access_message_in_memory_max_ratio: int = setting(
@@ -284,9 +268,6 @@ class EngineConfig:
         high=INT32_MAX, live=READERS, group="reading")
     max_transfer_count_on_message_in_disk: int = setting(
         8, "Most messages of one get from the disk.", key="maxTransferCountOnMessageInDisk", low=1, high=INT32_MAX,
-        live=READERS, group="reading")
-    default_query_max_num: int = setting(
-        32, "Messages that a key query gives when no number is asked for.", key="defaultQueryMaxNum", low=1, high=64,
         live=READERS, group="reading")
 
     # -- deleting old messages, and the room on the disk
@@ -347,6 +328,27 @@ class EngineConfig:
         False, "Fill and lock a segment's pages when it is made.", key="warmMapedFileEnable", group="processes")
 
     # -- known to RocketMQ, without effect here
+    commit_commit_log_least_pages: int = setting(
+        4, "A commit is due early when this many 4 KiB pages wait in a buffer.", key="commitCommitLogLeastPages",
+        low=0, high=INT32_MAX, inert=_COMMITS, group="accepted")
+    commit_commit_log_thorough_interval_ms: int = setting(
+        200, "After this time a commit takes every byte, whatever the page count.",
+        key="commitCommitLogThoroughInterval", unit="ms", low=1, high=DAY_MS, inert=_COMMITS, group="accepted")
+    flush_consume_queue_least_pages: int = setting(
+        2, "An ordinary flush takes queue files with at least this many dirty pages.",
+        key="flushConsumeQueueLeastPages", low=0, high=INT32_MAX, inert=_QUEUES, group="accepted")
+    flush_consume_queue_thorough_interval_ms: int = setting(
+        60_000, "After this time every dirty queue file is flushed and the checkpoint written.",
+        key="flushConsumeQueueThoroughInterval", unit="ms", low=1, high=DAY_MS, inert=_QUEUES, group="accepted")
+    bit_map_length_consume_queue_ext: int = setting(
+        64, "Bits of the filter map in an extension unit.", key="bitMapLengthConsumeQueueExt", low=0, high=65_536,
+        inert="extension units are written without a filter map; one that stands is kept", group="accepted")
+    message_index_safe: bool = setting(
+        False, "Recovery also heeds the index's time in the checkpoint when it picks its first segment.",
+        key="messageIndexSafe", inert="recovery always heeds the index's time in the checkpoint", group="accepted")
+    default_query_max_num: int = setting(
+        32, "Messages that a key query gives when no number is asked for.", key="defaultQueryMaxNum", low=1, high=64,
+        inert="a query says itself how many messages it wants, 64 if it does not", group="accepted")
     flush_commit_log_timed: bool = setting(
         True, "Sleep between flushes whatever happens.", key="flushCommitLogTimed",
         inert="the flusher sleeps on a latch and loops while there is work", group="accepted")

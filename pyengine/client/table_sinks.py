@@ -3,7 +3,8 @@
 Rows and the offset of the log that a table has reached are one commit of it, so a process that is killed anywhere leaves
 both or neither. What a commit names is durable before: delta-rs and pyiceberg do not sync what they write, so data files
 are written here, and so is what Iceberg's metadata consists of. The commit itself is a row of SQLite (Iceberg), which
-syncs it, or a file (Delta), which is synced before anything else relies on it; one that a power cut tore is removed.
+syncs it, or a file (Delta), which is synced before anything else relies on it, a checkpoint too; one that a power cut tore is
+removed.
 
     Delta     the transaction (txn) of the application `pyengine:STORE` has the offset as its version
     Iceberg   the table's property pyengine.offset; the snapshot's summary has it too
@@ -21,7 +22,7 @@ from typing import Any, Protocol
 import deltalake
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
+from deltalake.transaction import AddAction, CommitProperties, PostCommitHookProperties, RemoveAction, Transaction
 from pyarrow import parquet
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
@@ -47,6 +48,8 @@ SCHEMA = pa.schema([*scan_schema(COLUMNS), pa.field(DATE, pa.date32())])
 NAMESPACE = "topics"
 CATALOG = "catalog.db"
 STORE, TOPIC, OFFSET = "pyengine.store", "pyengine.topic", "pyengine.offset"
+CHECKPOINT_EACH = 100  # commits of a Delta table, as delta-rs itself would
+_ONLY_COMMIT = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)  # else it would do both before our sync
 _DATA_FILE = re.compile(r"part-(\d{20})-\d{20}\.parquet")
 _ICEBERG_TYPES = {"int32": IntegerType(), "int64": LongType(), "timestamp[us, tz=UTC]": TimestamptzType(), "string": StringType(),
                   "binary": BinaryType(), "date32[day]": DateType()}
@@ -96,18 +99,22 @@ class DeltaTables:
         table, folder = self._table(topic), self._folder(topic)
         if table is None:
             table = deltalake.DeltaTable.create(
-                folder, SCHEMA, partition_by=[DATE], configuration={STORE: self._store, TOPIC: topic}, raise_if_key_not_exists=False)
-            self._sync_log(folder)
+                folder, SCHEMA, partition_by=[DATE], configuration={STORE: self._store, TOPIC: topic}, raise_if_key_not_exists=False,
+                post_commithook_properties=_ONLY_COMMIT)
+            _sync_commit(folder)
             self._open[topic] = table
         actions: list[AddAction | RemoveAction] = [
             self._write(folder, rows, day, start, end) for day in pc.unique(rows[DATE]).to_pylist()]
         failpoint("table_data_durable")
         table.create_write_transaction(
             actions, "append", SCHEMA, [DATE],
-            commit_properties=CommitProperties(app_transactions=[Transaction(self._application, end)], custom_metadata={OFFSET: str(end)}))
-        self._sync_log(folder)
+            commit_properties=CommitProperties(app_transactions=[Transaction(self._application, end)], custom_metadata={OFFSET: str(end)}),
+            post_commithook_properties=_ONLY_COMMIT)
+        _sync_commit(folder)
         failpoint("table_committed")
         table.update_incremental()
+        if table.version() % CHECKPOINT_EACH == 0:
+            _checkpoint(table, folder / "_delta_log")
 
     def _folder(self, topic: str) -> Path:
         return self._dest / table_name(topic)
@@ -115,7 +122,7 @@ class DeltaTables:
     def _table(self, topic: str) -> deltalake.DeltaTable | None:
         if topic not in self._open:
             folder = self._folder(topic)
-            _remove_torn_commit(folder / "_delta_log")
+            _remove_torn(folder / "_delta_log")
             if not deltalake.DeltaTable.is_deltatable(str(folder)):
                 return None
             table = deltalake.DeltaTable(folder)
@@ -148,27 +155,55 @@ class DeltaTables:
             if found and int(found[1]) >= offset:
                 path.unlink()
 
-    @staticmethod
-    def _sync_log(folder: Path) -> None:
-        """Make the newest commit durable, and the checkpoint that delta-rs may have written with it."""
-        log = folder / "_delta_log"
-        for path in sorted(log.iterdir())[-4:]:
-            if path.is_file():
-                sync_file(path)
-        for path in (log, folder, folder.parent):
-            sync_folder(path)
+
+def _sync_commit(folder: Path) -> None:
+    """Make the newest commit durable, with its name."""
+    log = folder / "_delta_log"
+    sync_file(max(_commits(log)))
+    for path in (log, folder, folder.parent):
+        sync_folder(path)
 
 
-def _remove_torn_commit(log: Path) -> None:
-    """The last commit, where a power cut left a part of it: nothing relied on it yet, for it was not synced."""
-    commits = sorted(log.glob("[0-9]" * 20 + ".json"))
-    if commits:
+def _commits(log: Path) -> list[Path]:
+    return list(log.glob("[0-9]" * 20 + ".json"))
+
+
+def _checkpoint(table: deltalake.DeltaTable, log: Path) -> None:
+    """What the commits up to now amount to, in one file; then commits and checkpoints that readers need no more are deleted."""
+    table.create_checkpoint()
+    for path in (max(log.glob("*.checkpoint*.parquet")), log / "_last_checkpoint"):
+        sync_file(path)
+    sync_folder(log)
+    table.cleanup_metadata()
+
+
+def _remove_torn(log: Path) -> None:
+    """What a power cut left a part of: nothing relied on it yet, for it was not synced.
+
+    A commit may be torn, or a checkpoint; the commits that one stands for are deleted only once it is durable.
+    """
+    torn = []
+    if commits := _commits(log):
         try:
-            for line in commits[-1].read_text().splitlines() or [""]:
+            for line in max(commits).read_text().splitlines() or [""]:
                 json.loads(line)
         except ValueError:
-            commits[-1].unlink()
-            sync_folder(log)
+            torn.append(max(commits))
+    if checkpoints := list(log.glob("*.checkpoint*.parquet")):
+        try:
+            parquet.read_table(max(checkpoints))
+        except (pa.ArrowException, OSError):
+            torn += [max(checkpoints), log / "_last_checkpoint"]
+    try:
+        json.loads((log / "_last_checkpoint").read_text())
+    except FileNotFoundError:
+        pass
+    except ValueError:
+        torn.append(log / "_last_checkpoint")
+    for path in torn:
+        path.unlink(missing_ok=True)
+    if torn:
+        sync_folder(log)
 
 
 class IcebergTables:

@@ -135,7 +135,14 @@ def write_tables(
         report = TablesReport(str(root), str(dest), to)
         filling = _Filling(store, lambda: open_sink(to, dest, wanted.store), dest, hold, pattern, report, piece_bytes)
         try:
-            filling.begin(state, allow_loss=allow_loss)
+            try:
+                filling.begin(state, allow_loss=allow_loss)
+            except BaseException:  # what was held is what the run before needs, not the whole log
+                if state is None:
+                    remove_log_hold(root, name)
+                elif hold.is_written:
+                    hold.move(state.offset)
+                raise
             filling.advance(filling.flushed(), progress)
             while follow and not (over or threading.Event()).wait(interval_s):
                 filling.advance(filling.flushed(), progress)

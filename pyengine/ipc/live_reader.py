@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyengine.errors import EngineUnavailableError, StoreBusyError, UsageError
+from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError, UsageError
 from pyengine.formats.constants import CHECKPOINT_MARGIN_MS
 from pyengine.ipc import shared_objects
 from pyengine.ipc.cleaning import SegmentHolds
@@ -323,16 +323,21 @@ class LiveStoreReader(StoreReader):
 
 
 def flushed_end(store: LiveStoreReader) -> int:
-    """Where the log is durable, once that covers all that is committed now; after FLUSH_WAIT_S as far as it is.
+    """Where the log is durable, once that covers all that is committed now; without an engine as far as it is.
 
-    UsageError where that cannot be told.
+    EngineError where the engine does not flush that within two of its intervals and FLUSH_WAIT_S. UsageError where it cannot
+    be told how far the log is durable.
     """
     wanted = store.max_physical_offset(ReadLevel.COMMITTED)
-    deadline_s = time.monotonic() + FLUSH_WAIT_S
+    wait_s = FLUSH_WAIT_S + 2 * store.config.flush_interval_commit_log_ms / 1000
+    deadline_s = time.monotonic() + wait_s
     while True:
         end = store.max_physical_offset(ReadLevel.FLUSHED)
-        if end >= wanted or not store.is_live or time.monotonic() >= deadline_s:
+        if end >= wanted or not store.is_live:
             return max(end, 0)
+        if time.monotonic() >= deadline_s:
+            raise EngineError(f"the log of {store.root} is durable up to {end:,}, but messages up to {wanted:,} were committed "
+                              f"{wait_s:.0f} s ago: `pyengine status {store.root}` says why it is not flushed; run the command again")
         time.sleep(FLUSH_STEP_S)
 
 

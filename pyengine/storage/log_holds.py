@@ -23,6 +23,7 @@ from pyengine.storage.durable_file import DurableRecord
 
 FOLDER = "log-holds"
 HOLD_MS_MAX = 7 * 24 * 3_600_000  # a hold that ends later than this is of a wrong clock or a wrong hand
+CLOCK_GRACE_MS = 3_600_000  # so far may the clocks of owner and cleaner be apart, and a late owner be behind its hold's end
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -39,7 +40,7 @@ class LogHold:
 
     def is_active(self, now_ms: int) -> bool:
         """Whether the cleaner has to respect it."""
-        return not self.damage and now_ms < self.expires_ms <= now_ms + HOLD_MS_MAX
+        return not self.damage and now_ms < self.expires_ms <= now_ms + HOLD_MS_MAX + CLOCK_GRACE_MS
 
 
 def _hold(fields: dict[str, object]) -> LogHold:
@@ -95,14 +96,15 @@ class KeptHold:
     """A hold of this process, renewed by keep() while it works."""
 
     def __init__(self, root: Root, name: str, owner: str, duration_ms: int) -> None:
-        """Writes it, from offset 0 on: move() says later what is really needed. Holds whose time is over are removed."""
+        """Writes it, from offset 0 on: move() says later what is really needed. Holds long over are removed."""
         self._root = root
         self._duration_ms = duration_ms
         self._hold = LogHold(name, f"{owner} (pid {os.getpid()})", 0, 0)
         self.is_written = True
         self._write()
         for old in read_log_holds(root) if self.is_written else ():
-            if not old.damage and old.expires_ms <= _now_ms():
+            # Not at once: its owner may be about to renew it, and what was renewed just before the removal would be gone.
+            if not old.damage and old.expires_ms + CLOCK_GRACE_MS <= _now_ms():
                 remove_log_hold(root, old.name)
 
     def keep(self) -> None:

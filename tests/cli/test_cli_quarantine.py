@@ -173,6 +173,7 @@ def test_what_a_killed_restore_had_submitted_is_waited_for(cut, monkeypatch):
 def test_a_restore_is_noted_once_it_is_durable(cut, monkeypatch):
     store, before, _ = cut
     names = pieces(store.root)
+    long_enough_s = quarantine_module.FLUSH_WAIT_S
     monkeypatch.setattr(quarantine_module, "FLUSH_WAIT_S", 0.1)
     with pyengine.Engine(store.root, flush_interval_commit_log_ms=86_400_000):
         with pyengine.connect(store.root) as producer:
@@ -185,6 +186,7 @@ def test_a_restore_is_noted_once_it_is_durable(cut, monkeypatch):
             assert ran.code != 0 and "not flushed yet" in ran.stderr and "run the command again" in ran.stderr
             assert [entry.restored for entry in list_quarantine(store.root)] == [None, None]
             assert list_quarantine(store.root)[0].restoring_from == flushed, "a power cut takes what is above it"
+    monkeypatch.setattr(quarantine_module, "FLUSH_WAIT_S", long_enough_s)
     with pyengine.Engine(store.root):
         assert run("quarantine", store.root, "restore", *names).code == 0
     there = messages(store.root)

@@ -27,6 +27,7 @@ pytest.importorskip("sqlalchemy")
 
 from pyiceberg.catalog.sql import SqlCatalog  # noqa: E402 - after the packages were looked for
 
+from pyengine.client import table_sinks, tables  # noqa: E402
 from pyengine.client.table_sinks import table_name  # noqa: E402
 from pyengine.client.tables import INTERNAL, STATE, MissedMessagesError, write_tables  # noqa: E402
 
@@ -74,6 +75,47 @@ def engine(make_engine):
     made = make_engine(**SIZES)
     made.start()
     return made
+
+
+def test_a_run_that_cannot_begin_holds_no_more_than_the_run_before(engine, tmp_path, monkeypatch):
+    put(engine.root, "orders", 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(tables._Filling, "begin", _fails)
+        with pytest.raises(OSError, match="made to fail"):
+            write_tables(engine.root, tmp_path / "lake", "delta")
+        assert read_log_holds(engine.root) == []
+    write_tables(engine.root, tmp_path / "lake", "delta")
+    (hold,) = read_log_holds(engine.root)
+    assert hold.offset > 0
+    monkeypatch.setattr(tables._Filling, "begin", _fails)
+    with pytest.raises(OSError, match="made to fail"):
+        write_tables(engine.root, tmp_path / "lake", "delta")
+    assert [one.offset for one in read_log_holds(engine.root)] == [hold.offset]
+
+
+def test_a_delta_log_has_a_checkpoint_each_so_many_commits_and_survives_a_torn_one(engine, tmp_path, monkeypatch):
+    """delta-rs alone would write it, and delete commits, before anything is synced."""
+    monkeypatch.setattr(table_sinks, "CHECKPOINT_EACH", 4)
+    put(engine.root, "orders", 100)
+    synced = []
+    sync_file = table_sinks.sync_file
+    monkeypatch.setattr(table_sinks, "sync_file", lambda path: (synced.append(path.name), sync_file(path)))
+    lake, log = tmp_path / "lake", tmp_path / "lake" / "orders" / "_delta_log"
+    assert write_tables(engine.root, lake, "delta", piece_bytes=PIECE // 4).commits >= 6
+    commits = sorted(path.name for path in log.glob("*.json"))
+    checkpoints = sorted(path.name for path in log.glob("*.checkpoint.parquet"))
+    assert checkpoints and [int(name[:20]) % 4 for name in checkpoints] == [0] * len(checkpoints)
+    assert set(commits) | set(checkpoints) | {"_last_checkpoint"} <= set(synced)
+    for torn in (checkpoints[-1], "_last_checkpoint"):
+        (log / torn).write_bytes((log / torn).read_bytes()[:-9])
+    put(engine.root, "orders", 5, first=100)
+    assert write_tables(engine.root, lake, "delta").messages == {"orders": 5}
+    assert checkpoints[-1] not in os.listdir(log)
+    assert_equal(lake, "delta", engine.root, "orders")
+
+
+def _fails(*_arguments, **_named):
+    raise OSError("made to fail")
 
 
 @both

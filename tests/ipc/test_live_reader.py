@@ -8,13 +8,14 @@ import threading
 import pytest
 
 import pyengine
-from pyengine.errors import StoreBusyError, UsageError
+from pyengine.errors import EngineError, StoreBusyError, UsageError
 from pyengine.formats.paths import StorePaths
-from pyengine.ipc.live_reader import LiveWatermark
+from pyengine.ipc import live_reader
+from pyengine.ipc.live_reader import LiveWatermark, flushed_end
 from pyengine.native import control as native
 from pyengine.native import waiting
 from pyengine.results import ReadLevel
-from pyengine.storage.config import keep_sizes, load_config
+from pyengine.storage.config import EngineConfig, keep_sizes, load_config
 from pyengine.storage.read_level import FilesWatermark
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from pyengine.storage.store_reader import open_store
@@ -242,3 +243,25 @@ def test_a_recovering_store_is_busy(store):
     owner.publish(native.STATE_RECOVERING)
     with pytest.raises(StoreBusyError, match="is being recovered"):
         watermark_of(owner).limit(ReadLevel.FLUSHED)
+
+
+class Unflushed:
+    """A store whose engine took messages up to 100 and made them durable up to what `flushed` says, look by look."""
+
+    def __init__(self, *flushed: int, is_live: bool = True, interval_ms: int = 1) -> None:
+        self.root, self.is_live = "store", is_live
+        self.config = EngineConfig(flush_interval_commit_log_ms=interval_ms)
+        self._flushed = list(flushed)
+
+    def max_physical_offset(self, level: ReadLevel) -> int:
+        if level is ReadLevel.COMMITTED:
+            return 100
+        return self._flushed.pop(0) if len(self._flushed) > 1 else self._flushed[0]
+
+
+def test_the_flushed_end_covers_what_was_committed_or_is_an_error(monkeypatch):
+    assert flushed_end(Unflushed(40, 70, 120)) == 120
+    assert flushed_end(Unflushed(40, is_live=False)) == 40, "nobody will flush it: it is as it is"
+    monkeypatch.setattr(live_reader, "FLUSH_WAIT_S", -19.9)
+    with pytest.raises(EngineError, match="durable up to 40, but messages up to 100 were committed 0 s ago.*why it is not flushed"):
+        flushed_end(Unflushed(40, interval_ms=10_000))  # it waits for two intervals, and here 19.9 s less

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
+import pyengine
 from fix_golden import RECIPES
 from pyengine.engine_config import EngineConfig, delay_levels_ms
 from pyengine.errors import ConfigError, ExitCode
@@ -34,6 +37,14 @@ def write_settings(root, text: str) -> None:
     """A store whose engine.toml fixes every size and says `text` besides."""
     config_path(root).parent.mkdir(parents=True)
     config_path(root).write_text(write_toml(ALL_SIZES) + text)
+
+
+def test_a_setting_that_nothing_reads_says_so():
+    """Else its documentation promises what does not happen."""
+    package = Path(pyengine.__file__).parent
+    sources = "\n".join(path.read_text() for path in package.rglob("*.py") if path.name != "engine_config.py")
+    unread = {name for name in SETTINGS if not re.search(rf"\b{name}\b", sources)}
+    assert unread <= {name for name, row in SETTINGS.items() if row.inert}
 
 
 def test_defaults_are_rocketmqs_where_rocketmq_has_the_setting():

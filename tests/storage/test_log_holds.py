@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from pyengine.storage import log_holds
-from pyengine.storage.log_holds import HOLD_MS_MAX, KeptHold, LogHold, log_kept, lowest_log_hold, read_log_holds, write_log_hold
+from pyengine.storage.log_holds import (
+    CLOCK_GRACE_MS,
+    HOLD_MS_MAX,
+    KeptHold,
+    LogHold,
+    log_kept,
+    lowest_log_hold,
+    read_log_holds,
+    write_log_hold,
+)
 
 NOW_MS = 1_800_000_000_000
 
@@ -21,7 +30,7 @@ def clock(monkeypatch):
 def test_the_lowest_hold_of_those_that_count_is_the_one_to_respect(tmp_path):
     assert read_log_holds(tmp_path) == [] and lowest_log_hold(tmp_path, NOW_MS) is None
     high, low = LogHold("b", "tables", 900, NOW_MS + 1000), LogHold("a", "backup", 500, NOW_MS + 2000)
-    over, endless = LogHold("over", "x", 0, NOW_MS), LogHold("endless", "x", 0, NOW_MS + HOLD_MS_MAX + 1)
+    over, endless = LogHold("over", "x", 0, NOW_MS), LogHold("endless", "x", 0, NOW_MS + HOLD_MS_MAX + CLOCK_GRACE_MS + 1)
     for hold in (high, low, over, endless):
         write_log_hold(tmp_path, hold)
     assert read_log_holds(tmp_path) == [endless, over, low, high]
@@ -69,8 +78,22 @@ def test_a_hold_is_renewed_when_half_of_its_time_is_over(tmp_path, clock):
     assert read_log_holds(tmp_path)[0].expires_ms == NOW_MS + 1501
 
 
-def test_the_next_hold_removes_those_whose_time_is_over(tmp_path, clock):
-    write_log_hold(tmp_path, LogHold("old", "killed", 0, NOW_MS))
+def test_a_hold_as_long_as_allowed_counts_though_its_owners_clock_is_ahead(tmp_path):
+    write_log_hold(tmp_path, LogHold("a", "tables", 500, NOW_MS + HOLD_MS_MAX + 60_000))
+    assert lowest_log_hold(tmp_path, NOW_MS) is not None
+
+
+def test_a_hold_whose_owner_is_late_can_still_be_renewed(tmp_path, clock):
+    late = KeptHold(tmp_path, "late", "backup", 1000)
+    clock[0] += 2000
+    with log_kept(tmp_path, "mine", "backup", 1000):
+        assert {hold.name for hold in read_log_holds(tmp_path)} == {"mine", "late"}
+    late.keep()
+    assert lowest_log_hold(tmp_path, clock[0]) is not None
+
+
+def test_the_next_hold_removes_those_whose_time_is_long_over(tmp_path, clock):
+    write_log_hold(tmp_path, LogHold("old", "killed", 0, NOW_MS - CLOCK_GRACE_MS))
     write_log_hold(tmp_path, LogHold("other", "works", 0, NOW_MS + 1))
     with log_kept(tmp_path, "mine", "backup", 1000):
         assert {hold.name for hold in read_log_holds(tmp_path)} == {"mine", "other"}

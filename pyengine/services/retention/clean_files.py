@@ -160,7 +160,8 @@ class CleanCommitLogService:
         line = self._cleaning
         end = segment + self._segment_bytes
         if native.load(line, "removing_end") < end:
-            if decision.why == "size" and (held_by := holders(line, end)):  # its turn has not come: it stays whole for them
+            if decision.why == "size" and not self._is_old(segment, decision) and (held_by := holders(line, end)):
+                # By age its turn has not come: it stays whole for them.
                 native.increment(line, "waited_for_holds")
                 self._report_once(f"the log is over log_retention_bytes, but {_names(held_by)} holds its oldest segment "
                                   f"{segment_name(segment)}: it stays until that is given back, or its time is over")
@@ -185,6 +186,11 @@ class CleanCommitLogService:
         self._report_once(f"segment {segment_name(segment)} should be deleted, but {_names(held_by)} holds it: tried again, and "
                        f"forced after {self._forcibly_ns / 1e9:g} s")
         return False
+
+    def _is_old(self, segment: int, decision: Decision) -> bool:
+        """Whether age alone would delete the segment now."""
+        modified_ms = dict(self._segments()).get(segment)
+        return decision.age_counts and modified_ms is not None and self._clock.now_ms() >= modified_ms + decision.reserved_ms
 
     def _delete(self, segment: int) -> Iterator[float]:
         line, end = self._cleaning, segment + self._segment_bytes

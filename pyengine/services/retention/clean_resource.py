@@ -42,6 +42,7 @@ class CleanResourceService(Service):
     """The cleaner worker's service."""
 
     KIND = native.CLEANER
+    records_rounds = True
 
     def __init__(self, context: ServiceContext, shared: ms_cleaning, measure: Callable[[], Sequence[DiskUse]],
                  clock: CleaningClock | None = None) -> None:

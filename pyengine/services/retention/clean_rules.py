@@ -7,7 +7,7 @@ RocketMQ's rules (DefaultMessageStore.CleanCommitLogService), as a table. The fi
 | asked by hand, down to a disk use | the oldest, whatever the age | until no more is used |
 | asked by hand | what is old enough | all of it |
 | use over disk_space_clean_forcibly_ratio, clean_file_forcibly_enable | the oldest, whatever the age | a batch, until below again |
-| the log over log_retention_bytes (not RocketMQ's) | the oldest that no reader holds, whatever the age | a batch, until at it or below |
+| the log over log_retention_bytes (not RocketMQ's) | the oldest; while held, only what a row below deletes | a batch, until it fits |
 | disk use over disk_max_used_space_ratio | what is old enough | a batch |
 | an hour of delete_when | what is old enough | a batch |
 | a segment that was held when its turn came | that one | itself |
@@ -71,6 +71,7 @@ class Decision(NamedTuple):
     reserved_ms: int = 0
     at_once: bool = False     # whatever the age
     batch_max: int | None = None
+    age_counts: bool = False  # of "size": whether age alone would delete now too
 
     @property
     def passes_log_holds(self) -> bool:
@@ -91,15 +92,16 @@ def decide(rules: CleanRules, uses: Sequence[DiskUse], hour: int, request: Reque
         if any(use.used_percent > request.used_percent for use in uses):
             return Decision("hand", reserved_ms, at_once=True)
         return NOTHING
+    by_age = NOTHING
+    if any(use.used_percent > rules.max_used_percent for use in uses):
+        by_age = Decision("space", rules.reserved_ms, batch_max=rules.batch_max)
+    elif hour in rules.hours:
+        by_age = Decision("time", rules.reserved_ms, batch_max=rules.batch_max)
     if rules.forcibly_enabled and any(_is_beyond(rules, use, rules.forcibly_percent) for use in uses):
         return Decision("space", rules.reserved_ms, at_once=True, batch_max=rules.batch_max)
     if rules.retention_bytes and log_bytes > rules.retention_bytes:
-        return Decision("size", rules.reserved_ms, at_once=True, batch_max=rules.batch_max)
-    if any(use.used_percent > rules.max_used_percent for use in uses):
-        return Decision("space", rules.reserved_ms, batch_max=rules.batch_max)
-    if hour in rules.hours:
-        return Decision("time", rules.reserved_ms, batch_max=rules.batch_max)
-    return NOTHING
+        return Decision("size", rules.reserved_ms, at_once=True, batch_max=rules.batch_max, age_counts=bool(by_age.why))
+    return by_age
 
 
 def refusal(rules: CleanRules, uses: Sequence[DiskUse]) -> tuple[int, str]:

@@ -338,6 +338,19 @@ def test_the_size_of_the_log_takes_no_segment_from_its_reader(make_rig):
         assert rig.round() == 6
 
 
+def test_a_held_segment_that_is_old_is_forced_though_the_log_is_over_its_size_too(make_rig):
+    rig = make_rig(log_retention_bytes=SEGMENT, destroy_mapped_file_interval_forcibly_ms=1000)
+    rig.age(SEGMENT, NOW_MS)
+    rig.clock.hour_now = 4
+    with contextlib.closing(SegmentHolds(rig.owner.folder)) as holds:
+        assert holds.hold(0) and holds.hold(SEGMENT)
+        assert rig.round() == 0
+        rig.clock.ns += 10**12
+        assert rig.round() == 1 and rig.count("forced_holds") == 1, "what is old, as without a limit on the size"
+        rig.clock.ns += 10**12
+        assert rig.round() == 0 and rig.count("forced_holds") == 1, "nothing that is young"
+
+
 def test_changed_settings_decide_from_the_next_round_on_which_begins_at_once(make_rig):
     rig = make_rig(clean_resource_interval_ms=86_400_000)
     assert rig.round() == 0

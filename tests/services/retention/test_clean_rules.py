@@ -137,6 +137,7 @@ def test_a_log_over_its_size_loses_its_oldest_whatever_their_age_and_the_disk():
     assert decide(chosen, [disk(50)], 12, log_bytes=1000) == NOTHING
     assert decide(chosen, [disk(50)], 12, log_bytes=1001) == Decision("size", RESERVED_MS, at_once=True, batch_max=10)
     assert decide(chosen, [disk(50)], 4, log_bytes=1000).why == "time", "beside time"
+    assert decide(chosen, [disk(50)], 4, log_bytes=1001).age_counts and decide(chosen, [disk(80)], 12, log_bytes=1001).age_counts
     assert decide(chosen, [disk(86)], 12, log_bytes=5000).why == "space"
     assert decide(chosen, [disk(50)], 12, Request(), log_bytes=5000).why == "hand"
     assert decide(rules(), [disk(50)], 12, log_bytes=1 << 60) == NOTHING, "no limit by default"
