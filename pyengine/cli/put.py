@@ -33,7 +33,10 @@ def _deliver_at(ctx: click.Context, param: click.Parameter, value: str | None) -
 @click.command()
 @store_command
 @topic_option
-@click.option("--queue-id", type=click.IntRange(min=0), default=0, show_default=True, help="The queue's number.")
+@click.option("--queue-id", type=click.IntRange(min=0), default=None, help="The queue's number. Default: 0.")
+@click.option("--spread", is_flag=True, help="Take one of the topic's queues by chance, as many as it has to write.")
+@click.option("--sharding-key", default=None, metavar="KEY",
+              help="Take the queue of this key: messages of one key stay in order.")
 @click.option("--tags", default=None, help="The message's tag.")
 @click.option("--keys", default=None, help="Keys to find it by, separated by blanks.")
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", callback=_properties,
@@ -48,7 +51,8 @@ def _deliver_at(ctx: click.Context, param: click.Parameter, value: str | None) -
               help="Longest wait for the answer, in seconds.")
 @click.argument("body")
 def put(
-    store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int, tags: str | None, keys: str | None,
+    store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int | None, spread: bool,
+    sharding_key: str | None, tags: str | None, keys: str | None,
     properties: dict[str, str] | None, flag: int, delay_level: int, deliver_at: datetime | None, no_wait: bool,
     timeout_s: float | None, body: str,
 ) -> int:
@@ -60,6 +64,7 @@ def put(
     \b
     Examples:
       pyengine put STORE --topic orders --tags paid --keys "order-17 customer-4" "17 paid"
+      pyengine put STORE --topic orders --sharding-key customer-4 "17 sent"
       pyengine put STORE --topic photos - < photo.jpg
       pyengine put STORE --topic reminders --deliver-at 2026-12-24T18:00:00+01:00 "light the candles"
     """
@@ -67,10 +72,13 @@ def put(
     from pyengine.ipc.session_client import CONNECT_TIMEOUT_S
 
     existing_store(store)
+    if (queue_id is not None) + spread + (sharding_key is not None) > 1:
+        raise click.UsageError("give one of --queue-id, --spread and --sharding-key: each chooses the queue")
     data = sys.stdin.buffer.read() if body == "-" else body.encode("utf-8", "surrogateescape")
     with connect(store, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, **settings) as producer:
-        result = producer.put(topic, data, queue_id=queue_id, tags=tags, keys=keys, properties=properties, flag=flag,
-                              delay_level=delay_level, deliver_at=deliver_at, wait=not no_wait, timeout_s=timeout_s)
+        result = producer.put(topic, data, queue_id=None if spread else queue_id or 0, sharding_key=sharding_key, tags=tags, keys=keys,
+                              properties=properties, flag=flag, delay_level=delay_level, deliver_at=deliver_at, wait=not no_wait,
+                              timeout_s=timeout_s)
     if as_json:
         output.write_json({
             "status": result.status.name, "msg_id": result.msg_id, "queue_offset": result.queue_offset,

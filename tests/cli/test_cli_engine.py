@@ -16,6 +16,7 @@ import pytest
 from fix_cli import changes, command_line, environment, picture, run, spawn
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
+from pyengine.storage.topic_config import TopicConfig, TopicConfigs
 from waiting import eventually
 
 MODES = ("async", "sync", "pool")
@@ -125,6 +126,17 @@ def test_a_put_with_a_time_waits_for_it(engine):
     assert run(*arguments, "--deliver-at", in_an_hour, "later").document["topic"] == "SCHEDULE_TOPIC_XXXX"
 
 
+def test_a_put_takes_a_queue_by_chance_or_by_key(engine):
+    one = engine()
+    TopicConfigs(one.root).create(TopicConfig("shared", 2, 2))
+    spread: set[int] = set()
+    while len(spread) < 2:  # chance decides when
+        spread.add(run("put", one.root, "--topic", "shared", "--json", "--spread", "x").document["queue_id"])
+    assert spread == {0, 1}
+    keyed = [run("put", one.root, "--topic", "shared", "--json", "--sharding-key", key, "x").document["queue_id"] for key in "abca"]
+    assert keyed == [1, 0, 1, 1], "by the key's hash"
+
+
 def test_tail_shows_messages_as_they_come(engine):
     one = engine()
     run("put", one.root, "--topic", "t", "before")
@@ -151,6 +163,8 @@ WRONG_REQUESTS = (
     (["put", "STORE", "--topic", "t", "--timeout", "0", "x"], 2, "0"),
     (["put", "STORE", "--topic", "t", "--deliver-at", "tomorrow", "x"], 2, "give a time like"),
     (["put", "STORE", "--topic", "t", "--deliver-at", "2999-01-01", "x"], 2, "more than 40 days ahead"),
+    (["put", "STORE", "--topic", "t", "--queue-id", "0", "--spread", "x"], 2, "give one of"),
+    (["put", "STORE", "--topic", "t", "--sharding-key", "k", "--spread", "x"], 2, "give one of"),
     (["put", "STORE", "--topic", "t"], 2, "BODY"),
     (["ingest", "STORE", "--topic", "t", "/nonexistent"], 2, "does not exist"),
     (["ingest", "STORE", "--topic", "t", "--acked", "/nonexistent/list", "INPUT"], 2, "list of acknowledged"),
