@@ -221,10 +221,14 @@ class BrokerConf:
         return [f"{self.name}: {row.key} = {row.value}: {row.outcome}" for row in self.rows if row.is_note]
 
 
+_GATEWAYS_OWN = {"brokerIP1": "gateway_advertised_host", "listenPort": "gateway_broker_port"}
+
+
 def read_broker_conf(path: Path, root: Path | None, given: Mapping[str, str]) -> BrokerConf:
     """The settings of a broker's properties file for the store at `root`; `given` (--set) comes before them.
 
-    brokerIP1 and listenPort make store_host. A size that is not that of the store's files is left out, and named.
+    brokerIP1 and listenPort make store_host, and the gateway's address and port. A size that is not that of the store's files
+    is left out, and named.
     ConfigError for a file that cannot be read and for a value that is not allowed.
     """
     try:
@@ -235,30 +239,33 @@ def read_broker_conf(path: Path, root: Path | None, given: Mapping[str, str]) ->
     base = load_config(root, {})
     settings, rows = dict(given), []
     host, said = _store_host(properties)
-    for key, value in properties.items():
-        if key in ("brokerIP1", "listenPort"):
-            name, text = "store_host", host
-            if host is None:
-                rows.append(BrokerRow(key, value, said, is_note=True))
-                continue
-        else:
-            try:
-                name, text = setting_name(key, path.name), value
-            except ConfigError:
-                rows.append(_without_setting(key, value, root))
-                continue
-        assert text is not None
+
+    def take(name: str, text: str) -> tuple[str, bool]:
+        """Take one setting over; (what became of it, whether that is worth a note)."""
         wanted = SETTINGS[name].read(text, path.name)
         there = getattr(base, name)
         if name in asked:
-            rows.append(BrokerRow(key, value, f"not taken: --set says {asked[name]}", is_note=True))
-        elif name in FIXED_NAMES and base.origins.get(name) is not None and wanted != there:
-            rows.append(BrokerRow(key, value, f"differs: the store's files have {there}, which stays", is_note=True))
+            return f"not taken: --set says {asked[name]}", True
+        if name in FIXED_NAMES and base.origins.get(name) is not None and wanted != there:
+            return f"differs: the store's files have {there}, which stays", True
+        settings[name] = text
+        before = f"; {base.origins[name]} says {there}" if name in base.origins and wanted != there else ""
+        effect = f", without effect: {SETTINGS[name].inert}" if SETTINGS[name].inert else ""
+        return f"{TAKEN} as {name}{effect}{before}", bool(before)
+
+    for key, value in properties.items():
+        found: list[tuple[str, bool]] = []
+        if key in _GATEWAYS_OWN:  # a broker has one address, in its routes and in its messages
+            found.append(take("store_host", host) if host is not None else (said, True))
+            found.append(take(_GATEWAYS_OWN[key], value.strip()))
         else:
-            settings[name] = text
-            before = f"; {base.origins[name]} says {there}" if name in base.origins and wanted != there else ""
-            effect = f", without effect: {SETTINGS[name].inert}" if SETTINGS[name].inert else ""
-            rows.append(BrokerRow(key, value, f"{TAKEN} as {name}{effect}{before}", is_note=bool(before)))
+            try:
+                name = setting_name(key, path.name)
+            except ConfigError:
+                rows.append(_without_setting(key, value, root))
+                continue
+            found.append(take(name, value))
+        rows.append(BrokerRow(key, value, "; ".join(outcome for outcome, _ in found), is_note=any(note for _, note in found)))
     return BrokerConf(path.name, settings, rows)
 
 

@@ -99,6 +99,20 @@ class PutAnswer(SimpleQueue[object]):
         return found
 
 
+class PutCall:
+    """A Future's part for a caller that wants one call: `then(result)` in the answers' thread, quickly."""
+
+    __slots__ = ("is_answered", "set_result")
+
+    def __init__(self, then: Callable[[Any], None]) -> None:
+        self.is_answered = False
+        self.set_result = then
+
+    def set_exception(self, error: BaseException) -> None:
+        """What must not happen, as a result."""
+        self.set_result(PutResult(PutStatus.UNKNOWN_ERROR, reason=repr(error), indeterminate=True))
+
+
 class _Line:
     """Entries that one thread handles in order, until end(). A program may end without waiting for it."""
 
@@ -209,12 +223,50 @@ class PendingPuts(_Line):
         self._end_session = end_session
         self._is_replaced = is_replaced
         self._give_up_ns = 0  # once ended: all that is left shares one short patience
+        self._open: deque[tuple[Claim, object, Callable[[Any], None]]] = deque()  # of add_open()
+        self._collecting = threading.Lock()  # held while the session's memory is looked at for them
 
-    def add(self, claim: Claim, context: object, answer: PutFuture | PutAnswer,
-            found: tuple[int, ...] | None = None) -> PutFuture | PutAnswer:
+    def add(self, claim: Claim, context: object, answer: PutFuture | PutAnswer | PutCall,
+            found: tuple[int, ...] | None = None) -> PutFuture | PutAnswer | PutCall:
         """`answer`, which gets the result of the entry that is claimed; the writer has answered it if `found` is given."""
         self._put((claim, context, answer, found))
         return answer
+
+    def add_open(self, claim: Claim, context: object, then: Callable[[Any], None]) -> None:
+        """An entry whose answer collect() takes, in the caller's thread; once that gives up, or at the end, this object's."""
+        with self._collecting:
+            if not self._ended:
+                self._open.append((claim, context, then))
+                return
+        self.add(claim, context, PutCall(then))
+
+    def collect(self, deadline_ns: int) -> None:
+        """Call what was given to add_open() with the results, as far as the writer answers in time; the rest is the thread's."""
+        while True:
+            with self._collecting:
+                if not self._open:
+                    return
+                claim, context, then = self._open[0]
+                code, found = self._session.wait_acked(claim.sequence, deadline_ns)
+                if code == AGAIN:
+                    self._hand_to_thread()  # before the lock is free: end(), which unmaps the session, comes after them
+                    break
+                self._open.popleft()
+                try:
+                    result, failed = self._finish(self._session, code, found, context, 0), None
+                except BaseException as error:  # noqa: BLE001 - its caller must never be left waiting
+                    result, failed = None, error
+                claim.finish()
+            if failed is not None:
+                PutCall(then).set_exception(failed)
+            else:
+                then(result)
+        self.start()
+
+    def _hand_to_thread(self) -> None:
+        while self._open:
+            claim, context, then = self._open.popleft()
+            self._entries.put((claim, context, PutCall(then), None))
 
     def result_here(self, claim: Claim, context: object, deadline_ns: int) -> object:
         """The result without the thread, for a caller that runs in it; None when the writer does not answer in time."""
@@ -233,7 +285,7 @@ class PendingPuts(_Line):
     def _at_end(self) -> None:
         self._end_session()
 
-    def _handle(self, claim: Claim | int, context: object, answer: PutFuture | PutAnswer, given: tuple[int, ...] | None) -> None:
+    def _handle(self, claim: Claim | int, context: object, answer: PutFuture | PutAnswer | PutCall, given: tuple[int, ...] | None) -> None:
         if isinstance(claim, int):
             claim = Claim(self._session, claim)
         code, found = 0, given or ()
@@ -257,7 +309,9 @@ class PendingPuts(_Line):
     def end(self) -> None:
         """Resolve what is left (answered or indeterminate), end the session and the thread. Does not wait for them."""
         self._give_up_ns = monotonic_ns() + LOOK_NS
-        super().end()
+        with self._collecting:
+            self._hand_to_thread()
+            super().end()
 
 
 class LaterPuts(_Line):
@@ -265,15 +319,15 @@ class LaterPuts(_Line):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting: deque[PutFuture] = deque()  # to be looked at only
+        self.waiting: deque[PutFuture | PutCall] = deque()  # to be looked at only
 
-    def add(self, submit: Callable[[], object], future: PutFuture) -> PutFuture:
+    def add(self, submit: Callable[[], object], future: PutFuture | PutCall) -> PutFuture | PutCall:
         """`future`; submit() waits for room, and returns it, or the result when nothing was submitted."""
         self.waiting.append(future)
         self._put((submit, future))
         return future
 
-    def _handle(self, submit: Callable[[], object], future: PutFuture) -> None:
+    def _handle(self, submit: Callable[[], object], future: PutFuture | PutCall) -> None:
         try:
             found = submit()
         except BaseException as error:  # noqa: BLE001 - a future must never be left hanging

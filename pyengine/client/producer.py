@@ -340,6 +340,23 @@ class Producer(ProducerFront):
         entry = PutEntry(header, name, shared, context)
         return self._with_members(entry, list(members)) or entry
 
+    def put_raw_then(self, message: RawMessage, then: Callable[[PutResult], None], members: Sequence[BatchMember] = ()) -> None:
+        """Like put_raw_async(), or put_batch_raw_async() with `members`, for a program that puts much from an event loop: no
+        Future is made. `then` is called with the result by collect(), which the loop must call soon, or by another thread; it must not
+        put, since close() may be what calls it."""
+        try:
+            entry = self._raw_batch_entry(message, members) if members else self._raw_entry(message)
+        except PutRefusedError as refused:
+            entry = refused.result(message.topic, message.queue_id)
+        if isinstance(entry, PutResult):
+            then(entry)
+        else:
+            self._puts.submit_then(entry, then)
+
+    def collect(self, timeout_ns: int) -> None:
+        """Take the results of put_raw_then(): those that come within the time are handed over in this thread."""
+        self._puts.collect(timeout_ns)
+
     # ---- transactions -------------------------------------------------------------
 
     def transaction(

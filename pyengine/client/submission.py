@@ -26,6 +26,7 @@ from pyengine.client.pending_puts import (
     LaterPuts,
     PendingPuts,
     PutAnswer,
+    PutCall,
     PutContext,
     PutFuture,
     PutOutcome,
@@ -306,11 +307,30 @@ class Submitter(SubmitterFront):
     def submit(self, entry: PutEntry, timeout_s: float | None) -> PutFuture:
         """The future of a put. Waits for room and for a session, but never in an event loop or in a callback of a future:
         there what cannot be submitted at once is submitted later, by another thread."""
+        future = PutFuture()
+        future.set_running_or_notify_cancel()
+        found = self._submit(entry, timeout_s, future)
+        return future if found is future else resolved(found)
+
+    def submit_then(self, entry: PutEntry, then: Callable[[Any], None]) -> None:
+        """The same without a Future, which takes long to make. In an event loop collect() calls `then` with the result; the
+        answers' thread does elsewhere, where that gave up, and where a sync is waited for."""
+        call = PutCall(then)
+        found = self._submit(entry, None, call)
+        if found is not call:
+            call.set_result(found)
+
+    def collect(self, timeout_ns: int) -> None:
+        """Take the results of submit_then() as far as the writer gives them within the time; the rest is the answers' thread's."""
+        pending = self._lines.get("pending")
+        if isinstance(pending, PendingPuts):
+            pending.collect(monotonic_ns() + timeout_ns)
+
+    def _submit(self, entry: PutEntry, timeout_s: float | None, future: PutFuture | PutCall) -> object:
+        """`future`, or the result of what was not submitted."""
         limit_s = self._limit_s(timeout_s)
         deadline_ns = monotonic_ns() + int(limit_s * 1e9)
         self._set_deadlines(entry.context, deadline_ns)
-        future = PutFuture()
-        future.set_running_or_notify_cancel()
 
         def attempt(session: native.ProducerSession) -> object:
             return self._submit_now(session, entry, deadline_ns, future)
@@ -326,10 +346,10 @@ class Submitter(SubmitterFront):
             found = None
             with self.lock:
                 if self.session is not None and not self.closed:
-                    found = self._submit_now(self.native, entry, 0, future)
+                    found = self._submit_now(self.native, entry, 0, future, is_collected=True)
             if found is None:
                 return self._later.add(submit, future)
-        return found if found is future else resolved(found)
+        return found
 
     def _until_submitted(self, attempt: Callable[[native.ProducerSession], object], context: PutContext, deadline_ns: int,
                          limit_s: float) -> object:
@@ -362,8 +382,11 @@ class Submitter(SubmitterFront):
                 time.sleep(_ROOM_STEP_S)
 
     def _submit_now(self, session: native.ProducerSession, entry: PutEntry, deadline_ns: int,
-                    answer: PutFuture | PutAnswer) -> object:
-        """`answer`, to be resolved by the answers' thread; a refusal; or None without room. The lock is held."""
+                    answer: PutFuture | PutAnswer | PutCall, *, is_collected: bool = False) -> object:
+        """`answer`, to be resolved by the answers' thread; a refusal; or None without room. The lock is held.
+
+        `is_collected`: the caller's caller calls collect() after this; not where another thread submits it later.
+        """
         context = entry.context
         deadline_ns = min(deadline_ns, monotonic_ns() + _ROOM_SLICE_NS)
         if entry.size_bytes <= session.entry_limit:
@@ -387,7 +410,12 @@ class Submitter(SubmitterFront):
                     context.side = side
         if code == native.BUSY:
             return busy_refusal(context, session)
-        return None if code else self._pending.add(session.claim(), context, answer)
+        if code:
+            return None
+        if is_collected and isinstance(answer, PutCall) and not context.waits:
+            self._pending.add_open(session.claim(), context, answer.set_result)
+            return answer
+        return self._pending.add(session.claim(), context, answer)
 
     def _write_side(self, entry: PutEntry) -> Path:
         """An entry larger than half the ring goes into a file of its own beside the ring; the writer reads it."""

@@ -5,6 +5,7 @@ String.hashCode, the codes that the store derives from it, and the order of a Ha
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 
 from pyengine.formats.constants import (
@@ -97,8 +98,14 @@ def hash_map_order(names: Iterable[str]) -> list[str]:
     while len(names) > buckets * 3 // 4:
         buckets *= 2
 
-    def bucket(name: str) -> int:
-        value = string_hash(name) & 0xFFFFFFFF
-        return (value ^ value >> 16) & (buckets - 1)
+    return sorted(names, key=lambda name: (_known_hash if len(name) <= _KNOWN_CHARS_MAX else _spread_hash)(name) & (buckets - 1))
 
-    return sorted(names, key=bucket)
+
+def _spread_hash(name: str) -> int:
+    """HashMap.hash."""
+    value = string_hash(name) & 0xFFFFFFFF
+    return value ^ value >> 16
+
+
+_KNOWN_CHARS_MAX = 64
+_known_hash = functools.lru_cache(maxsize=1024)(_spread_hash)  # names of properties are mostly the same few

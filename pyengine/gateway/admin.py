@@ -13,21 +13,39 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from pyengine.errors import UsageError
+from pyengine.errors import EngineError, UsageError
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Handlers, Request
 from pyengine.gateway.members import Client, Members
-from pyengine.gateway.names import GROUPS_MAX, OWN_GROUP_PREFIXES, TOPICS_OF_TOOLS_MAX, Address, Names, group_fault, topic_fault
-from pyengine.gateway.positions import LEVEL, GroupOffsets
-from pyengine.gateway.wire import ObjectKeys, WireError, read_json, write_json
+from pyengine.gateway.names import (
+    GROUPS_MAX,
+    OWN_GROUP_PREFIXES,
+    SYSTEM_TOPICS,
+    TOPICS_OF_TOOLS_MAX,
+    TRACE_TOPIC,
+    Address,
+    Names,
+    group_fault,
+    topic_fault,
+)
+from pyengine.gateway.positions import LEVEL, OFFSETS_MAX, GroupOffsets
+from pyengine.gateway.wire import INT64_MAX, IntKeys, ObjectKeys, WireError, read_json, write_json
+from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.live_reader import LiveStoreReader
-from pyengine.storage.consumer_offset import Table, group_key
+from pyengine.ipc.shared_objects import find_folder
+from pyengine.ipc.statistics import WINDOWS_S, read_statistics
+from pyengine.services.retention.clean_by_hand import ask_to_clean
+from pyengine.services.retention.clean_rules import Request as CleanRequest
+from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.subscription_group import group_of
 from pyengine.storage.topic_config import TopicConfig
 
 VERSION_TEXT = "V4_9_8"
 QUEUES_SHOWN_MAX = 100_000  # of one answer
+ENTRIES_SHOWN_MAX = 1024    # of a consume queue in one answer
+CLEAN_WAIT_S = 2.0          # a tool waits for its answer for 5 s
+CLEAN_S = 10.0              # one of the executor's threads waits so long at most
 Found = TypeVar("Found")
 
 
@@ -43,6 +61,7 @@ class Admin:
         self._address = address
         self._executor = executor
         self._began_ms = time.time_ns() // 1_000_000
+        self._cleaning: asyncio.Future[None] | None = None  # one at a time
         self.handlers: Handlers = {
             codes.UPDATE_AND_CREATE_TOPIC: self.update_topic,
             codes.DELETE_TOPIC_IN_BROKER: self.delete_topic,
@@ -57,7 +76,18 @@ class Admin:
             codes.GET_PRODUCER_CONNECTION_LIST: self.producer_connections,
             codes.GET_BROKER_RUNTIME_INFO: self.runtime_info,
             codes.GET_BROKER_CONFIG: self.broker_config,
-            codes.INVOKE_BROKER_TO_RESET_OFFSET: self.reset_offset,
+            codes.GET_ALL_PRODUCER_INFO: self.all_producers,
+            codes.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
+            codes.GET_ALL_DELAY_OFFSET: self.delay_offsets,
+            codes.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system_topics,
+            codes.QUERY_CONSUME_TIME_SPAN: self.time_spans,
+            codes.QUERY_CORRECTION_OFFSET: self.correction_offsets,
+            codes.GET_BROKER_CONSUME_STATS: self.all_consume_stats,
+            codes.CLONE_GROUP_OFFSET: self.clone_offsets,
+            codes.QUERY_CONSUME_QUEUE: self.queue_entries,
+            codes.VIEW_BROKER_STATS_DATA: self.no_statistics,
+            codes.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean,
+            codes.DELETE_EXPIRED_COMMITLOG: self.clean,
         }
         self.name_server_handlers: Handlers = {codes.DELETE_TOPIC_IN_NAMESRV: lambda request: Answer()}
 
@@ -75,7 +105,7 @@ class Admin:
 
         def put() -> None:
             files = self._names.topic_configs
-            topics = files.read().topics
+            topics = files.read().rows
             if name in topics:
                 files.update(name, read_queue_nums=wanted.read_queue_nums, write_queue_nums=wanted.write_queue_nums, perm=wanted.perm,
                              order=wanted.order, topic_sys_flag=wanted.topic_sys_flag)
@@ -141,7 +171,7 @@ class Admin:
 
         def put() -> None:
             files = self._names.group_configs
-            groups = files.read().groups
+            groups = files.read().rows
             if name not in groups and len(groups) >= GROUPS_MAX:
                 raise UsageError(f"there are {len(groups)} groups already: delete some")
             files.put(replace(group, more=groups[name].more if name in groups else {}))  # no text of any length by a client
@@ -181,56 +211,118 @@ class Admin:
         def look() -> ObjectKeys:
             rows = ObjectKeys()
             for name in topics:
-                topic = self._names.topic(name)
-                for queue_id in range(0 if topic is None else topic.read_queue_nums):
-                    low, high = self._reader.queue_range(name, queue_id, LEVEL)
-                    committed = offsets.get(name, {}).get(queue_id)
-                    at = min(low if committed is None else committed, high)
-                    rows[self._queue(name, queue_id)] = {"brokerOffset": high, "consumerOffset": at,
-                                                         "lastTimestamp": self._time_of(name, queue_id, at - 1)}
-                    if len(rows) >= QUEUES_SHOWN_MAX:
-                        return rows
+                rows.update(self._progress(name, offsets.get(name, {}), QUEUES_SHOWN_MAX - len(rows)))
             return rows
 
         return Answer(body=write_json({"consumeTps": 0.0, "offsetTable": await self._in_executor(look)}))
+
+    def _progress(self, name: str, offsets: Mapping[int, int], most: int) -> ObjectKeys:
+        """How far a group with these offsets is in the queues of a topic."""
+        rows = ObjectKeys()
+        topic = self._names.topic(name)
+        for queue_id in range(0 if topic is None else min(topic.read_queue_nums, most)):
+            low, high = self._reader.queue_range(name, queue_id, LEVEL)
+            at = min(offsets.get(queue_id, low), high)
+            rows[self._queue(name, queue_id)] = {"brokerOffset": high, "consumerOffset": at,
+                                                 "lastTimestamp": self._time_of(name, queue_id, at - 1)}
+        return rows
+
+    async def all_consume_stats(self, request: Request) -> Answer:
+        """The same for every group of subscriptionGroup.json in every topic of which it has offsets."""
+        only_ordered = request.flag("isOrder")
+        by_group = self._offsets.by_group()
+        offsets = {name: by_group.get(name, {}) for name in sorted(self._names.groups())}
+
+        def look() -> tuple[list[object], int]:
+            groups: list[object] = []
+            behind = shown = 0
+            for group, topics in offsets.items():
+                stats = []
+                for name, queues in sorted(topics.items()):
+                    topic = self._names.topic(name)
+                    if topic is None or (only_ordered and not topic.order):
+                        continue
+                    rows = self._progress(name, queues, QUEUES_SHOWN_MAX - shown)
+                    shown += len(rows)
+                    behind += sum(row["brokerOffset"] - row["consumerOffset"] for row in rows.values() if isinstance(row, dict))
+                    stats.append({"consumeTps": 0.0, "offsetTable": rows})
+                groups.append({group: stats})
+            return groups, behind
+
+        groups, behind = await self._in_executor(look)
+        return Answer(body=write_json({"brokerAddr": self._address.broker, "consumeStatsList": groups, "totalDiff": behind}))
+
+    async def time_spans(self, request: Request) -> Answer:
+        """When the first, the last and the next message of each queue were stored, as a group stands in it."""
+        name, group = request.text("topic"), request.text("group")
+        topic = self._names.topic(name)
+        if topic is None:
+            return Answer(codes.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        offsets = self._offsets.of_group(group).get(name, {})
+
+        def look() -> list[object]:
+            rows: list[object] = []
+            for queue_id in range(min(topic.write_queue_nums, QUEUES_SHOWN_MAX)):
+                low, high = self._reader.queue_range(name, queue_id, LEVEL)
+                at = offsets.get(queue_id, -1)
+                first_ms = self._time_of(name, queue_id, low if high > low else -1, -1)
+                waits_ms = self._time_of(name, queue_id, max(at, low), -1) if at < high else -1
+                rows.append({"consumeTimeStamp": self._time_of(name, queue_id, at - 1, -1) if at > 0 else first_ms,
+                             "delayTime": max(0, time.time_ns() // 1_000_000 - waits_ms) if waits_ms >= 0 else 0,
+                             "maxTimeStamp": self._time_of(name, queue_id, high - 1, -1), "messageQueue": dict(self._queue(name, queue_id)),
+                             "minTimeStamp": first_ms})
+            return rows
+
+        return Answer(body=write_json({"consumeTimeSpanSet": await self._in_executor(look)}))
+
+    def correction_offsets(self, request: Request) -> Answer:
+        """The lowest offset of other groups in each queue of a topic; the largest number where the compared group is behind it."""
+        topic, compared = request.text("topic"), request.text("compareGroup")
+        left_out = {name for name in request.frame.fields.get("filterGroups", "").split(",") if name}
+        lowest: dict[int, int] = {}
+        by_group = {name: topics[topic] for name, topics in self._offsets.by_group().items() if topic in topics}
+        for group, queues in by_group.items():
+            if group not in left_out:
+                for queue_id, offset in queues.items():
+                    lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
+        for queue_id, offset in by_group.get(compared, {}).items():
+            if lowest.get(queue_id, INT64_MAX) > offset:
+                lowest[queue_id] = INT64_MAX
+        return Answer(body=write_json({"correctionOffsets": IntKeys(lowest)}))
+
+    async def clone_offsets(self, request: Request) -> Answer:
+        """Give one group the offsets of another, in one topic or in all of the other's."""
+        source, target, only = request.text("srcGroup"), request.text("destGroup"), request.frame.fields.get("topic", "").strip()
+        if fault := group_fault(target):
+            return Answer(codes.SYSTEM_ERROR, fault)
+        if target.startswith(OWN_GROUP_PREFIXES):
+            return Answer(codes.NO_PERMISSION, f"the offsets of the group {target} are not a client's")
+        members = self._members.consumers.get(source)
+        subscribed = None if members is None or request.flag("offline") else members.subscriptions.keys()
+        for topic, queues in self._offsets.of_group(source).items():
+            if only in ("", topic) and self._names.topic(topic) is not None and (subscribed is None or topic in subscribed):
+                for queue_id, offset in queues.items():
+                    if not self._offsets.commit(topic, target, queue_id, offset):
+                        return Answer(codes.SYSTEM_ERROR, f"{OFFSETS_MAX} offsets of groups are kept already")
+        await self._offsets.flush()
+        return Answer()
+
+    async def all_offsets(self, request: Request) -> Answer:
+        """Every offset that is committed, by topic@group."""
+        offsets = self._offsets.all()
+        return Answer(body=await self._in_executor(
+            lambda: write_json({"offsetTable": {key: IntKeys(queues) for key, queues in offsets.items()}})))
+
+    async def delay_offsets(self, request: Request) -> Answer:
+        """How far each delay level is delivered."""
+        table, _ = await self._in_executor(DelayOffsets(self._reader.root).read)
+        return Answer(body=write_json({"offsetTable": IntKeys(table)}))
 
     def groups_of_topic(self, request: Request) -> Answer:
         """The groups that consume a topic, or have."""
         name = request.text("topic")
         connected = {group.name for group in self._members.consumers.values() if name in group.subscriptions}
         return Answer(body=write_json({"groupList": sorted({*connected, *self._offsets.groups_of(name)})}))
-
-    async def reset_offset(self, request: Request) -> Answer:
-        """Set a connected group's offsets to a time, in the file and in its members, which go on there."""
-        topic, group, time_ms = request.text("topic"), request.text("group"), request.integer("timestamp", bits=64)
-        found = self._names.topic(topic)
-        if found is None:
-            return Answer(codes.SYSTEM_ERROR, f"topic {topic} not exist")
-        if group.startswith(OWN_GROUP_PREFIXES) or group_fault(group):
-            return Answer(codes.NO_PERMISSION, f"the offsets of the group {group} are not a client's")
-        members = self._members.consumers.get(group)
-        if members is None:
-            return Answer(codes.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
-        committed = self._offsets.of_group(group).get(topic, {})
-        is_forced = request.flag("isForce")
-
-        def find() -> dict[int, int]:
-            offsets = {}
-            for queue_id in range(found.read_queue_nums):
-                low, high = self._reader.queue_range(topic, queue_id, LEVEL)
-                wanted = high if time_ms < 0 else self._reader.offset_by_time(topic, queue_id, time_ms, LEVEL)
-                at = committed.get(queue_id, low)
-                offsets[queue_id] = wanted if is_forced or wanted < at else at
-            self._offsets.rewrite(lambda table: _reset(table, topic, group, offsets))
-            return offsets
-
-        offsets = await self._in_executor(find)
-        self._offsets.forget(group, topic)
-        body = write_json({"offsetTable": ObjectKeys({self._queue(topic, queue_id): offset for queue_id, offset in offsets.items()})})
-        fields = {"topic": topic, "group": group, "timestamp": str(time_ms), "isForce": str(is_forced).lower()}
-        for connection in list(members.clients):
-            connection.tell(codes.RESET_CONSUMER_CLIENT_OFFSET, fields, body)
-        return Answer(body=body)
 
     # ---- connections --------------------------------------------------------------
 
@@ -253,6 +345,14 @@ class Admin:
             return Answer(codes.SYSTEM_ERROR, f"the producer group[{name}] not exist")
         return Answer(body=write_json({"connectionSet": [client.fields(connection) for connection, client in clients.items()]}))
 
+    def all_producers(self, request: Request) -> Answer:
+        """Every producer, by group."""
+        now_ms, now_s = time.time_ns() // 1_000_000, self._members.now_s()
+        return Answer(body=write_json({"data": {name: [{
+            "clientId": client.client_id, "language": client.language, "lastUpdateTimestamp": now_ms - int((now_s - client.seen_s) * 1000),
+            "remoteIP": connection.host, "version": client.version} for connection, client in clients.items()]
+            for name, clients in self._members.producers.items()}}))
+
     # ---- the broker ---------------------------------------------------------------
 
     async def runtime_info(self, request: Request) -> Answer:
@@ -264,12 +364,14 @@ class Admin:
             low, high = self._reader.min_physical_offset, self._reader.max_physical_offset(LEVEL)
             first = self._reader.message_at(low, LEVEL) if low >= 0 else None
             zero = "0.0 0.0 0.0"
+            puts, put_tps = self._put_figures()
             return {
                 "brokerVersion": "409", "brokerVersionDesc": VERSION_TEXT, "bootTimestamp": str(self._began_ms),
                 "commitLogMinOffset": str(max(0, low)), "commitLogMaxOffset": str(high),
                 "commitLogDiskRatio": used, "consumeQueueDiskRatio": used,
                 "earliestMessageTimeStamp": str(first.store_timestamp_ms if first is not None else -1),
-                "putTps": zero, "getTransferedTps": zero, "getTotalTps": zero, "getFoundTps": zero, "getMissTps": zero,
+                "putTps": put_tps, "putMessageTimesTotal": puts,
+                "getTransferedTps": zero, "getTotalTps": zero, "getFoundTps": zero, "getMissTps": zero,
                 "msgPutTotalYesterdayMorning": "0", "msgPutTotalTodayMorning": "0", "msgPutTotalTodayNow": "0",
                 "msgGetTotalYesterdayMorning": "0", "msgGetTotalTodayMorning": "0", "msgGetTotalTodayNow": "0",
                 "sendThreadPoolQueueSize": "0", "sendThreadPoolQueueCapacity": "0", "sendThreadPoolQueueHeadWaitTimeMills": "0",
@@ -282,6 +384,15 @@ class Admin:
 
         return Answer(body=write_json({"table": await self._in_executor(look)}))
 
+    def _put_figures(self) -> tuple[str, str]:
+        """How many messages have been put since the engine's start, and a second in the last 10, 60 and 600 s."""
+        try:
+            with EngineMemory.attach(find_folder(self._reader.root)) as memory:
+                figures = read_statistics(memory)
+        except EngineError:  # it does not run
+            return "0", "0.0 0.0 0.0"
+        return str(figures.put_messages), " ".join(f"{figures.put_tps[window_s] or 0.0:.2f}" for window_s in WINDOWS_S)
+
     def broker_config(self, request: Request) -> Answer:
         """The settings that a broker would have, as lines of `key=value`."""
         config = self._reader.config
@@ -292,31 +403,74 @@ class Admin:
             "autoCreateSubscriptionGroup": str(config.auto_create_subscription_group).lower(),
             "defaultTopicQueueNums": str(config.default_topic_queue_nums), "maxMessageSize": str(config.max_message_size_bytes),
             "messageDelayLevel": config.message_delay_level, "fileReservedTime": str(config.file_reserved_time_hours),
+            "filterServerNums": "0", "msgTraceTopicName": TRACE_TOPIC, "slaveReadEnable": "false", "traceOn": "true",
+            "traceTopicEnable": "false", "useTLS": "false",
         }
         body = "".join(f"{name}={value}\n" for name, value in lines.items()).encode()
         return Answer(fields={"version": write_json(self._version()).decode()}, body=body)
+
+    def system_topics(self, request: Request) -> Answer:
+        """The topics that are RocketMQ's own."""
+        return Answer(body=write_json({"topicList": sorted(SYSTEM_TOPICS)}))
+
+    async def queue_entries(self, request: Request) -> Answer:
+        """Entries of a consume queue, and whether they are what a group wants."""
+        name, queue_id, index = request.text("topic"), request.integer("queueId"), request.integer("index", bits=64)
+        count, group = max(0, min(request.integer("count"), ENTRIES_SHOWN_MAX)), request.frame.fields.get("consumerGroup")
+        members = self._members.consumers.get(group or "")
+        wanted = members.subscriptions.get(name) if members is not None else None
+
+        def look() -> Answer:
+            queue = self._reader.queue(name, queue_id)
+            if queue is None:
+                return Answer(codes.SYSTEM_ERROR, f"{queue_id}@{name} is not exist!")
+            low, high = self._reader.queue_range(name, queue_id, LEVEL)
+            entries = [queue.entry(offset, high) for offset in range(index, min(index + count, high))] if index >= low else []
+            body: dict[str, object] = {"maxQueueIndex": high, "minQueueIndex": low}
+            if group is not None:
+                body["filterData"] = "null" if wanted is not None else f"{group}@{name} is not online!"
+                if wanted is not None:
+                    body["subscriptionData"] = wanted.fields()
+            body["queueData"] = [{"eval": False, "physicOffset": entry.physical_offset, "physicSize": entry.size_bytes,
+                                  "tagsCode": entry.tags_code} for entry in entries if entry is not None]
+            return Answer(codes.SUCCESS, None if entries else f"Index {index} of {queue_id}@{name} is not exist!", body=write_json(body))
+
+        return await self._in_executor(look)
+
+    def no_statistics(self, request: Request) -> Answer:
+        """What RocketMQ answers where nothing was counted: the gateway counts nothing by topic and group."""
+        name, key = request.text("statsName"), request.text("statsKey")
+        return Answer(codes.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
+
+    async def clean(self, request: Request) -> Answer:
+        """Let the engine's cleaner delete, now, what is old enough. It goes on where that takes longer than a tool waits."""
+
+        def ask() -> None:
+            with EngineMemory.attach(find_folder(self._reader.root)) as memory:
+                ask_to_clean(memory, CleanRequest(), CLEAN_S)
+
+        if self._cleaning is None or self._cleaning.done():
+            self._cleaning = asyncio.get_running_loop().run_in_executor(self._executor, ask)
+        done, _ = await asyncio.wait((self._cleaning,), timeout=CLEAN_WAIT_S)
+        for cleaning in done:
+            cleaning.result()
+        return Answer()
 
     # ---- parts --------------------------------------------------------------------
 
     def _queue(self, topic: str, queue_id: int) -> tuple[tuple[str, object], ...]:
         return ("brokerName", self._address.broker_name), ("queueId", queue_id), ("topic", topic)
 
-    def _time_of(self, topic: str, queue_id: int, offset: int) -> int:
-        if offset < 0:
-            return 0
-        found = self._reader.get_message(topic, queue_id, offset, 1, level=LEVEL).messages
-        return found[0].store_timestamp_ms if found else 0
+    def _time_of(self, topic: str, queue_id: int, offset: int, without: int = 0) -> int:
+        """When the message at an offset was stored; `without` where there is none."""
+        found = [] if offset < 0 else self._reader.get_message(topic, queue_id, offset, 1, level=LEVEL).messages
+        return found[0].store_timestamp_ms if found else without
 
     def _version(self) -> dict[str, int]:
         return {"counter": 0, "timestamp": self._began_ms}
 
     async def _in_executor(self, call: Callable[[], Found]) -> Found:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
-
-
-def _reset(table: Table, topic: str, group: str, offsets: dict[int, int]) -> None:
-    key = group_key(topic, group)
-    table[key] = table.get(key, {}) | offsets
 
 
 def _object(value: object) -> dict[str, Any]:

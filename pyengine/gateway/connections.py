@@ -28,6 +28,7 @@ REQUESTS_MAX = 2048         # of one connection under way, held pulls among them
 REQUEST_BYTES, FIELD_BYTES = 2048, 200  # about what a request under way takes beside its frame, and each field of its header
 FRAMES_AT_ONCE = 32         # of one connection, before the others have their turn
 TICK_S = 1.0
+ASK_TIMEOUT_S = 10.0        # for a client's answer to what the gateway asks it (RocketMQ: Broker2Client)
 INT32_MASK = 0x7FFFFFFF
 
 
@@ -78,9 +79,12 @@ class Request:
     def integer(self, name: str, default: int | None = None, *, bits: int = 32) -> int:
         """A field of the header as a signed number; WireError for what is none. `default` where it is absent."""
         text = self.frame.fields.get(name)
-        if text is None and default is not None:
-            return default
-        text = self.text(name)
+        if text is None:
+            if default is not None:
+                return default
+            text = self.text(name)
+        if text.isdecimal() and len(text) < 10 and text.isascii():
+            return int(text)
         sign, digits = (-1, text[1:]) if text[:1] == "-" else (1, text)
         if not (digits.isascii() and digits.isdecimal() and len(digits) <= 19):
             raise WireError(f"the field {name} is no number")
@@ -173,6 +177,7 @@ class Connection(asyncio.Protocol):
         self._is_full = False       # the client does not read
         self._is_paused = False
         self._opaque = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Frame]] = {}
         self.host, self.address = "", ""
         self.active_s = time.monotonic()
         self.is_closed = True
@@ -197,6 +202,9 @@ class Connection(asyncio.Protocol):
         self._owner.open.discard(self)
         self._buffer.clear()
         self._count(0)
+        for coming in self._asked.values():
+            if not coming.done():
+                coming.set_exception(ConnectionResetError(f"the connection of {self.address} has ended"))
         for told in self._owner.when_closed:
             told(self)
 
@@ -243,7 +251,10 @@ class Connection(asyncio.Protocol):
 
     def _handle(self, frame: Frame, size_bytes: int) -> None:
         if frame.is_answer:
-            return  # nothing of what is asked here waits for one
+            coming = self._asked.get(frame.opaque)
+            if coming is not None and not coming.done():
+                coming.set_result(frame)
+            return
         size_bytes += REQUEST_BYTES + FIELD_BYTES * len(frame.fields)
         request = Request(self, frame, size_bytes)
         self._requests += 1
@@ -294,6 +305,25 @@ class Connection(asyncio.Protocol):
         """Send the client a one-way request."""
         if not self.is_closed:
             self._write(Frame(code, fields, body, next(self._opaque) & INT32_MASK, ONE_WAY))
+
+    async def ask(self, code: int, fields: Mapping[str, str], body: bytes = b"", timeout_s: float = ASK_TIMEOUT_S) -> Frame:
+        """Send the client a request and wait for its answer. OSError where it does not read, goes, or is silent for too long."""
+        if self.is_closed or self._transport is None:
+            raise ConnectionError(f"the client at {self.address} has gone")
+        # What one client asks of another must neither fill that one's connection nor have it closed for want of memory.
+        if self._transport.get_write_buffer_size() > self._limits.connection_bytes_max // 4:
+            raise ConnectionError(f"the client at {self.address} does not read")
+        if self._owner.held_bytes + len(body) > self._limits.memory_bytes_max:
+            raise ConnectionError("too many bytes wait in the gateway (gateway_memory_max_bytes)")
+        opaque = next(self._opaque) & INT32_MASK
+        coming = self._asked[opaque] = asyncio.get_running_loop().create_future()
+        try:
+            self._write(Frame(code, fields, body, opaque))
+            return await asyncio.wait_for(coming, timeout_s)
+        except TimeoutError:
+            raise TimeoutError(f"the client at {self.address} did not answer within {timeout_s:g} s") from None
+        finally:
+            del self._asked[opaque]
 
     def _write(self, frame: Frame) -> None:
         assert self._transport is not None

@@ -24,6 +24,7 @@ from pyengine.gateway.members import Members
 from pyengine.gateway.names import Address, Names, NameServer
 from pyengine.gateway.positions import FLUSH_S, GroupOffsets, Positions
 from pyengine.gateway.pulls import Pulls
+from pyengine.gateway.relays import Relays
 from pyengine.gateway.sends import Puts, Sends
 from pyengine.ipc.live_reader import LiveStoreReader
 
@@ -110,10 +111,11 @@ class Gateway:
         positions = Positions(reader, names, self._offsets, executor)
         pulls = self.pulls = Pulls(reader, names, members, positions, executor, self.connections.report)
         ends = self._ends = Ends(self._puts, reader, members, address)
-        sends = Sends(self._puts, reader, names, address, executor, ends.prepare)
+        sends = Sends(self._puts, reader, names, address, executor, ends.prepare, members.producer)
         admin = Admin(reader, names, members, self._offsets, address, executor)
-        for handlers in (members.handlers, positions.handlers, pulls.handlers, sends.handlers, ends.handlers, admin.handlers):
-            broker.update(handlers)
+        relays = Relays(reader, names, members, self._offsets, positions, address, executor)
+        for part in (members, positions, pulls, sends, ends, admin, relays):
+            broker.update(part.handlers)
         name_server.update(NameServer(names, address).handlers | admin.name_server_handlers)
         self.connections.when_closed += [members.closed, pulls.closed]
         self._puts.start()
@@ -157,7 +159,7 @@ async def repeat(pause_s: float, step: Callable[[], Awaitable[None] | None], rep
             if (coming := step()) is not None:
                 await coming
             said = ""
-        except Exception as error:  # noqa: BLE001 - the next try may succeed, and nobody else would do it
+        except Exception as error:  # noqa: BLE001 - the next try may succeed, and no one else would do it
             if said != _sentence(error):
                 said = _sentence(error)
                 report(f"{failed}: {said}")

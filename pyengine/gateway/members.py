@@ -124,10 +124,12 @@ class Members:
 
     def __init__(self, names: Names, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._names = names
-        self._clock_s = clock_s
+        self.now_s = clock_s
         self.consumers: dict[str, Group] = {}
         self.producers: dict[str, dict[Connection, Client]] = {}
         self._of: dict[Connection, tuple[set[str], set[str]]] = {}  # consumer groups and producer groups of a connection
+        self._connection_of: dict[str, Connection] = {}  # by the client id of a producer
+        self._told_ids: dict[tuple[Connection, str], int] = {}  # in how many groups of producers a connection has an id
         self._weight = 0  # of all groups' subscriptions
         self._locks: dict[tuple[str, str, int], tuple[str, float]] = {}
         self.handlers: Handlers = {
@@ -155,7 +157,7 @@ class Members:
             if self._names.topic(retry) is None:
                 await self._names.create(TopicConfig(retry, max(1, config.retry_queue_nums), max(1, config.retry_queue_nums)))
         if not request.connection.is_closed:
-            client = Client(client_id, request.frame.language, request.frame.version, self._clock_s())
+            client = Client(client_id, request.frame.language, request.frame.version, self.now_s())
             for group in consumers:
                 self._register(request.connection, group, client)
             for name in producers:
@@ -181,7 +183,14 @@ class Members:
     def _register_producer(self, connection: Connection, name: str, client: Client) -> None:
         if name not in self.producers and len(self.producers) >= GROUPS_MAX:
             raise UsageError(f"{GROUPS_MAX} producer groups are connected already")
-        self.producers.setdefault(name, {})[connection] = client
+        clients = self.producers.setdefault(name, {})
+        before, clients[connection] = clients.get(connection), client
+        if before is None or before.client_id != client.client_id:
+            told = connection, client.client_id
+            self._told_ids[told] = self._told_ids.get(told, 0) + 1
+            if before is not None:
+                self._forget_id(connection, before.client_id)
+        self._connection_of[client.client_id] = connection  # the newest: the one before may be gone and not be noticed yet
         self._of.setdefault(connection, (set(), set()))[1].add(name)
 
     def _subscribe(self, group: Group, told: dict[str, Subscription]) -> bool:
@@ -223,14 +232,14 @@ class Members:
 
     def expire(self) -> None:
         """Leave out those whose last heartbeat is too old, and locks that were not renewed."""
-        oldest_s = self._clock_s() - EXPIRED_S
+        oldest_s = self.now_s() - EXPIRED_S
         for group in list(self.consumers.values()):
             for connection in [each for each, client in group.clients.items() if client.seen_s < oldest_s]:
                 self._leave(connection, group.name)
         for name, clients in list(self.producers.items()):
             for connection in [each for each, client in clients.items() if client.seen_s < oldest_s]:
                 self._leave_producers(connection, name)
-        now_s = self._clock_s()
+        now_s = self.now_s()
         for key in [key for key, (_, until_s) in self._locks.items() if until_s < now_s]:
             del self._locks[key]
 
@@ -247,11 +256,31 @@ class Members:
 
     def _leave_producers(self, connection: Connection, name: str) -> None:
         clients = self.producers.get(name, {})
-        clients.pop(connection, None)
+        client = clients.pop(connection, None)
         if connection in self._of:
             self._of[connection][1].discard(name)
+        if client is not None:
+            self._forget_id(connection, client.client_id)
         if not clients:
             self.producers.pop(name, None)
+
+    def _forget_id(self, connection: Connection, client_id: str) -> None:
+        """Forget whose id it is, unless the connection has it in another group of producers."""
+        self._told_ids[connection, client_id] -= 1
+        if not self._told_ids[connection, client_id]:
+            del self._told_ids[connection, client_id]
+            if self._connection_of.get(client_id) is connection:
+                del self._connection_of[client_id]
+
+    def producer(self, client_id: str) -> Connection | None:
+        """The connection of a client that is a producer, by its id."""
+        return self._connection_of.get(client_id)
+
+    def consumer(self, group: str, client_id: str) -> Connection | None:
+        """The connection of one member of a group, by its client id."""
+        members = self.consumers.get(group)
+        found = () if members is None else members.clients.items()
+        return next((connection for connection, client in found if client.client_id == client_id), None)
 
     def consumer_list(self, request: Request) -> Answer:
         """The ids of a group's members, by which each of them computes its share of the queues."""
@@ -274,7 +303,7 @@ class Members:
     def lock(self, request: Request) -> Answer:
         """A client takes queues for itself alone, or renews that; the queues that it has now."""
         client_id, group, queues = _queues(request)
-        now_s = self._clock_s()
+        now_s = self.now_s()
         got = []
         for queue in queues:
             key = (group, queue["topic"], queue["queueId"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -16,11 +17,15 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pyengine.engine_config import EngineConfig
-from pyengine.errors import UsageError
+from pyengine.errors import FormatError, UsageError
 from pyengine.formats.constants import SCHEDULE_TOPIC, TIMER_TOPIC, TOPIC_BYTES_MAX, TRANSACTION_HALF_TOPIC
+from pyengine.formats.paths import StorePaths
+from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Handlers, Request
 from pyengine.gateway.wire import IntKeys, write_json
+from pyengine.storage.config_table import exclusive
+from pyengine.storage.durable_file import ConfigFile
 from pyengine.storage.subscription_group import SubscriptionGroup, SubscriptionGroups
 from pyengine.storage.topic_config import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicConfig, TopicConfigs
 
@@ -29,17 +34,22 @@ RETRY_PREFIX, DEAD_PREFIX = "%RETRY%", "%DLQ%"
 GROUP_CHARS_MAX = TOPIC_BYTES_MAX - len(RETRY_PREFIX)  # a group's retry topic has to be a topic, too
 TOPICS_MAX = 10_000             # that clients may create by sending to them; tools may create more
 TOPICS_OF_TOOLS_MAX = 50_000    # that there may be for a tool to create one more
+RECENT_S = 0.05                 # so late sends may see a change of topics
 GROUPS_MAX = 10_000             # that clients may create by their heartbeats, and tools
+KEY_VALUES_CHARS_MAX = 1 << 20  # of all keys and values of tools
+FLAG_UNIT, FLAG_UNIT_SUB = 1, 2  # bits of topicSysFlag (TopicSysFlag)
 OWN_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_PYENGINE_")  # whose offsets no client may move
 TRANSACTION_OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 CHECKED_OUT_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 FORBIDDEN_TOPICS = frozenset((SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC, CHECKED_OUT_TOPIC, TIMER_TOPIC,
                               "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"))
-SYSTEM_TOPICS = FORBIDDEN_TOPICS | {DEFAULT_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
+SYSTEM_TOPICS = FORBIDDEN_TOPICS | {DEFAULT_TOPIC, "BenchmarkTest", TRACE_TOPIC}
 _NAME_CHARS = frozenset("%|_-0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _READ_WRITE = PERM_READ | PERM_WRITE
 
 Table = TypeVar("Table")
+KeyValues = dict[str, dict[str, str]]
 
 
 def topic_fault(topic: str | None) -> str:
@@ -72,8 +82,16 @@ class _CachedFile(Generic[Table]):
         self._read = read
         self._stamp: tuple[int, int, int] | None = (0, 0, 0)
         self._table: Table | None = None
+        self._looked_s = 0.0
+
+    def recent(self) -> Table:
+        """The content as it was within the last RECENT_S: a look at the file takes nearly a tenth of a send."""
+        if self._table is not None and time.monotonic() - self._looked_s < RECENT_S:
+            return self._table
+        return self.table()
 
     def table(self) -> Table:
+        self._looked_s = time.monotonic()
         try:
             status = os.stat(self._path)
             stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
@@ -102,8 +120,10 @@ class Names:
         self._executor = executor
         self.topic_configs = TopicConfigs(root)
         self.group_configs = SubscriptionGroups(root)
-        self._topics = _CachedFile(self.topic_configs.path, lambda: self.topic_configs.read().topics)
-        self._groups = _CachedFile(self.group_configs.path, lambda: self.group_configs.read().groups)
+        self._topics = _CachedFile(self.topic_configs.path, lambda: self.topic_configs.read().rows)
+        self._groups = _CachedFile(self.group_configs.path, lambda: self.group_configs.read().rows)
+        self._key_value_file = ConfigFile(StorePaths(root).config / "kvConfig.json", decode_key_values)
+        self._key_values = _CachedFile(self._key_value_file.path, lambda: self._key_value_file.read().value or {})
         self._making: dict[str, asyncio.Future[Any]] = {}
         cluster = config.broker_cluster_name
         self._system = {topic.topic: topic for topic in (
@@ -121,6 +141,10 @@ class Names:
     def topic(self, name: str) -> TopicConfig | None:
         """What topics.json says of a topic, or RocketMQ of one of its own; None where it is not there."""
         return self._topics.table().get(name) or self._system.get(name)
+
+    def recent_topic(self, name: str) -> TopicConfig | None:
+        """The same for sends, which need not see a change at once."""
+        return self._topics.recent().get(name) or self._system.get(name) or self._topics.table().get(name)
 
     def topic_table(self) -> dict[str, TopicConfig]:
         """Every topic, the system's too."""
@@ -142,7 +166,7 @@ class Names:
             try:
                 return self.topic_configs.create(topic)
             except UsageError:
-                existing = self.topic_configs.read().topics.get(topic.topic)
+                existing = self.topic_configs.read().rows.get(topic.topic)
                 if existing is None:
                     raise
                 return existing
@@ -186,6 +210,25 @@ class Names:
             f"group {name}", lambda: self.group_configs.enter(SubscriptionGroup(name), groups_max=GROUPS_MAX))
         return made
 
+    # ---- keys and values ----------------------------------------------------------
+
+    def key_values(self) -> KeyValues:
+        """What tools keep here, by namespace and key (RocketMQ: KVConfigManager, in its name server)."""
+        return self._key_values.table()
+
+    async def change_key_values(self, change: Callable[[KeyValues], object]) -> None:
+        """Change it, durable before this returns; UsageError where it would be longer than KEY_VALUES_CHARS_MAX."""
+        def write() -> None:
+            with exclusive(self._key_value_file.path):
+                table = self._key_value_file.read().value or {}
+                change(table)
+                text = encode_config({"configTable": {namespace: values for namespace, values in table.items() if values}})
+                if len(text) > KEY_VALUES_CHARS_MAX:
+                    raise UsageError(f"the keys and values of tools would take {len(text)} characters: delete some")
+                self._key_value_file.write(text)
+
+        await asyncio.get_running_loop().run_in_executor(self._executor, write)
+
     async def _once(self, key: str, make: Callable[[], Any]) -> Any:
         """`make` in the executor; those who ask for the same meanwhile share what it gives."""
         under_way = self._making.get(key)
@@ -201,11 +244,23 @@ class NameServer:
     def __init__(self, names: Names, address: Address) -> None:
         self._names = names
         self._address = address
+        self._may_write = True  # what wipeWritePerm takes away, until this process ends
         self.handlers: Handlers = {
             codes.GET_ROUTEINFO_BY_TOPIC: self.route,
             codes.GET_BROKER_CLUSTER_INFO: self.cluster,
             codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.topic_list,
             codes.GET_TOPICS_BY_CLUSTER: self.topic_list,
+            codes.GET_SYSTEM_TOPIC_LIST_FROM_NS: self.system_topics,
+            codes.GET_UNIT_TOPIC_LIST: self.unit_topics,
+            codes.GET_HAS_UNIT_SUB_TOPIC_LIST: self.unit_topics,
+            codes.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self.unit_topics,
+            codes.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_perm,
+            codes.ADD_WRITE_PERM_OF_BROKER: self.add_write_perm,
+            codes.PUT_KV_CONFIG: self.put_key_value,
+            codes.GET_KV_CONFIG: self.key_value,
+            codes.DELETE_KV_CONFIG: self.delete_key_value,
+            codes.GET_KVLIST_BY_NAMESPACE: self.key_values,
+            codes.GET_NAMESRV_CONFIG: self.config,
         }
 
     def route(self, request: Request) -> Answer:
@@ -216,11 +271,12 @@ class NameServer:
             return Answer(codes.TOPIC_NOT_EXIST, f"No topic route info in name server for the topic: {name or 'null'}{codes.FAQ}")
         strict = request.frame.version >= _STRICT_JSON_VERSION or request.flag("acceptStandardJsonOnly")
         address = self._address
+        perm = topic.perm if self._may_write else topic.perm & ~PERM_WRITE
         addresses: object = {"0": address.broker} if strict else IntKeys({0: address.broker})
         return Answer(body=write_json({
             "brokerDatas": [{"brokerAddrs": addresses, "brokerName": address.broker_name, "cluster": address.cluster}],
             "filterServerTable": {},
-            "queueDatas": [{"brokerName": address.broker_name, "perm": topic.perm, "readQueueNums": topic.read_queue_nums,
+            "queueDatas": [{"brokerName": address.broker_name, "perm": perm, "readQueueNums": topic.read_queue_nums,
                             "topicSysFlag": topic.topic_sys_flag, "writeQueueNums": topic.write_queue_nums}]}))
 
     def cluster(self, request: Request) -> Answer:
@@ -236,6 +292,83 @@ class NameServer:
         cluster = request.frame.fields.get("cluster")
         topics = sorted(self._names.topic_table()) if cluster in (None, self._address.cluster) else []
         return Answer(body=write_json({"topicList": topics}))
+
+
+    def system_topics(self, request: Request) -> Answer:
+        """The names of the cluster and its broker, which are topics to RocketMQ, and the broker's address."""
+        return Answer(body=write_json({"brokerAddr": self._address.broker,
+                                       "topicList": [self._address.cluster, self._address.broker_name]}))
+
+    def unit_topics(self, request: Request) -> Answer:
+        """Topics by the bits of their topicSysFlag: of a unit, with subscribers of a unit, or the latter without the former."""
+        def is_wanted(flags: int) -> bool:
+            if request.frame.code == codes.GET_UNIT_TOPIC_LIST:
+                return bool(flags & FLAG_UNIT)
+            return bool(flags & FLAG_UNIT_SUB) and not (
+                flags & FLAG_UNIT and request.frame.code == codes.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST)
+
+        return Answer(body=write_json({"topicList": sorted(
+            name for name, topic in self._names.topic_table().items() if is_wanted(topic.topic_sys_flag))}))
+
+    def wipe_write_perm(self, request: Request) -> Answer:
+        """Let routes say that the broker takes no messages, so that producers leave it; what is sent all the same is stored."""
+        return self._set_write_perm(request, False, "wipeTopicCount")
+
+    def add_write_perm(self, request: Request) -> Answer:
+        """Take that back."""
+        return self._set_write_perm(request, True, "addTopicCount")
+
+    def _set_write_perm(self, request: Request, may_write: bool, counted: str) -> Answer:
+        if request.text("brokerName") != self._address.broker_name:
+            return Answer(fields={counted: "0"})
+        self._may_write = may_write
+        return Answer(fields={counted: str(len(self._names.topic_table()))})
+
+    # ---- keys and values of tools -------------------------------------------------
+
+    async def put_key_value(self, request: Request) -> Answer:
+        """Keep a value by namespace and key, durable before this is answered."""
+        namespace, key, value = (request.text(name) for name in ("namespace", "key", "value"))
+        await self._names.change_key_values(lambda table: table.setdefault(namespace, {}).update({key: value}))
+        return Answer()
+
+    async def delete_key_value(self, request: Request) -> Answer:
+        """Forget a value."""
+        namespace, key = request.text("namespace"), request.text("key")
+        await self._names.change_key_values(lambda table: table.get(namespace, {}).pop(key, None))
+        return Answer()
+
+    def key_value(self, request: Request) -> Answer:
+        """One value."""
+        namespace, key = request.text("namespace"), request.text("key")
+        value = self._names.key_values().get(namespace, {}).get(key)
+        if value is None:
+            return Answer(codes.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace} Key: {key}")
+        return Answer(fields={"value": value})
+
+    def key_values(self, request: Request) -> Answer:
+        """All values of a namespace."""
+        namespace = request.text("namespace")
+        table = self._names.key_values().get(namespace)
+        if not table:
+            return Answer(codes.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
+        return Answer(body=write_json({"table": table}))
+
+    def config(self, request: Request) -> Answer:
+        """The settings that a name server would have, as lines of `key=value`."""
+        return Answer(body=b"clusterTest=false\norderMessageEnable=false\nproductEnvName=center\n")
+
+
+def decode_key_values(text: str) -> KeyValues:
+    """The table in the text of kvConfig.json; FormatError for one of another shape."""
+    document: Any = decode_config(text)
+    try:
+        table = {namespace: dict(values) for namespace, values in document["configTable"].items()}
+    except PARSE_ERRORS as error:
+        raise FormatError(f"no table of keys and values: {error!r}") from error
+    if not all(isinstance(value, str) for values in table.values() for value in values.values()):
+        raise FormatError("a value that is no text")
+    return table
 
 
 _STRICT_JSON_VERSION = 401  # MQVersion V4_9_4

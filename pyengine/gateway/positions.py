@@ -82,6 +82,22 @@ class GroupOffsets:
                     found[topic] = found.get(topic, {}) | queues
         return found
 
+    def all(self) -> Table:
+        """Every offset, by topic@group."""
+        found: Table = {}
+        for table in (self._file(), self._writing, self._waiting):
+            for key, queues in table.items():
+                found[key] = found.get(key, {}) | queues
+        return found
+
+    def by_group(self) -> dict[str, Table]:
+        """The same as of_group() for every group, in one pass."""
+        found: dict[str, Table] = {}
+        for key, queues in self.all().items():
+            topic, _, group = key.partition("@")
+            found.setdefault(group, {})[topic] = queues
+        return found
+
     def groups_of(self, topic: str) -> list[str]:
         """The groups that have committed an offset of a topic."""
         keys = {*self._file(), *self._writing, *self._waiting}
@@ -242,13 +258,8 @@ class Positions:
         begin_ms, end_ms = request.integer("beginTimestamp", bits=64), request.integer("endTimestamp", bits=64)
 
         def find() -> bytes:
-            found = self._reader.query_message(topic, key, max(0, begin_ms), end_ms, most, level=LEVEL)
-            body = bytearray()
-            for message in found:
-                body += self.record(message)
-                if len(body) >= QUERY_BYTES:
-                    break
-            return bytes(body)
+            found = self._reader.query_message(topic, key, max(0, begin_ms), end_ms, most, level=LEVEL, bytes_max=QUERY_BYTES)
+            return b"".join(map(self.record, found))
 
         body = await self._in_executor(find)
         if not body:

@@ -29,7 +29,7 @@ COMMIT_FLAG, SUSPEND_FLAG, SUBSCRIPTION_FLAG = 1, 2, 4  # of a pull's sysFlag
 SUSPEND_MS_MAX = 120_000
 TICK_S = 0.2              # how exact the end of a held pull is
 LOOK_S = 0.05             # of one turn of the loop, for held pulls
-NEAR_MESSAGES = 2000      # a pull that is no farther behind its queue's end is read in the loop's thread
+NEAR_BYTES = 64 << 20     # of the log's end: what begins there was written just now and is in memory; read in the loop's thread
 _CODES = {
     GetStatus.FOUND: codes.SUCCESS,
     GetStatus.MESSAGE_WAS_REMOVING: codes.PULL_RETRY_IMMEDIATELY,
@@ -138,12 +138,18 @@ class Pulls:
         return expression_fault(found.expression_type, found.text) or found
 
     async def _get(self, pull: Pull) -> GetResult:
-        """The messages. Far behind the queue's end they may have to come from the disk, and a condition takes long: that is
+        """The messages. Far from the log's end they may have to come from the disk, and a condition takes long: that is
         another thread's."""
-        ahead = self._reader.queue_range(pull.topic, pull.queue_id, LEVEL)[1] - pull.offset
-        if ahead <= NEAR_MESSAGES and pull.subscription.condition is None:
+        if pull.subscription.condition is None and self._is_near(pull):
             return self._get_now(pull)
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._get_now, pull)
+
+    def _is_near(self, pull: Pull) -> bool:
+        """Whether what it asks for, if anything, is near the log's end."""
+        limit = self._dispatched()
+        queue = self._reader.queue(pull.topic, pull.queue_id)
+        entry = None if queue is None else queue.entry(pull.offset, queue.max_offset(limit))
+        return entry is None or limit - entry.physical_offset <= NEAR_BYTES
 
     def _get_now(self, pull: Pull) -> GetResult:
         wanted = pull.subscription

@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import random
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from pyengine.client.retries import sent_back
 from pyengine.errors import EngineError, FormatError, UsageError
 from pyengine.formats.constants import (
     PROPERTY_DELAY,
+    PROPERTY_PUSH_REPLY_TIME,
+    PROPERTY_REPLY_TO_CLIENT,
     PROPERTY_TRANSACTION_PREPARED,
     PROPERTY_WAIT,
     SYS_FLAG_TRANSACTION_MASK,
@@ -30,7 +33,7 @@ from pyengine.formats.constants import (
 from pyengine.formats.properties import decode_properties, encode_properties, hash_map_order, is_wait_store_ok
 from pyengine.formats.record import BatchMember, decode_batch
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Answer, Handlers, Request
+from pyengine.gateway.connections import Answer, Connection, Handlers, Request
 from pyengine.gateway.names import DEAD_PREFIX, FORBIDDEN_TOPICS, RETRY_PREFIX, Address, Names, group_fault, topic_fault
 from pyengine.gateway.positions import LEVEL
 from pyengine.ipc.live_reader import LiveStoreReader
@@ -38,7 +41,6 @@ from pyengine.results import PutResult, PutStatus
 from pyengine.storage.topic_config import TopicConfig
 
 if TYPE_CHECKING:
-    from pyengine.client.pending_puts import PutFuture
     from pyengine.client.producer import Producer
 
 REGION = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}  # in every answer to a send
@@ -47,11 +49,14 @@ BODY_LIMIT = "the message is illegal, maybe msg body or properties length not ma
 BUSY = "[REJECTREQUEST]system busy, start flow control for a while"
 NOT_AVAILABLE = "service not available now. It may be caused by one of the following reasons: the broker's disk is full, messages are " \
                 "put to the slave, message store has been shut down, etc."
+COLLECT_NS = 300_000  # so long the loop itself waits for answers
 LARGE_BATCH_BYTES = 64 << 10  # a batch beyond it is read in another thread
 _V2 = {"producerGroup": "a", "topic": "b", "defaultTopic": "c", "defaultTopicQueueNums": "d", "queueId": "e", "sysFlag": "f",
        "bornTimestamp": "g", "flag": "h", "properties": "i", "reconsumeTimes": "j", "unitMode": "k", "maxReconsumeTimes": "l",
        "batch": "m"}
 _V1 = {name: name for name in _V2}
+_REPLY_FIELDS = ("producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId", "sysFlag", "bornTimestamp", "flag",
+                 "reconsumeTimes", "unitMode")  # of a reply, handed on to the producer that waits for it
 _STORED = {PutStatus.PUT_OK: codes.SUCCESS, PutStatus.FLUSH_DISK_TIMEOUT: codes.FLUSH_DISK_TIMEOUT,
            PutStatus.FLUSH_SLAVE_TIMEOUT: codes.FLUSH_SLAVE_TIMEOUT, PutStatus.SLAVE_NOT_AVAILABLE: codes.SLAVE_NOT_AVAILABLE}
 
@@ -64,12 +69,15 @@ class Puts:
         self._opening = threading.Lock()
         self._producer: Producer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._answered: deque[tuple[Callable[[PutResult], None], Future[Any]]] = deque()
+        self._answered: deque[tuple[Callable[[PutResult], None], PutResult]] = deque()
         self._is_finishing = False  # the loop has been asked to take the answers
+        self._is_collecting = False  # and to look for them
+        self._thread = 0
 
     def start(self) -> None:
         """Answers come in the loop that runs now."""
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
 
     @property
     def is_open(self) -> bool:
@@ -83,16 +91,33 @@ class Puts:
                 self._producer = self._connect()
             return self._producer
 
-    def submit(self, make: Callable[[Producer], PutFuture], then: Callable[[PutResult], None]) -> None:
-        """Submit a put, and call `then` with its result in the loop's thread."""
-        assert self._producer is not None
-        future = make(self._producer)
-        future.add_done_callback(lambda done: self._hand_over(then, done))
+    def submit(self, message: RawMessage, then: Callable[[PutResult], None], members: Sequence[BatchMember] = ()) -> None:
+        """Submit a put, with `members` that of a batch, and call `then` with its result in the loop's thread."""
+        assert self._producer is not None and self._loop is not None
+        self._producer.put_raw_then(message, lambda result: self._hand_over(then, result), members)
+        if not self._is_collecting:
+            self._is_collecting = True
+            with contextlib.suppress(RuntimeError):  # as below
+                (self._loop.call_soon if threading.get_ident() == self._thread else self._loop.call_soon_threadsafe)(self._collect)
 
-    def _hand_over(self, then: Callable[[PutResult], None], future: Future[Any]) -> None:
+    def _collect(self) -> None:
+        """Take the answers of what the loop has just submitted, which come within microseconds: that is cheaper than a thread
+        that wakes the loop for them. A slow writer is waited for by the producer's thread."""
+        self._is_collecting = False
+        producer = self._producer
+        if producer is None:
+            return
+        was_finishing, self._is_finishing = self._is_finishing, True
+        try:
+            producer.collect(COLLECT_NS)
+        finally:
+            self._is_finishing = was_finishing
+            self._finish_answered()
+
+    def _hand_over(self, then: Callable[[PutResult], None], result: PutResult) -> None:
         """One wake-up of the loop for all answers that come before it runs."""
         assert self._loop is not None
-        self._answered.append((then, future))
+        self._answered.append((then, result))
         if not self._is_finishing:
             self._is_finishing = True
             with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the connections
@@ -100,9 +125,16 @@ class Puts:
 
     def _finish(self) -> None:
         self._is_finishing = False
+        self._finish_answered()
+
+    def _finish_answered(self) -> None:
         while self._answered:
-            then, future = self._answered.popleft()
-            then(future.result())
+            then, result = self._answered.popleft()
+            try:
+                then(result)
+            except Exception as error:  # noqa: BLE001 - one request's: the answers after it are given
+                assert self._loop is not None
+                self._loop.call_exception_handler({"message": "the answer to a put could not be given", "exception": error})
 
     def close(self) -> None:
         """Wait for the answers under way and end the session."""
@@ -116,11 +148,13 @@ class Sends:
     """The requests that put."""
 
     def __init__(self, puts: Puts, reader: LiveStoreReader, names: Names, address: Address, executor: Executor,
-                 prepare_halves: Callable[[], None]) -> None:
-        """`prepare_halves` is called once, in the executor, before the first half message is stored."""
+                 prepare_halves: Callable[[], None], find_producer: Callable[[str], Connection | None]) -> None:
+        """`prepare_halves` is called once, in the executor, before the first half message is stored; `find_producer` finds a
+        client's connection by its id."""
         self._puts = puts
         self._prepare_halves = prepare_halves
         self._takes_halves = False
+        self._find_producer = find_producer
         self._reader = reader
         self._names = names
         self._address = address
@@ -131,6 +165,8 @@ class Sends:
             codes.SEND_MESSAGE_V2: self.send,
             codes.SEND_BATCH_MESSAGE: self.send,
             codes.CONSUMER_SEND_MSG_BACK: self.send_back,
+            codes.SEND_REPLY_MESSAGE: self.send_reply,
+            codes.SEND_REPLY_MESSAGE_V2: self.send_reply,
         }
 
     def send(self, request: Request) -> Answer | Coroutine[Any, Any, Answer | None] | None:
@@ -140,7 +176,7 @@ class Sends:
             return Answer(codes.SYSTEM_ERROR, fault, REGION)
         if sent.topic in FORBIDDEN_TOPICS:
             return Answer(codes.NO_PERMISSION, f"Sending message to topic[{sent.topic}] is forbidden.", REGION)
-        topic = self._names.topic(sent.topic)
+        topic = self._names.recent_topic(sent.topic)
         is_large = sent.is_batch and len(request.frame.body) > LARGE_BATCH_BYTES
         needs_halves = sent.is_half and not self._takes_halves
         if (topic is None or not self._puts.is_open or is_large or needs_halves or sent.topic.startswith(RETRY_PREFIX)
@@ -194,9 +230,66 @@ class Sends:
                 await in_executor(self._puts.open)
         except EngineError as error:
             return Answer(codes.SYSTEM_ERROR, str(error))
-        self._puts.submit(lambda producer: producer.put_raw_async(raw), lambda result: request.reply(
+        self._puts.submit(raw, lambda result: request.reply(
             Answer() if result else Answer(codes.SYSTEM_ERROR, f"{result.status.name}: {result.reason}")))
         return None
+
+    async def send_reply(self, request: Request) -> Answer:
+        """The answer to a message that its producer waits for: handed to that producer, and stored in the cluster's reply topic.
+
+        The code says whether the producer has it; what is stored decides only ids and offsets (ReplyMessageProcessor).
+        """
+        sent = _Sent(request)
+        if fault := topic_fault(sent.topic):
+            return Answer(codes.SYSTEM_ERROR, fault, REGION)
+        if sent.topic in FORBIDDEN_TOPICS:
+            return Answer(codes.NO_PERMISSION, f"Sending message to topic[{sent.topic}] is forbidden.", REGION)
+        if len(request.frame.body) > self._reader.config.max_message_size_bytes:
+            return Answer(codes.MESSAGE_ILLEGAL, self._limit, REGION)
+        stored: PutResult | None = None
+        try:
+            topic: TopicConfig | Answer | None = await self._prepare(sent)
+        except UsageError as error:
+            return Answer(codes.SYSTEM_ERROR, str(error), REGION)
+        except EngineError:  # no engine: the reply reaches its producer all the same
+            topic = self._names.topic(sent.topic)
+        if isinstance(topic, Answer):
+            return topic
+        refused = self._refused(request, sent, topic) if topic is not None else None
+        if refused is not None:
+            return refused
+        properties_text = request.frame.fields.get(_names_of(request)["properties"], "")
+        fault = await self._push_reply(request, sent)
+        if self._puts.is_open:
+            message = RawMessage(  # as the broker stores it: the properties as they came, and no sysFlag
+                sent.topic, request.frame.body, queue_id=sent.queue_id, properties_text=properties_text, flag=sent.flag,
+                born_timestamp_ms=sent.born_timestamp_ms, born_host=request.connection.address, store_host=self._address.broker,
+                reconsume_times=sent.reconsume_times, wait_store_msg_ok=is_wait_store_ok(sent.properties))
+            coming: asyncio.Future[PutResult] = asyncio.get_running_loop().create_future()
+            self._puts.submit(message, lambda result: None if coming.done() else coming.set_result(result))
+            stored = await coming
+        told = REGION | {"msgId": "0", "queueId": str(sent.queue_id), "queueOffset": "0"}
+        if stored is not None and stored.status in _STORED:
+            told |= {"msgId": stored.msg_id, "queueOffset": str(stored.queue_offset)}
+        return Answer(codes.SYSTEM_ERROR, fault, told) if fault else Answer(fields=told)
+
+    async def _push_reply(self, request: Request, sent: _Sent) -> str:
+        """Hand a reply to its producer; why that has not taken it, or an empty text."""
+        client_id = sent.properties.get(PROPERTY_REPLY_TO_CLIENT)
+        if client_id is None:
+            return f"reply message properties[{PROPERTY_REPLY_TO_CLIENT}] is null"
+        connection = self._find_producer(client_id)
+        if connection is None:
+            return f"push reply message fail, channel of <{client_id}> not found."
+        names, fields, now_ms = _names_of(request), request.frame.fields, str(time.time_ns() // 1_000_000)
+        told = {name: fields[names[name]] for name in _REPLY_FIELDS if names[name] in fields}
+        told |= {"properties": encode_properties(sent.properties | {PROPERTY_PUSH_REPLY_TIME: now_ms}), "storeTimestamp": now_ms,
+                 "bornHost": request.connection.address, "storeHost": self._address.broker}
+        try:
+            answer = await connection.ask(codes.PUSH_REPLY_MESSAGE_TO_CLIENT, told, request.frame.body)
+        except OSError:
+            return f"push reply message to {client_id} fail."
+        return "" if answer.code == codes.SUCCESS else f"push reply message to {client_id} fail."
 
     async def _prepare(self, sent: _Sent) -> TopicConfig | Answer:
         topic = self._names.topic(sent.topic)
@@ -256,9 +349,7 @@ class Sends:
                     raise FormatError("it holds no message")
             except (FormatError, UnicodeDecodeError) as error:
                 return Answer(codes.SYSTEM_ERROR, f"the batch cannot be read: {error}", REGION)
-        self._puts.submit(
-            lambda producer: producer.put_batch_raw_async(message, members) if members else producer.put_raw_async(message),
-            lambda result: request.reply(self._answer(result, sent.queue_id)))
+        self._puts.submit(message, lambda result: request.reply(self._answer(result, sent.queue_id)), members)
         return None
 
     def _message(self, request: Request, sent: _Sent) -> RawMessage:
@@ -303,7 +394,7 @@ class _Sent:
 
     def __init__(self, request: Request) -> None:
         frame = request.frame
-        names = _V1 if frame.code == codes.SEND_MESSAGE else _V2
+        names = _names_of(request)
         fields = frame.fields
         self.topic = fields.get(names["topic"], "")
         self.default_topic = fields.get(names["defaultTopic"])
@@ -320,6 +411,11 @@ class _Sent:
         self.is_half = (self.properties.get(PROPERTY_TRANSACTION_PREPARED, "").lower() == "true"
                         and not (self.reconsume_times > 0 and self.properties.get(PROPERTY_DELAY, "0") != "0"))
         self.is_batch = frame.code == codes.SEND_BATCH_MESSAGE or request.flag(names["batch"])
+
+
+def _names_of(request: Request) -> Mapping[str, str]:
+    """The header's names for the fields of a send, as its code has them: long ones or short ones."""
+    return _V1 if request.frame.code in (codes.SEND_MESSAGE, codes.SEND_REPLY_MESSAGE) else _V2
 
 
 def _described(topic: TopicConfig) -> str:

@@ -296,18 +296,22 @@ class RawHits(NamedTuple):
 
 
 def query_verified(
-    index: IndexService, message_at: MessageAt, topic: str, key: str, begin_ms: int, end_ms: int, messages_max: int
+    index: IndexService, message_at: MessageAt, topic: str, key: str, begin_ms: int, end_ms: int, messages_max: int,
+    bytes_max: int | None = None,
 ) -> list[Message]:
-    """The newest messages of `topic` that carry `key`, each once, oldest first."""
+    """The newest messages of `topic` that carry `key`, each once, oldest first; none more once they have `bytes_max`."""
     found: dict[int, Message] = {}
+    size_bytes = 0
 
     def accept(offset: int) -> bool:
-        if offset in found:
+        nonlocal size_bytes
+        if offset in found or (bytes_max is not None and size_bytes >= bytes_max):
             return False
         message = message_at(offset)
         if message is None or message.topic != topic or key not in index_keys(message.properties):
             return False
         found[offset] = message
+        size_bytes += message.size_bytes
         return True
 
     index.select_offsets(topic, key, messages_max, begin_ms, end_ms, accept)

@@ -27,7 +27,7 @@ from pyengine.results import GetResult, GetStatus, ReadLevel
 from pyengine.storage.commit_log import CommitLog
 from pyengine.storage.config import load_config
 from pyengine.storage.consume_queue import ConsumeQueue, offset_by_time
-from pyengine.storage.index_file import RAW_HITS_MAX, IndexService, RawHits, query_raw, query_verified
+from pyengine.storage.index_file import RAW_HITS_MAX, IndexService, query_raw, query_verified
 from pyengine.storage.mapped_file import MappingCache, is_folder, is_plain_file
 from pyengine.storage.message_getter import GetFigures, GetStatistics, MessageGetter, TransferLimits, Wanted
 from pyengine.storage.read_level import FilesWatermark, Watermark
@@ -188,12 +188,14 @@ class StoreReader:
         max_messages: int = RAW_HITS_MAX,
         verify_key: bool = True,
         level: ReadLevel | str | None = None,
+        bytes_max: int | None = None,
     ) -> list[Message]:
         """Messages with `key` (a word of KEYS, or the UNIQ_KEY), oldest first, found through the index.
 
-        The newest `max_messages` if there are more. `begin_ms` and `end_ms` bound the store time, which the index knows in
-        whole seconds. With `verify_key=False` the hits are RocketMQ's: at most 64, with those of other keys
-        of the same hash, and a message once for each of its index entries.
+        The newest `max_messages` if there are more, and none older than the one with which they have `bytes_max`.
+        `begin_ms` and `end_ms` bound the store time, which the index knows in whole seconds. With `verify_key=False` the
+        hits are RocketMQ's: at most 64, with those of other keys of the same hash, a message once for each of its index
+        entries, and `bytes_max` means nothing.
         """
         if max_messages < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
@@ -201,11 +203,13 @@ class StoreReader:
         arguments.text(key, "key")
         limit = self._queue_limit(level)
         end = TIMESTAMP_MAX_MS if end_ms is None else end_ms
-        ask = query_verified if verify_key else query_raw
-        found = ask(
-            self.index, lambda offset: self.message_below(offset, limit), topic, key, begin_ms, end, max_messages
-        )
-        return found.messages if isinstance(found, RawHits) else found
+
+        def message_at(offset: int) -> Message | None:
+            return self.message_below(offset, limit)
+
+        if not verify_key:
+            return query_raw(self.index, message_at, topic, key, begin_ms, end, max_messages).messages
+        return query_verified(self.index, message_at, topic, key, begin_ms, end, max_messages, bytes_max)
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp_ms: int, level: ReadLevel | str | None = None

@@ -105,7 +105,10 @@ def test_a_brokers_file_is_taken_and_what_differs_is_named(golden, broker_conf):
     assert (values["flush_disk_type"], values["delete_when"], values["file_reserved_time_hours"]) == ("SYNC_FLUSH", "04", 7)
     assert values["mapped_file_size_commit_log_bytes"] == 16384
     said = outcomes(document)
-    assert said["messageDelayLevel"] == "taken as message_delay_level" and said["brokerIP1"] == "taken as store_host"
+    assert said["messageDelayLevel"] == "taken as message_delay_level"
+    assert said["listenPort"] == "taken as store_host; taken as gateway_broker_port"
+    assert said["brokerIP1"] == "taken as store_host; taken as gateway_advertised_host", "a broker's routes and messages have one address"
+    assert (values["gateway_advertised_host"], values["gateway_broker_port"]) == ("10.2.3.4", 10931)
     assert said["fileReservedTime"] == "not taken: --set says 7"
     assert said["mapedFileSizeCommitLog"] == "differs: the store's files have 16384, which stays"
     assert said["storePathRootDir"] == f"differs: the command names {store.root}"
@@ -159,7 +162,7 @@ def test_each_setting_says_when_a_change_takes_effect():
     assert {by_name[name] for name in FIXED_NAMES} == {"never"}
     assert by_name["flush_disk_type"] == "at a restart" and by_name["log_retention_bytes"] == "at once"
     assert by_name["put_timeout_ms"] == "for producers that connect afterwards"
-    assert by_name["default_query_max_num"] == "for readers that are opened afterwards"
+    assert by_name["access_message_in_memory_max_ratio"] == "for readers that are opened afterwards"
     cleaning = [row for row in SETTINGS.values() if row.group == "cleaning"]
     assert len(cleaning) == 14 and all(row.live == "at once" for row in cleaning)
 

@@ -733,3 +733,102 @@ def test_puts_that_wait_for_room_are_refused_when_the_producer_closes(make_parts
     results = [future.result(0) for future in futures]
     assert {result.indeterminate for result in results} == {True, False}
     assert all(result.indeterminate or result.status is PutStatus.SERVICE_NOT_AVAILABLE for result in results)
+
+
+# ---- results without Futures ---------------------------------------------------
+
+
+def test_results_are_taken_in_the_callers_thread_or_by_another_where_that_gives_up(make_parts):
+    parts = make_parts()
+    writer = parts.workers[native.WRITER]
+    here = threading.get_ident()
+    got = []
+
+    def then(result):
+        got.append((result.status, threading.get_ident()))
+
+    async def loop(producer):
+        producer.put_raw_then(RawMessage("T", b"one"), then)
+        producer.put_raw_then(RawMessage("T"), then, [BatchMember(b"two"), BatchMember(b"three")])
+        producer.collect(10_000_000_000)
+        assert got == [(PutStatus.PUT_OK, here)] * 2
+        producer.put_raw_then(RawMessage("a/b", b"refused"), then)
+        assert got.pop() == (PutStatus.MESSAGE_ILLEGAL, here), "at once"
+        writer.send_signal(signal.SIGSTOP)
+        try:
+            for _ in range(3):
+                producer.put_raw_then(RawMessage("T", b"late"), then)
+            producer.collect(1_000_000)
+            assert len(got) == 2
+        finally:
+            writer.send_signal(signal.SIGCONT)
+        eventually(lambda: len(got) == 5, "another thread takes them")
+        with producer._puts.lock:  # as while another thread puts
+            producer.put_raw_then(RawMessage("T", b"submitted later, by another thread"), then)
+            producer.collect(1_000_000)
+        eventually(lambda: len(got) == 6, "no collect() waits for it any more")
+        producer.put_raw_then(RawMessage("T", b"never collected"), then)
+
+    with parts.producer() as producer:
+        asyncio.run(loop(producer))
+    assert len(got) == 7, "the end of the producer takes what is left"
+    assert here not in {thread for _, thread in got[2:6]}
+
+
+def test_a_result_that_cannot_be_made_is_told_and_what_is_late_is_handed_on_before_the_end_can_come(make_parts, monkeypatch):
+    parts = make_parts()
+    writer = parts.workers[native.WRITER]
+    got = []
+
+    async def loop(producer):
+        producer.put_raw_then(RawMessage("T", b"one"), got.append)
+        puts = producer._puts._pending
+        with monkeypatch.context() as patched:
+            patched.setattr(puts, "_finish", _fails)
+            producer.collect(10_000_000_000)
+        assert got.pop().status is PutStatus.UNKNOWN_ERROR
+        writer.send_signal(signal.SIGSTOP)
+        try:
+            producer.put_raw_then(RawMessage("T", b"late"), got.append)
+            seen = []
+            monkeypatch.setattr(puts, "_entries", SeenPuts(puts._entries, lambda: seen.append(puts._collecting.locked())))
+            producer.collect(1_000_000)
+            assert seen == [True], "else close() may unmap the session in between"
+        finally:
+            writer.send_signal(signal.SIGCONT)
+        eventually(lambda: len(got) == 1, "another thread takes it")
+
+    with parts.producer() as producer:
+        asyncio.run(loop(producer))
+
+
+class SeenPuts:
+    """A queue that tells of each put."""
+
+    def __init__(self, queue, tell) -> None:
+        self._queue, self._tell = queue, tell
+
+    def put(self, entry) -> None:
+        self._tell()
+        self._queue.put(entry)
+
+    def __getattr__(self, name):
+        return getattr(self._queue, name)
+
+
+def _fails(*_arguments):
+    raise OSError("made to fail")
+
+
+def test_results_that_wait_for_a_sync_are_not_waited_for_here(make_parts):
+    parts = make_parts(mode=native.MODE_SYNC)
+    got = []
+
+    async def loop(producer):
+        producer.put_raw_then(RawMessage("T", b"one"), lambda result: got.append((result.status, threading.get_ident())))
+        producer.collect(10_000_000_000)
+        eventually(lambda: got, "the sync is done")
+
+    with parts.producer() as producer:
+        asyncio.run(loop(producer))
+    assert got[0][0] is PutStatus.PUT_OK and got[0][1] != threading.get_ident()

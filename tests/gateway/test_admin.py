@@ -17,6 +17,8 @@ from pyengine.gateway.admin import Admin
 from pyengine.gateway.connections import Request
 from pyengine.gateway.names import Names
 from pyengine.gateway.wire import Frame
+from pyengine.ipc.cleaning import Cleaning
+from pyengine.ipc.shared_objects import find_folder
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.subscription_group import SubscriptionGroups
 from pyengine.storage.topic_config import TopicConfig, TopicConfigs
@@ -32,9 +34,9 @@ def test_a_topic_is_made_changed_and_deleted(served):
     client = served.broker()
     files = TopicConfigs(served.root)
     assert client.ask(codes.UPDATE_AND_CREATE_TOPIC, topic_fields("made")).code == codes.SUCCESS
-    assert files.read().topics["made"] == TopicConfig("made", 2, 2)
+    assert files.read().rows["made"] == TopicConfig("made", 2, 2)
     assert client.ask(codes.UPDATE_AND_CREATE_TOPIC, topic_fields("made", readQueueNums=4, perm=4)).code == codes.SUCCESS
-    assert files.read().topics["made"] == TopicConfig("made", 4, 2, perm=4)
+    assert files.read().rows["made"] == TopicConfig("made", 4, 2, perm=4)
     rows = json.loads(client.ask(codes.GET_ALL_TOPIC_CONFIG).body)["topicConfigTable"]
     assert rows["made"]["readQueueNums"] == 4 and "TBW102" in rows
     assert client.ask(codes.DELETE_TOPIC_IN_BROKER, {"topic": "made"}).code == codes.SUCCESS
@@ -48,19 +50,19 @@ def test_a_topic_that_may_not_be_is_not_made(served):
     for fields in (topic_fields("bad topic"), topic_fields("TBW102"), topic_fields("fine", readQueueNums=0), topic_fields("fine", perm=99)):
         assert client.ask(codes.UPDATE_AND_CREATE_TOPIC, fields).code == codes.SYSTEM_ERROR
     assert client.ask(codes.DELETE_TOPIC_IN_BROKER, {"topic": "SCHEDULE_TOPIC_XXXX"}).code == codes.SYSTEM_ERROR
-    assert "fine" not in TopicConfigs(served.root).read().topics
+    assert "fine" not in TopicConfigs(served.root).read().rows
 
 
 def test_a_group_is_made_changed_and_deleted_with_its_offsets(served, topic):
     client = served.broker()
     body = {"groupName": "toolmade", "consumeEnable": True, "retryMaxTimes": 7, "retryQueueNums": 1, "brokerId": 0}
     assert client.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body).code == codes.SUCCESS
-    assert SubscriptionGroups(served.root).read().groups["toolmade"].retry_max_times == 7
+    assert SubscriptionGroups(served.root).read().rows["toolmade"].retry_max_times == 7
     assert json.loads(client.ask(codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)["subscriptionGroupTable"]["toolmade"]["retryMaxTimes"] == 7
     ConsumerOffsets(served.root).commit(topic, "toolmade", {1: 5})
     fields = {"groupName": "toolmade", "removeOffset": "true"}
     assert client.ask(codes.DELETE_SUBSCRIPTIONGROUP, fields).code == codes.SUCCESS
-    assert "toolmade" not in SubscriptionGroups(served.root).read().groups
+    assert "toolmade" not in SubscriptionGroups(served.root).read().rows
     assert ConsumerOffsets(served.root).read(topic, "toolmade") == {}
     for bad in ([], {}, {"groupName": "a/b"}, {"groupName": "ok", "retryMaxTimes": "x"}):
         assert client.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=bad).code == codes.SYSTEM_ERROR
@@ -70,7 +72,7 @@ def test_a_tool_cannot_make_the_files_of_topics_and_groups_grow_without_end(serv
     client = served.broker()
     body = {"groupName": "grown", "retryMaxTimes": 7, "retryQueueNums": 1, "brokerId": 0}
     assert client.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body | {"noField": "x" * 100_000}).code == codes.SUCCESS
-    assert SubscriptionGroups(served.root).read().groups["grown"].more == {}
+    assert SubscriptionGroups(served.root).read().rows["grown"].more == {}
     answer = client.ask(codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body | {"brokerId": 1 << 31})
     assert answer.code == codes.SYSTEM_ERROR and "32 bits" in answer.remark
 
@@ -127,31 +129,96 @@ def test_who_is_connected_is_shown(served):
     assert client.ask(codes.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "nobody"}).code == codes.SYSTEM_ERROR
 
 
-def test_a_connected_group_is_set_back_and_told_so(served, topic):
-    client = served.broker()
-    client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"x")
-    with pyengine.open_store(served.root) as store:
-        assert store.wait_for_message(topic, 1, 0, timeout_s=30, level="committed")
-    fields = {"topic": topic, "group": "backwards", "timestamp": 0, "isForce": "true"}
-    assert client.ask(codes.INVOKE_BROKER_TO_RESET_OFFSET, fields).code == codes.SYSTEM_ERROR, "nobody is connected"
-    beat(client, "me", "backwards", subscription(topic))
-    client.ask(codes.UPDATE_CONSUMER_OFFSET, {"topic": topic, "queueId": 1, "consumerGroup": "backwards", "commitOffset": 1})
-    answer = served.broker().ask(codes.INVOKE_BROKER_TO_RESET_OFFSET, fields)
-    assert answer.code == codes.SUCCESS and b'"queueId":1,"topic":"' + topic.encode() + b'"}:0' in answer.body
-    told = client.wait_told(codes.RESET_CONSUMER_CLIENT_OFFSET)
-    assert (told.body, told.fields["group"], told.is_one_way) == (answer.body, "backwards", True)
-    committed = client.ask(codes.QUERY_CONSUMER_OFFSET, {"topic": topic, "queueId": 1, "consumerGroup": "backwards"})
-    assert committed.fields == {"offset": "0"}
-    refused = fields | {"group": "CID_RMQ_SYS_TRANS"}
-    assert client.ask(codes.INVOKE_BROKER_TO_RESET_OFFSET, refused).code == codes.NO_PERMISSION
-
-
 def test_the_broker_tells_about_itself(served):
     client = served.broker()
     table = json.loads(client.ask(codes.GET_BROKER_RUNTIME_INFO).body)["table"]
     assert all(isinstance(value, str) for value in table.values()) and int(table["commitLogMaxOffset"]) >= 0
     config = client.ask(codes.GET_BROKER_CONFIG)
     assert b"brokerName=broker-a\n" in config.body and config.fields["version"].startswith("{")
+
+
+def test_a_groups_progress_is_told_in_all_the_ways_of_the_tools(served, topic):
+    client = served.broker()
+    beat(client, "me", "spanned", subscription(topic))
+    for body in (b"x", b"y"):
+        client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), body)
+    with pyengine.open_store(served.root) as store:
+        assert store.wait_for_message(topic, 1, 1, timeout_s=30, level="committed")
+        first, last = store.get_message(topic, 1, 0, level="committed").messages
+    commit = {"topic": topic, "queueId": 1, "consumerGroup": "spanned", "commitOffset": 1}
+    client.ask(codes.UPDATE_CONSUMER_OFFSET, commit)
+    client.ask(codes.UPDATE_CONSUMER_OFFSET, commit | {"consumerGroup": "quicker", "commitOffset": 2})
+
+    spans = json.loads(client.ask(codes.QUERY_CONSUME_TIME_SPAN, {"topic": topic, "group": "spanned"}).body)["consumeTimeSpanSet"]
+    span = spans[1]
+    assert span.pop("delayTime") >= 0 and span == {
+        "messageQueue": {"brokerName": "broker-a", "queueId": 1, "topic": topic}, "minTimeStamp": first.store_timestamp_ms,
+        "maxTimeStamp": last.store_timestamp_ms, "consumeTimeStamp": first.store_timestamp_ms}
+    assert spans[2]["minTimeStamp"] == -1 and spans[2]["delayTime"] == 0
+    assert client.ask(codes.QUERY_CONSUME_TIME_SPAN, {"topic": "gone", "group": "g"}).code == codes.TOPIC_NOT_EXIST
+
+    stats = client.ask(codes.GET_BROKER_CONSUME_STATS, {"isOrder": "false"}).body.decode()
+    queue = '{"brokerName":"broker-a","queueId":1,"topic":"%s"}' % topic
+    assert '"brokerAddr":"127.0.0.1:%d"' % served.ports[1] in stats and '"totalDiff":' in stats
+    assert '{"spanned":[' in stats and queue + ':{"brokerOffset":2,"consumerOffset":1,' in stats
+    assert queue not in client.ask(codes.GET_BROKER_CONSUME_STATS, {"isOrder": "true"}).body.decode()
+
+    fields = {"topic": topic, "compareGroup": "spanned", "filterGroups": ""}
+    assert client.ask(codes.QUERY_CORRECTION_OFFSET, fields).body == b'{"correctionOffsets":{1:1}}'
+    fields |= {"filterGroups": "spanned"}
+    assert client.ask(codes.QUERY_CORRECTION_OFFSET, fields).body == b'{"correctionOffsets":{1:9223372036854775807}}', "it is behind"
+    assert '"%s@quicker":{1:2}' % topic in client.ask(codes.GET_ALL_CONSUMER_OFFSET).body.decode()
+    assert client.ask(codes.GET_ALL_DELAY_OFFSET).body.startswith(b'{"offsetTable":{')
+
+
+def test_a_group_gets_the_offsets_of_another(served, topic):
+    client = served.broker()
+    client.ask(codes.UPDATE_CONSUMER_OFFSET, {"topic": topic, "queueId": 1, "consumerGroup": "original", "commitOffset": 7})
+    assert client.ask(codes.CLONE_GROUP_OFFSET, {"srcGroup": "original", "destGroup": "copy", "topic": topic}).code == codes.SUCCESS
+    assert ConsumerOffsets(served.root).read(topic, "copy") == {1: 7}
+    beat(client, "me", "original", subscription("another"))
+    fields = {"srcGroup": "original", "destGroup": "second", "topic": "", "offline": "false"}
+    assert client.ask(codes.CLONE_GROUP_OFFSET, fields).code == codes.SUCCESS
+    assert ConsumerOffsets(served.root).read(topic, "second") == {}, "the group does not consume that topic now"
+    assert client.ask(codes.CLONE_GROUP_OFFSET, fields | {"offline": "true"}).code == codes.SUCCESS
+    assert ConsumerOffsets(served.root).read(topic, "second") == {1: 7}
+    for refused in ("CID_RMQ_SYS_X", "a b"):
+        assert client.ask(codes.CLONE_GROUP_OFFSET, fields | {"destGroup": refused}).code != codes.SUCCESS
+
+
+def test_entries_of_a_queue_are_shown(served, topic):
+    client = served.broker()
+    beat(client, "me", "queue_readers", subscription(topic))
+    sent = client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1, "TAGS\x01a"), b"x").fields
+    with pyengine.open_store(served.root) as store:
+        assert store.wait_for_message(topic, 1, 0, timeout_s=30, level="committed")
+    fields = {"topic": topic, "queueId": 1, "index": 0, "count": 10, "consumerGroup": "queue_readers"}
+    shown = json.loads(client.ask(codes.QUERY_CONSUME_QUEUE, fields).body)
+    (entry,) = shown["queueData"]
+    assert (entry["physicOffset"], entry["tagsCode"]) == (int(sent["msgId"][16:], 16), 97)
+    assert (shown["minQueueIndex"], shown["maxQueueIndex"], shown["subscriptionData"]["topic"]) == (0, 1, topic)
+    answer = client.ask(codes.QUERY_CONSUME_QUEUE, fields | {"index": 5, "consumerGroup": "gone"})
+    assert answer.remark == f"Index 5 of 1@{topic} is not exist!" and b"gone@" in answer.body
+    assert client.ask(codes.QUERY_CONSUME_QUEUE, fields | {"queueId": 9}).code == codes.SYSTEM_ERROR
+
+
+def test_all_producers_and_the_systems_topics_are_told(served):
+    client = served.broker()
+    beat(client, "this producer", "any")
+    rows = json.loads(client.ask(codes.GET_ALL_PRODUCER_INFO).body)["data"]["CLIENT_INNER_PRODUCER"]
+    (row,) = [row for row in rows if row["clientId"] == "this producer"]
+    assert (row["remoteIP"], row["language"]) == ("127.0.0.1", "JAVA") and row["lastUpdateTimestamp"] > 1_700_000_000_000
+    assert "SCHEDULE_TOPIC_XXXX" in json.loads(client.ask(codes.GET_SYSTEM_TOPIC_LIST_FROM_BROKER).body)["topicList"]
+    answer = client.ask(codes.VIEW_BROKER_STATS_DATA, {"statsName": "TOPIC_PUT_NUMS", "statsKey": "T"})
+    assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, "The stats <TOPIC_PUT_NUMS> <T> not exist")
+
+
+def test_a_tool_has_the_cleaner_delete_what_is_old(served):
+    with Cleaning(find_folder(served.root)) as cleaning:
+        asked = cleaning.block.asked
+        for code in (codes.CLEAN_EXPIRED_CONSUMEQUEUE, codes.DELETE_EXPIRED_COMMITLOG):
+            assert served.broker().ask(code).code == codes.SUCCESS
+        assert cleaning.block.asked == asked + 2
 
 
 def test_a_message_that_is_sent_back_comes_again_and_at_last_is_a_dead_letter(served, topic):
@@ -175,4 +242,4 @@ def test_a_message_that_is_sent_back_comes_again_and_at_last_is_a_dead_letter(se
         assert store.wait_for_message("%DLQ%senders_back", 0, 0, timeout_s=60, level="committed")
     answer = send_back(999_999_999, 0)
     assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, "look message by offset failed, 999999999")
-    eventually(lambda: "%DLQ%senders_back" in TopicConfigs(served.root).read().topics, "the topic is entered")
+    eventually(lambda: "%DLQ%senders_back" in TopicConfigs(served.root).read().rows, "the topic is entered")

@@ -154,3 +154,19 @@ def test_groups_that_are_known_do_not_grow_beyond_what_all_may_take(monkeypatch)
     members._register("connection", told("A"), client)
     members._register("connection", told("A", "D"), client)
     assert list(members.consumers["g"].subscriptions) == ["A", "D"]
+
+
+def test_a_producer_is_found_by_its_id_until_it_leaves_its_last_group():
+    members = Members(None)
+    one, other = object(), object()
+    for connection, name, client_id in ((one, "a", "me"), (one, "b", "me"), (other, "a", "you")):
+        members._register_producer(connection, name, Client(client_id, "JAVA", 0, 0.0))
+    members._leave_producers(one, "a")
+    assert (members.producer("me"), members.producer("you")) == (one, other)
+    members._register_producer(one, "b", Client("renamed", "JAVA", 0, 0.0))
+    assert (members.producer("me"), members.producer("renamed")) == (None, one)
+    members._register_producer(other, "a", Client("renamed", "JAVA", 0, 0.0))
+    members.closed(one)
+    assert members.producer("renamed") is other, "the one that came later"
+    members.closed(other)
+    assert members._connection_of == {} and members._told_ids == {}

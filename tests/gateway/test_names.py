@@ -53,7 +53,7 @@ def test_the_name_server_says_which_codes_it_does_not_serve(served):
 
 def test_a_first_message_creates_its_topic_as_the_broker_would(served):
     assert served.broker().ask(codes.SEND_MESSAGE_V2, send_fields("fresh", d=3), b"x").code == codes.SUCCESS
-    assert TopicConfigs(served.root).read().topics["fresh"] == TopicConfig("fresh", 3, 3, perm=6)
+    assert TopicConfigs(served.root).read().rows["fresh"] == TopicConfig("fresh", 3, 3, perm=6)
     route = json.loads(served.name_server().ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "fresh"}).body)
     assert route["queueDatas"][0] | {"perm": 6, "readQueueNums": 3, "writeQueueNums": 3} == route["queueDatas"][0]
     topics = json.loads(served.name_server().ask(codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body)["topicList"]
@@ -63,7 +63,7 @@ def test_a_first_message_creates_its_topic_as_the_broker_would(served):
 
 def test_a_topic_is_not_made_after_one_that_does_not_let_it(served):
     answer = served.broker().ask(codes.SEND_MESSAGE_V2, send_fields("refused", c="fresh_no_default"), b"x")
-    assert answer.code == codes.TOPIC_NOT_EXIST and "refused" not in TopicConfigs(served.root).read().topics
+    assert answer.code == codes.TOPIC_NOT_EXIST and "refused" not in TopicConfigs(served.root).read().rows
 
 
 def test_a_topic_that_another_process_makes_or_changes_is_seen(served):
@@ -95,6 +95,53 @@ def test_the_cluster_has_one_broker(served):
 
 def test_a_group_that_comes_is_entered_with_its_retry_topic(served):
     assert beat(served.broker(), "me", "newcomers").code == codes.SUCCESS
-    group = SubscriptionGroups(served.root).read().groups["newcomers"]
+    group = SubscriptionGroups(served.root).read().rows["newcomers"]
     assert (group.retry_max_times, group.retry_queue_nums, group.consume_enable) == (16, 1, True)
-    assert TopicConfigs(served.root).read().topics["%RETRY%newcomers"] == TopicConfig("%RETRY%newcomers", 1, 1)
+    assert TopicConfigs(served.root).read().rows["%RETRY%newcomers"] == TopicConfig("%RETRY%newcomers", 1, 1)
+
+
+def test_routes_say_that_the_broker_takes_no_messages_until_that_is_taken_back(served):
+    client = served.name_server()
+
+    def perm():
+        return json.loads(client.ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "BenchmarkTest"}).body)["queueDatas"][0]["perm"]
+
+    wiped = client.ask(codes.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "broker-a"})
+    assert int(wiped.fields["wipeTopicCount"]) >= 8 and perm() == 4
+    added = client.ask(codes.ADD_WRITE_PERM_OF_BROKER, {"brokerName": "broker-a"})
+    assert added.fields == {"addTopicCount": wiped.fields["wipeTopicCount"]} and perm() == 6
+    assert client.ask(codes.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "another"}).fields == {"wipeTopicCount": "0"} and perm() == 6
+
+
+def test_tools_keep_values_by_keys(served):
+    client = served.name_server()
+    names = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T"}
+    assert client.ask(codes.GET_KV_CONFIG, names).code == codes.QUERY_NOT_FOUND
+    assert client.ask(codes.PUT_KV_CONFIG, names | {"value": "broker-a:4"}).code == codes.SUCCESS
+    assert client.ask(codes.GET_KV_CONFIG, names).fields == {"value": "broker-a:4"}
+    assert client.ask(codes.GET_KVLIST_BY_NAMESPACE, names).body == b'{"table":{"T":"broker-a:4"}}'
+    kept = json.loads((served.root / "config" / "kvConfig.json").read_text())
+    assert kept == {"configTable": {"ORDER_TOPIC_CONFIG": {"T": "broker-a:4"}}}
+    assert client.ask(codes.DELETE_KV_CONFIG, names).code == codes.SUCCESS
+    for code in (codes.GET_KV_CONFIG, codes.GET_KVLIST_BY_NAMESPACE):
+        assert client.ask(code, names).code == codes.QUERY_NOT_FOUND
+    for number in range(40):
+        answer = client.ask(codes.PUT_KV_CONFIG, {"namespace": "n", "key": number, "value": "x" * 32_000})
+        if answer.code != codes.SUCCESS:
+            break
+    assert number > 30 and "characters" in answer.remark, "a file of any length would be a way to fill the disk"
+
+
+def test_the_name_server_tells_its_settings_and_topics_by_their_flags(served):
+    client = served.name_server()
+    assert b"orderMessageEnable=false\n" in client.ask(codes.GET_NAMESRV_CONFIG).body
+    assert set(json.loads(client.ask(codes.GET_SYSTEM_TOPIC_LIST_FROM_NS).body)["topicList"]) == {"DefaultCluster", "broker-a"}
+    for name, flags in (("of_unit", 1), ("with_unit_sub", 2), ("both", 3)):
+        TopicConfigs(served.root).create(TopicConfig(name, topic_sys_flag=flags))
+
+    def listed(code):
+        return json.loads(client.ask(code).body)["topicList"]
+
+    assert listed(codes.GET_UNIT_TOPIC_LIST) == ["both", "of_unit"]
+    assert listed(codes.GET_HAS_UNIT_SUB_TOPIC_LIST) == ["both", "with_unit_sub"]
+    assert listed(codes.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST) == ["with_unit_sub"]

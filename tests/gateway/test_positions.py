@@ -178,14 +178,21 @@ def test_clients_make_no_more_offsets_than_the_file_may_have(kept, monkeypatch):
 
 
 def test_an_answer_to_a_query_ends_where_it_is_long(served, filled, topic, monkeypatch):
-    monkeypatch.setattr("pyengine.gateway.positions.QUERY_BYTES", 1)
-    fields = {"topic": topic, "key": "same", "maxNum": "10", "beginTimestamp": "0", "endTimestamp": "9999999999999"}
+    client = served.broker()
+    for body in (b"one", b"two"):
+        client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1, "KEYS\x01long_answer"), body)
+    fields = {"topic": topic, "key": "long_answer", "maxNum": "10", "beginTimestamp": "0", "endTimestamp": "9999999999999"}
 
     async def ask(reader, executor):
-        positions = Positions(reader, None, None, executor)
-        monkeypatch.setattr(reader, "query_message", lambda *_, **__: reader.get_message(topic, 1, 0, level="committed").messages)
-        return await positions.query_message(Request(None, Frame(codes.QUERY_MESSAGE, fields, b"", 1), 0))
+        return await Positions(reader, None, None, executor).query_message(Request(None, Frame(codes.QUERY_MESSAGE, fields, b"", 1), 0))
 
     with pyengine.open_store(served.root) as reader, ThreadPoolExecutor(1) as executor:
+        eventually(lambda: len(reader.query_message(topic, "long_answer", level="committed")) == 2, "both are in the index")
+        monkeypatch.setattr("pyengine.gateway.positions.QUERY_BYTES", 1)
+        read = []
+        message_below = reader.message_below
+        monkeypatch.setattr(reader, "message_below", lambda offset, limit: read.append(offset) or message_below(offset, limit))
         answer = asyncio.run(ask(reader, executor))
-    assert decode_record(answer.body, 0).size_bytes == len(answer.body)
+    message = decode_record(answer.body, 0)
+    assert (message.size_bytes, message.body) == (len(answer.body), b"two")
+    assert len(read) == 1, "what is too much is not read"

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 import pyengine
-from fix_gateway import send_fields
+from fix_gateway import beat, send_fields
 from pyengine.formats.record import BatchMember, decode_message_id, encode_batch
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Connection, Connections, Limits, Request
 from pyengine.gateway.names import Address
 from pyengine.gateway.sends import _STORED, LARGE_BATCH_BYTES, Sends
-from pyengine.gateway.wire import Frame
+from pyengine.gateway.wire import ANSWER, Frame, encode_frame
 from pyengine.results import PutResult, PutStatus
 from pyengine.storage.topic_config import TopicConfig
 from waiting import eventually
@@ -109,7 +109,7 @@ def test_what_cannot_be_stored_is_answered_as_by_the_broker(served, topic, chang
 
 def test_every_status_of_a_put_has_rocketmqs_code(served):
     with pyengine.open_store(served.root) as reader:
-        sends = Sends(None, reader, None, Address("127.0.0.1:10911", "broker-a", "DefaultCluster"), None, None)
+        sends = Sends(None, reader, None, Address("127.0.0.1:10911", "broker-a", "DefaultCluster"), None, None, None)
     expected = {PutStatus.PUT_OK: 0, PutStatus.FLUSH_DISK_TIMEOUT: 10, PutStatus.SLAVE_NOT_AVAILABLE: 11,
                 PutStatus.FLUSH_SLAVE_TIMEOUT: 12, PutStatus.MESSAGE_ILLEGAL: 13, PutStatus.PROPERTIES_SIZE_EXCEEDED: 13,
                 PutStatus.SERVICE_NOT_AVAILABLE: 14, PutStatus.OS_PAGECACHE_BUSY: 2, PutStatus.CREATE_MAPEDFILE_FAILED: 1,
@@ -164,9 +164,8 @@ def test_a_message_does_not_overtake_an_earlier_large_batch_of_its_connection(se
 
         is_open = True
 
-        def submit(self, make, then):
-            make(SimpleNamespace(put_raw_async=lambda message: stored_bytes.append(len(message.body)),
-                                 put_batch_raw_async=lambda message, members: stored_bytes.append(len(members[0].body))))
+        def submit(self, message, then, members=()):
+            stored_bytes.append(len(members[0].body if members else message.body))
 
     async def whole(sends):
         connection = Connection(Connections(Limits(), lambda host, text: None), sends.handlers)
@@ -184,6 +183,58 @@ def test_a_message_does_not_overtake_an_earlier_large_batch_of_its_connection(se
         assert send(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"at once") is None
 
     with pyengine.open_store(served.root) as reader, ThreadPoolExecutor(1) as executor:
-        names = SimpleNamespace(topic={topic: TopicConfig(topic, 4, 4)}.get)
-        asyncio.run(whole(Sends(Kept(), reader, names, Address("127.0.0.1:1", "broker-a", "DefaultCluster"), executor, None)))
+        known = {topic: TopicConfig(topic, 4, 4)}.get
+        names = SimpleNamespace(topic=known, recent_topic=known)
+        asyncio.run(whole(Sends(Kept(), reader, names, Address("127.0.0.1:1", "broker-a", "DefaultCluster"), executor, None, None)))
     assert stored_bytes == [LARGE_BATCH_BYTES, 6, LARGE_BATCH_BYTES, 6, 7]
+
+
+# ---- requests and their replies ------------------------------------------------------
+
+REPLIES = "DefaultCluster_REPLY_TOPIC"
+
+
+def reply_text(client_id):
+    return f"CORRELATION_ID\x0117\x02REPLY_TO_CLIENT\x01{client_id}\x02"
+
+
+def test_a_reply_reaches_the_producer_that_waits_and_is_stored_as_the_broker_stores_it(served):
+    asker, replier = served.broker(), served.broker()
+    beat(asker, "asker@1", "readers_of_replies")
+    sent = replier.send(codes.SEND_REPLY_MESSAGE_V2, send_fields(REPLIES, 0, reply_text("asker@1"), f=1), b"yes")
+    pushed = asker.wait_told(codes.PUSH_REPLY_MESSAGE_TO_CLIENT)
+    assert (pushed.body, pushed.is_one_way) == (b"yes", False)
+    assert pushed.fields["properties"].startswith(reply_text("asker@1") + "PUSH_REPLY_TIME\x01")
+    assert pushed.fields.items() >= {
+        "producerGroup": "test", "topic": REPLIES, "queueId": "0", "sysFlag": "1", "storeHost": f"127.0.0.1:{served.ports[1]}",
+        "bornHost": "%s:%d" % replier.socket.getsockname(), "defaultTopic": "TBW102", "defaultTopicQueueNums": "4"}.items()
+    asker.socket.sendall(encode_frame(Frame(codes.SUCCESS, opaque=pushed.opaque, flag=ANSWER)))
+    answer = replier.wait(sent)
+    assert (answer.code, answer.fields["queueId"]) == (codes.SUCCESS, "0")
+    message = stored(served, REPLIES, 0, int(answer.fields["queueOffset"]))
+    assert (message.body, message.raw_properties, message.sys_flag) == (b"yes", reply_text("asker@1"), 0)
+    assert message.msg_id == answer.fields["msgId"]
+
+
+@pytest.mark.parametrize("text, remark", [
+    ("", "reply message properties[REPLY_TO_CLIENT] is null"),
+    (reply_text("gone@1"), "push reply message fail, channel of <gone@1> not found."),
+], ids=["to-no-one", "to-one-that-has-gone"])
+def test_a_reply_that_reaches_no_producer_says_so(served, text, remark):
+    answer = served.broker().ask(codes.SEND_REPLY_MESSAGE_V2, send_fields(REPLIES, 0, text), b"yes")
+    assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, remark)
+
+
+def test_a_reply_whose_producer_refuses_it_or_ends_says_so(served):
+    asker, replier = served.broker(), served.broker()
+    beat(asker, "asker@2", "readers_of_replies")
+    names = {"producerGroup": "test", "topic": REPLIES, "defaultTopic": "TBW102", "defaultTopicQueueNums": 4, "queueId": 0, "sysFlag": 0,
+             "bornTimestamp": 1, "flag": 0, "properties": reply_text("asker@2")}
+    sent = replier.send(codes.SEND_REPLY_MESSAGE, names, b"yes")
+    pushed = asker.wait_told(codes.PUSH_REPLY_MESSAGE_TO_CLIENT)
+    asker.socket.sendall(encode_frame(Frame(codes.SYSTEM_ERROR, opaque=pushed.opaque, flag=ANSWER)))
+    assert replier.wait(sent).code == codes.SYSTEM_ERROR
+    sent = replier.send(codes.SEND_REPLY_MESSAGE, names, b"yes")
+    asker.wait_told(codes.PUSH_REPLY_MESSAGE_TO_CLIENT)
+    asker.close()
+    assert replier.wait(sent).remark == "push reply message to asker@2 fail."

@@ -10,6 +10,7 @@ import os
 import queue
 import subprocess
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from interop.judge import build
 
 SOURCES = Path(__file__).parent / "clients"
 ANSWER_TIMEOUT_S = 120
+FLAGS = ("-Xmx300m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")  # quick to start
 
 
 class ClientError(AssertionError):
@@ -26,16 +28,16 @@ class ClientError(AssertionError):
 class Clients:
     """A running JVM with producers and consumers of one name server. A context manager."""
 
-    def __init__(self, java: str, name_server: str, scratch: Path) -> None:
+    def __init__(self, java: str, name_server: str, scratch: Path, flags: Sequence[str] = FLAGS) -> None:
         target = build(SOURCES) / "target"
         self._errors = open(scratch / "clients.stderr", "w+")
         (scratch / "conf").mkdir(exist_ok=True)
         (scratch / "conf" / "logback_tools.xml").write_text("<configuration/>")  # the tools do not start without one
         self._process = subprocess.Popen(
-            [java, "-Xmx300m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Duser.home={scratch}",
+            [java, *flags, f"-Duser.home={scratch}",
              f"-Drocketmq.home.dir={scratch}", f"-Drocketmq.namesrv.addr={name_server}", "-cp",
              f"{target / 'gateway-clients.jar'}{os.pathsep}{target / 'lib' / '*'}", "clients.Clients", name_server],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True)
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, cwd=scratch)  # some tools write files
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -63,6 +65,10 @@ class Clients:
         if "error" in told:
             raise ClientError(told["error"])
         return told["ok"]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def __enter__(self) -> Clients:
         return self

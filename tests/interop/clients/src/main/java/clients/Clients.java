@@ -25,6 +25,8 @@ import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.TransactionListener;
 import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.client.exception.RequestTimeoutException;
+import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -38,6 +40,7 @@ public class Clients {
     private static final Map<String, Consuming> CONSUMERS = new HashMap<>();
     private static String address;
     private static int instances;
+    private static volatile boolean decides = true;  // whether producers know the ends of their transactions when they are asked
 
     public static void main(String[] arguments) throws Exception {
         address = arguments[0];
@@ -65,6 +68,11 @@ public class Clients {
             case "subscribe": return subscribe(told);
             case "take": return CONSUMERS.get(told.getString("name")).take(told.getIntValue("count"), told.getIntValue("timeout_s"));
             case "stop": CONSUMERS.remove(told.getString("name")).consumer.shutdown(); return true;
+            case "request": return request(told);
+            case "load": return Load.send(producer(told.getString("group")), told);
+            case "stream": return Load.stream(producer(told.getString("group")), told);
+            case "drain": return Load.drain(address, told);
+            case "decide": decides = told.getBooleanValue("yes"); return true;
             case "view": return row(producer("viewer").viewMessage(told.getString("topic"), told.getString("id")));
             case "query": return query(told);
             case "admin": return admin(told.getJSONArray("arguments"));
@@ -75,7 +83,7 @@ public class Clients {
     private static synchronized DefaultMQProducer producer(String group) throws Exception {
         DefaultMQProducer found = PRODUCERS.get(group);
         if (found == null) {
-            found = new DefaultMQProducer(group);
+            found = new DefaultMQProducer(group, group.startsWith("traced"));
             start(found);
         }
         return found;
@@ -174,7 +182,7 @@ public class Clients {
                 }
 
                 @Override public LocalTransactionState checkLocalTransaction(MessageExt message) {
-                    return LocalTransactionState.COMMIT_MESSAGE;
+                    return decides ? LocalTransactionState.COMMIT_MESSAGE : LocalTransactionState.UNKNOW;
                 }
             });
             start(producer);
@@ -182,6 +190,19 @@ public class Clients {
         JSONArray answers = new JSONArray();
         for (Message message : messages(told)) {
             answers.add(row(producer.sendMessageInTransaction(message, told.getString("outcome"))));
+        }
+        return answers;
+    }
+
+    private static Object request(JSONObject told) throws Exception {
+        JSONArray answers = new JSONArray();
+        for (Message message : messages(told)) {
+            try {
+                answers.add(new String(producer(told.getString("group")).request(message, told.getIntValue("timeout_ms")).getBody(),
+                        StandardCharsets.UTF_8));
+            } catch (RequestTimeoutException error) {
+                answers.add(null);
+            }
         }
         return answers;
     }
@@ -265,6 +286,9 @@ public class Clients {
             } else {
                 consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
                     add(messages);
+                    if (told.containsKey("replies")) {
+                        reply(messages);
+                    }
                     if (messages.get(0).getReconsumeTimes() < failures) {
                         context.setDelayLevelWhenNextConsume(told.getIntValue("delay"));
                         return ConsumeConcurrentlyStatus.RECONSUME_LATER;
@@ -273,6 +297,17 @@ public class Clients {
                 });
             }
             consumer.start();
+        }
+
+        static void reply(List<MessageExt> messages) {
+            for (MessageExt message : messages) {
+                try {
+                    byte[] body = ("re: " + new String(message.getBody(), StandardCharsets.UTF_8)).getBytes(StandardCharsets.UTF_8);
+                    producer("repliers").send(MessageUtil.createReplyMessage(message, body));
+                } catch (Exception error) {
+                    throw new RuntimeException(error);
+                }
+            }
         }
 
         synchronized void add(List<MessageExt> messages) {
