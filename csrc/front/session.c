@@ -126,16 +126,18 @@ static PyObject *session_end(PyObject *object, PyObject *none)
     struct session_object *session = (struct session_object *)object;
     if (session->producer == NULL)
         Py_RETURN_NONE;
-    session_harvest(session);
     int failed = 0;
-    while (session->answered != NULL && !failed)
-        failed = pending_hand_over(session->answered) != 0;
-    const uint64_t last = session->producer->sequence; /* all places, also before `first`: see session_harvest */
-    for (uint64_t sequence = last < MS_COMPLETIONS ? 0 : last - MS_COMPLETIONS + 1; session->waiting > 0 && sequence <= last && !failed; sequence++) {
-        struct pending_object *pending = session->slots[sequence % MS_COMPLETIONS];
-        if (pending != NULL && pending->sequence == sequence)
-            failed = pending_hand_over(pending) != 0;
-    }
+    do { /* once more: while futures are handed over, another thread may take answers, of which some wait for the disk then */
+        session_harvest(session);
+        while (session->answered != NULL && !failed)
+            failed = pending_hand_over(session->answered) != 0;
+        const uint64_t last = session->producer->sequence; /* all places, also before `first`: see session_harvest */
+        for (uint64_t sequence = last < MS_COMPLETIONS ? 0 : last - MS_COMPLETIONS + 1; session->waiting > 0 && sequence <= last && !failed; sequence++) {
+            struct pending_object *pending = session->slots[sequence % MS_COMPLETIONS];
+            if (pending != NULL && pending->sequence == sequence)
+                failed = pending_hand_over(pending) != 0;
+        }
+    } while (session->answered != NULL && !failed);
     if (failed)
         return NULL;
     session->producer = NULL;

@@ -819,6 +819,33 @@ def test_many_answered_futures_that_wait_for_the_disk_may_be_dropped_in_any_orde
         assert all(future.result(0).queue_offset == n for n, future in futures.items())
 
 
+def test_a_future_that_is_answered_while_another_is_handed_over_keeps_its_result(make_parts, monkeypatch):
+    """At the end of a session another thread may take answers, of futures that then wait for the disk."""
+    parts = make_parts(mode=native.MODE_SYNC, session_ring_bytes_default=1 << 20)
+    with parts.producer() as producer:
+        assert producer.put("T", b"first").ok
+        writer, flusher = parts.workers[native.WRITER], parts.workers[native.FLUSHER]
+        flusher.send_signal(signal.SIGSTOP)  # answered is not yet durable
+        writer.send_signal(signal.SIGSTOP)
+        futures = [producer.put_async("T", b"x") for _ in range(3)]
+        front, hand_over, seen = producer._puts.front, _FrontOwner.hand_over, []
+
+        def after_the_answers(owner, *given):
+            if not seen:
+                seen.append(writer.send_signal(signal.SIGCONT))
+                eventually(lambda: front.take_answers() or front.waiting == 0, "the answers are taken")
+                flusher.send_signal(signal.SIGCONT)
+            return hand_over(owner, *given)
+
+        monkeypatch.setattr(_FrontOwner, "hand_over", after_the_answers)
+        try:
+            producer.close()
+        finally:
+            for worker in (writer, flusher):
+                worker.send_signal(signal.SIGCONT)
+        assert seen and [future.result(60).status for future in futures] == [PutStatus.PUT_OK] * 3
+
+
 def test_threads_that_ask_drop_and_hand_over_while_the_producer_closes(parts, producer, rng):
     futures = [producer.put_async("T", b"x") for _ in range(3000)]
     seeds = [rng.random() for _ in range(4)]
