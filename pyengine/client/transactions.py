@@ -142,8 +142,12 @@ class Transactions:
             raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"{msg_id!r} is no message id: {error}") from None
         reader = self._open_reader()
         deadline_s = time.monotonic() + COMMITTED_WAIT_S
-        while (message := reader.message(msg_id, ReadLevel.COMMITTED)) is None:
-            if offset < reader.max_physical_offset(ReadLevel.COMMITTED) or time.monotonic() >= deadline_s:
+        while True:
+            is_readable = offset < reader.max_physical_offset(ReadLevel.COMMITTED)  # before the look: it may become so meanwhile
+            message = reader.message(msg_id, ReadLevel.COMMITTED)
+            if message is not None:
+                break
+            if is_readable or time.monotonic() >= deadline_s:
                 raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"the store has no message {msg_id}")
             time.sleep(COMMITTED_STEP_S)
         if message.sys_flag & SYS_FLAG_TRANSACTION_MASK != SYS_FLAG_TRANSACTION_PREPARED:

@@ -10,6 +10,7 @@ import pyengine
 from fix_golden import compare_inspect
 from pyengine.errors import UsageError
 from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native import control as native
 from pyengine.results import PutStatus
@@ -128,6 +129,27 @@ def test_a_prepared_message_outlives_everything_and_is_committed_by_another_prod
         assert producer.end_transaction(prepared.msg_id, "commit").ok
     settle(engine.root)
     assert [message.body for message in queue(engine.root)] == [b"x" * 5000]
+
+
+def test_what_becomes_readable_while_it_is_looked_for_is_found(make_engine, monkeypatch):
+    engine = make_engine("pool")
+    engine.start()
+    look, seen = LiveStoreReader.message, []
+
+    def look_before_the_commit(reader, *given):
+        found = look(reader, *given)
+        if not seen:
+            seen.append(found)
+            engine.kill("committer", signal.SIGCONT)
+            eventually(lambda: look(reader, *given), "committed")
+        return found
+
+    with pyengine.connect(engine.root) as producer:
+        engine.kill("committer", signal.SIGSTOP)
+        prepared = producer.put_prepared("orders", b"x", queue_id=2)
+        monkeypatch.setattr(LiveStoreReader, "message", look_before_the_commit)
+        assert producer.end_transaction(prepared.msg_id, "commit").ok
+    assert seen == [None]
 
 
 def test_what_is_still_in_a_pool_buffer_is_waited_for(make_engine):
