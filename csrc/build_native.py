@@ -26,6 +26,7 @@ CONCEPTS = (
     "queue_table",
     "store_stats",
     "topic_stats",
+    "recorder",
     "obstacles",
     "record",
     "session",

@@ -19,9 +19,14 @@ static int sync_segment(struct ms_group_commit *group, int64_t base)
     struct ms_flusher_lines *lines = &group->control->flusher;
     MS_FAILPOINT("group_sync_begins");
     int64_t began_ns = ms_monotonic_ns();
+    if (group->recorder != NULL)
+        ms_recorder_doing(group->recorder, MS_PHASE_SYNC, began_ns);
     int failed = fdatasync(group->fd[at]) != 0 ? errno : 0;
     MS_FAILPOINT("group_sync_done");
     uint64_t took_ns = (uint64_t)(ms_monotonic_ns() - began_ns);
+    if (group->recorder != NULL)
+        ms_recorder_doing(group->recorder, MS_PHASE_NONE, 0);
+    group->sync_ns += (int64_t)took_ns;
     ms_store_relaxed(&lines->syncs, lines->syncs + 1);
     ms_store_relaxed(&lines->sync_ns_total, lines->sync_ns_total + took_ns);
     if (took_ns > lines->sync_ns_max)
@@ -33,6 +38,21 @@ static int sync_segment(struct ms_group_commit *group, int64_t base)
     group->error_number = failed;
     group->failed_base = base;
     return MS_GROUP_FAILED;
+}
+
+/* What began to wait at `since_ns` (0: nothing is known to) is over now. */
+static void record(struct ms_group_commit *group, int64_t since_ns, int64_t now_ns, int64_t from, int64_t to)
+{
+    struct ms_recorder_hand *recorder = group->recorder;
+    if (recorder == NULL || recorder->shared == NULL)
+        return;
+    int64_t began_ns = since_ns > 0 && since_ns < now_ns - group->sync_ns ? since_ns : now_ns - group->sync_ns;
+    if (now_ns - began_ns < recorder->threshold_ns)
+        return;
+    struct ms_stall sync = {.what = MS_STALL_SYNC, .began_ns = began_ns, .took_ns = now_ns - began_ns, .offset = to, .bytes = to - from, .detail = since_ns > 0};
+    sync.phase_ns[MS_PHASE_SYNC] = group->sync_ns;
+    sync.phase_ns[MS_PHASE_OTHER] = sync.took_ns - group->sync_ns;
+    ms_recorder_note(recorder, &sync);
 }
 
 int ms_group_commit_once(struct ms_group_commit *group)
@@ -62,12 +82,16 @@ int ms_group_commit_once(struct ms_group_commit *group)
         time = slot_time;
     ms_store_release(&control->flusher.sync_target, target);
     MS_FAILPOINT("group_sync_announced");
+    group->sync_ns = 0;
     for (int64_t base = flushed - flushed % group->segment_bytes; base < target; base += group->segment_bytes) {
         int failed = sync_segment(group, base);
         if (failed != 0)
             return -failed;
     }
     MS_FAILPOINT("group_synced");
+    int64_t since_ns = 0; /* looked at before `flushed` moves: then the writer may say of a later pass that it waits */
+    if (group->recorder != NULL && group->recorder->shared != NULL)
+        since_ns = ms_recorder_waiting_since(&group->recorder->shared->for_sync, target);
     if (group->has_published)
         ms_control_publish_synced(control, target, time);
     else
@@ -79,6 +103,7 @@ int ms_group_commit_once(struct ms_group_commit *group)
     int64_t now_ns = ms_monotonic_ns();
     int stream = now_ns - group->last_ns < MS_GROUP_STREAM_NS;
     group->last_ns = now_ns;
+    record(group, since_ns, now_ns, flushed, target);
     if (stream && group->writer_semaphore != NULL && !ms_load_relaxed(&control->writer.is_beside_producer))
         ms_latch_wakeup(&group->control->latch[MS_WRITER], group->writer_semaphore);
     return 1;

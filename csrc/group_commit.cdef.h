@@ -29,6 +29,8 @@ struct ms_group_commit {
     int64_t last_ns;             /* when `flushed` moved last */
     struct ms_home home;         /* beside the writer */
     struct ms_latency *latency;  /* where each fdatasync is counted; NULL: nowhere */
+    struct ms_recorder_hand *recorder; /* NULL: nothing is recorded */
+    int64_t sync_ns;             /* what the round under way spent in fdatasync */
     int64_t base[MS_GROUP_SEGMENTS_MAX];
     int32_t fd[MS_GROUP_SEGMENTS_MAX];
 };

@@ -142,12 +142,28 @@ int ms_ha_take_report(struct ms_ha_link *link, int64_t report, int64_t sent)
     return MS_HA_CONFIRMS;
 }
 
+/* A put began to wait for its slaves at `since_ns`, and has them now. */
+static void record_wait(const struct ms_ha_links *links, int64_t since_ns, int64_t confirmed)
+{
+    int64_t took_ns = ms_monotonic_ns() - since_ns;
+    if (took_ns < links->recorder->threshold_ns)
+        return;
+    struct ms_stall wait = {.what = MS_STALL_CONFIRM, .began_ns = since_ns, .took_ns = took_ns, .offset = confirmed};
+    wait.phase_ns[MS_PHASE_SLAVE] = took_ns;
+    ms_recorder_note(links->recorder, &wait);
+}
+
 void ms_ha_confirm(struct ms_ha_links *links, int64_t confirmed)
 {
+    int64_t since_ns = 0; /* looked at before `confirm` moves: then the writer may say of a later pass that it waits */
+    if (links->recorder != NULL && links->recorder->shared != NULL)
+        since_ns = ms_recorder_waiting_since(&links->recorder->shared->for_slave, confirmed);
     ms_control_publish_confirm(links->control, confirmed);
     MS_FAILPOINT("confirm_published");
     if (links->reputter_semaphore != NULL)
         ms_latch_wakeup(&links->control->latch[MS_REPUTTER], links->reputter_semaphore);
+    if (since_ns > 0)
+        record_wait(links, since_ns, confirmed);
 }
 
 /* What has come on one connection; 1: it is in `input`, or the socket has it, for Python. */

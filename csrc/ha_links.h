@@ -2,6 +2,7 @@
 #define MS_HA_LINKS_H
 
 #include "control.h"
+#include "recorder.h"
 #include "replication.h"
 #include "seal.h"
 #include "ha_links.cdef.h"

@@ -7,6 +7,7 @@
 #include "atomics.h"
 #include "failpoint.h"
 #include "flush.h"
+#include "futex.h"
 
 #define MS_PAGE_BYTES 4096
 
@@ -45,9 +46,11 @@ int ms_tail_write(struct ms_writer *writer)
         return 0;
     MS_FAILPOINT("tail_gathered");
     int64_t bytes = writer->current.memory != NULL ? fill_page(writer) : writer->stage_bytes;
+    int64_t began_ns = ms_monotonic_ns();
     int why = ms_flush_pwrite_all(writer->current.fd, writer->stage, bytes, writer->stage_from - writer->current.base);
     if (why == 0)
         why = write_zeros_ahead(writer, writer->stage_from + writer->stage_bytes);
+    writer->write_ns += ms_monotonic_ns() - began_ns;
     if (why == -ENOSPC || why == -EDQUOT) { /* nothing is lost: the pass is taken back and comes again */
         writer->error_number = -why;
         return why;

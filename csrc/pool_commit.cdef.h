@@ -32,6 +32,7 @@ struct ms_pool_commit {
     int32_t reason;                  /* BROKEN: MS_CASE_* */
     int32_t reserved;
     struct ms_stream stream;
+    struct ms_recorder_hand *recorder; /* NULL: nothing is recorded */
 };
 
 /* Commit what lies below `wrote`, piece by piece, and what comes meanwhile, until CLOCK_MONOTONIC `until_ns`; in a stream for

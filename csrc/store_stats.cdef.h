@@ -105,6 +105,9 @@ struct ms_put_meter {
     struct ms_put_stats *stats;  /* NULL: nothing is counted */
     uint32_t entries;            /* of the pass */
     uint32_t timed;              /* submitted_ns in use; of more entries than that the last one's time counts for the rest */
+    uint32_t slow;               /* out: entries of the last pass that took `slow_ns` or more */
+    int64_t slow_ns;             /* in: 0 none is */
+    int64_t slowest_ns;          /* out: the slowest of them */
     int64_t submitted_ns[MS_METER_ENTRIES];
 };
 

@@ -74,8 +74,10 @@ static inline void ms_put_meter_refuse(struct ms_put_meter *meter, uint32_t stat
 static inline void ms_put_meter_commit(struct ms_put_meter *meter, int64_t now_ns)
 {
     struct ms_put_stats *stats = meter->stats;
+    meter->slow = 0;
     if (stats == NULL || meter->entries == 0)
         return;
+    meter->slowest_ns = 0;
     ms_count(stats->entries, meter->entries);
     ms_count(stats->passes, 1);
     if (meter->entries > stats->entries_max)
@@ -89,6 +91,10 @@ static inline void ms_put_meter_commit(struct ms_put_meter *meter, int64_t now_n
         }
         if (ns < 0) /* the time is the producer's word */
             ns = 0;
+        if (ns > meter->slowest_ns)
+            meter->slowest_ns = ns;
+        if (ns >= meter->slow_ns && meter->slow_ns > 0)
+            meter->slow += (uint32_t)times;
         ms_latency_count(&stats->latency, ns, times);
         ms_count(stats->distribute[ns < 1000000 ? 0 : ms_distribute_bucket(ns)], times);
     }

@@ -174,6 +174,7 @@ static void begin_pass(struct ms_writer *writer)
     MS_FAILPOINT("pass_intended");
     ms_store_relaxed(&control->writer.pass_started_ms, ms_wall_ms());
     ms_compiler_fence();
+    writer->write_ns = 0;
     ms_put_meter_begin(&writer->meter);
 }
 
@@ -520,6 +521,19 @@ static void fill_accounts(struct ms_commit_slot *slot, struct ms_writer *writer)
         fill_account(slot, writer, writer->touched[n]);
 }
 
+/* For the recorder: producers wait for this pass from its begin on. */
+static void record_wait(struct ms_writer *writer)
+{
+    const struct ms_recorder_hand *recorder = &writer->recorder;
+    const struct ms_control *control = writer->control;
+    if (recorder->shared == NULL)
+        return;
+    if (recorder->is_sync_mode)
+        ms_recorder_wait(&recorder->shared->for_sync, ms_load_relaxed(&control->flushed.value), writer->position, writer->clock_ns);
+    if (recorder->is_sync_master && ms_load_relaxed(&control->replicator.slaves_connected) != 0)
+        ms_recorder_wait(&recorder->shared->for_slave, ms_load_relaxed(&control->confirm.value), writer->position, writer->clock_ns);
+}
+
 /* Steps 4 to 6 of the pass. */
 static int commit_pass(struct ms_writer *writer)
 {
@@ -542,6 +556,8 @@ static int commit_pass(struct ms_writer *writer)
     MS_FAILPOINT("commit_slot_filled");
     ms_store_release(&control->slot_pass.value, (int64_t)writer->pass); /* the commit point */
     MS_FAILPOINT("commit_point");
+    if (grew)
+        record_wait(writer); /* before who ends it can see what it waits for */
     ms_store_release(&control->wrote.value, writer->position);
     MS_FAILPOINT("wrote_published");
     if (writer->mode != MS_MODE_POOL)
@@ -681,6 +697,59 @@ static int64_t waiting_bytes(const struct ms_writer *writer)
     return (int64_t)bytes;
 }
 
+/* The pass that is over, or puts of it, took long. */
+static void record_pass(struct ms_writer *writer, int64_t from)
+{
+    int64_t now = writer->last_work_ns;
+    int64_t took = now - writer->clock_ns;
+    struct ms_stall pass = {.what = MS_STALL_PASS, .began_ns = writer->clock_ns, .took_ns = took, .offset = writer->position};
+    pass.bytes = writer->position - from;
+    pass.phase_ns[MS_PHASE_WRITE] = writer->write_ns;
+    pass.phase_ns[MS_PHASE_TOUCH] = took - writer->write_ns;
+    struct ms_stall puts = pass;
+    int is_slow = took >= writer->recorder.threshold_ns;
+    if (is_slow)
+        ms_recorder_note(&writer->recorder, &pass);
+    if (writer->meter.slow == 0)
+        return;
+    puts.what = MS_STALL_PUTS;
+    puts.took_ns = writer->meter.slowest_ns;
+    puts.began_ns = now - puts.took_ns;
+    puts.phase_ns[MS_PHASE_RING] = writer->clock_ns - puts.began_ns;
+    puts.entries = writer->meter.slow;
+    ms_recorder_note_puts(&writer->recorder, &puts, is_slow ? &pass : NULL);
+}
+
+static uint32_t phase_of(uint32_t why)
+{
+    return why == MS_RUN_SEGMENT   ? MS_PHASE_SEGMENT
+           : why == MS_RUN_QUEUES  ? MS_PHASE_LOCK
+           : why == MS_RUN_FLUSHER ? MS_PHASE_SYNC
+                                   : MS_PHASE_OTHER;
+}
+
+/* Python had something to do between two runs, or the process was kept from running. */
+static void record_errand(struct ms_writer *writer)
+{
+    struct ms_stall stall = {.what = MS_STALL_ERRAND, .began_ns = writer->left_ns, .took_ns = writer->clock_ns - writer->left_ns, .detail = writer->left_why, .offset = writer->position};
+    uint32_t phase = phase_of(writer->left_why);
+    stall.phase_ns[phase] = stall.took_ns;
+    stall.likely = writer->left_why == MS_RUN_ROLLED ? MS_CAUSE_ROLL
+                   : writer->waited_for_pool         ? MS_CAUSE_POOL
+                                                     : MS_CAUSE_UNKNOWN;
+    if (writer->left_why == MS_RUN_FAILED)
+        stall.error_number = writer->error_number;
+    ms_recorder_note(&writer->recorder, &stall);
+}
+
+/* It slept longer than it meant to, or was resumed in its sleep. Perhaps nothing waited; what did is told by its own stall. */
+static void record_sleep(struct ms_writer *writer, int64_t from_ns, int64_t to_ns)
+{
+    struct ms_stall sleep = {.what = MS_STALL_ERRAND, .began_ns = from_ns, .took_ns = to_ns - from_ns, .offset = writer->position};
+    sleep.phase_ns[MS_PHASE_OTHER] = sleep.took_ns;
+    ms_recorder_note(&writer->recorder, &sleep);
+}
+
 /* One round over the active sessions. MS_RUN_TIME when it went through. */
 static int make_pass(struct ms_writer *writer)
 {
@@ -711,6 +780,10 @@ static int make_pass(struct ms_writer *writer)
     writer->last_work_ns = ms_monotonic_ns();
     if (committed == MS_RUN_TIME)
         ms_put_meter_commit(&writer->meter, writer->last_work_ns);
+    if (writer->recorder.shared != NULL &&
+        (writer->last_work_ns - writer->clock_ns >= writer->recorder.threshold_ns || writer->meter.slow != 0))
+        record_pass(writer, from);
+    writer->clock_ns = writer->last_work_ns;
     return committed != MS_RUN_TIME ? committed : why;
 }
 
@@ -738,7 +811,7 @@ static void publish_beside_producer(const struct ms_writer *writer)
         ms_store_relaxed(&lines->is_beside_producer, writer->last_producer_same_cpu);
 }
 
-int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
+static int run(struct ms_writer *writer, int64_t deadline_ns)
 {
     struct ms_control *control = writer->control;
     struct ms_latch *latch = &writer->control->latch[MS_WRITER];
@@ -754,7 +827,8 @@ int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
             publish_cpu(control);
             if (slept) {
                 /* Spinning pays only if the next entry came soon after the last one. */
-                writer->spinning = ms_monotonic_ns() - writer->last_work_ns < (int64_t)writer->spin_us * 1000 * SPIN_GAP;
+                writer->clock_ns = ms_monotonic_ns();
+                writer->spinning = writer->clock_ns - writer->last_work_ns < (int64_t)writer->spin_us * 1000 * SPIN_GAP;
                 slept = 0;
             }
             why = make_pass(writer);
@@ -773,6 +847,9 @@ int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
             continue;
         }
         int64_t now = ms_monotonic_ns();
+        if (slept && now - deadline_ns >= MS_STALL_NS)
+            record_sleep(writer, deadline_ns, now);
+        writer->clock_ns = now;
         if (is_look_due(writer, now) && look_at_all(writer, now))
             continue;
         if (now >= deadline_ns)
@@ -795,7 +872,32 @@ int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
             writer->spinning = 1;
             writer->last_work_ns = ms_monotonic_ns();
         }
-        if (woken < 0)
+        if (woken < 0) {
+            int64_t resumed_ns;
+            if (ms_recorder_resumes(&resumed_ns) != writer->recorder.continued)
+                record_sleep(writer, writer->clock_ns, resumed_ns);
             return MS_RUN_TIME; /* a signal: let Python run its handler */
+        }
     }
+}
+
+int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
+{
+    struct ms_recorder_hand *recorder = &writer->recorder;
+    writer->clock_ns = ms_monotonic_ns();
+    if (recorder->shared != NULL) {
+        if (writer->left_ns > 0 && writer->clock_ns - writer->left_ns >= recorder->threshold_ns)
+            record_errand(writer);
+        ms_recorder_doing(recorder, MS_PHASE_NONE, 0);
+        ms_recorder_note_held(recorder);
+        ms_recorder_look(recorder, writer->clock_ns);
+        writer->waited_for_pool = 0;
+        writer->meter.slow_ns = recorder->threshold_ns;
+    }
+    int why = run(writer, deadline_ns);
+    writer->left_ns = ms_monotonic_ns();
+    writer->left_why = (uint32_t)why;
+    if (why != MS_RUN_TIME)
+        ms_recorder_doing(recorder, phase_of(writer->left_why), writer->left_ns);
+    return why;
 }

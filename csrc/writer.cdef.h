@@ -124,6 +124,12 @@ struct ms_writer {
     uint64_t skip_verify_incarnation; /* flusher incarnation already reported to Python */
     struct ms_light_queues light; /* places in further queues; off until Python sets light.enabled */
     struct ms_put_meter meter;   /* counts into shared memory once Python has set meter.stats */
+    struct ms_recorder_hand recorder; /* records into shared memory once Python has taken it */
+    int64_t clock_ns;            /* the last look at the clock before the pass being made */
+    int64_t write_ns;            /* so much of the pass was spent in pwrite */
+    int64_t left_ns;             /* when ms_writer_run returned, */
+    uint32_t left_why;           /* and why */
+    uint32_t waited_for_pool;    /* in: what kept a segment away was a buffer of the pool */
 };
 
 int64_t ms_writer_bytes(void);

@@ -6,6 +6,7 @@
 #include "latch.h"
 #include "light_queues.h"
 #include "queue_table.h"
+#include "recorder.h"
 #include "session.h"
 #include "store_stats.h"
 #include "writer.cdef.h"

@@ -255,6 +255,8 @@ class ms_group_commit(Struct):
     last_ns: int
     home: ms_home
     latency: ms_latency
+    recorder: ms_recorder_hand
+    sync_ns: int
     base: Array[int]
     fd: Array[int]
 
@@ -304,6 +306,7 @@ class ms_ha_links(Struct):
     control: ms_control
     semaphore: CData
     reputter_semaphore: CData
+    recorder: ms_recorder_hand
     segment_bytes: int
     batch_bytes: int
     segment_base: int
@@ -465,6 +468,7 @@ class ms_pool_commit(Struct):
     reason: int
     reserved: int
     stream: ms_stream
+    recorder: ms_recorder_hand
 
 class ms_position(Struct):
     value: int
@@ -514,6 +518,9 @@ class ms_put_meter(Struct):
     stats: ms_put_stats
     entries: int
     timed: int
+    slow: int
+    slow_ns: int
+    slowest_ns: int
     submitted_ns: Array[int]
 
 class ms_put_stats(Struct):
@@ -624,6 +631,57 @@ class ms_record_template(Struct):
     properties: Array[int]
     born_host: Array[int]
     store_host: Array[int]
+
+class ms_recorder(Struct):
+    magic: int
+    layout_version: int
+    reserved: int
+    recorder_bytes: int
+    threshold_ns: int
+    boot_id: Array[int]
+    pad: Array[int]
+    for_sync: ms_waiting
+    pad1: Array[int]
+    for_slave: ms_waiting
+    pad2: Array[int]
+    ring: Array[ms_recorder_ring]
+
+class ms_recorder_hand(Struct):
+    shared: ms_recorder
+    ring: ms_recorder_ring
+    threshold_ns: int
+    attached_ns: int
+    schedstat_fd: int
+    pid: int
+    epoch: int
+    is_sync_master: int
+    is_sync_mode: int
+    last_cause: int
+    last_began_ns: int
+    last_ended_ns: int
+    puts_noted_ns: int
+    puts_held: ms_stall
+    reserved: int
+    continued: int
+    looked_ns: int
+    seen_ns: int
+    queued_ns: int
+    busy_ns: int
+    major_faults: int
+    minor_faults: int
+    preempted: int
+
+class ms_recorder_ring(Struct):
+    stalls: int
+    stalled_ns: int
+    doing_since_ns: int
+    doing: int
+    reserved: int
+    pad: Array[int]
+    by_cause: Array[int]
+    longest: ms_stall
+    minute: Array[ms_stall_minute]
+    stall: Array[ms_stall]
 
 class ms_replication(Struct):
     magic: int
@@ -750,6 +808,38 @@ class ms_session_slot(Struct):
     reserved: int
     pad: Array[int]
 
+class ms_stall(Struct):
+    number: int
+    began_ns: int
+    took_ns: int
+    what: int
+    cause: int
+    phase_ns: Array[int]
+    offset: int
+    bytes: int
+    window_ns: int
+    queued_ns: int
+    busy_ns: int
+    entries: int
+    detail: int
+    major_faults: int
+    minor_faults: int
+    preempted: int
+    continued: int
+    error_number: int
+    pid: int
+    likely: int
+    reserved: Array[int]
+    epoch: int
+    crc: int
+
+class ms_stall_minute(Struct):
+    minute: int
+    stalls: int
+    stalled_ns: int
+    reserved: int
+    longest: ms_stall
+
 class ms_state(Struct):
     state: int
     retired: int
@@ -844,6 +934,10 @@ class ms_undo(Struct):
     old_offset: Array[int]
     table_slot: Array[int]
 
+class ms_waiting(Struct):
+    since_ns: int
+    end: int
+
 class ms_walk(Struct):
     end_offset: int
     messages: int
@@ -928,6 +1022,12 @@ class ms_writer(Struct):
     skip_verify_incarnation: int
     light: ms_light_queues
     meter: ms_put_meter
+    recorder: ms_recorder_hand
+    clock_ns: int
+    write_ns: int
+    left_ns: int
+    left_why: int
+    waited_for_pool: int
 
 class ms_writer_lines(Struct):
     intent_end: int
@@ -970,6 +1070,27 @@ class _Lib:
     MS_CASE_RANGE_END: int
     MS_CASE_TORN: int
     MS_CASE_ZEROES: int
+    MS_CAUSES: int
+    MS_CAUSE_BACKLOG: int
+    MS_CAUSE_BLOCKED: int
+    MS_CAUSE_CPU: int
+    MS_CAUSE_FAILED: int
+    MS_CAUSE_FAULT: int
+    MS_CAUSE_LARGE: int
+    MS_CAUSE_LOCK: int
+    MS_CAUSE_NO_ROOM: int
+    MS_CAUSE_POOL: int
+    MS_CAUSE_RESTART: int
+    MS_CAUSE_ROLL: int
+    MS_CAUSE_ROUND: int
+    MS_CAUSE_SEGMENT: int
+    MS_CAUSE_SLAVE: int
+    MS_CAUSE_START: int
+    MS_CAUSE_STOPPED: int
+    MS_CAUSE_SYNC: int
+    MS_CAUSE_UNKNOWN: int
+    MS_CAUSE_WOKEN_LATE: int
+    MS_CAUSE_WRITE: int
     MS_CHECKPOINTER: int
     MS_CHECK_CRC: int
     MS_CHECK_OFFSET: int
@@ -1089,6 +1210,15 @@ class _Lib:
     MS_OBSTACLE_TEXT_BYTES: int
     MS_PASS_BYTES: int
     MS_PASS_SLOTS: int
+    MS_PHASES: int
+    MS_PHASE_LOCK: int
+    MS_PHASE_OTHER: int
+    MS_PHASE_RING: int
+    MS_PHASE_SEGMENT: int
+    MS_PHASE_SLAVE: int
+    MS_PHASE_SYNC: int
+    MS_PHASE_TOUCH: int
+    MS_PHASE_WRITE: int
     MS_POOL_BUFFERS_MAX: int
     MS_PRODUCER_AGAIN: int
     MS_PRODUCER_BUSY: int
@@ -1109,6 +1239,9 @@ class _Lib:
     MS_QUEUE_TOPIC_BYTES: int
     MS_QUEUE_WINDOW_BYTES: int
     MS_REASON_BYTES: int
+    MS_RECORDER_LAYOUT_VERSION: int
+    MS_RECORDER_PUTS: int
+    MS_RECORDER_RINGS: int
     MS_RECORD_ALLOWANCE_BYTES: int
     MS_RECORD_BYTES_MIN: int
     MS_RECORD_MAGIC: int
@@ -1173,6 +1306,20 @@ class _Lib:
     MS_STAGE_ANSWERED: int
     MS_STAGE_NOT_SUBMITTED: int
     MS_STAGE_SUBMITTED: int
+    MS_STALLS: int
+    MS_STALL_BLOCKED: int
+    MS_STALL_CONFIRM: int
+    MS_STALL_DIED: int
+    MS_STALL_ERRAND: int
+    MS_STALL_MINUTES: int
+    MS_STALL_NS: int
+    MS_STALL_PASS: int
+    MS_STALL_PUTS: int
+    MS_STALL_ROUND: int
+    MS_STALL_START: int
+    MS_STALL_STOPPED: int
+    MS_STALL_SYNC: int
+    MS_STALL_WRITE: int
     MS_STATE_DEGRADED: int
     MS_STATE_READ_ONLY: int
     MS_STATE_RECOVERING: int
@@ -1365,6 +1512,20 @@ class _Lib:
     def ms_record_encode_blank(self, a0: CData | bytes, a1: int, /) -> int: ...
     def ms_record_stamp(self, a0: CData | bytes, a1: int, a2: int, a3: int, /) -> None: ...
     def ms_record_text_is_clean(self, a0: CData | bytes, a1: int, /) -> int: ...
+    def ms_recorder_bytes(self, /) -> int: ...
+    def ms_recorder_check(self, a0: ms_recorder, a1: int, /) -> int: ...
+    def ms_recorder_count_resumes(self, /) -> None: ...
+    def ms_recorder_doing(self, a0: ms_recorder_hand, a1: int, a2: int, /) -> None: ...
+    def ms_recorder_format(self, a0: ms_recorder, a1: CData | bytes, /) -> None: ...
+    def ms_recorder_leave(self, a0: ms_recorder_hand, /) -> None: ...
+    def ms_recorder_look(self, a0: ms_recorder_hand, a1: int, /) -> None: ...
+    def ms_recorder_note(self, a0: ms_recorder_hand, a1: ms_stall, /) -> None: ...
+    def ms_recorder_note_held(self, a0: ms_recorder_hand, /) -> None: ...
+    def ms_recorder_note_puts(self, a0: ms_recorder_hand, a1: ms_stall, a2: ms_stall, /) -> None: ...
+    def ms_recorder_resumes(self, a0: CData, /) -> int: ...
+    def ms_recorder_seen(self, a0: ms_recorder_hand, a1: int, /) -> None: ...
+    def ms_recorder_take(self, a0: ms_recorder_hand, a1: ms_recorder, a2: int, a3: int, /) -> None: ...
+    def ms_recorder_waiting_since(self, a0: ms_waiting, a1: int, /) -> int: ...
     def ms_replication_bytes(self, /) -> int: ...
     def ms_replication_check(self, a0: ms_replication, a1: int, /) -> int: ...
     def ms_replication_clear(self, a0: ms_replication, /) -> None: ...
@@ -1391,6 +1552,7 @@ class _Lib:
     def ms_session_guard_broken(self, a0: int, /) -> int: ...
     def ms_session_guard_install(self, a0: CData, /) -> int: ...
     def ms_session_guard_remove(self, a0: int, /) -> None: ...
+    def ms_stall_is_whole(self, a0: ms_stall, /) -> int: ...
     def ms_stats_take_sample(self, a0: ms_store_stats, a1: ms_stats_sample, /) -> None: ...
     def ms_stats_take_snapshot(self, a0: ms_store_stats, a1: int, /) -> None: ...
     def ms_store_i64(self, a0: CData, a1: int, /) -> None: ...
@@ -1509,6 +1671,12 @@ class _New:
     @overload
     def __call__(self, cdecl: Literal["struct ms_record_template *", "struct ms_record_template[]"], init: object = ...) -> ms_record_template: ...
     @overload
+    def __call__(self, cdecl: Literal["struct ms_recorder *", "struct ms_recorder[]"], init: object = ...) -> ms_recorder: ...
+    @overload
+    def __call__(self, cdecl: Literal["struct ms_recorder_hand *", "struct ms_recorder_hand[]"], init: object = ...) -> ms_recorder_hand: ...
+    @overload
+    def __call__(self, cdecl: Literal["struct ms_recorder_ring *", "struct ms_recorder_ring[]"], init: object = ...) -> ms_recorder_ring: ...
+    @overload
     def __call__(self, cdecl: Literal["struct ms_replication *", "struct ms_replication[]"], init: object = ...) -> ms_replication: ...
     @overload
     def __call__(self, cdecl: Literal["struct ms_replicator_lines *", "struct ms_replicator_lines[]"], init: object = ...) -> ms_replicator_lines: ...
@@ -1530,6 +1698,10 @@ class _New:
     def __call__(self, cdecl: Literal["struct ms_session_account *", "struct ms_session_account[]"], init: object = ...) -> ms_session_account: ...
     @overload
     def __call__(self, cdecl: Literal["struct ms_session_slot *", "struct ms_session_slot[]"], init: object = ...) -> ms_session_slot: ...
+    @overload
+    def __call__(self, cdecl: Literal["struct ms_stall *", "struct ms_stall[]"], init: object = ...) -> ms_stall: ...
+    @overload
+    def __call__(self, cdecl: Literal["struct ms_stall_minute *", "struct ms_stall_minute[]"], init: object = ...) -> ms_stall_minute: ...
     @overload
     def __call__(self, cdecl: Literal["struct ms_state *", "struct ms_state[]"], init: object = ...) -> ms_state: ...
     @overload
@@ -1554,6 +1726,8 @@ class _New:
     def __call__(self, cdecl: Literal["struct ms_touched_queue *", "struct ms_touched_queue[]"], init: object = ...) -> ms_touched_queue: ...
     @overload
     def __call__(self, cdecl: Literal["struct ms_undo *", "struct ms_undo[]"], init: object = ...) -> ms_undo: ...
+    @overload
+    def __call__(self, cdecl: Literal["struct ms_waiting *", "struct ms_waiting[]"], init: object = ...) -> ms_waiting: ...
     @overload
     def __call__(self, cdecl: Literal["struct ms_walk *", "struct ms_walk[]"], init: object = ...) -> ms_walk: ...
     @overload
@@ -1675,6 +1849,12 @@ class _FFI:
     @overload
     def cast(self, cdecl: Literal["struct ms_record_template *", "struct ms_record_template[]"], value: object) -> ms_record_template: ...
     @overload
+    def cast(self, cdecl: Literal["struct ms_recorder *", "struct ms_recorder[]"], value: object) -> ms_recorder: ...
+    @overload
+    def cast(self, cdecl: Literal["struct ms_recorder_hand *", "struct ms_recorder_hand[]"], value: object) -> ms_recorder_hand: ...
+    @overload
+    def cast(self, cdecl: Literal["struct ms_recorder_ring *", "struct ms_recorder_ring[]"], value: object) -> ms_recorder_ring: ...
+    @overload
     def cast(self, cdecl: Literal["struct ms_replication *", "struct ms_replication[]"], value: object) -> ms_replication: ...
     @overload
     def cast(self, cdecl: Literal["struct ms_replicator_lines *", "struct ms_replicator_lines[]"], value: object) -> ms_replicator_lines: ...
@@ -1696,6 +1876,10 @@ class _FFI:
     def cast(self, cdecl: Literal["struct ms_session_account *", "struct ms_session_account[]"], value: object) -> ms_session_account: ...
     @overload
     def cast(self, cdecl: Literal["struct ms_session_slot *", "struct ms_session_slot[]"], value: object) -> ms_session_slot: ...
+    @overload
+    def cast(self, cdecl: Literal["struct ms_stall *", "struct ms_stall[]"], value: object) -> ms_stall: ...
+    @overload
+    def cast(self, cdecl: Literal["struct ms_stall_minute *", "struct ms_stall_minute[]"], value: object) -> ms_stall_minute: ...
     @overload
     def cast(self, cdecl: Literal["struct ms_state *", "struct ms_state[]"], value: object) -> ms_state: ...
     @overload
@@ -1720,6 +1904,8 @@ class _FFI:
     def cast(self, cdecl: Literal["struct ms_touched_queue *", "struct ms_touched_queue[]"], value: object) -> ms_touched_queue: ...
     @overload
     def cast(self, cdecl: Literal["struct ms_undo *", "struct ms_undo[]"], value: object) -> ms_undo: ...
+    @overload
+    def cast(self, cdecl: Literal["struct ms_waiting *", "struct ms_waiting[]"], value: object) -> ms_waiting: ...
     @overload
     def cast(self, cdecl: Literal["struct ms_walk *", "struct ms_walk[]"], value: object) -> ms_walk: ...
     @overload

@@ -247,8 +247,8 @@ def test_a_promoted_slave_goes_on_with_topics_and_groups(make_engine):
         consumer.commit()
     committed = ConsumerOffsets(pair.master.root).read("T", "billing")
     eventually(lambda: ConsumerOffsets(pair.slave.root).read("T", "billing") == committed != {}, "the group is on the slave")
-    eventually(lambda: "T" in TopicConfigs(pair.slave.root).read().topics, "and the topic")
-    assert TopicConfigs(pair.slave.root).read().topics["T"].read_queue_nums == 2
+    eventually(lambda: "T" in TopicConfigs(pair.slave.root).read().rows, "and the topic")
+    assert TopicConfigs(pair.slave.root).read().rows["T"].read_queue_nums == 2
     pair.wait_equal()
     pair.master.kill_all()
     promote(pair.slave)

@@ -48,6 +48,7 @@ COMMANDS = (
     Row("stop", "pyengine.cli.engine", "stop", "Run a store"),
     Row("status", "pyengine.cli.status", "status", "Run a store"),
     Row("top", "pyengine.cli.top", "top", "Run a store"),
+    Row("why", "pyengine.cli.why", "why", "Run a store"),
     Row("metrics", "pyengine.cli.metrics", "metrics", "Run a store"),
     Row("promote", "pyengine.cli.promote", "promote", "Run a store"),
     Row("clean", "pyengine.cli.clean", "clean", "Run a store"),

@@ -139,7 +139,7 @@ def shared_memory_page() -> str:
     """docs/shared_memory.md: every field of the control block and the statistics as C has laid them out, and who writes it."""
     from pyengine._native import ffi
     from pyengine.cli.dump import layout
-    from pyengine.native import obstacles, store_stats
+    from pyengine.native import obstacles, recorder, store_stats
     from pyengine.native.control import CONTROL_BYTES, LAYOUT_VERSION
 
     lines = [
@@ -156,10 +156,12 @@ def shared_memory_page() -> str:
              {"put": "writer", "sync": "flusher", "dispatch": "reputter", "history": "supervisor"}),
             ("Statistics by topic", "struct ms_topic_stats", store_stats.TOPICS_LAYOUT_VERSION, "topic_stats",
              {"used": "reputter", "others": "reputter", "slot[]": "reputter"}),
+            ("Flight recorder", "struct ms_recorder", recorder.LAYOUT_VERSION, "recorder",
+             {"ring[]": "that worker", "for_sync": "writer", "for_slave": "writer"}),
             ("Obstacles", "struct ms_obstacles", obstacles.LAYOUT_VERSION, "obstacles", {"worker[]": "that worker"})):
         lines += ["", f"## {title}", "",
                   f"The object `{source.replace('_', '-')}` beside the control block, layout {version}; meanings are in "
-                  f"`csrc/{source}.cdef.h`{'' if source == 'obstacles' else ' and [statistics.md](statistics.md)'}.", "",
+                  f"`csrc/{source}.cdef.h`{'' if source in ('obstacles', 'recorder') else ' and [statistics.md](statistics.md)'}.", "",
                   "| offset | bytes | field | written by | elements |", "|---:|---:|---|---|---|"]
         lines += [f"| {place.offset} | {place.size_bytes} | `{place.path}` | "
                   f"{owners.get(place.path.split('.')[0], 'supervisor, before it is published')} | {place.repeats} |"

@@ -121,6 +121,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         elif left.undrained_bytes:
             raise CorruptionError(f"{report.sentence} {left.undrained_bytes:,} acknowledged bytes are only in the "
                                   f"shared memory of the dead engine: keep the machine up until that is decided.")
+        recorded = left.recorded()
         left.discard()
     presence = None
     if report.state is RecoveryState.RECOVERED and config.broker_role == "SLAVE" and config.replicates:
@@ -135,7 +136,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     note_run(root, config.shm_directory)
     semaphore_id = sessions.make_attach_count()
     try:
-        memory = EngineMemory.create(folder, _identity(root, config, engine_id, semaphore_id))
+        memory = EngineMemory.create(folder, _identity(root, config, engine_id, semaphore_id), recorded)
         _create_queue_table(memory, report)
         memory.make_topic_stats(len({topic for topic, _ in report.queue_ends}))
         write_run_settings(folder, config)

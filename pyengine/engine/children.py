@@ -68,8 +68,9 @@ class Children:
 
     def __init__(self, root: Path, memory: EngineMemory, lock: StoreLock, selector: selectors.BaseSelector,
                  kinds: Sequence[Kind], overrides: Mapping[str, str], say: Callable[[str], None],
-                 fork_server: ForkServer | None = None) -> None:
-        """`overrides` are the settings that children must be given; `say` gets a sentence for the log.
+                 fork_server: ForkServer | None = None, died: Callable[[int], None] = lambda kind: None) -> None:
+        """`overrides` are the settings that children must be given; `say` gets a sentence for the log, `died` the kind of
+        a worker that ended and is started again.
 
         Without a fork server, workers are started by exec.
         """
@@ -80,6 +81,7 @@ class Children:
         self._overrides = overrides
         self._say = say
         self._fork_server = fork_server
+        self._note_death = died
         self._children = {kind.number: _Child(kind) for kind in kinds}
         self._restarting = True
         self.may_start = True  # False: no new process could attach to this engine
@@ -176,6 +178,7 @@ class Children:
         said = f"{name} (pid {pid}) ended with {_why(code)}; starting it again" + (f" in {pause_s:g} s" if pause_s else "")
         self._say(said)
         self._say_down(said)
+        self._note_death(child.kind.number)
         if not pause_s:
             self._start(child)
 

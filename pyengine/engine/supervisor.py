@@ -56,6 +56,8 @@ from pyengine.ipc.statistics import StoreStatsService
 from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, living_kinds, name_processes, require_startable
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
+from pyengine.native.flush import monotonic_ns
+from pyengine.native.recorder import Recorder
 from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.checkpoint import remove_abort_file
 from pyengine.storage.config import LIVE, SETTINGS, EngineConfig, config_path, load_config, parse_set, read_file, setting_name
@@ -100,6 +102,7 @@ class Supervisor:
         self._presence: MasterLink | None = None
         self._presence_ticks = 0
         self._watchdog_s = watchdog_interval_s()
+        self._began_ns = monotonic_ns()
         self._listen_to_signals()
 
     def _listen_to_signals(self) -> None:
@@ -248,13 +251,17 @@ class Supervisor:
         heart.state(native.WORKER_READY)
         degraded = self._memory.state == native.STATE_DEGRADED
         kinds = () if degraded or self._arguments.no_children else self._kinds()
-        children = Children(self._root, self._memory, lock, self._selector, kinds, overrides, self._say, self._fork_server)
+        self._recorder = Recorder(self._memory.recorder, native.SUPERVISOR, self._memory.identity.epoch)
+        children = Children(self._root, self._memory, lock, self._selector, kinds, overrides, self._say, self._fork_server,
+                            self._note_death)
         bridge = _LatchBridge(self._memory, self._selector)
         server = SessionServer(self._memory, self._selector, Sessions(self._memory), self._take_settings)
         self._pool = PoolGrowth(self._memory, self._say)
         try:
             children.start()
             if self._become_ready(children):
+                if not outcome["adopted"]:
+                    self._recorder.note("start", self._began_ns, monotonic_ns() - self._began_ns, cause="start")
                 self._report({"ready": outcome | {"state": "degraded" if degraded else "running",
                                                   "mode": MODE_NAMES[self._memory.identity.mode],
                                                   "reason": native.reason(self._memory.control)}})
@@ -264,6 +271,7 @@ class Supervisor:
         finally:
             self._leave_master_to_replicator(now=True)
             self._pool.join()
+            self._recorder.close()
             bridge.close()
             children.forget()
 
@@ -325,11 +333,17 @@ class Supervisor:
     def _missing_names(self, server: SessionServer) -> list[str]:
         return self._memory.missing_names() + ([] if server.is_reachable else [SOCKET])
 
+    def _note_death(self, kind: int) -> None:
+        self._recorder.note("died", monotonic_ns(), 0, detail=kind, cause="restart")
+
     def _count_restarts(self) -> None:
         """For `status`: the service manager starts the workers, and each start but the first is one."""
         for kind in self._kinds():
             line = self._memory.control.workers[kind.number]
-            native.store(line, "restarts", max(0, native.load(line, "incarnation") - 1))
+            restarts = max(0, native.load(line, "incarnation") - 1)
+            if restarts > native.load(line, "restarts"):
+                self._note_death(kind.number)
+            native.store(line, "restarts", restarts)
 
     def _leave_master_to_replicator(self, *, now: bool = False) -> None:
         """Close the connection that stood for this slave since it was brought up, once its replicator's own does."""

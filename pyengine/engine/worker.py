@@ -37,6 +37,8 @@ from pyengine.ipc.shared_objects import KIND_NAMES, find_folder, removed_names
 from pyengine.ipc.store_lock import StoreLock, living_kinds
 from pyengine.native import control as native
 from pyengine.native import obstacles, waiting
+from pyengine.native.flush import monotonic_ns
+from pyengine.native.recorder import BLOCKED_PHASE, THRESHOLD_NS, Recorder, count_resumes
 from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.config import EngineConfig, load_config, parse_set
 from pyengine.storage.message_store import MessageStore
@@ -69,13 +71,17 @@ class Worker:
         self.memory = memory
         self.lock = lock
         self.latch = memory.latch(kind)
+        count_resumes()
+        self.recorder = Recorder(memory.recorder, kind, memory.identity.epoch)
         self.context = ServiceContext(memory, MessageStore(root, self.config.geometry), self.config,
-                                      self.say, self.warn, self.beat)
+                                      self.say, self.warn, self.beat, self.recorder)
         self.heart = Heartbeat(memory.control.workers[kind])
         self.incarnation = self.heart.begin(os.getpid(), process_start_ms(os.getpid()) or 0)
         native.store(memory.control.workers[kind], "settings_seq", self._settings_seq)
         self._asked_to_stop = False
         self._blocked_reason = obstacles.read(memory.obstacles, kind)
+        self._blocked_ns = 0   # since when, if it is known
+        self._blocked_errno = 0
         self._watchdog_s = watchdog_interval_s()
         self._watchdog_due_s = 0.0
         self._names_due_s = 0.0
@@ -98,11 +104,21 @@ class Worker:
         self.say_blocked_reason("")
         notify("READY=1")
 
-    def say_blocked_reason(self, text: str) -> None:
-        """For `status`: what keeps this worker from its work; "" for nothing any more."""
-        if text != self._blocked_reason:
-            self._blocked_reason = text
-            obstacles.say(self.memory.obstacles, self.kind, text)
+    def say_blocked_reason(self, text: str, error_number: int = 0) -> None:
+        """For `status` and the recorder: what keeps this worker from its work, and its errno; "" for nothing any more."""
+        if text == self._blocked_reason:
+            return
+        self._blocked_reason = text
+        obstacles.say(self.memory.obstacles, self.kind, text)
+        now_ns = monotonic_ns()
+        if text and not self._blocked_ns:
+            self._blocked_ns, self._blocked_errno = now_ns, error_number
+            self.recorder.note("blocked", now_ns, 0, error_number=error_number)
+            self.recorder.doing(BLOCKED_PHASE, now_ns)
+        elif not text and self._blocked_ns:
+            self.recorder.note("blocked", self._blocked_ns, now_ns - self._blocked_ns, error_number=self._blocked_errno)
+            self.recorder.doing(None)
+            self._blocked_ns = 0
 
     def say(self, text: str) -> None:
         """One line for the log."""
@@ -160,15 +176,20 @@ class Worker:
         armed = False
         while not self.stopping:
             self.take_settings(service)
-            if service.work():
+            began_ns = monotonic_ns()
+            self.recorder.seen(began_ns)
+            worked = service.work()
+            if service.records_rounds and (took_ns := monotonic_ns() - began_ns) >= THRESHOLD_NS:
+                self.recorder.note("round", began_ns, took_ns)
+            if worked:
                 if service.never_idle:
-                    self.say_blocked_reason(service.blocked_reason)
+                    self.say_blocked(service)
                 if armed:
                     self.latch.disarm()
                     armed = False
                 self.beat(worked=True)
                 continue
-            self.say_blocked_reason(service.blocked_reason)
+            self.say_blocked(service)
             self.beat()
             if not armed:
                 self.latch.arm()
@@ -179,8 +200,13 @@ class Worker:
             armed = False
         self.heart.state(native.WORKER_STOPPING)
         notify("STOPPING=1")
+        self.recorder.seen(monotonic_ns())
         while not self.memory.retired and service.drain():
             self.beat(worked=True)
+
+    def say_blocked(self, service: Service) -> None:
+        """The same, as the service has it."""
+        self.say_blocked_reason(service.blocked_reason, service.blocked_errno)
 
     def close(self, *, failed: bool = False) -> None:
         """Say in the control block that this worker ends, and release the lock."""
@@ -188,6 +214,7 @@ class Worker:
         self.memory.wake(native.SUPERVISOR)
         if self._is_lost and not any(self.lock.kind_taken(kind.number) for kind in KINDS if kind.number != self.kind):
             self.memory.retire()  # the last of them tells producers: no successor finds what they have mapped
+        self.recorder.close()
         self.memory.close()
         self.lock.close()
 

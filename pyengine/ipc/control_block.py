@@ -34,7 +34,7 @@ from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject
 from pyengine.native import control as native
-from pyengine.native import obstacles, queue_table, store_stats, waiting
+from pyengine.native import obstacles, queue_table, recorder, store_stats, waiting
 from pyengine.native.failpoint import failpoint
 from pyengine.native.waiting import Latch
 from pyengine.settings import Value
@@ -43,7 +43,7 @@ from pyengine.storage.config import DEFAULT, ENVIRONMENT, LIVE, SET, SETTINGS, E
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from pyengine._native import ms_control, ms_identity, ms_obstacles, ms_queue_table, ms_store_stats, ms_topic_stats
+    from pyengine._native import ms_control, ms_identity, ms_obstacles, ms_queue_table, ms_recorder, ms_store_stats, ms_topic_stats
 
 _Handle = TypeVar("_Handle")
 
@@ -142,14 +142,19 @@ class EngineMemory:
         self._stats_objects: list[SharedObject] = []
 
     @classmethod
-    def create(cls, folder: SharedFolder, identity: Identity) -> EngineMemory:
-        """New memory of zeros with its semaphores, in a swept folder, not published yet. For the supervisor."""
+    def create(cls, folder: SharedFolder, identity: Identity, recorded: bytes = b"") -> EngineMemory:
+        """New memory of zeros with its semaphores, in a swept folder, not published yet. For the supervisor.
+
+        `recorded`: the flight recorder that a dead engine of this boot left, which goes on."""
         folder.make()
         control = folder.create(shared_objects.CONTROL, native.CONTROL_BYTES)
         with folder.create(shared_objects.STORE_STATS, store_stats.STATS_BYTES) as shared:
             store_stats.format_stats(store_stats.view(shared.memory))
         with folder.create(shared_objects.OBSTACLES, obstacles.OBSTACLES_BYTES) as shared:
             obstacles.format_obstacles(obstacles.view(shared.memory))
+        with folder.create(shared_objects.RECORDER, recorder.RECORDER_BYTES) as shared:
+            shared.memory[: len(recorded)] = recorded
+            recorder.format_recorder(recorder.view(shared.memory), identity.boot_id)
         shared_objects.create_semaphores(folder.short_id)
         memory = cls(folder, control)
         identity.write(memory.control.identity)
@@ -284,6 +289,18 @@ class EngineMemory:
         except EngineUnavailableError:
             return obstacles.private()
 
+    def open_recorder(self, *, writable: bool = False) -> ms_recorder:
+        """`struct ms_recorder *`, usable until close_statistics(); EngineUnavailableError says why not."""
+        return self._open(shared_objects.RECORDER, recorder.view, recorder.check, writable)
+
+    @cached_property
+    def recorder(self) -> ms_recorder | None:
+        """Where a worker records what made puts wait; None, and it records nothing, if that cannot be had."""
+        try:
+            return self.open_recorder(writable=True)
+        except EngineUnavailableError:
+            return None
+
     def _open(self, name: str, view: Callable[[Buffer], _Handle], check: Callable[[_Handle, int], None], writable: bool) -> _Handle:
         """The object of that name, with the functions of pyengine.native that view and check it."""
         shared = self.folder.attach(name, writable=writable)
@@ -293,9 +310,9 @@ class EngineMemory:
         return found
 
     def close_statistics(self) -> None:
-        """Close what open_store_stats, open_topic_stats, open_obstacles, `counters` and `obstacles` gave."""
-        self.__dict__.pop("counters", None)
-        self.__dict__.pop("obstacles", None)
+        """Close what open_store_stats and its like, `counters`, `obstacles` and `recorder` gave."""
+        for name in ("counters", "obstacles", "recorder"):
+            self.__dict__.pop(name, None)
         for shared in self._stats_objects:
             shared.close()
         self._stats_objects.clear()

@@ -22,6 +22,7 @@ from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject, find_folder
 from pyengine.ipc.store_lock import Ownership, StoreLock, lock_modified_ns
 from pyengine.native import control as native
+from pyengine.native import recorder
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.config import EngineConfig, keep_sizes
 from pyengine.storage.engine_id import EngineId, raise_epoch, read_boot_id, read_engine_id, read_epoch, renew_copied_id
@@ -78,6 +79,20 @@ class CrashedEngineMemory:
         pids = [(native.load(line, "pid"), native.load(line, "start_time_ms")) for line in lines
                 if native.load(line, "state") not in (native.WORKER_ABSENT, native.WORKER_FAILED)]
         return [pid for pid, start_ms in pids if pid != os.getpid() and is_alive(pid, start_ms)]
+
+    def recorded(self) -> bytes:
+        """What its workers recorded of waits (native/recorder.py), for an engine of the same boot; b"" for nothing."""
+        if self._folder is None:
+            return b""
+        try:
+            with self._folder.attach(shared_objects.RECORDER, writable=False) as shared:
+                found = recorder.view(shared.memory)
+                recorder.check(found, shared.size_bytes)
+                if recorder.boot_of(found) == read_boot_id() and shared.size_bytes == recorder.RECORDER_BYTES:
+                    return bytes(shared.memory)
+        except EngineUnavailableError:
+            pass
+        return b""
 
     def discard(self) -> bool:
         """Remove it, once the store is recovered without it; True if there was any. It only cached files by then."""

@@ -10,6 +10,7 @@
 | `settings` | what the engine runs with (ipc/control_block.py) | supervisor, before `control` is published |
 | `obstacles` | what keeps each worker from its work | each worker its line |
 | `queues-<generation>` | next queue offsets | supervisor at start, then the writer |
+| `recorder` | what made puts wait; a new engine of the same boot takes it over | each worker its ring |
 | `cleaning` | holds on segments, disk use, requests to clean | readers, cleaner, `pyengine clean` |
 | `replication` | links to slaves or to the master | replicator |
 | `pool-<i>` | one buffer of the pool | writer |
@@ -50,6 +51,7 @@ OBSTACLES = "obstacles"
 SETTINGS = "settings"
 CLEANING = "cleaning"
 REPLICATION = "replication"
+RECORDER = "recorder"  # not among LASTING: without its name only `why` has nothing to say
 SOCKET = "socket"
 LASTING = (CONTROL, STORE_STATS, TOPIC_STATS, SETTINGS, OBSTACLES, CLEANING, REPLICATION)  # of each engine, from start to end
 SEMAPHORE_FOLDER = "/dev/shm"  # where the C library keeps named semaphores

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from pyengine._native import CData, ms_control, ms_store_stats
+    from pyengine.native.recorder import Recorder
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -155,15 +156,17 @@ class GroupCommit:
     """The flusher's rounds over one engine's memory."""
 
     def __init__(self, control: ms_control, semaphore: CData, writer_semaphore: CData, segment_bytes: int, incarnation: int,
-                 stats: ms_store_stats) -> None:
+                 stats: ms_store_stats, recorder: Recorder) -> None:
         """`semaphore`, `writer_semaphore`: of the flusher's own latch and the writer's; `incarnation`: what the
         writer must have verified; `stats`: where each fdatasync is counted (native.store_stats), it must outlive
-        this object."""
+        this object; `recorder` keeps what took long."""
         self._state = ffi.new("struct ms_group_commit *")
         self._state.control = control
         self._state.semaphore, self._state.writer_semaphore = semaphore, writer_semaphore
         self._state.segment_bytes = segment_bytes
         self._state.incarnation = incarnation
+        self._recorder = recorder
+        self._state.recorder = recorder.hand
         count_syncs(self._state, stats)
 
     def follow_writer(self) -> None:

@@ -9,6 +9,7 @@ from pyengine.native.replication import LINKS_MAX
 
 if TYPE_CHECKING:
     from pyengine._native import ms_control, ms_ha_link, ms_link, ms_seal
+    from pyengine.native.recorder import Recorder
     from pyengine.native.waiting import Latch
 
 PYTHON: int = lib.MS_HA_PYTHON
@@ -92,17 +93,19 @@ class HALinks:
     """All connections of one master. A lock for `with`: held while anything here, or a HALink in it, is changed."""
 
     def __init__(self, control: ms_control, latch: Latch, reputter: Latch | None, *, segment_bytes: int, batch_bytes: int,
-                 counts_one: bool, epoll_fd: int) -> None:
-        """`reputter`: its latch, where it waits for `confirm`. `counts_one`: any one slave confirms."""
+                 counts_one: bool, epoll_fd: int, recorder: Recorder) -> None:
+        """`reputter`: its latch, where it waits for `confirm`. `counts_one`: any one slave confirms. `recorder` keeps waits for
+        slaves that took long."""
         self._links = ffi.new("struct ms_ha_links *")
         self._kept: dict[int, HALink] = {}
-        self._latches = latch, reputter
+        self._outliving = latch, reputter, recorder
         links = self._links
         links.control, links.semaphore = control, latch.semaphore
         links.reputter_semaphore = ffi.NULL if reputter is None else reputter.semaphore
         links.segment_bytes, links.batch_bytes = segment_bytes, batch_bytes
         links.segment_base = links.all_sent = links.segment_fd = -1
         links.counts_one, links.epoll_fd = counts_one, epoll_fd
+        links.recorder = recorder.hand
 
     def __enter__(self) -> None:
         lib.ms_ha_links_lock(self._links)

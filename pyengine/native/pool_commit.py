@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from pyengine._native import Array, ms_control
+    from pyengine.native.recorder import Recorder
     from pyengine.native.waiting import Latch
 
 IDLE: int = lib.MS_COMMIT_IDLE
@@ -25,11 +26,12 @@ class PoolCommitLoop:
     """One `struct ms_pool_commit`, and what it points to, which must outlive it."""
 
     def __init__(self, control: ms_control, latch: Latch, reputter: Latch, replicator: Latch | None, *, segment_bytes: int,
-                 piece_bytes: int, nap_ns: int, quiet_ns: int) -> None:
+                 piece_bytes: int, nap_ns: int, quiet_ns: int, recorder: Recorder) -> None:
         """Goes on at the published `committed`. `latch` is the committer's; `reputter` and `replicator` are woken for what
-        is committed. `nap_ns`, `quiet_ns`: those of StreamDetector."""
+        is committed. `nap_ns`, `quiet_ns`: those of StreamDetector. `recorder` keeps what took long."""
         self._loop = ffi.new("struct ms_pool_commit *")
-        self._kept = latch, reputter, replicator
+        self._kept = latch, reputter, replicator, recorder
+        self._loop.recorder = recorder.hand
         self._data: Array[int] | None = None
         self._loop.control = control
         self._loop.semaphore = latch.semaphore

@@ -55,6 +55,7 @@ class AllocateMappedFileService(Service):
     """Creates segments ahead of the writer and, in async mapped mode, populates their pages."""
 
     KIND = native.ALLOCATOR
+    records_rounds = True
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
@@ -105,7 +106,7 @@ class AllocateMappedFileService(Service):
             self._create(start)
         except DiskError as error:
             reason = f"cannot make the next segment: {error}; trying again each {RETRY_NS / 1e9:g} s"
-            self._blocked.set(reason, reason)
+            self._blocked.set(reason, reason, error.errno or 0)
             native.store(self._allocator, "error_number", error.errno or errno.EIO)
             native.add(self._allocator, "error_count")
             self._retry_ns = now_ns + RETRY_NS

@@ -90,7 +90,8 @@ class CommitRealTimeService(Service):
         self._loop = PoolCommitLoop(
             self._control, memory.latch(native.COMMITTER), memory.latch(native.REPUTTER),
             memory.latch(native.REPLICATOR) if memory.identity.replicates else None,
-            segment_bytes=self._segment_bytes, piece_bytes=PIECE_BYTES, nap_ns=NAP_NS, quiet_ns=QUIET_NS)
+            segment_bytes=self._segment_bytes, piece_bytes=PIECE_BYTES, nap_ns=NAP_NS, quiet_ns=QUIET_NS,
+            recorder=self._recorder)
         self._freed_to = 0
         native.store(self._line, "error_number", 0)
         self._retry_ns = 0
@@ -152,7 +153,8 @@ class CommitRealTimeService(Service):
             self._memory.wake(native.REPLICATOR)
 
     def _wait_for_room(self, error: DiskFullError) -> None:
-        self._blocked.set(f"cannot commit what is in the pool: {error}; trying again each {RETRY_NS / 1e9:g} s: free space")
+        self._blocked.set(f"cannot commit what is in the pool: {error}; trying again each {RETRY_NS / 1e9:g} s: free space",
+                          error_number=error.errno or 0)
         native.store(self._line, "error_number", error.errno)
         self._count_error()
         self._retry_ns = monotonic_ns() + RETRY_NS

@@ -20,6 +20,7 @@ from pyengine.native import control as native
 from pyengine.native import flush, scan, store_stats, waiting
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import fdatasync, monotonic_ns
+from pyengine.native.recorder import SYNC_PHASE, THRESHOLD_NS
 from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.mapped_file import map_read_only
@@ -125,12 +126,18 @@ class FlushRealTimeService(FlushService):
         for start in self._segments.between(self._flushed, target):
             failpoint("timed_sync_begins")
             began_ns = monotonic_ns()
+            self._recorder.doing(SYNC_PHASE, began_ns)
             try:
                 fdatasync(self._segments.descriptors[start], self._segments.path(start))
             except FlushError as error:
                 self._freeze(error)
                 return False
+            finally:
+                self._recorder.doing(None)
             took_ns = monotonic_ns() - began_ns
+            if took_ns >= THRESHOLD_NS:
+                self._recorder.note("sync", began_ns, took_ns, phases={"sync": took_ns}, offset=target,
+                                    size_bytes=min(target, start + self._segment_bytes) - max(self._flushed, start))
             store_stats.add_sync(self._memory.counters, took_ns)
             native.increment(lines, "syncs")
             native.increment(lines, "sync_ns_total", took_ns)
@@ -161,7 +168,8 @@ class GroupCommitService(FlushService):
         memory = context.memory
         self._group = flush.GroupCommit(
             self._control, memory.latch(native.FLUSHER).semaphore, memory.latch(native.WRITER).semaphore,
-            memory.identity.segment_bytes, self.incarnation, memory.counters)
+            memory.identity.segment_bytes, self.incarnation, memory.counters,
+            self._recorder)
         self._group.use(self._segments.descriptors)
         waiting.schedule_interactive()
 

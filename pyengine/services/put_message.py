@@ -85,6 +85,8 @@ class PutMessageService(Service):
                               config.zero_ahead_bytes,
                               gather_bytes_min=pass_.GATHER_BYTES_MIN if self._identity.mode == native.MODE_MAPPED else 0)
         store_stats.count_puts(self._writer.pointer, memory.counters)
+        self._recorder.let_writer_record(self._writer.pointer, sync_mode=self._identity.mode == native.MODE_SYNC,
+                                         sync_master=self._identity.role == native.SYNC_MASTER)
         if config.enable_multi_dispatch:
             self._writer.enable_multi_dispatch(lmq=config.enable_lmq, lmq_max=config.max_lmq_consume_queue_num)
         self._writer.open()
@@ -212,6 +214,7 @@ class PutMessageService(Service):
             waited_for_pool |= not short
             self._beat()
             self._latch.wait(POLL_INTERVAL_S)
+        self._writer.pointer.waited_for_pool = waited_for_pool
         if waited_for_pool:
             native.increment(self._control.writer, "pool_waits")
 
@@ -387,7 +390,7 @@ class PutMessageService(Service):
         """RUN_FAILED without a failure: the disk is full. Puts are refused until it takes bytes again."""
         number = self._writer.pointer.error_number
         self._blocked.set(f"cannot write the commit log: {os.strerror(number)}; puts are refused, trying again each "
-                         f"{ROOM_RETRY_NS / 1e9:g} s: free space")
+                         f"{ROOM_RETRY_NS / 1e9:g} s: free space", error_number=number)
         native.store(self._control.writer, "pass_started_ms", 0)
         failpoint("pass_without_room")
         self._writer.pointer.no_room = 1

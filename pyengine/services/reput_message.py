@@ -45,6 +45,7 @@ class ReputMessageService(Service):
     """Dispatches what is committed; moves `reput_from` and the arrival sequence."""
 
     KIND = native.REPUTTER
+    records_rounds = True
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)

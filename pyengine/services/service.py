@@ -17,13 +17,14 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from pyengine.errors import DiskError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
+from pyengine.native.recorder import Recorder
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.watermark import note_sync_failure
@@ -42,7 +43,7 @@ class ServiceContext:
     """What a service works with: the memory of its engine, the store, and the engine's settings.
 
     `report` takes a sentence for the log, `warn` one about what works but is slow. `beat` is called in long work and
-    in waits, so that the supervisor does not take the worker for dead.
+    in waits, so that the supervisor does not take the worker for dead. `recorder` keeps what took long.
     """
 
     memory: EngineMemory
@@ -51,17 +52,21 @@ class ServiceContext:
     report: Callable[[str], None] = _ignore
     warn: Callable[[str], None] = _ignore
     beat: Callable[[], None] = lambda: None
+    recorder: Recorder = field(default_factory=Recorder)
 
 
 class BlockedReason:
-    """Why a service does not do its work: `text`, a sentence for `status`; "" while nothing blocks it."""
+    """Why a service does not do its work: `text`, a sentence for `status`; "" while nothing blocks it. `error_number`: the errno
+    of it, 0 where there is none."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self.text = ""
+        self.error_number = 0
         self._report = report
 
-    def set(self, text: str, said: str = "") -> None:
+    def set(self, text: str, said: str = "", error_number: int = 0) -> None:
         """The service is blocked; `said` is reported, once for each reason."""
+        self.error_number = error_number
         if text != self.text:
             self.text = text
             if said:
@@ -73,10 +78,12 @@ class BlockedReason:
 
 
 class Service(ABC):
-    """One worker's work. `never_idle`: it waits inside work(), so `blocked_reason` is read after each round."""
+    """One worker's work. `never_idle`: it waits inside work(), so `blocked_reason` is read after each round.
+    `records_rounds`: it does not, and a round that takes long is recorded."""
 
     KIND: ClassVar[int]
     never_idle: ClassVar[bool] = False
+    records_rounds: ClassVar[bool] = False
 
     def __init__(self, context: ServiceContext) -> None:
         self._memory = context.memory
@@ -86,12 +93,18 @@ class Service(ABC):
         self._segment_bytes = context.store.segment_bytes
         self._report = context.report
         self._beat = context.beat
+        self._recorder = context.recorder
         self._blocked = BlockedReason(context.report)
 
     @property
     def blocked_reason(self) -> str:
         """What keeps the service from its work, for `status`; "" when nothing does."""
         return self._blocked.text
+
+    @property
+    def blocked_errno(self) -> int:
+        """The errno of what keeps it from its work; 0 where there is none."""
+        return self._blocked.error_number
 
     @abstractmethod
     def work(self) -> bool:

@@ -27,7 +27,7 @@ from pyengine.engine import worker
 from pyengine.errors import DiskError
 how = sys.argv.pop() if sys.argv[-1].startswith("fail") else ""
 class Service:
-    never_idle, blocked_reason = False, ""
+    never_idle, records_rounds, blocked_reason, blocked_errno = False, False, "", 0
     def __init__(self, attached):
         if how == "fail-boot":
             raise DiskError("no disk today")

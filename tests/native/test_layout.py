@@ -41,6 +41,10 @@ STRUCTS = {
     "struct ms_link": lib.MS_REPLICATION_LAYOUT_VERSION,
     "struct ms_obstacles": lib.MS_OBSTACLES_LAYOUT_VERSION,
     "struct ms_obstacle": lib.MS_OBSTACLES_LAYOUT_VERSION,
+    "struct ms_recorder": lib.MS_RECORDER_LAYOUT_VERSION,
+    "struct ms_recorder_ring": lib.MS_RECORDER_LAYOUT_VERSION,
+    "struct ms_stall_minute": lib.MS_RECORDER_LAYOUT_VERSION,
+    "struct ms_stall": lib.MS_RECORDER_LAYOUT_VERSION,
 }
 
 

@@ -1,0 +1,401 @@
+#define _GNU_SOURCE
+#include "recorder.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "crc32.h"
+#include "futex.h"
+
+#define MINUTE_NS 60000000000
+#define TOOK_NS_MAX ((int64_t)1 << 60)
+#define PUTS_PAUSE_NS MS_STALL_NS /* slow puts are recorded so often at most: a backlog makes every pass slow */
+
+int64_t ms_recorder_bytes(void)
+{
+    return (int64_t)sizeof(struct ms_recorder);
+}
+
+void ms_recorder_format(struct ms_recorder *recorder, const uint8_t *boot_id)
+{
+    memcpy(recorder->boot_id, boot_id, sizeof recorder->boot_id);
+    recorder->layout_version = MS_RECORDER_LAYOUT_VERSION;
+    recorder->recorder_bytes = (int64_t)sizeof *recorder;
+    recorder->threshold_ns = MS_STALL_NS;
+    memset(&recorder->for_sync, 0, sizeof recorder->for_sync);
+    memset(&recorder->for_slave, 0, sizeof recorder->for_slave);
+    for (uint32_t i = 0; i < MS_RECORDER_RINGS; i++)
+        recorder->ring[i].doing_since_ns = 0;
+    ms_store_release(&recorder->magic, MS_RECORDER_MAGIC);
+}
+
+int ms_recorder_check(const struct ms_recorder *recorder, int64_t mapped_bytes)
+{
+    if (mapped_bytes < (int64_t)offsetof(struct ms_recorder, ring))
+        return -EMSGSIZE;
+    if (ms_load_acquire(&recorder->magic) != MS_RECORDER_MAGIC)
+        return -EPROTO;
+    if (recorder->layout_version != MS_RECORDER_LAYOUT_VERSION)
+        return -EBADMSG;
+    return mapped_bytes < (int64_t)sizeof *recorder ? -EMSGSIZE : 0;
+}
+
+static uint32_t crc_of(const struct ms_stall *stall)
+{
+    return ms_crc32(0, (const uint8_t *)stall, (int64_t)offsetof(struct ms_stall, crc));
+}
+
+int ms_stall_is_whole(const struct ms_stall *stall)
+{
+    if (stall->number == 0 || stall->crc != crc_of(stall) || stall->cause >= MS_CAUSES || stall->began_ns < 0 || stall->took_ns < 0 ||
+        stall->took_ns > TOOK_NS_MAX || stall->began_ns > INT64_MAX - TOOK_NS_MAX)
+        return 0;
+    for (int i = 0; i < MS_PHASES; i++)
+        if (stall->phase_ns[i] < 0 || stall->phase_ns[i] > TOOK_NS_MAX)
+            return 0;
+    return 1;
+}
+
+/* ---- what the kernel tells of this process ------------------------------- */
+
+static volatile sig_atomic_t resumes;
+static volatile int64_t resumed_ns;
+
+static void count_resume(int number)
+{
+    (void)number;
+    resumed_ns = ms_monotonic_ns();
+    resumes++;
+}
+
+void ms_recorder_count_resumes(void)
+{
+    struct sigaction action = {.sa_handler = count_resume, .sa_flags = SA_RESTART};
+    sigaction(SIGCONT, &action, NULL);
+}
+
+uint32_t ms_recorder_resumes(int64_t *last_ns)
+{
+    *last_ns = resumed_ns;
+    return (uint32_t)resumes;
+}
+
+/* "busy queued slices", in ns; as they were where the kernel does not tell. */
+static void read_schedstat(const struct ms_recorder_hand *hand, int64_t *busy_ns, int64_t *queued_ns)
+{
+    char text[96];
+    *busy_ns = hand->busy_ns;
+    *queued_ns = hand->queued_ns;
+    ssize_t got = hand->schedstat_fd < 0 ? -1 : pread(hand->schedstat_fd, text, sizeof text - 1, 0);
+    if (got <= 0)
+        return;
+    text[got] = 0;
+    char *end;
+    int64_t busy = (int64_t)strtoull(text, &end, 10);
+    if (*end != ' ')
+        return;
+    *busy_ns = busy;
+    *queued_ns = (int64_t)strtoull(end, NULL, 10);
+}
+
+/* Ask the kernel; what was between this time and the last goes into `stall` unless that is NULL. */
+static void look(struct ms_recorder_hand *hand, int64_t now_ns, struct ms_stall *stall)
+{
+    struct rusage usage;
+    int64_t busy_ns, queued_ns;
+    uint32_t continued = (uint32_t)resumes;
+    read_schedstat(hand, &busy_ns, &queued_ns);
+    if (getrusage(RUSAGE_THREAD, &usage) != 0)
+        memset(&usage, 0, sizeof usage);
+    if (stall != NULL) {
+        stall->window_ns = now_ns - hand->looked_ns;
+        stall->busy_ns = busy_ns - hand->busy_ns;
+        stall->queued_ns = queued_ns - hand->queued_ns;
+        stall->major_faults = (uint32_t)(usage.ru_majflt - hand->major_faults);
+        stall->minor_faults = (uint32_t)(usage.ru_minflt - hand->minor_faults);
+        stall->preempted = (uint32_t)(usage.ru_nivcsw - hand->preempted);
+        stall->continued = continued - hand->continued;
+    }
+    hand->looked_ns = now_ns;
+    hand->busy_ns = busy_ns;
+    hand->queued_ns = queued_ns;
+    hand->major_faults = usage.ru_majflt;
+    hand->minor_faults = usage.ru_minflt;
+    hand->preempted = usage.ru_nivcsw;
+    hand->continued = continued;
+}
+
+void ms_recorder_look(struct ms_recorder_hand *hand, int64_t now_ns)
+{
+    /* A stop that no stall has told of yet belongs to the next one. */
+    if (hand->shared != NULL && hand->continued == (uint32_t)resumes)
+        look(hand, now_ns, NULL);
+}
+
+/* ---- causes --------------------------------------------------------------- */
+
+/* The least, and the most, of what happened in the window that can have been in the stall, which is the window's end. */
+static int64_t least_of(const struct ms_stall *stall, int64_t ns)
+{
+    int64_t before_ns = stall->window_ns - stall->took_ns;
+    return before_ns <= 0 ? ns : ns - before_ns;
+}
+
+static int is_half(const struct ms_stall *stall, int64_t ns)
+{
+    return ns * 2 >= stall->took_ns;
+}
+
+/* What the last stall of the ring has of [began, ended). */
+static int64_t shared_with_last(const struct ms_recorder_hand *hand, const struct ms_stall *stall)
+{
+    int64_t ended_ns = stall->began_ns + stall->took_ns;
+    int64_t from = stall->began_ns > hand->last_began_ns ? stall->began_ns : hand->last_began_ns;
+    int64_t to = ended_ns < hand->last_ended_ns ? ended_ns : hand->last_ended_ns;
+    return to > from ? to - from : 0;
+}
+
+static uint32_t cause_of_longest_phase(const struct ms_stall *stall)
+{
+    static const uint32_t causes[MS_PHASES] = {MS_CAUSE_WOKEN_LATE, MS_CAUSE_SEGMENT, MS_CAUSE_FAULT, MS_CAUSE_WRITE,
+                                               MS_CAUSE_SYNC, MS_CAUSE_SLAVE, MS_CAUSE_LOCK, MS_CAUSE_WOKEN_LATE};
+    int longest = 0;
+    for (int i = 1; i < MS_PHASES; i++)
+        if (stall->phase_ns[i] > stall->phase_ns[longest])
+            longest = i;
+    return stall->phase_ns[longest] > 0 ? causes[longest] : MS_CAUSE_UNKNOWN;
+}
+
+/* Ordered by how sure it is: what the process was told, what the kernel counted, what was measured around a wait. */
+static uint32_t cause_of(const struct ms_recorder_hand *hand, const struct ms_stall *stall)
+{
+    if (stall->error_number == ENOSPC || stall->error_number == EDQUOT)
+        return MS_CAUSE_NO_ROOM;
+    if (stall->what == MS_STALL_BLOCKED)
+        return MS_CAUSE_BLOCKED;
+    if (stall->error_number != 0)
+        return MS_CAUSE_FAILED;
+    if (stall->what == MS_STALL_STOPPED || stall->continued != 0)
+        return MS_CAUSE_STOPPED;
+    if (hand->last_cause == MS_CAUSE_STOPPED && is_half(stall, shared_with_last(hand, stall)))
+        return MS_CAUSE_STOPPED;
+    if (stall->began_ns < hand->attached_ns && is_half(stall, hand->attached_ns - stall->began_ns))
+        return MS_CAUSE_RESTART;
+    if (is_half(stall, least_of(stall, stall->queued_ns)))
+        return MS_CAUSE_CPU;
+    if (stall->what == MS_STALL_ROUND)
+        return MS_CAUSE_ROUND;
+    uint32_t cause = stall->likely != MS_CAUSE_UNKNOWN ? stall->likely : cause_of_longest_phase(stall);
+    int is_wait = cause == MS_CAUSE_SYNC || cause == MS_CAUSE_WRITE || cause == MS_CAUSE_SEGMENT || cause == MS_CAUSE_SLAVE ||
+                  cause == MS_CAUSE_LOCK || cause == MS_CAUSE_POOL;
+    if (is_wait)
+        return cause;
+    if (is_half(stall, stall->queued_ns)) /* perhaps not all of it in the stall, but nothing else is known */
+        return MS_CAUSE_CPU;
+    if (cause == MS_CAUSE_FAULT && stall->major_faults == 0 && is_half(stall, least_of(stall, stall->busy_ns)))
+        return MS_CAUSE_LARGE;
+    return cause;
+}
+
+/* ---- record --------------------------------------------------------------- */
+
+void ms_recorder_take(struct ms_recorder_hand *hand, struct ms_recorder *shared, uint32_t kind, uint32_t epoch)
+{
+    memset(hand, 0, sizeof *hand);
+    hand->schedstat_fd = -1;
+    hand->threshold_ns = INT64_MAX;
+    if (shared == NULL || kind >= MS_WORKER_KINDS)
+        return;
+    hand->shared = shared;
+    hand->ring = &shared->ring[kind];
+    hand->threshold_ns = MS_STALL_NS;
+    hand->schedstat_fd = open("/proc/self/schedstat", O_RDONLY | O_CLOEXEC);
+    hand->pid = (int32_t)getpid();
+    hand->epoch = epoch;
+    hand->attached_ns = ms_monotonic_ns();
+    ms_store_relaxed(&hand->ring->doing_since_ns, (int64_t)0);
+    hand->seen_ns = hand->attached_ns;
+    look(hand, hand->attached_ns, NULL);
+}
+
+void ms_recorder_leave(struct ms_recorder_hand *hand)
+{
+    if (hand->schedstat_fd >= 0)
+        close(hand->schedstat_fd);
+    hand->schedstat_fd = -1;
+    hand->shared = NULL;
+    hand->ring = NULL;
+    hand->threshold_ns = INT64_MAX;
+}
+
+static void count_minute(struct ms_recorder_ring *ring, const struct ms_stall *stall)
+{
+    int64_t number = (stall->began_ns + stall->took_ns) / MINUTE_NS;
+    struct ms_stall_minute *minute = &ring->minute[(uint64_t)number % MS_STALL_MINUTES];
+    if (minute->minute != number) {
+        memset(minute, 0, sizeof *minute);
+        minute->minute = number;
+    }
+    minute->stalls++;
+    minute->stalled_ns += (uint64_t)stall->took_ns;
+    if (!ms_stall_is_whole(&minute->longest) || stall->took_ns > minute->longest.took_ns)
+        minute->longest = *stall;
+}
+
+static void put_into(struct ms_recorder_ring *ring, struct ms_stall *stall)
+{
+    stall->number = ring->stalls == UINT64_MAX ? 1 : ring->stalls + 1; /* 0 is no stall */
+    stall->crc = crc_of(stall);
+    struct ms_stall *place = &ring->stall[stall->number % MS_STALLS];
+    place->crc = ~stall->crc; /* whatever stands there now: it is not whole until the end */
+    ms_compiler_fence();
+    *place = *stall;
+    ms_store_release(&ring->stalls, stall->number);
+    ms_store_relaxed(&ring->stalled_ns, ring->stalled_ns + (uint64_t)stall->took_ns);
+    ms_store_relaxed(&ring->by_cause[stall->cause], ring->by_cause[stall->cause] + 1);
+    if (stall->what == MS_STALL_ROUND || stall->what == MS_STALL_START)
+        return;
+    if (!ms_stall_is_whole(&ring->longest) || stall->took_ns > ring->longest.took_ns)
+        ring->longest = *stall;
+    count_minute(ring, stall);
+}
+
+static void complete(const struct ms_recorder_hand *hand, struct ms_stall *stall)
+{
+    if (stall->took_ns < 0)
+        stall->took_ns = 0;
+    if (stall->took_ns > TOOK_NS_MAX)
+        stall->took_ns = TOOK_NS_MAX;
+    for (int i = 0; i < MS_PHASES; i++)
+        if (stall->phase_ns[i] < 0)
+            stall->phase_ns[i] = 0;
+    stall->pid = hand->pid;
+    stall->epoch = hand->epoch;
+    if (stall->cause == MS_CAUSE_UNKNOWN || stall->cause >= MS_CAUSES)
+        stall->cause = cause_of(hand, stall);
+}
+
+void ms_recorder_note(struct ms_recorder_hand *hand, struct ms_stall *stall)
+{
+    if (hand->shared == NULL)
+        return;
+    look(hand, ms_monotonic_ns(), stall);
+    complete(hand, stall);
+    put_into(hand->ring, stall);
+    hand->last_cause = stall->cause;
+    hand->last_began_ns = stall->began_ns;
+    hand->last_ended_ns = stall->began_ns + stall->took_ns;
+}
+
+void ms_recorder_seen(struct ms_recorder_hand *hand, int64_t now_ns)
+{
+    if (hand->shared != NULL && hand->continued != (uint32_t)resumes) {
+        struct ms_stall stop = {.what = MS_STALL_STOPPED, .began_ns = hand->seen_ns, .took_ns = resumed_ns - hand->seen_ns};
+        stop.phase_ns[MS_PHASE_OTHER] = stop.took_ns;
+        if (stop.took_ns >= hand->threshold_ns)
+            ms_recorder_note(hand, &stop);
+        hand->continued = (uint32_t)resumes;
+    }
+    hand->seen_ns = now_ns;
+}
+
+/* What the writer's own stalls tell of the time of these puts: the cause that took most of it, if they took half. */
+static uint32_t cause_of_stalls(const struct ms_recorder_hand *hand, const struct ms_stall *puts)
+{
+    int64_t by_cause[MS_CAUSES] = {0}, all_ns = 0;
+    const int64_t ended_ns = puts->began_ns + puts->took_ns;
+    const uint64_t newest = hand->ring->stalls;
+    uint32_t most = MS_CAUSE_UNKNOWN;
+    for (uint64_t back = 0; back < MS_STALLS && back < newest; back++) {
+        const struct ms_stall stall = hand->ring->stall[(newest - back) % MS_STALLS];
+        if (!ms_stall_is_whole(&stall) || stall.began_ns + stall.took_ns <= puts->began_ns)
+            break;
+        const int64_t from = stall.began_ns > puts->began_ns ? stall.began_ns : puts->began_ns;
+        const int64_t to = stall.began_ns + stall.took_ns < ended_ns ? stall.began_ns + stall.took_ns : ended_ns;
+        if (to <= from || stall.what == MS_STALL_BLOCKED)
+            continue;
+        all_ns += to - from;
+        by_cause[stall.cause] += to - from;
+        if (by_cause[stall.cause] > by_cause[most])
+            most = stall.cause;
+    }
+    return is_half(puts, all_ns) ? most : MS_CAUSE_UNKNOWN;
+}
+
+static uint32_t cause_of_puts(const struct ms_recorder_hand *hand, const struct ms_stall *puts)
+{
+    uint32_t cause = cause_of_stalls(hand, puts);
+    if (cause != MS_CAUSE_UNKNOWN)
+        return cause;
+    cause = cause_of(hand, puts);
+    if (cause != MS_CAUSE_WOKEN_LATE)
+        return cause;
+    return is_half(puts, least_of(puts, puts->busy_ns)) ? MS_CAUSE_BACKLOG : cause;
+}
+
+void ms_recorder_note_puts(struct ms_recorder_hand *hand, struct ms_stall *puts, const struct ms_stall *pass)
+{
+    if (hand->shared == NULL)
+        return;
+    int64_t now_ns = puts->began_ns + puts->took_ns;
+    struct ms_stall *held = &hand->puts_held;
+    if (held->entries > 0 && held->took_ns > puts->took_ns) {
+        held->entries += puts->entries;
+        *puts = *held;
+    } else {
+        puts->entries += held->entries;
+    }
+    if (now_ns - hand->puts_noted_ns < PUTS_PAUSE_NS && hand->puts_noted_ns <= now_ns) {
+        *held = *puts;
+        return;
+    }
+    hand->puts_noted_ns = now_ns;
+    held->entries = 0;
+    if (pass == NULL) {
+        look(hand, ms_monotonic_ns(), puts);
+    } else {
+        puts->window_ns = pass->window_ns;
+        puts->busy_ns = pass->busy_ns;
+        puts->queued_ns = pass->queued_ns;
+        puts->major_faults = pass->major_faults;
+        puts->minor_faults = pass->minor_faults;
+        puts->preempted = pass->preempted;
+        puts->continued = pass->continued;
+    }
+    puts->cause = cause_of_puts(hand, puts);
+    complete(hand, puts);
+    put_into(&hand->shared->ring[MS_RECORDER_PUTS], puts);
+}
+
+void ms_recorder_note_held(struct ms_recorder_hand *hand)
+{
+    if (hand->shared == NULL || hand->puts_held.entries == 0)
+        return;
+    struct ms_stall puts = hand->puts_held;
+    hand->puts_held.entries = 0;
+    hand->puts_noted_ns = 0;
+    ms_recorder_note_puts(hand, &puts, NULL);
+}
+
+void ms_recorder_doing(struct ms_recorder_hand *hand, uint32_t phase, int64_t since_ns)
+{
+    if (hand->shared == NULL)
+        return;
+    if (phase == MS_PHASE_NONE) {
+        ms_store_release(&hand->ring->doing_since_ns, (int64_t)0);
+        return;
+    }
+    ms_store_relaxed(&hand->ring->doing, phase);
+    ms_store_release(&hand->ring->doing_since_ns, since_ns);
+}
+
+int64_t ms_recorder_waiting_since(const struct ms_waiting *waiting, int64_t reached)
+{
+    int64_t end = ms_load_acquire(&waiting->end);
+    return end > 0 && end <= reached ? ms_load_relaxed(&waiting->since_ns) : 0;
+}

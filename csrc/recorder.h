@@ -1,0 +1,30 @@
+#ifndef MS_RECORDER_H
+#define MS_RECORDER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "atomics.h"
+#include "control.h"
+#include "recorder.cdef.h"
+
+#define MS_RECORDER_MAGIC 0x4d535245434f5244ULL /* "MSRECORD" */
+#define MS_PHASE_NONE (MS_PHASES + 1)
+
+_Static_assert(MS_RECORDER_PUTS == MS_WORKER_KINDS && MS_RECORDER_RINGS == MS_WORKER_KINDS + 1, "a ring a kind of worker, and the puts'");
+_Static_assert(sizeof(struct ms_stall) == 192 && offsetof(struct ms_stall, crc) == 188, "the checksum is the end of a stall");
+_Static_assert(offsetof(struct ms_recorder_ring, by_cause) == 128, "ring: its head on a line of its own");
+_Static_assert(sizeof(struct ms_recorder_ring) % 128 == 0, "ring: whole lines");
+_Static_assert(offsetof(struct ms_recorder, for_sync) == 128, "what is written each pass has a line of its own");
+_Static_assert(offsetof(struct ms_recorder, ring) == 384, "rings behind the head");
+
+/* The writer, after its commit point: a pass that ends at `end` waits from `since_ns` on, unless an earlier one still does. */
+static inline void ms_recorder_wait(struct ms_waiting *waiting, int64_t reached, int64_t end, int64_t since_ns)
+{
+    if (reached < waiting->end) /* its own line: no other process writes there */
+        return;
+    ms_store_relaxed(&waiting->since_ns, since_ns);
+    ms_store_release(&waiting->end, end);
+}
+
+#endif

@@ -1,0 +1,345 @@
+"""`pyengine why`: what made puts wait, from the flight recorder in shared memory (csrc/recorder.cdef.h).
+
+Reads a copy, also when every process of the engine is dead; asks no worker anything. A wait is an entry of which producers had
+something to wait for: slow puts, a sync or slaves that puts waited for. Everything else that was recorded explains them.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pyengine.cli import output
+from pyengine.cli.options import existing_store, moment, store_command
+from pyengine.errors import EngineUnavailableError
+from pyengine.ipc.shared_objects import KIND_NAMES, RECORDER, find_folder
+from pyengine.ipc.store_lock import living_kinds
+from pyengine.native import control as native
+from pyengine.native import recorder
+from pyengine.native.flush import monotonic_ns
+from pyengine.native.recorder import Ring, Stall
+from pyengine.storage.config import load_config
+from pyengine.storage.engine_id import read_boot_id
+
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+SHOWN = 20
+TIMELINE_ROWS = 30
+TIMELINE_MARKS = 60
+SECOND_NS = 1_000_000_000
+
+# What each cause says in one clause, and what helps. {kind} is the worker that saw it.
+CAUSES = {
+    "sync": ("the device took long to sync", "a slow or a busy disk: `iostat -x 1`; sync_flush needs one with a fast cache"),
+    "write": ("a write to the log took long", "a slow or a busy disk, or no memory for its pages: `iostat -x 1`, `vmstat 1`"),
+    "segment": ("the next segment was not ready", "the allocator fell behind; the disk is slow, or segments are small"),
+    "pool": ("no buffer of the pool was free", "the committer fell behind: a faster disk, or more buffers (transient_store_pool_size)"),
+    "fault": ("pages had to be brought in", "too little memory for the page cache; the memlock limit, in pool mode"),
+    "slave": ("slaves took long to confirm", "`pyengine status`: the link and the slave's disk; slave_timeout_ms bounds the wait"),
+    "lock": ("a larger queue table was not there yet", "many new queues at once"),
+    "stopped": ("the {kind} was stopped by a signal", "something sends SIGSTOP, or a cgroup was frozen"),
+    "no_room": ("the disk was full", "free space, or shorter retention (docs/cleaning.md)"),
+    "cpu": ("the {kind} was ready to run and had no processor", "too few processors for what runs here, or a CPU quota"),
+    "restart": ("the {kind} had died and was started again", "its last words are in engine.log"),
+    "backlog": ("more was submitted than one pass takes", "more producers than the store can serve: larger batches"),
+    "large": ("a large pass", "large messages or batches; nothing is wrong"),
+    "blocked": ("the {kind} could not do its work", "`pyengine status` says what keeps it"),
+    "roll": ("a full segment was left for the next", "larger segments (mapped_file_size_commit_log_bytes) do it less often"),
+    "woken_late": ("the {kind} slept longer than it meant to", "a busy host or hypervisor; nothing more is known"),
+    "round": ("the {kind} was at work", "nothing is wrong"),
+    "start": ("the engine was started", "nothing is wrong"),
+    "failed": ("the disk failed, and the store is read-only", "`pyengine status` says what to do"),
+    "unknown": ("nothing is known of the cause", "please report it"),
+}
+# Who can have kept the writer waiting, by the cause that it saw.
+KEEPERS = {"segment": native.ALLOCATOR, "pool": native.COMMITTER, "lock": native.SUPERVISOR}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One stall as it is shown; times in ms, `ended_ms` since 1970."""
+
+    ended_ms: float
+    took_ms: float
+    worker: str
+    what: str
+    cause: str
+    puts: int
+    said: str
+    phases_ms: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What one cause came to."""
+
+    cause: str
+    waits: int
+    total_ms: float
+    longest_ms: float
+    means: str
+    helps: str
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """What made puts wait since `since_ms`. `forgotten`: slow puts of that time of which only the number is left."""
+
+    since_ms: float
+    waits: list[Entry]
+    causes: list[Cause]
+    others: list[Entry]
+    now: list[str]
+    forgotten: int
+    total_ms: float
+
+    @property
+    def sentence(self) -> str:
+        """The whole of it in one sentence."""
+        began = output.time_text(round(self.since_ms))
+        if not self.waits and not self.forgotten:
+            return f"Since {began} no put waited {recorder.THRESHOLD_NS / 1e6:g} ms or more for the engine."
+        longest = max((entry.took_ms for entry in self.waits), default=0.0)
+        most = self.causes[0].means if self.causes else "nothing is left of them"
+        return (f"Since {began} puts waited {recorder.THRESHOLD_NS / 1e6:g} ms or more {len(self.waits) + self.forgotten:,} times, "
+                f"{_span(self.total_ms)} in all, {_span(longest)} at the longest; most of it because {most}.")
+
+
+def read_recorder(root: Path) -> list[Ring]:
+    """What the workers of the store at `root` recorded, of the engine that runs or that died in this boot.
+
+    EngineUnavailableError where there is none.
+    """
+    gone = (f"nothing is recorded of {root}: its engine was stopped in order, which ends the record, or has not run since this host "
+            "came up")
+    try:
+        folder = find_folder(root)
+        with folder.attach(RECORDER, writable=False) as shared:
+            whole = bytearray(shared.memory)
+    except EngineUnavailableError as error:
+        raise EngineUnavailableError(f"{error}" if _is_there(root) else gone) from None
+    found = recorder.view(whole)
+    recorder.check(found, len(whole))
+    if recorder.boot_of(found) != read_boot_id():
+        raise EngineUnavailableError(gone)
+    return recorder.read_rings(found)
+
+
+def _is_there(root: Path) -> bool:
+    return bool(living_kinds(root))
+
+
+def explain(rings: Sequence[Ring], living: Iterable[int], since_ns: int, now_ns: int, now_ms: float) -> Why:
+    """What the rings tell of the time from `since_ns` to `now_ns` (CLOCK_MONOTONIC), which is `now_ms` since 1970."""
+    def entry(stall: Stall) -> Entry:
+        said = _said(stall)
+        keeper = KEEPERS.get(stall.cause)
+        behind = _behind(rings[keeper], stall) if keeper is not None and stall.kind in (native.WRITER, recorder.PUTS_RING) else None
+        if behind is not None:
+            said += f": {_said(behind)}"
+        return Entry(now_ms - (now_ns - stall.ended_ns) / 1e6, stall.took_ns / 1e6, KIND_NAMES[_worker(stall)], stall.what, stall.cause,
+                     stall.entries, said, {name: ns / 1e6 for name, ns in stall.phase_ns.items()})
+
+    recent = sorted((stall for ring in rings for stall in ring.stalls if stall.ended_ns >= since_ns), key=lambda stall: stall.ended_ns)
+    waits = [stall for stall in recent if _is_wait(stall)]
+    others = [entry(stall) for stall in recent if not _is_wait(stall)]
+    by_cause: dict[str, list[Stall]] = {}
+    for stall in waits:
+        by_cause.setdefault(stall.cause, []).append(stall)
+    causes = [Cause(cause, len(stalls), _union_ns(stalls) / 1e6, max(stall.took_ns for stall in stalls) / 1e6,
+                    _means(cause, stalls), CAUSES[cause][1]) for cause, stalls in by_cause.items()]
+    return Why(now_ms - (now_ns - since_ns) / 1e6, [entry(stall) for stall in waits],
+               sorted(causes, key=lambda cause: -cause.total_ms), others, _now(rings, living, now_ns),
+               _forgotten(rings[recorder.PUTS_RING], since_ns), _union_ns(waits) / 1e6)
+
+
+def _is_wait(stall: Stall) -> bool:
+    return stall.what in ("puts", "confirm") or stall.what == "sync" and stall.detail == 1
+
+
+def _worker(stall: Stall) -> int:
+    return native.WRITER if stall.kind == recorder.PUTS_RING else stall.kind
+
+
+def _means(cause: str, stalls: Sequence[Stall]) -> str:
+    kinds = list(dict.fromkeys(KIND_NAMES[_worker(stall)] for stall in stalls))
+    return CAUSES[cause][0].format(kind=" or the ".join(kinds))
+
+
+def _said(stall: Stall) -> str:
+    """One clause about one stall."""
+    if stall.what == "died":
+        return f"the {KIND_NAMES[stall.detail] if stall.detail < len(KIND_NAMES) else 'worker'} died, and was started again"
+    said = CAUSES[stall.cause][0].format(kind=KIND_NAMES[_worker(stall)])
+    if stall.what == "start":
+        return f"{said}, which took {_span(stall.took_ns / 1e6)}"
+    if stall.what == "blocked" and not stall.took_ns:
+        return f"{said}, from here on"
+    if stall.what == "stopped":
+        return f"{said}, for no longer than {_span(stall.took_ns / 1e6)}"
+    if stall.cause in ("sync", "write") and stall.bytes > 0:
+        spent_ns = stall.phase_ns.get(stall.cause, stall.took_ns)
+        said += f": {_span(spent_ns / 1e6)} for {output.size_text(stall.bytes)}"
+    elif stall.cause == "fault" and stall.major_faults + stall.minor_faults:
+        said += f" ({stall.major_faults:,} from the disk, {stall.minor_faults:,} others)"
+    elif stall.cause == "cpu" and stall.queued_ns:
+        said += f" for {_span(stall.queued_ns / 1e6)} of {_span(max(stall.window_ns, stall.queued_ns) / 1e6)}"
+    elif stall.cause == "large":
+        said += f" of {output.size_text(stall.bytes)}"
+    return said
+
+
+def _behind(ring: Ring, stall: Stall) -> Stall | None:
+    """What the worker that kept the writer waiting was itself kept by, for a good part of that time."""
+    def shared_ns(one: Stall) -> int:
+        return min(one.ended_ns, stall.ended_ns) - max(one.began_ns, stall.began_ns)
+
+    found = [one for one in ring.stalls if one.cause != "round" and shared_ns(one) * 4 >= stall.took_ns]
+    return max(found, key=shared_ns, default=None)
+
+
+def _union_ns(stalls: Iterable[Stall]) -> int:
+    """How long at least one of them lasted."""
+    total_ns = end_ns = 0
+    for stall in sorted(stalls, key=lambda stall: stall.began_ns):
+        total_ns += max(0, stall.ended_ns - max(end_ns, stall.began_ns))
+        end_ns = max(end_ns, stall.ended_ns)
+    return total_ns
+
+
+def _forgotten(ring: Ring, since_ns: int) -> int:
+    """Slow puts' entries since then that newer ones have overwritten, by the minutes' counts."""
+    kept: dict[int, int] = {}
+    for stall in ring.stalls:
+        kept[stall.ended_ns // (60 * SECOND_NS)] = kept.get(stall.ended_ns // (60 * SECOND_NS), 0) + 1
+    return sum(max(0, row.stalls - kept.get(row.minute, 0)) for row in ring.minutes if (row.minute + 1) * 60 * SECOND_NS > since_ns)
+
+
+def _now(rings: Sequence[Ring], living: Iterable[int], now_ns: int) -> list[str]:
+    doing = {"sync": "syncs", "write": "writes", "segment": "waits for the next segment", "lock": "waits for a larger queue table",
+             "blocked": "cannot do its work (`pyengine status`)"}
+    found = []
+    for kind in living:
+        at = rings[kind].doing
+        if at is not None and at.phase in doing and now_ns - at.since_ns >= recorder.THRESHOLD_NS:
+            found.append(f"just now the {KIND_NAMES[kind]} {doing[at.phase]}, for {_span((now_ns - at.since_ns) / 1e6)}")
+    return found
+
+
+def _span(ms: float) -> str:
+    return f"{ms:.3g} ms" if ms < 1000 else f"{ms / 1000:.3g} s" if ms < 100_000 else f"{ms / 60_000:,.0f} min"
+
+
+def _since(ctx: click.Context, param: click.Parameter, value: str) -> Callable[[float], float]:
+    """From now, in ms since 1970, to when it begins."""
+    span = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", value)
+    if span is not None:
+        back_ms = float(span[1]) * UNITS_S[span[2]] * 1000
+        return lambda now_ms: now_ms - back_ms
+    try:
+        began_ms = moment(value).timestamp() * 1000
+    except (ValueError, OverflowError):
+        raise click.BadParameter(f"{value}: give a span (90s, 10m, 2h, 1d), a time in ISO 8601, or @ and ms since 1970",
+                                 ctx, param) from None
+    return lambda now_ms: began_ms
+
+
+@click.command()
+@store_command
+@click.option("--since", default="1h", show_default=True, callback=_since, metavar="SPAN|TIME",
+              help="How far back: 90s, 10m, 2h, 1d, a time in ISO 8601 (UTC if it names no zone), or @ and ms since 1970.")
+@click.option("--all", "shows_all", is_flag=True, help="Show every entry, also what no put waited for.")
+def why(store: Path, settings: dict[str, str], as_json: bool, since: Callable[[float], float], shows_all: bool) -> None:
+    """Say why puts were slow: each wait of 5 ms or more for the engine, and what caused it.
+
+    Workers record what takes long in shared memory, which outlives them: after kill -9 too, and over
+    a new start in the same boot. A stop in order ends the record, as does a reboot. Reading it asks
+    no worker anything. The newest 128 entries of each worker are kept, with a count for each minute.
+
+    \b
+    Examples:
+      pyengine why STORE
+      pyengine why STORE --since 10m --all
+      pyengine why STORE --since 2026-11-24T02:00 --json
+    """
+    load_config(existing_store(store), settings)  # a wrong setting is told as by every command
+    rings = read_recorder(store)
+    now_ns, now_ms = monotonic_ns(), time.time() * 1000
+    since_ns = now_ns - round((now_ms - since(now_ms)) * 1e6)
+    found = explain(rings, living_kinds(store), since_ns, now_ns, now_ms)
+    if as_json:
+        output.write_json(_document(store, found))
+    else:
+        _show(found, shows_all=shows_all)
+
+
+def _document(store: Path, found: Why) -> dict[str, Any]:
+    return {"store": str(store), "since_ms": round(found.since_ms), "threshold_ms": recorder.THRESHOLD_NS / 1e6,
+            "sentence": found.sentence, "total_ms": found.total_ms, "forgotten": found.forgotten, "now": found.now,
+            "causes": [asdict(cause) for cause in found.causes], "waits": [asdict(one) for one in found.waits],
+            "others": [asdict(one) for one in found.others]}
+
+
+def _show(found: Why, *, shows_all: bool) -> None:
+    print(found.sentence)
+    for line in found.now:
+        print(line)
+    if found.causes:
+        print()
+        output.write_table(("cause", "waits", "in all", "longest", "what helps"), [
+            (cause.cause, cause.waits, _span(cause.total_ms), _span(cause.longest_ms), cause.helps) for cause in found.causes])
+    shown = sorted(found.waits + found.others, key=lambda one: one.ended_ms) if shows_all else found.waits[-SHOWN:]
+    if shown:
+        print()
+        output.write_table(("until (UTC)", "took", "what", "why"), [
+            (output.time_text(round(one.ended_ms)), _span(one.took_ms), _puts(one.puts) if one.puts else one.what, one.said)
+            for one in shown])
+    left = len(found.waits) - SHOWN
+    if left > 0 and not shows_all:
+        print(f"{left:,} earlier ones: --all")
+    if found.forgotten:
+        print(f"{found.forgotten:,} more were only counted, because newer ones took their places")
+    if found.waits:
+        print()
+        for line in timeline(found):
+            print(line)
+    notable = [one for one in found.others if one.what in ("died", "start", "blocked")]
+    if notable and not shows_all:
+        print()
+        for one in notable[-SHOWN:]:
+            print(f"{output.time_text(round(one.ended_ms))}  {one.said}")
+
+
+def _puts(number: int) -> str:
+    return f"{number:,} put" + ("s" if number > 1 else "")
+
+
+def timeline(found: Why) -> list[str]:
+    """When the waits were: rows of marks, each a span of time with `.` for up to 1 % of it waited, `o` up to 10 %, `#` more."""
+    first_ms = min(one.ended_ms - one.took_ms for one in found.waits)
+    last_ms = max(one.ended_ms for one in found.waits)
+    step_ms = next((step_s * 1000 for step_s in (1, 10, 60, 600, 3600) if (last_ms - first_ms) / (step_s * 1000) <= TIMELINE_MARKS * 5),
+                   86_400_000)
+    spent: dict[int, float] = {}
+    for one in found.waits:
+        at_ms = one.ended_ms - one.took_ms
+        while at_ms < one.ended_ms:
+            mark = int(at_ms // step_ms)
+            until_ms = min(one.ended_ms, (mark + 1) * step_ms)
+            spent[mark] = spent.get(mark, 0.0) + until_ms - at_ms
+            at_ms = until_ms
+    rows = sorted({mark // TIMELINE_MARKS for mark in spent})
+    lines = [f"each mark is {_span(step_ms)}: . up to 1 % of it waited, o up to 10 %, # more"]
+    for row in rows[-TIMELINE_ROWS:]:
+        marks = "".join(_mark(spent.get(row * TIMELINE_MARKS + at, 0.0) / step_ms) for at in range(TIMELINE_MARKS)).rstrip()
+        lines.append(f"{output.time_text(row * TIMELINE_MARKS * step_ms)}  |{marks}")
+    return lines
+
+
+def _mark(share: float) -> str:
+    return " " if share <= 0 else "." if share <= 0.01 else "o" if share <= 0.1 else "#"

@@ -1,0 +1,180 @@
+"""The flight recorder: what made puts wait, in shared memory that outlives every process (csrc/recorder.cdef.h).
+
+A worker records through its `Recorder`; who asks why it was slow reads a copy of the whole object with read_stalls().
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyengine._native import ffi, lib
+from pyengine.native.control import raise_layout_error
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from pyengine._native import ms_recorder, ms_recorder_hand, ms_recorder_ring, ms_stall, ms_writer
+
+RECORDER_BYTES: int = lib.ms_recorder_bytes()
+LAYOUT_VERSION: int = lib.MS_RECORDER_LAYOUT_VERSION
+THRESHOLD_NS: int = lib.MS_STALL_NS
+STALLS: int = lib.MS_STALLS
+PUTS_RING: int = lib.MS_RECORDER_PUTS
+
+# By their numbers in csrc/recorder.cdef.h.
+PHASE_NAMES = ("ring", "segment", "touch", "write", "sync", "slave", "lock", "other")
+WHAT_NAMES = ("", "pass", "errand", "puts", "sync", "confirm", "write", "round", "blocked", "stopped", "died", "start")
+CAUSE_NAMES = ("unknown", "sync", "write", "segment", "pool", "fault", "slave", "lock", "stopped", "no_room", "cpu", "restart",
+               "backlog", "large", "blocked", "roll", "woken_late", "round", "start", "failed")
+BLOCKED_PHASE = len(PHASE_NAMES)
+SYNC_PHASE = PHASE_NAMES.index("sync")
+
+
+class Stall(NamedTuple):
+    """One entry. Times are CLOCK_MONOTONIC of the recorder's boot, in ns; `kind` is the worker's number, or PUTS_RING."""
+
+    kind: int
+    number: int
+    began_ns: int
+    took_ns: int
+    what: str
+    cause: str
+    phase_ns: dict[str, int]
+    offset: int
+    bytes: int
+    entries: int
+    detail: int
+    window_ns: int
+    queued_ns: int
+    busy_ns: int
+    major_faults: int
+    minor_faults: int
+    error_number: int
+    pid: int
+
+    @property
+    def ended_ns(self) -> int:
+        return self.began_ns + self.took_ns
+
+
+class Doing(NamedTuple):
+    """What a worker is at just now: a phase's name, or "blocked"."""
+
+    phase: str
+    since_ns: int
+
+
+class Minute(NamedTuple):
+    """What one worker recorded in one minute (CLOCK_MONOTONIC / 60 s)."""
+
+    minute: int
+    stalls: int
+    stalled_ns: int
+    longest: Stall | None
+
+
+class Ring(NamedTuple):
+    """All that one worker has recorded; of `recorded` stalls the newest are in `stalls`, oldest first."""
+
+    recorded: int
+    doing: Doing | None
+    stalls: list[Stall]
+    minutes: list[Minute]
+
+
+class Recorder:
+    """A worker's hand on its ring. Without `shared`, it records nothing."""
+
+    def __init__(self, shared: ms_recorder | None = None, kind: int = 0, epoch: int = 0) -> None:
+        self.hand: ms_recorder_hand = ffi.new("struct ms_recorder_hand *")
+        self._shared = shared  # must outlive the hand
+        lib.ms_recorder_take(self.hand, ffi.NULL if shared is None else shared, kind, epoch)
+
+    def let_writer_record(self, writer: ms_writer, *, sync_mode: bool, sync_master: bool) -> None:
+        """Let the passes in C record into the writer's ring and that of slow puts, by a hand of their own."""
+        hand = ffi.addressof(writer, "recorder")
+        lib.ms_recorder_take(hand, ffi.NULL if self._shared is None else self._shared, lib.MS_WRITER, self.hand.epoch)
+        if hand.schedstat_fd >= 0:  # one descriptor a process
+            os.close(hand.schedstat_fd)
+            hand.schedstat_fd = self.hand.schedstat_fd
+        hand.is_sync_mode, hand.is_sync_master = sync_mode, sync_master
+
+    def seen(self, now_ns: int) -> None:
+        """Once a round: a stop by a signal since the last one is recorded."""
+        lib.ms_recorder_seen(self.hand, now_ns)
+
+    def look(self, now_ns: int) -> None:
+        """What the kernel counts from here on belongs to the stall that follows."""
+        lib.ms_recorder_look(self.hand, now_ns)
+
+    def note(self, what: str, began_ns: int, took_ns: int, *, phases: Mapping[str, int] | None = None, cause: str = "unknown",
+             offset: int = 0, size_bytes: int = 0, detail: int = 0, error_number: int = 0) -> None:
+        """Record what is over; a cause that is not given is found out."""
+        stall = ffi.new("struct ms_stall *", {
+            "what": WHAT_NAMES.index(what), "began_ns": began_ns, "took_ns": took_ns, "cause": CAUSE_NAMES.index(cause),
+            "offset": offset, "bytes": size_bytes, "detail": detail, "error_number": error_number})
+        for name, ns in (phases or {"other": took_ns}).items():
+            stall.phase_ns[PHASE_NAMES.index(name)] = ns
+        lib.ms_recorder_note(self.hand, stall)
+
+    def doing(self, phase: int | None, since_ns: int = 0) -> None:
+        """What takes long just now, for who looks meanwhile; None: it is over."""
+        lib.ms_recorder_doing(self.hand, len(PHASE_NAMES) + 1 if phase is None else phase, since_ns)
+
+    def close(self) -> None:
+        """Record no more."""
+        lib.ms_recorder_leave(self.hand)
+        self._shared = None
+
+
+def count_resumes() -> None:
+    """A worker, once: have SIGCONT tell it that it was stopped."""
+    lib.ms_recorder_count_resumes()
+
+
+def view(memory: Buffer) -> ms_recorder:
+    """`struct ms_recorder *` over a mapping that the caller keeps alive, not yet checked."""
+    return ffi.cast("struct ms_recorder *", ffi.from_buffer(memory))
+
+
+def format_recorder(recorder: ms_recorder, boot_id: bytes) -> None:
+    """The supervisor: over zeros, or over what a dead engine of this boot recorded, which stays."""
+    lib.ms_recorder_format(recorder, boot_id)
+
+
+def check(recorder: ms_recorder, mapped_bytes: int) -> None:
+    """EngineUnavailableError, naming what is wrong, unless this is a whole recorder of our layout."""
+    raise_layout_error("the flight recorder", lib.ms_recorder_check(recorder, mapped_bytes))
+
+
+def boot_of(recorder: ms_recorder) -> bytes:
+    """The boot whose clock the stalls have."""
+    return bytes(recorder.boot_id)
+
+
+def read_rings(recorder: ms_recorder) -> list[Ring]:
+    """By kind, then PUTS_RING; of a copy, or while it is written: what is not whole is left out."""
+    return [_ring(kind, recorder.ring[kind]) for kind in range(lib.MS_RECORDER_RINGS)]
+
+
+def _ring(kind: int, ring: ms_recorder_ring) -> Ring:
+    found = [stall for at in range(STALLS) if (stall := _stall(kind, ring.stall[at])) is not None]
+    doing, since_ns = ring.doing, ring.doing_since_ns
+    names = (*PHASE_NAMES, "blocked")
+    minutes = [Minute(row.minute, row.stalls, row.stalled_ns, _stall(kind, row.longest))
+               for row in ring.minute if row.stalls]
+    return Ring(ring.stalls,
+                Doing(names[doing], since_ns) if since_ns > 0 and doing < len(names) else None,
+                sorted(found, key=lambda stall: stall.number), sorted(minutes))
+
+
+def _stall(kind: int, place: ms_stall) -> Stall | None:
+    copy = ffi.new("struct ms_stall *", place)
+    if not lib.ms_stall_is_whole(copy) or copy.what >= len(WHAT_NAMES) or copy.cause >= len(CAUSE_NAMES):
+        return None
+    return Stall(
+        kind, copy.number, copy.began_ns, copy.took_ns, WHAT_NAMES[copy.what], CAUSE_NAMES[copy.cause],
+        {name: ns for name, ns in zip(PHASE_NAMES, copy.phase_ns, strict=True) if ns}, copy.offset, copy.bytes, copy.entries,
+        copy.detail, copy.window_ns, copy.queued_ns, copy.busy_ns, copy.major_faults, copy.minor_faults, copy.error_number, copy.pid)

@@ -1,0 +1,221 @@
+"""Stalls made on purpose: `pyengine why` names the cause of each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import pyengine
+from faults.logged_disk import build_server, logged_disk
+from faults.mounts import with_own_mounts
+from fix_engine import SMALL as SETTINGS
+from fix_replication import free_port
+from fix_slave import secret_file
+from pyengine.cli import why
+from pyengine.engine.embedded import start_engine, stop_engine
+from pyengine.ipc.shared_objects import KIND_NAMES
+from pyengine.ipc.store_lock import living_kinds
+from pyengine.native.flush import monotonic_ns
+from waiting import eventually
+
+HOUR_NS = 3_600_000_000_000
+HELD_NS = 200_000_000  # most of what a put waits, on a loaded machine too
+SLOW_FLUSH_US = 40_000
+SEGMENT_BYTES = 4096 * 16
+LARGE = b"x" * (SEGMENT_BYTES // 3)
+
+
+def told(root) -> why.Why:
+    now_ns = monotonic_ns()
+    return why.explain(why.read_recorder(root), living_kinds(root), now_ns - HOUR_NS, now_ns, time.time() * 1000)
+
+
+def is_stopped(pid: int) -> bool:
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        return file.read().rpartition(")")[2].split()[0] == "T"
+
+
+class Held:
+    """A process that is stopped, and kept so until a put has waited for it for long enough."""
+
+    def __init__(self, engine, kind: str) -> None:
+        self._pid = engine.kill(kind, signal.SIGSTOP)
+        eventually(lambda: is_stopped(self._pid), "it is stopped")
+
+    def while_waits(self, future):
+        began_ns = monotonic_ns()
+        eventually(lambda: monotonic_ns() - began_ns >= HELD_NS, "it was held for long enough")
+        assert not future.done()
+        os.kill(self._pid, signal.SIGCONT)
+        return future.result(60)
+
+
+def the_wait(root, cause: str, said: str = "") -> why.Entry:
+    """The longest wait, of that cause, once its worker and who kept that one have recorded it."""
+    def look():
+        waits = [one for one in told(root).waits if one.took_ms >= HELD_NS / 1e6 / 2 and said in one.said]
+        return max(waits, key=lambda one: one.took_ms) if waits else None
+
+    found = eventually(look, f"the wait is recorded: {said}")
+    assert found.cause == cause, told(root)
+    return found
+
+
+def test_a_stopped_writer(make_engine):
+    engine = make_engine("async")
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put("T", b"first").ok
+        held = Held(engine, "writer")
+        assert held.while_waits(producer.put_async("T", b"x")).ok
+    found = the_wait(engine.root, "stopped")
+    assert (found.worker, found.what, found.puts) == ("writer", "puts", 1) and "the writer was stopped by a signal" in found.said
+    assert "the writer was stopped by a signal" in told(engine.root).sentence
+
+
+def test_a_stopped_flusher_in_sync_mode(make_engine):
+    engine = make_engine("sync")
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put("T", b"first").ok
+        held = Held(engine, "flusher")
+        assert held.while_waits(producer.put_async("T", b"x")).ok
+    found = the_wait(engine.root, "stopped")
+    assert (found.worker, found.what) == ("flusher", "sync") and "the flusher was stopped by a signal" in found.said
+
+
+def test_a_killed_writer_and_what_it_recorded_stays(make_engine):
+    engine = make_engine("async")
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put("T", b"first").ok
+        held = Held(engine, "writer")
+        future, began_ns = producer.put_async("T", b"x"), monotonic_ns()
+        eventually(lambda: monotonic_ns() - began_ns >= HELD_NS, "the put waits for long enough")
+        assert not future.done()
+        os.kill(held._pid, signal.SIGKILL)
+        assert future.result(60).ok
+    assert the_wait(engine.root, "restart").said == "the writer had died and was started again"
+    assert "the writer died, and was started again" in [one.said for one in told(engine.root).others]
+    engine.kill_all()
+    the_wait(engine.root, "restart")  # nothing runs any more
+    engine.start()
+    the_wait(engine.root, "restart")
+    assert [one.what for one in told(engine.root).others].count("start") == 2
+    engine.stop()
+    with pytest.raises(pyengine.EngineUnavailableError, match="stopped in order"):
+        told(engine.root)
+
+
+def test_a_segment_that_is_late_because_the_allocator_is_stopped(make_engine):
+    engine = make_engine("async", mapped_file_size_commit_log_bytes=SEGMENT_BYTES)
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put("T", b"first").ok
+        held = Held(engine, "allocator")
+        futures = [producer.put_async("T", LARGE) for _ in range(12)]
+        assert held.while_waits(futures[-1]).ok
+    the_wait(engine.root, "segment", "the next segment was not ready: the allocator was stopped by a signal, for no longer than")
+
+
+def test_a_pool_without_a_free_buffer_because_the_committer_is_stopped(make_engine):
+    engine = make_engine("pool", mapped_file_size_commit_log_bytes=SEGMENT_BYTES, transient_store_pool_size=2)
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put("T", b"first").ok
+        held = Held(engine, "committer")
+        futures = [producer.put_async("T", LARGE) for _ in range(12)]
+        assert held.while_waits(futures[-1]).ok
+    the_wait(engine.root, "pool", "no buffer of the pool was free: the committer was stopped by a signal")
+
+
+def test_what_a_worker_is_at_is_told_while_it_lasts(make_engine):
+    engine = make_engine("async", mapped_file_size_commit_log_bytes=SEGMENT_BYTES)
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put("T", b"first").ok
+        held = Held(engine, "allocator")
+        futures = [producer.put_async("T", LARGE) for _ in range(12)]
+        assert "the writer waits for the next segment" in eventually(lambda: told(engine.root).now, "it is told")[0]
+        assert held.while_waits(futures[-1]).ok
+    eventually(lambda: not told(engine.root).now, "it is over")
+
+
+def test_a_writer_without_a_processor(make_engine):
+    """It runs only where nothing else does, on a processor that two others share."""
+    engine = make_engine("async")
+    engine.start()
+    pid, place = engine.pid("writer"), min(os.sched_getaffinity(0))
+    os.sched_setaffinity(pid, {place})
+    os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+    spin = f"import os; os.sched_setaffinity(0, {{{place}}})\nwhile True: pass"
+    spinning = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
+    try:
+        with pyengine.connect(engine.root) as producer:
+            def look():
+                assert producer.put("T", b"x").ok
+                return any((one.cause, one.worker) == ("cpu", "writer") for one in told(engine.root).waits)
+
+            eventually(look, "a put waits for a processor", 60)
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+def test_a_quiet_engine_has_nothing_to_tell_of_its_puts(make_engine):
+    engine = make_engine("async")
+    engine.start()
+    found = told(engine.root)
+    assert found.waits == [] and "no put waited" in found.sentence and {one.worker for one in found.others} <= set(KIND_NAMES)
+
+
+def test_a_slave_that_is_stopped(make_engine, tmp_path):
+    secret, port = secret_file(tmp_path), free_port()
+    shared = {"ha_secret_file": secret, "slave_timeout_ms": 60_000}
+    master = make_engine("async", "master", broker_role="SYNC_MASTER", ha_listen_host="127.0.0.1", ha_listen_port=port, **shared)
+    slave = make_engine("async", "slave", broker_role="SLAVE", ha_master_address=f"127.0.0.1:{port}", **shared)
+    master.start()
+    slave.start()
+    with pyengine.connect(master.root) as producer:
+        eventually(lambda: producer.put("T", b"first").ok, "the slave confirms", 60)
+        held = Held(slave, "replicator")
+        assert held.while_waits(producer.put_async("T", b"x")).ok
+    found = the_wait(master.root, "slave")
+    assert (found.worker, found.what, found.said) == ("replicator", "confirm", "slaves took long to confirm")
+
+
+@pytest.mark.root
+def test_a_full_disk(make_engine, make_small_disk):
+    engine = make_engine("async", mapped_file_size_commit_log_bytes=SEGMENT_BYTES)
+    disk = engine.root = make_small_disk("4m")
+    engine.root = disk / "store"
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        eventually(lambda: not producer.put("T", LARGE).ok, "a put is refused")
+    full = eventually(lambda: [one for one in told(engine.root).others if one.cause == "no_room"], "it is recorded")
+    assert full[0].said == "the disk was full, from here on"
+
+
+@pytest.mark.block
+def test_a_disk_that_takes_long_to_sync(tmp_path):
+    [found] = with_own_mounts(put_on_a_slow_disk, tmp_path)
+    assert (found.worker, found.what, found.cause) == ("flusher", "sync", "sync")
+    assert found.said.startswith("the device took long to sync: ") and found.phases_ms["sync"] >= SLOW_FLUSH_US / 1000
+
+
+def put_on_a_slow_disk(folder):
+    with logged_disk(build_server(folder), folder, flush_us=SLOW_FLUSH_US) as disk:
+        start_engine(disk.store, {**SETTINGS, "flush_disk_type": "SYNC_FLUSH"}, timeout_s=60)
+        try:
+            with pyengine.connect(disk.store) as producer:
+                assert producer.put("T", b"x").ok
+                assert producer.put("T", b"x").ok
+            return eventually(lambda: told(disk.store).waits, "the wait is recorded")[-1:]
+        finally:
+            stop_engine(disk.store, timeout_s=60)

@@ -1,0 +1,160 @@
+"""The flight recorder's rings: what is kept, what is passed over, and the cause that is found."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+
+import pytest
+
+from pyengine._native import ffi
+from pyengine.errors import EngineUnavailableError
+from pyengine.ipc.shared_objects import KIND_NAMES
+from pyengine.native import control as native
+from pyengine.native import recorder
+from pyengine.native.flush import monotonic_ns
+
+BOOT = bytes(range(16))
+MS = 1_000_000
+LONG_NS = 3_600_000_000_000  # so long that nothing the kernel counts of this process is half of it
+
+
+@pytest.fixture
+def shared():
+    memory = bytearray(recorder.RECORDER_BYTES)
+    found = recorder.view(memory)
+    recorder.format_recorder(found, BOOT)
+    yield found
+    del memory
+
+
+def writers(shared) -> recorder.Recorder:
+    return recorder.Recorder(shared, native.WRITER, epoch=3)
+
+
+def stalls(shared, ring: int = native.WRITER) -> list[recorder.Stall]:
+    return recorder.read_rings(shared)[ring].stalls
+
+
+def test_a_stall_is_kept_with_its_phases(shared):
+    began_ns = monotonic_ns()
+    writers(shared).note("errand", began_ns, LONG_NS, phases={"segment": LONG_NS}, offset=7, size_bytes=8, detail=9)
+    [stall] = stalls(shared)
+    assert (stall.what, stall.cause, stall.began_ns, stall.took_ns) == ("errand", "segment", began_ns, LONG_NS)
+    assert stall.phase_ns == {"segment": LONG_NS} and (stall.offset, stall.bytes, stall.detail) == (7, 8, 9)
+    assert stall.pid == os.getpid() and stall.number == 1
+
+
+def test_the_newest_stalls_are_kept_and_all_are_counted(shared):
+    hand = writers(shared)
+    for number in range(recorder.STALLS + 5):
+        hand.note("errand", number, 1)
+    ring = recorder.read_rings(shared)[native.WRITER]
+    assert ring.recorded == recorder.STALLS + 5 == sum(row.stalls for row in ring.minutes)
+    assert [stall.number for stall in ring.stalls] == list(range(6, recorder.STALLS + 6))
+
+
+def test_minutes_keep_the_longest(shared):
+    hand = writers(shared)
+    minute_ns = 60_000 * MS
+    for began_ns, took_ns in ((0, 5), (1, 9), (2, 3), (minute_ns, 4)):
+        hand.note("errand", began_ns, took_ns)
+    first, second = recorder.read_rings(shared)[native.WRITER].minutes
+    assert (first.stalls, first.stalled_ns, first.longest.took_ns) == (3, 17, 9)
+    assert (second.minute, second.stalls, second.longest.took_ns) == (1, 1, 4)
+
+
+def test_a_stall_that_is_not_whole_is_passed_over(shared):
+    hand = writers(shared)
+    hand.note("errand", 1, 1)
+    hand.note("errand", 2, 1)
+    shared.ring[native.WRITER].stall[1].began_ns += 1
+    assert [stall.number for stall in stalls(shared)] == [2]
+
+
+def test_what_a_scribbler_wrote_is_passed_over(shared):
+    ffi.memmove(ffi.addressof(shared, "ring"), b"\xa5" * ffi.sizeof("struct ms_recorder_ring"),
+                ffi.sizeof("struct ms_recorder_ring"))
+    ring = recorder.read_rings(shared)[0]
+    assert ring.stalls == [] and ring.doing is None and all(row.longest is None for row in ring.minutes)
+    recorder.Recorder(shared, 0, epoch=1).note("died", 1, 0)  # and its worker goes on
+
+
+@pytest.mark.parametrize("phase, cause", [
+    ("sync", "sync"), ("write", "write"), ("segment", "segment"), ("slave", "slave"), ("lock", "lock"), ("touch", "fault"),
+    ("other", "woken_late"), ("ring", "woken_late")])
+def test_the_longest_phase_is_the_cause(shared, phase, cause):
+    hand = writers(shared)
+    hand.note("errand", monotonic_ns(), LONG_NS, phases={phase: LONG_NS - 2 * MS, "other": 2 * MS})
+    assert stalls(shared)[0].cause == cause
+
+
+@pytest.mark.parametrize("what, number, cause", [
+    ("blocked", errno.ENOSPC, "no_room"), ("blocked", errno.EDQUOT, "no_room"), ("blocked", errno.EIO, "blocked"),
+    ("blocked", 0, "blocked"), ("errand", errno.EIO, "failed")])
+def test_what_the_worker_was_told_is_the_cause(shared, what, number, cause):
+    writers(shared).note(what, monotonic_ns(), 0, error_number=number)
+    assert stalls(shared)[0].cause == cause
+
+
+def test_what_began_before_the_worker_did_waited_for_its_predecessor(shared):
+    began_ns = monotonic_ns() - LONG_NS
+    writers(shared).note("errand", began_ns, LONG_NS - 1)
+    assert stalls(shared)[0].cause == "restart"
+
+
+def test_a_stop_by_a_signal_is_recorded_once(shared):
+    hand = writers(shared)
+    recorder.count_resumes()
+    try:
+        began_ns = monotonic_ns() - LONG_NS
+        hand.seen(began_ns)
+        os.kill(os.getpid(), signal.SIGCONT)
+        hand.seen(monotonic_ns())
+        hand.seen(monotonic_ns())
+    finally:
+        signal.signal(signal.SIGCONT, signal.SIG_DFL)
+    [stall] = stalls(shared)
+    assert (stall.what, stall.cause, stall.began_ns) == ("stopped", "stopped", began_ns) and stall.took_ns >= LONG_NS
+
+
+def test_what_takes_long_just_now_is_seen_until_it_is_over(shared):
+    hand = writers(shared)
+    hand.doing(recorder.SYNC_PHASE, 5)
+    assert recorder.read_rings(shared)[native.WRITER].doing == recorder.Doing("sync", 5)
+    hand.doing(None)
+    assert recorder.read_rings(shared)[native.WRITER].doing is None
+
+
+def test_a_new_engine_goes_on_with_what_a_dead_one_recorded(shared):
+    writers(shared).doing(recorder.SYNC_PHASE, 5)
+    writers(shared).note("errand", 1, 1)
+    recorder.format_recorder(shared, BOOT)
+    ring = recorder.read_rings(shared)[native.WRITER]
+    assert [stall.began_ns for stall in ring.stalls] == [1] and ring.doing is None
+
+
+def test_a_hand_without_a_recorder_records_nothing():
+    hand = recorder.Recorder()
+    hand.note("errand", 1, 1)
+    hand.seen(1)
+    hand.look(1)
+    hand.doing(recorder.SYNC_PHASE, 5)
+    hand.close()
+
+
+@pytest.mark.parametrize("damage", ["magic", "layout_version"])
+def test_another_layout_is_refused(shared, damage):
+    setattr(shared, damage, 0)
+    with pytest.raises(EngineUnavailableError):
+        recorder.check(shared, recorder.RECORDER_BYTES)
+
+
+def test_a_short_object_is_refused(shared):
+    with pytest.raises(EngineUnavailableError, match="too short"):
+        recorder.check(shared, recorder.RECORDER_BYTES - 1)
+
+
+def test_each_kind_of_worker_has_a_ring(shared):
+    assert len(recorder.read_rings(shared)) == len(KIND_NAMES) + 1 == recorder.PUTS_RING + 1
