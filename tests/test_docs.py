@@ -154,6 +154,7 @@ LEFT_OUT = {
 RUN_ELSEWHERE = {
     "docs/tables.md": "tests/test_docs.py",
     "docs/backup.md": "tests/test_docs.py",
+    "docs/containers.md": "tests/test_docs.py",
     "docs/arrow.md": "tests/storage/test_to_arrow.py",
     "docs/faults.md": "tests/test_docs.py",
     "docs/delayed.md": "tests/test_docs_delivery.py",
@@ -248,6 +249,13 @@ def test_the_blocks_of_the_readme_run(reader):
     assert lines[0].startswith("PUT_OK 0 ")
     assert lines[1:] == ["0 fruit b'one apple'", "1 None b'two'", "2 None b'three'", "3 None b'four'"]
     assert shell.count("one apple") == 2 and "running" in shell
+
+
+@pytest.mark.timeout(600)
+def test_the_block_of_the_containers_page_runs(reader):
+    (serve,) = runnable("docs/containers.md")
+    assert reader.run(serve).startswith("PUT_OK")
+    assert not (reader.folder / "my-store" / "abort").exists()
 
 
 @pytest.mark.timeout(600)

@@ -26,12 +26,13 @@ from pyengine.cli import output
 from pyengine.cli.bench_producer import TOPIC, Produced
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.options import json_option, set_option
-from pyengine.cli.prove import file_system_of, measure_disk
+from pyengine.cli.prove import measure_disk
 from pyengine.client.producer import connect
 from pyengine.engine.children import child_environment
 from pyengine.engine.embedded import Engine
 from pyengine.errors import DiskError, EngineError, ExitCode, NotAStoreError
 from pyengine.storage.config import load_config
+from pyengine.storage.file_system import file_system_of
 
 FREE_BYTES_MIN = 8 << 30
 SIZES = {"mapped_file_size_commit_log_bytes": 1 << 28, "max_hash_slot_num": 100_000, "max_index_num": 400_000}

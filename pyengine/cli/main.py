@@ -45,6 +45,7 @@ class Row(NamedTuple):
 
 COMMANDS = (
     Row("start", "pyengine.cli.engine", "start", "Run a store"),
+    Row("serve", "pyengine.cli.serve", "serve", "Run a store"),
     Row("stop", "pyengine.cli.engine", "stop", "Run a store"),
     Row("status", "pyengine.cli.status", "status", "Run a store"),
     Row("top", "pyengine.cli.top", "top", "Run a store"),

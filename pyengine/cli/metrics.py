@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +22,24 @@ if TYPE_CHECKING:
 PORT = 9464
 
 
-def _address(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, int]:
+def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, int] | None:
+    if value is None:
+        return None
     host, colon, port = value.rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise click.BadParameter(f"{value}: give HOST:PORT, as in 127.0.0.1:{PORT} or [::1]:{PORT}", ctx, param)
     return host.strip("[]"), int(port)
 
 
+def address_option(name: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option HOST:PORT, as a pair; None if it is not given and has no default."""
+    return click.option(name, callback=_address, metavar="HOST:PORT", **options)
+
+
 @click.command()
 @store_command
-@click.option("--listen", default=f"127.0.0.1:{PORT}", show_default=True, callback=_address, metavar="HOST:PORT",
-              help="Where to answer; port 0 takes a free one and says which.")
+@address_option("--listen", default=f"127.0.0.1:{PORT}", show_default=True,
+                help="Where to answer; port 0 takes a free one and says which.")
 @click.option("--once", is_flag=True, help="Print the figures to stdout and end.")
 def metrics(store: Path, settings: dict[str, str], as_json: bool, listen: tuple[str, int], once: bool) -> None:
     """Give an engine's figures to Prometheus: names, types and units by its rules.

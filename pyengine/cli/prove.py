@@ -32,6 +32,7 @@ from pyengine.client.producer import connect
 from pyengine.errors import DiskError, EngineError, ExitCode, NotAStoreError
 from pyengine.results import PutResult
 from pyengine.storage.config import load_config
+from pyengine.storage.file_system import file_system_of
 
 DISK_SECONDS_MAX = 5.0
 FREE_BYTES_MIN = 2 << 30
@@ -185,22 +186,6 @@ def measure_disk(folder: Path, seconds: float, block_bytes: int = BLOCK_BYTES) -
     took_ns.sort()
     return DiskMeasure(file_system_of(folder), len(took_ns), len(took_ns) / ((now_ns - began_ns) / 1e9),
                        took_ns[len(took_ns) // 2] / 1000, took_ns[len(took_ns) * 99 // 100] / 1000)
-
-
-def file_system_of(folder: Path | str) -> str:
-    """The type of the file system that holds the folder, by the longest mount point; empty if /proc does not say."""
-    path = os.path.realpath(folder)
-    best, kind = "", ""
-    try:
-        lines = Path("/proc/self/mounts").read_text().splitlines()
-    except OSError:
-        return ""
-    for line in lines:
-        _, point, name, *_ = line.split(" ")
-        point = point.replace("\\040", " ")
-        if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
-            best, kind = point, name
-    return kind
 
 
 class ModeRun(KillRounds):

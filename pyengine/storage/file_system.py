@@ -60,6 +60,22 @@ def refuse_shared(root: str | os.PathLike[str]) -> None:
 UNKNOWN_PERCENT = -1
 
 
+def file_system_of(folder: Path | str) -> str:
+    """The type of the file system that holds the folder, by the longest mount point; empty if /proc does not say."""
+    path = os.path.realpath(folder)
+    best, kind = "", ""
+    try:
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        _, point, name, *_ = line.split(" ")
+        point = point.replace("\\040", " ")
+        if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
+            best, kind = point, name
+    return kind
+
+
 class DiskUse(NamedTuple):
     """One folder's file system. `used_percent` is RocketMQ's figure (UtilAll.getDiskPartitionSpaceUsedPercent):
     the used share of what this user could use, rounded up; UNKNOWN_PERCENT when it cannot be told."""

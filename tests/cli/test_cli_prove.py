@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fix_cli import run
-from pyengine.cli.prove import EVERYTHING, HONEST_US_MIN, DiskMeasure, ModeRun, file_system_of, measure_disk
+from pyengine.cli.prove import EVERYTHING, HONEST_US_MIN, DiskMeasure, ModeRun, measure_disk
+from pyengine.storage.file_system import file_system_of
 
 SECONDS = 0.1  # one round of each mode
 

@@ -1,0 +1,260 @@
+"""`pyengine serve`: the engine of a store as the main process of a container, process 1 or not.
+
+It moves no message and opens no file of the store. It starts the supervisor, and the endpoint of the figures beside it if asked;
+collects every process that ends; passes signals on; starts what was killed again, of which the supervisor takes the living
+workers over. What the supervisor decides by itself (an orderly stop, a refusal) ends this process too, with its exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from pyengine.cli import output
+from pyengine.cli.config import broker_conf_option, read_broker_conf
+from pyengine.cli.engine import check_space
+from pyengine.cli.metrics import PORT, address_option
+from pyengine.cli.options import STORE_SIGNS, store_command
+from pyengine.engine.children import child_environment
+from pyengine.errors import EngineUnavailableError, ExitCode
+from pyengine.ipc.shared_objects import find_folder
+from pyengine.native import process
+from pyengine.storage.config import EngineConfig, load_config
+from pyengine.storage.file_system import file_system_of
+
+TICK_S = 0.5
+RESTART_PAUSE_S = 1.0
+KILLED_MAX = 5             # so often within KILLED_WITHIN_S: then it is given up
+KILLED_WITHIN_S = 60.0
+SESSIONS_WANTED = 16       # room in shared memory for so many producers, beside the pool
+OBJECTS_BYTES = 8 << 20    # control block, statistics, recorder, queue table
+_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
+
+
+@click.command()
+@store_command
+@address_option("--metrics", default=None, help=f"Answer Prometheus and health checks here too, as in 0.0.0.0:{PORT}.")
+@broker_conf_option
+def serve(
+    store: Path, settings: dict[str, str], as_json: bool, metrics: tuple[str, int] | None, broker_conf: Path | None,
+) -> int:
+    """Run the engine of a store as a container's main process, until SIGTERM.
+
+    Stays in the foreground and logs on stderr. As process 1 it collects what ends. SIGTERM
+    and Ctrl-C stop the engine in order, SIGHUP reads the settings again. A supervisor
+    that was killed is started again and takes the living workers over.
+
+    Shared memory goes to the roomiest tmpfs if /dev/shm is too small for the engine, which
+    a note on stderr says, unless shm_directory is set. --metrics answers GET /metrics,
+    /healthz and /readyz, as `pyengine metrics` does.
+
+    --json: one document at the start, with the folder of the shared memory and the notes.
+    Exit codes: that of the engine, 0 after an orderly stop; 1 if it was killed again and again.
+
+    \b
+    Examples:
+      pyengine serve /data
+      pyengine serve /data --metrics 0.0.0.0:9464 --set flush_disk_type=SYNC_FLUSH
+    """
+    notes: list[str] = []
+    if broker_conf is not None:
+        told = read_broker_conf(broker_conf, store, settings)
+        settings = told.settings
+        notes += told.notes
+    config = load_config(store, settings)
+    check_space(store, config)
+    directory, of_memory = shm_directory(store, config)
+    notes += of_memory
+    if as_json:
+        output.write_json({"store": str(store), "shm_directory": directory, "notes": notes})
+        sys.stdout.flush()
+    for note in notes:
+        say(f"note: {note}")
+    chosen = {**settings, "shm_directory": directory}
+    host_and_port = "" if metrics is None else f"[{metrics[0]}]:{metrics[1]}" if ":" in metrics[0] else f"{metrics[0]}:{metrics[1]}"
+    return Init(store.absolute(), chosen, host_and_port).run()
+
+
+def say(text: str) -> None:
+    """One line on stderr, in the shape of the engine's own log."""
+    line = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}Z serve[{os.getpid()}] {output.printable(text)}"
+    print(line, file=sys.stderr, flush=True)
+
+
+# ---- shared memory ----------------------------------------------------------------------
+
+
+def wanted_bytes(config: EngineConfig) -> int:
+    """Shared memory for the pool, SESSIONS_WANTED producers and the engine's own objects."""
+    pool = config.transient_store_pool_size * config.mapped_file_size_commit_log_bytes if config.pool_enabled else 0
+    return OBJECTS_BYTES + SESSIONS_WANTED * config.session_ring_bytes + pool
+
+
+def shm_directory(store: Path, config: EngineConfig, others: Sequence[str] | None = None) -> tuple[str, list[str]]:
+    """Where this engine's shared memory is to be, and what to say of it.
+
+    What a setting says, or the folder in which an engine of this store has left something, is kept. Otherwise it
+    moves from /dev/shm if that is smaller than wanted_bytes() and one of `others` (tmpfs, writable) has more room.
+    """
+    notes = []
+    if config.pool_enabled:
+        notes.append("what is acknowledged in the pool and not committed yet is in shared memory, which ends with the container; "
+                     "an orderly stop commits it (docs/containers.md)")
+    at = config.shm_directory
+    if "shm_directory" in config.origins:
+        return at, notes
+    try:
+        left = find_folder(store).path
+        if left.exists():
+            return str(left.parent), notes
+    except EngineUnavailableError:
+        pass
+    wanted, here = wanted_bytes(config), _free_bytes(at)
+    if here >= wanted:
+        return at, notes
+    if others is None:
+        others = ("/run", os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp", "/var/tmp")
+    usable = [other for other in others if other and file_system_of(other) == "tmpfs" and os.access(other, os.W_OK | os.X_OK)]
+    best = max(usable, key=_free_bytes, default=at)
+    said = f"{at} has {output.size_text(here)} free, and this engine wants {output.size_text(wanted)}"
+    if _free_bytes(best) > here:
+        return best, [f"{said}: shared memory is in {best}", *notes]
+    return at, [f"{said}: give the container more (--shm-size), smaller rings (session_ring_bytes), or a tmpfs as shm_directory; "
+                "producers beyond that are refused", *notes]
+
+
+def _free_bytes(folder: str) -> int:
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return 0
+    return status.f_bavail * status.f_frsize
+
+
+# ---- processes --------------------------------------------------------------------------
+
+
+@dataclass
+class _Process:
+    name: str
+    words: Sequence[str]                     # of the command, after the interpreter
+    pid: int = 0                             # 0: it does not run
+    due_s: float = 0.0                       # when to start it
+    killed_s: deque[float] = field(default_factory=lambda: deque(maxlen=KILLED_MAX))
+
+
+class Init:
+    """The processes of the container: run() keeps them until the engine has ended."""
+
+    def __init__(self, store: Path, settings: Mapping[str, str], metrics: str = "") -> None:
+        """`metrics`: HOST:PORT, or "" for no endpoint."""
+        self._store = store
+        self._environment = child_environment()
+        self._code = int(ExitCode.OK)
+        self._stopping = False
+        pairs = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+        self._supervisor = _Process("supervisor", ("-P", "-m", "pyengine.workers.supervisor", str(store), *pairs))
+        self._metrics = _Process("metrics", ("-P", "-m", "pyengine", "metrics", str(store), "--listen", metrics)) if metrics else None
+
+    def run(self) -> int:
+        """The engine's exit code, once it has ended and every process here has been collected."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # they wait until asked for: none is lost, none interrupts
+        hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # for what is started: until it listens, none ends it
+        try:
+            if os.getpid() != 1:
+                process.adopt_orphans()  # workers whose supervisor was killed: their end is waited for here
+            self._start(self._supervisor)
+            while self._supervisor.pid or self._supervisor.due_s:
+                self._start_what_is_due()
+                found = signal.sigtimedwait(_SIGNALS, TICK_S)
+                if found is not None:
+                    self._hear(signal.Signals(found.si_signo))
+                self._collect()
+            self._end_metrics()
+        finally:
+            while signal.sigtimedwait(_SIGNALS, 0) is not None:
+                pass
+            signal.signal(signal.SIGHUP, hangup)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return self._code
+
+    def _start(self, what: _Process) -> None:
+        what.due_s = 0.0
+        words = [*what.words, *(["--stop"] if self._stopping else [])]  # a supervisor that is to stop living workers, and start none
+        what.pid = os.posix_spawn(sys.executable, [sys.executable, *words], self._environment, setsigmask=[])
+
+    def _start_what_is_due(self) -> None:
+        now_s = time.monotonic()
+        if not self._supervisor.pid and self._supervisor.due_s <= now_s:
+            self._start(self._supervisor)
+        metrics = self._metrics
+        if metrics is None or metrics.pid or metrics.due_s > now_s or self._stopping:
+            return
+        if any((self._store / sign).exists() for sign in STORE_SIGNS):  # a new store is being made: no figures yet
+            self._start(metrics)
+
+    def _hear(self, number: signal.Signals) -> None:
+        supervisor = self._supervisor
+        if number in (signal.SIGTERM, signal.SIGINT):
+            if not self._stopping:
+                say(f"{number.name}: the engine is stopped in order")
+            self._stopping = True
+            supervisor.due_s = min(supervisor.due_s, time.monotonic())  # it was killed just now: its successor stops the workers
+        if number is not signal.SIGCHLD and supervisor.pid:
+            os.kill(supervisor.pid, signal.SIGTERM if number == signal.SIGINT else number)
+
+    def _collect(self) -> None:
+        """Every process that has ended, ours or an orphan's."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            if pid == self._supervisor.pid:
+                self._supervisor.pid = 0
+                self._note_end(status)
+            elif self._metrics is not None and pid == self._metrics.pid:
+                self._metrics.pid = 0
+                self._metrics.due_s = time.monotonic() + RESTART_PAUSE_S
+                if not self._stopping:
+                    say(f"the endpoint of the figures has ended ({_ended(status)}) and is started again")
+
+    def _note_end(self, status: int) -> None:
+        """The supervisor ended: by its own decision this process ends too; killed, it is started again."""
+        if os.WIFEXITED(status):
+            self._code = os.WEXITSTATUS(status)
+            return
+        now_s = time.monotonic()
+        killed = self._supervisor.killed_s
+        killed.append(now_s)
+        if len(killed) == KILLED_MAX and now_s - killed[0] < KILLED_WITHIN_S:
+            say(f"the supervisor was killed {KILLED_MAX} times within {KILLED_WITHIN_S:g} s, the last time by {_ended(status)}: given up")
+            self._code = int(ExitCode.FAILED)
+            return
+        say(f"the supervisor was killed by {_ended(status)} and is started again: it takes living workers over")
+        self._supervisor.due_s = now_s + (0.001 if self._stopping else RESTART_PAUSE_S)
+
+    def _end_metrics(self) -> None:
+        self._stopping = True
+        metrics = self._metrics
+        if metrics is not None and metrics.pid:
+            os.kill(metrics.pid, signal.SIGTERM)
+            while metrics.pid:
+                signal.sigtimedwait({signal.SIGCHLD}, TICK_S)
+                self._collect()
+
+
+def _ended(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return signal.Signals(os.WTERMSIG(status)).name
+    return f"exit code {os.WEXITSTATUS(status)}"
