@@ -167,7 +167,8 @@ class Init:
     def run(self) -> int:
         """The engine's exit code, once it has ended and every process here has been collected."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # they wait until asked for: none is lost, none interrupts
-        hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # for what is started: until it listens, none ends it
+        # For what is started: until it listens, none of these ends it.
+        unheard = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGUSR1)}
         try:
             if os.getpid() != 1:
                 process.adopt_orphans()  # workers whose supervisor was killed: their end is waited for here
@@ -182,7 +183,8 @@ class Init:
         finally:
             while signal.sigtimedwait(_SIGNALS, 0) is not None:
                 pass
-            signal.signal(signal.SIGHUP, hangup)
+            for number, handler in unheard.items():
+                signal.signal(number, handler)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self._code
 

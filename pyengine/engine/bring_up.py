@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pyengine.engine import log_file
 from pyengine.engine.memory_growth import make_pool_buffer
 from pyengine.errors import CorruptionError, DiskFullError, EngineError, NotAStoreError, UsageError
 from pyengine.formats.constants import TOPIC_BYTES_MAX
@@ -62,8 +63,7 @@ ROLES = {"ASYNC_MASTER": native.ASYNC_MASTER, "SYNC_MASTER": native.SYNC_MASTER,
 FIRST_GENERATION = 1
 QUEUE_SLOTS_MIN = 4096
 POOL_AT_ONCE_BYTES = 256 << 20  # so much of the pool is made before READY, the rest while the engine runs
-LOG_NAME = "engine.log"
-_STORE_NAMES = frozenset(("commitlog", "consumequeue", "index", "checkpoint", "config", "lock", "abort", LOG_NAME))
+_STORE_NAMES = frozenset(("commitlog", "consumequeue", "index", "checkpoint", "config", "lock", "abort", log_file.NAME))
 Progress = Callable[[int, int], None]
 SLAVE = "SLAVE"
 # An engine with all kinds of workers, a producer and forty queues needs 36 in the process that holds most; each further

@@ -24,9 +24,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from pyengine.client.producer import connect as connect
+from pyengine.engine import log_file
 from pyengine.errors import (
     CorruptionError,
     DegradedError,
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 3600.0  # recovery of a large store may take long; a dead supervisor is noticed at once
 STOP_TIMEOUT_S = 60.0
-LOG_NAME = "engine.log"
-LOG_BYTES_MAX = 16 << 20
 _ERRORS = {ExitCode.USAGE: UsageError, ExitCode.CORRUPTION: CorruptionError, ExitCode.BUSY: StoreBusyError,
            ExitCode.DEGRADED: DegradedError}
 
@@ -233,7 +232,7 @@ def _stop_supervisor(root: Path, timeout_s: float) -> None:
 
 
 def _still_stopping(root: Path, pid: int, timeout_s: float) -> EngineError:
-    return EngineError(f"the engine on {root} (pid {pid}) is still stopping after {timeout_s:g} s; {root / LOG_NAME} tells what it "
+    return EngineError(f"the engine on {root} (pid {pid}) is still stopping after {timeout_s:g} s; {root / log_file.NAME} tells what it "
                        f"waits for; alive: {name_processes(root, living_kinds(root))}")
 
 
@@ -301,7 +300,7 @@ def _spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int, em
     if embedder is not None:
         kept, options = (writing, embedder), (*options, "--embedder-fd", str(embedder))
     try:
-        with open_log(root) as log:
+        with log_file.open_log(root) as log:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(root), "--report-fd", str(writing), *options, *pairs],
                 stdin=stdin, stdout=log, stderr=log, pass_fds=kept, env=silent(child_environment()), start_new_session=True)
@@ -327,18 +326,6 @@ def _interrupt_deferred() -> Iterator[None]:
         signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
     if came:
         raise KeyboardInterrupt
-
-
-def open_log(root: Path) -> BinaryIO:
-    """STORE/engine.log to append to; an old one that has grown large is set aside as engine.log.1."""
-    path = root / LOG_NAME
-    with contextlib.suppress(OSError):
-        if path.stat().st_size > LOG_BYTES_MAX:
-            path.replace(root / f"{LOG_NAME}.1")
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)  # a pipe without a reader is refused, not waited for
-    os.set_blocking(descriptor, True)
-    return open(descriptor, "ab")
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], reading: int, timeout_s: float,
@@ -370,7 +357,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], reading: int, timeout_s:
 def _last_words(root: Path) -> str:
     """The last lines of the engine's log, for an error's sentence."""
     try:
-        with open(open_regular(root / LOG_NAME), "rb") as log:
+        with open(open_regular(root / log_file.NAME), "rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - 1000))
             lines = log.read().decode("utf-8", "replace").strip().splitlines()[-3:]
     except OSError:

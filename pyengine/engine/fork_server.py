@@ -34,6 +34,7 @@ from typing import NoReturn
 
 from pyengine.engine.children import child_environment, silent
 from pyengine.engine.kinds import HEALTHY_AFTER_S, KINDS
+from pyengine.engine.log_file import LogFile
 from pyengine.ipc.heartbeat import build_id
 from pyengine.native import failpoint, process
 
@@ -192,7 +193,7 @@ def _serve(root: Path, channel: socket.socket) -> int:
         os.setpgid(0, 0)  # Ctrl-C is for the supervisor
     process.end_with_parent()  # should this be stopped when the supervisor ends; else the channel's end tells
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for number in (signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(nothing, 0)
@@ -208,11 +209,13 @@ def _serve(root: Path, channel: socket.socket) -> int:
     for name in _LOADED_LATER:
         importlib.import_module(name)
     build_id()  # of these modules, whatever is installed while they serve
+    log = LogFile(root)
     gc.freeze()
     while True:
         request, descriptors, _, _ = socket.recv_fds(channel, REQUEST_BYTES_MAX, 1)
         if not request:
             return 0
+        log.look()  # a worker begins with the stderr of this process
         with socket.socket(fileno=descriptors[0]) as gate:
             _fork_worker(json.loads(request), channel, gate)
 

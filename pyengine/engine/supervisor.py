@@ -6,10 +6,10 @@ it is dead everything goes on, only new sessions and restarts wait for its succe
 adopts living workers without recovery.
 
 SIGHUP: the settings are read again; those that are live take effect, the log names those that need a restart. `pyengine config
-set` asks the same at the socket of the sessions. SIGTERM and SIGINT: orderly stop. Puts are refused, the writer drains, then committer,
-flusher, reputter, allocator, checkpointer and scheduler each finish what was published before them.
-Only if all of that worked is `abort` removed; otherwise it stays, and the next start
-recovers.
+set` asks the same at the socket of the sessions. SIGUSR1: a log that was moved is opened anew now, not within a second.
+SIGTERM and SIGINT: orderly stop. Puts are refused, the writer drains, then committer, flusher, reputter, allocator,
+checkpointer and scheduler each finish what was published before them. Only if all of that worked is `abort` removed; otherwise
+it stays, and the next start recovers.
 
 With --no-children (systemd: one unit per kind) it starts no workers.
 """
@@ -35,6 +35,7 @@ from pyengine.engine.bring_up import bring_up, prepare_root, raise_descriptors
 from pyengine.engine.children import Children
 from pyengine.engine.fork_server import ForkServer
 from pyengine.engine.kinds import Kind, kinds_for
+from pyengine.engine.log_file import LogFile
 from pyengine.engine.memory_growth import PoolGrowth, grow_queue_table
 from pyengine.engine.service_manager import ERROR, WARNING, notify, say, watchdog_interval_s
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError, os_error_sentence
@@ -95,6 +96,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._stop_asked = arguments.stop
         self._reload_asked = False
+        self._log = LogFile(arguments.root, turns=True)
         self._again = ""  # why to stop in order and to start anew
         self._said = ""
         self._memory: EngineMemory
@@ -112,7 +114,8 @@ class Supervisor:
         self._selector.register(reading, selectors.EVENT_READ, lambda: self._read_signals(reading))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask_to_stop)
-        signal.signal(signal.SIGHUP, lambda *_: None)  # _read_signals() answers it
+        for number in (signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, lambda *_: None)  # _read_signals() answers it
         if self._arguments.embedder_descriptor >= 0:
             for descriptor in (0, self._arguments.embedder_descriptor):
                 self._selector.register(descriptor, selectors.EVENT_READ,
@@ -122,8 +125,11 @@ class Supervisor:
         self._stop_asked = True
 
     def _read_signals(self, reading: int) -> None:
-        if signal.SIGHUP in os.read(reading, 4096):
+        came = os.read(reading, 4096)
+        if signal.SIGHUP in came:
             self._reload_asked = True
+        if signal.SIGUSR1 in came:
+            self._log.look()
 
     def _lose_embedder(self, descriptor: int) -> None:
         """It has ended (its pidfd), or become another program by exec (the end of its pipe)."""
@@ -305,6 +311,7 @@ class Supervisor:
                     children.may_start = False
                     return
                 heart.beat()
+                self._log.tick()
                 server.tick()
                 stats.tick()
                 if self._arguments.no_children:
@@ -534,7 +541,7 @@ def report(descriptor: int, line: dict[str, object]) -> None:
 def parse_arguments(argv: Sequence[str] | None) -> Arguments:
     parser = argparse.ArgumentParser(
         prog="python -m pyengine.workers.supervisor", description="Owns a store: recovers it, runs its workers, opens sessions.",
-        epilog="SIGTERM: orderly stop; SIGHUP: settings are read again. "
+        epilog="SIGTERM: orderly stop; SIGHUP: settings are read again; SIGUSR1: a log that was moved is opened anew. "
                "Exit codes: 0 stopped clean, 1 failed, 3 damage found, 5 store busy, 6 degraded.")
     parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store; made if it is not there")
     parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting (pyengine config explain)")

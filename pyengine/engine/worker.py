@@ -6,8 +6,9 @@ and the byte of its kind exclusively (ipc/store_lock.py): so it cannot run twice
 RocketMQ cannot start while it lives. Before that it touches neither memory nor lock, so
 a worker that is started over the remains of a dead engine changes nothing.
 
-SIGHUP changes nothing: the supervisor reads the settings again, and each worker takes those that are live when a number in the
-control block has risen. SIGTERM and SIGINT set a flag; the loop acts on it: the worker finishes what was
+SIGHUP and SIGUSR1 change nothing: the supervisor reads the settings again, and each worker takes those that are live when a
+number in the control block has risen; a log that was moved is followed without being told (log_file.py).
+SIGTERM and SIGINT set a flag; the loop acts on it: the worker finishes what was
 published before it, and exits 0. A retired control block (another engine took over) ends
 it as well. So does the loss of the names in shared memory, through which no process could come to
 it any more: the supervisor stops the engine then; where that is dead, each worker ends by itself
@@ -29,6 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pyengine.engine.kinds import KINDS, WorkerExit
+from pyengine.engine.log_file import LogFile
 from pyengine.engine.service_manager import ERROR, WARNING, notify, pause_before_restart, say, watchdog_interval_s
 from pyengine.errors import ConfigError, DiskError, EngineError, EngineUnavailableError, StoreBusyError, os_error_sentence
 from pyengine.ipc.control_block import EngineMemory, read_run_settings
@@ -85,6 +87,7 @@ class Worker:
         self._watchdog_s = watchdog_interval_s()
         self._watchdog_due_s = 0.0
         self._names_due_s = 0.0
+        self._log = LogFile(root)
         self._is_lost = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -142,6 +145,7 @@ class Worker:
     def beat(self, *, worked: bool = False) -> None:
         """Heartbeat; once a round, so that it tells of progress."""
         self.heart.beat(worked=worked)
+        self._log.tick()
         self._look_for_names()
         if self._watchdog_s is not None:
             now_s = time.monotonic()
@@ -274,8 +278,8 @@ def parse_arguments(kind: int, what: str, argv: Sequence[str] | None) -> argpars
     """STORE [--set key=value]... [--wait S]; --help says what the worker does."""
     parser = argparse.ArgumentParser(
         prog=f"python -m pyengine.workers.{KIND_NAMES[kind]}", description=what,
-        epilog="SIGTERM: finish what is published, exit 0; SIGHUP: nothing (the supervisor reads settings again). The store's "
-               "supervisor must run (pyengine start, or python -m pyengine.workers.supervisor STORE --no-children).")
+        epilog="SIGTERM: finish what is published, exit 0; SIGHUP, SIGUSR1: nothing (the supervisor reads settings again). "
+               "The store's supervisor must run (pyengine start, or python -m pyengine.workers.supervisor STORE --no-children).")
     parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store")
     parser.add_argument("--set", action="append", default=[], metavar="key=value",
                         help="a setting, for an engine that has not noted its own: those of its start hold for all of its workers")
@@ -292,7 +296,8 @@ def main(kind: int, what: str, make_service: Callable[[Worker], Service], argv: 
 def run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[str] | None = None) -> int:
     """As main(), for a worker with a loop of its own: serve(worker) calls ready(), beat() and looks at stopping."""
     faulthandler.enable()  # a worker that is killed for silence (SIGABRT) leaves a trace
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor's reads settings
+    for number in (signal.SIGHUP, signal.SIGUSR1):  # the supervisor reads settings; each looks at its log by itself
+        signal.signal(number, signal.SIG_IGN)
     began_s = time.monotonic()
     code = _run(kind, what, serve, argv)
     if code == WorkerExit.TEMPFAIL:

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from pyengine.engine.embedded import open_log
+from pyengine.engine.log_file import open_log
 from pyengine.errors import DiskError, EngineError
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.small_file import read_small_file

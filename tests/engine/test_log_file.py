@@ -1,0 +1,120 @@
+"""The engine's log while it runs: set aside when it is large, followed when somebody moved it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fix_cli import environment
+from fix_engine import put_numbers, stored
+from pyengine.engine import log_file
+from waiting import eventually
+
+
+def log_of(pid: int) -> str:
+    return os.readlink(f"/proc/{pid}/fd/2")
+
+
+def processes(engine) -> dict[str, int]:
+    """Supervisor, workers and the fork server by their pids."""
+    found = {name: pid for name, pid in engine.pids().items() if pid}
+    children = Path(f"/proc/{found['supervisor']}/task/{found['supervisor']}/children").read_text().split()
+    return found | {f"child {pid}": int(pid) for pid in children}
+
+
+@pytest.fixture
+def engine(make_engine):
+    engine = make_engine()
+    engine.start()
+    return engine
+
+
+def all_write_to(engine, path: Path) -> bool:
+    return all(log_of(pid) == str(path) for name, pid in processes(engine).items() if not name.startswith("child"))
+
+
+def test_a_log_that_has_grown_large_is_set_aside_while_the_engine_runs(engine):
+    path = engine.root / "engine.log"
+    first = path.read_text()
+    os.truncate(path, log_file.BYTES_MAX + 1)  # as if so much had been written
+    eventually(lambda: all_write_to(engine, path) and path.stat().st_size < log_file.BYTES_MAX, "every process has the new one")
+    assert (engine.root / "engine.log.1").read_bytes().startswith(first.encode())
+    put_numbers(engine, 0, 5)
+    incarnation = engine.incarnation("writer")
+    engine.kill("writer")
+    engine.wait_back("writer", incarnation)
+    eventually(lambda: "writer" in engine.log() and "SIGKILL" in engine.log(), "the death is told in the new one")
+    assert all_write_to(engine, path), "the worker that was forked since has it too"
+    os.truncate(path, log_file.BYTES_MAX + 1)
+    eventually(lambda: path.stat().st_size < log_file.BYTES_MAX, "and again")
+    assert sorted(one.name for one in engine.root.glob("engine.log*")) == ["engine.log", "engine.log.1"]
+    assert stored(engine) == [b"%06d" % number for number in range(5)]
+
+
+@pytest.mark.parametrize("how", ["moved", "moved away", "removed"])
+def test_a_log_that_somebody_else_moves_is_opened_anew(engine, how, tmp_path):
+    path = engine.root / "engine.log"
+    if how == "removed":
+        path.unlink()
+    else:
+        path.rename(path.with_name("engine.log-20261124") if how == "moved" else tmp_path / "elsewhere")
+    eventually(lambda: path.exists() and all_write_to(engine, path), "every process has the new one")
+    incarnation = engine.incarnation("flusher")
+    engine.kill("flusher")
+    engine.wait_back("flusher", incarnation)
+    eventually(lambda: "SIGKILL" in engine.log() and all_write_to(engine, path), "a new worker has it too")
+
+
+def test_sigusr1_ends_no_process_and_opens_the_log_at_once(engine):
+    path = engine.root / "engine.log"
+    before = engine.pids()
+    path.rename(path.with_name("engine.log.7"))
+    for pid in processes(engine).values():
+        os.kill(pid, signal.SIGUSR1)
+    eventually(lambda: path.exists() and all_write_to(engine, path), "every process has the new one")
+    put_numbers(engine, 0, 1)
+    assert engine.pids() == before
+
+
+PROGRAM = """
+import os, sys
+from pathlib import Path
+from pyengine.engine import log_file
+log_file.BYTES_MAX = 10
+log = log_file.LogFile(Path(sys.argv[1]), turns=True)
+print("x" * 100, file=sys.stderr, flush=True)
+{act}
+log.look()
+print("y", flush=True)
+print("z", file=sys.stderr, flush=True)
+"""
+
+
+def run_program(root: Path, act: str = "", **streams: object) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([sys.executable, "-c", PROGRAM.format(act=act), str(root)], env=environment(), check=True, timeout=60, **streams)
+
+
+def test_stdout_follows_only_where_it_was_the_log_too(tmp_path):
+    with log_file.open_log(tmp_path) as log:
+        run_program(tmp_path, stdout=log, stderr=log)
+    assert (tmp_path / "engine.log").read_text() == "y\nz\n" and (tmp_path / "engine.log.1").read_text() == "x" * 100 + "\n"
+    with log_file.open_log(tmp_path) as log:
+        done = run_program(tmp_path, stdout=subprocess.PIPE, stderr=log)
+    assert done.stdout == b"y\n" and (tmp_path / "engine.log").read_text() == "z\n"
+
+
+def test_a_stderr_that_is_no_log_is_left_alone(tmp_path):
+    done = run_program(tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert done.stderr == b"x" * 100 + b"\nz\n" and not list(tmp_path.iterdir())
+
+
+def test_a_log_that_cannot_be_made_leaves_the_old_one(tmp_path):
+    act = "os.rename(Path(sys.argv[1]) / 'engine.log', Path(sys.argv[1]) / 'engine.log.2'); os.mkdir(Path(sys.argv[1]) / 'engine.log')"
+    with log_file.open_log(tmp_path) as log:
+        run_program(tmp_path, act, stdout=log, stderr=log)
+    assert (tmp_path / "engine.log.2").read_text() == "x" * 100 + "\ny\nz\n"
