@@ -10,6 +10,7 @@
     +-- StoreBusyError               5: another process owns the store
     +-- DegradedError                6: the engine runs, but read-only or without some of its promises
     +-- EngineUnavailableError       1: no running engine at this path, or it went away
+    |   +-- OtherLayoutError         1: it is of another version of pyengine, whose shared memory has another layout
     +-- PutError                     1: raised by raise_for_status() for a put that is not PUT_OK; carries its result
     |   +-- PutTimeoutError          1: the put was submitted and its fate is not known: the result is indeterminate
     +-- DiskError                    1: a system call on the store's files failed; carries errno and path
@@ -94,6 +95,10 @@ class DegradedError(EngineError):
 
 class EngineUnavailableError(EngineError):
     """No running engine at this path, or it went away."""
+
+
+class OtherLayoutError(EngineUnavailableError):
+    """The engine is of another version of pyengine: its shared memory has another layout."""
 
 
 class PutError(EngineError):

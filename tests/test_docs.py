@@ -155,6 +155,7 @@ RUN_ELSEWHERE = {
     "docs/tables.md": "tests/test_docs.py",
     "docs/backup.md": "tests/test_docs.py",
     "docs/containers.md": "tests/test_docs.py",
+    "docs/upgrades.md": "tests/test_docs.py",
     "docs/arrow.md": "tests/storage/test_to_arrow.py",
     "docs/faults.md": "tests/test_docs.py",
     "docs/delayed.md": "tests/test_docs_delivery.py",
@@ -256,6 +257,13 @@ def test_the_block_of_the_containers_page_runs(reader):
     (serve,) = runnable("docs/containers.md")
     assert reader.run(serve).startswith("PUT_OK")
     assert not (reader.folder / "my-store" / "abort").exists()
+
+
+@pytest.mark.timeout(600)
+def test_the_block_of_the_upgrades_page_runs(reader):
+    (block,) = runnable("docs/upgrades.md")
+    shown = reader.run(block)
+    assert "living workers were taken over" in shown and "ok: it takes puts" in shown
 
 
 @pytest.mark.timeout(600)

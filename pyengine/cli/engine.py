@@ -30,16 +30,20 @@ QUEUE_WINDOW_BYTES = 65_536
 @click.option("--foreground", is_flag=True, help="Stay in the foreground, for systemd and containers; log on stderr.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=3600.0, show_default=True,
               help="Longest wait for readiness, in seconds.")
+@click.option("--take-over", is_flag=True,
+              help="End the supervisor that runs, at once, and take its workers over: an upgrade without a stop.")
 @broker_conf_option
 def start(
-    store: Path, settings: dict[str, str], as_json: bool, foreground: bool, timeout_s: float, broker_conf: Path | None,
+    store: Path, settings: dict[str, str], as_json: bool, foreground: bool, timeout_s: float, take_over: bool,
+    broker_conf: Path | None,
 ) -> int:
     """Start the engine of a store, and return when it is ready.
 
     A store that does not exist is created; its file sizes are then fixed. One that was
     not stopped in order is recovered first. Living workers of a supervisor that was
     killed are taken over without recovery, as they run: settings that differ from theirs
-    are refused. The engine's log is STORE/engine.log.
+    are refused; workers of another build of pyengine are then restarted one by one. The
+    engine's log is STORE/engine.log.
 
     Space: two segments are allocated ahead, an index file with the first key, and 64 KiB
     for each queue. For small stores make smaller files, as below.
@@ -55,9 +59,10 @@ def start(
       pyengine start STORE
       pyengine start STORE --set flush_disk_type=SYNC_FLUSH
       pyengine start STORE --broker-conf conf/broker.conf
+      pyengine start STORE --take-over
       pyengine start STORE --set mapped_file_size_commit_log_bytes=16MiB --set max_index_num=40000
     """
-    from pyengine.engine.embedded import start_engine
+    from pyengine.engine.embedded import end_supervisor, start_engine
     from pyengine.ipc.control_block import read_run_settings
     from pyengine.ipc.shared_objects import find_folder
 
@@ -68,6 +73,8 @@ def start(
             print(f"note: {output.printable(note)}", file=sys.stderr)
     config = load_config(store, settings)
     check_space(store, config)
+    if take_over:
+        end_supervisor(store)
     if foreground:
         if as_json:
             raise UsageError("--foreground stays and prints a log, so there is no document: leave --json out")

@@ -259,7 +259,8 @@ def _why_mixed(workers: Sequence[dict[str, Any]]) -> str:
     if len(by_build) < 2:
         return ""
     mix = "; ".join(f"{build}: {', '.join(kinds)}" for build, kinds in sorted(by_build.items()))
-    return f"its processes run {len(by_build)} builds of pyengine ({mix}): stop and start the engine to have one"
+    return (f"its processes run {len(by_build)} builds of pyengine ({mix}): `pyengine start --take-over` by the build that is wanted "
+            "restarts the others")
 
 
 def why_otherwise(root: Path, running: EngineConfig) -> str:

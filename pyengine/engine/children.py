@@ -6,6 +6,8 @@ pidfd has fired and its lock byte is free. A worker that cannot even come up (it
 code) is a reason to halt, not to try for ever. One that lives but makes no progress is
 made to leave a trace (SIGABRT) and then killed.
 
+Adopted workers of another build of pyengine are restarted one by one once all are ready: an upgrade without a stop.
+
 Workers are forked by the supervisor's fork server (fork_server.py), or started by exec where there is none.
 
 Workers that another supervisor started are adopted: watched the same way, only their
@@ -29,7 +31,7 @@ from typing import TYPE_CHECKING
 import pyengine
 from pyengine.engine.kinds import HEALTHY_AFTER_S, Kind, WorkerExit, restart_pause_s
 from pyengine.ipc.control_block import EngineMemory
-from pyengine.ipc.heartbeat import is_alive, is_stopped
+from pyengine.ipc.heartbeat import build_id, is_alive, is_stopped
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.native import obstacles
@@ -42,6 +44,7 @@ BOOT_FAILURES_MAX = 5     # in a row, of a worker that had come up before
 ABORT_TIMEOUT_S = 5.0    # from SIGABRT to SIGKILL
 BYTE_STEP_S = 0.01
 SPAWN_RETRY_S = 1.0
+RENEW_TIMEOUT_S = 5.0    # for a worker of another build to finish; under load there is always more to do, so it is killed then
 ALIVE_TIMEOUT_S = 5.0    # for a worker to go round once when an orderly stop begins
 HALTED_TIMEOUT_S = 5.0   # for a worker that is coming up while the engine halts
 NEVER_S = float("inf")
@@ -85,6 +88,9 @@ class Children:
         self._children = {kind.number: _Child(kind) for kind in kinds}
         self._restarting = True
         self.may_start = True  # False: no new process could attach to this engine
+        self._to_renew: list[_Child] = []
+        self._renewing: _Child | None = None
+        self._renew_by_s = NEVER_S
         self._seen_s = time.monotonic()
         self._down = obstacles.read(memory.obstacles, native.SUPERVISOR)  # a predecessor that died may have left its line
         self.halted = ""  # a sentence: the engine cannot run
@@ -107,6 +113,28 @@ class Children:
             return False
         self._resume(child)
         return True
+
+    def renew(self) -> None:
+        """Have the workers that run another build than this process restarted, one by one in the order of KINDS, by tick().
+
+        Puts wait while the writer is restarted, as after its death; nothing is lost or recovered.
+        """
+        own = int(build_id(), 16)
+        self._to_renew = [child for child in self._children.values()
+                          if child.pid and native.load(self._memory.control.workers[child.kind.number], "build_id") not in (0, own)]
+
+    def _renew_next(self, now_s: float) -> None:
+        child = self._renewing
+        if child is not None:
+            if now_s >= self._renew_by_s:
+                self._signal(child, signal.SIGKILL)
+                self._renew_by_s = NEVER_S
+        elif self._to_renew and self._restarting and self.all_ready:
+            self._renewing = child = self._to_renew.pop(0)
+            self._renew_by_s = now_s + RENEW_TIMEOUT_S
+            self._say(f"the {child.kind.name} (pid {child.pid}) runs another build of pyengine: it is restarted")
+            self._signal(child, signal.SIGTERM)
+            self._memory.wake(child.kind.number)
 
     def _resume(self, child: _Child) -> None:
         if is_stopped(child.pid):
@@ -158,9 +186,15 @@ class Children:
         if code == WorkerExit.ALREADY_RUNNING and self._adopt(child):
             return
         name = child.kind.name
+        if is_renewed := child is self._renewing:
+            self._renewing = None
         if not self._restarting:
             if code:
                 self._say(f"{name} (pid {pid}) ended with {_why(code)}")
+            return
+        if is_renewed:
+            self._note_death(child.kind.number)
+            self._start(child)
             return
         if code in (WorkerExit.BOOT_FAILED, WorkerExit.USAGE) or code == WorkerExit.TEMPFAIL and not child.was_ready:
             child.boot_failures += 1
@@ -208,6 +242,7 @@ class Children:
                 self._start(child)
             elif child.pid and slept_s < ABORT_TIMEOUT_S:  # else all of us were asleep, not just that one
                 self._look_at_heart(child, now_s)
+        self._renew_next(now_s)
 
     def _look_at_heart(self, child: _Child, now_s: float) -> None:
         line = self._memory.control.workers[child.kind.number]
@@ -227,7 +262,7 @@ class Children:
 
     def next_due_s(self) -> float:
         """When tick() has something to do at the latest, by time.monotonic()."""
-        return min((child.due_s for child in self._children.values()), default=NEVER_S)
+        return min([self._renew_by_s if self._renewing else NEVER_S, *(child.due_s for child in self._children.values())])
 
     @property
     def all_ready(self) -> bool:

@@ -210,11 +210,26 @@ def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S)
     return True
 
 
+def end_supervisor(root: Path) -> None:
+    """Kill the supervisor that runs on `root`, if one does; its workers live on, and wait for a successor.
+
+    OtherLayoutError, before anything is killed, where this version of pyengine could not take them over.
+    """
+    if (pid := supervisor_pid(root)) is not None:
+        EngineMemory.attach(find_folder(root), writable=False).close()
+        _signal_supervisor(root, pid, signal.SIGKILL, STOP_TIMEOUT_S)
+
+
 def _stop_supervisor(root: Path, timeout_s: float) -> None:
     """Let it stop its engine in order, and wait for its end."""
     pid = supervisor_pid(root)
     if pid is None:
         raise EngineUnavailableError(f"the supervisor of {root} cannot be found: it is starting or runs as another user")
+    _signal_supervisor(root, pid, signal.SIGTERM, timeout_s)
+
+
+def _signal_supervisor(root: Path, pid: int, number: int, timeout_s: float) -> None:
+    """Signal it and wait for its end."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -222,7 +237,7 @@ def _stop_supervisor(root: Path, timeout_s: float) -> None:
     try:
         with selectors.DefaultSelector() as selector:
             selector.register(pidfd, selectors.EVENT_READ)
-            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+            signal.pidfd_send_signal(pidfd, number)
             if not selector.select(timeout_s):
                 raise _still_stopping(root, pid, timeout_s)
     except PermissionError:

@@ -38,7 +38,7 @@ from pyengine.engine.kinds import Kind, kinds_for
 from pyengine.engine.log_file import LogFile
 from pyengine.engine.memory_growth import PoolGrowth, grow_queue_table
 from pyengine.engine.service_manager import ERROR, WARNING, notify, say, watchdog_interval_s
-from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError, os_error_sentence
+from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, OtherLayoutError, StoreBusyError, os_error_sentence
 from pyengine.ipc import sessions
 from pyengine.ipc.control_block import (
     MODE_NAMES,
@@ -191,6 +191,9 @@ class Supervisor:
         while lock.own() is Ownership.ADOPTED:
             try:
                 return _attach_to_living(self._root)
+            except OtherLayoutError as error:
+                raise StoreBusyError(f"the workers of {self._root} are alive, and their supervisor is not: {error}. That version takes "
+                                     "them over with its own `pyengine start` (docs/upgrades.md)") from None
             except EngineUnavailableError as error:
                 living = name_processes(self._root, [kind for kind in living_kinds(self._root) if kind != native.SUPERVISOR])
                 if time.monotonic() >= deadline_s or self._stop_asked and not self._arguments.stop:
@@ -272,6 +275,7 @@ class Supervisor:
                                                   "mode": MODE_NAMES[self._memory.identity.mode],
                                                   "reason": native.reason(self._memory.control)}})
                 self._pool.start()
+                children.renew()
                 self._go_round(children, server, heart)
             return self._stop(children, server, lock)
         finally:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
-from pyengine.errors import EngineUnavailableError
+from pyengine.errors import EngineUnavailableError, OtherLayoutError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -86,9 +86,9 @@ def check_control(control: ms_control, mapped_bytes: int) -> None:
     """Raise EngineUnavailableError, naming what is wrong, unless this is a published block of our layout."""
     code = lib.ms_control_check(control, mapped_bytes)
     if code == -errno.EBADMSG:
-        raise EngineUnavailableError(
-            f"the control block has layout {control.identity.layout_version}, this pyengine speaks "
-            f"{lib.MS_CONTROL_LAYOUT_VERSION}: use the same version as the running engine"
+        raise OtherLayoutError(
+            f"the engine was started by another version of pyengine (its control block has layout {control.identity.layout_version}, "
+            f"this version's is {lib.MS_CONTROL_LAYOUT_VERSION}): use that version, or stop the engine and start it with this one"
         )
     raise_layout_error("the control block", code)
 
@@ -220,6 +220,6 @@ def raise_layout_error(what: str, code: int) -> None:
     if code == -errno.EPROTO:
         raise EngineUnavailableError(f"{what}: not published yet, or not ours (wrong magic)")
     if code == -errno.EBADMSG:
-        raise EngineUnavailableError(f"{what}: another layout than this version's: use the version of the running engine")
+        raise OtherLayoutError(f"{what}: another layout than this version's: use the version of the running engine")
     if code:
         raise EngineUnavailableError(f"{what}: too short")

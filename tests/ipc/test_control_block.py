@@ -68,7 +68,7 @@ def test_an_unpublished_block_is_refused(memory, folder):
 def test_another_layout_is_named(memory, folder):
     memory.publish()
     memory.control.identity.layout_version += 1
-    with pytest.raises(EngineUnavailableError, match="same version"):
+    with pytest.raises(EngineUnavailableError, match="another version of pyengine"):
         EngineMemory.attach(folder)
 
 

@@ -1,0 +1,185 @@
+"""Another build of pyengine takes a running engine over: its workers are restarted one by one, or it is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import pyengine
+from fix_cli import environment, run
+from fix_engine import put_numbers, stored
+from pyengine.engine.embedded import end_supervisor
+from pyengine.errors import OtherLayoutError
+from pyengine.ipc.heartbeat import build_id
+from pyengine.ipc.store_lock import kind_holder, living_kinds
+from pyengine.native import control as native
+from waiting import eventually
+
+WORKERS = [native.FLUSHER, native.WRITER, native.REPUTTER, native.ALLOCATOR, native.CHECKPOINTER, native.SCHEDULER, native.CLEANER]
+
+
+@pytest.fixture(scope="module")
+def other_build(tmp_path_factory):
+    """Environment of processes that run the same code but for one comment, which is another build."""
+    folder = tmp_path_factory.mktemp("other build")
+    shutil.copytree(Path(pyengine.__file__).parent, folder / "pyengine", ignore=shutil.ignore_patterns("__pycache__"))
+    with (folder / "pyengine" / "errors.py").open("a") as file:
+        file.write("# another build\n")
+    return environment(PYTHONPATH=str(folder))
+
+
+def start_other(engine, env, *words: str) -> None:
+    settings = [word for name, value in engine.settings.items() for word in ("--set", f"{name}={value}")]
+    subprocess.run([sys.executable, "-P", "-m", "pyengine", "start", str(engine.root), *settings, *words], env=env, check=True, timeout=120,
+                   capture_output=True)
+
+
+def builds(engine) -> dict[int, str]:
+    with engine.memory() as memory:
+        return {kind: f"{native.load(memory.control.workers[kind], 'build_id'):016x}" for kind in WORKERS}
+
+
+def kill_supervisor(engine) -> None:
+    engine.kill("supervisor")
+    eventually(lambda: native.SUPERVISOR not in living_kinds(engine.root), "the supervisor is dead")
+
+
+class Puts(threading.Thread):
+    """A producer that puts numbers, one after the other, until told to end; each must be acknowledged."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.root, self.done, self.count, self.wrong = root, threading.Event(), 0, None
+
+    def run(self) -> None:
+        with pyengine.connect(self.root) as producer:
+            while not self.done.is_set():
+                result = producer.put("T", b"%06d" % self.count)
+                if not result.ok:
+                    self.wrong = result
+                    return
+                self.count += 1
+
+    def end(self) -> list[bytes]:
+        self.done.set()
+        self.join()
+        assert self.wrong is None, self.wrong
+        return [b"%06d" % number for number in range(self.count)]
+
+
+def is_all_ours(engine) -> bool:
+    return set(builds(engine).values()) == {build_id()} and all(
+        one["state"] == "ready" for one in run("status", engine.root, "--json").document["workers"])
+
+
+@pytest.mark.parametrize("mode", ["async", "sync", "pool"])
+def test_workers_of_another_build_are_restarted_one_by_one_while_puts_go_on(make_engine, other_build, mode):
+    engine = make_engine(mode)
+    start_other(engine, other_build)
+    before = builds(engine)
+    assert len(set(before.values())) == 1 and build_id() not in before.values()
+    puts = Puts(engine.root)
+    puts.start()
+    eventually(lambda: puts.count > 100, "puts go on")
+    kill_supervisor(engine)
+    assert run("status", engine.root).code != 2
+    engine.start()
+    eventually(lambda: is_all_ours(engine), "every worker runs this build", timeout_s=120)
+    count = puts.count
+    eventually(lambda: puts.count > count + 100, "puts go on")
+    bodies = puts.end()
+    said = [line for line in engine.log().splitlines() if "runs another build of pyengine" in line]
+    assert [line.split(" the ")[1].split()[0] for line in said][:2] == ["flusher", "writer"]
+    assert len(said) == len(WORKERS) + (mode == "pool") and "recovered" not in engine.log().rpartition("adopted")[2].lower()
+    assert engine.stop()
+    assert not (engine.root / "abort").exists() and stored(engine) == bodies
+
+
+def test_the_same_build_restarts_nothing(make_engine):
+    engine = make_engine()
+    engine.start()
+    before = engine.pids()
+    kill_supervisor(engine)
+    engine.start()
+    put_numbers(engine, 0, 3)
+    after = engine.pids()
+    assert after.pop("supervisor") != before.pop("supervisor") and after == before and "another build" not in engine.log()
+
+
+def test_a_worker_that_does_not_finish_is_killed_and_replaced(make_engine, other_build):
+    """Under load a writer always has more to do."""
+    engine = make_engine()
+    start_other(engine, other_build)
+    puts = Puts(engine.root)
+    puts.start()
+    eventually(lambda: puts.count > 10, "puts go on")
+    kill_supervisor(engine)
+    checkpointer = engine.pid("checkpointer")
+    engine.start()
+    os.kill(checkpointer, signal.SIGSTOP)  # SIGTERM waits until it is resumed, which nobody does
+    eventually(lambda: is_all_ours(engine), "every worker runs this build", timeout_s=120)
+    assert not Path(f"/proc/{checkpointer}").exists() or engine.pid("checkpointer") != checkpointer
+    puts.end()
+
+
+def test_take_over_ends_the_supervisor_and_not_the_engine(make_engine, other_build):
+    engine = make_engine()
+    start_other(engine, other_build)
+    put_numbers(engine, 0, 3)
+    supervisor = engine.pid("supervisor")
+    refused = run("start", engine.root)
+    assert refused.code == 5 and kind_holder(engine.root, native.SUPERVISOR) == supervisor
+    ran = run("start", engine.root, "--take-over")
+    assert ran.code == 0 and "living workers were taken over" in ran.stdout
+    eventually(lambda: is_all_ours(engine), "every worker runs this build", timeout_s=120)
+    assert engine.pid("supervisor") != supervisor and stored(engine) == [b"000000", b"000001", b"000002"]
+
+
+def test_take_over_of_a_store_that_nobody_runs_starts_it(make_engine):
+    engine = make_engine()
+    engine.start()
+    put_numbers(engine, 0, 1)
+    engine.stop()
+    assert run("start", engine.root, "--take-over").code == 0
+
+
+@pytest.fixture
+def other_layout(make_engine):
+    """An engine whose control block says that another version made it; its supervisor does not look. change(False) ends that."""
+    engine = make_engine()
+    engine.start()
+    put_numbers(engine, 0, 2)
+    engine.kill("supervisor", signal.SIGSTOP)
+    with engine.memory(writable=True) as memory:
+        def change(is_other: bool) -> None:
+            memory.control.identity.layout_version = native.LAYOUT_VERSION - is_other
+
+        change(True)
+        yield engine, change
+        change(False)
+
+
+def test_an_engine_of_another_layout_is_refused_at_once_and_lives_on(other_layout):
+    engine, change = other_layout
+    supervisor = kind_holder(engine.root, native.SUPERVISOR)
+    ran = run("start", engine.root, "--take-over")
+    assert ran.code == 1 and "another version of pyengine" in ran.stderr, ran
+    assert "another version of pyengine" in run("status", engine.root).stdout
+    assert kind_holder(engine.root, native.SUPERVISOR) == supervisor, "it was not killed"
+    with pytest.raises(OtherLayoutError, match=f"layout {native.LAYOUT_VERSION - 1}"):
+        end_supervisor(engine.root)
+    os.kill(supervisor, signal.SIGKILL)
+    eventually(lambda: native.SUPERVISOR not in living_kinds(engine.root), "it is dead")
+    writer = kind_holder(engine.root, native.WRITER)
+    ran = run("start", engine.root)
+    assert ran.code == 5 and "docs/upgrades.md" in ran.stderr and kind_holder(engine.root, native.WRITER) == writer, ran
+    change(False)
+    engine.start()
+    assert kind_holder(engine.root, native.WRITER) == writer and stored(engine) == [b"000000", b"000001"]
