@@ -119,9 +119,7 @@ class Children:
 
         Puts wait while the writer is restarted, as after its death; nothing is lost or recovered.
         """
-        own = int(build_id(), 16)
-        self._to_renew = [child for child in self._children.values()
-                          if child.pid and native.load(self._memory.control.workers[child.kind.number], "build_id") not in (0, own)]
+        self._to_renew = list(self._children.values())
 
     def _renew_next(self, now_s: float) -> None:
         child = self._renewing
@@ -129,12 +127,16 @@ class Children:
             if now_s >= self._renew_by_s:
                 self._signal(child, signal.SIGKILL)
                 self._renew_by_s = NEVER_S
-        elif self._to_renew and self._restarting and self.all_ready:
-            self._renewing = child = self._to_renew.pop(0)
-            self._renew_by_s = now_s + RENEW_TIMEOUT_S
+            return
+        while self._to_renew and self._restarting and self.all_ready:
+            child = self._to_renew.pop(0)
+            if native.load(self._memory.control.workers[child.kind.number], "build_id") in (0, int(build_id(), 16)):
+                continue
+            self._renewing, self._renew_by_s = child, now_s + RENEW_TIMEOUT_S
             self._say(f"the {child.kind.name} (pid {child.pid}) runs another build of pyengine: it is restarted")
             self._signal(child, signal.SIGTERM)
             self._memory.wake(child.kind.number)
+            return
 
     def _resume(self, child: _Child) -> None:
         if is_stopped(child.pid):
