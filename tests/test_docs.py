@@ -155,6 +155,7 @@ RUN_ELSEWHERE = {
     "docs/tables.md": "tests/test_docs.py",
     "docs/backup.md": "tests/test_docs.py",
     "docs/containers.md": "tests/test_docs.py",
+    "docs/capacity.md": "tests/test_docs.py",
     "docs/upgrades.md": "tests/test_docs.py",
     "docs/arrow.md": "tests/storage/test_to_arrow.py",
     "docs/faults.md": "tests/test_docs.py",
@@ -257,6 +258,11 @@ def test_the_block_of_the_containers_page_runs(reader):
     (serve,) = runnable("docs/containers.md")
     assert reader.run(serve).startswith("PUT_OK")
     assert not (reader.folder / "my-store" / "abort").exists()
+
+
+def test_the_block_of_the_capacity_page_runs(reader):
+    (block,) = runnable("docs/capacity.md")
+    assert reader.run(block).count("file system") == 2
 
 
 @pytest.mark.timeout(600)

@@ -72,6 +72,7 @@ COMMANDS = (
     Row("quarantine", "pyengine.cli.quarantine", "quarantine", "Check and repair"),
     Row("replay", "pyengine.cli.replay", "replay", "Check and repair"),
     Row("prove", "pyengine.cli.prove", "prove", "Check and repair"),
+    Row("plan", "pyengine.cli.plan", "plan", "Check and repair"),
     Row("bench", "pyengine.cli.bench", "bench", "Check and repair"),
     Row("inspect", "pyengine.cli.dump", "inspect", "Look inside"),
     Row("stats", "pyengine.cli.spark_jobs", "stats", "Look inside"),

@@ -23,6 +23,7 @@ from pyengine.cli.config import broker_conf_option, read_broker_conf
 from pyengine.cli.engine import check_space
 from pyengine.cli.metrics import PORT, address_option
 from pyengine.cli.options import STORE_SIGNS, store_command
+from pyengine.cli.plan import shared_memory_bytes
 from pyengine.engine.children import child_environment
 from pyengine.errors import EngineUnavailableError, ExitCode
 from pyengine.ipc.shared_objects import find_folder
@@ -35,7 +36,7 @@ RESTART_PAUSE_S = 1.0
 KILLED_MAX = 5             # so often within KILLED_WITHIN_S: then it is given up
 KILLED_WITHIN_S = 60.0
 SESSIONS_WANTED = 16       # room in shared memory for so many producers, beside the pool
-OBJECTS_BYTES = 8 << 20    # control block, statistics, recorder, queue table
+QUEUES_WANTED = 1000
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 
 
@@ -93,9 +94,8 @@ def say(text: str) -> None:
 
 
 def wanted_bytes(config: EngineConfig) -> int:
-    """Shared memory for the pool, SESSIONS_WANTED producers and the engine's own objects."""
-    pool = config.transient_store_pool_size * config.mapped_file_size_commit_log_bytes if config.pool_enabled else 0
-    return OBJECTS_BYTES + SESSIONS_WANTED * config.session_ring_bytes + pool
+    """Shared memory for the pool, SESSIONS_WANTED producers, QUEUES_WANTED queues and the engine's own objects."""
+    return shared_memory_bytes(config, SESSIONS_WANTED, QUEUES_WANTED)
 
 
 def shm_directory(store: Path, config: EngineConfig, others: Sequence[str] | None = None) -> tuple[str, list[str]]:

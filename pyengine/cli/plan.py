@@ -1,0 +1,239 @@
+"""`pyengine plan`: what a store will need, from the rate and size of its messages and how long they are kept.
+
+Reads no store. Each figure is an upper bound by a formula, which docs/capacity.md explains and tests/cli/test_cli_plan.py
+holds against running engines. Only how fast this machine reads a log again is measured, at each call.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+
+from pyengine.cli import output
+from pyengine.cli.options import json_option, set_option
+from pyengine.engine_config import EngineConfig, delete_hours
+from pyengine.errors import ConfigError
+from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.formats.record import Message, encode_message, record_size
+from pyengine.native import scan
+from pyengine.native.session import session_bytes
+from pyengine.storage.config import SETTINGS, load_config
+from pyengine.storage.consume_queue import WINDOW_BYTES
+
+HOUR_S = 3600
+UNITS_S = {"s": 1, "m": 60, "h": HOUR_S, "d": 24 * HOUR_S}
+BLOCK_BYTES = 4096                 # of the file system
+SEGMENTS_AHEAD = 2                 # stand ready beyond the log's end
+CHECKPOINT_S = 5                   # recovery reads from 3 s before a checkpoint that may be 2 s old
+OBJECTS_BYTES = 2 << 20            # control block, statistics, recorder and the other objects in shared memory
+QUEUE_SLOT_BYTES = 512             # of a queue in shared memory; the table doubles when it is full
+PROCESS_BYTES = 16 << 20           # of a worker's own memory, without what it maps
+PROCESSES = 9                      # supervisor, fork server and the workers of an engine without pool, slaves and gateway
+DESCRIPTORS = 48                   # of the process that holds most; a producer, a pool buffer and an open queue take one each
+MEASURED_BYTES = 32 << 20          # of log, to see how fast it is read
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What will come: messages a second, bytes of each body, of its topic and properties, keys of each, and who is there."""
+
+    rate: float
+    body_bytes: int
+    topic_bytes: int = 16
+    properties_bytes: int = 0
+    keys: float = 0
+    queues: int = 4
+    producers: int = 4
+    lag_s: float = 60.0
+
+    @property
+    def record_bytes(self) -> int:
+        return record_size(self.body_bytes, self.topic_bytes, self.properties_bytes)
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.rate * self.record_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Upper bounds. `kept_s` is how old a message gets; `disk_bytes` what the store takes, `file_system_bytes` how large its
+    file system must be for deletion to go by age alone."""
+
+    record_bytes: int
+    log_bytes_per_day: int
+    kept_s: float
+    messages: int
+    log_bytes: int
+    queue_bytes: int
+    index_bytes: int
+    disk_bytes: int
+    file_system_bytes: int
+    shared_memory_bytes: int
+    process_bytes: int
+    page_cache_bytes: int
+    descriptors: int
+    recovery_read_bytes: int
+    recovery_read_bytes_per_s: int
+    recovery_s: float
+
+
+def shared_memory_bytes(config: EngineConfig, producers: int, queues: int) -> int:
+    """What an engine takes of its shm_directory, with so many producers: the larger part are rings, and the pool."""
+    pool = config.transient_store_pool_size * config.mapped_file_size_commit_log_bytes if config.pool_enabled else 0
+    return OBJECTS_BYTES + QUEUE_SLOT_BYTES * queues + producers * session_bytes(config.session_ring_bytes) + pool
+
+
+def make_plan(load: Load, config: EngineConfig, read_bytes_per_s: float) -> Plan:
+    """What a store with these settings needs under that load. `read_bytes_per_s`: how fast recovery reads the log."""
+    segment = config.mapped_file_size_commit_log_bytes
+    per_day = load.bytes_per_s * 24 * HOUR_S
+    kept_s = config.file_reserved_time_hours * HOUR_S + longest_wait_s(config)
+    live = load.bytes_per_s * kept_s
+    if config.log_retention_bytes and config.log_retention_bytes < live:
+        live = float(config.log_retention_bytes)
+        kept_s = live / load.bytes_per_s
+    log = (math.ceil(live / segment) + 1 + SEGMENTS_AHEAD) * segment
+    messages = math.ceil(live / load.record_bytes)
+    entries_more = config.mapped_file_size_consume_queue_bytes + WINDOW_BYTES
+    queue = messages * CQ_ENTRY_BYTES + load.queues * entries_more
+    index = 0
+    if config.message_index_enable and load.keys:
+        index = (math.ceil(messages * load.keys / config.max_index_num) + 1) * _in_blocks(config.geometry.index_layout.size_bytes)
+    disk = log + queue + index
+    reread = min(log, segment + math.ceil(load.bytes_per_s * CHECKPOINT_S))
+    pool_buffers = config.transient_store_pool_size if config.pool_enabled else 0
+    return Plan(
+        record_bytes=load.record_bytes, log_bytes_per_day=math.ceil(per_day), kept_s=kept_s, messages=messages, log_bytes=log,
+        queue_bytes=queue, index_bytes=index, disk_bytes=disk,
+        file_system_bytes=math.ceil(disk / (config.disk_max_used_space_ratio / 100)),
+        shared_memory_bytes=shared_memory_bytes(config, load.producers, load.queues),
+        process_bytes=(PROCESSES + config.pool_enabled + config.gateway_enable) * PROCESS_BYTES,
+        page_cache_bytes=math.ceil(load.bytes_per_s * load.lag_s) + SEGMENTS_AHEAD * segment,
+        descriptors=DESCRIPTORS + load.producers + pool_buffers + load.queues,
+        recovery_read_bytes=reread, recovery_read_bytes_per_s=int(read_bytes_per_s), recovery_s=reread / read_bytes_per_s)
+
+
+def _in_blocks(size_bytes: int) -> int:
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def longest_wait_s(config: EngineConfig) -> float:
+    """Longest time between the hours in which old messages are deleted."""
+    hours = sorted(delete_hours(config.delete_when))
+    return max((later - hour) % 24 or 24 for hour, later in zip(hours, [*hours[1:], hours[0]], strict=True)) * HOUR_S
+
+
+def measure_reading(body_bytes: int) -> float:
+    """Bytes a second at which this machine reads messages of that size again as recovery does: from a file that is in memory
+    and is mapped anew, with their CRC; in one thread."""
+    record = encode_message(Message("plan", bytes(body_bytes), 0, 0, 0, 0))
+    count = max(1, MEASURED_BYTES // len(record))
+    with tempfile.TemporaryFile() as file:
+        file.write(record * count)
+        file.flush()
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as log:
+            began_s = time.perf_counter()
+            found = scan.walk(log, 0, 0, len(log), check_offset=False)
+            took_s = time.perf_counter() - began_s
+    assert found.messages == count
+    return count * len(record) / took_s
+
+
+def _amount(parse: Callable[[str], Any], example: str) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+        if value is None:
+            return None
+        try:
+            return parse(value)
+        except (ValueError, ConfigError):
+            raise click.BadParameter(f"{value}: give {example}", ctx, param) from None
+    return read
+
+
+def _span_s(text: str) -> float:
+    span = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if span is None:
+        raise ValueError(text)
+    return float(span[1]) * UNITS_S[span[2]]
+
+
+def _bytes(text: str) -> int:
+    return int(SETTINGS["log_retention_bytes"].read(text, "size"))
+
+
+_size = _amount(_bytes, "a size, as 1000, 1KiB or 64MiB")
+_span = _amount(_span_s, "a span, as 90s, 10m, 72h or 7d")
+
+
+@click.command()
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), required=True, metavar="N", help="Messages a second, over the day.")
+@click.option("--size", required=True, callback=_size, metavar="BYTES", help="Bytes of a body, as they are stored.")
+@click.option("--retention", default=None, callback=_span, metavar="SPAN",
+              help="How long messages are kept, as 72h or 7d; file_reserved_time_hours if not given.")
+@click.option("--queues", type=click.IntRange(min=1), default=4, show_default=True, help="Queues of all topics together.")
+@click.option("--keys", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Keys of a message, as it is found by later.")
+@click.option("--properties", "properties_bytes", default="0", show_default=True, callback=_size, metavar="BYTES",
+              help="Bytes of tags, keys and other properties of a message.")
+@click.option("--topic-bytes", type=click.IntRange(1, 127), default=16, show_default=True, help="Length of a topic's name.")
+@click.option("--producers", type=click.IntRange(min=1), default=4, show_default=True, help="Producers at a time.")
+@click.option("--lag", default="60s", show_default=True, callback=_span, metavar="SPAN",
+              help="How far consumers are behind, and still to read from memory.")
+@set_option
+@json_option
+def plan(
+    rate: float, size: int, retention: float | None, queues: int, keys: float, properties_bytes: int, topic_bytes: int,
+    producers: int, lag: float, settings: dict[str, str], as_json: bool,
+) -> None:
+    """Say what a store will need: disk, memory, open files, and how long a recovery takes.
+
+    Upper bounds, by formulae that docs/capacity.md explains. Settings count as for a new
+    store: the environment's and --set. Reading a log again is measured on this machine, from
+    memory; a log that is not in memory is read as fast as its disk.
+
+    \b
+    Examples:
+      pyengine plan --rate 5000 --size 1KiB --retention 72h
+      pyengine plan --rate 200 --size 10KiB --keys 1 --properties 80 --queues 64
+      pyengine plan --rate 5000 --size 1KiB --set log_retention_bytes=500G --json
+    """
+    if retention is not None:
+        settings = settings | {"file_reserved_time_hours": str(math.ceil(retention / HOUR_S))}
+    config = load_config(None, settings)
+    load = Load(rate, size, topic_bytes, properties_bytes, keys, queues, producers, lag)
+    made = make_plan(load, config, measure_reading(size))
+    if as_json:
+        output.write_json(asdict(made))
+        return
+    write_plan(made, load, config)
+
+
+def write_plan(made: Plan, load: Load, config: EngineConfig) -> None:
+    """A sentence and a table with what each figure is made of."""
+    size = output.size_text
+    click.echo(f"At {load.rate:,g} messages/s of {made.record_bytes:,} bytes each (with head, topic and properties) the log grows by "
+               f"{size(made.log_bytes_per_day)} a day; a message is kept for up to {made.kept_s / HOUR_S:,.0f} h.\n")
+    segment = size(config.mapped_file_size_commit_log_bytes)
+    output.write_table(("what", "at most", "made of"), [
+        ("log", size(made.log_bytes), f"{made.messages:,} messages, in segments of {segment}; {1 + SEGMENTS_AHEAD} more"),
+        ("queues", size(made.queue_bytes), f"{CQ_ENTRY_BYTES} bytes a message; a file more for each of {load.queues:,} queues"),
+        ("index", size(made.index_bytes), f"files of {size(config.geometry.index_layout.size_bytes)} for {config.max_index_num:,} keys"),
+        ("disk", size(made.disk_bytes), "the three together"),
+        ("file system", size(made.file_system_bytes), f"so that it is never fuller than {config.disk_max_used_space_ratio} % "
+                                                      "(disk_max_used_space_ratio)"),
+        ("shared memory", size(made.shared_memory_bytes), f"{load.producers} rings of {size(config.session_ring_bytes)}"
+                                                          f"{', the pool' if config.pool_enabled else ''}, the engine's objects"),
+        ("processes", size(made.process_bytes), "their own memory"),
+        ("page cache", size(made.page_cache_bytes), f"wanted for consumers {load.lag_s:,.0f} s behind, and {SEGMENTS_AHEAD} segments"),
+        ("open files", f"{made.descriptors:,}", "`ulimit -n`, LimitNOFILE; more queues than that are opened in turns"),
+        ("recovery", f"{made.recovery_s:.1f} s", f"after a kill: {size(made.recovery_read_bytes)} read again, at "
+                                                 f"{size(made.recovery_read_bytes_per_s)}/s from memory"),
+    ])
