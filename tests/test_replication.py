@@ -213,7 +213,13 @@ def test_an_old_master_that_returns_refuses_puts_until_it_is_a_slave(make_engine
     eventually(lambda: put(old.root, b"of the old one") == [PutStatus.SERVICE_NOT_AVAILABLE], "it has heard of the other")
     with pyengine.connect(old.root) as producer:
         assert "a master of a higher term has taken this store's place" in producer.put("T", b"x").reason
-    shown = run("status", old.root, "--json").document
+
+    def noted() -> dict[str, object] | None:
+        """Puts are refused at once; the file that says why for the next start follows."""
+        found = run("status", old.root, "--json").document
+        return found if found["replication"]["fenced_by"] else None
+
+    shown = eventually(noted, "the other's term is noted")
     assert (shown["verdict"], shown["takes_puts"], shown["replication"]["term"], shown["replication"]["fenced_by"]) == (
         "read-only", False, 0, 1)
     old.kill_all()
