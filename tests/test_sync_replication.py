@@ -10,6 +10,7 @@ import pytest
 from pyengine.client.outgoing import BatchMessage
 from pyengine.native import control as native
 from pyengine.results import PutManyResult, PutStatus
+from waiting import eventually
 
 MASTER = {"role": native.SYNC_MASTER, "replicates": 1, "slave_timeout_ms": 20_000, "session_ring_bytes_default": 1 << 20}
 DISKS = {"async": {}, "sync": {"mode": native.MODE_SYNC}, "pool": {"mode": native.MODE_POOL, "pool_buffers": 3}}
@@ -152,11 +153,12 @@ def test_the_slaves_outcome_replaces_the_disk_s_as_in_rocketmq(make_parts):
 
 
 def test_a_frozen_store_says_so_before_it_speaks_of_slaves(make_parts):
-    parts = make_parts(**{**MASTER, "slave_timeout_ms": 30}, mode=native.MODE_SYNC)
+    parts = make_parts(**{**MASTER, "slave_timeout_ms": 30, "sync_flush_timeout_ms": 120_000}, mode=native.MODE_SYNC)
     native.store(parts.control.replicator, "slaves_connected", 1)
     parts.kill(native.FLUSHER)
     with parts.producer() as producer:
         future = producer.put_async("T", b"x")
+        eventually(lambda: native.load_position(parts.control.wrote) > 0, "it is stored, and waits for the flusher")
         native.freeze(parts.control, native.FLUSHER, 5, "the flusher could not make it durable (Input/output error)")
         result = future.result(30)
     assert result.status in (PutStatus.FLUSH_DISK_TIMEOUT, PutStatus.SERVICE_NOT_AVAILABLE)
