@@ -464,6 +464,11 @@ class EngineConfig:
                 and self.broker_role != "SLAVE")
 
     @property
+    def pool_bytes(self) -> int:
+        """What the pool takes of shared memory; 0 without one."""
+        return self.transient_store_pool_size * self.mapped_file_size_commit_log_bytes if self.pool_enabled else 0
+
+    @property
     def mode(self) -> str:
         """The write path: "async", "pool" or "sync"."""
         if self.flush_disk_type == "SYNC_FLUSH":

@@ -16,7 +16,7 @@ from pyengine.cli.options import existing_store, store_command
 from pyengine.cli.output import byte_bar, size_text
 from pyengine.errors import DiskFullError, ExitCode, UsageError
 from pyengine.formats.paths import StorePaths
-from pyengine.storage.config import load_config
+from pyengine.storage.config import load_config, set_words
 
 if TYPE_CHECKING:
     from pyengine.storage.config import EngineConfig
@@ -96,8 +96,7 @@ def stay(store: Path, settings: dict[str, str]) -> NoReturn:
     from pyengine.engine.children import child_environment
 
     sys.stdout.flush()
-    pairs = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(store.absolute()), *pairs],
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(store.absolute()), *set_words(settings)],
               child_environment())
 
 
@@ -140,8 +139,7 @@ def needed_space(config: EngineConfig) -> dict[str, int]:
         "segments_bytes": SEGMENTS_AHEAD * config.mapped_file_size_commit_log_bytes,
         "index_file_bytes": config.geometry.index_layout.size_bytes if config.message_index_enable else 0,
         "per_queue_bytes": QUEUE_WINDOW_BYTES,
-        "pool_bytes": (config.transient_store_pool_size * config.mapped_file_size_commit_log_bytes
-                       if config.pool_enabled else 0),
+        "pool_bytes": config.pool_bytes,
     }
 
 

@@ -31,6 +31,11 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     return host.strip("[]"), int(port)
 
 
+def host_and_port(host: str, port: int) -> str:
+    """HOST:PORT as the option takes it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def address_option(name: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """An option HOST:PORT, as a pair; None if it is not given and has no default."""
     return click.option(name, callback=_address, metavar="HOST:PORT", **options)
@@ -99,8 +104,7 @@ def _answer(exposition: Exposition, host: str, port: int, stop: threading.Event,
     except OSError as error:
         raise EngineError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
     try:
-        shown = f"[{host}]" if ":" in host else host
-        url = f"http://{shown}:{server.server_port}/metrics"
+        url = f"http://{host_and_port(host, server.server_port)}/metrics"
         if as_json:
             write_json({"url": url})
             sys.stdout.flush()

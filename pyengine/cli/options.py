@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 # What tells a store from any other directory: one of these is there.
 STORE_SIGNS = ("commitlog", "consumequeue", "checkpoint", "config/engine.toml", "config/engine-id")
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of tables.")
 level_option = click.option(
     "--level", type=click.Choice([level.value for level in ReadLevel]), default=None,
@@ -50,6 +52,14 @@ def moment(value: str) -> datetime:
             raise ValueError(str(error)) from error
     time = datetime.fromisoformat(value)
     return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def span_s(text: str) -> float:
+    """The seconds of a span: 90s, 10m, 72h, 7d; ValueError for anything else."""
+    span = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if span is None:
+        raise ValueError(text)
+    return float(span[1]) * _UNITS_S[span[2]]
 
 
 def _settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,7 +17,8 @@ from typing import Any
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import json_option, set_option
+from pyengine.cli.engine import SEGMENTS_AHEAD
+from pyengine.cli.options import json_option, set_option, span_s
 from pyengine.engine_config import EngineConfig, delete_hours
 from pyengine.errors import ConfigError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
@@ -29,9 +29,7 @@ from pyengine.storage.config import SETTINGS, load_config
 from pyengine.storage.consume_queue import WINDOW_BYTES
 
 HOUR_S = 3600
-UNITS_S = {"s": 1, "m": 60, "h": HOUR_S, "d": 24 * HOUR_S}
 BLOCK_BYTES = 4096                 # of the file system
-SEGMENTS_AHEAD = 2                 # stand ready beyond the log's end
 CHECKPOINT_S = 5                   # recovery reads from 3 s before a checkpoint that may be 2 s old
 OBJECTS_BYTES = 2 << 20            # control block, statistics, recorder and the other objects in shared memory
 QUEUE_SLOT_BYTES = 512             # of a queue in shared memory; the table doubles when it is full
@@ -88,8 +86,7 @@ class Plan:
 
 def shared_memory_bytes(config: EngineConfig, producers: int, queues: int) -> int:
     """What an engine takes of its shm_directory, with so many producers: the larger part are rings, and the pool."""
-    pool = config.transient_store_pool_size * config.mapped_file_size_commit_log_bytes if config.pool_enabled else 0
-    return OBJECTS_BYTES + QUEUE_SLOT_BYTES * queues + producers * session_bytes(config.session_ring_bytes) + pool
+    return OBJECTS_BYTES + QUEUE_SLOT_BYTES * queues + producers * session_bytes(config.session_ring_bytes) + config.pool_bytes
 
 
 def make_plan(load: Load, config: EngineConfig, read_bytes_per_s: float) -> Plan:
@@ -159,19 +156,12 @@ def _amount(parse: Callable[[str], Any], example: str) -> Callable[[click.Contex
     return read
 
 
-def _span_s(text: str) -> float:
-    span = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if span is None:
-        raise ValueError(text)
-    return float(span[1]) * UNITS_S[span[2]]
-
-
 def _bytes(text: str) -> int:
     return int(SETTINGS["log_retention_bytes"].read(text, "size"))
 
 
 _size = _amount(_bytes, "a size, as 1000, 1KiB or 64MiB")
-_span = _amount(_span_s, "a span, as 90s, 10m, 72h or 7d")
+_span = _amount(span_s, "a span, as 90s, 10m, 72h or 7d")
 
 
 @click.command()

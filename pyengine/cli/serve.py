@@ -13,7 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -21,14 +21,15 @@ import click
 from pyengine.cli import output
 from pyengine.cli.config import broker_conf_option, read_broker_conf
 from pyengine.cli.engine import check_space
-from pyengine.cli.metrics import PORT, address_option
+from pyengine.cli.metrics import PORT, address_option, host_and_port
 from pyengine.cli.options import STORE_SIGNS, store_command
 from pyengine.cli.plan import shared_memory_bytes
 from pyengine.engine.children import child_environment
+from pyengine.engine.service_manager import log_line
 from pyengine.errors import EngineUnavailableError, ExitCode
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native import process
-from pyengine.storage.config import EngineConfig, load_config
+from pyengine.storage.config import EngineConfig, load_config, set_words
 from pyengine.storage.file_system import file_system_of
 
 TICK_S = 0.5
@@ -80,14 +81,12 @@ def serve(
     for note in notes:
         say(f"note: {note}")
     chosen = {**settings, "shm_directory": directory}
-    host_and_port = "" if metrics is None else f"[{metrics[0]}]:{metrics[1]}" if ":" in metrics[0] else f"{metrics[0]}:{metrics[1]}"
-    return Init(store.absolute(), chosen, host_and_port).run()
+    return Init(store.absolute(), chosen, "" if metrics is None else host_and_port(*metrics)).run()
 
 
 def say(text: str) -> None:
     """One line on stderr, in the shape of the engine's own log."""
-    line = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}Z serve[{os.getpid()}] {output.printable(text)}"
-    print(line, file=sys.stderr, flush=True)
+    print(log_line("serve", output.printable(text)), file=sys.stderr, flush=True)
 
 
 # ---- shared memory ----------------------------------------------------------------------
@@ -144,11 +143,9 @@ def _free_bytes(folder: str) -> int:
 
 @dataclass
 class _Process:
-    name: str
     words: Sequence[str]                     # of the command, after the interpreter
     pid: int = 0                             # 0: it does not run
     due_s: float = 0.0                       # when to start it
-    killed_s: deque[float] = field(default_factory=lambda: deque(maxlen=KILLED_MAX))
 
 
 class Init:
@@ -160,9 +157,9 @@ class Init:
         self._environment = child_environment()
         self._code = int(ExitCode.OK)
         self._stopping = False
-        pairs = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-        self._supervisor = _Process("supervisor", ("-P", "-m", "pyengine.workers.supervisor", str(store), *pairs))
-        self._metrics = _Process("metrics", ("-P", "-m", "pyengine", "metrics", str(store), "--listen", metrics)) if metrics else None
+        self._killed_s: deque[float] = deque(maxlen=KILLED_MAX)  # when the supervisor was
+        self._supervisor = _Process(("-P", "-m", "pyengine.workers.supervisor", str(store), *set_words(settings)))
+        self._metrics = _Process(("-P", "-m", "pyengine", "metrics", str(store), "--listen", metrics)) if metrics else None
 
     def run(self) -> int:
         """The engine's exit code, once it has ended and every process here has been collected."""
@@ -237,7 +234,7 @@ class Init:
             self._code = os.WEXITSTATUS(status)
             return
         now_s = time.monotonic()
-        killed = self._supervisor.killed_s
+        killed = self._killed_s
         killed.append(now_s)
         if len(killed) == KILLED_MAX and now_s - killed[0] < KILLED_WITHIN_S:
             say(f"the supervisor was killed {KILLED_MAX} times within {KILLED_WITHIN_S:g} s, the last time by {_ended(status)}: given up")

@@ -6,7 +6,7 @@ something to wait for: slow puts, a sync or slaves that puts waited for. Everyth
 
 from __future__ import annotations
 
-import re
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import existing_store, moment, store_command
+from pyengine.cli.options import existing_store, moment, span_s, store_command
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc.shared_objects import KIND_NAMES, RECORDER, find_folder
 from pyengine.ipc.store_lock import living_kinds
@@ -27,7 +27,6 @@ from pyengine.native.recorder import Ring, Stall
 from pyengine.storage.config import load_config
 from pyengine.storage.engine_id import read_boot_id
 
-UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 SHOWN = 20
 TIMELINE_ROWS = 30
 TIMELINE_MARKS = 60
@@ -122,16 +121,12 @@ def read_recorder(root: Path) -> list[Ring]:
         with folder.attach(RECORDER, writable=False) as shared:
             whole = bytearray(shared.memory)
     except EngineUnavailableError as error:
-        raise EngineUnavailableError(f"{error}" if _is_there(root) else gone) from None
+        raise EngineUnavailableError(f"{error}" if living_kinds(root) else gone) from None
     found = recorder.view(whole)
     recorder.check(found, len(whole))
     if recorder.boot_of(found) != read_boot_id():
         raise EngineUnavailableError(gone)
     return recorder.read_rings(found)
-
-
-def _is_there(root: Path) -> bool:
-    return bool(living_kinds(root))
 
 
 def explain(rings: Sequence[Ring], living: Iterable[int], since_ns: int, now_ns: int, now_ms: float) -> Why:
@@ -237,9 +232,8 @@ def _span(ms: float) -> str:
 
 def _since(ctx: click.Context, param: click.Parameter, value: str) -> Callable[[float], float]:
     """From now, in ms since 1970, to when it begins."""
-    span = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", value)
-    if span is not None:
-        back_ms = float(span[1]) * UNITS_S[span[2]] * 1000
+    with contextlib.suppress(ValueError):
+        back_ms = span_s(value) * 1000
         return lambda now_ms: now_ms - back_ms
     try:
         began_ms = moment(value).timestamp() * 1000

@@ -36,6 +36,7 @@ from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.native import obstacles
 from pyengine.native.flush import monotonic_ns
+from pyengine.storage.config import set_words
 
 if TYPE_CHECKING:
     from pyengine.engine.fork_server import ForkedWorker, ForkServer
@@ -162,8 +163,7 @@ class Children:
             if not self._adopt(child):
                 child.due_s = time.monotonic() + BYTE_STEP_S
             return
-        settings = [argument for name, value in self._overrides.items() for argument in ("--set", f"{name}={value}")]
-        words = [sys.executable, "-P", "-m", child.kind.module, str(self._root), *settings]
+        words = [sys.executable, "-P", "-m", child.kind.module, str(self._root), *set_words(self._overrides)]
         try:
             child.process = self._fork_server.start_worker(words) if self._fork_server else None
             if child.process is None:

@@ -44,7 +44,7 @@ from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import kind_holder, living_kinds, look, name_processes, require_startable
 from pyengine.native import control as native
 from pyengine.storage.commit_log import look_at_log
-from pyengine.storage.config import check_keywords, load_config
+from pyengine.storage.config import check_keywords, load_config, set_words
 from pyengine.storage.file_system import refuse_shared
 
 if TYPE_CHECKING:
@@ -310,14 +310,14 @@ def _spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int, em
     from pyengine.engine.children import child_environment, silent
 
     reading, writing = os.pipe2(os.O_CLOEXEC)
-    pairs = [argument for name, value in settings.items() for argument in ("--set", f"{name}={value}")]
     kept: tuple[int, ...] = (writing,)
     if embedder is not None:
         kept, options = (writing, embedder), (*options, "--embedder-fd", str(embedder))
     try:
         with log_file.open_log(root) as log:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(root), "--report-fd", str(writing), *options, *pairs],
+                [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(root), "--report-fd", str(writing), *options,
+                 *set_words(settings)],
                 stdin=stdin, stdout=log, stderr=log, pass_fds=kept, env=silent(child_environment()), start_new_session=True)
     except BaseException:
         os.close(reading)

@@ -63,9 +63,14 @@ def say(kind: int, text: str, level: int = INFO) -> None:
     if _stderr_is_journal():
         lines = f"<{level}>" + text.replace("\n", f"\n<{level}>")
     else:
-        lines = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}Z {KIND_NAMES[kind]}[{os.getpid()}] {text}"
+        lines = log_line(KIND_NAMES[kind], text)
     with contextlib.suppress(OSError):  # a log that cannot be written, on a full disk perhaps, stops no process
         print(lines, file=sys.stderr, flush=True)
+
+
+def log_line(who: str, text: str) -> str:
+    """A line of the engine's log: when, who, pid, what."""
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}Z {who}[{os.getpid()}] {text}"
 
 
 def _stderr_is_journal() -> bool:

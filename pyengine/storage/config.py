@@ -94,6 +94,11 @@ def parse_set(pairs: tuple[str, ...] | list[str]) -> dict[str, str]:
     return overrides
 
 
+def set_words(settings: Mapping[str, object]) -> list[str]:
+    """The words of a command line that give these settings: the inverse of parse_set()."""
+    return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+
+
 def config_path(root: str | os.PathLike[str]) -> Path:
     """Where a store keeps its settings."""
     return Path(root) / "config" / "engine.toml"
