@@ -1,4 +1,4 @@
-"""docs/commands.md, configuration.md and shared_memory.md, made from the code's own tables.
+"""docs/commands.md, configuration.md, events.md and shared_memory.md, made from the code's own tables.
 
 `python -m pyengine.cli.reference docs` writes them; a test compares them, so they
 cannot become out of date.
@@ -15,6 +15,7 @@ import click
 
 from pyengine.cli.main import COMMANDS, SECTIONS, CommandLine
 from pyengine.engine_config import KEPT_NAMES, SETTINGS
+from pyengine.events import ERROR, INFO, WARNING, Event
 from pyengine.storage.config import ENV_PREFIX, FIXED_NAMES, REFUSED_KEYS
 
 GROUPS = {
@@ -169,7 +170,27 @@ def shared_memory_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"configuration.md": configuration_page, "commands.md": commands_page, "shared_memory.md": shared_memory_page}
+def events_page() -> str:
+    """docs/events.md: every event with its level, meaning and what to do, in the order of the table."""
+    levels = {ERROR: "error", WARNING: "warning", INFO: "info"}
+    lines = [
+        "# Events", "",
+        "Made from the table in `pyengine/events.py`: every kind of line that processes of an engine say, and what to do.", "",
+        "In `STORE/engine.log` the event stands after who said it: `2026-11-24T09:30:00Z supervisor[4711] WORKER_ENDED writer (pid "
+        "4712) ended with SIGKILL; starting it again`. Under systemd each line is a record of the journal, with the fields "
+        "`EVENT`, `WORKER` (who said it), `STORE` and the priority below; so `journalctl STORE=/var/lib/pyengine/demo "
+        "EVENT=WORKER_ENDED` shows the deaths of one store's workers, and `journalctl -p warning STORE=/var/lib/pyengine/demo` its "
+        "trouble. Two fields are joined by *and*, the same field twice by *or*.", "",
+        "A process that cannot say anything any more, killed or crashed, is told of by the supervisor; Python's own trace of a crash "
+        "has no event. What lasts is not in the log but in `pyengine status STORE`, and in the alerts "
+        "([statistics.md](statistics.md)); what was slow is told by `pyengine why STORE`.", "",
+        "| event | level | what happened | what to do |", "|---|---|---|---|"]
+    lines += [f"| `{event.name}` | {levels[event.level]} | {event.meaning} | {event.action} |" for event in Event]
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"configuration.md": configuration_page, "commands.md": commands_page, "events.md": events_page,
+         "shared_memory.md": shared_memory_page}
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from pyengine.cli.metrics import PORT, address_option, host_and_port
 from pyengine.cli.options import STORE_SIGNS, store_command
 from pyengine.cli.plan import shared_memory_bytes
 from pyengine.engine.children import child_environment
-from pyengine.engine.service_manager import log_line
+from pyengine.engine.log_file import log_line
 from pyengine.errors import EngineUnavailableError, ExitCode
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native import process

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 
 import pyengine
 from pyengine.engine.kinds import HEALTHY_AFTER_S, Kind, WorkerExit, restart_pause_s
+from pyengine.events import Event, Report
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import build_id, is_alive, is_stopped
 from pyengine.ipc.store_lock import StoreLock
@@ -71,7 +72,7 @@ class Children:
     """All workers of one engine."""
 
     def __init__(self, root: Path, memory: EngineMemory, lock: StoreLock, selector: selectors.BaseSelector,
-                 kinds: Sequence[Kind], overrides: Mapping[str, str], say: Callable[[str], None],
+                 kinds: Sequence[Kind], overrides: Mapping[str, str], say: Report,
                  fork_server: ForkServer | None = None, died: Callable[[int], None] = lambda kind: None) -> None:
         """`overrides` are the settings that children must be given; `say` gets a sentence for the log, `died` the kind of
         a worker that ended and is started again.
@@ -134,14 +135,14 @@ class Children:
             if native.load(self._memory.control.workers[child.kind.number], "build_id") in (0, int(build_id(), 16)):
                 continue
             self._renewing, self._renew_by_s = child, now_s + RENEW_TIMEOUT_S
-            self._say(f"the {child.kind.name} (pid {child.pid}) runs another build of pyengine: it is restarted")
+            self._say(Event.WORKER_RENEWED, f"the {child.kind.name} (pid {child.pid}) runs another build of pyengine: it is restarted")
             self._signal(child, signal.SIGTERM)
             self._memory.wake(child.kind.number)
             return
 
     def _resume(self, child: _Child) -> None:
         if is_stopped(child.pid):
-            self._say(f"the {child.kind.name} (pid {child.pid}) was stopped by a signal; it is resumed (SIGCONT)")
+            self._say(Event.WORKER_STOPPED, f"the {child.kind.name} (pid {child.pid}) was stopped by a signal; it is resumed (SIGCONT)")
             child.resumed_s = time.monotonic()
             self._signal(child, signal.SIGCONT)
 
@@ -169,7 +170,8 @@ class Children:
             if child.process is None:
                 child.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=silent(child_environment()), process_group=0)
         except OSError as error:  # no memory or no process to be had just now
-            self._say(f"the {child.kind.name} could not be started: {error}; trying again in {SPAWN_RETRY_S:g} s")
+            self._say(Event.WORKER_NOT_STARTED,
+                      f"the {child.kind.name} could not be started: {error}; trying again in {SPAWN_RETRY_S:g} s")
             child.due_s = time.monotonic() + SPAWN_RETRY_S
             return
         if not self._watch(child, child.process.pid):  # its end would not be noticed
@@ -192,7 +194,7 @@ class Children:
             self._renewing = None
         if not self._restarting:
             if code:
-                self._say(f"{name} (pid {pid}) ended with {_why(code)}")
+                self._say(Event.WORKER_ENDED, f"{name} (pid {pid}) ended with {_why(code)}")
             return
         if is_renewed:
             self._note_death(child.kind.number)
@@ -212,7 +214,7 @@ class Children:
         line = self._memory.control.workers[child.kind.number]
         native.store(line, "restarts", native.load(line, "restarts") + 1)
         said = f"{name} (pid {pid}) ended with {_why(code)}; starting it again" + (f" in {pause_s:g} s" if pause_s else "")
-        self._say(said)
+        self._say(Event.WORKER_ENDED, said)
         self._say_down(said)
         self._note_death(child.kind.number)
         if not pause_s:
@@ -257,7 +259,8 @@ class Children:
             child.aborted_s = NEVER_S
         elif child.aborted_s == NEVER_S:
             child.aborted_s = now_s
-            self._say(f"{child.kind.name} (pid {child.pid}) has made no progress for {heartbeat_age_s:.0f} s: aborting it")
+            self._say(Event.WORKER_STUCK,
+                      f"{child.kind.name} (pid {child.pid}) has made no progress for {heartbeat_age_s:.0f} s: aborting it")
             self._signal(child, signal.SIGABRT)
         elif now_s >= child.aborted_s + ABORT_TIMEOUT_S:
             self._signal(child, signal.SIGKILL)

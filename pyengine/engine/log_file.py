@@ -1,4 +1,6 @@
-"""STORE/engine.log: opened by who starts an engine, inherited as stderr by its processes, bounded while it runs.
+"""What processes of an engine say, and STORE/engine.log, where it goes: their stderr, bounded while they run.
+
+Each line is an event (pyengine/events.py) of one process. Where stderr is the journal of systemd, it goes there as a record with fields.
 
 The supervisor sets a log that has grown large aside as engine.log.1, in place of the one before. Each process sees by the name
 behind its own stderr that the log was moved or removed, by the supervisor, by logrotate or by hand, and opens
@@ -11,14 +13,68 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import struct
+import sys
 import time
 from pathlib import Path
 from typing import BinaryIO
 
+from pyengine.events import Event
+from pyengine.ipc.shared_objects import KIND_NAMES
+
 NAME = "engine.log"
 BYTES_MAX = 16 << 20
 LOOK_S = 1.0  # between two looks of a process at its own stderr
+JOURNAL = "/run/systemd/journal/socket"
 _STDOUT, _STDERR = 1, 2
+
+
+def say(kind: int, root: Path | None, event: Event, text: str) -> None:
+    """One line on stderr: when, who, which event, what. To the journal, which knows when and who, a record with the fields
+    MESSAGE, PRIORITY, EVENT, WORKER and STORE, which is `root` where it is known."""
+    if _stderr_is_journal():
+        if _send_to_journal(kind, root, event, text):
+            return
+        lines = f"<{event.level}>" + text.replace("\n", f"\n<{event.level}>")
+    else:
+        lines = log_line(KIND_NAMES[kind], f"{event.name} {text}")
+    with contextlib.suppress(OSError):  # a log that cannot be written, on a full disk perhaps, stops no process
+        print(lines, file=sys.stderr, flush=True)
+
+
+def log_line(who: str, text: str) -> str:
+    """A line of the engine's log: when, who, pid, what."""
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}Z {who}[{os.getpid()}] {text}"
+
+
+def _stderr_is_journal() -> bool:
+    """Whether the service manager connected stderr, itself and not through a pipe of another process, to its journal."""
+    stream = os.environ.get("JOURNAL_STREAM", "")
+    try:
+        found = os.fstat(_STDERR)
+    except OSError:
+        return False
+    return stream == f"{found.st_dev}:{found.st_ino}"
+
+
+def _send_to_journal(kind: int, root: Path | None, event: Event, text: str) -> bool:
+    """Whether the journal took the record: it is as full, gone or out of this process's sight as a disk may be."""
+    fields = {"MESSAGE": text, "PRIORITY": str(event.level), "SYSLOG_IDENTIFIER": f"pyengine-{KIND_NAMES[kind]}",
+              "EVENT": event.name, "WORKER": KIND_NAMES[kind]}
+    if root is not None:
+        fields["STORE"] = str(root)
+    record = b""
+    for name, value in fields.items():  # a value that may hold a line end goes with its length
+        content = os.fsencode(value)
+        record += name.encode() + b"\n" + struct.pack("<Q", len(content)) + content + b"\n"
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+            channel.setblocking(False)
+            channel.sendto(record, JOURNAL)
+    except OSError:
+        return False
+    return True
 
 
 def open_log(root: Path) -> BinaryIO:

@@ -8,9 +8,9 @@ bounded, when that is full. Pool buffers that were not needed at once are made b
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 from pyengine.errors import EngineError
+from pyengine.events import Event, Report
 from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import POOL_NOT_MADE, EngineMemory
 from pyengine.ipc.shared_objects import pool_name
@@ -71,7 +71,7 @@ def missing_pool_buffers(memory: EngineMemory) -> list[int]:
 class PoolGrowth:
     """Makes the pool buffers that were not needed at once, beside the running engine, and has all of them open."""
 
-    def __init__(self, memory: EngineMemory, say: Callable[[str], None]) -> None:
+    def __init__(self, memory: EngineMemory, say: Report) -> None:
         self._memory = memory
         self.buffers = list(memory.open_pool(writable=False).values())
         self._say = say
@@ -92,7 +92,7 @@ class PoolGrowth:
                 self.buffers.append(self._memory.folder.attach(pool_name(number), writable=False))
                 self._memory.wake(native.WRITER)
         except (EngineError, OSError) as error:  # no room, no descriptor: the writer goes on with what it has
-            self._say(f"the pool stays smaller than asked: {error}")
+            self._say(Event.POOL_SMALLER, f"the pool stays smaller than asked: {error}")
 
     def join(self) -> None:
         """Stop after the buffer that is being made."""

@@ -1,20 +1,11 @@
-"""What a process says to its service manager: log lines, readiness, watchdog, pauses between restarts.
-
-Log lines go to stderr, to the journal with their level; the rest happens under systemd only.
-"""
+"""What a process says to its service manager, beside log lines (log_file.py): readiness, watchdog, pauses between restarts."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import sys
 import time
 
-from pyengine.ipc.shared_objects import KIND_NAMES
-
-# Levels of what is said, as syslog and the journal number them.
-ERROR, WARNING, INFO = 3, 4, 6
 SHORT_LIFE_S = 10.0
 RESTART_PAUSE_S = 5.0
 
@@ -56,28 +47,3 @@ def watchdog_interval_s() -> float | None:
         return int(os.environ["WATCHDOG_USEC"]) / 2e6
     except (KeyError, ValueError):
         return None
-
-
-def say(kind: int, text: str, level: int = INFO) -> None:
-    """One line on stderr: when, who, what; to the journal, which knows when and who, its level and what."""
-    if _stderr_is_journal():
-        lines = f"<{level}>" + text.replace("\n", f"\n<{level}>")
-    else:
-        lines = log_line(KIND_NAMES[kind], text)
-    with contextlib.suppress(OSError):  # a log that cannot be written, on a full disk perhaps, stops no process
-        print(lines, file=sys.stderr, flush=True)
-
-
-def log_line(who: str, text: str) -> str:
-    """A line of the engine's log: when, who, pid, what."""
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}Z {who}[{os.getpid()}] {text}"
-
-
-def _stderr_is_journal() -> bool:
-    """Whether the service manager connected stderr, itself and not through a pipe of another process, to its journal."""
-    stream = os.environ.get("JOURNAL_STREAM", "")
-    try:
-        found = os.fstat(2)
-    except OSError:
-        return False
-    return stream == f"{found.st_dev}:{found.st_ino}"

@@ -35,10 +35,11 @@ from pyengine.engine.bring_up import bring_up, prepare_root, raise_descriptors
 from pyengine.engine.children import Children
 from pyengine.engine.fork_server import ForkServer
 from pyengine.engine.kinds import Kind, kinds_for
-from pyengine.engine.log_file import LogFile
+from pyengine.engine.log_file import LogFile, say
 from pyengine.engine.memory_growth import PoolGrowth, grow_queue_table
-from pyengine.engine.service_manager import ERROR, WARNING, notify, say, watchdog_interval_s
+from pyengine.engine.service_manager import notify, watchdog_interval_s
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, OtherLayoutError, StoreBusyError, os_error_sentence
+from pyengine.events import Event
 from pyengine.ipc import sessions
 from pyengine.ipc.control_block import (
     MODE_NAMES,
@@ -63,6 +64,7 @@ from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.checkpoint import remove_abort_file
 from pyengine.storage.config import LIVE, SETTINGS, EngineConfig, config_path, load_config, parse_set, read_file, setting_name
 from pyengine.storage.engine_id import read_engine_id, read_epoch
+from pyengine.storage.recovery.report import RecoveryState
 from pyengine.storage.topic_config import TopicConfigs
 
 TICK_S = 1.0
@@ -166,9 +168,10 @@ class Supervisor:
                 self._memory, self._presence = brought.memory, brought.presence
                 overrides = config.overrides()
                 outcome = {"adopted": False, "recovery": brought.report.sentence, "seconds": round(brought.seconds, 3)}
-                self._say(f"{brought.report.sentence} ({brought.seconds:.2f} s)")
+                self._say(Event.ENGINE_RECOVERED if brought.report.state is RecoveryState.RECOVERED else Event.LOG_DAMAGED,
+                          f"{brought.report.sentence} ({brought.seconds:.2f} s)")
                 for note in brought.report.notes:
-                    self._say(f"note: {note}")
+                    self._say(Event.RECOVERY_NOTE, note)
                 self._say_once(TopicConfigs(self._root).read().said)
             try:
                 return self._serve(overrides, lock, outcome)
@@ -225,7 +228,7 @@ class Supervisor:
             native.store(memory.control.state, "state", native.STATE_RUNNING)
             failpoint("adopted_running")
         native.refuse_puts(memory.control, native.REFUSE_STOPPING, False)
-        self._say("adopted living workers, without recovery")
+        self._say(Event.ENGINE_ADOPTED, "adopted living workers, without recovery")
         self._memory = memory
         if asked is not None and not self._again:
             self._take_settings({}, asked)
@@ -241,7 +244,7 @@ class Supervisor:
         found = reload_settings(read_run_settings(self._memory.folder), asked, read_file(config_path(self._root)), values)
         number = self._memory.change_run_settings(found.config)
         if found.changed or found.later:
-            self._say(f"settings were read again: {'; '.join(found.changed + found.later)}")
+            self._say(Event.SETTINGS_READ, f"settings were read again: {'; '.join(found.changed + found.later)}")
         return {"changed": found.changed, "later": found.later, "number": number}
 
     def _reload(self) -> None:
@@ -250,10 +253,10 @@ class Supervisor:
         try:
             found = self._take_settings({})
         except EngineError as error:
-            self._warn(f"the settings stay as they are: {error}")
+            self._say(Event.SETTINGS_REFUSED, f"the settings stay as they are: {error}")
         else:
             if not found["changed"] and not found["later"]:
-                self._say("settings were read again: nothing has changed")
+                self._say(Event.SETTINGS_READ, "settings were read again: nothing has changed")
 
     def _serve(self, overrides: Mapping[str, str], lock: StoreLock, outcome: dict[str, object]) -> ExitCode:
         heart = Heartbeat(self._memory.control.workers[native.SUPERVISOR])
@@ -382,13 +385,14 @@ class Supervisor:
         deadline_s = time.monotonic() + self._arguments.stop_timeout_s
         notify("STOPPING=1")
         if self._again:
-            self._warn(f"{self._again}; the engine is stopped in order and started again")
+            self._say(Event.ENGINE_RESTARTS, f"{self._again}; the engine is stopped in order and started again")
         if self._is_memory_lost():
             children.kill()
             if self._arguments.no_children:
                 kill_workers(self._root)
             server.close()
-            self._warn("the control block was written over: the workers were killed, the next start recovers the store")
+            self._say(Event.MEMORY_OVERWRITTEN,
+                      "the control block was written over: the workers were killed, the next start recovers the store")
             return ExitCode.FAILED
         state = self._memory.control.state
         degraded = self._memory.state == native.STATE_DEGRADED
@@ -411,15 +415,15 @@ class Supervisor:
         problems += self._look_whether_clean(degraded)
         server.close()
         for problem in problems:
-            self._warn(problem)
+            self._say(Event.STOP_UNCLEAN, problem)
         if problems:
-            self._warn("the store was not stopped in an orderly way: the next start recovers it")
+            self._say(Event.STOP_UNCLEAN, "the store was not stopped in an orderly way: the next start recovers it")
             if not children.may_start:
                 self._name_again()
             return ExitCode.FAILED if not degraded else ExitCode.DEGRADED
         remove_abort_file(self._root)
         self._remove_objects()
-        self._say("stopped")
+        self._say(Event.ENGINE_STOPPED, "stopped")
         return ExitCode.OK
 
     def _name_again(self) -> None:
@@ -429,7 +433,7 @@ class Supervisor:
             for shared in (*self._pool.buffers, self._memory.control_object):
                 self._memory.folder.name_again(shared)
         except (EngineError, OSError) as error:
-            self._warn(f"recovery has the files alone, without what was in the pool: {error}")
+            self._say(Event.STOP_UNCLEAN, f"recovery has the files alone, without what was in the pool: {error}")
         self._memory.retire()  # what producers have mapped, which recovery will not see
 
     def _wait_for_producers(self, until_s: float) -> None:
@@ -465,17 +469,14 @@ class Supervisor:
 
     # ---- telling ----------------------------------------------------------------
 
-    def _say(self, text: str) -> None:
-        say(native.SUPERVISOR, text)
-
-    def _warn(self, text: str) -> None:
-        say(native.SUPERVISOR, text, WARNING)
+    def _say(self, event: Event, text: str) -> None:
+        say(native.SUPERVISOR, self._root, event, text)
 
     def _say_once(self, text: str) -> None:
         if text != self._said:
             self._said = text
             if text:
-                self._warn(text)
+                self._say(Event.TABLE_UNUSABLE, text)
 
     def _report_progress(self, done: int, total: int) -> None:
         self._report({"progress": [done, total]})
@@ -564,10 +565,10 @@ def parse_arguments(argv: Sequence[str] | None) -> Arguments:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a supervisor; its exit code."""
     faulthandler.enable()
-    descriptor = -1
+    descriptor, root = -1, None
     try:
         arguments = parse_arguments(argv)
-        descriptor = arguments.report_descriptor
+        descriptor, root = arguments.report_descriptor, arguments.root
         supervisor = Supervisor(arguments)
         code = supervisor.run()
         if not supervisor.starts_again:
@@ -576,7 +577,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return ExitCode.FAILED
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     except EngineError as error:
-        say(native.SUPERVISOR, str(error), ERROR)
+        say(native.SUPERVISOR, root, Event.START_FAILED, str(error))
         notify(f"STATUS=cannot start: {' '.join(str(error).split())}")
         report(descriptor, {"error": str(error), "exit_code": int(error.exit_code)})
         return error.exit_code

@@ -30,9 +30,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pyengine.engine.kinds import KINDS, WorkerExit
-from pyengine.engine.log_file import LogFile
-from pyengine.engine.service_manager import ERROR, WARNING, notify, pause_before_restart, say, watchdog_interval_s
+from pyengine.engine.log_file import LogFile, say
+from pyengine.engine.service_manager import notify, pause_before_restart, watchdog_interval_s
 from pyengine.errors import ConfigError, DiskError, EngineError, EngineUnavailableError, StoreBusyError, os_error_sentence
+from pyengine.events import Event
 from pyengine.ipc.control_block import EngineMemory, read_run_settings
 from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder, removed_names
@@ -76,7 +77,7 @@ class Worker:
         count_resumes()
         self.recorder = Recorder(memory.recorder, kind, memory.identity.epoch)
         self.context = ServiceContext(memory, MessageStore(root, self.config.geometry), self.config,
-                                      self.say, self.warn, self.beat, self.recorder)
+                                      self.say, self.beat, self.recorder)
         self.heart = Heartbeat(memory.control.workers[kind])
         self.incarnation = self.heart.begin(os.getpid(), process_start_ms(os.getpid()) or 0)
         native.store(memory.control.workers[kind], "settings_seq", self._settings_seq)
@@ -123,13 +124,9 @@ class Worker:
             self.recorder.doing(None)
             self._blocked_ns = 0
 
-    def say(self, text: str) -> None:
+    def say(self, event: Event, text: str) -> None:
         """One line for the log."""
-        say(self.kind, text)
-
-    def warn(self, text: str) -> None:
-        """One line for the log, as a warning."""
-        say(self.kind, text, WARNING)
+        say(self.kind, self.root, event, text)
 
     def take_settings(self, service: Service) -> None:
         """Let the service have the run settings if they have changed since they were read last."""
@@ -166,8 +163,8 @@ class Worker:
                 return
             self._is_lost = True
             native.refuse_puts(self.memory.control, native.REFUSE_STOPPING)  # the dead supervisor would
-            say(self.kind, f"no supervisor runs, and {removed_names(missing)}, so that none can take over: finishing what is "
-                           "published, then ending", WARNING)
+            self.say(Event.NAMES_REMOVED, f"no supervisor runs, and {removed_names(missing)}, so that none can take over: finishing "
+                                          "what is published, then ending")
         rank = next(kind.stop_rank for kind in KINDS if kind.number == self.kind)
         if not any(self.lock.kind_taken(kind.number) for kind in KINDS if kind.stop_rank < rank):
             self._asked_to_stop = True
@@ -312,13 +309,13 @@ def _run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[s
         load_config(arguments.store, settings)  # a wrong setting is told before the wait, not after
         worker = attach(kind, arguments.store.resolve(), settings, arguments.wait)
     except StoreBusyError as error:
-        say(kind, str(error), ERROR)
+        say(kind, arguments.store, Event.START_FAILED, str(error))
         return WorkerExit.ALREADY_RUNNING
     except (EngineError, OSError) as error:
         if not may_pass(error) and not isinstance(error, EngineError):
             raise
         why = os_error_sentence(error) if isinstance(error, OSError) else str(error)
-        say(kind, f"cannot start: {why}", ERROR)
+        say(kind, arguments.store, Event.START_FAILED, f"cannot start: {why}")
         notify(f"STATUS=cannot start: {' '.join(why.split())}")
         if isinstance(error, ConfigError) and error.__cause__ is None:  # else the file could not be read
             return WorkerExit.USAGE
@@ -329,7 +326,7 @@ def _run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[s
         served = True
     except BootFailedError as error:
         worker.say_blocked_reason(f"cannot start: {error}")
-        say(kind, f"cannot start: {error}", ERROR)
+        worker.say(Event.START_FAILED, f"cannot start: {error}")
         notify(f"STATUS=cannot start: {' '.join(str(error).split())}")
         return WorkerExit.TEMPFAIL if may_pass(error) else WorkerExit.BOOT_FAILED
     except Exception as error:
@@ -337,7 +334,7 @@ def _run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[s
         worker.say_blocked_reason(f"it ended and is started again: {why}")
         if not may_pass(error):
             raise
-        say(kind, why, ERROR)
+        worker.say(Event.WORKER_FAILED, why)
         return WorkerExit.TEMPFAIL
     finally:
         worker.close(failed=not served)

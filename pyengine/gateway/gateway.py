@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, os_error_sentence
+from pyengine.events import Event, Report
 from pyengine.gateway.admin import Admin
 from pyengine.gateway.connections import Connections, Handlers, Limits
 from pyengine.gateway.ends import Ends
@@ -49,7 +50,7 @@ class Ports:
 class Reports:
     """Sentences about clients, for the log: bounded in each window, so that no client can fill a disk."""
 
-    def __init__(self, report: Callable[[str], None], clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, report: Report, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._report = report
         self._clock_s = clock_s
         self._window_s = clock_s()
@@ -59,11 +60,11 @@ class Reports:
         now_s = self._clock_s()
         if now_s - self._window_s >= REPORT_WINDOW_S:
             if self._unsaid:
-                self._report(f"{self._unsaid} more sentences about clients were left out")
+                self._report(Event.CLIENT_FAILED, f"{self._unsaid} more sentences about clients were left out")
             self._window_s, self._said, self._unsaid = now_s, 0, 0
         if self._said < REPORTS_MAX:
             self._said += 1
-            self._report(f"client {host}: {''.join(sign if sign.isprintable() else '?' for sign in sentence[:500])}")
+            self._report(Event.CLIENT_FAILED, f"client {host}: {''.join(sign if sign.isprintable() else '?' for sign in sentence[:500])}")
         else:
             self._unsaid += 1
 
@@ -72,8 +73,8 @@ class Gateway:
     """A name server and a broker on one store. Everything but the constructor is called in an event loop."""
 
     def __init__(self, reader: LiveStoreReader, config: EngineConfig, connect: Callable[[], Producer], *,
-                 report: Callable[[str], None], limits: Limits | None = None) -> None:
-        """`connect` opens a producer; `report` takes a sentence for the log. The reader is the caller's, who closes it."""
+                 report: Report, limits: Limits | None = None) -> None:
+        """`connect` opens a producer; `report` takes an event and its sentence for the log. The reader is the caller's, who closes it."""
         self._reader = reader
         self._config = config
         self._report = report
@@ -126,7 +127,7 @@ class Gateway:
             repeat(FLUSH_S, self._offsets.flush, self._report, "the groups' offsets cannot be written, and wait"),
             repeat(EXPIRE_S, members.expire, self._report, "clients that are silent cannot be left out"),
             repeat(ends.interval_s, ends.ask_for_ends, self._report, "transactions could not be checked"))]
-        self._report(f"name server at {host}:{name_port}, broker {address.broker_name} at {host}:{broker_port}, "
+        self._report(Event.GATEWAY_LISTENS, f"name server at {host}:{name_port}, broker {address.broker_name} at {host}:{broker_port}, "
                      f"known to clients as {address.broker}")
         return Ports(name_port, broker_port)
 
@@ -144,13 +145,13 @@ class Gateway:
         try:
             await self._offsets.flush()
         except Exception as error:  # noqa: BLE001 - the rest is closed all the same
-            self._report(f"the groups' last offsets could not be written: {_sentence(error)}")
+            self._report(Event.WORK_BLOCKED, f"the groups' last offsets could not be written: {_sentence(error)}")
         self._executor.shutdown(wait=True)
         if self._ends is not None:
             self._ends.close()
 
 
-async def repeat(pause_s: float, step: Callable[[], Awaitable[None] | None], report: Callable[[str], None], failed: str) -> None:
+async def repeat(pause_s: float, step: Callable[[], Awaitable[None] | None], report: Report, failed: str) -> None:
     """Do `step` after each pause, for ever, whatever it raises: that is reported after `failed`, once until it is another."""
     said = ""
     while True:
@@ -162,7 +163,7 @@ async def repeat(pause_s: float, step: Callable[[], Awaitable[None] | None], rep
         except Exception as error:  # noqa: BLE001 - the next try may succeed, and no one else would do it
             if said != _sentence(error):
                 said = _sentence(error)
-                report(f"{failed}: {said}")
+                report(Event.WORK_BLOCKED, f"{failed}: {said}")
 
 
 def _sentence(error: Exception) -> str:

@@ -26,6 +26,7 @@ import os
 
 from pyengine._native import ffi
 from pyengine.errors import DiskError, disk_errors
+from pyengine.events import Event
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
@@ -60,7 +61,6 @@ class AllocateMappedFileService(Service):
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
         self._allocator = self._control.allocator
-        self._warn = context.warn
         self._warned = False
         self._warmer: PageWarmer | None = None
         if self._memory.identity.mode == native.MODE_MAPPED:
@@ -149,9 +149,10 @@ class AllocateMappedFileService(Service):
         native.store(self._allocator, "populated_end", self._warmer.populated_end)
         if self._warmer.lock_refused and not self._warned:
             self._warned = True
-            self._warn(f"the pages of the next segments cannot be locked in memory ({os.strerror(self._warmer.lock_refused)}), "
-                       f"puts may wait for one: raise the memlock limit to {3 * self._segment_bytes:,} bytes "
-                       "(ulimit -l, LimitMEMLOCK=)")
+            why = os.strerror(self._warmer.lock_refused)
+            self._report(Event.MEMORY_NOT_LOCKED, f"the pages of the next segments cannot be locked in memory ({why}), puts may wait "
+                                                  f"for one: raise the memlock limit to {3 * self._segment_bytes:,} bytes "
+                                                  "(ulimit -l, LimitMEMLOCK=)")
         return more
 
     def pause_s(self) -> float:

@@ -26,6 +26,7 @@ import os
 from collections.abc import Callable, Iterable
 
 from pyengine.errors import DiskError, EngineError, FlushError, FormatError, disk_error
+from pyengine.events import Event, Report
 from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import decode_ext_address, is_ext_address, unpack_entry
@@ -289,7 +290,7 @@ class AdoptedLog:
     """
 
     def __init__(self, store: MessageStore, verified_from: int, min_offset: Callable[[], int],
-                 report: Callable[[str], None]) -> None:
+                 report: Report) -> None:
         """`min_offset` tells where the log begins now; `report` gets a sentence at the end of the work."""
         self.verified_from = verified_from if verified_from > min_offset() else 0
         self.blocked = BlockedReason(report)  # the damage, or why nothing can be read at present
@@ -352,7 +353,7 @@ class AdoptedLog:
                 f"the log is {why}, in what was there before this engine; everything from {top} on was read and is whole. "
                 "Restore that segment from a copy and start again, or make a store without the damage: stop, then "
                 "`pyengine salvage STORE DEST`")
-            self.blocked.set(damage, damage)
+            self.blocked.set(damage, damage, event=Event.LOG_DAMAGED)
 
     def _is_deleted(self, base: int) -> bool:
         """Whether the cleaner has taken the segment: its bytes read as zeros then. All that is left is read."""
@@ -366,7 +367,7 @@ class AdoptedLog:
         self.verified_from = base if base > self._min_offset() else 0
         if not self.verified_from:
             self._is_over = True
-            self._report("the log that was there before this engine is read and whole: the watermark covers all of it")
+            self._report(Event.OLD_LOG_READ, "the log that was there before this engine is read and whole: the watermark covers all of it")
 
 
 def _sync_file(path: str, sync: Callable[[int, str], None]) -> None:

@@ -26,6 +26,7 @@ import time
 
 from pyengine._native import ffi
 from pyengine.errors import DiskFullError, EngineUnavailableError, FlushError, InvariantError
+from pyengine.events import Event
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import SharedObject
 from pyengine.native import control as native
@@ -60,7 +61,6 @@ class PutMessageService(Service):
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
         memory, config = context.memory, context.config
-        self._warn = context.warn
         self._warned = False
         self._identity = memory.identity
         self._latch = memory.latch(native.WRITER)
@@ -174,8 +174,9 @@ class PutMessageService(Service):
             # Locked so that a put never faults; the limit may forbid it, then it is only slower.
             if flush.lock_memory(ffi.from_buffer("uint8_t[]", shared.memory), shared.size_bytes) and not self._warned:
                 self._warned = True
-                self._warn(f"the pool cannot be locked in memory, puts may wait for a page: raise the memlock limit "
-                           f"to {self._identity.pool_buffers * self._segment_bytes:,} bytes (ulimit -l, LimitMEMLOCK=)")
+                self._report(Event.MEMORY_NOT_LOCKED,
+                             "the pool cannot be locked in memory, puts may wait for a page: raise the memlock limit to "
+                             f"{self._identity.pool_buffers * self._segment_bytes:,} bytes (ulimit -l, LimitMEMLOCK=)")
         return shared
 
     def _attach_ahead(self, count: int) -> bool:

@@ -35,6 +35,7 @@ from pyengine.client.outgoing import RawMessage
 from pyengine.client.pending_puts import PutFuture
 from pyengine.client.producer import Producer
 from pyengine.errors import DiskError, EngineError, StoreBusyError, UsageError
+from pyengine.events import Event
 from pyengine.formats.constants import SCHEDULE_TOPIC, TIMER_GROUP, TIMER_TOPIC
 from pyengine.formats.consume_queue import ConsumeQueueEntry, is_ext_address, is_filler
 from pyengine.formats.delayed_message import UNKNOWN_LEVEL_DELAY_MS, delivery_of
@@ -157,7 +158,7 @@ class ScheduleMessageService(Service):
         """The levels of the table, and those that have a queue in the store beyond it."""
         self._written, said = self._offsets.read()
         if said:
-            self._report(said)
+            self._report(Event.TABLE_UNUSABLE, said)
         delays = dict(enumerate(config.delay_levels_ms, start=1))
         queues = self._reader.topics().get(SCHEDULE_TOPIC, [])
         levels = []
@@ -166,8 +167,9 @@ class ScheduleMessageService(Service):
             low, high = self._reader.queue_range(SCHEDULE_TOPIC, number - 1)
             inside = max(low, min(offset, high))
             if inside != offset and number in self._written:
-                self._report(f"delay level {number} is said to be delivered up to {offset}, but its queue reaches from "
-                             f"{low} to {high}: going on at {inside}")
+                self._report(Event.DELAY_OFFSET_MOVED,
+                             f"delay level {number} is said to be delivered up to {offset}, but its queue reaches from {low} to "
+                             f"{high}: going on at {inside}")
             levels.append(_Level(number, delays.get(number), inside, inside))
         return levels + self._put_aside()
 
@@ -333,8 +335,8 @@ class ScheduleMessageService(Service):
             else:
                 reason = result.reason
         if reason:  # it stays where it is, and those after it do not wait for it
-            self._report(f"the message at offset {level.offset} of {level.topic} queue {level.queue_id} is not "
-                         f"delivered: {reason}")
+            self._report(Event.DELAYED_NOT_DELIVERED, f"the message at offset {level.offset} of {level.topic} queue {level.queue_id} is "
+                                                      f"not delivered: {reason}")
         level.ahead.pop(level.offset, None)
         level.offset = step.next_offset
         level.unflushed.append((level.offset, max(end, level.unflushed[-1][1] if level.unflushed else 0)))
@@ -440,7 +442,7 @@ class ScheduleMessageService(Service):
         self._blocked.set(reason)
         if why != self._said:
             self._said = why
-            self._report(reason)
+            self._report(Event.WORK_BLOCKED, reason)
 
     # ---- session ----------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from pyengine.errors import DiskError
+from pyengine.events import Event, Report
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pyengine.native.waiting import Latch
 
 
-def _ignore(text: str) -> None:
+def _ignore(event: Event, text: str) -> None:
     pass
 
 
@@ -42,15 +43,14 @@ def _ignore(text: str) -> None:
 class ServiceContext:
     """What a service works with: the memory of its engine, the store, and the engine's settings.
 
-    `report` takes a sentence for the log, `warn` one about what works but is slow. `beat` is called in long work and
-    in waits, so that the supervisor does not take the worker for dead. `recorder` keeps what took long.
+    `report` takes an event and its sentence for the log. `beat` is called in long work and in waits, so that the
+    supervisor does not take the worker for dead. `recorder` keeps what took long.
     """
 
     memory: EngineMemory
     store: MessageStore
     config: EngineConfig
-    report: Callable[[str], None] = _ignore
-    warn: Callable[[str], None] = _ignore
+    report: Report = _ignore
     beat: Callable[[], None] = lambda: None
     recorder: Recorder = field(default_factory=Recorder)
 
@@ -59,22 +59,22 @@ class BlockedReason:
     """Why a service does not do its work: `text`, a sentence for `status`; "" while nothing blocks it. `error_number`: the errno
     of it, 0 where there is none."""
 
-    def __init__(self, report: Callable[[str], None]) -> None:
+    def __init__(self, report: Report) -> None:
         self.text = ""
         self.error_number = 0
         self._report = report
 
-    def set(self, text: str, said: str = "", error_number: int = 0) -> None:
+    def set(self, text: str, said: str = "", error_number: int = 0, event: Event = Event.WORK_BLOCKED) -> None:
         """The service is blocked; `said` is reported, once for each reason."""
         self.error_number = error_number
         if text != self.text:
             self.text = text
             if said:
-                self._report(said)
+                self._report(event, said)
 
     def clear(self, said: str = "") -> None:
         """The service works again; `said` is reported if it was blocked."""
-        self.set("", said)
+        self.set("", said, event=Event.WORK_RESUMED)
 
 
 class Service(ABC):

@@ -15,9 +15,11 @@ import pytest
 from fix_owner import CHECKOUT
 from pyengine.engine.children import NEVER_S, Children, child_environment
 from pyengine.engine.kinds import KINDS, WorkerExit
+from pyengine.events import Event
 from pyengine.ipc.heartbeat import is_stopped
 from pyengine.native import control as native
 from pyengine.native import obstacles
+from said import Said
 from waiting import eventually
 
 FLUSHER = next(kind for kind in KINDS if kind.number == native.FLUSHER)
@@ -30,10 +32,10 @@ class Rig:
 
     def __init__(self, owner, *kinds, overrides=None) -> None:
         self.owner = owner
-        self.said: list[str] = []
+        self.said = Said()
         self.selector = selectors.DefaultSelector()
         self.children = Children(owner.root, owner.memory, owner.lock, self.selector, kinds, overrides or {},
-                                 self.said.append)
+                                 self.said)
 
     def pump(self, seconds: float = 0.02) -> None:
         for key, _ in self.selector.select(max(0.0, seconds)):
@@ -86,7 +88,7 @@ def test_a_worker_that_keeps_dying_is_restarted_after_growing_pauses(rig):
         made.go_until(lambda: made.children.all_ready, "ready")
         os.kill(native.load(line(made), "pid"), signal.SIGKILL)
         made.go_until(lambda deaths=deaths: native.load(line(made), "restarts") == deaths, "restarted")
-    assert made.said[0].endswith("starting it again")
+    assert made.said[0].endswith("starting it again") and set(made.said.events) == {Event.WORKER_ENDED}
     assert made.said[1].endswith("in 0.1 s") and made.said[2].endswith("in 0.2 s")
     made.go_until(lambda: made.children.all_ready, "ready again")
 
@@ -100,7 +102,7 @@ def test_a_silent_worker_is_aborted_then_killed_and_replaced(rig, monkeypatch):
     first = native.load(line(made), "pid")
     os.kill(first, signal.SIGSTOP)
     made.go_until(lambda: native.load(line(made), "pid") != first and made.children.all_ready, "another one is up")
-    assert "made no progress" in made.said[0]
+    assert "made no progress" in made.said[0] and made.said.events == [Event.WORKER_STUCK, Event.WORKER_ENDED]
     assert "SIGKILL" in made.said[1]
 
 

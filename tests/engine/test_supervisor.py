@@ -421,6 +421,7 @@ def test_damage_below_the_watermark_comes_up_read_only_and_changes_nothing(make_
     epoch = read_epoch(engine.root)
     outcome = engine.start()
     assert outcome["state"] == "degraded" and "salvage" in outcome["reason"]
+    assert " LOG_DAMAGED The log is damaged at" in engine.log()
     assert living_kinds(engine.root) == [native.SUPERVISOR]
     with pytest.raises(EngineUnavailableError, match="damaged"):
         pyengine.connect(engine.root)

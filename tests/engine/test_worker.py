@@ -12,7 +12,8 @@ import pytest
 
 from pyengine.engine import service_manager
 from pyengine.engine.kinds import KINDS, WorkerExit, kinds_for, restart_pause_s
-from pyengine.engine.service_manager import say
+from pyengine.engine.log_file import say
+from pyengine.events import Event
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native import obstacles
@@ -169,7 +170,7 @@ def test_a_log_that_cannot_be_written_stops_no_worker(monkeypatch):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(sys, "stderr", Full())
-    say(KIND, "the disk is full")
+    say(KIND, None, Event.WORK_BLOCKED, "the disk is full")
     assert asked
 
 

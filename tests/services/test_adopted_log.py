@@ -10,6 +10,7 @@ from pyengine.errors import DiskError, FlushError
 from pyengine.services import flush_consume_queue
 from pyengine.services.flush_consume_queue import AdoptedLog
 from pyengine.storage.message_store import MessageStore
+from said import into
 
 BODY_AT = 88
 
@@ -17,7 +18,7 @@ BODY_AT = 88
 def adopt(store, verified_from: int | None = None, min_offset: int = 0):
     said: list[str] = []
     log = AdoptedLog(MessageStore(store.root), store.end if verified_from is None else verified_from,
-                     lambda: min_offset, said.append)
+                     lambda: min_offset, into(said))
     return log, said
 
 

@@ -21,6 +21,7 @@ from pyengine.storage.durable_writes import MANY_FILES
 from pyengine.storage.topic_config import TopicConfig, TopicConfigs
 from pyengine.storage.watermark import read_watermark
 from ready_store import SEGMENT, store_with_writer
+from said import into
 from waiting import eventually
 
 
@@ -46,7 +47,7 @@ class Rig:
         self.service = self.make()
 
     def make(self) -> FlushConsumeQueueService:
-        return FlushConsumeQueueService(self.owner.context(self.config, report=self.said.append))
+        return FlushConsumeQueueService(self.owner.context(self.config, report=into(self.said)))
 
     def dispatch(self) -> None:
         while self.reputter.work():

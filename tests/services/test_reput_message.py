@@ -17,6 +17,7 @@ from pyengine.services.reput_message import ReputMessageService
 from pyengine.services.schedule_message import DispatchedWatermark
 from pyengine.storage.store_reader import open_store
 from ready_store import SEGMENT, store_with_writer
+from said import into
 from waiting import eventually
 
 
@@ -33,7 +34,7 @@ def derived_files(root):
 
 
 def service_of(owner, said=None):
-    return ReputMessageService(owner.context(report=(said if said is not None else []).append))
+    return ReputMessageService(owner.context(report=into(said if said is not None else [])))
 
 
 def test_what_is_committed_becomes_visible_and_consumers_are_woken(make_owner):

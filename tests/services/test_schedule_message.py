@@ -23,6 +23,7 @@ from pyengine.services.schedule_message import PAUSE_S_MAX, POLL_NS_MAX, RETRY_N
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.store_reader import open_store
+from said import into
 from waiting import eventually
 
 LEVELS = "1m 2m 1h"
@@ -84,7 +85,7 @@ class Rig:
     def service(self) -> ScheduleMessageService:
         """A scheduler as the worker makes it; an earlier one is dropped as kill -9 drops it."""
         self.services.append(ScheduleMessageService(
-            self.owner.context(self.config, report=self.said.append), self.connect, lambda: self.wall_ms, lambda: self.steady_ns))
+            self.owner.context(self.config, report=into(self.said)), self.connect, lambda: self.wall_ms, lambda: self.steady_ns))
         return self.services[-1]
 
     def connect(self):

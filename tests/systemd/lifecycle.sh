@@ -60,6 +60,7 @@ ok "the store checks out" 'engine check /var/lib/pyengine/demo > /guest/check.tx
 ok "every acknowledged message is there" '[ "$(engine tail /var/lib/pyengine/demo --topic orders --from begin --no-follow --json | wc -l)" = "$expected" ]'
 ok "nothing is left in shared memory" '[ -z "$(ls /dev/shm)" ]'
 ok "levels reach the journal" 'journalctl -u "$(unit store demo)" -p info -o cat | grep -q "adopted living workers" && ! journalctl -u "$(unit store demo)" -p err -o cat | grep -q "adopted"'
+ok "... with fields to filter by" 'journalctl EVENT=ENGINE_ADOPTED STORE=/var/lib/pyengine/demo -o cat | grep -q "adopted living workers" && [ "$(journalctl EVENT=ENGINE_ADOPTED WORKER=writer -o cat | grep -c adopted)" = 0 ]'
 "$SOURCES/scripts/install-systemd.sh" --uninstall
 ok "uninstalling takes every unit and link away, and keeps the store" '[ -z "$(find /etc/systemd/system -name "pyengine*" ! -path "*.d*")" ] && [ -d /var/lib/pyengine/demo/commitlog ]'
 exit $failed

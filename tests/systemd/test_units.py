@@ -10,6 +10,8 @@ import pwd
 import re
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -202,22 +204,56 @@ def test_the_commands_of_the_page_are_those_that_the_guests_run():
         assert command in guests, command
 
 
-SAY = "import sys; from pyengine.engine.service_manager import ERROR, say; say(1, 'first\\nsecond', ERROR); say(3, 'third')"
+SAY = """
+import sys
+from pathlib import Path
+from pyengine.engine import log_file
+from pyengine.events import Event
+log_file.JOURNAL = sys.argv[1]
+log_file.say(1, Path("/a store"), Event.START_FAILED, "first\\nsecond")
+log_file.say(3, None, Event.PUTS_TAKEN, "third")
+"""
 
 
-def test_what_workers_say_reaches_the_journal_with_its_level(tmp_path):
-    """Only where stderr is the journal itself: elsewhere a line says when and who."""
-    texts = []
-    for matching in (True, False):
-        path = tmp_path / f"stderr-{matching}"
-        with path.open("wb") as stderr:
-            status = os.fstat(stderr.fileno())
-            stream = f"{status.st_dev}:{status.st_ino + (not matching)}"
-            subprocess.run([sys.executable, "-c", SAY], stderr=stderr, check=True,
-                           env={**os.environ, "PYTHONPATH": str(SOURCES), "JOURNAL_STREAM": stream})
-        texts.append(path.read_text())
-    assert texts[0] == "<3>first\n<3>second\n<6>third\n"
-    assert re.fullmatch(r"\S+Z writer\[\d+\] first\nsecond\n\S+Z flusher\[\d+\] third\n", texts[1])
+def say(tmp_path: Path, *, is_journal: bool) -> str:
+    """What reached the stderr of a process that says two things; `is_journal`: it is told that its stderr is the journal."""
+    path = tmp_path / f"stderr-{is_journal}"
+    with path.open("wb") as stderr:
+        status = os.fstat(stderr.fileno())
+        subprocess.run([sys.executable, "-c", SAY, str(tmp_path / "journal")], stderr=stderr, check=True,
+                       env={**os.environ, "PYTHONPATH": str(SOURCES),
+                            "JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino + (not is_journal)}"})
+    return path.read_text()
+
+
+def fields_of(record: bytes) -> dict[str, str]:
+    """Of a record as a process sends it to the journal, each value with its length."""
+    fields = {}
+    while record:
+        name, record = record.split(b"\n", 1)
+        (size,) = struct.unpack_from("<Q", record)
+        fields[name.decode()] = record[8:8 + size].decode()
+        assert record[8 + size:9 + size] == b"\n"
+        record = record[9 + size:]
+    return fields
+
+
+def test_what_workers_say_is_a_record_of_the_journal_with_its_fields(tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
+        journal.bind(str(tmp_path / "journal"))
+        journal.setblocking(False)
+        assert say(tmp_path, is_journal=True) == ""
+        first, second = fields_of(journal.recv(65536)), fields_of(journal.recv(65536))
+        assert first == {"MESSAGE": "first\nsecond", "PRIORITY": "3", "SYSLOG_IDENTIFIER": "pyengine-writer",
+                         "EVENT": "START_FAILED", "WORKER": "writer", "STORE": "/a store"}
+        assert second == {"MESSAGE": "third", "PRIORITY": "6", "SYSLOG_IDENTIFIER": "pyengine-flusher",
+                          "EVENT": "PUTS_TAKEN", "WORKER": "flusher"}
+        said = say(tmp_path, is_journal=False)  # elsewhere a line says when, who and which event
+        assert re.fullmatch(r"\S+Z writer\[\d+\] START_FAILED first\nsecond\n\S+Z flusher\[\d+\] PUTS_TAKEN third\n", said)
+
+
+def test_where_the_journal_takes_no_records_lines_reach_it_with_their_level(tmp_path):
+    assert say(tmp_path, is_journal=True) == "<3>first\n<3>second\n<6>third\n"
 
 
 # ---- a real systemd ----------------------------------------------------------

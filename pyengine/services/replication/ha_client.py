@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 
 from pyengine.errors import EngineError
+from pyengine.events import Event
 from pyengine.formats.ha_wire import Introduction
 from pyengine.ipc.replication import Link, Replication
 from pyengine.ipc.session_client import ProducerSession
@@ -298,7 +299,7 @@ class HAClient(Service):
     def _say(self, text: str) -> None:
         if text != self._said:
             self._said = text
-            self._report(f"master {self._address}: {text}")
+            self._report(Event.MASTER_LOST, f"master {self._address}: {text}")
 
     # ---- one round ------------------------------------------------------------------
 
@@ -402,7 +403,7 @@ class HAClient(Service):
         if self._look is not None:
             self._look.state(LINK_TRANSFER)
         self._said = ""
-        self._report(f"master {self._address}: follows from {self._stream.own_end}")
+        self._report(Event.MASTER_FOLLOWED, f"master {self._address}: follows from {self._stream.own_end}")
 
     def _check_first_header(self, offset: int) -> None:
         """The first header need not be for what was asked: then it says why."""

@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pyengine.errors import EngineError, EngineUnavailableError
+from pyengine.events import Event, Report
 from pyengine.formats.ha_wire import Introduction
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.replication import Replication
@@ -123,7 +124,8 @@ class HAService(Service):
         self._secret = Secret(context.store.root, config)
         self._plain_peers = PlainPeers(config)
         if not self._secret.is_set and not self._plain_peers:
-            context.report("no slave can follow: set ha_secret_file here and there, or name RocketMQ's slaves in ha_allow_plain")
+            context.report(Event.SLAVE_REFUSED, "no slave can follow: set ha_secret_file here and there, or name RocketMQ's slaves in "
+                                                "ha_allow_plain")
         self._config = config
         self._peers = config.ha_peer_list
         self._has_ended = threading.Event()
@@ -342,7 +344,7 @@ class HAService(Service):
                                                  if other.acked >= 0))
             if connection.positioned != was_positioned:
                 self._publish_connected()
-                self._lines.say(connection.host, f"{connection.address} follows from {connection.sent}", now_ns)
+                self._lines.say(connection.host, Event.SLAVE_FOLLOWS, f"{connection.address} follows from {connection.sent}", now_ns)
                 self._transfer(connection, self._source.end(), now_ns)
                 self._send_again()
         if event & select.EPOLLOUT and not connection.ended:
@@ -394,8 +396,8 @@ class HAService(Service):
         may_be_plain = host in self._plain_peers
         if not may_be_plain and not self._secret.is_set:
             self._replication.count("refused")
-            self._lines.say(host, f"{name} is refused: this store has no secret (ha_secret_file), and ha_allow_plain does not name "
-                            "that address", now_ns)
+            self._lines.say(host, Event.SLAVE_REFUSED, f"{name} is refused: this store has no secret (ha_secret_file), and "
+                            "ha_allow_plain does not name that address", now_ns)
             connected.close()
             return
         if len(self._by_descriptor) >= self._connections_max:
@@ -440,11 +442,11 @@ class HAService(Service):
                 return
             native.refuse_puts(self._control, native.REFUSE_FENCED)
             self._notes.fence(peer.term)
-            self._report(f"{address} knows a master of term {peer.term}, and this one is of term {own}: puts are refused from now on; "
-                         f"start this store as that one's slave")
+            self._report(Event.FENCED, f"{address} knows a master of term {peer.term}, and this one is of term {own}: puts are refused "
+                                       "from now on; start this store as that one's slave")
         elif peer.is_master and peer.term == own and not (peer.is_fenced or self._notes.is_fenced or peer.store_uuid in self._equals):
             self._equals.add(peer.store_uuid)
-            self._report(f"{address} is a master of the same term, {own}: stop one of the two")
+            self._report(Event.SECOND_MASTER, f"{address} is a master of the same term, {own}: stop one of the two")
 
     # ---- the peers' thread ------------------------------------------------------
 
@@ -485,9 +487,9 @@ class HAService(Service):
             self._epoll.unregister(descriptor)
         if connection.was_refused:
             self._replication.count("refused")
-            self._lines.say(connection.host, f"{connection.address} is {connection.ended}", self._clock_ns())
+            self._lines.say(connection.host, Event.SLAVE_REFUSED, f"{connection.address} is {connection.ended}", self._clock_ns())
         elif connection.ended and connection.has_reported:  # those that only test whether the port answers are counted
-            self._lines.say(connection.host, f"{connection.address} is gone: {connection.ended}", self._clock_ns())
+            self._lines.say(connection.host, Event.SLAVE_GONE, f"{connection.address} is gone: {connection.ended}", self._clock_ns())
         connection.close()
         failpoint("link_dropped")
         self._publish_connected()
@@ -536,12 +538,12 @@ class _HostCount:
 class HostLines:
     """Reports lines about slaves that come and go, so many a minute: a peer on the port must not fill the disk with the log."""
 
-    def __init__(self, report: Callable[[str], None]) -> None:
+    def __init__(self, report: Report) -> None:
         self._report = report
         self._hosts: dict[str, _HostCount] = {}
 
-    def say(self, host: str, text: str, now_ns: int) -> None:
-        """A sentence about a host."""
+    def say(self, host: str, event: Event, text: str, now_ns: int) -> None:
+        """An event and its sentence about a host."""
         said = self._hosts.get(host)
         if said is None:
             if len(self._hosts) >= HOSTS_MAX:
@@ -549,7 +551,7 @@ class HostLines:
             said = self._hosts.setdefault(host, _HostCount(now_ns + WINDOW_NS))
         if said.lines < LINES_MAX:
             said.lines += 1
-            self._report(text)
+            self._report(event, text)
         else:
             said.left_out += 1
 
@@ -558,4 +560,4 @@ class HostLines:
         for host, said in [(host, said) for host, said in self._hosts.items() if now_ns >= said.until_ns]:
             del self._hosts[host]
             if said.left_out:
-                self._report(f"{host}: {said.left_out:,} more lines like those above within a minute")
+                self._report(Event.SLAVE_GONE, f"{host}: {said.left_out:,} more lines like those above within a minute")

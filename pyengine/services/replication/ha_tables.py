@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pyengine.errors import EngineError, FormatError
+from pyengine.events import Event, Report
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import read_small_file
 from pyengine.services.service import BlockedReason
@@ -72,7 +73,7 @@ TABLES: tuple[tuple[str, Callable[[str | os.PathLike[str], bytes], None]], ...] 
 class TableSource:
     """The files of a master. One thread calls look(); `tables` is what was read last, by kind."""
 
-    def __init__(self, root: str | os.PathLike[str], load_end: Callable[[], int], report: Callable[[str], None]) -> None:
+    def __init__(self, root: str | os.PathLike[str], load_end: Callable[[], int], report: Report) -> None:
         self._folder = StorePaths(root).config
         self._load_end = load_end
         self._stamps: dict[int, tuple[int, int, int]] = {}
@@ -97,13 +98,13 @@ class TableSource:
                 continue
             self._stamps[kind] = stamp  # of before the reading: a change in between is seen at the next look
             self.tables[kind] = Table(kind, content, self._load_end())
-        self._blocked.set(why, why)
+        self._blocked.set(why, why, event=Event.TABLE_UNUSABLE)
 
 
 class TableSink:
     """The files of a slave. take() by the thread of the connection, apply() by one that may wait for the disk."""
 
-    def __init__(self, root: str | os.PathLike[str], load_flushed: Callable[[], int], report: Callable[[str], None]) -> None:
+    def __init__(self, root: str | os.PathLike[str], load_flushed: Callable[[], int], report: Report) -> None:
         self._root = root
         self._load_flushed = load_flushed
         self._lock = threading.Lock()
@@ -138,4 +139,4 @@ class TableSink:
                 self._waiting[kind] = [table for table in self._waiting[kind] if table not in due]
 
     def _block(self, why: str) -> None:
-        self.blocked.set(why, why)
+        self.blocked.set(why, why, event=Event.TABLE_UNUSABLE)

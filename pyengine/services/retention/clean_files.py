@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyengine.events import Event, Report
 from pyengine.formats.paths import parse_segment_name, segment_name
 from pyengine.ipc.cleaning import holders
 from pyengine.native import cleaning as native_cleaning
@@ -69,7 +70,7 @@ class CleanedStore:
     store: MessageStore
     config: EngineConfig
     clock: CleaningClock
-    report: Callable[[str], None] = lambda text: None
+    report: Report = lambda event, text: None
 
 
 class CleanCommitLogService:
@@ -179,7 +180,7 @@ class CleanCommitLogService:
             native.store(line, "removing_since_ns", now_ns)
         if now_ns - since_ns >= self._forcibly_ns:
             native.increment(line, "forced_holds")
-            self._report(f"segment {segment_name(segment)} is deleted although {_names(held_by)} held it for "
+            self._report(Event.SEGMENT_FORCED, f"segment {segment_name(segment)} is deleted although {_names(held_by)} held it for "
                          f"{(now_ns - since_ns) / 1e9:.0f} s")
             return True
         native.increment(line, "waited_for_holds")
@@ -210,7 +211,7 @@ class CleanCommitLogService:
     def _report_once(self, text: str) -> None:
         if text != self._said:
             self._said = text
-            self._report(text)
+            self._report(Event.SEGMENT_HELD, text)
 
 
 def _names(pids: list[int]) -> str:

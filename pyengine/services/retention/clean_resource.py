@@ -21,6 +21,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
 from pyengine.errors import DiskError
+from pyengine.events import Event
 from pyengine.ipc.cleaning import reap_dead
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
@@ -193,7 +194,10 @@ class DiskSpaceProbe:
         native.increment(line, "probes")
         if bits != self._refusing:
             self._refusing = bits
-            self._report(f"puts are refused: {why}" if bits else "there is room again: puts are taken")
+            if bits:
+                self._report(Event.PUTS_REFUSED, f"puts are refused: {why}")
+            else:
+                self._report(Event.PUTS_TAKEN, "there is room again: puts are taken")
         return not bits
 
 

@@ -11,6 +11,7 @@ from pyengine.services.replication.ha_stream import LinkLostError
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.replication_state import ReplicationStateFile
 from ready_store import SEGMENT, store_with_writer
+from said import into
 from scripted_master import OURS, ROCKETMQ, ScriptedMaster
 from waiting import eventually
 
@@ -48,7 +49,7 @@ class Rig:
             client._session = client._writer = self.session
 
         monkeypatch.setattr(HAClient, "_begin_session", begin_session)
-        self.client = HAClient(self.owner.context(config, report=self.said.append), lambda ring_bytes: None,
+        self.client = HAClient(self.owner.context(config, report=into(self.said)), lambda ring_bytes: None,
                                replication.Replication(self.owner.folder, writable=True), lambda: self.now_ns)
 
     def until(self, condition, what) -> None:

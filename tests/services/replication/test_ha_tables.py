@@ -11,6 +11,7 @@ from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.delay_offset import DelayOffsets
 from pyengine.storage.subscription_group import SubscriptionGroup, SubscriptionGroups
 from pyengine.storage.topic_config import TopicConfig, TopicConfigs
+from said import into
 
 TOPICS, GROUPS, OFFSETS, DELAYS = range(4)
 
@@ -24,8 +25,8 @@ class Sides:
             (root / "config").mkdir(parents=True)
         self.end = self.flushed = 0
         self.said: list[str] = []
-        self.source = TableSource(self.master, lambda: self.end, self.said.append)
-        self.sink = TableSink(self.slave, lambda: self.flushed, self.said.append)
+        self.source = TableSource(self.master, lambda: self.end, into(self.said))
+        self.sink = TableSink(self.slave, lambda: self.flushed, into(self.said))
 
     def carry(self) -> list[int]:
         """Everything that is new goes over; the kinds."""

@@ -21,7 +21,7 @@ def probe(make_owner):
     owner = make_owner()
     create_cleaning(owner.folder, 1)
     cleaning = Cleaning(owner.folder)
-    made = DiskSpaceProbe(owner.context(EngineConfig(), report=lambda text: made.said.append(text)), cleaning.block,
+    made = DiskSpaceProbe(owner.context(EngineConfig(), report=lambda event, text: made.said.append(text)), cleaning.block,
                           lambda: made.uses)
     made.uses = [DiskUse("/log", 50, 1 << 30), DiskUse("/queues", 60, 1 << 20)]
     made.said = []

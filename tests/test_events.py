@@ -1,0 +1,28 @@
+"""The table of events: each is said somewhere, and tells what to do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pyengine.events import ERROR, INFO, NOTHING, WARNING, Event
+
+SOURCES = Path(__file__).parent.parent / "pyengine"
+
+
+def test_every_event_is_said_by_the_code_and_no_other_is():
+    said = {name for path in SOURCES.rglob("*.py") for name in re.findall(r"\bEvent\.([A-Z_]+)\b", path.read_text(encoding="utf-8"))}
+    assert said == {event.name for event in Event}
+
+
+@pytest.mark.parametrize("event", Event, ids=lambda event: event.name)
+def test_an_event_has_a_meaning_and_what_is_trouble_has_something_to_do(event):
+    assert event.level in (ERROR, WARNING, INFO) and event.meaning.endswith(".")
+    assert event.action.endswith((".", ").")) and (event.action != NOTHING or event.level == INFO)
+
+
+def test_two_events_never_count_as_one():
+    """An Enum takes a second member with the same value for the first."""
+    assert len(Event.__members__) == len(list(Event))
