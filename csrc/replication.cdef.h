@@ -6,7 +6,7 @@
  * Blocks on: nothing. After a crash: the links of a dead replicator stand here until the
  * next one clears them; a text may be half written then (text_seq is odd) and is cleared too.
  */
-#define MS_REPLICATION_LAYOUT_VERSION 1
+#define MS_REPLICATION_LAYOUT_VERSION 2
 #define MS_LINKS_MAX 256
 #define MS_LINK_ADDRESS_BYTES 64
 #define MS_LINK_SAID_BYTES 192
@@ -29,7 +29,8 @@ struct ms_link {
     int64_t acked_ms;            /* wall clock of it */
     uint64_t bytes;              /* sent or received on this connection */
     uint64_t frames;
-    int8_t pad[64];
+    int64_t caught_up_ns;        /* master: the other side has all that was committed here at that time, or later; 0 not known */
+    int8_t pad[56];
     int8_t address[MS_LINK_ADDRESS_BYTES]; /* host:port of the other side; UTF-8, NUL-terminated */
     int8_t said[MS_LINK_SAID_BYTES]; /* what is wrong, or what it does; UTF-8, NUL-terminated */
 };

@@ -427,6 +427,7 @@ class ms_link(Struct):
     acked_ms: int
     bytes: int
     frames: int
+    caught_up_ns: int
     pad: Array[int]
     address: Array[int]
     said: Array[int]

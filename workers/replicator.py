@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 
 from pyengine.engine import worker
-from pyengine.errors import EngineUnavailableError
+from pyengine.errors import EngineUnavailableError, OtherLayoutError
 from pyengine.ipc.replication import Replication
 from pyengine.ipc.session_client import open_session
 from pyengine.native import control as native
@@ -30,7 +30,10 @@ def make_service(attached: worker.Worker) -> Service:
     if not identity.replicates:
         raise EngineUnavailableError("the engine was started without replication: no replicator belongs to it")
     waiting.schedule_interactive()  # puts wait for it, the master's for a slave's too
-    replication = Replication(attached.memory.folder, writable=True)
+    try:
+        replication = Replication(attached.memory.folder, writable=True)
+    except OtherLayoutError:  # of the build that this one took over from: the links are not shown then
+        replication = Replication.private()
     if identity.role == native.SLAVE:
         return HAClient(attached.context, lambda ring_bytes: open_session(attached.root, ring_bytes, SESSION_WAIT_S), replication)
     service = HAService(attached.context, replication, must_listen=attached.incarnation == 1)

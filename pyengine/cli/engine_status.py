@@ -361,6 +361,7 @@ def live_replication(memory: EngineMemory) -> dict[str, Any] | None:
         "master_end": master_end or None,
         "received": native.load_position(control.received) if is_slave else None,
         "behind_master_bytes": max(0, master_end - native.load_position(control.wrote)) if master_end else None,
+        "behind_master_s": _behind_master_s(control, master_end) if is_slave else None,
     }
     try:
         with Replication(memory.folder) as replication:
@@ -371,6 +372,14 @@ def live_replication(memory: EngineMemory) -> dict[str, Any] | None:
     return document | {
         "listening_port": figures.listening_port or None, "connections": figures.connections, "refused": figures.refused,
         "closed": figures.closed, "last_closed": _last(figures), "links": links}
+
+
+def _behind_master_s(control: ms_control, master_end: int) -> float | None:
+    """How old the newest message here is, by this host's clock, while the master is known to have more; None without a link."""
+    wrote, store_timestamp_ms = native.committed_slot(control)
+    if not native.load(control.replicator, "linked") or not master_end:
+        return None
+    return max(0.0, (now_ms() - store_timestamp_ms) / 1e3) if wrote < master_end and store_timestamp_ms > 0 else 0.0
 
 
 def noted_replication(root: Path) -> dict[str, Any] | None:
@@ -387,8 +396,15 @@ def _link(look: LinkLook, committed: int) -> dict[str, Any]:
     return {
         "address": look.address, "state": look.state, "since_ms": look.since_ms, "start": look.start, "sent": look.sent,
         "acked": look.acked, "acked_age_ms": max(0, now_ms() - look.acked_ms) if look.acked_ms else None,
-        "behind_bytes": max(0, committed - known) if known >= 0 else None, "bytes": look.bytes, "frames": look.frames,
-        "said": look.said}
+        "behind_bytes": max(0, committed - known) if known >= 0 else None, "behind_s": _behind_s(look, committed, known),
+        "bytes": look.bytes, "frames": look.frames, "said": look.said}
+
+
+def _behind_s(look: LinkLook, committed: int, known: int) -> float | None:
+    """How long ago what a slave has was all that there was; None where that is not known, as of a slave's own link."""
+    if known < 0 or not look.caught_up_ns:
+        return None
+    return max(0.0, (monotonic_ns() - look.caught_up_ns) / 1e9) if known < committed else 0.0
 
 
 def _last(figures: ReplicationLook) -> dict[str, Any] | None:

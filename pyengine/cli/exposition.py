@@ -243,17 +243,24 @@ def _replication(replication: dict[str, Any]) -> Iterator[Metric]:
                      int(replication["linked"]))
         yield _gauge("pyengine_master_end_bytes", "Newest end of the master's log that was heard of; 0 none.",
                      replication["master_end"] or 0)
+        if replication["behind_master_s"] is not None:
+            yield _gauge("pyengine_master_behind_seconds", "Age of the newest message here while the master has more, else 0.",
+                         replication["behind_master_s"])
     for name, text in (("connections", "Connections taken or made."), ("refused", "Connections refused, or tries that failed."),
                        ("closed", "Connections that ended for a reason.")):
         if name in replication:
             yield _counter(f"pyengine_links_{name}", text, replication[name])
     behind = GaugeMetricFamily("pyengine_link_behind_bytes", "Committed here and not acknowledged on the link.", labels=("address",))
     size = CounterMetricFamily("pyengine_link_bytes", "Bytes sent or received on the link.", labels=("address",))
+    late = GaugeMetricFamily("pyengine_link_behind_seconds", "Since the slave had all that was committed here; 0 while it has.",
+                             labels=("address",))
     for link in replication["links"]:
         size.add_metric((link["address"],), link["bytes"])
+        if link["behind_s"] is not None:
+            late.add_metric((link["address"],), link["behind_s"])
         if link["behind_bytes"] is not None:
             behind.add_metric((link["address"],), link["behind_bytes"])
-    yield from (behind, size)
+    yield from (behind, late, size)
 
 
 def _workers(workers: Sequence[dict[str, Any]]) -> Iterator[Metric]:

@@ -114,7 +114,14 @@ def _times(figures: dict[str, Any], *names: str) -> str:
 def link_row(link: dict[str, Any]) -> tuple[object, ...]:
     """One link as a table shows it."""
     return (link["address"], link["state"], output.time_text(link["since_ms"]), _position(link["sent"]), _position(link["acked"]),
-            output.size_text(link["behind_bytes"]) if link["behind_bytes"] is not None else "-", link["said"])
+            _behind(link["behind_bytes"], link["behind_s"]), link["said"])
+
+
+def _behind(size_bytes: int | None, seconds: float | None) -> str:
+    """1.2 MiB, 3 s"""
+    if size_bytes is None:
+        return "-"
+    return output.size_text(size_bytes) + (f", {seconds:.0f} s" if seconds else "")
 
 
 def _position(offset: int) -> str:
@@ -135,5 +142,6 @@ def replication_facts(replication: dict[str, Any] | None) -> list[tuple[str, obj
 def _master_line(replication: dict[str, Any]) -> str:
     address = replication["links"][0]["address"] if replication["links"] else ""
     heard = "nothing heard of it yet" if replication["master_end"] is None else (
-        f"heard of at {replication['master_end']:,}, {output.size_text(replication['behind_master_bytes'])} behind")
+        f"heard of at {replication['master_end']:,}, "
+        f"{_behind(replication['behind_master_bytes'], replication['behind_master_s'])} behind")
     return f"{address} {'linked' if replication['linked'] else 'not linked'}, {heard}".strip()

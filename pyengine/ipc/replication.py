@@ -48,6 +48,7 @@ class LinkLook:
     acked_ms: int
     bytes: int
     frames: int
+    caught_up_ns: int  # monotonic; 0 not known
     said: str
 
 
@@ -80,7 +81,7 @@ class Link:
         self.address = address
         native.write_texts(block, address, "")
         for field, value in (("since_ms", _now_ms()), ("start", -1), ("sent", -1), ("acked", -1), ("acked_ms", 0),
-                             ("bytes", 0), ("frames", 0)):
+                             ("bytes", 0), ("frames", 0), ("caught_up_ns", 0)):
             native_control.store(block, field, value)
         self._store_sent = native_control.storer(block, "sent")
         self._store_acked = native_control.storer(block, "acked")
@@ -112,6 +113,10 @@ class Link:
         """The last report."""
         self._store_acked(offset)
         self._store_acked_ms(_now_ms())
+
+    def caught_up(self, at_ns: int) -> None:
+        """The other side has all that was committed here at that time (monotonic)."""
+        native_control.store(self._block, "caught_up_ns", at_ns)
 
     def close(self, said: str = "") -> None:
         """The link is gone; with a sentence if that was not our own wish."""
@@ -206,7 +211,7 @@ def _look(block: ms_link) -> LinkLook | None:
         return None
     address, said = native.read_texts(block)
     numbers = {field: native_control.load(block, field)
-               for field in ("since_ms", "start", "sent", "acked", "acked_ms", "bytes", "frames")}
+               for field in ("since_ms", "start", "sent", "acked", "acked_ms", "bytes", "frames", "caught_up_ns")}
     return LinkLook(address=address, state=LINK_STATE_NAMES[state], said=said, **numbers)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
 
 from fix_cli import run
 from pyengine.cli.engine_status import live_replication
 from pyengine.ipc.replication import Replication
 from pyengine.native import control as native
+from pyengine.native.flush import monotonic_ns
 from pyengine.native.replication import LINK_CONNECTING, LINK_HANDSHAKE, LINK_TRANSFER
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
@@ -53,7 +57,9 @@ def test_a_master_shows_each_slave_and_what_is_not_confirmed(replicating):
     near.start(1000)
     near.sent(4096, 3096, 2)
     near.acked(4096)
+    near.caught_up(monotonic_ns() - 50 * 10**9)
     far.start(3000)
+    far.caught_up(monotonic_ns() - 70 * 10**9)
     gone = links.open_link("10.0.0.4:4002")
     gone.close("the reports went back")
     document = status(owner, code=6)
@@ -67,9 +73,11 @@ def test_a_master_shows_each_slave_and_what_is_not_confirmed(replicating):
         "10.0.0.2:4000", "transfer", 1000, 4096, 4096, 0)
     assert first["acked_age_ms"] >= 0 and (first["bytes"], first["frames"]) == (3096, 2)
     assert (second["acked"], second["acked_age_ms"], second["behind_bytes"]) == (-1, None, 1096)
+    assert first["behind_s"] == 0 and 70 <= second["behind_s"] < 130
     assert found["last_closed"]["said"] == "the reports went back" and found["closed"] == 1
     for shown in (run("status", owner.root).stdout, run("top", owner.root, "--count", 1).stdout):
         assert "2 connected, 1.1 KiB not confirmed" in shown and "10.0.0.3:4001" in shown
+        assert re.search(r"1.1 KiB, (7|8|9|10|11|12)\d? s", " ".join(shown.split()))
 
 
 def test_a_slave_that_acknowledges_while_it_is_looked_at_is_no_trouble(replicating, monkeypatch):
@@ -102,13 +110,16 @@ def test_a_slave_shows_its_master_and_how_far_it_lags(replicating):
     link.state(LINK_TRANSFER)
     native.store(owner.control.replicator, "linked", 1)
     native.store(owner.control.replicator, "master_end", 5120)
+    for slot in owner.control.slots:
+        slot.store_timestamp_ms = int(time.time() * 1000) - 40_000
     native.store_position(owner.control.received, 4100)
     document = status(owner)
     found = document["replication"]
     assert (document["role"], document["reason"], found["linked"], found["master_end"], found["received"],
             found["behind_master_bytes"]) == ("SLAVE", "", True, 5120, 4100, 1024)
+    assert 40 <= found["behind_master_s"] < 100
     for shown in (run("status", owner.root).stdout, run("top", owner.root, "--count", 1).stdout):
-        assert "10.0.0.1:10912 linked, heard of at 5,120, 1.0 KiB behind" in shown
+        assert re.search(r"10.0.0.1:10912 linked, heard of at 5,120, 1.0 KiB, [4-9]\d s behind", shown)
 
 
 def test_a_slave_without_its_master_says_why(replicating):

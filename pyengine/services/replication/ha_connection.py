@@ -19,6 +19,7 @@ receives by itself, and its owner need not be called for that.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import os
 import socket
@@ -44,6 +45,7 @@ GREETING_NS = 5_000_000_000  # so long a stranger may take for its greeting
 REFUSAL_NS = 2_000_000_000  # so long a slave may take to read why it is not served
 _READ_BYTES = 4096
 SEGMENTS_OPEN_MAX = 32
+END_TIMES_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +260,11 @@ class HAConnection:
         except OSError:
             self._end(why)
 
+    def look_how_late(self, ends: EndTimes) -> None:
+        """Note since when it lacks something."""
+        if self.positioned:
+            self._link.caught_up(ends.last_at_or_below(self.reported))
+
     # ---- frames -----------------------------------------------------------------
 
     @property
@@ -433,6 +440,42 @@ class HAConnection:
         with contextlib.suppress(OSError):
             self.socket.close()
         self._link.close(self.ended)
+
+
+class EndTimes:
+    """When the log ended where: looks at its end. The older one is, the fewer there are near it: a hundredth of its age apart at most,
+    so that years take little room."""
+
+    def __init__(self) -> None:
+        self._times_ns: list[int] = []
+        self._ends: list[int] = []
+
+    def note(self, now_ns: int, end: int) -> None:
+        """The log ends there now. Called with a clock and an end that never fall."""
+        if self._ends and self._ends[-1] == end:
+            self._times_ns[-1] = now_ns
+            return
+        if len(self._ends) >= END_TIMES_MAX:
+            self._thin_out(now_ns)
+        self._times_ns.append(now_ns)
+        self._ends.append(end)
+
+    def _thin_out(self, now_ns: int) -> None:
+        kept, later_ns = [0], now_ns
+        for at in range(len(self._ends) - 1, 0, -1):
+            time_ns = self._times_ns[at]
+            if (later_ns - time_ns) * 256 >= now_ns - time_ns:
+                kept.append(at)
+                later_ns = time_ns
+        kept.sort()
+        self._times_ns = [self._times_ns[at] for at in kept]
+        self._ends = [self._ends[at] for at in kept]
+
+    def last_at_or_below(self, offset: int) -> int:
+        """The last look (ns) at which all was below `offset`, as far as is remembered; the first look where there was none, which
+        makes the delay look shorter than it is. 0 before any look."""
+        at = bisect.bisect_right(self._ends, offset)
+        return self._times_ns[max(0, at - 1)] if self._ends else 0
 
 
 class TransferSource:

@@ -46,7 +46,7 @@ from pyengine.native.flush import monotonic_ns
 from pyengine.native.ha_links import HALinks
 from pyengine.native.replication import LINKS_MAX
 from pyengine.native.waiting import Latch
-from pyengine.services.replication.ha_connection import HAConnection, LinkLimits, TransferSource
+from pyengine.services.replication.ha_connection import EndTimes, HAConnection, LinkLimits, TransferSource
 from pyengine.services.replication.ha_greeting import MasterGreeting, PlainPeers, Secret
 from pyengine.services.replication.ha_join import call_peer
 from pyengine.services.replication.ha_tables import TableSource
@@ -136,6 +136,7 @@ class HAService(Service):
         self._drain_until_ns = 0
         self._by_host = memory.identity.min_in_sync_replicas > 1 and not config.ha_slaves_share_hosts
         self._source = TransferSource(memory, context.store)
+        self._ends = EndTimes()
         self._tables = TableSource(context.store.root, native.loader(memory.control.wrote, "value"), context.report)
         self._by_descriptor: dict[int, HAConnection] = {}
         self._failure: BaseException | None = None
@@ -324,7 +325,13 @@ class HAService(Service):
                 self._forget_ns = now_ns + FORGET_NS
                 self._source.forget_deleted()
                 self._send_tables(now_ns)
+                self._look_how_late(now_ns)
                 self._lines.tick(now_ns)
+
+    def _look_how_late(self, now_ns: int) -> None:
+        self._ends.note(now_ns, self._source.end())
+        for connection in self._by_descriptor.values():
+            connection.look_how_late(self._ends)
 
     def _send_tables(self, now_ns: int) -> None:
         for connection in list(self._by_descriptor.values()):

@@ -10,7 +10,7 @@ import pytest
 
 from pyengine.formats import ha_wire
 from pyengine.ipc.replication import Replication
-from pyengine.services.replication.ha_connection import REFUSAL_NS, HAConnection, LinkLimits
+from pyengine.services.replication.ha_connection import END_TIMES_MAX, REFUSAL_NS, EndTimes, HAConnection, LinkLimits
 
 SEGMENT = 65536
 SECOND_NS = 1_000_000_000
@@ -357,3 +357,24 @@ def test_garbage_never_does_more_than_end_its_connection(seed):
         if rig.connection.ended:
             break
         rig.transfer()
+
+
+def test_when_the_log_ended_below_an_offset_is_the_last_look_at_which_it_did():
+    ends = EndTimes()
+    assert ends.last_at_or_below(100) == 0
+    for now, end in ((1, 100), (2, 100), (3, 250), (4, 250), (5, 400)):
+        ends.note(now, end)
+    assert [ends.last_at_or_below(offset) for offset in (100, 249, 250, 399, 400, 9000)] == [2, 2, 4, 4, 5, 5]
+    assert ends.last_at_or_below(99) == 2, "from before the first look: as late as is known"
+
+
+def test_looks_at_the_end_of_the_log_take_bounded_room_and_the_newest_stay_exact():
+    ends = EndTimes()
+    looks = 100 * END_TIMES_MAX
+    for now in range(1, looks):
+        ends.note(now, now * 1000)
+    assert len(ends._ends) <= END_TIMES_MAX
+    for late in (0, 1, 10, 50, 1000, 30_000, looks // 2, looks - 10):
+        found = ends.last_at_or_below((looks - 1 - late) * 1000)
+        assert 0 <= looks - 1 - late - found <= late // 100, "within a hundredth of how long ago it was"
+    assert ends.last_at_or_below(500) == 1

@@ -932,3 +932,32 @@ def test_a_large_table_goes_in_pieces_beside_the_log(make_rig, secret):
     rig.fill(9000)
     rig.until(lambda: slave.end == rig.writer.end, "and what was put meanwhile")
     assert slave.tables[0][1] == (rig.owner.root / "config" / "consumerOffset.json").read_bytes()
+
+
+def test_a_link_tells_since_when_its_slave_lacks_something(make_rig):
+    rig = make_rig()
+
+    def caught_up_s(step_s: float) -> float:
+        """After that time, and a turn in it."""
+        rig.now_ns += int(step_s * 10**9)
+        rig.turn()
+        (link,) = rig.service._replication.links()
+        return link.caught_up_ns / 1e9
+
+    rig.fill(5000)
+    slave = rig.slave(1)
+    rig.until(lambda: slave.end == rig.writer.end, "all was sent")
+    first = rig.writer.end
+    slave.say(first)
+    rig.until(lambda: rig.confirm == first, "and confirmed")
+    at_s = rig.now_ns / 1e9
+    assert caught_up_s(1) == at_s + 1
+    assert caught_up_s(5) == at_s + 6
+    rig.fill(7000)
+    assert caught_up_s(1) == at_s + 6 and caught_up_s(9) == at_s + 6, "from the last look at which it had all"
+    rig.fill(9000)
+    assert caught_up_s(2) == at_s + 6
+    rig.until(lambda: slave.end == rig.writer.end, "all was sent")
+    slave.say(slave.end)
+    rig.until(lambda: rig.confirm == rig.writer.end, "and confirmed")
+    assert caught_up_s(1) == at_s + 19
