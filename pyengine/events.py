@@ -27,6 +27,10 @@ class Event(Enum):
                       "Find out what ended that one: `dmesg`, `journalctl -k`.")
     ENGINE_STOPPED = (INFO, "The engine has stopped in order: all is durable and dispatched, and the next start is a clean one.",
                       NOTHING)
+    ENGINE_WAITS = (WARNING, "Workers of an earlier start live, and cannot be taken over: the start waits for them to end.",
+                    "Nothing for a minute; then it says which processes to end.")
+    STORE_READ_ONLY = (ERROR, "Something of the log did not become durable: the store takes no puts from now on, and can be read.",
+                       "Look at the disk (`dmesg`), then stop and start: recovery finds out what is whole ([faults.md](faults.md)).")
     STOP_UNCLEAN = (WARNING, "The engine has ended, but not in order; the line says what was left.",
                     "Start it: recovery brings the store in order. If the same line comes again, look at the disk.")
     ENGINE_RESTARTS = (WARNING, "The engine cannot go on as it is, so it stops in order and starts again by itself.",

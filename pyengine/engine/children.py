@@ -94,7 +94,8 @@ class Children:
         self._renewing: _Child | None = None
         self._renew_by_s = NEVER_S
         self._seen_s = time.monotonic()
-        self._down = obstacles.read(memory.obstacles, native.SUPERVISOR)  # a predecessor that died may have left its line
+        self.no_session = ""  # the supervisor's: why no producer can come
+        self._down = self._told = obstacles.read(memory.obstacles, native.SUPERVISOR)  # a predecessor that died may have left it
         self.halted = ""  # a sentence: the engine cannot run
 
     # ---- start ------------------------------------------------------------------
@@ -228,8 +229,13 @@ class Children:
 
     def _say_down(self, text: str) -> None:
         """For `status`; a worker that cannot even attach says nothing there itself."""
-        if text != self._down:
-            self._down = text
+        self._down = text
+        self._tell_down()
+
+    def _tell_down(self) -> None:
+        text = self._down or self.no_session
+        if text != self._told:
+            self._told = text
             obstacles.say(self._memory.obstacles, native.SUPERVISOR, text)
 
     def tick(self) -> None:
@@ -237,7 +243,8 @@ class Children:
         if self._fork_server:
             self._fork_server.tick()
         if self._down and self.all_ready:
-            self._say_down("")
+            self._down = ""
+        self._tell_down()
         now_s = time.monotonic()
         slept_s, self._seen_s = now_s - self._seen_s, now_s
         for child in self._children.values():

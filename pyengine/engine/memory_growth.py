@@ -29,7 +29,7 @@ def grow_queue_table(memory: EngineMemory) -> str:
     generation = native.load(memory.control.state, "queue_table_generation_offered")
     try:
         shared, table = memory.open_queue_table(generation)
-    except EngineError as error:
+    except (EngineError, OSError) as error:
         return str(error)
     with shared:
         offered = table.slots

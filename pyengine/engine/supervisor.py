@@ -100,7 +100,7 @@ class Supervisor:
         self._reload_asked = False
         self._log = LogFile(arguments.root, turns=True)
         self._again = ""  # why to stop in order and to start anew
-        self._said = ""
+        self._said: dict[Event, str] = {}
         self._memory: EngineMemory
         self._fork_server: ForkServer | None = None
         self._presence: MasterLink | None = None
@@ -172,7 +172,7 @@ class Supervisor:
                           f"{brought.report.sentence} ({brought.seconds:.2f} s)")
                 for note in brought.report.notes:
                     self._say(Event.RECOVERY_NOTE, note)
-                self._say_once(TopicConfigs(self._root).read().said)
+                self._say_once(Event.TABLE_UNUSABLE, TopicConfigs(self._root).read().said)
             try:
                 return self._serve(overrides, lock, outcome)
             finally:
@@ -202,7 +202,8 @@ class Supervisor:
                 if time.monotonic() >= deadline_s or self._stop_asked and not self._arguments.stop:
                     raise StoreBusyError(f"processes of an engine that cannot be taken over hold {self._root} ({error}): {living}: "
                                          "end them (kill -9), then start again; the next start recovers") from None
-                self._say_once(f"workers cannot be taken over ({error}); waiting for them to end by themselves: {living}")
+                self._say_once(Event.ENGINE_WAITS,
+                               f"workers cannot be taken over ({error}); waiting for them to end by themselves: {living}")
             time.sleep(LOST_STEP_S)
         return None
 
@@ -324,7 +325,9 @@ class Supervisor:
                 if self._arguments.no_children:
                     self._count_restarts()
                 self._leave_master_to_replicator()
-                self._say_once(grow_queue_table(self._memory) or self._why_frozen())
+                self._say_once(Event.WORK_BLOCKED, grow_queue_table(self._memory))
+                self._say_once(Event.STORE_READ_ONLY, self._why_frozen())
+                children.no_session = server.why_no_session()
                 if self._watchdog_s is not None:
                     notify("WATCHDOG=1")
             if self._reload_asked:
@@ -472,11 +475,11 @@ class Supervisor:
     def _say(self, event: Event, text: str) -> None:
         say(native.SUPERVISOR, self._root, event, text)
 
-    def _say_once(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
+    def _say_once(self, event: Event, text: str) -> None:
+        if text != self._said.get(event, ""):
+            self._said[event] = text
             if text:
-                self._say(Event.TABLE_UNUSABLE, text)
+                self._say(event, text)
 
     def _report_progress(self, done: int, total: int) -> None:
         self._report({"progress": [done, total]})

@@ -424,6 +424,16 @@ class SessionServer:
             self._forget(pidfd)
         self._sessions.sweep_objects()
 
+    def why_no_session(self) -> str:
+        """What keeps a session from being opened now, whether one is asked for or not; "" for nothing."""
+        try:
+            os.close(os.open(self._memory.folder.path / CONTROL, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        except FileNotFoundError:  # the engine ends for that
+            return ""
+        except OSError as error:
+            return f"no session can be opened: {error.strerror}"
+        return ""
+
     def close(self) -> None:
         """Refuse new sessions from here on; open ones go on."""
         for peer in list(self._peers):

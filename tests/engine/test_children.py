@@ -155,6 +155,18 @@ def test_what_a_dead_supervisor_said_of_a_worker_is_cleared_by_its_successor(rig
         successor.close()
 
 
+def test_why_no_producer_can_come_stands_beside_what_is_said_of_workers(rig):
+    made = rig(FLUSHER)
+    made.children.start()
+    made.go_until(lambda: made.children.all_ready, "ready")
+    told = []
+    for reason in ("no session can be opened: Too many open files", "no session can be opened: Too many open files", ""):
+        made.children.no_session = reason
+        made.children.tick()
+        told.append(obstacles.read(made.owner.memory.obstacles, native.SUPERVISOR))
+    assert told == ["no session can be opened: Too many open files"] * 2 + [""]
+
+
 def test_an_old_obstacle_is_not_why_a_worker_cannot_start_now(rig, monkeypatch):
     """It fails before it attaches, so that it says nothing itself; the line is of a worker before it."""
     made = rig(FLUSHER)

@@ -23,6 +23,7 @@ SHORT_FORM = [
     ["allocator", "fallocate", "ENOSPC", "lasting"],
     ["checkpointer", "rename", "EIO", "once"],
     ["reputter", "pwrite", "ENOSPC", "lasting"],
+    ["supervisor", "open", "EMFILE", "lasting"],
     ["flusher", "fsync", "EIO", "once"],
 ]
 CALLS_OF = {
@@ -116,7 +117,8 @@ def test_a_disk_that_fails_is_told_and_survived(shim, tmp_path, seed):
     assert [row["kind"] for row in rows[:-1] if row["read_only"]] == ["flusher"]
     assert "allocator: cannot make the next segment" in rows[1]["reason"] and "No space left" in rows[1]["reason"]
     assert "reputter: write queue" in rows[3]["reason"] and "No space left" in rows[3]["reason"]
-    assert "read-only from now on" in rows[4]["reason"] and "Input/output error" in rows[4]["reason"]
+    assert rows[4]["reason"] == "supervisor: no session can be opened: Too many open files"
+    assert "read-only from now on" in rows[5]["reason"] and "Input/output error" in rows[5]["reason"]
 
 
 @pytest.mark.parametrize("mode, kind, file_system", [

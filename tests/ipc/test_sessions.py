@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -451,6 +452,19 @@ if sys.stdin.read(1) == "l":
     print("left", flush=True)
     sys.stdin.read()
 """
+
+
+def test_what_keeps_a_session_from_being_opened_is_known_before_one_is_asked_for(server, monkeypatch):
+    assert server.server.why_no_session() == ""
+    monkeypatch.setattr(sessions.os, "open", lambda *arguments, **named: raise_error(OSError(errno.EMFILE, "Too many open files")))
+    assert server.server.why_no_session() == "no session can be opened: Too many open files"
+    monkeypatch.undo()
+    server.owner.folder.unlink("control")
+    assert server.server.why_no_session() == ""
+
+
+def raise_error(error):
+    raise error
 
 
 @pytest.fixture

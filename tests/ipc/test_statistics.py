@@ -196,3 +196,16 @@ def descriptors() -> int:
 
 def test_what_counting_costs_can_be_measured():
     assert store_stats.counting_cost_ns(passes=10, entries=3) > 0
+
+
+@pytest.mark.parametrize("name", ["counters", "obstacles", "recorder"])
+def test_what_only_tells_keeps_no_process_from_its_work_where_it_cannot_be_opened(make_owner, monkeypatch, name):
+    """A supervisor ended for the statistics once, when their file answered EIO."""
+    owner = make_owner()
+    owner.memory.close_statistics()
+
+    def fail(*arguments, **named):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("pyengine.ipc.shared_objects.os.open", fail)
+    assert (getattr(owner.memory, name) is None) == (name == "recorder")
