@@ -110,7 +110,7 @@ struct ms_recorder_ring {
     struct ms_stall stall[MS_STALLS];
 };
 
-/* The writer: a pass for which producers wait, until whoever makes it so has moved its position to `end`. */
+/* The writer: a pass for which producers wait, until the process that lets them go on has moved its position to `end`. */
 struct ms_waiting {
     int64_t since_ns;
     int64_t end;                 /* stored last, with release */
