@@ -34,7 +34,7 @@ class Event(Enum):
     STOP_UNCLEAN = (WARNING, "The engine has ended, but not in order; the line says what was left.",
                     "Start it: recovery brings the store in order. If the same line comes again, look at the disk.")
     ENGINE_RESTARTS = (WARNING, "The engine cannot go on as it is, so it stops in order and starts again by itself.",
-                       "Find out who removes files in shared memory: RemoveIPC of logind, a cleaner of /dev/shm.")
+                       "Changed settings: nothing. Removed files: find out what removes them (RemoveIPC of logind, a cleaner of /dev/shm).")
     MEMORY_OVERWRITTEN = (ERROR, "Something has written over the engine's shared memory: the workers are killed.",
                           "Start it again. Look for another program that writes to files of /dev/shm.")
     START_FAILED = (ERROR, "The engine, or one worker, could not come up.",
@@ -55,7 +55,7 @@ class Event(Enum):
                           "Look at the memory, and at the limit of processes (`TasksMax=`, `ulimit -u`).")
     WORKER_RENEWED = (INFO, "A worker of another build is restarted, as part of an upgrade.", NOTHING)
     NAMES_REMOVED = (WARNING, "The engine's files in shared memory are gone, and no supervisor runs: the workers finish and end.",
-                     "Start the engine. Find out who removes them, as above.")
+                     "Start the engine. Find out what removes them (RemoveIPC of logind, a cleaner of /dev/shm).")
     MEMORY_NOT_LOCKED = (WARNING, "Memory could not be locked: a put may wait for a page.",
                          "Raise the memlock limit to what the line says (`LimitMEMLOCK=`, `ulimit -l`).")
     POOL_SMALLER = (WARNING, "The pool has fewer buffers than asked for.",
