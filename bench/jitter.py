@@ -4,16 +4,18 @@
                            [--json FILE]
 
 One producer puts asynchronously, one message at a time, while segments roll each few seconds, old ones are deleted and
-checkpoints are written; with --spark another process reads the store in a loop. A watcher process samples counters:
-what the kernel says of writer and producer (/proc/PID/schedstat, stat, wchan), CPU time that the host took, and what
-the engine's shared memory says. Each put of --stall-ms or longer gets the cause that covers at least half of it, else the event
-that fell into it, else "not known". Puts are paced (--rate 0: as fast as they go, which measures the disk too).
+checkpoints are written; with --spark another process reads the store in a loop. The engine's flight recorder (`pyengine why`)
+says what kept the writer for 5 ms and longer. A watcher process samples what it cannot know: how long the producer was without
+a CPU (/proc/PID/schedstat), and CPU time that the host took. Each put of --stall-ms or longer gets the cause that covers most of
+it, or "not known" where all of them together cover less than half. Puts are paced (--rate 0: as fast as they go, which measures
+the disk too).
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import multiprocessing
 import os
@@ -23,7 +25,6 @@ import sys
 import tempfile
 import time
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -33,101 +34,57 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import pyengine  # noqa: E402
 from measure import figure  # noqa: E402
+from pyengine.cli.why import Waits, write_stalls  # noqa: E402
 from pyengine.ipc.control_block import EngineMemory  # noqa: E402
 from pyengine.ipc.shared_objects import find_folder  # noqa: E402
 from pyengine.native import control as native  # noqa: E402
+from pyengine.native import store_stats  # noqa: E402
 
 SEGMENT_BYTES = 64 << 20
 SETTINGS = {"mapped_file_size_commit_log_bytes": SEGMENT_BYTES, "mapped_file_size_consume_queue_bytes": 6_000_000,
             "max_hash_slot_num": 100_000, "max_index_num": 400_000, "file_reserved_time_hours": 0,
             "delete_when": ";".join(map(str, range(24))), "clean_resource_interval_ms": 5000}
-SAMPLE_S = 0.002
-COUNTERS_EACH = 5      # counters are read at every so many samples
+SAMPLE_S = 0.01
+RECORDER_EACH = 25     # the recorder is read at every so many samples: long before newer stalls take the places of what is there
 BURST_S = 0.001        # puts are paced in bursts
 QUICK_S = 3.0
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 SHOWN = 10
-WRITEBACK = ("writeback", "dirty_pages", "jbd2", "transaction", "folio_wait", "wait_on_page", "ext4", "io_schedule", "blk", "submit_bio")
 
-PRODUCER_WAITS = "the producer waits for a CPU"
-WRITER_WAITS = "the writer waits for a CPU"
-BOTH_WAIT = "producer and writer wait for a CPU in turns"
-STOLEN = "the host takes the CPU"
-PAGES = "page writeback or file system"
-BLOCKED = "the writer sleeps in a pass"
-NOT_READY = "segment roll, allocator not ready"
-ROLL = "segment roll"
-RESTARTED = "the writer was restarted"
-CHECKPOINT = "a checkpoint at that time"
-CLEANING = "cleaning at that time"
+PRODUCER_WAITS = "the producer was ready to run and had no processor"
+STOLEN = "the host took the processor"
 NOT_KNOWN = "not known"
 
 
 class Stall(NamedTuple):
-    """One put that took long: CLOCK_MONOTONIC ns, and the ends of the log before and after it."""
+    """One put that took long: CLOCK_MONOTONIC ns."""
 
     began_ns: int
     ended_ns: int
-    end_before: int
-    end_after: int
 
 
 class Counters(NamedTuple):
     """What grows, at one moment."""
 
     at_ns: int
-    writer_wait_ns: int      # runnable, without a CPU
-    producer_wait_ns: int
+    producer_wait_ns: int    # runnable, without a CPU
     stolen_ns: int
     ready_end: int
-    writer_incarnation: int
     min_offset: int
     checkpoint_ns: int       # of the file's last change
 
 
-class Look(NamedTuple):
-    """The writer in a pass that lasts: its state (R, S, D) and where in the kernel it is."""
-
-    at_ns: int
-    state: str
-    where: str
-
-
-@dataclass
-class Watched:
-    """What the watcher saw."""
-
-    counters: list[Counters] = field(default_factory=list)
-    looks: list[Look] = field(default_factory=list)
-
-
-def cause_of(stall: Stall, watched: Watched) -> tuple[str, dict[str, float]]:
-    """The cause of a stall, and the milliseconds of evidence for each that can be measured."""
+def cause_of(stall: Stall, counters: list[Counters], recorded: tuple[str, int]) -> tuple[str, dict[str, float]]:
+    """The cause of a stall, and the milliseconds of evidence for each; `recorded`: what Waits.during() says of that time."""
     length_ns = stall.ended_ns - stall.began_ns
-    before, after = _around(stall, watched.counters)
-    looks = [look for look in watched.looks if stall.began_ns <= look.at_ns <= stall.ended_ns]
-    asleep = [look for look in looks if look.state != "R"]
-    in_pages = sum(any(word in look.where for word in WRITEBACK) or look.state == "D" for look in asleep)
-    sample_ns = int(SAMPLE_S * 1e9)
-    evidence_ns = {PRODUCER_WAITS: after.producer_wait_ns - before.producer_wait_ns,
-                   WRITER_WAITS: after.writer_wait_ns - before.writer_wait_ns,
-                   STOLEN: after.stolen_ns - before.stolen_ns,
-                   PAGES: in_pages * sample_ns, BLOCKED: (len(asleep) - in_pages) * sample_ns}
+    before, after = _around(stall, counters)
+    cause, recorded_ns = recorded
+    evidence_ns = {PRODUCER_WAITS: after.producer_wait_ns - before.producer_wait_ns, STOLEN: after.stolen_ns - before.stolen_ns,
+                   **({cause: recorded_ns} if cause else {})}
     evidence = {name: round(min(ns, length_ns) / 1e6, 1) for name, ns in evidence_ns.items() if ns > 0}
-    cause = max(evidence_ns, key=lambda name: evidence_ns[name])
-    if evidence_ns[cause] * 2 >= length_ns:
-        return cause, evidence
-    if (evidence_ns[PRODUCER_WAITS] + evidence_ns[WRITER_WAITS]) * 2 >= length_ns:
-        return BOTH_WAIT, evidence
-    if stall.end_after // SEGMENT_BYTES != stall.end_before // SEGMENT_BYTES:
-        rolled_to = (stall.end_after // SEGMENT_BYTES + 1) * SEGMENT_BYTES
-        return (ROLL if before.ready_end >= rolled_to else NOT_READY), evidence
-    for name, differs in ((RESTARTED, before.writer_incarnation != after.writer_incarnation),
-                          (CHECKPOINT, before.checkpoint_ns != after.checkpoint_ns),
-                          (CLEANING, before.min_offset != after.min_offset)):
-        if differs:
-            return name, evidence
-    return NOT_KNOWN, evidence
+    if sum(evidence_ns.values()) * 2 < length_ns:
+        return NOT_KNOWN, evidence
+    return max(evidence_ns, key=lambda name: evidence_ns[name]), evidence
 
 
 def _around(stall: Stall, counters: list[Counters]) -> tuple[Counters, Counters]:
@@ -141,76 +98,37 @@ def _around(stall: Stall, counters: list[Counters]) -> tuple[Counters, Counters]
 
 
 def watch(store: Path, producer_pid: int, talk: Connection) -> None:
-    """Sample until told to stop, then send what was seen."""
-    watched = Watched()
+    """Sample until told to stop, then send the counters and what the flight recorder had."""
+    counters, waits = [], Waits(store)
     with EngineMemory.attach(find_folder(store), writable=False) as memory:
-        control = memory.control
         talk.send("ready")
-        started_ms, number = 0, 0
-        while not talk.poll():
-            if number % COUNTERS_EACH == 0:
-                watched.counters.append(_counters(store, control, producer_pid))
-            number += 1
-            was_ms, started_ms = started_ms, native.load(control.writer, "pass_started_ms")
-            if started_ms and started_ms == was_ms:
-                watched.looks.append(_look(native.load(control.workers[native.WRITER], "pid")))
-            time.sleep(SAMPLE_S)
-        watched.counters.append(_counters(store, control, producer_pid))
-    talk.send(watched)
+        while not talk.poll(SAMPLE_S):
+            counters.append(_counters(store, memory.control, producer_pid))
+            if len(counters) % RECORDER_EACH == 0:
+                waits.look()
+        counters.append(_counters(store, memory.control, producer_pid))
+    waits.look()
+    talk.send((counters, waits))
 
 
 def _counters(store: Path, control, producer_pid: int) -> Counters:
-    line = control.workers[native.WRITER]
     steal = int(Path("/proc/stat").read_text().split(maxsplit=9)[8]) * TICK_NS
     try:
         checkpoint_ns = os.stat(store / "checkpoint").st_mtime_ns
     except OSError:
         checkpoint_ns = 0
-    return Counters(time.monotonic_ns(), _wait_ns(native.load(line, "pid")), _wait_ns(producer_pid), steal,
-                    native.load(control.allocator, "ready_end"), native.load(line, "incarnation"),
+    waited_ns = int(Path(f"/proc/{producer_pid}/schedstat").read_text().split()[1])
+    return Counters(time.monotonic_ns(), waited_ns, steal, native.load(control.allocator, "ready_end"),
                     native.load_position(control.min_offset), checkpoint_ns)
-
-
-def _wait_ns(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
-    except OSError:
-        return 0
-
-
-def _look(pid: int) -> Look:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        where = Path(f"/proc/{pid}/wchan").read_text()
-    except OSError:
-        state, where = "?", ""
-    return Look(time.monotonic_ns(), state, where)
 
 
 # ---- the producer's process ----------------------------------------------------------
 
 
-class Latencies:
-    """A histogram of ns with 16 steps for each power of two."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (64 * 16)
-        self.longest_ns = 0
-
-    def quantile_us(self, share: float) -> float:
-        """The upper end of the step below which `share` of all lie."""
-        left = share * sum(self.counts)
-        for place, count in enumerate(self.counts):
-            left -= count
-            if left <= 0:
-                return min(float(16 + place % 16 + 1) * 2.0 ** (place // 16 - 4), self.longest_ns) / 1000
-        return self.longest_ns / 1000
-
-
-def put_for(store: Path, seconds: float, rate: int, body_bytes: int, stall_ns: int) -> tuple[Latencies, list[Stall], float]:
+def put_for(store: Path, seconds: float, rate: int, body_bytes: int, stall_ns: int) -> tuple[store_stats.Latency, list[Stall], float]:
     """Put one message at a time; latencies, stalls, seconds."""
-    clock, latencies, stalls = time.monotonic_ns, Latencies(), []
-    counts, body, end, number = latencies.counts, os.urandom(body_bytes), 0, 0
+    clock, counted, add, stalls = time.monotonic_ns, store_stats.private_latency(), store_stats.add_duration, []
+    body, number = os.urandom(body_bytes), 0
     per_burst = max(1, round(rate * BURST_S)) if rate else 1000
     gc.collect()
     gc.disable()  # a collection of this process is no stall of the engine
@@ -229,15 +147,10 @@ def put_for(store: Path, seconds: float, rate: int, body_bytes: int, stall_ns: i
                     after_ns = clock()
                     if not result.ok:
                         raise SystemExit(f"{result.status.name}: {result.reason}")
-                    took_ns = after_ns - before_ns
-                    bits = took_ns.bit_length()
-                    counts[(bits - 1) * 16 + ((took_ns << 4 >> (bits - 1)) & 15)] += 1
-                    if took_ns > latencies.longest_ns:
-                        latencies.longest_ns = took_ns
-                    if took_ns >= stall_ns:
-                        stalls.append(Stall(before_ns, after_ns, end, result.physical_offset + result.size_bytes))
-                    end = result.physical_offset + result.size_bytes
-            return latencies, stalls, (clock() - began_ns) / 1e9
+                    add(counted, after_ns - before_ns)
+                    if after_ns - before_ns >= stall_ns:
+                        stalls.append(Stall(before_ns, after_ns))
+            return store_stats.latency(counted), stalls, (clock() - began_ns) / 1e9
     finally:
         gc.enable()
 
@@ -272,26 +185,29 @@ def measure(folder: Path, seconds: float, arguments: argparse.Namespace) -> dict
             latencies, stalls, took_s = put_for(store, seconds, arguments.rate, arguments.body_bytes,
                                                 int(arguments.stall_ms * 1e6))
             ours.send("stop")
-            watched = ours.recv()
+            counters, waits = ours.recv()
             watcher.join()
         finally:
             if reader is not None:
                 reader.terminate()
                 reader.communicate()
+        recorded = waits.why().summary
     found = []
     for stall in stalls:
-        cause, evidence = cause_of(stall, watched)
+        cause, evidence = cause_of(stall, counters, waits.during(stall.began_ns, stall.ended_ns))
         found.append({"ms": round((stall.ended_ns - stall.began_ns) / 1e6, 2), "cause": cause, "evidence_ms": evidence,
-                      "at_s": round((stall.began_ns - watched.counters[0].at_ns) / 1e9, 3)})
-    puts = sum(latencies.counts)
-    events = [(one, two) for one, two in zip(watched.counters, watched.counters[1:])]
-    return {"seconds": round(took_s, 1), "puts": puts, "rate": round(puts / took_s), "body_bytes": arguments.body_bytes,
-            "spark": arguments.spark, "cpus": os.cpu_count(), "load": [round(one, 1) for one in os.getloadavg()],
-            **{f"p{name}_us": round(latencies.quantile_us(float(name) / 100), 1) for name in ("50", "99", "99.9", "99.99")},
-            "longest_ms": round(latencies.longest_ns / 1e6, 2), "stall_ms": arguments.stall_ms,
-            "rolls": (watched.counters[-1].ready_end - watched.counters[0].ready_end) // SEGMENT_BYTES,
-            "deletions": sum(one.min_offset != two.min_offset for one, two in events),
-            "checkpoints": sum(one.checkpoint_ns != two.checkpoint_ns for one, two in events), "stalls": found}
+                      "at_s": round((stall.began_ns - counters[0].at_ns) / 1e9, 3)})
+    pairs = list(itertools.pairwise(counters))
+    quantiles = {f"p{name}_us": round(store_stats.percentile_ns(latencies.buckets, float(name) / 100) / 1000, 1)
+                 for name in ("50", "99", "99.9", "99.99")}
+    return {"seconds": round(took_s, 1), "puts": latencies.count, "rate": round(latencies.count / took_s),
+            "body_bytes": arguments.body_bytes, "spark": arguments.spark, "cpus": os.cpu_count(),
+            "load": [round(one, 1) for one in os.getloadavg()], **quantiles,
+            "longest_ms": round(latencies.max_ns / 1e6, 2), "stall_ms": arguments.stall_ms,
+            "rolls": (counters[-1].ready_end - counters[0].ready_end) // SEGMENT_BYTES,
+            "deletions": sum(one.min_offset != two.min_offset for one, two in pairs),
+            "checkpoints": sum(one.checkpoint_ns != two.checkpoint_ns for one, two in pairs), "stalls": found,
+            "recorded": recorded}
 
 
 def show(told: dict) -> None:
@@ -323,6 +239,7 @@ def show(told: dict) -> None:
             table.add_row(f"{stall['at_s']:.1f}", figure(stall["ms"]), stall["cause"],
                           ", ".join(f"{name} {ms:g}" for name, ms in stall["evidence_ms"].items()))
         console.print(table)
+    write_stalls("the flight recorder", {"all puts": told["recorded"]})
 
 
 def main() -> None:

@@ -32,8 +32,10 @@ from pyengine.cli.bench import engine_pids, produce, visible_lags_us, wait_dispa
 from pyengine.cli.bench_producer import Produced  # noqa: E402
 from pyengine.cli.engine_status import engine_status  # noqa: E402
 from pyengine.cli.prove import measure_disk  # noqa: E402
+from pyengine.cli.why import Waits, Why  # noqa: E402
 from pyengine.engine.kinds import HEALTHY_AFTER_S  # noqa: E402
 from pyengine.ipc.shared_objects import find_folder  # noqa: E402
+from pyengine.native.recorder import THRESHOLD_NS  # noqa: E402
 
 IDLE_SECONDS = 20
 RECOVERY_LOG_BYTES = 1_000_000_000
@@ -51,14 +53,28 @@ class Bench:
         self.rounds = rounds
         self.seconds = seconds
         self.rows: list[Row] = []
+        self._waited: dict[tuple, list[Why]] = {}
 
     def store(self, **settings) -> tuple[pyengine.Engine, Path]:
         path = Path(tempfile.mkdtemp(dir=self.folder)) / "store"
         return pyengine.Engine(path, **{**SETTINGS, **settings}), path
 
     def produce(self, store: Path, kind: str, size: int, producers: int = 1, count: int = 1) -> list[Produced]:
-        """Run producer processes side by side; what each of them did."""
-        return produce(store, kind, size, self.seconds, count, producers)
+        """Run producer processes side by side; what each of them did. What made their puts wait is kept for stalls()."""
+        waits = Waits(store)
+        answers = produce(store, kind, size, self.seconds, count, producers)
+        self._waited.setdefault((kind, size, producers, count), []).append(waits.why())
+        return answers
+
+    def stalls(self, kind: str, size: int, producers: int = 1, count: int = 1) -> dict[str, float]:
+        """Notes of what made the puts of those produce() wait, by cause, from the flight recorder; they are forgotten then."""
+        notes: dict[str, float] = {}
+        for why in self._waited.pop((kind, size, producers, count), []):
+            for cause in why.causes:
+                waits, longest = f"waits of {THRESHOLD_NS / 1e6:g} ms or more ({cause.means})", f"longest ms ({cause.means})"
+                notes[waits] = notes.get(waits, 0) + cause.waits
+                notes[longest] = max(notes.get(longest, 0.0), cause.longest_ms)
+        return notes
 
     def rate(self, answers: list[Produced]) -> float:
         return sum(answer.messages / answer.seconds for answer in answers)
@@ -76,7 +92,7 @@ def bench_async_puts(bench: Bench) -> None:
         best = rounds[rates.index(max(rates))][0]
         bench.rows.append(Row(f"put, async, one producer, {size} B", "msg/s", rates, floor=floor, aim=aim,
                               notes={"p50 us": best.p50_us, "p99 us": best.p99_us, "p99.9 us": best.p999_us,
-                                     "us a page to warm memory": max(pages)}))
+                                     "us a page to warm memory": max(pages), **bench.stalls("put", size)}))
         shutil.rmtree(path.parent)
 
 
@@ -92,7 +108,7 @@ def bench_async_many(bench: Bench) -> None:
         values = [rate * size for rate in rates] if unit == "B/s" else rates
         bench.rows.append(Row(f"put_many(256), async, {producers} producer(s), {size} B", unit, values, floor=floor, aim=aim,
                               notes={"copy into a fresh mapping B/s": raw.copy_rate(bench.folder, 256 << 20),
-                                     "us a page to warm memory": max(pages)}))
+                                     "us a page to warm memory": max(pages), **bench.stalls("many", size, producers, 256)}))
         shutil.rmtree(path.parent)
 
 
@@ -113,10 +129,13 @@ def bench_sync(bench: Bench) -> None:
     bench.seconds = seconds
     shares = {"worst second beside raw": min(map(truediv, ones, limits)), "best": max(map(truediv, ones, limits))}
     raw_is = "raw pwrite + fdatasync, in turns"
-    bench.rows.append(Row("put, sync, one producer", "msg/s", ones, statistics.median(limits), raw_is, 0.85, 0.93, notes=shares))
-    for name, rates, floor, aim in (("four", fours, 2.5, 3), ("16", sixteens, 6, 8)):
-        bench.rows.append(Row(f"put, sync, {name} producers", "msg/s", rates, statistics.median(ones), "one producer", floor, aim))
-    bench.rows.append(Row("put_many(64), sync", "msg/s", groups, statistics.median(group_limits), f"{raw_is}, of 64", 0.7, 0.85))
+    bench.rows.append(Row("put, sync, one producer", "msg/s", ones, statistics.median(limits), raw_is, 0.85, 0.93,
+                          notes={**shares, **bench.stalls("put", size)}))
+    for name, producers, rates, floor, aim in (("four", 4, fours, 2.5, 3), ("16", 16, sixteens, 6, 8)):
+        bench.rows.append(Row(f"put, sync, {name} producers", "msg/s", rates, statistics.median(ones), "one producer", floor, aim,
+                              notes=bench.stalls("put", size, producers)))
+    bench.rows.append(Row("put_many(64), sync", "msg/s", groups, statistics.median(group_limits), f"{raw_is}, of 64", 0.7, 0.85,
+                          notes=bench.stalls("many", size, 1, 64)))
     shutil.rmtree(path.parent)
 
 
@@ -283,7 +302,8 @@ def bench_statistics(bench: Bench) -> None:
     with engine:
         rates = [bench.rate(bench.produce(path, "put", 128)) for _ in range(bench.rounds)]
     bench.rows.append(Row("counting one put", "ns", counting, 1e9 / quantile(rates, 0.5), "one put, async, 128 B", floor=0.02,
-                          aim=0.01, higher_is_better=False, notes={"ns, 100 puts a pass": quantile(grouped, 0.5)}))
+                          aim=0.01, higher_is_better=False,
+                          notes={"ns, 100 puts a pass": quantile(grouped, 0.5), **bench.stalls("put", 128)}))
     shutil.rmtree(path.parent)
 
 

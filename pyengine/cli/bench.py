@@ -27,6 +27,7 @@ from pyengine.cli.bench_producer import TOPIC, Produced
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.options import json_option, set_option
 from pyengine.cli.prove import measure_disk
+from pyengine.cli.why import Waits, write_stalls
 from pyengine.client.producer import connect
 from pyengine.engine.children import child_environment
 from pyengine.engine.embedded import Engine
@@ -56,6 +57,8 @@ class Measured:
     busy_us: float | None = None
     beside_disk: float | None = None
     """The rate beside pwrite + fdatasync of as many bytes at a time, done in turns."""
+    stalls: dict[str, Any] | None = None
+    """Of puts, Why.summary of what made them wait, by the flight recorder."""
 
 
 @click.command()
@@ -69,7 +72,8 @@ def bench(parent: Path, seconds: float, size_bytes: int, settings: dict[str, str
 
     FOLDER is a directory on the disk in question (this one if not given); stores are made in a
     folder of their own in it and removed afterwards. What another program does at the same time
-    shows in every figure: look at the CPU of a message too, which changes less.
+    shows in every figure: look at the CPU of a message too, which changes less. What made puts wait
+    5 ms or more is told by cause, from the flight recorder (`pyengine why`).
 
     \b
     Examples:
@@ -104,6 +108,7 @@ def _print(rows: Sequence[Measured], document: dict[str, Any]) -> None:
         [(row.what, number(row.messages_per_s, 0), number(row.bytes_per_s / 1e6, 1), number(row.p50_us, 1), number(row.p99_us, 1),
           number(row.busy_us, 2), number(row.beside_disk, 2)) for row in rows],
         f"bodies of {document['body_bytes']:,} B on {document['file_system']}, {document['cpus']} CPUs, load {document['load']:.1f}")
+    write_stalls("what", {row.what: row.stalls for row in rows if row.stalls is not None})
 
 
 class BenchRun:
@@ -133,40 +138,42 @@ class BenchRun:
 
     def _puts(self, store: Path, what: str, kind: str, count: int = 1, producers: int = 1) -> None:
         self._say(what)
-        before_s = engine_cpu_seconds(store)
+        waits, before_s = Waits(store), engine_cpu_seconds(store)
         answers = produce(store, kind, self._size_bytes, self._seconds, count, producers)
         busy_s = engine_cpu_seconds(store) - before_s + sum(answer.cpu_seconds for answer in answers)
-        self._add(what, answers, busy_s)
+        self._add(what, answers, busy_s, waits)
         wait_dispatched(store)
 
-    def _add(self, what: str, answers: Sequence[Produced], busy_s: float, raw_rates: Sequence[float] = ()) -> None:
+    def _add(self, what: str, answers: Sequence[Produced], busy_s: float, waits: Waits,
+             raw_rates: Sequence[float] = ()) -> None:
         messages = sum(answer.messages for answer in answers)
         rate = sum(answer.messages / answer.seconds for answer in answers) / (len(raw_rates) or 1)
         self.rows.append(Measured(
             what, rate, rate * self._size_bytes, statistics.median(answer.p50_us for answer in answers),
             max(answer.p99_us for answer in answers), busy_s * 1e6 / messages,
-            rate / statistics.mean(raw_rates) if raw_rates else None))
+            rate / statistics.mean(raw_rates) if raw_rates else None, waits.why().summary))
 
     def _synced_puts(self, store: Path) -> None:
         """Second by second in turns with the disk alone, which changes from one second to the next."""
         self._say("put, sync")
-        raw_rates, answers, busy_s = [], [], 0.0
+        raw_rates, answers, busy_s, waits = [], [], 0.0, Waits(store)
         for _ in range(max(1, round(self._seconds))):
             turn_s = min(1.0, self._seconds)
             raw_rates.append(measure_disk(self._folder, turn_s, self._size_bytes + RECORD_OVERHEAD_BYTES).syncs_per_s)
             before_s = engine_cpu_seconds(store)
             answers += produce(store, "put", self._size_bytes, turn_s)
             busy_s += engine_cpu_seconds(store) - before_s
-        self._add("put, sync", answers, busy_s + sum(answer.cpu_seconds for answer in answers), raw_rates)
+        self._add("put, sync", answers, busy_s + sum(answer.cpu_seconds for answer in answers), waits, raw_rates)
 
     def _visible(self, store: Path, mode: str) -> None:
         """From a put's answer until its queue shows the message."""
         what = f"put to visible in its queue, {mode}"
         self._say(what)
+        waits = Waits(store)
         lags_us = visible_lags_us(store, bytes(self._size_bytes), VISIBLE_PUTS)
         total_s = sum(lags_us) / 1e6
         self.rows.append(Measured(what, VISIBLE_PUTS / total_s, VISIBLE_PUTS * self._size_bytes / total_s,
-                                  lags_us[VISIBLE_PUTS // 2], lags_us[VISIBLE_PUTS * 99 // 100]))
+                                  lags_us[VISIBLE_PUTS // 2], lags_us[VISIBLE_PUTS * 99 // 100], stalls=waits.why().summary))
 
     def _pulls(self, store: Path) -> None:
         """Messages as Python objects, by a group of its own."""

@@ -28,6 +28,7 @@ from pyengine.cli.ingest_producer import AckedList
 from pyengine.cli.options import json_option, set_option
 from pyengine.cli.replay import MODES
 from pyengine.cli.torture import EngineWatch, KillRounds, check_acked, kill, kill_all
+from pyengine.cli.why import Waits, write_stalls
 from pyengine.client.producer import connect
 from pyengine.errors import DiskError, EngineError, ExitCode, NotAStoreError
 from pyengine.results import PutResult
@@ -65,6 +66,8 @@ class ModeProof:
     recovery_s_max: float = 0.0
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
+    stalls: dict[str, Any] = field(default_factory=dict)
+    """Why.summary of what made puts wait, by the flight recorder."""
 
 
 @click.command()
@@ -83,7 +86,8 @@ def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None
     STORE_PARENT is a directory on the disk in question; stores are made in a folder of their
     own in it, of 1 GiB each at most, and removed afterwards. First the disk by itself: how soon
     it says that bytes are safe. Then each flush mode in turn: two producers put, random
-    processes of the engine die, also all at once. A power cut cannot be tried from here.
+    processes of the engine die, also all at once. A power cut cannot be tried from here. What made
+    puts wait 5 ms or more meanwhile is told by cause, from the flight recorder (`pyengine why`).
 
     Exit codes: 0 everything held, 1 something did not.
 
@@ -139,6 +143,7 @@ def _print(disk: DiskMeasure, proofs: list[ModeProof], document: dict[str, Any])
         ("mode", "kills", "of everything", "acknowledged", "found", "lost", "longest start s", "s"),
         [(proof.mode, proof.kills.total(), proof.recoveries, proof.acknowledged, proof.checked - proof.lost, proof.lost,
           proof.recovery_s_max, proof.seconds) for proof in proofs])
+    write_stalls("mode", {proof.mode: proof.stalls for proof in proofs})
     for proof in proofs:
         for failure in proof.failures:
             print(f"{proof.mode}: {output.printable(failure)}")
@@ -203,6 +208,7 @@ class ModeRun(KillRounds):
         self._advance = advance
         self._ending = threading.Event()
         self._lock = threading.Lock()
+        self._waits = Waits(self.store)
         self._producers: list[threading.Thread] = []
 
     def run(self, seconds: float) -> ModeProof:
@@ -214,6 +220,7 @@ class ModeRun(KillRounds):
 
         with self._acked:
             self.proof.seconds = self.run_rounds(go_on)
+        self.proof.stalls = self._waits.why().summary
         return self.proof
 
     @property
@@ -221,6 +228,7 @@ class ModeRun(KillRounds):
         return self.proof.failures
 
     def end_round(self) -> None:
+        self._waits.look()
         self._advance(self.proof)
 
     # -- producers
@@ -235,6 +243,7 @@ class ModeRun(KillRounds):
         self._ending.set()
         for thread in self._producers:
             thread.join(HANG_S)
+        self._waits.look()
         self._acked.write()
 
     def acked_count(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native import recorder
 from pyengine.native.flush import monotonic_ns
-from pyengine.native.recorder import Ring, Stall
+from pyengine.native.recorder import Minute, Ring, Stall
 from pyengine.storage.config import load_config
 from pyengine.storage.engine_id import read_boot_id
 
@@ -98,15 +98,25 @@ class Why:
     total_ms: float
 
     @property
+    def longest_ms(self) -> float:
+        """Of the longest wait."""
+        return max((entry.took_ms for entry in self.waits), default=0.0)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """How often and for how long, and by which causes: what a result keeps of it, as JSON."""
+        return {"threshold_ms": recorder.THRESHOLD_NS / 1e6, "waits": len(self.waits) + self.forgotten, "total_ms": self.total_ms,
+                "longest_ms": self.longest_ms, "forgotten": self.forgotten, "causes": [asdict(cause) for cause in self.causes]}
+
+    @property
     def sentence(self) -> str:
         """The whole of it in one sentence."""
         began = output.time_text(round(self.since_ms))
         if not self.waits and not self.forgotten:
             return f"Since {began} no put waited {recorder.THRESHOLD_NS / 1e6:g} ms or more for the engine."
-        longest = max((entry.took_ms for entry in self.waits), default=0.0)
         most = self.causes[0].means if self.causes else "nothing is left of them"
         return (f"Since {began} puts waited {recorder.THRESHOLD_NS / 1e6:g} ms or more {len(self.waits) + self.forgotten:,} times, "
-                f"{_span(self.total_ms)} in all, {_span(longest)} at the longest; most of it because {most}.")
+                f"{_span(self.total_ms)} in all, {_span(self.longest_ms)} at the longest; most of it because {most}.")
 
 
 def read_recorder(root: Path) -> list[Ring]:
@@ -153,6 +163,46 @@ def explain(rings: Sequence[Ring], living: Iterable[int], since_ns: int, now_ns:
                _forgotten(rings[recorder.PUTS_RING], since_ns), _union_ns(waits) / 1e6)
 
 
+class Waits:
+    """What makes puts of one store wait from now on, for who measures it. Looked at each minute, it forgets nothing.
+
+    It goes on over kill -9 of every process and a new start; it has to look before an orderly stop, which ends the record.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._began_ns = monotonic_ns()
+        self._stalls: list[dict[tuple[int, int], Stall]] = [{} for _ in range(recorder.PUTS_RING + 1)]
+        self._minutes: list[dict[int, int]] = [{} for _ in range(recorder.PUTS_RING + 1)]
+        self.look()
+        self._counted_before = [dict(minutes) for minutes in self._minutes]
+
+    def look(self) -> None:
+        """Take in what is new. Nothing where there is no record just now: what was seen stays."""
+        with contextlib.suppress(EngineUnavailableError):
+            for kind, ring in enumerate(read_recorder(self._root)):
+                self._stalls[kind].update(((one.number, one.began_ns), one) for one in ring.stalls if one.ended_ns >= self._began_ns)
+                for row in ring.minutes:
+                    self._minutes[kind][row.minute] = max(row.stalls, self._minutes[kind].get(row.minute, 0))
+
+    def why(self) -> Why:
+        """All that was seen, after one more look."""
+        self.look()
+        rings = []
+        for stalls, minutes, before in zip(self._stalls, self._minutes, self._counted_before, strict=True):
+            rows = [Minute(minute, count - before.get(minute, 0), 0, None) for minute, count in minutes.items()]
+            rings.append(Ring(len(stalls), None, list(stalls.values()), rows))
+        return explain(rings, (), self._began_ns, monotonic_ns(), time.time() * 1000)
+
+    def during(self, began_ns: int, ended_ns: int) -> tuple[str, int]:
+        """What the writer recorded for most of that time, in one clause, and for how much of it; ("", 0) for nothing."""
+        stalls = [*self._stalls[native.WRITER].values(), *self._stalls[recorder.PUTS_RING].values()]
+        found = max(stalls, key=lambda one: _shared_ns(one, began_ns, ended_ns), default=None)
+        if found is None or (shared_ns := _shared_ns(found, began_ns, ended_ns)) <= 0:
+            return "", 0
+        return _means(found.cause, [found]), shared_ns
+
+
 def _is_wait(stall: Stall) -> bool:
     return stall.what in ("puts", "confirm") or stall.what == "sync" and stall.detail == 1
 
@@ -192,10 +242,15 @@ def _said(stall: Stall) -> str:
 def _behind(ring: Ring, stall: Stall) -> Stall | None:
     """What the worker that kept the writer waiting was itself kept by, for a good part of that time."""
     def shared_ns(one: Stall) -> int:
-        return min(one.ended_ns, stall.ended_ns) - max(one.began_ns, stall.began_ns)
+        return _shared_ns(one, stall.began_ns, stall.ended_ns)
 
     found = [one for one in ring.stalls if one.cause != "round" and shared_ns(one) * 4 >= stall.took_ns]
     return max(found, key=shared_ns, default=None)
+
+
+def _shared_ns(stall: Stall, began_ns: int, ended_ns: int) -> int:
+    """How much of that time it lasted; not above 0: it did not."""
+    return min(stall.ended_ns, ended_ns) - max(stall.began_ns, began_ns)
 
 
 def _union_ns(stalls: Iterable[Stall]) -> int:
@@ -307,6 +362,20 @@ def _show(found: Why, *, shows_all: bool) -> None:
         print()
         for one in notable[-SHOWN:]:
             print(f"{output.time_text(round(one.ended_ms))}  {one.said}")
+
+
+def write_stalls(column: str, summaries: Mapping[str, Mapping[str, Any]]) -> None:
+    """A table of what made puts wait, by what was measured meanwhile (`column`) and cause; says so where no put waited."""
+    threshold = f"{recorder.THRESHOLD_NS / 1e6:g} ms or more"
+    rows = [(name, cause["waits"], _span(cause["total_ms"]), _span(cause["longest_ms"]), cause["means"])
+            for name, summary in summaries.items() for cause in summary["causes"]]
+    if rows:
+        output.write_table((column, f"waits of {threshold}", "in all", "longest", "because"), rows)
+    else:
+        print(f"no put waited {threshold} for the engine")
+    for name, summary in summaries.items():
+        if summary["forgotten"]:
+            print(f"{name}: {summary['forgotten']:,} more were only counted, because newer ones took their places")
 
 
 def _puts(number: int) -> str:

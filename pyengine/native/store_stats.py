@@ -98,9 +98,19 @@ def count_syncs(group: ms_group_commit, stats: ms_store_stats) -> None:
     group.latency = ffi.addressof(stats.sync, "latency")
 
 
+def private_latency() -> ms_latency:
+    """An empty histogram of this process alone."""
+    return ffi.new("struct ms_latency *")
+
+
+def add_duration(struct: ms_latency, took_ns: int) -> None:
+    """Count one duration in a `struct ms_latency`, of which this process is the only one that writes."""
+    lib.ms_latency_add(struct, took_ns)
+
+
 def add_sync(stats: ms_store_stats, took_ns: int) -> None:
     """The flusher: one fdatasync took so long."""
-    lib.ms_latency_add(ffi.addressof(stats.sync, "latency"), took_ns)
+    add_duration(ffi.addressof(stats.sync, "latency"), took_ns)
 
 
 def add_batch(stats: ms_store_stats, messages: int, entries: int, keys: int, out_of_order: int, behind_bytes: int, lag_ns: int) -> None:

@@ -23,6 +23,7 @@ def test_every_line_is_measured_and_nothing_stays(tmp_path, monkeypatch):
                                   for row in rows.values())
     assert rows["put, sync"]["beside_disk"] > 0 and rows["put, async"]["beside_disk"] is None
     assert all(0 < row["p50_us"] <= row["p99_us"] for row in rows.values() if row["p50_us"])
+    assert {row["what"] for row in rows.values() if row["stalls"] is None} == {"consumer.pull"}, "puts say what made them wait"
     assert done.document["cpus"] and done.document["file_system"]
     assert list(tmp_path.iterdir()) == []
 
@@ -31,6 +32,7 @@ def test_the_table_has_a_line_for_each(tmp_path, monkeypatch):
     monkeypatch.setattr(bench.BenchRun, "measure_mode", lambda self, mode, flush: self.rows.append(bench.Measured(mode, 12345.6, 1e6)))
     done = run("bench", tmp_path)
     assert done.code == 0 and done.stdout.count("12,346") == 2 and "async" in done.stdout
+    assert "no put waited 5 ms or more" in done.stdout
 
 
 def test_what_is_no_directory_is_refused(tmp_path):

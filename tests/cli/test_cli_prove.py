@@ -18,6 +18,7 @@ def test_every_mode_is_tortured_and_nothing_stays(tmp_path):
     assert done.code == 0 and document["held"] and document["stores"] is None, document
     assert [proof["mode"] for proof in document["modes"]] == ["async", "pool", "sync"]
     for proof in document["modes"]:
+        assert proof["stalls"]["threshold_ms"] == 5 and proof["stalls"]["waits"] >= 0
         assert proof["kills_total"] >= 1 and proof["checked"] == proof["acknowledged"] > 0 and proof["lost"] == 0
     assert document["disk"]["syncs"] > 0 and document["disk"]["verdict"]
     assert list(tmp_path.iterdir()) == []
@@ -47,6 +48,15 @@ def test_everything_is_killed_at_once_and_recovered(tmp_path):
     proof = torture.run(SECONDS)
     assert proof.failures == [] and proof.kills == {"everything": proof.recoveries} and proof.recoveries >= 1
     assert proof.recovery_s_max > 0 and proof.checked == proof.acknowledged > 0
+
+
+@pytest.mark.timeout(300)
+def test_what_made_puts_wait_is_told_by_cause(tmp_path):
+    torture = ModeRun(tmp_path, "async", 1, lambda proof: None, {})
+    torture.rng.choice = lambda victims: "writer"
+    proof = torture.run(SECONDS)
+    assert proof.failures == [] and proof.stalls["longest_ms"] >= 5
+    assert "restart" in [cause["cause"] for cause in proof.stalls["causes"] if cause["waits"]], proof.stalls
 
 
 def test_what_is_no_directory_is_refused(tmp_path):

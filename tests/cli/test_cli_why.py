@@ -152,3 +152,57 @@ def test_a_stall_as_people_and_programs_see_it(make_engine):
     said = run("why", engine.root, "--since", "10m").stdout
     assert re.search(r"ms +1 put +the writer was stopped by a signal", said) and "what helps" in said and "|" in said
     assert "the engine was started" in said and "the engine was started" in run("why", engine.root, "--all").stdout
+
+
+def test_what_is_watched_is_kept_over_a_crash_and_over_newer_stalls(make_engine, monkeypatch):
+    engine = make_engine()
+    engine.start()
+    waits = why.Waits(engine.root)
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put("T", b"first").ok
+        engine.kill("writer", signal.SIGSTOP)
+        began_ns, future = monotonic_ns(), producer.put_async("T", b"x")
+        eventually(lambda: monotonic_ns() - began_ns > 50 * MS, "it waits")
+        engine.kill("writer", signal.SIGCONT)
+        assert future.result(60).ok
+    ended_ns = monotonic_ns()
+    eventually(lambda: waits.why().waits, "it is recorded")
+    engine.kill_all()
+    engine.start()
+    found = waits.why()
+    assert "stopped" in [one.cause for one in found.waits] and "start" in [one.cause for one in found.others]
+    assert waits.during(began_ns, ended_ns) == ("the writer was stopped by a signal", pytest.approx(ended_ns - began_ns, rel=0.9))
+    assert waits.during(began_ns - 2 * S, began_ns - S) == ("", 0)
+    assert "stopped" not in [one.cause for one in why.Waits(engine.root).why().waits], "what was before is not told"
+    engine.stop()
+    assert {one.took_ms for one in waits.why().waits} >= {one.took_ms for one in found.waits}, "an orderly stop takes nothing away"
+    summary = found.summary
+    assert summary["waits"] == len(found.waits) and summary["longest_ms"] > 40 and summary["causes"][0]["means"]
+
+
+def test_what_was_overwritten_between_two_looks_is_counted_and_nothing_else(monkeypatch):
+    minute = (monotonic_ns() + 60 * S) // (60 * S)
+    soon_ns = minute * 60 * S
+
+    def rings(count: int, *numbers: int):
+        stalls = [PLAIN._replace(kind=PUTS, number=number, began_ns=soon_ns + number) for number in numbers]
+        empty = [Ring(0, None, [], []) for _ in range(PUTS)]
+        return [*empty, Ring(count, None, stalls, [Minute(minute, count, 1, None)])]
+
+    looks = iter([rings(40), rings(43, 41, 42), rings(47, 45, 46), rings(47, 45, 46)])
+    monkeypatch.setattr(why, "read_recorder", lambda root: next(looks))
+    waits = why.Waits("somewhere")
+    waits.look()
+    waits.look()
+    found = waits.why()
+    assert (len(found.waits), found.forgotten) == (4, 3), "40 were there before, 44 and two more were never seen"
+
+
+def test_a_table_of_stalls_names_what_was_measured_and_what_was_only_counted(capsys):
+    one, none = explained(stall(PUTS, "puts", "sync"), minutes=[Minute((NOW_NS - S) // (60 * S), 3, 1, None)]).summary, explained().summary
+    why.write_stalls("mode", {"sync": one, "async": none})
+    told = capsys.readouterr().out
+    assert re.search(r"^sync +1 +100 ms +100 ms +the device took long to sync$", told, re.MULTILINE), told
+    assert "sync: 2 more were only counted" in told and "async" not in told
+    why.write_stalls("mode", {"async": none})
+    assert capsys.readouterr().out == "no put waited 5 ms or more for the engine\n"
