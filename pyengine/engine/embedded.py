@@ -216,7 +216,8 @@ def end_supervisor(root: Path) -> None:
     OtherLayoutError, before anything is killed, where this version of pyengine could not take them over.
     """
     if (pid := supervisor_pid(root)) is not None:
-        EngineMemory.attach(find_folder(root), writable=False).close()
+        with EngineMemory.attach(find_folder(root), writable=False) as memory:
+            memory.check_layouts()
         _signal_supervisor(root, pid, signal.SIGKILL, STOP_TIMEOUT_S)
 
 

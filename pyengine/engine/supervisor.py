@@ -526,6 +526,11 @@ class _LatchBridge:
 def _attach_to_living(root: Path) -> EngineMemory:
     """The memory of living workers whose supervisor died; EngineUnavailableError where it is not to be had whole."""
     memory = EngineMemory.attach(find_folder(root))
+    try:
+        memory.check_layouts()
+    except OtherLayoutError:
+        memory.close()
+        raise
     engine_id = read_engine_id(root)
     why = ""
     if memory.retired or engine_id is None or memory.identity.store_uuid != engine_id.uuid \

@@ -29,7 +29,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from pyengine._native import ffi
-from pyengine.errors import ConfigError, EngineUnavailableError
+from pyengine.errors import ConfigError, EngineUnavailableError, OtherLayoutError
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject
@@ -328,6 +328,32 @@ class EngineMemory:
             shared.close()
             raise
         return shared, table
+
+    def check_layouts(self) -> None:
+        """OtherLayoutError, with what to do, where an object that messages depend on has another layout than this version's.
+
+        For who means to take the engine over. What only tells of it (statistics, links, obstacles, the recorder) is not looked
+        at: a worker goes on without it.
+        """
+        from pyengine.native import cleaning, session
+
+        def check(name: str, shared: SharedObject) -> None:
+            if name == shared_objects.CLEANING:
+                cleaning.check(cleaning.view(shared.memory), shared.size_bytes)
+            else:
+                session.check_session(session.view(shared.memory), shared.size_bytes)
+
+        for name in os.listdir(self.folder.path):
+            if name == shared_objects.CLEANING or name.startswith(shared_objects.SESSION_PREFIX):
+                try:
+                    with self.folder.attach(name, writable=False) as shared:
+                        check(name, shared)
+                except OtherLayoutError:
+                    raise OtherLayoutError(f"the engine was started by another version of pyengine (the layout of {name} in shared "
+                                           "memory is not this version's): use that version, or stop the engine and start it with "
+                                           "this one") from None
+                except EngineUnavailableError:
+                    pass  # gone meanwhile, or only just being made
 
     def open_pool(self, *, writable: bool = True) -> dict[int, SharedObject]:
         """The pool's buffers that exist by now, by number; the caller closes them. At the start, because an engine's own

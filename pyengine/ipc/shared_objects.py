@@ -53,6 +53,7 @@ CLEANING = "cleaning"
 REPLICATION = "replication"
 RECORDER = "recorder"  # not among LASTING: without its name only `why` has nothing to say
 SOCKET = "socket"
+SESSION_PREFIX = "session-"
 LASTING = (CONTROL, STORE_STATS, TOPIC_STATS, SETTINGS, OBSTACLES, CLEANING, REPLICATION)  # of each engine, from start to end
 SEMAPHORE_FOLDER = "/dev/shm"  # where the C library keeps named semaphores
 DEFAULT_SHM_DIRECTORY = "/dev/shm"
@@ -71,7 +72,7 @@ def pool_name(number: int) -> str:
 
 
 def session_name(epoch: int, slot: int, generation: int) -> str:
-    return f"session-{epoch}-{slot}-{generation}"
+    return f"{SESSION_PREFIX}{epoch}-{slot}-{generation}"
 
 
 def side_name(epoch: int, slot: int, generation: int, sequence: int) -> str:

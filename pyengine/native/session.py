@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from pyengine import arguments
 from pyengine._native import ffi, lib
-from pyengine.errors import EngineUnavailableError, UsageError
+from pyengine.errors import UsageError
+from pyengine.native.control import raise_layout_error
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -41,9 +42,7 @@ def format_session(session: ms_session, ring_bytes: int, slot: int, generation: 
 
 def check_session(session: ms_session, mapped_bytes: int) -> None:
     """Raise EngineUnavailableError unless this is a session object of our layout."""
-    code = lib.ms_session_check(session, mapped_bytes)
-    if code:
-        raise EngineUnavailableError(f"the session object is not usable (code {code}): connect again")
+    raise_layout_error("the session object", lib.ms_session_check(session, mapped_bytes))
 
 
 def install_guard(elsewhere: CData = ffi.NULL) -> None:

@@ -18,7 +18,9 @@ from fix_engine import put_numbers, stored
 from pyengine.engine.embedded import end_supervisor
 from pyengine.errors import OtherLayoutError
 from pyengine.ipc.heartbeat import build_id
+from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import kind_holder, living_kinds
+from pyengine.native import cleaning, session
 from pyengine.native import control as native
 from waiting import eventually
 
@@ -182,4 +184,31 @@ def test_an_engine_of_another_layout_is_refused_at_once_and_lives_on(other_layou
     assert ran.code == 5 and "docs/upgrades.md" in ran.stderr and kind_holder(engine.root, native.WRITER) == writer, ran
     change(False)
     engine.start()
+    assert kind_holder(engine.root, native.WRITER) == writer and stored(engine) == [b"000000", b"000001"]
+
+
+@pytest.mark.parametrize("name", ["cleaning", "session"])
+def test_an_engine_whose_other_objects_differ_is_refused_at_once_and_lives_on(make_engine, name):
+    """The control block's layout is the same, and that of what readers or producers share with workers is not."""
+    engine = make_engine()
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put("T", b"000000").ok
+        engine.kill("supervisor", signal.SIGSTOP)
+        folder = find_folder(engine.root)
+        [path] = folder.path.glob(f"{name}*")
+        supervisor, writer = (kind_holder(engine.root, kind) for kind in (native.SUPERVISOR, native.WRITER))
+        with folder.attach(path.name) as shared:
+            block = {"cleaning": cleaning, "session": session}[name].view(shared.memory)
+            block.layout_version -= 1
+            ran = run("start", engine.root, "--take-over")
+            assert ran.code == 1 and f"another version of pyengine (the layout of {path.name} in shared memory is not" in ran.stderr, ran
+            assert kind_holder(engine.root, native.SUPERVISOR) == supervisor, "it was not killed"
+            os.kill(supervisor, signal.SIGKILL)
+            eventually(lambda: native.SUPERVISOR not in living_kinds(engine.root), "it is dead")
+            ran = run("start", engine.root)
+            assert ran.code == 5 and "docs/upgrades.md" in ran.stderr and kind_holder(engine.root, native.WRITER) == writer, ran
+            block.layout_version += 1
+        engine.start()
+        assert producer.put("T", b"000001").ok
     assert kind_holder(engine.root, native.WRITER) == writer and stored(engine) == [b"000000", b"000001"]

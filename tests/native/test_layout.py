@@ -7,6 +7,7 @@ raising the version in the struct's cdef.h, never alone.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -25,6 +26,9 @@ STRUCTS = {
     "struct ms_replicator_lines": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_session_slot": lib.MS_CONTROL_LAYOUT_VERSION,
     "struct ms_queue_slot": lib.MS_CONTROL_LAYOUT_VERSION,
+    "struct ms_queue_table": lib.MS_CONTROL_LAYOUT_VERSION,
+    "struct ms_cleaning": lib.MS_CLEANING_LAYOUT_VERSION,
+    "struct ms_hold": lib.MS_CLEANING_LAYOUT_VERSION,
     "struct ms_session": lib.MS_SESSION_LAYOUT_VERSION,
     "struct ms_entry": lib.MS_SESSION_LAYOUT_VERSION,
     "struct ms_completion": lib.MS_SESSION_LAYOUT_VERSION,
@@ -63,6 +67,14 @@ def test_a_changed_layout_has_a_new_version():
         if now != was:
             assert now["version"] != was["version"], f"{name} changed: raise its layout version and renew {TABLE.name}"
     assert layout() == pinned, f"renew {TABLE.name}"
+
+
+def test_every_struct_that_carries_a_layout_version_is_pinned():
+    """What has a version and is not in the table could change without it."""
+    declared = "".join(path.read_text() for path in (Path(__file__).parents[2] / "csrc").glob("*.cdef.h"))
+    carrying = {f"struct {name}" for name, body in re.findall(r"struct (ms_\w+) {\n(.*?)\n};", declared, re.DOTALL)
+                if re.search(r"\blayout_version\b", body)}
+    assert "struct ms_cleaning" in carrying and carrying <= STRUCTS.keys(), carrying - STRUCTS.keys()
 
 
 def test_every_field_of_one_writer_has_its_own_line():
