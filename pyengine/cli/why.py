@@ -38,7 +38,8 @@ CAUSES = {
     "write": ("a write to the log took long", "a slow or a busy disk, or no memory for its pages: `iostat -x 1`, `vmstat 1`"),
     "segment": ("the next segment was not ready", "the allocator fell behind; the disk is slow, or segments are small"),
     "pool": ("no buffer of the pool was free", "the committer fell behind: a faster disk, or more buffers (transient_store_pool_size)"),
-    "fault": ("pages had to be brought in", "too little memory for the page cache; the memlock limit, in pool mode"),
+    "fault": ("pages had to be brought in or made writable", "a disk that hangs, or is frozen: `iostat -x 1`, `dmesg`; too little "
+              "memory for the page cache; the memlock limit, in pool mode"),
     "slave": ("slaves took long to confirm", "`pyengine status`: the link and the slave's disk; slave_timeout_ms bounds the wait"),
     "lock": ("a larger queue table was not there yet", "many new queues at once"),
     "stopped": ("the {kind} was stopped by a signal", "something sends SIGSTOP, or a cgroup was frozen"),

@@ -87,6 +87,11 @@ def test_what_is_said_of_one(one, said):
     assert [each.said for each in found.waits + found.others] == [said]
 
 
+def test_a_put_that_a_frozen_disk_held_up_is_not_put_down_to_memory_alone():
+    [cause] = explained(stall(PUTS, "puts", "fault", took_ms=16_000, minor_faults=2)).causes
+    assert "made writable" in cause.means and cause.helps.startswith("a disk that hangs, or is frozen")
+
+
 def test_what_lasts_just_now_is_told_of_living_workers():
     found = explained(doing={native.FLUSHER: Doing("sync", NOW_NS - 12 * S), native.WRITER: Doing("other", NOW_NS - S),
                              native.ALLOCATOR: Doing("blocked", NOW_NS - MS)})
