@@ -112,6 +112,23 @@ def test_what_a_sync_master_acknowledges_is_on_its_slave_and_can_be_read_there(m
     assert (stopped["replication"]["role"], stopped["positions"]["confirm"]) == ("SLAVE", end)
 
 
+def test_a_slave_that_is_behind_its_master_is_told_so_and_does_not_differ(make_engine):
+    pair = Pair(make_engine, role="ASYNC_MASTER").start()
+    put(pair.master.root, b"one", b"two")
+    end = pair.wait_equal()
+    both = pair.master.root, pair.slave.root
+    equal = run("diff", *both, "--json")
+    assert (equal.code, equal.document["behind_bytes"], equal.document["records"]["equal"], equal.document["end"]) == (0, 0, 2, end)
+    pair.slave.stop()
+    put(pair.master.root, b"three")
+    eventually(lambda: position(pair.master, "reput_from") == position(pair.master, "wrote"), "it is dispatched")
+    behind = run("diff", *both, "--json")
+    assert (behind.code, behind.document["is_equal"], behind.document["queues"]) == (0, True, [])
+    assert behind.document["behind_bytes"] == position(pair.master, "wrote") - end > 0
+    assert "OTHER is behind by" in run("diff", *both).stdout and "STORE is behind by" in run("diff", *reversed(both)).stdout
+    pair.master.stop()
+
+
 def test_what_was_changed_on_the_way_between_master_and_slave_is_not_used(make_engine, rng):
     pair = Pair(make_engine)
     with FaultProxy(pair.port, seed=rng.randrange(1 << 30)) as proxy:

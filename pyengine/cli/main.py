@@ -66,6 +66,7 @@ COMMANDS = (
     Row("message", "pyengine.cli.read", "message", "Look up"),
     Row("offset-at", "pyengine.cli.read", "offset_at", "Look up"),
     Row("check", "pyengine.cli.check", "check", "Check and repair"),
+    Row("diff", "pyengine.cli.check", "diff", "Check and repair"),
     Row("recover", "pyengine.cli.repair", "recover", "Check and repair"),
     Row("rebuild", "pyengine.cli.repair", "rebuild", "Check and repair"),
     Row("salvage", "pyengine.cli.repair", "salvage", "Check and repair"),

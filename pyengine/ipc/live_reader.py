@@ -3,7 +3,7 @@
 It adds to the files' reader what only shared memory tells: how far each read level reaches
 (docs/promises.md, 4), the mode in which the engine writes, and the wake-up when messages arrive. It
 may be opened before the engine starts and outlives it; nothing of it is needed to read. `check_now`
-is the whole-store check of a store beside the engine that runs on it, or stopped.
+is the whole-store check of a store beside the engine that runs on it, or stopped; `diff_now` compares two such stores.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ from pyengine.ipc.store_lock import look
 from pyengine.native import control as native
 from pyengine.native import waiting
 from pyengine.results import ReadLevel
+from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.config import EngineConfig, check_keywords
 from pyengine.storage.engine_id import read_boot_id, read_engine_id, read_epoch
 from pyengine.storage.mapped_file import MappedFileQueue
@@ -37,6 +38,7 @@ from pyengine.storage.store_reader import StoreReader
 
 if TYPE_CHECKING:
     from pyengine._native import ms_control
+    from pyengine.storage.check.diff import DiffReport, DiffWork, QueueEnds
     from pyengine.storage.check.report import CheckProgress, CheckReport
     from pyengine.storage.check.work import CheckWork
 
@@ -394,6 +396,60 @@ def _flushed_by_broker(store: MessageStore) -> int:
     checkpoint, young_ms = store.read_checkpoint(), int(time.time() * 1000) - CHECKPOINT_MARGIN_MS
     until_ms = min(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms, young_ms)
     return end_of_stored_until(LogView.of(store.list_log(), store.segment_bytes, None), until_ms)
+
+
+def diff_now(root: Path, other: Path, *, settings: Mapping[str, object] | None = None, progress: CheckProgress | None = None,
+             work: DiffWork | None = None) -> DiffReport:
+    """Compare two stores, each as it is now: with an engine up to what is committed, a stopped one to its log's end.
+
+    What an engine appends meanwhile is not looked at, and it deletes nothing. `settings` are those of either store where its
+    files cannot tell them. Raises NotAStoreError, ConfigError, and StoreBusyError where a store recovers or loses segments meanwhile.
+    """
+    from pyengine.storage.check.diff import ComparedStore, DiffReport, DiffWork, Logs, compare_logs, end_beyond_damage
+    from pyengine.storage.check.work import LogSegments
+
+    began_s = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(open_store(path, **(settings or {}))) for path in (root, other)]
+        for reader in readers:
+            if reader.is_live:
+                stack.enter_context(log_held(reader.root))
+        ends = [max(0, reader.max_physical_offset(ReadLevel.COMMITTED)) for reader in readers]
+        dispatched = [reader.dispatched_offset(ReadLevel.COMMITTED) for reader in readers]
+        logs = Logs(*(LogSegments(MessageStore(reader.root, reader.geometry).list_log(), reader.commit_log.size_bytes)
+                      for reader in readers))
+        for log, reader, end in zip(logs, readers, ends):
+            is_written = store_use(reader.root) is not StoreUse.CLOSED
+            log.end = end if is_written else end_beyond_damage(log, end, was_stopped=not abort_file_exists(reader.root))
+            stack.callback(log.close)
+        start, end = max(log.min_offset for log in logs), min(log.end for log in logs)
+        notes = [f"{reader.root} begins at {log.min_offset}: nothing before is compared" for log, reader in zip(logs, readers)
+                 if start < end and log.min_offset > min(logs.store.min_offset, logs.other.min_offset)]
+        try:
+            found = compare_logs(logs, start, end, work or DiffWork(), progress or (lambda done, total: None))
+        except FileNotFoundError as error:
+            raise StoreBusyError(f"{error.filename} was deleted while it was compared: try again") from error
+        notes += [f"{reader.root} has no whole record at {places[0]}: `pyengine check` tells more"
+                  for reader, places in zip(readers, found.damaged) if places]
+        queues, whys = _queue_ends(readers, min(end, *dispatched))
+        one, two = (ComparedStore(str(reader.root), log.min_offset if log.segments else -1, log.end, log.size_bytes)
+                    for log, reader in zip(logs, readers))
+    return DiffReport(one, two, start, end, found, queues, tuple(notes + whys), time.monotonic() - began_s)
+
+
+def _queue_ends(readers: Sequence[LiveStoreReader], limit: int) -> tuple[tuple[QueueEnds, ...], list[str]]:
+    """The queues that do not end alike where the log ends at `limit`; and why none of them was looked at."""
+    from pyengine.storage.check.diff import QueueEnds
+
+    for reader in readers:
+        if not reader.is_live and abort_file_exists(reader.root):
+            return (), [f"{reader.root} was not stopped in order, so its queues may lack entries and are not compared: recover it first"]
+    ends: list[dict[tuple[str, int], int]] = []
+    for reader in readers:
+        queues = {(topic, queue_id): reader.queue(topic, queue_id) for topic, ids in reader.topics().items() for queue_id in ids}
+        ends.append({key: queue.max_offset(limit) for key, queue in queues.items() if queue is not None})
+    unlike = [QueueEnds(*key, *(each.get(key, 0) for each in ends)) for key in sorted(ends[0].keys() | ends[1].keys())]
+    return tuple(one for one in unlike if one.store != one.other), []
 
 
 @contextlib.contextmanager

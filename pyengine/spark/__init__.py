@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyengine.spark.narrow_sql import sql
     from pyengine.spark.spark_session import register, session
     from pyengine.spark.store_rebuild import rebuild
-    from pyengine.spark.store_verify import verify
+    from pyengine.spark.store_verify import diff, verify
     from pyengine.spark.stream import source_metrics
 
 _WHERE = {
@@ -30,14 +30,15 @@ _WHERE = {
     "export_parquet": "pyengine.spark.export",
     "skipped_ranges": "pyengine.spark.jobs",
     "collect_stats": "pyengine.spark.message_stats",
+    "diff": "pyengine.spark.store_verify",
     "rebuild": "pyengine.spark.store_rebuild",
     "source_metrics": "pyengine.spark.stream",
     "sql": "pyengine.spark.narrow_sql",
     "stats": "pyengine.spark.message_stats",
     "verify": "pyengine.spark.store_verify",
 }
-__all__ = ["collect_stats", "export_parquet", "rebuild", "register", "session", "skipped_ranges", "source_metrics", "sql", "stats",
-           "verify"]
+__all__ = ["collect_stats", "diff", "export_parquet", "rebuild", "register", "session", "skipped_ranges", "source_metrics", "sql",
+           "stats", "verify"]
 
 
 def __getattr__(name: str) -> object:

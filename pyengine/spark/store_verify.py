@@ -10,13 +10,15 @@ reading is done before it is asked for, in two jobs:
 A range counts only if the range before it ended where its task began; a queue file only if the
 file before it ended where its task had supposed. What does not fit is read again here, so
 the outcome is that of one walk, whatever the log holds.
+
+`diff` compares the logs of two stores in the same way (storage.check.diff).
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +28,7 @@ from pyengine.formats.record_case import WalkResult
 from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.scan import broken_chain, count_keys, sync, walk
 from pyengine.spark.jobs import Unit, run_units
+from pyengine.storage.check.diff import DiffReport, DiffWork, Logs, Piece, PieceFound, Places, compare_piece, guess_record
 from pyengine.storage.check.queues import queue_files
 from pyengine.storage.check.report import CheckReport
 from pyengine.storage.check.work import (
@@ -72,6 +75,22 @@ def verify(
     config = config or load_config(root, {name: str(value) for name, value in sizes.items()})
     work = WorkersCheck(spark, task_bytes, GrowingProgress(progress))
     return check_now(root, config, None if acked is None else Path(acked), work=work)
+
+
+def diff(
+    spark: SparkSession, store: str | os.PathLike[str], other: str | os.PathLike[str], *,
+    settings: Mapping[str, object] | None = None, task_bytes: int = TASK_BYTES,
+    progress: Callable[[int, int], None] | None = None, **sizes: object,
+) -> DiffReport:
+    """What `pyengine diff` finds between two stores, a master and its slave, or a store and its copy: the same report.
+
+    `sizes` (or `settings`) are settings of either store where its files cannot tell them. Workers read the files of both under
+    the same paths. Raises NotAStoreError, ConfigError, StoreBusyError.
+    """
+    from pyengine.ipc.live_reader import diff_now
+
+    work = WorkersDiff(spark, task_bytes, GrowingProgress(progress))
+    return diff_now(Path(store).absolute(), Path(other).absolute(), settings={**(settings or {}), **sizes}, work=work)
 
 
 # -- units ------------------------------------------------------------------------
@@ -186,6 +205,44 @@ class CountUnit:
         with mapped(self.segment.path) as view:
             reached = walk(view, base, self.start, self.end, limit=self.end, check_crc=False, check_offset=False).end_offset
             return count_keys(view, base, self.start, self.end), reached == self.end
+
+
+@dataclass(frozen=True, slots=True)
+class DiffUnit:
+    """A piece of two logs."""
+
+    piece: Piece
+
+    @property
+    def cost(self) -> int:
+        return 2 * (self.piece[1] - self.piece[0])
+
+    def run(self, logs: Logs) -> PieceFound | None:
+        """None when no record is found near the beginning in one of them."""
+        here, there = (guess_record(log, self.piece[0], GUESS_BYTES) for log in logs)
+        found = None if here is None or there is None else compare_piece(logs, (here, there), self.piece[1])
+        for log in logs:
+            log.close()
+        return found
+
+
+class WorkersDiff(DiffWork):
+    """Pieces of two logs, compared in the workers before they are asked for."""
+
+    def __init__(self, spark: SparkSession, task_bytes: int, progress: GrowingProgress) -> None:
+        self.piece_bytes = task_bytes
+        self._spark = spark
+        self._progress = progress
+
+    def begin(self, logs: Logs, pieces: Sequence[Piece]) -> None:
+        for log in logs:
+            log.close()
+        self._found = run_units(self._spark, [DiffUnit(piece) for piece in pieces], logs, task_bytes=2 * self.piece_bytes,
+                                progress=self._progress)
+
+    def piece(self, logs: Logs, number: int, piece: Piece, at: Places) -> PieceFound:
+        found = self._found[number]
+        return found if found is not None and found.begin == at else super().piece(logs, number, piece, at)
 
 
 # -- the check's work --------------------------------------------------------------

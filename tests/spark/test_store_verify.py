@@ -1,4 +1,5 @@
-"""The check in the workers finds what the check of one process finds: finding by finding, whatever is damaged, in parts of any size."""
+"""The check in the workers finds what the check of one process finds: finding by finding, whatever is damaged, in parts of any size.
+So does the comparison of two stores."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from fix_cli import run
 from fix_golden import RECIPES, unpack
 from fix_spark import run_units_here
 from pyengine.errors import ConfigError, EngineError
-from pyengine.ipc.live_reader import check_now
+from pyengine.ipc.live_reader import check_now, diff_now
 from pyengine.spark import store_verify
-from pyengine.spark.store_verify import verify
+from pyengine.spark.store_verify import diff, verify
 from pyengine.storage.config import load_config
 from spark.logs import write_log
 from waiting import eventually
@@ -195,6 +196,77 @@ def test_an_index_file_that_is_full_while_jobs_run_is_left_to_the_next_check(tmp
         monkeypatch.setattr(store_verify, "run_units", run_while_it_grows)
         report = verify(None, tmp_path / "store", task_bytes=1 << 20)
         assert (report.index_files, report.findings) == (before - 1, [])
+
+
+def compare_diffs(store: Path, other: Path, task_bytes: int, sizes: dict[str, int], spark=None) -> dict:
+    """The document that both ways of comparing two stores give, which must be one and the same."""
+    try:
+        wanted = document(diff_now(store, other, settings=sizes))
+    except EngineError as error:
+        with pytest.raises(type(error)) as raised:
+            diff(spark, store, other, task_bytes=task_bytes, **sizes)
+        assert str(raised.value) == str(error)
+        return {}
+    assert document(diff(spark, store, other, task_bytes=task_bytes, **sizes)) == wanted, f"parts of {task_bytes} bytes"
+    return wanted
+
+
+@pytest.mark.parametrize("recipe", [recipe if recipe in ("roll", "lmq", "tx", "abnormal-multi", "cleaned", "widetopic") else
+                                    pytest.param(recipe, marks=pytest.mark.long) for recipe in RECIPES])
+def test_a_golden_store_and_a_damaged_copy_differ_alike_in_parts_of_any_size(golden, here, recipe, rng, request):
+    store = golden(recipe)
+    copies = golden(recipe)
+    compare_diffs(store.root, copies.root, 30_000 if recipe == "bigmsg" else 4096, store.sizes)
+    for round_ in range(20 if request.config.run_long else 2):
+        other = copies.root.with_name(f"damaged-{round_}")
+        shutil.copytree(copies.root, other)
+        done = [spoil(other, rng) for _ in range(rng.randrange(1, 4))]
+        print(round_, done)
+        compare_diffs(store.root, other, rng.choice([30_000 if recipe == "bigmsg" else 700, 100_000, 1 << 30]), store.sizes)
+
+
+def test_logs_that_went_apart_differ_alike(here, tmp_path, rng):
+    from logs import LogBuilder
+    from pyengine.formats.paths import StorePaths, segment_name
+
+    logs = LogBuilder(1 << 16), LogBuilder(1 << 16)
+    for log in logs:
+        for number in range(50):
+            log.append("T", b"x" * number)
+    for log, name in zip(logs, ("store", "other")):
+        log.append_varied(rng, 2000)
+        folder = StorePaths(tmp_path / name).commit_log
+        folder.mkdir(parents=True)
+        for number, data in enumerate(log.segments):
+            (folder / segment_name(number << 16)).write_bytes(bytes(data).ljust(1 << 16, b"\0"))
+    for task_bytes in (1000, 1 << 30):
+        found = compare_diffs(tmp_path / "store", tmp_path / "other", task_bytes, {"mapped_file_size_consume_queue_bytes": 2000})
+        assert found["records"]["equal"] >= 50 and found["left_out"] > 0
+
+
+@pytest.mark.spark
+@pytest.mark.java
+def test_the_diff_command_finds_the_same_with_spark(spark, tmp_path):
+    store, other = unpack("roll", tmp_path / "a"), unpack("roll", tmp_path / "b")
+    with open(other / "commitlog" / f"{0:020d}", "r+b") as file:
+        file.seek(300)
+        file.write(b"damage")
+    alone, spread = run("diff", store, other, "--json"), run("diff", store, other, "--spark", "--json")
+    assert alone.code == spread.code == 3 and alone.document["first_difference"] is not None
+    assert spread.document | {"seconds": 0} == alone.document | {"seconds": 0}
+    equal = run("diff", store, store, "--spark")
+    assert equal.code == 0 and "The stores are equal" in equal.stdout
+
+
+@pytest.mark.spark
+@pytest.mark.java
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_workers_find_the_differences_that_one_process_finds(spark, tmp_path, recipe, rng):
+    store, other = unpack(recipe, tmp_path / "a"), unpack(recipe, tmp_path / "b")
+    compare_diffs(store, other, 20_000, {}, spark)
+    print(spoil(other, rng))
+    compare_diffs(store, other, 20_000, {}, spark)
 
 
 @pytest.mark.spark

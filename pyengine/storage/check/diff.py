@@ -1,0 +1,370 @@
+"""Two logs compared record by record: a master and its slave, a store and its copy (`pyengine diff`).
+
+Replication copies bytes, so a copy has the same records at the same offsets. What lies below both ends and above both
+beginnings is compared; that one log goes on beyond the other's end, or begins earlier, is told and is no difference. Fillers
+at the ends of segments are not compared: what is in them after their first bytes means nothing.
+
+    piece     [first, stop) of the log, in one segment of each store: the records that begin there in either of them
+    places    where the next record begins, in the store and in the other one; equal while the logs are
+
+A piece is compared from known places on, whatever came before, so pieces may be compared anywhere and in any order with
+guessed places that are confirmed later (pyengine.spark.store_verify). Where a log is damaged the comparison goes on at its next
+whole record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, NamedTuple
+
+from pyengine.errors import ExitCode
+from pyengine.formats.record import BEGIN, Message, body_crc, decode_record, total_size
+from pyengine.formats.record_case import CaseLabel
+from pyengine.native.dispatch import touched_queues
+from pyengine.native.scan import sync, walk
+from pyengine.storage.check.work import LogSegments
+from pyengine.storage.mapped_file import mapped, used_end
+
+DIFFERENCES_MAX = 100   # told one by one; all are counted
+PIECE_BYTES = 64 << 20
+_SLICE_BYTES = 256 << 10
+_NAMES = tuple(each.name for each in fields(Message) if each.compare and each.name != "physical_offset")
+
+Places = tuple[int, int]
+Piece = tuple[int, int]
+
+
+class Logs(NamedTuple):
+    """Both logs, each with its own end."""
+
+    store: LogSegments
+    other: LogSegments
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One record that both logs do not have alike; `kind`: differs, only_in_store or only_in_other."""
+
+    kind: str
+    physical_offset: int
+    topic: str
+    queue_id: int
+    queue_offset: int
+    fields: tuple[str, ...] = ()   # what differs
+    bad_crc: tuple[str, ...] = ()  # store, other: where the body does not fit its checksum
+
+
+@dataclass(slots=True)
+class TopicCounts:
+    """Messages of a topic that are in queues, in the part of the log that was compared; and how its records differ."""
+
+    store: int = 0
+    other: int = 0
+    differing: int = 0
+    only_in_store: int = 0
+    only_in_other: int = 0
+
+    def add(self, more: TopicCounts) -> None:
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(more, each.name))
+
+
+@dataclass(slots=True)
+class PieceFound:
+    """What a piece holds, and the places where it began and ended; `damaged`: where no whole record was, in either log."""
+
+    begin: Places
+    end: Places
+    equal: int = 0
+    differing: int = 0
+    only_in_store: int = 0
+    only_in_other: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    topics: dict[str, TopicCounts] = field(default_factory=dict)
+    damaged: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
+
+    def topic(self, name: str) -> TopicCounts:
+        return self.topics.setdefault(name, TopicCounts())
+
+    def add(self, more: PieceFound) -> None:
+        """The piece that follows this one, as a part of it."""
+        self.end = more.end
+        for name in ("equal", "differing", "only_in_store", "only_in_other"):
+            setattr(self, name, getattr(self, name) + getattr(more, name))
+        self.differences += more.differences[: DIFFERENCES_MAX - len(self.differences)]
+        for topic, counts in more.topics.items():
+            self.topic(topic).add(counts)
+        for mine, its in zip(self.damaged, more.damaged):
+            mine += its
+
+
+class DiffWork:
+    """Compares here, one piece after the other; a caller with more processors or hosts has compared them before."""
+
+    piece_bytes = PIECE_BYTES
+
+    def begin(self, logs: Logs, pieces: Sequence[Piece]) -> None:
+        """Before any piece is asked for."""
+
+    def piece(self, logs: Logs, number: int, piece: Piece, at: Places) -> PieceFound:
+        """As compare_piece(), of the piece of that number."""
+        return compare_piece(logs, at, piece[1])
+
+
+def compare_logs(logs: Logs, start: int, end: int, work: DiffWork, progress: Callable[[int, int], None]) -> PieceFound:
+    """What begins in [start, end) of both logs, each of which holds that range."""
+    pieces = list(_pieces(start, end, logs, work.piece_bytes))
+    at = _first_record(logs.store, start), _first_record(logs.other, start)
+    work.begin(logs, pieces)
+    found = PieceFound(at, at)
+    for number, piece in enumerate(pieces):
+        found.add(work.piece(logs, number, piece, found.end))
+        progress(piece[1] - start, end - start)
+    return found
+
+
+def compare_piece(logs: Logs, at: Places, stop: int) -> PieceFound:
+    """Compare the records from these places on that begin before `stop`, which no segment border of either log precedes."""
+    found = PieceFound(at, at)
+    here, there = at
+    while min(here, there) < stop:
+        if here == there and (reached := _equal_to(logs, here, stop, found)) > here:
+            here = there = reached
+            continue
+        border = min(stop, min(here, there) + _SLICE_BYTES)
+        ours, here = _records(logs, 0, here, border, found)
+        theirs, there = _records(logs, 1, there, border, found)
+        _compare_records(logs, ours, theirs, found)
+    found.end = here, there
+    return found
+
+
+def end_beyond_damage(log: LogSegments, end: int, *, was_stopped: bool) -> int:
+    """Where the log ends that was found to end at `end` and that nothing writes: what follows damage belongs to it.
+
+    After a crash those are whole records with whole bodies only; a store that was stopped in order (`was_stopped`) has no torn end.
+    """
+    for segment in log.segments:
+        base = segment.start_offset
+        at = max(end, base)
+        used = base + used_end(segment.path, at - base) if at < base + log.size_bytes else base
+        if used <= at:
+            continue
+        with mapped(segment.path) as view:
+            following: int | None = at
+            while following is not None and following < used:
+                walked = walk(view, base, following, used, limit=base + log.size_bytes, check_crc=not was_stopped)
+                end = walked.end_offset if walked.messages else end
+                at = walked.end_offset + 1
+                if walked.reason == CaseLabel.BLANK:
+                    break
+                following = sync(view, base, at, used, limit=base + log.size_bytes) if at < used else None
+                if following is None and was_stopped:
+                    end = max(end, used)
+    return end
+
+
+def guess_record(log: LogSegments, first: int, within: int) -> int | None:
+    """Where the first record at or after `first` most likely begins, looked for in so many bytes; None for none."""
+    segment = log.view_at(first)
+    if segment is None:
+        return None
+    base, limit, view = segment
+    return base if first == base else sync(view, base, first, min(first + within, limit), limit=limit)
+
+
+def _pieces(start: int, end: int, logs: Logs, piece_bytes: int) -> Iterator[Piece]:
+    """[start, end), cut at every segment border of either log and so that no piece is larger than that."""
+    while start < end:
+        borders = [start - start % log.size_bytes + log.size_bytes for log in logs]
+        stop = min(end, start + piece_bytes, *borders)
+        yield start, stop
+        start = stop
+
+
+def _first_record(log: LogSegments, start: int) -> int:
+    """The first record at or after `start`, by a walk from its segment's beginning where that reaches it."""
+    segment = log.view_at(start)
+    if segment is None or start == segment[0]:
+        return start
+    base, limit, view = segment
+    found = sync(view, base, start, limit, limit=limit, certain=True) or sync(view, base, start, limit, limit=limit)
+    return base + log.size_bytes if found is None else found
+
+
+def _equal_to(logs: Logs, at: int, stop: int, found: PieceFound) -> int:
+    """After the whole records from `at` on, about a slice of them, if both logs have the same bytes there; else `at`."""
+    ours, theirs = logs.store.view_at(at), logs.other.view_at(at)
+    if ours is None or theirs is None:
+        return at
+    (base, limit, view), (its_base, its_limit, its_view) = ours, theirs
+    walked = walk(view, base, at, min(stop, at + _SLICE_BYTES, limit), limit=limit, check_crc=False, check_offset=False)
+    reached = walked.end_offset
+    if reached > its_limit or view[at - base : reached - base] != its_view[at - its_base : reached - its_base]:
+        return at
+    found.equal += walked.messages
+    for queue in touched_queues(view, base, at, reached).queues:
+        counts = found.topic(queue.topic)
+        counts.store += queue.count
+        counts.other += queue.count
+    return reached
+
+
+def _records(logs: Logs, side: int, at: int, border: int, found: PieceFound) -> tuple[dict[int, int], int]:
+    """Offset -> size of the records of one log from `at` on that begin before `border`, and where the next one begins."""
+    log, records = logs[side], {}
+    while at < border:
+        segment = log.view_at(at)
+        if segment is None:  # a segment is missing
+            found.damaged[side].append(at)
+            at = at - at % log.size_bytes + log.size_bytes
+            continue
+        base, limit, view = segment
+        walked = walk(view, base, at, min(border, limit), limit=limit, check_crc=False, check_offset=False)
+        for queue in touched_queues(view, base, at, walked.end_offset).queues:
+            counts = found.topic(queue.topic)
+            if side == 0:
+                counts.store += queue.count
+            else:
+                counts.other += queue.count
+        while at < walked.end_offset:
+            records[at] = total_size(view, at - base)
+            at += records[at]
+        if at >= border:
+            break
+        following = None
+        if walked.reason != CaseLabel.BLANK and limit - at >= BEGIN.size:
+            found.damaged[side].append(at)
+            following = sync(view, base, at + 1, limit, limit=limit)
+        at = base + log.size_bytes if following is None else following
+    return records, at
+
+
+def _compare_records(logs: Logs, ours: dict[int, int], theirs: dict[int, int], found: PieceFound) -> None:
+    for offset in sorted(ours.keys() | theirs.keys()):
+        mine, its = _bytes_of(logs.store, ours, offset), _bytes_of(logs.other, theirs, offset)
+        if mine == its:
+            found.equal += 1
+            continue
+        message = decode_record(mine or its)
+        counts = found.topic(message.topic)
+        kind = "differs" if mine and its else "only_in_store" if mine else "only_in_other"
+        name = "differing" if kind == "differs" else kind
+        setattr(found, name, getattr(found, name) + 1)
+        setattr(counts, name, getattr(counts, name) + 1)
+        if len(found.differences) == DIFFERENCES_MAX:
+            continue
+        unlike: tuple[str, ...] = ()
+        both = {where: decode_record(data) for where, data in (("store", mine), ("other", its)) if data}
+        if len(both) == 2:
+            unlike = tuple(each.removeprefix("raw_") for each in _NAMES if getattr(both["store"], each) != getattr(both["other"], each))
+        bad = tuple(where for where, one in both.items() if body_crc(one.body) != one.body_crc)
+        found.differences.append(Difference(kind, offset, message.topic, message.queue_id, message.queue_offset, unlike, bad))
+
+
+def _bytes_of(log: LogSegments, records: dict[int, int], offset: int) -> bytes:
+    """The record at `offset`, nothing where there is none."""
+    segment = log.view_at(offset) if offset in records else None
+    if segment is None:
+        return b""
+    base, _, view = segment
+    return view[offset - base : offset - base + records[offset]]
+
+
+# -- the report --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedStore:
+    """One of both stores; its log is [min_offset, end_offset)."""
+
+    path: str
+    min_offset: int
+    end_offset: int
+    segment_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEnds:
+    """A queue that ends elsewhere in the other store, as far as both logs go."""
+
+    topic: str
+    queue_id: int
+    store: int
+    other: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiffReport:
+    """What differs between two stores in the part of the log that both have, [start, end)."""
+
+    store: ComparedStore
+    other: ComparedStore
+    start: int
+    end: int
+    found: PieceFound
+    queues: tuple[QueueEnds, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def is_comparable(self) -> bool:
+        """False where each log has messages, and none of them at an offset that the other log reaches."""
+        return self.start < self.end or any(one.end_offset <= max(one.min_offset, 0) for one in (self.store, self.other))
+
+    @property
+    def is_equal(self) -> bool:
+        """False where a record or the end of a queue differs; a copy that is behind is equal as far as it goes."""
+        return self.is_comparable and not self.queues and self.first_difference is None
+
+    @property
+    def first_difference(self) -> int | None:
+        """The physical offset of the first record that is not in both logs alike, None without any."""
+        return self.found.differences[0].physical_offset if self.found.differences else None
+
+    @property
+    def behind_bytes(self) -> int:
+        """How much the other log is behind the store's; below 0: the store's is behind."""
+        return self.store.end_offset - self.other.end_offset
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return ExitCode.OK if self.is_equal else ExitCode.CORRUPTION if self.is_comparable else ExitCode.FAILED
+
+    @property
+    def sentence(self) -> str:
+        """The outcome for a person."""
+        found, behind = self.found, self.behind_bytes
+        unlike = []
+        if found.differences:
+            unlike = [f"the first record that differs is at {self.first_difference} (differing: {found.differing}, only in STORE: "
+                      f"{found.only_in_store}, only in OTHER: {found.only_in_other})"]
+        if self.queues:
+            unlike.append(f"{len(self.queues)} queues end elsewhere")
+        if unlike:
+            said = f"The stores differ: {'; '.join(unlike)}."
+        elif self.start < self.end:
+            said = f"The stores are equal from {self.start} to {self.end}: {found.equal} records."
+        else:
+            said = "One log is empty." if self.is_comparable else "No offset is in both logs, so nothing was compared."
+        if behind:
+            said += f" {'OTHER' if behind > 0 else 'STORE'} is behind by {abs(behind)} bytes of the log."
+        return said
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json: plain values."""
+        found = self.found
+        told = len(found.differences)
+        return {
+            "is_equal": self.is_equal, "exit_code": int(self.exit_code), "sentence": self.sentence,
+            "store": asdict(self.store), "other": asdict(self.other), "start": self.start, "end": self.end,
+            "behind_bytes": self.behind_bytes, "first_difference": self.first_difference,
+            "records": {name: getattr(found, name) for name in ("equal", "differing", "only_in_store", "only_in_other")},
+            "differences": [asdict(one) for one in found.differences],
+            "left_out": found.differing + found.only_in_store + found.only_in_other - told,
+            "queues": [asdict(one) for one in self.queues],
+            "topics": [{"topic": topic, **asdict(counts)} for topic, counts in sorted(found.topics.items())],
+            "damaged": dict(zip(("store", "other"), found.damaged)),
+            "notes": list(self.notes), "seconds": self.seconds,
+        }
