@@ -43,6 +43,7 @@ CONCEPTS = (
     "nap",
     "entry",
     "producer",
+    "sends",
     "seal",
     "ha_links",
     "ha_follow",

@@ -165,16 +165,18 @@ void ms_producer_claim(struct ms_producer *producer, uint64_t *sequence)
     producer->unclaimed = 0;
 }
 
-/* The entry at the tail is whole: the writer may have it. */
-static void publish(struct ms_producer *producer, uint64_t bytes)
+/* The entry at the tail is whole. */
+static void pass_over(struct ms_producer *producer, uint64_t bytes)
 {
-    if (producer->unclaimed != 0) /* an exception came between its submission and its claim */
-        ms_producer_finish(producer, producer->unclaimed);
     /* Relaxed: the thread that looks without the producer's lock (csrc/front/session.c) takes it as a bound, and finds its
      * own puts there in program order. */
     ms_store_relaxed(&producer->sequence, producer->sequence + 1);
-    producer->unclaimed = producer->sequence;
     producer->tail += bytes;
+}
+
+/* The writer may have what stands before the tail. */
+static void announce(struct ms_producer *producer)
+{
     int32_t cpu = sched_getcpu();
     if (producer->session->producer_cpu != cpu) /* the writer reads that line in each pass */
         ms_store_relaxed(&producer->session->producer_cpu, cpu);
@@ -183,6 +185,15 @@ static void publish(struct ms_producer *producer, uint64_t bytes)
     ms_store_release(&producer->session->tail, producer->tail);
     MS_FAILPOINT("producer_entry_published");
     ms_latch_wakeup_unmarked(&producer->control->latch[MS_WRITER], producer->writer_semaphore);
+}
+
+static void publish(struct ms_producer *producer, uint64_t bytes)
+{
+    if (producer->unclaimed != 0) /* an exception came between its submission and its claim */
+        ms_producer_finish(producer, producer->unclaimed);
+    pass_over(producer, bytes);
+    producer->unclaimed = producer->sequence;
+    announce(producer);
 }
 
 int ms_producer_submit(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
@@ -203,6 +214,33 @@ int ms_producer_submit(struct ms_producer *producer, struct ms_entry *header, co
     ms_entry_fill(to, header, topic, properties, first, first_bytes, second, second_bytes);
     publish(producer, bytes);
     return 0;
+}
+
+int ms_producer_fill(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic, const uint8_t *properties,
+                     const uint8_t *payload)
+{
+    if (page_cache_busy(producer, ms_wall_ms()))
+        return MS_PRODUCER_BUSY;
+    uint64_t bytes = ms_entry_layout_bytes(header->topic_bytes, header->properties_bytes, header->payload_bytes);
+    if (bytes > ms_producer_entry_limit(producer))
+        return MS_PRODUCER_AGAIN;
+    int why;
+    uint8_t *to = take_room(producer, bytes, 0, &why);
+    if (to == NULL)
+        return why;
+    header->entry_bytes = (uint32_t)bytes;
+    header->sequence = producer->sequence + 1;
+    ms_entry_fill(to, header, topic, properties, payload, header->payload_bytes, NULL, 0);
+    pass_over(producer, bytes);
+    return 0;
+}
+
+void ms_producer_publish_filled(struct ms_producer *producer)
+{
+    if (producer->unclaimed != 0) /* as in publish() */
+        ms_producer_finish(producer, producer->unclaimed);
+    producer->unclaimed = 0;
+    announce(producer);
 }
 
 static int take_answer(const struct ms_producer *producer, uint64_t sequence, struct ms_completion *answer)

@@ -66,6 +66,12 @@ uint64_t ms_producer_entry_limit(const struct ms_producer *producer);
 int ms_producer_submit(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
                        const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
                        const uint8_t *second, uint64_t second_bytes, int64_t deadline_ns);
+/* ms_producer_submit in two steps, for several entries and one wake-up: fill each, never waiting, then publish them. Nothing
+ * exists before that, and it must come before any other submission. 0 and producer->sequence, whose answer is the caller's
+ * to finish, as if claimed; BUSY, CLOSED, or AGAIN without room or for an entry that is too large for the ring. */
+int ms_producer_fill(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic, const uint8_t *properties,
+                     const uint8_t *payload);
+void ms_producer_publish_filled(struct ms_producer *producer);
 /* 1 when the session was closed, or its engine died or was replaced: nothing submitted would be answered. */
 int ms_producer_is_closed(const struct ms_producer *producer);
 /* 0 once `need` bytes are free at the tail and the next answer has a place; AGAIN, CLOSED. */

@@ -29,7 +29,7 @@ from pyengine._front import PendingPut, use_futures
 from pyengine.native import control as control_native
 from pyengine.native import producer as native
 from pyengine.native.flush import monotonic_ns
-from pyengine.native.producer import AGAIN, Claim, ProducerSession
+from pyengine.native.producer import AGAIN, Claim, ProducerSession, Sends
 from pyengine.native.writer import REFUSALS
 from pyengine.results import PutManyResult, PutResult, PutStatus
 
@@ -224,6 +224,7 @@ class PendingPuts(_Line):
         self._is_replaced = is_replaced
         self._give_up_ns = 0  # once ended: all that is left shares one short patience
         self._open: deque[tuple[Claim, object, Callable[[Any], None]]] = deque()  # of add_open()
+        self._round: tuple[Sends, Callable[..., tuple[object, Callable[[Any], None]]]] | None = None  # of take_sends()
         self._collecting = threading.Lock()  # held while the session's memory is looked at for them
 
     def add(self, claim: Claim, context: object, answer: PutFuture | PutAnswer | PutCall,
@@ -268,6 +269,41 @@ class PendingPuts(_Line):
             claim, context, then = self._open.popleft()
             self._entries.put((claim, context, PutCall(then), None))
 
+    def take_sends(self, sends: Sends, data: bytearray, at: int, born_host: bytes,
+                   rest: Callable[[int, str, int, int], tuple[object, Callable[[Any], None]]]) -> int:
+        """Begin a round of sends; the bytes that were taken. The producer's lock is held, and answer_sends() comes next.
+
+        `rest(number, topic, queue id, bytes of the frame)` gives the context of one that has no answer then, and what is to be
+        called with its result.
+        """
+        with self._collecting:
+            self._hand_over_round()  # where an exception came before its answers
+            sends.begin()
+            self._round = sends, rest
+            return sends.take(self._session, data, at, born_host)
+
+    def answer_sends(self, deadline_ns: int) -> bytes:
+        """The answers to a round's clients, as far as the writer gives them in time; the rest is this object's thread's."""
+        with self._collecting:
+            if self._round is None:  # end() was faster
+                return b""
+            answers = self._round[0].answer(self._session, deadline_ns)
+            if self._hand_over_round():
+                self.start()
+            return answers
+
+    def _hand_over_round(self) -> bool:
+        """Give the thread what is left of a round; whether there was any."""
+        if self._round is None:
+            return False
+        sends, rest = self._round
+        left = sends.rest()
+        for sequence, *what in left:
+            context, then = rest(*what)
+            self._entries.put((Claim(self._session, sequence), context, PutCall(then), None))
+        self._round = None
+        return bool(left)
+
     def result_here(self, claim: Claim, context: object, deadline_ns: int) -> object:
         """The result without the thread, for a caller that runs in it; None when the writer does not answer in time."""
         code, found = self._session.wait_acked(claim.sequence, deadline_ns)
@@ -311,6 +347,7 @@ class PendingPuts(_Line):
         self._give_up_ns = monotonic_ns() + LOOK_NS
         with self._collecting:
             self._hand_to_thread()
+            self._hand_over_round()
             super().end()
 
 

@@ -357,6 +357,20 @@ class Producer(ProducerFront):
         """Take the results of put_raw_then(): those that come within the time are handed over in this thread."""
         self._puts.collect(timeout_ns)
 
+    def take_sends(self, sends: native.Sends, data: bytearray, at: int, born_host: bytes,
+                   rest: Callable[[int, int, int], Callable[[PutResult], None]]) -> int:
+        """Submit the sends of RocketMQ's protocol that `data` begins with at `at`, as far as they are of the plain kind
+        (csrc/sends.cdef.h); the bytes that were taken. Never waits; answer_sends() must come next, in the same thread.
+
+        `rest(number, queue id, bytes of the frame)` is asked for each that has no answer then; what it gives is called with
+        the result, as by put_raw_then(). Where this session's puts wait for disk or slaves, nothing is taken.
+        """
+        return self._puts.take_sends(sends, data, at, born_host, sends.store_host, rest)
+
+    def answer_sends(self, timeout_ns: int) -> bytes:
+        """The frames that answer what take_sends() submitted, as far as it is stored within the time."""
+        return self._puts.answer_sends(timeout_ns)
+
     # ---- transactions -------------------------------------------------------------
 
     def transaction(

@@ -326,6 +326,25 @@ class Submitter(SubmitterFront):
         if isinstance(pending, PendingPuts):
             pending.collect(monotonic_ns() + timeout_ns)
 
+    def take_sends(self, sends: native.Sends, data: bytearray, at: int, born_host: bytes, store_host: bytes,
+                   rest: Callable[[int, int, int], Callable[[Any], None]]) -> int:
+        """Submit the plain sends that `data` begins with at `at`, without waiting; answer_sends() must come next. The bytes that
+        were taken: 0 where other puts have to be submitted first, and where an answer waits for disk or slaves."""
+        if self._later.waiting or self._opening.locked() or self.lock.locked():
+            return 0
+
+        def left(number: int, topic: str, queue_id: int, frame_bytes: int) -> tuple[PutContext, Callable[[Any], None]]:
+            return PutContext(native.PUT, topic, queue_id, store_host, 0), rest(number, queue_id, frame_bytes)
+
+        with self.lock:
+            if self.session is None or self.closed or self.waits:
+                return 0
+            return self._pending.take_sends(sends, data, at, born_host, left)
+
+    def answer_sends(self, timeout_ns: int) -> bytes:
+        """The answers of the writer within the time, as the clients get them; see take_sends()."""
+        return self._pending.answer_sends(monotonic_ns() + timeout_ns)
+
     def _submit(self, entry: PutEntry, timeout_s: float | None, future: PutFuture | PutCall) -> object:
         """`future`, or the result of what was not submitted."""
         limit_s = self._limit_s(timeout_s)

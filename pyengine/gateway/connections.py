@@ -19,7 +19,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from pyengine.errors import EngineError
+from pyengine.errors import EngineError, UsageError
+from pyengine.formats.record import encode_host
 from pyengine.gateway import codes
 from pyengine.gateway.wire import ANSWER, ONE_WAY, Frame, WireError, decode_frame, encode_frame, frame_length
 
@@ -106,6 +107,8 @@ class Request:
 
 Handler = Callable[[Request], "Answer | Coroutine[Any, Any, Answer | None] | None"]
 Handlers = dict[int, Handler]  # by request code
+# Serves what a connection's bytes begin with at a place, without a Request for each; the bytes and the requests it has served.
+TakeFirst = Callable[["Connection", bytearray, int], tuple[int, int]]
 
 
 class Connections:
@@ -122,11 +125,11 @@ class Connections:
         self._servers: list[asyncio.Server] = []
         self._watch: asyncio.Task[None] | None = None
 
-    async def listen(self, host: str, port: int, handlers: Mapping[int, Handler]) -> int:
+    async def listen(self, host: str, port: int, handlers: Mapping[int, Handler], take_first: TakeFirst | None = None) -> int:
         """Take an address, to serve these codes from start() on; the port, which 0 lets the system choose. OSError where it
-        cannot be had."""
+        cannot be had. `take_first` is asked before a frame is read."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Connection(self, handlers), host, port, backlog=1024, reuse_address=True,
+        server = await loop.create_server(lambda: Connection(self, handlers, take_first), host, port, backlog=1024, reuse_address=True,
                                           start_serving=False)
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
@@ -163,11 +166,12 @@ class Connections:
 
 
 class Connection(asyncio.Protocol):
-    """One client. `address` is host:port as RocketMQ writes it; `clients` is for those who register it."""
+    """One client. `address` is host:port as RocketMQ writes it, `born_host` the same as in a message."""
 
-    def __init__(self, owner: Connections, handlers: Mapping[int, Handler]) -> None:
+    def __init__(self, owner: Connections, handlers: Mapping[int, Handler], take_first: TakeFirst | None = None) -> None:
         self._owner = owner
         self._handlers = handlers
+        self._take_first = take_first
         self._limits = owner.limits
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
@@ -178,7 +182,8 @@ class Connection(asyncio.Protocol):
         self._is_paused = False
         self._opaque = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Frame]] = {}
-        self.host, self.address = "", ""
+        self.host, self.address, self.born_host = "", "", b""
+        self.frame_bytes_max = owner.limits.frame_bytes_max
         self.active_s = time.monotonic()
         self.is_closed = True
         self.in_order = asyncio.Lock()  # for requests whose handler may have to wait and that must not overtake each other
@@ -191,6 +196,8 @@ class Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername") or ("0.0.0.0", 0)
         self.host = str(peer[0])
         self.address = f"[{self.host}]:{peer[1]}" if ":" in self.host else f"{self.host}:{peer[1]}"
+        with contextlib.suppress(UsageError):  # an address of one link has no form in a message
+            self.born_host = encode_host(self.address)
         self.is_closed = False
         if len(self._owner.open) >= self._limits.connections_max:
             self.fail(f"{self._limits.connections_max} connections are open already (gateway_connections_max)")
@@ -227,6 +234,12 @@ class Connection(asyncio.Protocol):
         at = handled = 0
         try:
             while handled < FRAMES_AT_ONCE and not (self.is_closed or self._may_not_ask):
+                if self._take_first is not None and not self.waiting and at < len(self._buffer):
+                    taken, requests = self._take_first(self, self._buffer, at)
+                    if taken:
+                        at += taken
+                        handled += requests
+                        continue
                 size_bytes = frame_length(self._buffer, at, self._limits.frame_bytes_max)
                 if size_bytes is None or len(self._buffer) - at < size_bytes:
                     break
@@ -239,9 +252,9 @@ class Connection(asyncio.Protocol):
             self.fail(str(error))
         if at:
             del self._buffer[:at]
-        if handled == FRAMES_AT_ONCE or self._may_not_ask:
+        if handled >= FRAMES_AT_ONCE or self._may_not_ask:
             self._pause()
-        if handled == FRAMES_AT_ONCE:
+        if handled >= FRAMES_AT_ONCE:
             asyncio.get_running_loop().call_soon(self._go_on)
         self._measure()
 
@@ -301,6 +314,23 @@ class Connection(asyncio.Protocol):
         if self._is_paused:
             self._go_on()
 
+    def begin(self, requests: int, size_bytes: int) -> None:
+        """Count requests that take_first() took, and their frames."""
+        self._requests += requests
+        self._request_bytes += size_bytes + requests * REQUEST_BYTES
+        self.active_s = time.monotonic()
+
+    def end(self, requests: int, size_bytes: int, answers: bytes) -> None:
+        """These of them are answered, with these frames."""
+        self._requests -= requests
+        self._request_bytes -= size_bytes + requests * REQUEST_BYTES
+        if answers and not self.is_closed:
+            self._send(answers)
+
+    def left(self, code: int, opaque: int, size_bytes: int) -> Request:
+        """One of them that is answered later, as a request: its reply counts it as ended."""
+        return Request(self, Frame(code, opaque=opaque), size_bytes + REQUEST_BYTES)
+
     def tell(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> None:
         """Send the client a one-way request."""
         if not self.is_closed:
@@ -326,8 +356,11 @@ class Connection(asyncio.Protocol):
             del self._asked[opaque]
 
     def _write(self, frame: Frame) -> None:
+        self._send(encode_frame(frame))
+
+    def _send(self, data: bytes) -> None:
         assert self._transport is not None
-        self._transport.write(encode_frame(frame))
+        self._transport.write(data)
         self.active_s = time.monotonic()
         self._measure()
 

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, os_error_sentence
 from pyengine.events import Event, Report
+from pyengine.gateway import codes
 from pyengine.gateway.admin import Admin
-from pyengine.gateway.connections import Connections, Handlers, Limits
+from pyengine.gateway.connections import Connection, Connections, Handlers, Limits
 from pyengine.gateway.ends import Ends
 from pyengine.gateway.members import Members
 from pyengine.gateway.names import Address, Names, NameServer
@@ -96,11 +97,16 @@ class Gateway:
         host = config.gateway_listen_host
         names = Names(reader.root, config, executor)
         broker: Handlers = {}
+
+        def take_first(connection: Connection, data: bytearray, at: int) -> tuple[int, int]:
+            # Not where another handler stands before that of the sends: it has to see every request.
+            return sends.plain.take(connection, data, at) if broker.get(codes.SEND_MESSAGE_V2) == sends.send else (0, 0)
+
         name_server: Handlers = {}
         try:
-            broker_port = await self.connections.listen(host, config.gateway_broker_port, broker)
+            broker_port = await self.connections.listen(host, config.gateway_broker_port, broker, take_first)
             if config.gateway_broker_port > VIP_DISTANCE:
-                await self.connections.listen(host, config.gateway_broker_port - VIP_DISTANCE, broker)
+                await self.connections.listen(host, config.gateway_broker_port - VIP_DISTANCE, broker, take_first)
             name_port = await self.connections.listen(host, config.gateway_namesrv_port, name_server)
         except OSError:
             self.connections.give_back()

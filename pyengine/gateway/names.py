@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -145,6 +145,10 @@ class Names:
     def recent_topic(self, name: str) -> TopicConfig | None:
         """The same for sends, which need not see a change at once."""
         return self._topics.recent().get(name) or self._system.get(name) or self._topics.table().get(name)
+
+    def recent_topics(self) -> Mapping[str, TopicConfig]:
+        """What topics.json has, as it was seen lately: the same object while the file is the same."""
+        return self._topics.recent()
 
     def topic_table(self) -> dict[str, TopicConfig]:
         """Every topic, the system's too."""

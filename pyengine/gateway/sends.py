@@ -28,15 +28,18 @@ from pyengine.formats.constants import (
     PROPERTY_REPLY_TO_CLIENT,
     PROPERTY_TRANSACTION_PREPARED,
     PROPERTY_WAIT,
+    SYS_FLAG_STORE_HOST_V6,
     SYS_FLAG_TRANSACTION_MASK,
 )
 from pyengine.formats.properties import decode_properties, encode_properties, hash_map_order, is_wait_store_ok
-from pyengine.formats.record import BatchMember, decode_batch
+from pyengine.formats.record import HOST_V6_BYTES, BatchMember, decode_batch, encode_host
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Connection, Handlers, Request
 from pyengine.gateway.names import DEAD_PREFIX, FORBIDDEN_TOPICS, RETRY_PREFIX, Address, Names, group_fault, topic_fault
 from pyengine.gateway.positions import LEVEL
+from pyengine.gateway.wire import ANSWER, Frame, encode_frame
 from pyengine.ipc.live_reader import LiveStoreReader
+from pyengine.native import producer as native
 from pyengine.results import PutResult, PutStatus
 from pyengine.storage.topic_config import TopicConfig
 
@@ -94,7 +97,7 @@ class Puts:
     def submit(self, message: RawMessage, then: Callable[[PutResult], None], members: Sequence[BatchMember] = ()) -> None:
         """Submit a put, with `members` that of a batch, and call `then` with its result in the loop's thread."""
         assert self._producer is not None and self._loop is not None
-        self._producer.put_raw_then(message, lambda result: self._hand_over(then, result), members)
+        self._producer.put_raw_then(message, self.in_loop(then), members)
         if not self._is_collecting:
             self._is_collecting = True
             with contextlib.suppress(RuntimeError):  # as below
@@ -136,12 +139,82 @@ class Puts:
                 assert self._loop is not None
                 self._loop.call_exception_handler({"message": "the answer to a put could not be given", "exception": error})
 
+    def in_loop(self, then: Callable[[PutResult], None]) -> Callable[[PutResult], None]:
+        """A function that has `then` called in the loop's thread with what it is given."""
+        return lambda result: self._hand_over(then, result)
+
+    @property
+    def producer(self) -> Producer | None:
+        """The producer, None while it is not open."""
+        return self._producer
+
     def close(self) -> None:
         """Wait for the answers under way and end the session."""
         with self._opening:
             producer, self._producer = self._producer, None
         if producer is not None:
             producer.close()
+
+
+class PlainSends:
+    """What is needed to take plain sends without an object for each: topics that a send of the common way went to.
+
+    A topic is forgotten when topics.json has changed; the next send to it goes the common way and enters it again.
+    """
+
+    def __init__(self, puts: Puts, names: Names, address: Address, answer: Callable[[PutResult, int], Answer]) -> None:
+        """`answer` makes the answer to a send that has not got it at once."""
+        self._puts = puts
+        self._names = names
+        self._address = address
+        self._answer = answer
+        self._sends: native.Sends | None = None
+        self._topics: Mapping[str, TopicConfig] = {}  # of topics.json, when topics were entered
+
+    def enter(self, name: str, frame_bytes_max: int) -> None:
+        """From now on sends to this topic of topics.json may be plain."""
+        if self._sends is None:
+            self._sends = self._made(frame_bytes_max)
+        topics = self._names.recent_topics()
+        if topics is not self._topics:
+            self._topics = topics
+            self._sends.clear_topics()
+        topic = topics.get(name)
+        if topic is not None and name not in self._sends.topics:
+            self._sends.enter_topic(name, max(topic.write_queue_nums, topic.read_queue_nums))
+
+    def take(self, connection: Connection, data: bytearray, at: int) -> tuple[int, int]:
+        """Store and answer the plain sends that `data` begins with at `at`; the bytes and the sends that were taken."""
+        sends, producer = self._sends, self._puts.producer
+        if sends is None or producer is None or not connection.born_host or self._names.recent_topics() is not self._topics:
+            return 0, 0
+        left = left_bytes = 0
+
+        def rest(opaque: int, queue_id: int, frame_bytes: int) -> Callable[[PutResult], None]:
+            nonlocal left, left_bytes
+            left, left_bytes = left + 1, left_bytes + frame_bytes
+            request = connection.left(codes.SEND_MESSAGE_V2, opaque, frame_bytes)
+            return self._puts.in_loop(lambda result: request.reply(self._answer(result, queue_id)))
+
+        taken = producer.take_sends(sends, data, at, connection.born_host, rest)
+        if not taken:
+            return 0, 0
+        count = sends.count
+        connection.begin(count, taken)
+        answers = producer.answer_sends(COLLECT_NS)
+        connection.end(count - left, taken - left_bytes, answers)
+        return taken, count
+
+    def _made(self, frame_bytes_max: int) -> native.Sends:
+        differs = {"msgId": "<id>", "queueId": "<queue>", "queueOffset": "<offset>"}
+        whole = encode_frame(Frame(codes.SUCCESS, REGION | differs, flag=ANSWER))
+        text, pieces = whole[8:].replace(b'"opaque":0', b'"opaque":<opaque>'), []
+        for name in (*differs.values(), "<opaque>"):
+            piece, _, text = text.partition(name.encode())
+            pieces.append(piece)
+        store_host = encode_host(self._address.broker)
+        return native.Sends(store_host, SYS_FLAG_STORE_HOST_V6 if len(store_host) == HOST_V6_BYTES else 0,
+                            self._address.cluster.encode(), [*pieces, text], frame_bytes_max)
 
 
 class Sends:
@@ -158,6 +231,7 @@ class Sends:
         self._reader = reader
         self._names = names
         self._address = address
+        self.plain = PlainSends(puts, names, address, self._answer)
         self._limit = BODY_LIMIT.format(reader.config.max_message_size_bytes)
         self._executor = executor
         self.handlers: Handlers = {
@@ -183,7 +257,10 @@ class Sends:
                 or request.connection.waiting):
             request.connection.waiting += 1
             return self._put_when_ready(request, sent, is_large)
-        return self._put(request, sent, topic)
+        answer = self._put(request, sent, topic)
+        if answer is None and request.frame.code == codes.SEND_MESSAGE_V2:
+            self.plain.enter(sent.topic, request.connection.frame_bytes_max)
+        return answer
 
     async def _put_when_ready(self, request: Request, sent: _Sent, is_large: bool) -> Answer | None:
         """A put whose topic or session has to be made first, or that takes long to read. Those of one connection stay in order.

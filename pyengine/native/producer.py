@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyengine._native import ffi, lib
+from pyengine.errors import UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -194,6 +195,79 @@ class ProducerSession:
         """0 once everything below `end_offset` is durable (DURABLE) and confirmed (CONFIRMED). AGAIN: not durable in
         time; NO_SLAVE, UNCONFIRMED; FROZEN, CLOSED. Any thread."""
         return lib.ms_producer_wait_kept(self._producer, end_offset, how, flush_deadline_ns, slave_deadline_ns)
+
+
+class Sends:
+    """Rounds of sends of RocketMQ's clients that are stored without an object for each: csrc/sends.cdef.h. One thread's.
+
+    What was taken in a round and is not answered is listed by `rest()`, and is its caller's to claim, before the next round.
+    """
+
+    ROUND_MAX: int = lib.MS_SENDS_MAX
+
+    def __init__(self, store_host: bytes, store_host_flag: int, cluster: bytes, answer: Sequence[bytes], frame_bytes_max: int) -> None:
+        """`answer`: the five pieces of an answer's header around message id, queue, queue offset and the request's number.
+        UsageError where a part is too long to be kept here."""
+        self._sends = ffi.new("struct ms_sends *")
+        sends = self._sends
+        too_long = [piece for piece in answer if len(piece) > lib.MS_SEND_PIECE_BYTES_MAX]
+        if too_long or len(answer) != lib.MS_SEND_ANSWER_PIECES or len(cluster) > len(sends.cluster):
+            raise UsageError(f"answers to sends cannot be made of {answer!r} and {cluster!r}: a part is too long")
+        ffi.memmove(sends.head.store_host, store_host, len(store_host))
+        sends.head.sys_flag = store_host_flag
+        ffi.memmove(sends.cluster, cluster, len(cluster))
+        sends.cluster_bytes = len(cluster)
+        for number, piece in enumerate(answer):
+            ffi.memmove(sends.piece[number], piece, len(piece))
+            sends.piece_bytes[number] = len(piece)
+        sends.frame_bytes_max = frame_bytes_max
+        self._answers = memoryview(ffi.buffer(sends.answers))
+        self.store_host = store_host
+        self.topics: list[str] = []
+
+    def clear_topics(self) -> None:
+        """No send is taken until a topic is entered again."""
+        self._sends.topic_count = 0
+        self.topics = []
+
+    def enter_topic(self, name: str, queues: int) -> None:
+        """From now on take sends to the queues of this topic; where there is no place for it, to it alone."""
+        data = name.encode()
+        if len(data) > lib.MS_SEND_TOPIC_BYTES_MAX:
+            return
+        if self._sends.topic_count == lib.MS_SEND_TOPICS_MAX:
+            self.clear_topics()
+        number = self._sends.topic_count
+        topic = self._sends.topics[number]
+        ffi.memmove(topic.topic, data, len(data))
+        topic.topic_bytes, topic.queues = len(data), queues
+        self.topics.append(name)
+        self._sends.topic_count = number + 1
+
+    def begin(self) -> None:
+        """A round of none."""
+        self._sends.count = self._sends.answered = 0
+
+    def take(self, session: ProducerSession, data: bytearray, at: int, born_host: bytes) -> int:
+        """Submit the sends that `data` begins with at `at`, in whole frames; the bytes that were taken."""
+        with ffi.from_buffer("uint8_t[]", data) as view:
+            return lib.ms_sends_take(self._sends, session.pointer, view + at, len(data) - at, born_host, len(born_host))
+
+    @property
+    def count(self) -> int:
+        """How many the round has."""
+        return self._sends.count
+
+    def answer(self, session: ProducerSession, deadline_ns: int) -> bytes:
+        """Wait for the writer; the answers to those that are stored, as far as they come in time."""
+        lib.ms_sends_answer(self._sends, session.pointer, deadline_ns)
+        return bytes(self._answers[:self._sends.answer_bytes])
+
+    def rest(self) -> list[tuple[int, int, str, int, int]]:
+        """(sequence, the request's number, topic, queue, bytes of the frame) of each send that answer() did not answer."""
+        sends, taken = self._sends, self._sends.taken
+        return [(taken[i].sequence, taken[i].opaque, self.topics[taken[i].topic], taken[i].queue_id, taken[i].frame_bytes)
+                for i in range(sends.answered, sends.count)]
 
 
 class Claim:

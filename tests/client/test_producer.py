@@ -7,9 +7,11 @@ import array
 import asyncio
 import contextlib
 import gc
+import json
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -31,7 +33,7 @@ from pyengine.ipc.control_block import now_ms
 from pyengine.ipc.session_client import open_session
 from pyengine.ipc.shared_objects import side_name
 from pyengine.native import control as native
-from pyengine.native.producer import ProducerSession
+from pyengine.native.producer import ProducerSession, Sends
 from pyengine.results import PutStatus
 from pyengine.storage.engine_id import raise_epoch, read_epoch
 from waiting import eventually
@@ -832,3 +834,130 @@ def test_results_that_wait_for_a_sync_are_not_waited_for_here(make_parts):
     with parts.producer() as producer:
         asyncio.run(loop(producer))
     assert got[0][0] is PutStatus.PUT_OK and got[0][1] != threading.get_ident()
+
+
+# ---- sends of RocketMQ's clients, without an object for each ---------------------
+
+HOST = bytes((127, 0, 0, 1, 0, 0, 42, 159))
+
+
+def made_sends(topic: str = "T") -> Sends:
+    sends = Sends(HOST, 0, b"cluster", [b"id ", b" queue ", b" offset ", b" number ", b"."], 1 << 20)
+    sends.enter_topic(topic, 4)
+    return sends
+
+
+def send_frame(number: int, body: bytes = b"body", **changes: object) -> bytes:
+    """As RocketMQ's Java client 4.9.8 writes it."""
+    header = {"code": 310, "extFields": {
+        "a": "group", "b": "T", "c": "TBW102", "d": "4", "e": "1", "f": "0", "g": "1795294055449", "h": "0",
+        "i": "UNIQ_KEY\x01FD00\x02WAIT\x01true\x02TAGS\x01t", "j": "0", "k": "false", "m": "false", "n": "broker-a"},
+        "flag": 0, "language": "JAVA", "opaque": number, "serializeTypeCurrentRPC": "JSON", "version": 409}
+    header["extFields"].update({name: value for name, value in changes.items() if len(name) == 1})
+    header.update({name: value for name, value in changes.items() if len(name) > 1})
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return struct.pack(">II", 4 + len(text) + len(body), len(text)) + text + body
+
+
+def exchange(producer, sends, data, left=None):
+    """(bytes taken, answers)"""
+    late = []
+
+    def rest(number, queue_id, frame_bytes):
+        late.append((number, queue_id, frame_bytes))
+        return lambda result: left.append((number, result))
+
+    taken = producer.take_sends(sends, bytearray(b"??" + data), 2, HOST, rest)
+    answers = producer.answer_sends(10_000_000_000 if left is None else 1_000_000) if taken else b""
+    assert left is not None or not late
+    return taken, answers
+
+
+def test_plain_sends_are_stored_and_answered_in_one_round(make_parts):
+    parts = make_parts(**ROOMY)
+    frames = [send_frame(number, b"%d" % number * 100) for number in range(70)]
+    with parts.producer() as producer:
+        sends = made_sends()
+        taken, answers = exchange(producer, sends, b"".join(frames[:5]) + frames[5][:-1])
+        assert taken == sum(map(len, frames[:5])), "whole frames only"
+        taken, answers = exchange(producer, sends, b"".join(frames[5:]))
+        assert taken == sum(map(len, frames[5:5 + Sends.ROUND_MAX])) and sends.count == Sends.ROUND_MAX
+    found = messages(parts)
+    assert [message.body for message in found] == [b"%d" % number * 100 for number in range(5 + Sends.ROUND_MAX)]
+    assert found[0].raw_properties == "UNIQ_KEY\x01FD00\x02CLUSTER\x01cluster\x02TAGS\x01t"
+    assert (found[0].topic, found[0].queue_id, found[0].born_timestamp_ms, found[0].born_host) == ("T", 1, 1795294055449, "127.0.0.1:10911")
+    texts = b""
+    for message, number in zip(found[5:], range(5, 70), strict=False):
+        text = f"id {message.msg_id} queue 1 offset {message.queue_offset} number {number}.".encode()
+        texts += struct.pack(">II", 4 + len(text), len(text)) + text
+    assert answers == texts
+
+
+NOT_PLAIN = {
+    "another code": {"code": 11}, "one-way": {"flag": 2}, "an answer": {"flag": 1}, "a field of no client": {"z": "1"},
+    "a key of no client": {"remark": "r"}, "another topic": {"b": "U"}, "a queue that is not there": {"e": "4"}, "any queue": {"e": "-1"},
+    "no number": {"d": "x"}, "a number in a field": {"h": 1}, "half": {"f": "4"}, "a commit": {"f": "8"}, "a batch": {"m": "true"},
+    "tries of its own": {"l": "3"}, "later": {"i": "DELAY\x011"}, "prepared": {"i": "TRAN_MSG\x01true"}, "a cluster": {"i": "CLUSTER\x01c"},
+    "a property twice": {"i": "a\x011\x02a\x012"}, "a name that Java hashes otherwise": {"i": "\u00e4\x011"},
+    "a lone surrogate": {"i": "a\x01\ud800"}, "long properties": {"i": "a\x01" + "v" * 32767},
+    "many properties": {"i": "\x02".join(f"{n}\x01v" for n in range(60))},
+    "a large number": {"opaque": 1 << 31}, "no object": {"extFields": "x"},
+}
+
+
+@pytest.mark.parametrize("changes", NOT_PLAIN.values(), ids=[name.replace(" ", "-") for name in NOT_PLAIN])
+def test_what_is_no_plain_send_is_left_to_be_read(make_parts, changes):
+    with make_parts(**ROOMY).producer() as producer:
+        first, other = send_frame(1), send_frame(2, **changes)
+        assert exchange(producer, made_sends(), first + other + first)[0] == len(first)
+
+
+@pytest.mark.parametrize("frame", [
+    b"\0\0\0\x03abc", struct.pack(">II", 1 << 21, 3), struct.pack(">II", 4, 1), struct.pack(">II", 20, 1 << 24 | 10) + b"x" * 16,
+    send_frame(2).replace(b'"flag"', b'\n\n"flag":0,"flag"'), send_frame(2).replace(b'"code":310', b'"code":0310'),
+    send_frame(2).replace(b'"e":"1"', b'"e":"1\n"'), send_frame(2).replace(b'"e":"1",', b""), send_frame(2).replace(b"409}", b"409]"),
+    send_frame(2).replace(b"WAIT", b"\xff\xfeIT"), send_frame(2, b"x" * (4 << 20)),
+], ids=["a short frame", "a long one", "a header beyond it", "the binary form", "a key twice", "no JSON number", "a line break", "no queue",
+        "no end", "no UTF-8", "a long body"])
+def test_bytes_that_are_no_plain_send_are_left_where_they_are(make_parts, frame):
+    with make_parts(**ROOMY).producer() as producer:
+        assert exchange(producer, made_sends(), send_frame(1) + frame)[0] == len(send_frame(1))
+
+
+def test_plain_sends_that_the_writer_does_not_answer_are_answered_by_another_thread(make_parts):
+    parts = make_parts(**ROOMY)
+    writer = parts.workers[native.WRITER]
+    left = []
+    with parts.producer() as producer:
+        sends = made_sends()
+        assert exchange(producer, sends, send_frame(1))[1]
+        writer.send_signal(signal.SIGSTOP)
+        try:
+            assert exchange(producer, sends, send_frame(2) + send_frame(3), left)[1] == b""
+        finally:
+            writer.send_signal(signal.SIGCONT)
+        eventually(lambda: len(left) == 2, "another thread takes them")
+        producer.take_sends(sends, bytearray(send_frame(4)), 0, HOST, lambda *_: lambda result: left.append((4, result)))
+    assert [number for number, _ in left] == [2, 3, 4], "the end of the producer takes what is left"
+    assert all(result.status is PutStatus.PUT_OK and result.queue_offset == number - 1 for number, result in left)
+    assert left[0][1].msg_id == messages(parts)[1].msg_id
+
+
+def test_plain_sends_are_taken_as_far_as_there_is_room(make_parts):
+    parts = make_parts()
+    with parts.producer() as producer:
+        sends, left = made_sends(), []
+        parts.workers[native.WRITER].send_signal(signal.SIGSTOP)
+        try:
+            data = send_frame(1, b"x" * 10_000) * 20
+            taken, _ = exchange(producer, sends, data, left)
+            assert 0 < taken < len(data), "as many as there is room for"
+            assert exchange(producer, sends, data, left)[0] == 0
+        finally:
+            parts.workers[native.WRITER].send_signal(signal.SIGCONT)
+        eventually(lambda: len(left) * len(data) == taken * 20, "they are answered")
+
+
+def test_sends_whose_answers_wait_for_the_disk_are_not_plain(make_parts):
+    with make_parts(mode=native.MODE_SYNC).producer() as producer:
+        assert exchange(producer, made_sends(), send_frame(1))[0] == 0

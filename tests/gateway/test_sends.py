@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -128,6 +129,66 @@ def test_many_messages_on_one_connection_are_all_answered_and_in_order(served, t
     assert [int(answer.fields["queueOffset"]) for answer in answers] == list(range(300))
 
 
+def random_properties(rng):
+    names = rng.sample(["TAGS", "KEYS", "UNIQ_KEY", "WAIT", "color", "größe", "a", "b" * 30, "INSTANCE_ID", "TRACE_ON", "x y", "Aa", "BB",
+                        "MSG_REGION", "PGROUP", *map(str, range(12))], rng.randrange(22))
+    values = ["true", "false", "v", "mit Umlaut ü", '"quoted"', "back\\slash", "tab\tand\nline", "\x01inside", "😀", "", "0",
+              "w" * rng.randrange(300)]
+    pieces = [f"{name}\x01{rng.choice(values)}" for name in names]
+    if rng.random() < 0.2:
+        pieces.insert(rng.randrange(len(pieces) + 1), rng.choice(["no mark", "\x01no name", "", "TAGS\x01again", "CLUSTER\x01theirs"]))
+    return "\x02".join(pieces) + rng.choice(["", "\x02"])
+
+
+def test_sends_that_are_taken_without_an_object_are_stored_and_answered_as_all_others(served, topic, rng):
+    """A field that no client sends has a message go the common way."""
+    client = served.broker()
+    client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 0), b"makes the topic known")
+    asked = []
+    for number in range(150):
+        queue_id = rng.randrange(1, 4)
+        fields = send_fields(topic, queue_id, random_properties(rng), n="broker-a", h=rng.choice([0, 7, -3, 1 << 30]),
+                             f=rng.choice([0, 1, 2, 16, 32, 48]), g=rng.choice([0, 1_700_000_000_000 + number, 10 ** 17]),
+                             j=rng.choice([0, 5]))
+        body = rng.randbytes(rng.choice([0, 1, 100, 5000]))
+        asked += [client.send(codes.SEND_MESSAGE_V2, fields, body), client.send(codes.SEND_MESSAGE_V2, fields | {"z": "1"}, body)]
+    answers = [client.wait(number) for number in asked]
+    for number in range(0, len(answers), 2):
+        plain, other = answers[number], answers[number + 1]
+        assert (plain.code, plain.remark, plain.form, plain.version) == (codes.SUCCESS, None, other.form, other.version)
+        same = [name for name in other.fields if name not in ("msgId", "queueOffset")]
+        assert list(plain.fields) == list(other.fields) and all(plain.fields[name] == other.fields[name] for name in same)
+        queue_id = int(plain.fields["queueId"])
+        first, second = [stored(served, topic, queue_id, int(each.fields["queueOffset"])) for each in (plain, other)]
+        for name in ("body", "raw_properties", "flag", "sys_flag", "born_timestamp_ms", "born_host", "store_host", "reconsume_times",
+                     "prepared_transaction_offset", "topic", "queue_id", "body_crc"):
+            assert getattr(first, name) == getattr(second, name), name
+        assert (first.msg_id, second.msg_id) == (plain.fields["msgId"], other.fields["msgId"])
+
+
+def test_sends_under_way_when_the_writer_stops_are_answered_when_it_goes_on(served, topic):
+    client = served.broker()
+    client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"makes the topic known")
+    served.engine.kill("writer", signal.SIGSTOP)
+    try:
+        numbers = [client.send(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"%d" % number) for number in range(100)]
+        assert client.is_silent()
+    finally:
+        served.engine.kill("writer", signal.SIGCONT)
+    answers = [client.wait(number) for number in numbers]
+    assert [(answer.code, int(answer.fields["queueOffset"])) for answer in answers] == [(0, 1 + number) for number in range(100)]
+
+
+def test_a_topic_that_is_deleted_is_noticed_by_the_sends_of_a_client_that_goes_on(served, topic):
+    client = served.broker()
+    for _ in range(2):
+        assert client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"known").code == codes.SUCCESS
+    assert client.ask(codes.DELETE_TOPIC_IN_BROKER, {"topic": topic}).code == codes.SUCCESS
+    refused = eventually(lambda: (answer := client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1, c="gone"))).code and answer,
+                         "the topic is not there any more")
+    assert refused.code == codes.TOPIC_NOT_EXIST
+
+
 def test_a_store_that_is_stopped_and_started_again_is_served_again(tmp_path):
     from fix_gateway import start_served
     from fix_replication import free_port
@@ -184,7 +245,7 @@ def test_a_message_does_not_overtake_an_earlier_large_batch_of_its_connection(se
 
     with pyengine.open_store(served.root) as reader, ThreadPoolExecutor(1) as executor:
         known = {topic: TopicConfig(topic, 4, 4)}.get
-        names = SimpleNamespace(topic=known, recent_topic=known)
+        names = SimpleNamespace(topic=known, recent_topic=known, recent_topics=dict)
         asyncio.run(whole(Sends(Kept(), reader, names, Address("127.0.0.1:1", "broker-a", "DefaultCluster"), executor, None, None)))
     assert stored_bytes == [LARGE_BATCH_BYTES, 6, LARGE_BATCH_BYTES, 6, 7]
 
