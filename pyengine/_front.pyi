@@ -114,4 +114,13 @@ def read_queue(
     about a record of another topic or queue.
     """
 
+def read_records(
+    entries: Buffer, first: int, end: int, offset: int, messages_max: int, topic: str, queue_id: int,
+    limits: tuple[int, int, int, int, int, int], codes: Buffer, tags: Collection[str] | None,
+    find_segment: Callable[[int], tuple[int, int, Buffer | None]], find_code: Callable[[int], int | None],
+    belongs: Callable[[Message, str, int], bool], /,
+) -> tuple[int, bytes, int, int, int]:
+    """The same messages as read_queue, as they are in the log: (GetStatus, records end to end, how many, entries passed,
+    physical offset of the first)."""
+
 def use_futures(put_future: type[PendingPut], future: type[Any], /) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, NamedTuple, Self, cast
 
 from pyengine._front import Result
 from pyengine.errors import PutError, PutTimeoutError, UsageError
@@ -226,6 +226,17 @@ class PutManyResult(_PutAnswer):
     def stored(self) -> bool:
         """Whether the log has the messages."""
         return self.first_physical_offset >= 0
+
+
+class GetRecords(NamedTuple):
+    """The answer to get_records: RocketMQ's status, the messages as they are in the log, end to end, and where to ask next."""
+
+    status: GetStatus
+    records: bytes = b""
+    message_count: int = 0
+    next_begin_offset: int = 0
+    min_offset: int = 0
+    max_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@
 
 #define EXT_ADDRESS_MAX INT64_C(-2147483649) /* a tags code at or below is an address in the extension */
 
+#define RECORDS_ROOM 40960 /* for 32 messages of 1 KiB */
+
 enum outcome { NOTHING_MATCHED = 1,
                WAS_REMOVED = 2,
                FOUND = 0 }; /* values of GetStatus */
@@ -24,10 +26,19 @@ struct segment {
     int64_t start, end;
 };
 
+/* Records one behind the other, as they are in the log. */
+struct records {
+    uint8_t *bytes;
+    int64_t length, room;
+    int64_t first_offset;    /* of the first one in the log */
+};
+
 struct reading {
     struct segment segment;
+    struct records *records; /* NULL: messages are made */
     const char *topic;       /* of the queue, UTF-8 */
     Py_ssize_t topic_bytes;
+    PyObject *messages, *numbers;
     PyObject *topic_text, *tags, *find_segment, *find_code, *belongs;
     const int32_t *codes;    /* hashes of the wanted tags */
     Py_ssize_t code_count;
@@ -76,18 +87,28 @@ static int code_matches(const struct reading *reading, int64_t code)
     return 0;
 }
 
-/* The message of an entry, None where there is none, NULL with an exception. */
-static PyObject *read_message(const struct reading *reading, int64_t offset, int32_t size)
+/* Whether the entry's record is where it says. */
+static int find_record(const struct reading *reading, int64_t offset, int32_t size, struct ms_record *record)
 {
     const struct segment *segment = &reading->segment;
     const int64_t at = offset - segment->start;
+    return segment->view.obj != NULL && at >= 0 && at < segment->view.len &&
+           ms_record_parse((const uint8_t *)segment->view.buf + at, segment->view.len - at, record) == MS_CASE_MESSAGE &&
+           record->size_bytes == size && ms_record_physical_offset(record) == offset;
+}
+
+static int is_of_topic(const struct reading *reading, const struct ms_record *record)
+{
+    return record->topic_bytes == reading->topic_bytes && memcmp(record->topic, reading->topic, (size_t)record->topic_bytes) == 0;
+}
+
+/* The message of an entry, None where there is none, NULL with an exception. */
+static PyObject *read_message(const struct reading *reading, int64_t offset, int32_t size)
+{
     struct ms_record record;
-    if (segment->view.obj == NULL || at < 0 || at >= segment->view.len ||
-        ms_record_parse((const uint8_t *)segment->view.buf + at, segment->view.len - at, &record) != MS_CASE_MESSAGE ||
-        record.size_bytes != size || ms_record_physical_offset(&record) != offset)
+    if (!find_record(reading, offset, size, &record))
         return Py_NewRef(Py_None);
-    const int is_topic =
-        record.topic_bytes == reading->topic_bytes && memcmp(record.topic, reading->topic, (size_t)record.topic_bytes) == 0;
+    const int is_topic = is_of_topic(reading, &record);
     const int is_own = is_topic && ms_record_queue_id(&record) == reading->queue_id;
     PyObject *message = message_of(&record, is_topic ? reading->topic_text : NULL);
     if (message == NULL || is_own)
@@ -117,17 +138,66 @@ static int add(PyObject *messages, PyObject *message, PyObject *numbers, long lo
     return failed ? -1 : 0;
 }
 
+/* The record's bytes behind those kept so far; -1 with an exception. */
+static int keep_record(struct records *records, const struct ms_record *record)
+{
+    const int64_t length = records->length + record->size_bytes;
+    if (length > records->room) {
+        const int64_t room = length > RECORDS_ROOM ? 2 * length : RECORDS_ROOM;
+        uint8_t *bytes = PyMem_Realloc(records->bytes, (size_t)room);
+        if (bytes == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        records->bytes = bytes;
+        records->room = room;
+    }
+    if (records->length == 0)
+        records->first_offset = ms_record_physical_offset(record);
+    memcpy(records->bytes + records->length, record->start, (size_t)record->size_bytes);
+    records->length = length;
+    return 0;
+}
+
+enum taken { FAILED = -1,
+             NOT_THERE,
+             NOT_WANTED,
+             TAKEN };
+
+/* Keep what the entry of this number leads to, as a message or as it is in the log. */
+static enum taken take_entry(struct reading *reading, int64_t offset, int32_t size, long long number)
+{
+    struct ms_record record;
+    struct records *const records = reading->records;
+    if (records != NULL && reading->tags == Py_None && find_record(reading, offset, size, &record) && is_of_topic(reading, &record) &&
+        ms_record_queue_id(&record) == reading->queue_id)
+        return keep_record(records, &record) == 0 ? TAKEN : FAILED;
+    PyObject *message = read_message(reading, offset, size);
+    if (message == NULL)
+        return FAILED;
+    enum taken taken = message == Py_None ? NOT_THERE : TAKEN;
+    if (taken == TAKEN && reading->tags != Py_None) {
+        const int matches = tag_matches(reading, message);
+        taken = matches < 0 ? FAILED : matches > 0 ? TAKEN
+                                                   : NOT_WANTED;
+    }
+    if (taken == TAKEN && records == NULL)
+        taken = add(reading->messages, message, reading->numbers, number) == 0 ? TAKEN : FAILED;
+    else if (taken == TAKEN) /* the file may be emptied at any time: it is looked at again */
+        taken = !find_record(reading, offset, size, &record) ? NOT_THERE : keep_record(records, &record) == 0 ? TAKEN
+                                                                                                              : FAILED;
+    Py_DECREF(message);
+    return taken;
+}
+
 struct limits {
     long long log_end, in_memory_bytes;
     long long bytes_in_memory, count_in_memory, bytes_on_disk, count_on_disk;
 };
 
-/* read_queue(entries, first, end, offset, messages_max, topic, queue_id, limits, codes, tags, find_segment, find_code, belongs)
- * -> (status, messages, their queue offsets, entries passed). See pyengine/_front.pyi. */
-static PyObject *read_queue(PyObject *module, PyObject *arguments)
+static PyObject *read_entries(PyObject *arguments, struct records *records)
 {
-    (void)module;
-    struct reading reading = {.segment = {.start = 0}};
+    struct reading reading = {.segment = {.start = 0}, .records = records};
     struct limits limits;
     Py_buffer entries, codes;
     Py_ssize_t first, end;
@@ -137,16 +207,18 @@ static PyObject *read_queue(PyObject *module, PyObject *arguments)
                           &limits.bytes_in_memory, &limits.count_in_memory, &limits.bytes_on_disk, &limits.count_on_disk,
                           &codes, &reading.tags, &reading.find_segment, &reading.find_code, &reading.belongs))
         return NULL;
-    PyObject *messages = PyList_New(0), *numbers = PyList_New(0), *result = NULL;
+    PyObject *result = NULL;
     const uint8_t *const bytes = entries.buf;
     int64_t skip_below = -1, total_bytes = 0;
     long long count = 0;
     enum outcome status = NOTHING_MATCHED;
     Py_ssize_t at = first;
+    reading.messages = PyList_New(0);
+    reading.numbers = PyList_New(0);
     reading.topic = PyUnicode_AsUTF8AndSize(reading.topic_text, &reading.topic_bytes);
     reading.codes = codes.buf;
     reading.code_count = codes.len / (Py_ssize_t)sizeof *reading.codes;
-    if (messages == NULL || numbers == NULL || reading.topic == NULL)
+    if (reading.messages == NULL || reading.numbers == NULL || reading.topic == NULL)
         goto done;
     if (first < 0 || end > entries.len || codes.len % (Py_ssize_t)sizeof *reading.codes != 0) {
         PyErr_SetString(PyExc_ValueError, "the entries do not lie in the file");
@@ -176,43 +248,58 @@ static PyObject *read_queue(PyObject *module, PyObject *arguments)
         if (is_offset && (physical_offset < reading.segment.start || physical_offset >= reading.segment.end))
             if (enter_segment(&reading, physical_offset) != 0)
                 goto done;
-        PyObject *message = is_offset ? read_message(&reading, physical_offset, size) : Py_NewRef(Py_None);
-        if (message == NULL)
+        const long long number = offset + (at - first) / MS_QUEUE_ENTRY_BYTES;
+        const enum taken taken = is_offset ? take_entry(&reading, physical_offset, size, number) : NOT_THERE;
+        if (taken == FAILED)
             goto done;
-        if (message == Py_None) {
-            Py_DECREF(message);
-            status = count > 0 ? status : WAS_REMOVED;
-            if (is_offset && reading.segment.view.obj == NULL && size != MS_QUEUE_FILLER_SIZE)
+        if (taken != TAKEN) {
+            status = count > 0 ? status : taken == NOT_THERE ? WAS_REMOVED
+                                                             : NOTHING_MATCHED;
+            if (taken == NOT_THERE && is_offset && reading.segment.view.obj == NULL && size != MS_QUEUE_FILLER_SIZE)
                 skip_below = reading.segment.end; /* the whole file is gone: its other messages need no look */
             continue;
         }
-        const int matches = reading.tags == Py_None ? 1 : tag_matches(&reading, message);
-        if (matches <= 0) {
-            Py_DECREF(message);
-            if (matches < 0)
-                goto done;
-            status = count > 0 ? status : NOTHING_MATCHED;
-            continue;
-        }
-        const int added = add(messages, message, numbers, offset + (at - first) / MS_QUEUE_ENTRY_BYTES);
-        Py_DECREF(message);
-        if (added != 0)
-            goto done;
         count++;
         total_bytes += size;
         status = FOUND;
         skip_below = -1;
     }
-    result = Py_BuildValue("iOOn", (int)status, messages, numbers, (at - first) / MS_QUEUE_ENTRY_BYTES);
+    at = (at - first) / MS_QUEUE_ENTRY_BYTES;
+    if (records == NULL)
+        result = Py_BuildValue("iOOn", (int)status, reading.messages, reading.numbers, at);
+    else
+        result = Py_BuildValue("iy#LnL", (int)status, records->bytes == NULL ? "" : (const char *)records->bytes, (Py_ssize_t)records->length, count, at,
+                               (long long)records->first_offset);
 done:
-    Py_XDECREF(messages);
-    Py_XDECREF(numbers);
+    Py_XDECREF(reading.messages);
+    Py_XDECREF(reading.numbers);
     PyBuffer_Release(&reading.segment.view);
     PyBuffer_Release(&codes);
     PyBuffer_Release(&entries);
     return result;
 }
-static PyMethodDef functions[] = {{"read_queue", read_queue, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL}};
+
+/* read_queue(entries, first, end, offset, messages_max, topic, queue_id, limits, codes, tags, find_segment, find_code, belongs)
+ * -> (status, messages, their queue offsets, entries passed). See pyengine/_front.pyi. */
+static PyObject *read_queue(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    return read_entries(arguments, NULL);
+}
+
+/* The same arguments -> (status, records, how many, entries passed, physical offset of the first). */
+static PyObject *read_records(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    struct records records = {.first_offset = -1};
+    PyObject *result = read_entries(arguments, &records);
+    PyMem_Free(records.bytes);
+    return result;
+}
+
+static PyMethodDef functions[] = {{"read_queue", read_queue, METH_VARARGS, NULL},
+                                  {"read_records", read_records, METH_VARARGS, NULL},
+                                  {NULL, NULL, 0, NULL}};
 
 int read_queue_init(PyObject *module)
 {

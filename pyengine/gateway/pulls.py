@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
 from pyengine.errors import EngineError
 from pyengine.gateway import codes
@@ -20,9 +21,10 @@ from pyengine.gateway.connections import Answer, Connection, Handlers, Request
 from pyengine.gateway.members import SUBSCRIPTION_CHARS_MAX, Members, Subscription, expression_fault, subscription_of
 from pyengine.gateway.names import DEAD_PREFIX, Names, group_fault
 from pyengine.gateway.positions import LEVEL, Positions
-from pyengine.gateway.wire import WireError
+from pyengine.gateway.wire import INT64_MAX, WireError
 from pyengine.ipc.live_reader import LiveStoreReader
-from pyengine.results import GetResult, GetStatus
+from pyengine.results import GetRecords, GetStatus
+from pyengine.storage.subscription_group import SubscriptionGroup
 from pyengine.storage.topic_config import PERM_READ
 
 COMMIT_FLAG, SUSPEND_FLAG, SUBSCRIPTION_FLAG = 1, 2, 4  # of a pull's sysFlag
@@ -82,14 +84,22 @@ class Pulls:
 
     # ---- a pull -------------------------------------------------------------------
 
-    async def pull(self, request: Request) -> Answer | None:
-        """Messages from an offset on, or what RocketMQ says when there are none."""
+    def pull(self, request: Request) -> Answer | Coroutine[Any, Any, Answer | None] | None:
+        """Messages from an offset on, or what RocketMQ says when there are none. Near the log's end at once."""
         group = request.text("consumerGroup")
         if fault := group_fault(group):
             return Answer(codes.SYSTEM_ERROR, fault)
-        config = self._names.group(group) or await self._names.group_or_new(group)
+        config = self._names.group(group)
+        return self._pull_of_new_group(request, group) if config is None else self._pull(request, group, config)
+
+    async def _pull_of_new_group(self, request: Request, group: str) -> Answer | None:
+        config = await self._names.group_or_new(group)
         if config is None:
             return Answer(codes.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist, {codes.FAQ}")
+        answer = self._pull(request, group, config)
+        return await answer if isinstance(answer, Coroutine) else answer
+
+    def _pull(self, request: Request, group: str, config: SubscriptionGroup) -> Answer | Coroutine[Any, Any, Answer | None] | None:
         if not config.consume_enable:
             return Answer(codes.NO_PERMISSION, f"subscription group no permission, {group}")
         name, queue_id, flags = request.text("topic"), request.integer("queueId"), request.integer("sysFlag")
@@ -108,7 +118,16 @@ class Pulls:
         pull = Pull(request, name, queue_id, offset, max(1, request.integer("maxMsgNums")), found, offset)
         if flags & COMMIT_FLAG:
             self._positions.commit(name, group, queue_id, max(0, request.integer("commitOffset", 0, bits=64)))
-        result = await self._get(pull)
+        result = None if found.condition is not None else self._near(pull)
+        return self._pull_far(pull, flags) if result is None else self._answer_or_hold(pull, flags, result)
+
+    async def _pull_far(self, pull: Pull, flags: int) -> Answer | None:
+        """Far from the log's end messages may have to come from the disk, and a condition takes long: that is another thread's."""
+        result = await asyncio.get_running_loop().run_in_executor(self._executor, self._get_now, pull)
+        return self._answer_or_hold(pull, flags, result)
+
+    def _answer_or_hold(self, pull: Pull, flags: int, result: GetRecords) -> Answer | None:
+        request, offset = pull.request, pull.offset
         if result.status in _WAITING and flags & SUSPEND_FLAG and (offset == 0 or result.status is not GetStatus.NO_MESSAGE_IN_QUEUE):
             suspend_ms = max(0, min(request.integer("suspendTimeoutMillis", 0, bits=64), SUSPEND_MS_MAX))
             self._hold(pull, suspend_ms / 1000)
@@ -137,34 +156,27 @@ class Pulls:
             found = known
         return expression_fault(found.expression_type, found.text) or found
 
-    async def _get(self, pull: Pull) -> GetResult:
-        """The messages. Far from the log's end they may have to come from the disk, and a condition takes long: that is
-        another thread's."""
-        if pull.subscription.condition is None and self._is_near(pull):
-            return self._get_now(pull)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._get_now, pull)
+    def _near(self, pull: Pull, near_bytes: int = NEAR_BYTES) -> GetRecords | None:
+        """The messages of a pull without a condition; None where they are not near the log's end."""
+        return self._reader.get_records(pull.topic, pull.queue_id, pull.offset, pull.most, pull.subscription.tag_filter, LEVEL, near_bytes)
 
-    def _is_near(self, pull: Pull) -> bool:
-        """Whether what it asks for, if anything, is near the log's end."""
-        limit = self._dispatched()
-        queue = self._reader.queue(pull.topic, pull.queue_id)
-        entry = None if queue is None else queue.entry(pull.offset, queue.max_offset(limit))
-        return entry is None or limit - entry.physical_offset <= NEAR_BYTES
-
-    def _get_now(self, pull: Pull) -> GetResult:
+    def _get_now(self, pull: Pull) -> GetRecords:
         wanted = pull.subscription
-        return self._reader.get_message(pull.topic, pull.queue_id, pull.offset, pull.most, wanted.tag_filter, LEVEL, wanted.condition)
+        if wanted.condition is None and (near := self._near(pull, INT64_MAX)) is not None:
+            return near
+        found = self._reader.get_message(pull.topic, pull.queue_id, pull.offset, pull.most, wanted.tag_filter, LEVEL, wanted.condition)
+        records = b"".join(map(self._positions.record, found.messages)) if found.messages else b""
+        return GetRecords(found.status, records, len(found.messages), found.next_begin_offset, found.min_offset, found.max_offset)
 
-    def _answer(self, pull: Pull, result: GetResult) -> Answer:
+    def _answer(self, pull: Pull, result: GetRecords) -> Answer:
         code = _CODES.get(result.status)
         if code is None:  # no messages, or no such queue yet
             code = codes.PULL_NOT_FOUND if pull.offset == 0 else codes.PULL_OFFSET_MOVED
         if code == codes.PULL_NOT_FOUND and pull.offset != pull.asked_offset:
             code = codes.PULL_RETRY_IMMEDIATELY  # it went over messages of other tags: its client has to go on from there
-        body = b"".join(map(self._positions.record, result.messages)) if result.messages else b""
         return Answer(code, result.status.name, {
             "nextBeginOffset": str(result.next_begin_offset), "minOffset": str(result.min_offset),
-            "maxOffset": str(result.max_offset), "suggestWhichBrokerId": "0"}, body)
+            "maxOffset": str(result.max_offset), "suggestWhichBrokerId": "0"}, result.records)
 
     # ---- held pulls ---------------------------------------------------------------
 
@@ -295,7 +307,7 @@ class Pulls:
             key = pull.topic, pull.queue_id
             self._keep(key, [each for each in self._held.get(key, ()) if each is not pull])
 
-    def _try(self, pull: Pull, now_s: float, get: Callable[[], GetResult]) -> bool:
+    def _try(self, pull: Pull, now_s: float, get: Callable[[], GetRecords]) -> bool:
         try:
             result = get()
             if now_s < pull.until_s and result.status is not GetStatus.FOUND:

@@ -16,18 +16,18 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyengine import arguments
-from pyengine._front import read_queue, use_message
+from pyengine._front import read_queue, read_records, use_message
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import belongs_to
 from pyengine.formats.properties import string_hash
-from pyengine.formats.record import Message, decode_host
+from pyengine.formats.record import I64, Message, decode_host
 from pyengine.formats.sql_filter import SqlFilter
-from pyengine.results import GetResult, GetStatus
+from pyengine.results import GetRecords, GetResult, GetStatus
 from pyengine.storage.consume_queue import ConsumeQueue
 from pyengine.storage.mapped_file import MappedFileQueue
 
@@ -97,14 +97,17 @@ class GetStatistics:
         self._lock = threading.Lock()
         self._figures = GetFigures()
 
-    def count(self, result: GetResult, took_ns: int) -> None:
-        """One get_message and its answer."""
+    def count(self, result: GetResult | GetRecords, took_ns: int) -> None:
+        """One get_message or get_records and its answer."""
         found = result.status is GetStatus.FOUND
-        size_bytes = sum(map(_size_bytes, result.messages))
+        if isinstance(result, GetRecords):
+            messages, size_bytes = result.message_count, len(result.records)
+        else:
+            messages, size_bytes = len(result.messages), sum(map(_size_bytes, result.messages))
         with self._lock:
             was = self._figures
             self._figures = GetFigures(
-                was.found + found, was.missed + (not found), was.transferred_messages + len(result.messages),
+                was.found + found, was.missed + (not found), was.transferred_messages + messages,
                 was.transferred_bytes + size_bytes, max(was.entire_time_max_ms, took_ns / 1e6))
 
     @property
@@ -115,6 +118,13 @@ class GetStatistics:
 
 _size_bytes = attrgetter("size_bytes")
 ENTRIES_WALKED_MIN = 800  # a filter may reject as many in one call (16,000 bytes of entries)
+
+
+class _Outside(NamedTuple):
+    """An offset at which a queue has no entry."""
+
+    status: GetStatus
+    next_offset: int
 
 
 TransferLimits = tuple[int, int, int, int]  # bytes and messages of one answer from memory, the same from disk
@@ -149,18 +159,12 @@ class MessageGetter:
 
         `transfer_limits`: default, those of the settings.
         """
-        if offset < min_offset:
-            return GetResult(GetStatus.OFFSET_TOO_SMALL, [], min_offset, min_offset, max_offset)
-        if offset == max_offset:
-            return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, [], offset, min_offset, max_offset)
-        if offset > max_offset:
-            return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, [], max_offset, min_offset, max_offset)
-        span = queue.span(offset, max_offset)
-        if span is None:
-            next_offset = queue.next_file_offset(offset)
-            return GetResult(GetStatus.OFFSET_FOUND_NULL, [], next_offset, min_offset, max_offset)
-        status, messages, numbers, walked = self._read(
-            queue, span, offset, messages_max, wanted.tags, (limit, self._in_memory_bytes, *(transfer_limits or self.transfer_limits)))
+        bounds = self._bounds(queue, offset, min_offset, max_offset)
+        if isinstance(bounds, _Outside):
+            return GetResult(bounds.status, [], bounds.next_offset, min_offset, max_offset)
+        status, messages, numbers, walked = read_queue(*self._arguments(
+            queue, bounds, offset, messages_max, wanted.tags, (limit, self._in_memory_bytes, *(transfer_limits or self.transfer_limits))))
+        status = GetStatus(status)
         if messages and messages[0].physical_offset < (log_min := self._log.min_offset):
             # Deleted while it was read: the file was unlinked first, then emptied.
             messages, numbers = _kept(messages, numbers, lambda message: message.physical_offset >= log_min)
@@ -170,18 +174,41 @@ class MessageGetter:
             status = GetStatus.FOUND if messages else GetStatus.NO_MATCHED_MESSAGE
         return GetResult(status, messages, offset + walked, min_offset, max_offset, numbers)
 
-    def _read(
+    def records(self, queue: ConsumeQueue, offset: int, messages_max: int, tag_filter: TagFilter | None, limit: int, min_offset: int,
+                max_offset: int, near_bytes: int) -> GetRecords | None:
+        """The same without a condition, as they are in the log; None where get() has to read: the first message is farther than
+        `near_bytes` from the log's end, or was deleted while it was read."""
+        bounds = self._bounds(queue, offset, min_offset, max_offset)
+        if isinstance(bounds, _Outside):
+            return GetRecords(bounds.status, b"", 0, bounds.next_offset, min_offset, max_offset)
+        if limit - I64.unpack_from(bounds[0], bounds[1])[0] > near_bytes:
+            return None
+        status, records, count, walked, first_offset = read_records(*self._arguments(
+            queue, bounds, offset, messages_max, tag_filter, (limit, self._in_memory_bytes, *self.transfer_limits)))
+        if count and first_offset < self._log.min_offset:
+            return None
+        return GetRecords(GetStatus(status), records, count, offset + walked, min_offset, max_offset)
+
+    def _bounds(self, queue: ConsumeQueue, offset: int, min_offset: int, max_offset: int) -> tuple[mmap.mmap, int, int] | _Outside:
+        """Where the queue's entries from the offset on are in a file, or what to say where there is none."""
+        if offset < min_offset:
+            return _Outside(GetStatus.OFFSET_TOO_SMALL, min_offset)
+        if offset == max_offset:
+            return _Outside(GetStatus.OFFSET_OVERFLOW_ONE, offset)
+        if offset > max_offset:
+            return _Outside(GetStatus.OFFSET_OVERFLOW_BADLY, max_offset)
+        return queue.span(offset, max_offset) or _Outside(GetStatus.OFFSET_FOUND_NULL, queue.next_file_offset(offset))
+
+    def _arguments(
         self, queue: ConsumeQueue, span: tuple[mmap.mmap, int, int], offset: int, messages_max: int, tag_filter: TagFilter | None,
         limits: tuple[int, int, int, int, int, int],
-    ) -> tuple[GetStatus, list[Message], list[int], int]:
-        """(status, messages, their numbers in the queue, entries passed)."""
+    ) -> tuple[Any, ...]:
+        """Those of read_queue and read_records."""
         view, first, end = span
         end = min(end, first + CQ_ENTRY_BYTES * max(ENTRIES_WALKED_MIN, messages_max))
         tags, codes = (None, b"") if tag_filter is None else tag_filter
-        status, messages, numbers, walked = read_queue(
-            view, first, end, offset, messages_max, queue.topic, queue.queue_id, limits, codes, tags,
-            self._segment, functools.partial(_tags_code, queue), belongs_to)
-        return GetStatus(status), messages, numbers, walked
+        return (view, first, end, offset, messages_max, queue.topic, queue.queue_id, limits, codes, tags,
+                self._segment, functools.partial(_tags_code, queue), belongs_to)
 
     def _segment(self, physical_offset: int) -> tuple[int, int, mmap.mmap | None]:
         """(start, end, bytes) of the segment that holds the offset; no bytes when it is gone."""

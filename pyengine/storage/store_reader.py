@@ -23,13 +23,20 @@ from pyengine.errors import CorruptionError, FormatError, NotAStoreError, UsageE
 from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.formats.record import Message, decode_message_id, decode_record
 from pyengine.formats.record_case import CaseLabel, classify
-from pyengine.results import GetResult, GetStatus, ReadLevel
+from pyengine.results import GetRecords, GetResult, GetStatus, ReadLevel
 from pyengine.storage.commit_log import CommitLog
 from pyengine.storage.config import load_config
 from pyengine.storage.consume_queue import ConsumeQueue, offset_by_time
 from pyengine.storage.index_file import RAW_HITS_MAX, IndexService, query_raw, query_verified
 from pyengine.storage.mapped_file import MappingCache, is_folder, is_plain_file
-from pyengine.storage.message_getter import GetFigures, GetStatistics, MessageGetter, TransferLimits, Wanted
+from pyengine.storage.message_getter import (
+    GetFigures,
+    GetStatistics,
+    MessageGetter,
+    TransferLimits,
+    Wanted,
+    parse_subscription,
+)
 from pyengine.storage.read_level import FilesWatermark, Watermark
 
 if TYPE_CHECKING:
@@ -134,6 +141,25 @@ class StoreReader:
         if max_messages < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
         return self._counted_get(topic, queue_id, offset, min(max_messages, _COUNT_MAX), Wanted.of(tags, sql), level, None)
+
+    def get_records(self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None,
+                    level: ReadLevel | str | None, near_bytes: int) -> GetRecords | None:
+        """What get_message gives, as it is in the log, for a gateway that sends it on. None where get_message has to be asked:
+        the messages are more than `near_bytes` before the log's end, so that they may have to come from the disk, or were
+        deleted just now."""
+        began_ns = time.perf_counter_ns()
+        limit = self._queue_limit(level)
+        queue = self.queue(topic, queue_id)
+        max_offset = 0 if queue is None else queue.max_offset(limit)
+        if queue is None or max_offset == 0:
+            result: GetRecords | None = GetRecords(GetStatus.NO_MESSAGE_IN_QUEUE)
+        else:
+            min_offset = queue.min_offset(self.commit_log.min_offset, max_offset)
+            result = self.getter.records(queue, offset, min(max_messages, _COUNT_MAX), parse_subscription(tags), limit, min_offset,
+                                         max_offset, near_bytes)
+        if result is not None:
+            self._gets.count(result, time.perf_counter_ns() - began_ns)
+        return result
 
     def fetch(self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None,
               level: ReadLevel | str | None, sql: str | None = None) -> GetResult:

@@ -19,7 +19,7 @@ from pyengine.gateway.connections import Connection, Connections, Limits, Reques
 from pyengine.gateway.members import subscription_of
 from pyengine.gateway.pulls import Pull, Pulls
 from pyengine.gateway.wire import Frame
-from pyengine.results import GetResult, GetStatus
+from pyengine.results import GetRecords, GetResult, GetStatus
 from waiting import eventually
 
 
@@ -184,10 +184,10 @@ class FailingReader:
             raise self.fails[topic]
         return SimpleNamespace(max_offset=lambda limit: int(self.has_messages))
 
-    def get_message(self, topic, *_):
+    def get_records(self, topic, *_):
         if topic in self.fails:
             raise self.fails[topic]
-        return GetResult(GetStatus.FOUND, next_begin_offset=1)
+        return GetRecords(GetStatus.FOUND, next_begin_offset=1)
 
 
 class Asked(Request):

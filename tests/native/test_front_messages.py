@@ -1,4 +1,4 @@
-"""read_queue of pyengine._front: it gives what decode_record and a plain walk give, whatever the bytes are."""
+"""read_queue and read_records of pyengine._front: they give what decode_record and a plain walk give, whatever the bytes are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import weakref
 
 import pytest
 
-from pyengine._front import read_queue, use_message
+from pyengine._front import read_queue, read_records, use_message
 from pyengine.errors import FormatError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, CQ_EXT_ADDRESS_MAX, CQ_FILLER_SIZE
 from pyengine.formats.consume_queue import ENTRY, belongs_to, is_ext_address
@@ -63,6 +63,12 @@ def read(log: Log, messages_max: int = 1 << 20, tags: frozenset[str] | None = No
         bytes(log.entries), 0, len(log.entries), 0, messages_max, topic, queue_id, limits, codes, tags, log.find_segment, find_code,
         belongs_to)
     return GetStatus(status), messages, numbers, passed
+
+
+def records(log: Log, messages_max: int, tags: frozenset[str] | None, limits: tuple[int, ...], find_code):
+    codes = struct.pack(f"={len(tags or ())}i", *map(string_hash, tags or ()))
+    return read_records(bytes(log.entries), 0, len(log.entries), 0, messages_max, "T", 0, limits, codes, tags, log.find_segment, find_code,
+                        belongs_to)
 
 
 def walk(log: Log, messages_max: int, tags: frozenset[str] | None, limits: tuple[int, ...], find_code):
@@ -154,6 +160,10 @@ def test_it_agrees_with_a_plain_walk(rng, is_damaged):
         count = rng.choice([1, 7, 1000])
         found, expected = read(log, count, tags, limits, unit_codes.get), walk(log, count, tags, limits, unit_codes.get)
         assert found == expected
+        stored = [bytes(log.segments[(at := message.physical_offset) - at % SEGMENT_BYTES])[at % SEGMENT_BYTES:][:message.size_bytes]
+                  for message in found[1]]
+        assert records(log, count, tags, limits, unit_codes.get) == (
+            found[0], b"".join(stored), len(stored), found[3], found[1][0].physical_offset if stored else -1)
         for message, reference in zip(found[1], expected[1]):
             assert dataclasses.astuple(message)[:-1] == dataclasses.astuple(reference)[:-1]
             assert (message.properties, message.tags, message.keys, message.transaction_type) == (
@@ -248,9 +258,10 @@ def test_errors_of_what_it_calls_come_out(rng):
         given = {"queue_id": 0, "tags": None, "find_segment": log.find_segment, "find_code": lambda code: None,
                  "belongs": belongs_to} | arguments
         codes = b"" if given["tags"] is None else struct.pack("=i", string_hash("zzz"))
-        with pytest.raises((OSError, TypeError)):
-            read_queue(bytes(log.entries), 0, len(log.entries), 0, 1 << 20, "T", given["queue_id"], ALL, codes, given["tags"],
-                       given["find_segment"], given["find_code"], given["belongs"])
+        for read_entries in (read_queue, read_records):
+            with pytest.raises((OSError, TypeError)):
+                read_entries(bytes(log.entries), 0, len(log.entries), 0, 1 << 20, "T", given["queue_id"], ALL, codes, given["tags"],
+                             given["find_segment"], given["find_code"], given["belongs"])
 
 
 @pytest.mark.parametrize("span", [(-20, 20), (0, 40), (0, 21)])

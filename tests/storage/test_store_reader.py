@@ -15,6 +15,7 @@ from fix_store_builder import SMALL, START_MS, StoreBuilder
 from pyengine.errors import CorruptionError, FormatError, NotAStoreError, StoreRefusedError, UsageError
 from pyengine.formats.constants import CQ_FILLER_SIZE
 from pyengine.formats.properties import string_hash
+from pyengine.formats.record import decode_record
 from pyengine.results import GetStatus, ReadLevel
 from pyengine.storage import message_getter
 from pyengine.storage.mapped_file import MAPPINGS_MAX
@@ -248,6 +249,35 @@ def test_a_segment_deleted_under_the_reader(builder, monkeypatch):
         assert result.next_begin_offset == 10
         assert store.queue_range("T", 0)[0] == next(m.queue_offset for m in messages if m.physical_offset >= 4096)
         assert store.message_at(0) is None
+
+
+def test_records_are_what_get_message_gives_as_they_are_in_the_log(builder, monkeypatch):
+    put_all(builder, 60)
+    far = 1 << 40
+    with open_store(builder.root) as store:
+        for offset in (-1, 0, 7, 45, 59, 60, 61):
+            found, records = store.get_message("T", 0, offset), store.get_records("T", 0, offset, 32, None, None, far)
+            assert (records.status, records.message_count, records.next_begin_offset, records.min_offset, records.max_offset) == (
+                found.status, len(found.messages), found.next_begin_offset, found.min_offset, found.max_offset)
+            at = 0
+            for message in found.messages:
+                assert decode_record(records.records, at) == message
+                at += message.size_bytes
+            assert at == len(records.records)
+        assert store.get_records("T", 9, 0, 32, None, None, far).status is GetStatus.NO_MESSAGE_IN_QUEUE
+        transferred = store.gets.transferred_bytes
+        assert transferred == 2 * sum(len(store.get_records("T", 0, at, 32, None, None, far).records) for at in (0, 7, 45, 59))
+        assert store.get_records("T", 0, 0, 32, None, None, 4096) is None, "far from the log's end"
+        assert store.get_records("T", 0, 59, 32, None, None, 4096).status is GetStatus.FOUND
+        real = message_getter.read_records
+
+        def delete_then_read(*args):
+            found = real(*args)
+            builder.segment(0).unlink(missing_ok=True)
+            return found
+
+        monkeypatch.setattr(message_getter, "read_records", delete_then_read)
+        assert store.get_records("T", 0, 0, 32, None, None, far) is None, "deleted while it was read"
 
 
 def test_an_emptied_record_is_never_served(builder):
