@@ -14,25 +14,28 @@ window that moves on, so memory stays at about FETCH_BYTES whatever the partitio
 from __future__ import annotations
 
 import importlib
+import itertools
 import mmap
 import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy
 
 from pyengine.errors import CorruptionError, UsageError
-from pyengine.formats.constants import MESSAGE_MAGIC
+from pyengine.formats.constants import CQ_FILLER_SIZE, MESSAGE_MAGIC
 from pyengine.formats.record import BEGIN, HEAD_BY_FLAGS, I64, MAGIC_AT, PHYSICAL_OFFSET_AT, TRAILER_BYTES
 from pyengine.formats.record_case import WalkResult
 from pyengine.native.scan import classify, sync, walk
-from pyengine.spark.options import ARROW, AUTO, scheme_of
+from pyengine.spark.options import ARROW, AUTO, scheme_of, shown
 
 if TYPE_CHECKING:
     from pyarrow import NativeFile
     from pyarrow.fs import FileSystem
 
-LOG = "commitlog"
+LOG, QUEUES = "commitlog", "consumequeue"
 REACH_TIMEOUT_S = 10.0
 _ADVICE = {
     "hdfs": "pyarrow reads HDFS with Hadoop's own library, which JAVA_HOME, HADOOP_HOME and CLASSPATH name to driver and workers; "
@@ -42,6 +45,10 @@ _ADVICE = {
 FETCH_BYTES = 16 << 20
 # Where a record's beginning is looked for, at first: most records end well within it.
 LOOK_BYTES = 256 << 10
+GLANCE_BYTES = 16 << 10  # at what mostly is the log's end
+# Of records that queues name, those nearer to each other are fetched together: another request takes longer than these bytes.
+GAP_BYTES = 1 << 20
+BLOCK_BYTES = 64 << 10
 _BEGIN_BYTES = BEGIN.size
 _RECORD_BYTES_MIN = HEAD_BY_FLAGS[0].size + TRAILER_BYTES
 _MAGIC = MESSAGE_MAGIC.to_bytes(4, "big")
@@ -53,6 +60,13 @@ _MAGIC = MESSAGE_MAGIC.to_bytes(4, "big")
 def uri_of(path: str) -> str:
     """The URI as pyarrow knows it: Hadoop's two names for S3 are S3."""
     return re.sub("^s3[an]://", "s3://", path, flags=re.IGNORECASE)
+
+
+class FileMark(NamedTuple):
+    """What a listing tells of a file's content; the time None where the file system has none."""
+
+    size: int
+    modified_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +82,14 @@ class FileTree:
 
         found = self.system.get_file_info(FileSelector(self._path(folder), allow_not_found=True))
         return {info.base_name: info.size if info.type == FileType.File else None for info in found}
+
+    def files(self, folder: str, *, recursive: bool = False) -> dict[str, FileMark]:
+        """The files in it by their paths below it; `recursive`, those in its folders too. Empty when there is no such folder."""
+        from pyarrow.fs import FileSelector, FileType
+
+        root = self._path(folder)
+        found = self.system.get_file_info(FileSelector(root, allow_not_found=True, recursive=recursive))
+        return {info.path[len(root):].lstrip("/"): FileMark(info.size, info.mtime_ns) for info in found if info.type == FileType.File}
 
     def read(self, name: str) -> bytes | None:
         """A small file's bytes, None when there is none."""
@@ -135,7 +157,7 @@ def _unreachable(path: str, cause: str) -> UsageError:
     """The first line of the cause, and what to look at."""
     scheme = scheme_of(uri_of(path))
     advice = _ADVICE.get(scheme, "look at its name and credentials, or mount it")
-    return UsageError(f"{path} cannot be reached ({cause.partition(chr(10))[0]}): {advice}")
+    return UsageError(f"{shown(path)} cannot be reached ({cause.partition(chr(10))[0]}): {advice}")
 
 
 def _named(text: str) -> FileSystem:
@@ -154,7 +176,7 @@ def _by_fsspec(path: str, refused: Exception) -> tuple[FileSystem, str]:
 
         system, root = url_to_fs(path)
     except (ImportError, ValueError) as error:
-        raise UsageError(f"{path}: pyarrow has no file system for it ({refused}), nor has fsspec ({error})") from error
+        raise UsageError(f"{shown(path)}: pyarrow has no file system for it ({refused}), nor has fsspec ({error})") from error
     return _as_file_system(system, path), root
 
 
@@ -221,15 +243,41 @@ class FetchedSegment:
 Segment = MappedSegment | FetchedSegment
 
 
+class FetchedFile:
+    """A file whose slices are fetched; blocks around short ones are kept. Threads may share it."""
+
+    def __init__(self, file: NativeFile) -> None:
+        self._file = file
+        self._blocks: dict[int, bytes] = {}
+
+    def __getitem__(self, piece: slice) -> bytes:
+        begin, end = piece.start, piece.stop
+        if end - begin >= BLOCK_BYTES:
+            return self._fetch(begin, end - begin)
+        first, last = begin // BLOCK_BYTES, (end - 1) // BLOCK_BYTES
+        data = b"".join(self._block(number) for number in range(first, last + 1))
+        return data[begin - first * BLOCK_BYTES : end - first * BLOCK_BYTES]
+
+    def _block(self, number: int) -> bytes:
+        block = self._blocks.get(number)
+        if block is None:
+            block = self._blocks[number] = self._fetch(number * BLOCK_BYTES, BLOCK_BYTES)
+        return block
+
+    def _fetch(self, begin: int, length: int) -> bytes:
+        fetched: bytes = self._file.read_at(length, begin)
+        return fetched
+
+
 def steps(segment: Segment, first: int, limit: int) -> Iterator[int]:
     """How far bytes from `first` on are there, each time more of them, up to `limit`."""
-    have, most = first, LOOK_BYTES
+    have, most = first, GLANCE_BYTES
     while True:
         have = segment.fill(first, first + most, limit)
         yield have
         if have >= limit:
             return
-        most = 2 * (have - first)
+        most = max(LOOK_BYTES, 2 * (have - first))
 
 
 def find_record(segment: Segment, first: int, end: int, limit: int) -> int | None:
@@ -300,9 +348,42 @@ def more(segment: Segment, position: int, have: int, reason: str, limit: int) ->
     return segment.is_partial and have < limit and reason in ("overrun", "range_end")
 
 
+def windows(segment: Segment, entries: numpy.ndarray, limit: int) -> Iterator[tuple[int, int, int]]:
+    """(begin, end, limit) of neighbours among queue entries that name records of the segment; their records are in `view` meanwhile.
+
+    What is returned as limit is the end of what was fetched for them.
+    """
+    if isinstance(segment, MappedSegment):
+        yield 0, len(entries), limit
+        return
+    offsets, sizes = (entries[name].astype(numpy.int64) for name in ("physicalOffset", "size"))
+    sizes[(offsets == 0) & (sizes == CQ_FILLER_SIZE)] = 0
+    for at in numpy.flatnonzero(sizes > FETCH_BYTES).tolist():  # what no record says is not fetched
+        sizes[at] = _size_at(segment, int(offsets[at]), limit, int(sizes[at]))
+    ends = offsets + numpy.maximum(sizes, _RECORD_BYTES_MIN)
+    is_apart = (offsets[1:] < offsets[:-1]) | (offsets[1:] - ends[:-1] > GAP_BYTES)
+    borders = [0, *(numpy.flatnonzero(is_apart) + 1).tolist(), len(entries)]
+    for begin, stop in itertools.pairwise(borders):
+        reach = numpy.maximum.accumulate(ends[begin:stop])
+        at = begin
+        while at < stop:
+            first = min(int(offsets[at]), limit)
+            end = max(at + 1, begin + int(numpy.searchsorted(reach, first + FETCH_BYTES, "right")))
+            yield at, end, segment.fill(first, int(ends[at:end].max()), limit)
+            at = end
+
+
+def _size_at(segment: FetchedSegment, at: int, limit: int, claimed: int) -> int:
+    """`claimed`, if the record there has that size, else 0."""
+    if limit - at < max(claimed, _BEGIN_BYTES):
+        return 0
+    segment.fill(at, at + _BEGIN_BYTES, limit)
+    return claimed if BEGIN.unpack_from(segment.view, at - segment.base)[0] == claimed else 0
+
+
 def walk_piece(segment: Segment, position: int, stop: int, *, limit: int, **checks: bool) -> WalkResult:
     """As native.scan.walk of [position, stop) with `checks`."""
-    upto = first_window(position, limit)
+    upto = min(limit, position + LOOK_BYTES)
     records = messages = 0
     first_ms = last_ms = -1
     while True:

@@ -46,6 +46,11 @@ def local_path(value: str) -> str:
     return os.path.abspath(value)
 
 
+def shown(path: str) -> str:
+    """A path, or a URI without the keys that it may hold before `@` and after `?`: as messages have it."""
+    return re.sub("^([A-Za-z][A-Za-z0-9+.-]*://)[^/]*@", r"\1", path).partition("?")[0] if scheme_of(path) else path
+
+
 @dataclass(frozen=True, slots=True)
 class StartingPoint:
     """Where a stream begins that says it in a word: `latest`, `earliest`, `time` (number: ms before now), `last` (messages)."""
@@ -98,8 +103,13 @@ class ReadOptions:
     sizes: dict[str, int] = field(default_factory=dict)
 
     @property
+    def where(self) -> str:
+        """The path as messages have it."""
+        return shown(self.path)
+
+    @property
     def is_remote(self) -> bool:
-        """The store is read by ranges over a file system of pyarrow's (spark/file_tree.py), not mapped."""
+        """The store is read by ranges over a file system of pyarrow's (spark/remote_store.py), not mapped."""
         return self.file_system != AUTO or scheme_of(self.path) != ""
 
     @property
@@ -126,13 +136,14 @@ def _text(value: str) -> str:
     return value
 
 
-def _path(value: str) -> str:
+def location(value: str) -> str:
+    """The absolute path that a path or a file: URI names, or the URI of another file system; ValueError for what is neither."""
     scheme = scheme_of(_text(value))
     if scheme in ("", "file"):
         return local_path(value)
     rest = value[len(scheme) + 1:].lstrip("/")
     if scheme == "dbfs":
-        raise ValueError(f"the tasks read files: Databricks mounts this one as /dbfs/{rest}, give that path")
+        raise ValueError(f"tasks use files: Databricks mounts this one as /dbfs/{rest}, give that path")
     if not value[len(scheme) + 1:].startswith("//"):
         raise ValueError(f"this is neither a path nor a URI: write {scheme}://{rest}")
     return value
@@ -306,7 +317,7 @@ STARTING_EXAMPLE = f'give earliest or JSON like {{"topic": {{"0": 23, "1": {EARL
 _TIME_UNITS = {"second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
 OPTIONS = (
-    Option("path", "path", _path, "", "The store's root directory; also the argument of `load()`."),
+    Option("path", "path", location, "", "The store's root directory; also the argument of `load()`."),
     Option("subscribe", "subscribe", _names, "all",
            "Topics, separated by commas. One of subscribe, subscribePattern and assign, or none of them: the whole log."),
     Option("subscribePattern", "subscribe_pattern", _pattern, "", "A regular expression that the whole topic must match."),
@@ -412,10 +423,6 @@ def read_options(given: Mapping[str, str], use: Use = "batch") -> ReadOptions:
     if isinstance(values.get("starting_offsets"), StartingPoint):
         values["starting_point"] = values.pop("starting_offsets")
     _check_together(given, values)
-    if values.get("file_system", AUTO) != AUTO or scheme_of(values["path"]):
-        effective = dict(values)
-        _let_times_go_first(effective)
-        _check_remote(effective, use)
     if use == "batch":
         _check_batch(given, values)
     elif use == "stream":
@@ -511,21 +518,6 @@ def _check_batch(given: Mapping[str, str], values: dict[str, Any]) -> None:
                 raise UsageError(f"option startingOffsets = {text!r}: {STARTING_EXAMPLE}; {topic}: {queue_id}: {offset} is "
                                  f"not allowed")
     values.pop("starting_point", None)
-
-
-def _check_remote(values: dict[str, Any], use: Use) -> None:
-    """Over a file system only the log is read, not its queues, and it is not followed while it grows."""
-    if values.get("starting_timestamp_strategy") == "error":
-        raise UsageError("option startingOffsetsByTimestampStrategy = error looks into the queues, and over a file system "
-                         "only the log is read: give the store's directory")
-    if use == "stream":
-        raise UsageError("a stream needs the store's files under a path of this host, not on a remote file system")
-    if values.get("access") == "queue":
-        raise UsageError("access=queue needs the store's files under a path of this host: over a remote file system the log "
-                         "is scanned")
-    if values.get("fail_on_data_loss", True) and any(values.get(name) for name in ("starting_offsets", "ending_offsets")):
-        raise UsageError("over a remote file system it cannot be checked whether queues hold the offsets that are asked for: "
-                         "set failOnDataLoss=false to read what there is, or choose times or physical offsets")
 
 
 def _check_stream(values: dict[str, Any]) -> None:

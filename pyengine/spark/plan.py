@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from pyengine.errors import UsageError
 from pyengine.formats.constants import LMQ_PREFIX
-from pyengine.spark.file_access import reach_tree
 from pyengine.spark.options import ReadOptions
 from pyengine.spark.partitions import (
     EVERY_OFFSET,
@@ -36,21 +35,21 @@ from pyengine.spark.partitions import (
     queue_chooser,
     select,
 )
-from pyengine.spark.presence import require_names, require_offsets, with_lost_end
-from pyengine.spark.remote_store import RemoteStore
+from pyengine.spark.presence import has_no_queues, require_names, require_offsets, with_lost_end
+from pyengine.spark.remote_store import RemoteQueueFiles, RemoteStore, look_ahead, open_for_reading
 from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.read_level import StoreUse, store_use
 from pyengine.storage.watermark import WatermarkReading, read_watermark
 
 if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
+    from pyengine.native.columns import QueueBounds
     from pyengine.storage.consume_queue import ConsumeQueue
-    from pyengine.storage.store_reader import StoreReader
 
 # `auto` scans what is small, and what is mostly wanted: sequential reading is the faster then.
 LOG_BYTES_MIN = 256 << 20
 SHARE_MAX = 0.3
-QUEUES_MAX = 10_000
+QUEUES_MAX, REMOTE_QUEUES_MAX = 10_000, 500  # a remote queue takes some requests before its share is known
 SAMPLES = 16
 Watermark = Callable[[], WatermarkReading]
 
@@ -61,15 +60,8 @@ def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
     Raises DataLossError, NotAStoreError, StoreRefusedError, and UsageError for a level
     that cannot be known.
     """
-    if options.is_remote:
-        with RemoteStore(reach_tree(options.path, options.file_system), options.sizes) as store:
-            bounds = _bounds(options, store, store.durable_watermark)
-            require_names(options, store)
-            return [] if bounds is None else _cut(options, *bounds, store.commit_log.size_bytes)
-    from pyengine.ipc.live_reader import open_store
-
-    with open_store(options.path, **options.sizes) as reader:
-        bounds = _bounds(options, reader, functools.partial(read_watermark, options.path))
+    with open_for_reading(options) as reader:
+        bounds = _bounds(options, reader, functools.partial(read_watermark, reader.root))
         require_names(options, reader)
         if bounds is None:
             return []
@@ -79,11 +71,8 @@ def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
         parts = plan_queues(options, reader, start, stop, limit)
         if parts is not None:
             return parts
-        return _cut(options, *_narrowed(options, reader, start, stop, limit), limit, reader.commit_log.size_bytes)
-
-
-def _cut(options: ReadOptions, start: int, stop: int, limit: int, segment_bytes: int) -> list[LogRange | QueuePart]:
-    return [*cut(start, stop, limit, segment_bytes, options.max_partition_bytes, options.min_partitions)]
+        start, stop = _narrowed(options, reader, start, stop, limit)
+        return [*cut(start, stop, limit, reader.commit_log.size_bytes, options.max_partition_bytes, options.min_partitions)]
 
 
 def _bounds(options: ReadOptions, store: LiveStoreReader | RemoteStore, watermark: Watermark) -> tuple[int, int, int] | None:
@@ -94,7 +83,7 @@ def _bounds(options: ReadOptions, store: LiveStoreReader | RemoteStore, watermar
     log_end = starts[-1] + segment_bytes if starts else 0
     if limit > log_end:
         if options.fail_on_data_loss:
-            raise DataLossError(f"the log of {options.path} ends at {log_end}, below the level {options.read_level.value} at {limit}: "
+            raise DataLossError(f"the log of {options.where} ends at {log_end}, below the level {options.read_level.value} at {limit}: "
                                 f"segments are missing; {REMEDY}")
         limit = log_end
     limit = with_lost_end(options, store, watermark, limit, log_end)
@@ -102,7 +91,7 @@ def _bounds(options: ReadOptions, store: LiveStoreReader | RemoteStore, watermar
         return None
     gaps = [a + segment_bytes for a, b in itertools.pairwise(starts) if b != a + segment_bytes]
     if gaps and options.fail_on_data_loss:
-        raise DataLossError(f"the log of {options.path} has a gap at {gaps[0]}: a segment is missing between others; {REMEDY}")
+        raise DataLossError(f"the log of {options.where} has a gap at {gaps[0]}: a segment is missing between others; {REMEDY}")
     return *_physical_bounds(options, starts[0], limit), limit
 
 
@@ -118,7 +107,7 @@ def _physical_bounds(options: ReadOptions, log_start: int, limit: int) -> tuple[
     return max(log_start, start or 0), limit if stop is None else min(limit, stop)
 
 
-def _narrowed(options: ReadOptions, reader: StoreReader, start: int, stop: int, limit: int) -> tuple[int, int]:
+def _narrowed(options: ReadOptions, reader: LiveStoreReader | RemoteStore, start: int, stop: int, limit: int) -> tuple[int, int]:
     """The bounds, narrowed where the queues' own entries show that nothing wanted is outside.
 
     Only for assigned queues with offsets as numbers: then each bound is a message that is
@@ -138,7 +127,7 @@ def _narrowed(options: ReadOptions, reader: StoreReader, start: int, stop: int, 
     return start, max(start, stop)
 
 
-def _place(reader: StoreReader, queue: tuple[str, int], offset: int, limit: int) -> tuple[int, int] | None:
+def _place(reader: LiveStoreReader | RemoteStore, queue: tuple[str, int], offset: int, limit: int) -> tuple[int, int] | None:
     """[start, end) in the log of a queue's message, None unless its entry and its record agree."""
     topic, queue_id = queue
     entries = reader.queue(topic, queue_id)
@@ -159,7 +148,7 @@ def starting_time_ms(options: ReadOptions, topic: str, queue_id: int) -> int | N
     return ((options.starting_timestamps or {}).get(topic) or {}).get(queue_id)
 
 
-def require_messages_of_times(options: ReadOptions, reader: StoreReader, limit: int) -> None:
+def require_messages_of_times(options: ReadOptions, reader: LiveStoreReader | RemoteStore, limit: int) -> None:
     """UsageError for a chosen queue whose newest message below `limit` is older than its starting time, under `error`."""
     if options.starting_timestamp_strategy != "error":
         return
@@ -175,7 +164,7 @@ def require_messages_of_times(options: ReadOptions, reader: StoreReader, limit: 
                              "startingOffsetsByTimestampStrategy=latest reads what comes later")
 
 
-def _newest_ms(reader: StoreReader, topic: str, queue_id: int, limit: int) -> int | None:
+def _newest_ms(reader: LiveStoreReader | RemoteStore, topic: str, queue_id: int, limit: int) -> int | None:
     queue = reader.queue(topic, queue_id)
     if queue is None:
         return None
@@ -189,7 +178,7 @@ def _newest_ms(reader: StoreReader, topic: str, queue_id: int, limit: int) -> in
 
 
 def plan_queues(
-    options: ReadOptions, reader: LiveStoreReader, start: int, stop: int, limit: int
+    options: ReadOptions, reader: LiveStoreReader | RemoteStore, start: int, stop: int, limit: int
 ) -> list[LogRange | QueuePart] | None:
     """The parts of a read through queues, None to scan. UsageError when `access=queue` is not possible."""
     if options.access == "scan" or options.access == "auto" and stop - start < LOG_BYTES_MIN:
@@ -199,9 +188,13 @@ def plan_queues(
         if options.access == "queue":
             raise UsageError(f"access=queue: {why_not}")
         return None
-    slices = list(_slices(options, reader, dispatched))
+    queues = list(_chosen(options, reader))
+    if options.access == "auto" and len(queues) > (REMOTE_QUEUES_MAX if isinstance(reader, RemoteStore) else QUEUES_MAX):
+        return None
+    look_ahead(reader, [queue for queue, _ in queues], dispatched)
+    slices = list(_slices(queues, reader, dispatched))
     wanted_bytes = sum(one.log_bytes for one in slices)
-    if options.access == "auto" and (len(slices) > QUEUES_MAX or wanted_bytes > SHARE_MAX * (stop - start)):
+    if options.access == "auto" and wanted_bytes > SHARE_MAX * (stop - start):
         return None
     most = partition_bytes(wanted_bytes, options.max_partition_bytes, options.min_partitions)
     segment_bytes, file_bytes = reader.commit_log.size_bytes, reader.geometry.mapped_file_size_consume_queue_bytes
@@ -211,7 +204,7 @@ def plan_queues(
     return parts + cut(max(start, dispatched), stop, limit, segment_bytes, options.max_partition_bytes, 1)
 
 
-def _why_no_queues(options: ReadOptions, reader: LiveStoreReader, limit: int) -> tuple[str, int]:
+def _why_no_queues(options: ReadOptions, reader: LiveStoreReader | RemoteStore, limit: int) -> tuple[str, int]:
     """(why queues cannot be used, or "", and below which offset every message is in its queue)."""
     if not (options.subscribe or options.subscribe_pattern or options.assign):
         return "choose topics by subscribe, subscribePattern or assign", 0
@@ -219,14 +212,17 @@ def _why_no_queues(options: ReadOptions, reader: LiveStoreReader, limit: int) ->
         return "physical offsets are bounds of a scan", 0
     if reader.is_live:
         return "", min(limit, reader.dispatched_offset(options.read_level))
-    if store_use(options.path) is not StoreUse.CLOSED:
+    if has_no_queues(reader):
+        return "the copy of the log has no queues", 0
+    if store_use(reader.root) is not StoreUse.CLOSED:
         return "another program has the store open, and it cannot be known which messages are in its queues already", 0
-    if abort_file_exists(options.path):
-        return "the store was not stopped in order, so its queues may lack messages: recover it first", 0
+    if abort_file_exists(reader.root):
+        return "the store was not stopped in order (it has a file abort), so its queues may lack messages: recover it first", 0
     return "", limit
 
 
-def _slices(options: ReadOptions, reader: LiveStoreReader, dispatched: int) -> Iterator[QueueSlice]:
+def _chosen(options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> Iterator[tuple[ConsumeQueue, QueueBounds]]:
+    """The queues that are wanted, and which of their offsets."""
     choose = queue_chooser(select(options))
     for topic, queue_ids in reader.topics().items():
         if topic.startswith(LMQ_PREFIX):  # its entries name records of other topics
@@ -234,18 +230,23 @@ def _slices(options: ReadOptions, reader: LiveStoreReader, dispatched: int) -> I
         for queue_id in queue_ids:
             wanted = choose(topic, queue_id) if choose else None
             queue = reader.queue(topic, queue_id) if wanted else None
-            if wanted is None or queue is None:
-                continue
-            high = queue.max_offset(dispatched)
-            first = max(wanted[0], queue.min_offset(reader.min_physical_offset, high))
-            end = min(wanted[1], high)
-            if first < end:
-                yield QueueSlice(topic, queue_id, first, end, slice_bytes(queue, first, end, high))
+            if wanted is not None and queue is not None:
+                yield queue, wanted
+
+
+def _slices(queues: Iterable[tuple[ConsumeQueue, QueueBounds]], reader: LiveStoreReader | RemoteStore, dispatched: int
+            ) -> Iterator[QueueSlice]:
+    for queue, wanted in queues:
+        high = queue.max_offset(dispatched)
+        first = max(wanted[0], queue.min_offset(reader.min_physical_offset, high))
+        end = min(wanted[1], high)
+        if first < end:
+            yield QueueSlice(queue.topic, queue.queue_id, first, end, slice_bytes(queue, first, end, high))
 
 
 def slice_bytes(queue: ConsumeQueue, first: int, end: int, high: int) -> int:
-    """About how many bytes of the log these messages are: by some of them."""
-    step = max(1, (end - first) // SAMPLES)
+    """About how many bytes of the log these messages are: by some of them, of files that are fetched by the first and the last."""
+    step = max(1, end - first - 1 if isinstance(queue.files, RemoteQueueFiles) else (end - first) // SAMPLES)
     sizes = [entry.size_bytes for at in range(first, end, step) if (entry := queue.entry(at, high))]
     return (end - first) * sum(sizes) // max(1, len(sizes))
 

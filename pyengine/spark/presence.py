@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pyengine.errors import CorruptionError, StoreBusyError, StoreRefusedError, UsageError
 from pyengine.formats.constants import LMQ_PREFIX
+from pyengine.formats.consume_queue import is_filler
 from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.native.columns import RowFilter
 from pyengine.results import ReadLevel
-from pyengine.spark.file_access import MappedSegment, Segment, find_record, walk_piece
+from pyengine.spark.file_access import QUEUES, find_record, walk_piece
 from pyengine.spark.options import INT64_MAX, ReadOptions
 from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, Queue, offset_bounds
-from pyengine.spark.remote_store import RemoteStore
+from pyengine.spark.remote_store import RemoteStore, look_ahead, segment_of
 from pyengine.storage.arrow import LogScanner
 from pyengine.storage.checkpoint import abort_file_exists, read_checkpoint
-from pyengine.storage.consume_queue import QueueEnd, find_queue_end
+from pyengine.storage.consume_queue import ConsumeQueue, QueueEnd, find_queue_end
 from pyengine.storage.read_level import StoreUse, store_use
 from pyengine.storage.topic_config import TopicConfigs
 from pyengine.storage.watermark import WatermarkReading, read_watermark
@@ -34,7 +35,6 @@ from pyengine.storage.watermark import WatermarkReading, read_watermark
 if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
     from pyengine.native.columns import QueueBounds
-    from pyengine.storage.store_reader import StoreReader
 
 _NAMED_MAX = 5
 
@@ -61,10 +61,10 @@ def require_names(options: ReadOptions, store: LiveStoreReader | RemoteStore, us
         return
     if pattern is not None:
         if use != "stream":
-            names.require_match(options.path)
+            names.require_match(options.where)
         return
-    names.require_topics(options.subscribe or tuple(options.assign or ()), options.path)
-    names.require_queues([(topic, queue_id) for topic, ids in (options.assign or {}).items() for queue_id in ids], options.path)
+    names.require_topics(options.subscribe or tuple(options.assign or ()), options.where)
+    names.require_queues([(topic, queue_id) for topic, ids in (options.assign or {}).items() for queue_id in ids], options.where)
 
 
 class _Names:
@@ -166,6 +166,11 @@ def _undispatched(reader: LiveStoreReader, has_queues: bool) -> tuple[int, int]:
     return (end if is_whole else 0), end
 
 
+def has_no_queues(store: LiveStoreReader | RemoteStore) -> bool:
+    """Whether it is the copy of a log alone."""
+    return isinstance(store, RemoteStore) and not store.queue_files()
+
+
 def _listed(names: Iterator[str]) -> str:
     shown = list(itertools.islice(names, _NAMED_MAX))
     more = sum(1 for _ in names)
@@ -175,11 +180,16 @@ def _listed(names: Iterator[str]) -> str:
 # -- offsets ------------------------------------------------------------------------
 
 
-def require_offsets(options: ReadOptions, reader: StoreReader) -> None:
+def require_offsets(options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> None:
     """Offsets given as numbers must lie in their queues, unless losses are allowed."""
     if not options.fail_on_data_loss:
         return
-    for (topic, queue_id), (first, end) in offset_bounds(options).items():
+    bounds = offset_bounds(options)
+    if bounds and has_no_queues(reader):
+        raise UsageError(f"the copy of the log at {options.where} has no queues ({QUEUES}), so it cannot be checked whether they hold the "
+                         "offsets that are asked for: copy them too, set failOnDataLoss=false to read what there is, or choose times "
+                         "or physical offsets")
+    for (topic, queue_id), (first, end) in bounds.items():
         low, high = reader.queue_range(topic, queue_id, options.read_level)
         if end < first:
             raise UsageError(f"queue {topic}/{queue_id}: the starting offset {first} is after the ending offset {end}")
@@ -205,16 +215,16 @@ def with_lost_end(
     reading = watermark()
     durable = reading.watermark
     if durable is None or reading.is_copied:
-        lost = _lost_by_queues(store, options.path) or _lost_by_checkpoint(store, options.path)
+        lost = _lost_by_queues(store, options.where) or _lost_by_checkpoint(store, options.where)
     elif durable.flushed <= limit or durable.flushed <= store.max_physical_offset(options.read_level):
         return limit  # an engine may have written on, and have ended, since the limit was taken
     else:
-        lost = Lost(limit, durable.flushed, f"the log of {options.path} ends at {limit}, but everything up to {durable.flushed} had been "
+        lost = Lost(limit, durable.flushed, f"the log of {options.where} ends at {limit}, but everything up to {durable.flushed} had been "
                                             "synced")
     return limit if lost is None else _end_of_what_is_left(options, store, lost, limit, log_end)
 
 
-def require_end(options: ReadOptions, reader: LiveStoreReader) -> None:
+def require_end(options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> None:
     """As with_lost_end, for a stream that begins or goes on; nothing where the level cannot be told now."""
     with contextlib.suppress(StoreBusyError, UsageError):
         limit, starts = max(0, reader.max_physical_offset(options.read_level)), reader.commit_log.starts()
@@ -232,17 +242,11 @@ class Lost(NamedTuple):
 
 def _lost_by_queues(store: LiveStoreReader | RemoteStore, path: str) -> Lost | None:
     """What consume queues name beyond the log's end."""
-    if isinstance(store, RemoteStore):
-        return None
     end = store.max_physical_offset(ReadLevel.COMMITTED)
-    file_bytes = store.geometry.mapped_file_size_consume_queue_bytes
     beyond: dict[Queue, QueueEnd] = {}
-    for topic in sorted(_queue_folders(store)):
-        for name in _queue_folders(store, topic):
-            with contextlib.suppress(StoreRefusedError):  # what such a queue holds is nothing to compare with
-                found = find_queue_end(StorePaths(store.root).consume_queue / topic / name, file_bytes)
-                if found.max_physical > end and is_queue_id_name(name):
-                    beyond[topic, int(name)] = found
+    for key, found in _queue_ends(store):
+        if found.max_physical > end:
+            beyond[key] = found
     furthest = max((found.max_physical for found in beyond.values()), default=end)
     if furthest <= end or furthest <= store.max_physical_offset(ReadLevel.COMMITTED):
         return None  # a broker may have written on since the end was taken
@@ -255,6 +259,32 @@ def _lost_by_queues(store: LiveStoreReader | RemoteStore, path: str) -> Lost | N
                     for (topic, queue_id), first in firsts.items())
     return Lost(end, furthest, f"the log of {path} ends at {end}, but consume queues name {sum(missing.values()):,} messages between there "
                                f"and {furthest}: {named}")
+
+
+def _queue_ends(store: LiveStoreReader | RemoteStore) -> Iterator[tuple[Queue, QueueEnd]]:
+    """Where the entries of each queue end, whatever they name; a queue that holds anything else is left out."""
+    if isinstance(store, RemoteStore):
+        found = {(topic, queue_id): queue for topic, ids in store.topics().items() for queue_id in ids
+                 if (queue := store.queue(topic, queue_id)) is not None and _is_usable(queue)}
+        look_ahead(store, found.values(), INT64_MAX)
+        for key, queue in found.items():
+            high = queue.max_offset(INT64_MAX)
+            entry = queue.entry(high - 1, high) if high else None
+            if entry is not None and not is_filler(entry):
+                yield key, QueueEnd(high, entry.physical_offset + entry.size_bytes)
+        return
+    for topic in sorted(_queue_folders(store)):
+        for name in _queue_folders(store, topic):
+            with contextlib.suppress(StoreRefusedError):  # what such a queue holds is nothing to compare with
+                if is_queue_id_name(name):
+                    yield (topic, int(name)), find_queue_end(StorePaths(store.root).consume_queue / topic / name,
+                                                             store.geometry.mapped_file_size_consume_queue_bytes)
+
+
+def _is_usable(queue: ConsumeQueue) -> bool:
+    with contextlib.suppress(StoreRefusedError):
+        return bool(queue.files.starts())
+    return False
 
 
 def _lost_by_checkpoint(store: LiveStoreReader | RemoteStore, path: str) -> Lost | None:
@@ -276,7 +306,7 @@ def _last_store_timestamp_ms(store: LiveStoreReader | RemoteStore, end: int) -> 
     if isinstance(store, RemoteStore) and store.last_store_timestamp_ms >= 0:
         return store.last_store_timestamp_ms
     for start in reversed(store.commit_log.starts()):
-        segment = _segment(store, start) if start < end else None
+        segment = segment_of(store, start) if start < end else None
         if segment is not None:
             try:
                 limit = min(end, start + store.commit_log.size_bytes)
@@ -309,7 +339,7 @@ def _next_record(store: LiveStoreReader | RemoteStore, begin: int, end: int) -> 
         first, limit = max(begin, start), min(end, start + size_bytes)
         if first >= limit:
             continue
-        segment = _segment(store, start)
+        segment = segment_of(store, start)
         if segment is None:
             continue
         try:
@@ -319,10 +349,3 @@ def _next_record(store: LiveStoreReader | RemoteStore, begin: int, end: int) -> 
         if found is not None:
             return found
     return None
-
-
-def _segment(store: LiveStoreReader | RemoteStore, start: int) -> Segment | None:
-    if isinstance(store, RemoteStore):
-        return store.commit_log.open(start)
-    view = store.commit_log.view(start)
-    return None if view is None else MappedSegment(view, start)

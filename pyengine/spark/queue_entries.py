@@ -24,8 +24,7 @@ from pyengine.native.columns import ColumnScanner
 from pyengine.storage.arrow import allocate, to_array
 
 if TYPE_CHECKING:
-    import mmap
-
+    from pyengine.formats.constants import Readable
     from pyengine.native.columns import RawBatch
     from pyengine.storage.consume_queue import ConsumeQueue
 
@@ -44,7 +43,7 @@ def queue_entries(queue: ConsumeQueue, first: int, end: int) -> Iterator[tuple[i
             continue
         view, position, span_end = span
         count = min(end - first, (span_end - position) // CQ_ENTRY_BYTES, READ_ENTRIES)
-        yield first, numpy.frombuffer(view, ENTRY, count, position)
+        yield first, numpy.frombuffer(view[position : position + count * CQ_ENTRY_BYTES], ENTRY)
         first += count
 
 
@@ -73,9 +72,10 @@ class EntryCheck:
     def __init__(self) -> None:
         self._scanner = ColumnScanner(_CHECKED, batch_rows=_BATCH_ROWS, allocate=allocate)
 
-    def wrong(self, view: mmap.mmap, segment: int, queue: tuple[str, int], number: int, entries: numpy.ndarray, limit: int
+    def wrong(self, view: Readable, base: int, queue: tuple[str, int], number: int, entries: numpy.ndarray, limit: int
               ) -> Iterator[WrongEntry]:
-        """The entries that are wrong, in order. The first one has this number in the queue; all name records of this segment.
+        """The entries that are wrong, in order. The first one has this number in the queue; all name records that `view`, which
+        begins at `base` of the log, holds.
 
         Nothing at or above `limit` is read. An entry may also name a record of another topic that was dispatched to this queue as well
         (INNER_MULTI_DISPATCH).
@@ -84,8 +84,8 @@ class EntryCheck:
         begin = 0
         for stop in [*fillers, len(entries)]:
             while begin < stop:
-                for raw in self._scanner.gather(view, segment, entries[begin:stop].tobytes(), limit):
-                    yield from self._unlike(view, segment, queue, number, entries, begin, raw)
+                for raw in self._scanner.gather(view, base, entries[begin:stop].tobytes(), limit):
+                    yield from self._unlike(view, base, queue, number, entries, begin, raw)
                     begin += raw.rows
                 if begin < stop:
                     reason = self._scanner.reason
@@ -99,7 +99,7 @@ class EntryCheck:
                                                        "its messages")
                 begin = stop + 1
 
-    def _unlike(self, view: mmap.mmap, segment: int, queue: tuple[str, int], number: int, entries: numpy.ndarray, begin: int, raw: RawBatch
+    def _unlike(self, view: Readable, base: int, queue: tuple[str, int], number: int, entries: numpy.ndarray, begin: int, raw: RawBatch
                 ) -> Iterator[WrongEntry]:
         """Those of the next entries whose records are whole and something else."""
         topics, queue_ids, queue_offsets, sys_flags, tags = (to_array(column, raw.rows) for column in raw.columns)
@@ -118,7 +118,7 @@ class EntryCheck:
             what = f"entry {number + begin + row} of queue {queue[0]}/{queue[1]} names message {queue_offsets[row]} of {topics[row]}/" \
                    f"{queue_ids[row]}"
             if is_other[row]:
-                message = decode_record(view, offset - segment)
+                message = decode_record(view, offset - base)
                 if further_offset(message, *queue) == number + begin + row:
                     continue
                 yield WrongEntry(begin + row, offset, size, "another_message", what)

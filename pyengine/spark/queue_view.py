@@ -7,6 +7,7 @@ store's files; how far the queues may be read was decided when the read was plan
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -23,11 +24,14 @@ if TYPE_CHECKING:
     import numpy
     import pyarrow
 
+    from pyengine.spark.file_access import Segment
+    from pyengine.spark.queue_entries import WrongEntry
+    from pyengine.spark.remote_store import RemoteStore
     from pyengine.storage.consume_queue import ConsumeQueue
     from pyengine.storage.store_reader import StoreReader
 
 SHARED_OPTIONS = ("path", "subscribe", "subscribePattern", "assign", "columns", "minPartitions", "readLevel", "allowMissing",
-                  "failOnDataLoss", "onCorrupt")
+                  "failOnDataLoss", "onCorrupt", "fileSystem")
 OWN_OPTIONS = {
     "view": "`queues`: a row for each queue; `entries`: a row for each message that a queue names.",
     "group": "With view=queues: the consumer group whose offsets give committedOffset and lag.",
@@ -84,7 +88,7 @@ class QueueRows(InputPartition):
 class _Examiner:
     """What is wrong with the entries of one part: an error, or left out, as the options say."""
 
-    def __init__(self, options: ReadOptions, reader: StoreReader, limit: int) -> None:
+    def __init__(self, options: ReadOptions, reader: StoreReader | RemoteStore, limit: int) -> None:
         from pyengine.spark.queue_entries import EntryCheck
 
         self._options, self._reader, self._limit = options, reader, limit
@@ -106,22 +110,31 @@ class _Examiner:
         import numpy
 
         from pyengine.spark.queue_entries import runs_of_segments
+        from pyengine.spark.remote_store import segment_of
 
-        size_bytes = self._reader.commit_log.size_bytes
         is_right = numpy.ones(len(entries), dtype=bool)
-        for segment, begin, end in runs_of_segments(entries, size_bytes):
-            view = self._reader.commit_log.view(segment) if segment >= 0 else None
-            if view is None:
-                is_right[begin:end] = self._was_deleted(queue, segment)
+        for start, begin, end in runs_of_segments(entries, self._reader.commit_log.size_bytes):
+            segment = segment_of(self._reader, start) if start >= 0 else None
+            if segment is None:
+                is_right[begin:end] = self._was_deleted(queue, start)
                 continue
-            limit = min(self._limit, segment + size_bytes)
-            for wrong in self._check.wrong(view, segment, (queue.topic, queue.queue_id), number + begin, entries[begin:end], limit):
-                if segment < self._reader.commit_log.min_offset:
-                    break  # deleted while it was read
-                if self._options.on_corrupt == "fail":
-                    raise CorruptionError(f"{wrong.sentence}: onCorrupt=skip leaves it out")
-                is_right[begin + wrong.at] = False
+            with contextlib.closing(segment):
+                for wrong in self._wrong(segment, start, queue, number + begin, entries[begin:end]):
+                    if self._options.on_corrupt == "fail":
+                        raise CorruptionError(f"{wrong.sentence}: onCorrupt=skip leaves it out")
+                    is_right[begin + wrong.at] = False
         return is_right
+
+    def _wrong(self, segment: Segment, start: int, queue: ConsumeQueue, number: int, entries: numpy.ndarray) -> Iterator[WrongEntry]:
+        """The wrong ones among entries that name records of one segment, the first of which has this number in its queue."""
+        from pyengine.spark.file_access import windows
+
+        key = queue.topic, queue.queue_id
+        for begin, end, limit in windows(segment, entries, min(self._limit, start + self._reader.commit_log.size_bytes)):
+            for wrong in self._check.wrong(segment.view, segment.base, key, number + begin, entries[begin:end], limit):
+                if start < self._reader.commit_log.min_offset:
+                    return  # deleted while it was read
+                yield wrong._replace(at=begin + wrong.at)
 
     def require_files(self, queue: ConsumeQueue, first: int, end: int) -> None:
         """DataLossError where a file between the two entries is missing."""
@@ -159,8 +172,6 @@ def read_view_options(given: Mapping[str, str]) -> QueueViewOptions:
             raise UsageError(f"option {BY_NAME[name.lower()].name} is one of the format pyengine; pyengine-queue takes "
                              f"{', '.join((*SHARED_OPTIONS, *OWN_OPTIONS))}")
     read = read_options(shared)
-    if read.is_remote:
-        raise UsageError("pyengine-queue needs the store's files under a path of this host, not on a remote file system")
     return QueueViewOptions(read, view, group, _columns(view, read.columns))
 
 
@@ -186,22 +197,23 @@ def types_of(view: str) -> dict[str, str]:
 
 def plan_view(options: QueueViewOptions) -> list[QueueRows]:
     """The read's partitions: every chosen queue up to the level's end as it is now."""
-    from pyengine.ipc.live_reader import open_store
     from pyengine.spark.presence import require_end, require_names
+    from pyengine.spark.remote_store import look_ahead, open_for_reading
 
     read = options.read
     choose = queue_chooser(select(read))
     found = []
-    with open_store(read.path, **read.sizes) as reader:
+    with open_for_reading(read) as reader:
         require_names(read, reader, use="view")
         require_end(read, reader)
         limit = max(0, reader.dispatched_offset(read.read_level))
-        for topic, queue_ids in reader.topics().items():
-            for queue_id in queue_ids:
-                queue = reader.queue(topic, queue_id) if choose is None or choose(topic, queue_id) else None
-                if queue is not None:
-                    high = queue.max_offset(limit)
-                    found.append((topic, queue_id, queue.min_offset(reader.min_physical_offset, high) if high else 0, high))
+        queues = [queue for topic, queue_ids in reader.topics().items() for queue_id in queue_ids
+                  if (choose is None or choose(topic, queue_id)) and (queue := reader.queue(topic, queue_id)) is not None]
+        look_ahead(reader, queues, limit)
+        for queue in queues:
+            high = queue.max_offset(limit)
+            first = queue.min_offset(reader.min_physical_offset, high) if high else 0
+            found.append((queue.topic, queue.queue_id, first, high))
     groups = _groups(found, options.view, read.min_partitions)
     return [QueueRows(tuple(group), limit) for group in groups]
 
@@ -231,21 +243,21 @@ def _groups(queues: list[tuple[str, int, int, int]], view: str, least: int) -> I
 
 def view_rows(options: QueueViewOptions, part: QueueRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
     """The rows of one partition, as `schema` wants them."""
-    from pyengine.storage.store_reader import StoreReader
+    from pyengine.spark.remote_store import open_in_task
 
-    with StoreReader(options.read.path, watermark=None, **options.read.sizes) as reader:
+    with open_in_task(options.read) as reader:
         yield from (_count if options.view == "queues" else _list)(options, reader, part, schema)
 
 
 def _count(
-    options: QueueViewOptions, reader: StoreReader, part: QueueRows, schema: pyarrow.Schema
+    options: QueueViewOptions, reader: StoreReader | RemoteStore, part: QueueRows, schema: pyarrow.Schema
 ) -> Iterator[pyarrow.RecordBatch]:
     import pyarrow
 
-    from pyengine.storage.consumer_offset import ConsumerOffsets
+    from pyengine.spark.remote_store import consumer_offsets
 
     examiner = _Examiner(options.read, reader, part.limit)
-    groups = ConsumerOffsets(options.read.path).groups() if options.group else {}
+    groups = consumer_offsets(reader).groups() if options.group else {}
     rows: dict[str, list[Any]] = {name: [] for name in options.columns}
     for topic, queue_id, first, end in part.queues:
         queue = reader.queue(topic, queue_id)
@@ -274,7 +286,7 @@ def _count(
 
 
 def _list(
-    options: QueueViewOptions, reader: StoreReader, part: QueueRows, schema: pyarrow.Schema
+    options: QueueViewOptions, reader: StoreReader | RemoteStore, part: QueueRows, schema: pyarrow.Schema
 ) -> Iterator[pyarrow.RecordBatch]:
     import numpy
     import pyarrow

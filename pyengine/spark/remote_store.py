@@ -1,46 +1,140 @@
-"""What planning a read needs to know of a store on another file system: its segments, and where the log ends.
+"""A store on another file system, read by ranges: what planning a read, a stream or a task needs of it.
 
-It gives what a StoreReader gives for a store at rest, but reads by ranges. A file system
-does not show whether an engine runs. So a store is flushed as far as its engine has noted
-in config/watermark. One without a watermark is flushed to its end if it was stopped in
-order (no file `abort`) and no sync of it has failed (no config/sync-failure).
+A RemoteStore gives what a StoreReader gives, of a store at rest: a file system does not show whether an engine runs.
+So how far each level reaches is told by the files, by the rules of storage/read_level.py for a store that no process has
+open, and this reader syncs nothing. A store is flushed as far as its engine has noted in config/watermark; one without
+it to its end, if it was stopped in order (no file `abort`) and no sync of it has failed (no config/sync-failure).
+
+The store is looked at once, and again when `look_again` is called: a copy that is brought up to date from time to time is
+followed so. Lists come first, then the small files, then ranges: of segments what is asked for, of a queue's files blocks
+around the entries that are looked at. Blocks are kept until a list shows that the file has changed, or may have.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from bisect import bisect_right
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Self
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from pyengine.errors import NotAStoreError, StoreRefusedError, UsageError
-from pyengine.formats.paths import log_folders, parse_segment_name, segment_name
+from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.formats.paths import is_queue_id_name, log_folders, parse_segment_name, segment_name
+from pyengine.formats.record import Message, decode_record
 from pyengine.formats.record_case import CaseLabel, WalkResult
 from pyengine.results import ReadLevel
-from pyengine.spark.file_access import LOG, FetchedSegment, FileTree, judge, walk_piece
-from pyengine.storage.checkpoint import abort_file_exists
+from pyengine.spark.file_access import (
+    LOG,
+    QUEUES,
+    FetchedFile,
+    FetchedSegment,
+    FileMark,
+    FileTree,
+    MappedSegment,
+    Segment,
+    judge,
+    open_tree,
+    reach_tree,
+    walk_piece,
+)
+from pyengine.spark.options import ReadOptions
+from pyengine.storage.config import load_config
+from pyengine.storage.consume_queue import ConsumeQueue
+from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.geometry import segment_size
 from pyengine.storage.log_scan import HEAD_BYTES, LogEnd, LogView, Owner, Piece
 from pyengine.storage.mapped_file import MappedFile
-from pyengine.storage.watermark import WatermarkReading, read_sync_failure, read_watermark
+from pyengine.storage.read_level import FilesWatermark
+from pyengine.storage.store_reader import StoreReader
 
-_SMALL_FILES = (
-    "config/watermark", "config/sync-failure", "config/engine.toml", "config/recovery", "config/recovered", "config/topics.json",
-    "checkpoint", "abort",
-)
-QUEUES = "consumequeue"
+if TYPE_CHECKING:
+    from pyengine.engine_config import Geometry
+    from pyengine.ipc.live_reader import LiveStoreReader
+
+_CONFIG = ("watermark", "sync-failure", "engine.toml", "recovery", "recovered", "topics.json", "replication.json")
+OFFSETS = "config/consumerOffset.json"
 _SIZE = "mapped_file_size_commit_log_bytes"
+LOOK_INTERVAL_S = 1.0
+# S3 tells times in whole seconds: a file that was written just before the list may have been written again after it.
+SETTLED_NS = 60_000_000_000
+FILES_MAX = 1024
+_THREADS = 16
+
+
+def open_for_reading(options: ReadOptions) -> LiveStoreReader | RemoteStore:
+    """The store that a read is of: on this host, with its engine's counters if one runs, or on another file system."""
+    if options.is_remote:
+        return RemoteStore(reach_tree(options.path, options.file_system), options.sizes)
+    from pyengine.ipc.live_reader import open_store
+
+    return open_store(options.path, **options.sizes)
+
+
+def open_in_task(options: ReadOptions) -> StoreReader | RemoteStore:
+    """The same for a task, which asks no engine."""
+    if options.is_remote:
+        return RemoteStore(open_tree(options.path, options.file_system), options.sizes)
+    return StoreReader(options.path, watermark=None, **options.sizes)
+
+
+def consumer_offsets(store: StoreReader | RemoteStore) -> ConsumerOffsets:
+    """The offsets of the store's consumer groups."""
+    if isinstance(store, RemoteStore):
+        for name in (OFFSETS, f"{OFFSETS}.bak"):
+            store.small_file(name)
+    return ConsumerOffsets(store.root)
+
+
+def segment_of(store: StoreReader | RemoteStore, start: int) -> Segment | None:
+    """The segment that begins there, to read ranges of and to close; None when it is gone."""
+    if isinstance(store, RemoteStore):
+        with contextlib.suppress(FileNotFoundError):
+            return store.commit_log.open(start)
+        return None
+    view = store.commit_log.view(start)
+    return None if view is None else MappedSegment(view, start)
+
+
+def look_ahead(store: LiveStoreReader | RemoteStore, queues: Iterable[ConsumeQueue], limit: int) -> None:
+    """Fetch what tells where these queues begin and end, of many at once; nothing is to be done for mapped files."""
+    if isinstance(store, RemoteStore):
+        first = store.min_physical_offset
+
+        def look(queue: ConsumeQueue) -> None:
+            high = queue.max_offset(limit)
+            if high:
+                queue.min_offset(first, high)
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for _ in pool.map(look, queues):
+                pass
 
 
 class RemoteLog:
-    """The segments, listed once. All have one length, or StoreRefusedError."""
+    """The segments, as they were listed last. All have one length, or StoreRefusedError."""
 
     def __init__(self, tree: FileTree, wanted_size_bytes: int | None) -> None:
         self._tree = tree
+        self._wanted_size_bytes = wanted_size_bytes
+        self.size_bytes = 0
+        self._starts: list[int] = []
+        self.look_again()
+
+    def look_again(self) -> None:
+        """List the folder."""
+        tree, wanted_size_bytes = self._tree, self._wanted_size_bytes
         found: dict[int, int] = {}
         for name, length in tree.folders_and_sizes(LOG).items():
+            if name.startswith("."):  # what rsync is copying
+                continue
             start = parse_segment_name(name)
             if start is None or length is None:
                 raise StoreRefusedError(f"{tree.root}/{LOG}/{name} does not belong there; move it elsewhere")
@@ -50,11 +144,11 @@ class RemoteLog:
             raise StoreRefusedError(f"the segments in {tree.root}/{LOG} have {sizes[0]} and {sizes[-1]} bytes: all must have one length")
         if sizes and wanted_size_bytes not in (None, sizes[0]):
             raise UsageError(f"the segments have {sizes[0]} bytes, not {wanted_size_bytes} as {_SIZE} says")
-        self.size_bytes = sizes[0] if sizes else 0
-        self._starts = sorted(found)
-        for start in self._starts:
+        self.size_bytes = sizes[0] if sizes else self.size_bytes
+        for start in found:
             if start % self.size_bytes:
                 raise StoreRefusedError(f"{tree.root}/{LOG}/{segment_name(start)}: its name is no multiple of {self.size_bytes}")
+        self._starts = sorted(found)
 
     def starts(self) -> list[int]:
         """Start offsets, ascending. Not to be modified."""
@@ -117,69 +211,248 @@ class _RemoteLogView(LogView):
                     return
 
 
+class RemoteQueueFiles:
+    """A queue's files as its ConsumeQueue sees a MappedFileQueue: listed by the store, fetched by slices."""
+
+    def __init__(self, store: RemoteStore, folder: str, size_bytes: int) -> None:
+        self._store = store
+        self._folder = folder
+        self.size_bytes = size_bytes
+
+    def starts(self) -> list[int]:
+        """Start offsets, ascending, as they were listed last. StoreRefusedError as MappedFileQueue.starts."""
+        found = []
+        for name, mark in self._store.queue_files().get(self._folder, {}).items():
+            start = parse_segment_name(name)
+            if start is None or start % self.size_bytes:
+                raise StoreRefusedError(f"{self._folder}/{name} does not belong there; move it away (RocketMQ refuses the store too)")
+            if mark.size != self.size_bytes:
+                raise StoreRefusedError(f"{self._folder}/{name} has {mark.size} bytes, not {self.size_bytes}, the size of its like")
+            found.append(start)
+        return sorted(found)
+
+    def start_of(self, offset: int) -> int | None:
+        """The start of the file that holds byte `offset` of the queue, or None."""
+        start = offset - offset % self.size_bytes
+        return start if segment_name(start) in self._store.queue_files().get(self._folder, {}) else None
+
+    def view(self, start: int) -> FetchedFile | None:
+        """The file's bytes by slices, None when it is gone."""
+        return self._store.fetched(f"{self._folder}/{segment_name(start)}")
+
+
+class _RemoteWatermark(FilesWatermark):
+    """How far each level reaches, by the files alone."""
+
+    def _synced_here(self, sure: int, end: int) -> int:
+        return sure  # nothing is synced over a file system
+
+
+class _Fetched(NamedTuple):
+    """A file of which something was fetched, from that time on; what a list said of it, and in which look."""
+
+    file: FetchedFile
+    mark: FileMark
+    fetched_ns: int
+    look: int
+
+
 class RemoteStore:
-    """A store on another file system, as it is when it is opened; a context manager."""
+    """A store on another file system, as it was when it was looked at last; a context manager."""
 
     is_live = False  # no engine's counters can be read
 
     def __init__(self, tree: FileTree, sizes: Mapping[str, int]) -> None:
         names = tree.folders_and_sizes("")
-        if not names.keys() & {LOG, "consumequeue", "config", "checkpoint", "lock"}:
+        if not names.keys() & {LOG, QUEUES, "config", "checkpoint", "lock"}:
             raise NotAStoreError(f"{tree.root} holds no store")
-        self._small = TemporaryDirectory(prefix="pyengine-remote-")
         self._tree = tree
-        self.root = Path(self._small.name)  # the store's small files, on this host
+        self._sizes = sizes
+        self._folder = TemporaryDirectory(prefix="pyengine-remote-")
+        self.root = Path(self._folder.name)  # the store's small files, on this host
+        self._small: dict[str, tuple[FileMark, int]] = {}  # and when they were fetched, ns
+        self._queue_files: dict[str, dict[str, FileMark]] | None = None
+        self._fetched: OrderedDict[str, _Fetched] = OrderedDict()
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._limits: dict[ReadLevel, int] = {}
+        self._queue_limits: dict[ReadLevel, int] = {}
+        self._look = 0
+        self._lock = Lock()
         try:
-            self._fetch_small_files(tree)
+            self._fetch_small_files()
             if log_folders(self.root).all != (self.root / LOG,):
                 raise UsageError(f"the log of {tree.root} is in other folders than {LOG}: mount them to read it")
             self.commit_log = RemoteLog(tree, sizes.get(_SIZE))
         except BaseException:
             self.close()
             raise
-        self._end = RemoteLogEnd(self.root, self.commit_log)
+        self._watermark = _RemoteWatermark(self.root, self.commit_log,  # type: ignore[arg-type]  # it has the members that are used
+                                           end=RemoteLogEnd(self.root, self.commit_log))
+        self._looked_s = time.monotonic()
+
+    def look_again(self) -> None:
+        """See what has been changed since; once in LOOK_INTERVAL_S."""
+        if time.monotonic() - self._looked_s < LOOK_INTERVAL_S:
+            return
+        # The watermark is put last, so what is listed after it reaches at least as far.
+        self._fetch_small_files()
+        self.commit_log.look_again()
+        self._queue_files = None
+        self._limits.clear()
+        self._queue_limits.clear()
+        self._look += 1
+        self._looked_s = time.monotonic()
+
+    # -- how far ------------------------------------------------------------------
 
     def max_physical_offset(self, level: ReadLevel) -> int:
         """Where the log ends for this level. UsageError for one that cannot be known."""
-        if level is ReadLevel.REPLICATED:
-            raise UsageError("nothing is replicated here: choose the level flushed, committed or written")
-        end = self._end.find()
-        if level is not ReadLevel.FLUSHED:
-            return end
-        durable = read_watermark(self.root).watermark
-        if durable is not None:
-            return min(durable.flushed, end)
-        if abort_file_exists(self.root) or read_sync_failure(self.root) is not None:
-            raise UsageError("the level `flushed` cannot be told over a file system for a store that was not stopped in "
-                             "order, or whose last sync failed, and that has no config/watermark: choose committed")
-        return end
+        if level not in self._limits:
+            self._limits[level] = self._watermark.limit(level)
+        return self._limits[level]
+
+    def dispatched_offset(self, level: ReadLevel) -> int:
+        """Where queues end for this level: further entries are not to be read. Which messages are in their queues is not known."""
+        if level not in self._queue_limits:
+            self._queue_limits[level] = min(self.max_physical_offset(level), self._watermark.queue_limit(level))
+        return self._queue_limits[level]
 
     @property
     def last_store_timestamp_ms(self) -> int:
         """When the last message below the log's end was stored, by what was read to find it; -1 where nothing was."""
-        return self._end.last_store_timestamp_ms
+        return self._watermark.end.last_store_timestamp_ms
 
-    def durable_watermark(self) -> WatermarkReading:
-        """What its own engine noted as synced."""
-        return read_watermark(self.root)
+    # -- the log ------------------------------------------------------------------
 
-    def _fetch_small_files(self, tree: FileTree) -> None:
-        for name in _SMALL_FILES:
-            content = tree.read(name)
-            if content is not None:
-                (self.root / name).parent.mkdir(exist_ok=True)
-                (self.root / name).write_bytes(content)
+    @property
+    def min_physical_offset(self) -> int:
+        """Where the log's first segment begins, -1 without any."""
+        return self.commit_log.min_offset
+
+    def message_below(self, physical_offset: int, limit: int) -> Message | None:
+        """The message that starts at this byte and ends at or below `limit`, None when none does."""
+        start = self.commit_log.start_of(physical_offset) if 0 <= physical_offset < limit else None
+        segment = None if start is None else segment_of(self, start)
+        if start is None or segment is None:
+            return None
+        with contextlib.closing(segment):
+            if judge(segment, physical_offset, min(limit, start + self.commit_log.size_bytes)) != CaseLabel.MESSAGE:
+                return None
+            return decode_record(segment.view, physical_offset - segment.base)
+
+    # -- queues -------------------------------------------------------------------
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        """The sizes of its files: by engine.toml, else by the files' lengths."""
+        found = load_config(self.root, self._sizes).geometry
+        if not (self.root / "config" / "engine.toml").exists():
+            listed = [[(start, mark.size) for name, mark in files.items() if (start := parse_segment_name(name)) is not None]
+                      for files in self.queue_files().values()]
+            size_bytes = segment_size(listed, CQ_ENTRY_BYTES)
+            if size_bytes is not None:
+                found = replace(found, mapped_file_size_consume_queue_bytes=size_bytes)
+        return found
 
     def queue_folders(self, topic: str = "") -> set[str]:
         """The names of the topics that have queues, or of one topic's queues."""
         return set(self._tree.folders_and_sizes(f"{QUEUES}/{topic}" if topic else QUEUES))
 
+    def queue_files(self) -> dict[str, dict[str, FileMark]]:
+        """Folder of each queue that has a file -> its files; listed once in a look."""
+        if self._queue_files is None:
+            found: dict[str, dict[str, FileMark]] = {}
+            for path, mark in self._tree.files(QUEUES, recursive=True).items():
+                folder, _, name = path.rpartition("/")
+                if name.startswith("."):
+                    continue
+                found.setdefault(f"{QUEUES}/{folder}", {})[name] = mark
+            self._queue_files = found
+        return self._queue_files
+
+    def topics(self) -> dict[str, list[int]]:
+        """Topic -> queue ids, both sorted: every queue that has a file."""
+        found: dict[str, list[int]] = {}
+        for folder in self.queue_files():
+            topic, _, name = folder.removeprefix(f"{QUEUES}/").rpartition("/")
+            if topic and "/" not in topic and is_queue_id_name(name):
+                found.setdefault(topic, []).append(int(name))
+        return {topic: sorted(found[topic]) for topic in sorted(found)}
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The reader of one queue's entries, None for a queue that does not exist."""
+        folder = f"{QUEUES}/{topic}/{queue_id}"
+        if folder not in self.queue_files():
+            return None
+        if (topic, queue_id) not in self._queues:
+            files = RemoteQueueFiles(self, folder, self.geometry.mapped_file_size_consume_queue_bytes)
+            none = RemoteQueueFiles(self, "", self.geometry.mapped_file_size_consume_queue_ext_bytes)  # no read uses extensions
+            self._queues[topic, queue_id] = ConsumeQueue(topic, queue_id, files, none)  # type: ignore[arg-type]  # as above
+        return self._queues[topic, queue_id]
+
+    def queue_range(self, topic: str, queue_id: int, level: ReadLevel = ReadLevel.COMMITTED) -> tuple[int, int]:
+        """(first offset that can be read, offset after the last); (0, 0) for a queue that does not exist."""
+        queue = self.queue(topic, queue_id)
+        high = 0 if queue is None else queue.max_offset(self.dispatched_offset(level))
+        return (queue.min_offset(self.min_physical_offset, high), high) if queue is not None and high else (0, 0)
+
+    def fetched(self, path: str) -> FetchedFile | None:
+        """A queue's file, None when it is gone. What is kept of it is of its content as it was listed last, or later."""
+        folder, _, name = path.rpartition("/")
+        mark = self.queue_files().get(folder, {}).get(name)
+        if mark is None:
+            return None
+        with self._lock:
+            known = self._fetched.get(path)
+            if known is not None and (known.look == self._look or _is_same(known.mark, known.fetched_ns, mark)):
+                self._fetched.move_to_end(path)
+                return known.file
+        fetched_ns = time.time_ns()
+        try:
+            made = FetchedFile(self._tree.open(path))
+        except FileNotFoundError:
+            return None
+        with self._lock:
+            self._fetched[path] = _Fetched(made, mark, fetched_ns, self._look)
+            if len(self._fetched) > FILES_MAX:
+                self._fetched.popitem(last=False)
+        return made
+
+    # -- small files --------------------------------------------------------------
+
+    def small_file(self, name: str) -> None:
+        """Bring one more of the store's small files to `root`; nothing if there is none."""
+        content = self._tree.read(name)
+        if content is not None:
+            (self.root / name).parent.mkdir(exist_ok=True)
+            (self.root / name).write_bytes(content)
+
+    def _fetch_small_files(self) -> None:
+        """Those that have changed, or may have, since they were fetched."""
+        marks = {name: mark for name, mark in self._tree.files("").items() if name in ("checkpoint", "abort")}
+        marks |= {f"config/{name}": mark for name, mark in self._tree.files("config").items() if name in _CONFIG}
+        for name in self._small.keys() - marks.keys():
+            (self.root / name).unlink(missing_ok=True)
+            del self._small[name]
+        for name, mark in marks.items():
+            known = self._small.get(name)
+            if known is None or not _is_same(known[0], known[1], mark):
+                self._small[name] = mark, time.time_ns()
+                self.small_file(name)
+
     def close(self) -> None:
         """Remove what was fetched."""
-        self._small.cleanup()
+        self._folder.cleanup()
+        self._fetched.clear()
+        self._queues.clear()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _is_same(known: FileMark, fetched_ns: int, listed: FileMark) -> bool:
+    """Whether what was fetched then, of a file that was listed as `known`, is still its content."""
+    return known == listed and listed.modified_ns is not None and fetched_ns - listed.modified_ns > SETTLED_NS

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from pyengine.errors import StoreBusyError, UsageError
-from pyengine.spark.options import ReadOptions, read_options
+from pyengine.errors import StoreBusyError, StoreRefusedError, UsageError
+from pyengine.spark.file_access import QUEUES
+from pyengine.spark.options import AUTO, ReadOptions, read_options
 from pyengine.spark.partitions import LogRange, QueuePart, select
-from pyengine.spark.presence import require_end, require_names
+from pyengine.spark.presence import has_no_queues, require_end, require_names
 from pyengine.spark.queue_entries import queue_entries
+from pyengine.spark.remote_store import open_for_reading
 from pyengine.spark.schema import columns_of_schema
 from pyengine.spark.stream_offsets import NAME, LogStream, Offset, QueueStream, StreamOffsets
 from pyengine.spark.task_reader import read_partition
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from pyengine.ipc.live_reader import LiveStoreReader
+    from pyengine.spark.remote_store import RemoteStore
 
 TIMEOUT_S = 30.0  # recovery of a log in the page cache takes seconds
 
@@ -52,7 +55,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options: ReadOptions = read_options(given, "stream")
         self.columns = columns_of_schema(schema, self.options)
         self.schema = schema
-        self._store: LiveStoreReader | None = None
+        self._store: LiveStoreReader | RemoteStore | None = None
         self._stream: StreamOffsets | None = None
         self._target: Offset | None = None
         self._waiting_since_s: float | None = None
@@ -79,12 +82,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch, `start` itself when there is nothing. Spark 4.0 and 4.1 give neither argument.
 
         While an engine restarts the end cannot be known, or the files show less than was seen
-        before: for TIMEOUT_S the answer is `start`, then it is an error.
+        before, or a segment is just being copied: for TIMEOUT_S the answer is `start`, then it is an error.
         """
         stream = self._opened()
         try:
             target = stream.available() if self._target is None else self._target
-        except (StoreBusyError, UsageError):
+        except (StoreBusyError, StoreRefusedError, UsageError):
             if start is None or not self._is_patient():
                 raise
             return start
@@ -145,12 +148,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _opened(self) -> StreamOffsets:
         if self._stream is None:
-            from pyengine.ipc.live_reader import open_store
-
-            self._store = open_store(self.options.path, **self.options.sizes)
+            self._store = open_for_reading(self.options)
             require_names(self.options, self._store, "stream")
             require_end(self.options, self._store)
             of_topics = self.options.subscribe or self.options.subscribe_pattern or self.options.assign
+            if of_topics and has_no_queues(self._store):
+                raise UsageError(f"{self.options.where} has no queues ({QUEUES}), by which a stream of topics goes: copy them too, or read "
+                                 "the whole log")
             self._stream = (QueueStream if of_topics else LogStream)(self.options, self._store)
         return self._stream
 
@@ -176,17 +180,16 @@ class SourceMetrics:
     lag_bytes: int | None
 
 
-def source_metrics(query: StreamingQuery, store: str | os.PathLike[str], *, source: int = 0) -> list[SourceMetrics]:
+def source_metrics(query: StreamingQuery, store: str | os.PathLike[str], *, source: int = 0, file_system: str = AUTO
+                   ) -> list[SourceMetrics]:
     """Rows, bytes and lag of the query's recent micro-batches (`query.recentProgress`), oldest first.
 
-    `store` is the store that the query's source number `source` reads, on this host. Bytes of queues are counted in
+    `store` is the store that the query's source number `source` reads, `file_system` its option fileSystem. Bytes of queues are counted in
     the queues' files, 20 bytes a message; deleted messages count nothing. Spark has no way for a source in Python to put them into
     the progress itself.
     """
-    from pyengine.ipc.live_reader import open_store
-
     found = []
-    with open_store(store) as reader:
+    with open_for_reading(read_options({"path": os.fspath(store), "fileSystem": file_system})) as reader:
         for progress in query.recentProgress:
             document = json.loads(progress.json)
             if source >= len(document["sources"]):
@@ -205,7 +208,7 @@ def _offset(value: str | Offset | None) -> Offset | None:
     return document
 
 
-def _between(store: LiveStoreReader, start: Offset, end: Offset) -> tuple[int | None, int]:
+def _between(store: LiveStoreReader | RemoteStore, start: Offset, end: Offset) -> tuple[int | None, int]:
     """(messages, bytes of the log) from one offset to another; of the whole log no messages are known."""
     if NAME in end:
         return None, max(0, end[NAME] - start[NAME])

@@ -11,6 +11,7 @@ while the stream runs is read from its first message.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -20,8 +21,8 @@ import numpy
 
 from pyengine.errors import CorruptionError
 from pyengine.formats.constants import LMQ_PREFIX
-from pyengine.native.columns import RowFilter
-from pyengine.native.scan import sync, walk
+from pyengine.native.columns import ColumnScanner, RowFilter
+from pyengine.spark.file_access import Segment, find_record, walk_piece
 from pyengine.spark.options import EARLIEST, LATEST, ReadOptions
 from pyengine.spark.partitions import (
     REMEDY,
@@ -37,11 +38,12 @@ from pyengine.spark.partitions import (
 )
 from pyengine.spark.plan import grouped, require_messages_of_times, slice_bytes, starting_time_ms
 from pyengine.spark.queue_entries import queue_entries
-from pyengine.storage.arrow import LogScanner
+from pyengine.spark.remote_store import RemoteStore, look_ahead, segment_of
+from pyengine.spark.task_reader import scanned
+from pyengine.storage.arrow import allocate, to_array
 
 if TYPE_CHECKING:
     import pyarrow
-    from typing_extensions import Buffer as Readable
 
     from pyengine.ipc.live_reader import LiveStoreReader
     from pyengine.storage.consume_queue import ConsumeQueue
@@ -55,17 +57,23 @@ _COUNT_ROWS = 1 << 14
 class StreamOffsets(ABC):
     """One stream's offsets, by the store as it is now. Not for several threads."""
 
-    def __init__(self, options: ReadOptions, reader: LiveStoreReader) -> None:
+    def __init__(self, options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> None:
         self._options = options
         self._reader = reader
+
+    def available(self) -> Offset:
+        """Where the stream ends now."""
+        if isinstance(self._reader, RemoteStore):
+            self._reader.look_again()
+        return self._end_now()
 
     @abstractmethod
     def initial(self) -> Offset:
         """Where a new stream begins."""
 
     @abstractmethod
-    def available(self) -> Offset:
-        """Where the stream ends now."""
+    def _end_now(self) -> Offset:
+        """Where the stream ends, by the store as it was looked at last."""
 
     @abstractmethod
     def is_beyond(self, start: Offset, target: Offset) -> bool:
@@ -92,7 +100,7 @@ class StreamOffsets(ABC):
 class LogStream(StreamOffsets):
     """A stream of the whole log."""
 
-    def __init__(self, options: ReadOptions, reader: LiveStoreReader) -> None:
+    def __init__(self, options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> None:
         super().__init__(options, reader)
         self._log = reader.commit_log
         self._counted = (0, 0, 0)  # messages from the first offset to the second, and how many
@@ -110,7 +118,7 @@ class LogStream(StreamOffsets):
             return {NAME: self._record_at(asked, first, end)}
         return {NAME: first if point is not None and point.word == "earliest" else end}
 
-    def available(self) -> Offset:
+    def _end_now(self) -> Offset:
         return {NAME: self._end()}
 
     def is_beyond(self, start: Offset, target: Offset) -> bool:
@@ -137,8 +145,8 @@ class LogStream(StreamOffsets):
             reached, waiting = begin, 0
         if waiting >= least:
             return True
-        for batch in self._records(reached, end, batch_rows=min(least, _COUNT_ROWS)) if reached < end else ():
-            waiting += batch.num_rows
+        for offsets in self._records(reached, end, batch_rows=min(least, _COUNT_ROWS)) if reached < end else ():
+            waiting += len(offsets)
             if waiting >= least:
                 return True
         self._counted = begin, max(begin, end), waiting
@@ -178,33 +186,35 @@ class LogStream(StreamOffsets):
         if position >= wanted:
             return min(position, end)
         segment_end = segment + size_bytes
-        view = self._log.view(segment)
+        view = segment_of(self._reader, segment)
         if view is None:
             return min(segment_end, end)
-        while position < wanted:
-            limit = min(end, segment_end)
-            found = walk(view, segment, position, min(wanted, limit), check_crc=False, limit=limit)
-            position = found.end_offset
-            if found.reason == "range_end":
-                return min(position, end)
-            if found.reason == "blank":
-                return min(segment_end, end)
-            position = self._past_damage(view, segment, position, limit, found.reason)
+        with contextlib.closing(view):
+            while position < wanted:
+                limit = min(end, segment_end)
+                found = walk_piece(view, position, min(wanted, limit), limit=limit, check_crc=False)
+                position = found.end_offset
+                if found.reason == "range_end":
+                    return min(position, end)
+                if found.reason == "blank":
+                    return min(segment_end, end)
+                position = self._past_damage(view, position, limit, found.reason)
         return min(position, end)
 
     def _count(self, begin: int, end: int, most: int) -> int:
         """Where the `most` records from `begin` on end."""
         left = most
-        for batch in self._records(begin, end, batch_rows=min(most + 1, _COUNT_ROWS)):
-            if batch.num_rows > left:
-                return int(batch.column(0)[left].as_py())
-            left -= batch.num_rows
+        for offsets in self._records(begin, end, batch_rows=min(most + 1, _COUNT_ROWS)):
+            if len(offsets) > left:
+                return int(offsets[left].as_py())
+            left -= len(offsets)
         return end
 
-    def _past_damage(self, view: Readable, segment: int, position: int, limit: int, reason: str) -> int:
+    def _past_damage(self, view: Segment, position: int, limit: int, reason: str) -> int:
+        """The first record after the damage, `limit` where there is none."""
         if self._options.on_corrupt == "fail":
             raise CorruptionError(f"the log is damaged at {position}: {reason.replace('_', ' ')}")
-        following = sync(view, segment, position + 1, limit, limit=limit) if position + 1 < limit else None
+        following = find_record(view, position + 1, limit, limit) if position + 1 < limit else None
         return limit if following is None else following
 
     def _by_time(self, timestamp_ms: int, end: int) -> int:
@@ -216,32 +226,38 @@ class LogStream(StreamOffsets):
                 break
             begin = segment  # nothing before it can be meant
         found = next(self._records(begin, end, batch_rows=1, row_filter=RowFilter(start_ms=timestamp_ms)), None)
-        return end if found is None else found.column(0)[0].as_py()
+        return end if found is None else int(found[0].as_py())
 
-    def _records(self, begin: int, end: int, **settings: Any) -> Iterator[pyarrow.RecordBatch]:
-        """physicalOffset of the records that begin in [begin, end), as LogScanner gives it; a record begins at `begin`."""
-        scanner = LogScanner([NAME], on_corrupt=self._options.on_corrupt, **settings)
+    def _records(self, begin: int, end: int, **settings: Any) -> Iterator[pyarrow.Array]:
+        """Where the records begin that do so in [begin, end), a batch at a time; one begins at `begin`."""
+        scanner = ColumnScanner([NAME], allocate=allocate, **settings)
         size_bytes = self._log.size_bytes
-        for segment in list(self._log.starts()):
-            first, limit = max(begin, segment), min(end, segment + size_bytes)
-            view = self._log.view(segment) if first < limit else None
-            if view is not None:
-                yield from scanner.scan(view, segment, first, limit)
+        for start in list(self._log.starts()):
+            position, limit = max(begin, start), min(end, start + size_bytes)
+            segment = segment_of(self._reader, start) if position < limit else None
+            if segment is None:
+                continue
+            with contextlib.closing(segment):
+                while position < limit:
+                    for raw in scanned(scanner, segment, position, limit, limit):
+                        yield to_array(raw.columns[0], raw.rows)
+                    if scanner.reason in ("range_end", "blank"):
+                        break
+                    position = self._past_damage(segment, scanner.position, limit, scanner.reason)
 
-    def _first_time(self, segment: int, end: int) -> int | None:
-        if segment >= end:
+    def _first_time(self, start: int, end: int) -> int | None:
+        segment = segment_of(self._reader, start) if start < end else None
+        if segment is None:
             return None
-        view = self._log.view(segment)
-        if view is None:
-            return None
-        found = walk(view, segment, segment, segment + 1, check_crc=False, limit=min(end, segment + self._log.size_bytes))
+        with contextlib.closing(segment):
+            found = walk_piece(segment, start, start + 1, limit=min(end, start + self._log.size_bytes), check_crc=False)
         return found.first_store_timestamp_ms if found.messages else None
 
 
 class QueueStream(StreamOffsets):
     """A stream of chosen topics."""
 
-    def __init__(self, options: ReadOptions, reader: LiveStoreReader) -> None:
+    def __init__(self, options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> None:
         super().__init__(options, reader)
         # Offsets bound the beginning only, so they do not choose rows.
         choose = queue_chooser(select(options, with_offsets=False))
@@ -252,7 +268,7 @@ class QueueStream(StreamOffsets):
         limit = self._limit()
         require_messages_of_times(self._options, self._reader, limit)
         begin: QueueNumbers = {}
-        for key, queue in self._queues():
+        for key, queue in self._looked_at(limit):
             high = queue.max_offset(limit)
             begin[key] = self._first(key, queue, self._low(queue, high), high)
         for key in self._named():
@@ -260,9 +276,9 @@ class QueueStream(StreamOffsets):
                 self._lost(f"startingOffsets names queue {key[0]}/{key[1]}, which does not exist")
         return _as_json(begin)
 
-    def available(self) -> Offset:
+    def _end_now(self) -> Offset:
         limit = self._limit()
-        return _as_json({key: queue.max_offset(limit) for key, queue in self._queues()})
+        return _as_json({key: queue.max_offset(limit) for key, queue in self._looked_at(limit)})
 
     def is_beyond(self, start: Offset, target: Offset) -> bool:
         ends = _from_json(target)
@@ -334,6 +350,11 @@ class QueueStream(StreamOffsets):
                 queue = self._reader.queue(topic, queue_id) if self._choose(topic, queue_id) else None
                 if queue is not None:
                     yield (topic, queue_id), queue
+
+    def _looked_at(self, limit: int) -> list[tuple[Queue, ConsumeQueue]]:
+        found = list(self._queues())
+        look_ahead(self._reader, [queue for _, queue in found], limit)
+        return found
 
     def _low(self, queue: ConsumeQueue, high: int) -> int:
         return queue.min_offset(self._reader.min_physical_offset, high) if high else 0

@@ -36,6 +36,7 @@ from pyengine.formats.sql_filter import SqlFilter
 from pyengine.native.columns import ChooseQueue, ColumnScanner, QueueBounds, RawBatch, RowFilter
 from pyengine.spark.file_access import (
     LOG,
+    QUEUES,
     FetchedSegment,
     FileTree,
     MappedSegment,
@@ -46,6 +47,7 @@ from pyengine.spark.file_access import (
     more,
     next_window,
     open_tree,
+    windows,
 )
 from pyengine.spark.options import INT64_MAX, INT64_MIN, ReadOptions
 from pyengine.spark.partitions import REMEDY, DataLossError, LogRange, QueuePart, QueueSlice, Selection, queue_chooser
@@ -107,7 +109,7 @@ class TaskReader(ABC):
     def skip(self, offset: int, length: int, reason: str) -> None:
         """Note damage that `onCorrupt=skip` skips, and log it on the worker's stderr."""
         self.skipped.append(Skipped(offset, length, reason))
-        log.warning("%s: skipped %d bytes at %d: %s", self.options.path, length, offset, sentence(reason))
+        log.warning("%s: skipped %d bytes at %d: %s", self.options.where, length, offset, sentence(reason))
 
     def scanner(self, choose_queue: ChooseQueue | None) -> ColumnScanner:
         """A scanner of the columns that are needed, with the selection's filter and this choice of queues."""
@@ -170,7 +172,7 @@ class TaskReader(ABC):
     def segment_path(self, segment: int) -> str:
         """Where it is, for a person."""
         if self._tree is not None:
-            return f"{self.options.path}/{LOG}/{segment_name(segment)}"
+            return f"{self.options.where}/{LOG}/{segment_name(segment)}"
         return str(self.paths.commit_log_segment(segment))
 
     def _of_another_length(self, segment: int, found: int, wanted: int) -> CorruptionError:
@@ -302,14 +304,9 @@ class RangeReader(TaskReader):
         limit = min(part.limit, segment_end)
         scanner = self._scanner
         position = _begin(segment, start, first, end, limit)
-        upto = end if position is None else first_window(position, end)
         while position is not None and position < end:
-            have = segment.fill(position, upto, limit)
-            yield from scanner.scan(segment.view, segment.base, position, min(end, have), have)
+            yield from scanned(scanner, segment, position, end, limit)
             position, reason = scanner.position, scanner.reason
-            if more(segment, position, have, reason, limit) and position < end:
-                upto = next_window(position, have, end)
-                continue
             if reason == "range_end":
                 if end == part.end and end < min(part.stop, segment_end):
                     self._check_boundary(segment, end, position, limit, segment_end)
@@ -323,7 +320,6 @@ class RangeReader(TaskReader):
             following = find_record(segment, position + 1, end, limit) if position + 1 < end else None
             self.skip(position, (end if following is None else following) - position, reason)
             position = following
-            upto = end if position is None else first_window(position, end)
 
     def _check_boundary(self, segment: Segment, boundary: int, following: int, limit: int, segment_end: int) -> None:
         """The task that begins at `boundary` must find the record at `following`, which this walk has reached."""
@@ -343,6 +339,18 @@ class RangeReader(TaskReader):
             raise CorruptionError(f"the log is damaged after the record at {following}")
         raise CorruptionError(f"the body at {found} looks like a record of its own: "
                               "with maxPartitionBytes of at least a segment's size no task looks for its first record")
+
+
+def scanned(scanner: ColumnScanner, segment: Segment, position: int, end: int, limit: int) -> Iterator[RawBatch]:
+    """As ColumnScanner.scan of [position, end), which is not empty; what is not in `view` is fetched, a window after the other."""
+    upto = first_window(position, end)
+    while True:
+        have = segment.fill(position, upto, limit)
+        yield from scanner.scan(segment.view, segment.base, position, min(end, have), have)
+        position = scanner.position
+        if position >= end or not more(segment, position, have, scanner.reason, limit):
+            return
+        upto = next_window(position, have, end)
 
 
 def _begin(segment: Segment, start: int, first: int, end: int, limit: int) -> int | None:
@@ -405,32 +413,54 @@ class QueuePartReader(TaskReader):
         while at < one.end:
             start = at - at % per_file
             count = min(one.end - at, start + per_file - at, READ_ENTRIES)
-            path = self.paths.queue_folder(one.topic, one.queue_id) / segment_name(start * CQ_ENTRY_BYTES)
-            try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                if self.options.fail_on_data_loss:
-                    raise DataLossError(f"{path} was deleted after the query was planned; {REMEDY}") from None
+            data = self._entry_bytes(one, segment_name(start * CQ_ENTRY_BYTES), (at - start) * CQ_ENTRY_BYTES, count * CQ_ENTRY_BYTES)
+            if data is None:
                 at = start + per_file
                 continue
-            try:
-                data = os.pread(descriptor, count * CQ_ENTRY_BYTES, (at - start) * CQ_ENTRY_BYTES)
-            finally:
-                os.close(descriptor)
-            if len(data) != count * CQ_ENTRY_BYTES:
-                raise CorruptionError(f"{path} is shorter here than its like: is this a replica that lags, or another store?")
             yield at, data
             at += count
 
+    def _entry_bytes(self, one: QueueSlice, name: str, position: int, length: int) -> bytes | None:
+        """Bytes of one of the queue's files; None where it is gone and that is allowed."""
+        file_name = f"{QUEUES}/{one.topic}/{one.queue_id}/{name}"
+        path = f"{self.options.where}/{file_name}"
+        try:
+            if self._tree is not None:
+                with self._tree.open(file_name) as file:
+                    data: bytes = file.read_at(length, position)
+            else:
+                descriptor = os.open(f"{self.options.path}/{file_name}", os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    data = os.pread(descriptor, length, position)
+                finally:
+                    os.close(descriptor)
+        except FileNotFoundError:
+            if self.options.fail_on_data_loss:
+                raise DataLossError(f"{path} was deleted after the query was planned; {REMEDY}") from None
+            return None
+        if len(data) != length:
+            raise CorruptionError(f"{path} is shorter here than its like: is this a replica that lags, or another store?")
+        return data
+
     def _gather(self, scanner: ColumnScanner, one: QueueSlice, part: QueuePart, run: _Run) -> Iterator[RawBatch]:
-        view = self.open_segment(run.segment, part.segment_bytes)
-        if view is None:
+        segment = self.open_bytes(run.segment, part.segment_bytes)
+        if segment is None:
             return
-        limit = min(part.limit, run.segment + part.segment_bytes)
-        good = self._checked(view, one, run, limit)
-        rest = memoryview(b"" if good is None else good.tobytes())
+        try:
+            for begin, end, limit in windows(segment, run.entries, min(part.limit, run.segment + part.segment_bytes)):
+                near = _Run(run.segment, run.number + begin, run.entries[begin:end])
+                good = self._checked(segment, one, near, limit)
+                if good is None:
+                    return
+                yield from self._gather_checked(scanner, one, segment, near, good, limit)
+        finally:
+            segment.close()
+
+    def _gather_checked(self, scanner: ColumnScanner, one: QueueSlice, segment: Segment, run: _Run, good: numpy.ndarray, limit: int
+                        ) -> Iterator[RawBatch]:
+        rest = memoryview(good.tobytes())
         while rest:
-            for raw in scanner.gather(view, run.segment, rest, limit):
+            for raw in scanner.gather(segment.view, segment.base, rest, limit):
                 if self.is_gone(run.segment):
                     return self.lost(run.segment)
                 yield raw
@@ -445,10 +475,10 @@ class QueuePartReader(TaskReader):
             self.skip(scanner.position, int(numpy.frombuffer(rest, ENTRY, 1, at)["size"][0]), scanner.reason)
             rest = rest[at + CQ_ENTRY_BYTES :]
 
-    def _checked(self, view: mmap.mmap, one: QueueSlice, run: _Run, limit: int) -> numpy.ndarray | None:
+    def _checked(self, segment: Segment, one: QueueSlice, run: _Run, limit: int) -> numpy.ndarray | None:
         """The entries whose records are what they say; None where the segment is gone, and that is allowed."""
         wrong = []
-        for found in self._check.wrong(view, run.segment, (one.topic, one.queue_id), run.number, run.entries, limit):
+        for found in self._check.wrong(segment.view, segment.base, (one.topic, one.queue_id), run.number, run.entries, limit):
             if self.is_gone(run.segment):
                 self.lost(run.segment)
                 return None

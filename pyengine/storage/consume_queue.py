@@ -34,7 +34,7 @@ from pyengine.formats.paths import segment_name
 from pyengine.formats.record import I32, I64, SYS_FLAG_AT, store_timestamp_at
 from pyengine.native.consume_queue import count_entries, fill
 from pyengine.storage.durable_writes import sync_file
-from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, MappingCache, clear_file_from, list_segments, used_end
+from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, clear_file_from, list_segments, used_end
 from pyengine.storage.new_file import create_file, create_files, sync_folder
 
 
@@ -46,22 +46,14 @@ class ConsumeQueue:
     exist for the reader.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        queue_id: int,
-        folder: str | os.PathLike[str],
-        ext_folder: str | os.PathLike[str],
-        size_bytes: int,
-        ext_size_bytes: int,
-        cache: MappingCache,
-    ) -> None:
+    def __init__(self, topic: str, queue_id: int, files: MappedFileQueue, ext: MappedFileQueue) -> None:
+        """`files` and `ext`: the folders of the queue and of its extension, followed."""
         self.topic = topic
         self.queue_id = queue_id
-        self.files = MappedFileQueue(folder, size_bytes, cache)
-        self.entries_per_file = size_bytes // CQ_ENTRY_BYTES
+        self.files = files
+        self.entries_per_file = files.size_bytes // CQ_ENTRY_BYTES
         self._max_hint = (-1, 1)  # (file, entries in it): the last max_offset
-        self._ext = MappedFileQueue(ext_folder, ext_size_bytes, cache)
+        self._ext = ext
 
     def max_offset(self, limit: int) -> int:
         """One after the last entry whose message ends at or below `limit`; 0 for an empty queue."""
@@ -74,12 +66,12 @@ class ConsumeQueue:
 
         for start in reversed(self.files.starts()):
             view = self.files.view(start)
-            if view is None or is_outside(ENTRY.unpack_from(view)):
+            if view is None or is_outside(_entry_of(view, 0)):
                 continue
             count = self._max_hint[1] if self._max_hint[0] == start else 1
-            if is_outside(ENTRY.unpack_from(view, (count - 1) * CQ_ENTRY_BYTES)):
+            if is_outside(_entry_of(view, count - 1)):
                 count = 1  # another limit than last time, or entries were cut
-            if count < self.entries_per_file and not is_outside(ENTRY.unpack_from(view, count * CQ_ENTRY_BYTES)):
+            if count < self.entries_per_file and not is_outside(_entry_of(view, count)):
                 count = self._first(view, count + 1, self.entries_per_file, is_outside)
             self._max_hint = (start, count)
             return start // CQ_ENTRY_BYTES + count
@@ -98,7 +90,7 @@ class ConsumeQueue:
             count = min(self.entries_per_file, max_offset - first)
             if view is None or count <= 0:
                 continue
-            at = 0 if is_there(ENTRY.unpack_from(view)) else self._first(view, 1, count, is_there)
+            at = 0 if is_there(_entry_of(view, 0)) else self._first(view, 1, count, is_there)
             if at < count:
                 return first + at
         return max_offset
@@ -133,7 +125,7 @@ class ConsumeQueue:
     def entry(self, offset: int, max_offset: int) -> ConsumeQueueEntry | None:
         """One entry, None when it is not there."""
         span = self.span(offset, max_offset) if 0 <= offset < max_offset else None
-        return None if span is None else ConsumeQueueEntry._make(ENTRY.unpack_from(span[0], span[1]))
+        return None if span is None else ConsumeQueueEntry._make(_entry_of(span[0], span[1] // CQ_ENTRY_BYTES))
 
     def record_bytes(self, offset: int, end: int) -> int:
         """What the records of the entries [offset, end) take in the log, in bytes, by the entries alone; filler takes none."""
@@ -164,12 +156,24 @@ class ConsumeQueue:
 
     @staticmethod
     def _first(view: mmap.mmap, low: int, high: int, is_it: Callable[[tuple[int, int, int]], bool]) -> int:
-        """The first entry of the file in [low, high) for which `is_it` holds, as for all after it; else `high`."""
+        """The first entry of the file in [low, high) for which `is_it` holds, as for all after it; else `high`.
+
+        In growing steps from `low` on, then by halving: what is near costs little, also where the file is fetched by ranges.
+        """
 
         def holds(number: int) -> bool:
-            return is_it(ENTRY.unpack_from(view, number * CQ_ENTRY_BYTES))
+            return is_it(_entry_of(view, number))
 
-        return bisect_left(range(high), True, lo=low, key=holds)
+        bound, step = low, 1
+        while bound < high and not holds(bound):
+            low, bound, step = bound + 1, bound + step, 2 * step
+        return bisect_left(range(min(bound, high)), True, lo=low, key=holds)
+
+
+def _entry_of(view: mmap.mmap, number: int) -> tuple[int, int, int]:
+    """A file's entry of that number. By a slice, which a file that is fetched by ranges can give too (spark/remote_store.py)."""
+    entry: tuple[int, int, int] = ENTRY.unpack(view[number * CQ_ENTRY_BYTES : (number + 1) * CQ_ENTRY_BYTES])
+    return entry
 
 
 def offset_by_time(

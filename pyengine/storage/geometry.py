@@ -44,7 +44,7 @@ def discover(root: str | os.PathLike[str], overrides: Mapping[str, int] | None =
         ("mapped_file_size_consume_queue_bytes", _queue_folders(paths.consume_queue), CQ_ENTRY_BYTES),
         ("mapped_file_size_consume_queue_ext_bytes", _queue_folders(paths.consume_queue_ext), 1),
     ):
-        size_bytes = _segment_size([_segments(folder) for folder in folders], unit_bytes)
+        size_bytes = segment_size([_segments(folder) for folder in folders], unit_bytes)
         if size_bytes is not None:
             found[name] = size_bytes
     log_bytes = _log_segment_size(paths, overrides.get("mapped_file_size_commit_log_bytes"))
@@ -60,7 +60,7 @@ def discover(root: str | os.PathLike[str], overrides: Mapping[str, int] | None =
 def _log_segment_size(paths: StorePaths, wanted: int | None) -> int | None:
     """The size of the log's segments; None without any, or for an only one whose length may be wrong."""
     folders = [_segments(folder) for folder in paths.commit_log_folders.all]
-    size_bytes = _segment_size(folders)
+    size_bytes = segment_size(folders)
     segments = [segment for folder in folders for segment in folder]
     if len(segments) > 1 or size_bytes is None:
         return size_bytes
@@ -71,7 +71,7 @@ def _log_segment_size(paths: StorePaths, wanted: int | None) -> int | None:
     return length if is_likely else None
 
 
-def _segment_size(folders: Iterable[list[tuple[int, int]]], unit_bytes: int = 1) -> int | None:
+def segment_size(folders: Iterable[list[tuple[int, int]]], unit_bytes: int = 1) -> int | None:
     """The size of the segments in these folders, None without any.
 
     One length: that. Several (a file was cut): the one that the names' differences

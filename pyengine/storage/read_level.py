@@ -89,12 +89,13 @@ class FilesWatermark:
     """
 
     def __init__(self, root: str | os.PathLike[str], commit_log: MappedFileQueue,
-                 dead_engine: Callable[[], DeadEngine | None] = lambda: None) -> None:
-        """`dead_engine` looks for the memory of one, where shared memory is known."""
+                 dead_engine: Callable[[], DeadEngine | None] = lambda: None, end: LogEnd | None = None) -> None:
+        """`dead_engine` looks for the memory of one, where shared memory is known. `end`: how the log's end is found, if not
+        in mapped files."""
         self._root = root
         self._log = commit_log
         self._dead_engine = dead_engine
-        self._end = LogEnd(root, commit_log)
+        self.end = LogEnd(root, commit_log) if end is None else end
         self._lock = threading.Lock()
         self._synced: tuple[WatermarkReading, int, int] | None = None  # watermark, end, and what was claimed then
         self._noted: tuple[tuple[int, int] | None, ReplicationState | None] = (None, None)
@@ -132,8 +133,9 @@ class FilesWatermark:
             return claimed
         if not end or not abort_file_exists(Path(self._root)) and read_sync_failure(self._root) is None:
             return end  # RocketMQ syncs everything when it stops in order, and has no watermark
-        raise UsageError("the level `flushed` cannot be told here: the store was not stopped in order, has no config/watermark, "
-                         "and this reader cannot sync it itself (it needs a local, writable file system): choose committed")
+        raise UsageError("the level `flushed` cannot be told here: the store was not stopped in order, or its last sync failed; it has "
+                         "no config/watermark, and this reader cannot sync it itself (that needs a local, writable file system): "
+                         "choose committed")
 
     def _synced_here(self, sure: int, end: int) -> int:
         """Up to where the log is durable now that this reader has synced it; `sure` where that proves nothing.
@@ -183,7 +185,7 @@ class FilesWatermark:
 
     def _find_end(self) -> int:
         with self._lock:
-            return self._end.find()
+            return self.end.find()
 
 
 def _is_local_and_writable(descriptor: int) -> bool:

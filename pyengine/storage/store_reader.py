@@ -28,7 +28,7 @@ from pyengine.storage.commit_log import CommitLog
 from pyengine.storage.config import load_config
 from pyengine.storage.consume_queue import ConsumeQueue, offset_by_time
 from pyengine.storage.index_file import RAW_HITS_MAX, IndexService, query_raw, query_verified
-from pyengine.storage.mapped_file import MappingCache, is_folder, is_plain_file
+from pyengine.storage.mapped_file import MappedFileQueue, MappingCache, is_folder, is_plain_file
 from pyengine.storage.message_getter import (
     GetFigures,
     GetStatistics,
@@ -307,11 +307,9 @@ class StoreReader:
             ConsumeQueue(
                 topic,
                 queue_id,
-                folder,
-                self._paths.queue_ext_folder(topic, queue_id),
-                self.geometry.mapped_file_size_consume_queue_bytes,
-                self.geometry.mapped_file_size_consume_queue_ext_bytes,
-                self._cache,
+                MappedFileQueue(folder, self.geometry.mapped_file_size_consume_queue_bytes, self._cache),
+                MappedFileQueue(self._paths.queue_ext_folder(topic, queue_id),
+                                self.geometry.mapped_file_size_consume_queue_ext_bytes, self._cache),
             ),
         )
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
+from pyspark.sql import types
 
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.formats.record import encode_blank
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import LogRange, select
 from pyengine.spark.plan import plan
+from pyengine.spark.queue_view import plan_view, read_view_options, types_of, view_rows
 from pyengine.spark.schema import chosen_columns
+from pyengine.spark.stream import LogStreamReader
 from pyengine.spark.task_reader import arrow_schema, read_partition
 from record_bytes import encode_record
 
@@ -72,3 +76,49 @@ def batches(root: Path, ranges: list[LogRange] | None = None, **given: object) -
 def rows(root: Path, ranges: list[LogRange] | None = None, **given: object) -> list[tuple]:
     """The rows of a read, in the order of its partitions."""
     return [row for batch in batches(root, ranges, **given) for row in zip(*(c.to_pylist() for c in batch.columns))]
+
+
+# -- streams -------------------------------------------------------------------------
+
+
+def stream_reader(root: Path | str, **given: object) -> LogStreamReader:
+    """A stream as Spark has it planned; from the earliest, in micro-batches of seven messages, if nothing else is said."""
+    options = {"path": str(root), "startingOffsets": "earliest", "maxOffsetsPerTrigger": "7",
+               **{name: str(value) for name, value in given.items()}}
+    kinds = {"STRING": types.StringType, "BINARY": types.BinaryType, "INT": types.IntegerType, "BIGINT": types.LongType,
+             "TIMESTAMP": types.TimestampType}
+    columns = chosen_columns(read_options(options, "stream"))
+    schema = types.StructType([types.StructField(column.name, kinds[column.type]()) for column in columns])
+    return LogStreamReader(schema, options)
+
+
+def to_the_end(reader: LogStreamReader, start: dict) -> tuple[list[tuple], dict]:
+    """The rows of the micro-batches from `start` on, read as Spark's tasks read them, and the offset after them."""
+    found: list[tuple] = []
+    while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
+        for part in reader.partitions(start, end):
+            for batch in pickle.loads(pickle.dumps(reader)).read(part):
+                found += zip(*(column.to_pylist() for column in batch.columns))
+        start = end
+    return found, start
+
+
+def streamed(root: Path | str, **given: object) -> list[tuple]:
+    """The rows of a new stream, up to where the store ends now."""
+    reader = stream_reader(root, **given)
+    try:
+        return to_the_end(reader, reader.initialOffset())[0]
+    finally:
+        reader.stop()
+
+
+# -- queue views ---------------------------------------------------------------------
+
+
+def view_of(root: Path | str, view: str, **given: object) -> list[tuple]:
+    """The rows of `pyengine-queue`, sorted."""
+    options = read_view_options({"path": str(root), "view": view, **{name: str(value) for name, value in given.items()}})
+    kinds = {"STRING": pa.string(), "INT": pa.int32(), "BIGINT": pa.int64()}
+    schema = pa.schema([pa.field(name, kinds[types_of(view)[name]]) for name in options.columns])
+    return sorted(row for part in plan_view(options) for batch in view_rows(options, part, schema)
+                  for row in zip(*(column.to_pylist() for column in batch.columns)))

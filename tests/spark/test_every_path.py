@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pytest
@@ -15,11 +14,8 @@ import pytest
 import pyengine
 from fix_golden import CLEAN, HALTED, GoldenStore, unpack
 from pyengine.errors import EngineError
-from pyengine.spark.options import read_options
-from pyengine.spark.schema import chosen_columns
-from pyengine.spark.stream import LogStreamReader
 from spark import oracle
-from spark.logs import DAMAGED_END, allowing, rows
+from spark.logs import DAMAGED_END, allowing, rows, streamed
 
 # RocketMQ's names, which are the scanner's too, and those of the documents that the real store made.
 FIELDS = {
@@ -80,30 +76,6 @@ def of_arrow(root: Path) -> Iterator[Rows]:
             yield plain(list(zip(*(column.to_pylist() for column in table.columns))))
 
 
-def of_stream(root: Path, **given: Any) -> Rows:
-    """Micro-batches of seven messages, planned as Spark has them planned, read as its tasks read them."""
-    options = {"path": str(root), "startingOffsets": "earliest", "maxOffsetsPerTrigger": "7", **given}
-    schema = _struct(options)
-    reader = LogStreamReader(schema, {name: str(value) for name, value in options.items()})
-    found, start = [], reader.initialOffset()
-    while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
-        for part in reader.partitions(start, end):
-            for batch in reader.read(part):
-                found += zip(*(column.to_pylist() for column in batch.columns))
-        start = end
-    reader.stop()
-    return plain(found)
-
-
-def _struct(options: dict[str, Any]):
-    from pyspark.sql import types
-
-    columns = chosen_columns(read_options({name: str(value) for name, value in options.items()}, "stream"))
-    kinds = {"STRING": types.StringType, "BINARY": types.BinaryType, "INT": types.IntegerType, "BIGINT": types.LongType,
-             "TIMESTAMP": types.TimestampType}
-    return types.StructType([types.StructField(column.name, kinds[column.type]()) for column in columns])
-
-
 def usual(names: tuple[str, ...], wanted: tuple[str, ...]):
     return [name if name in wanted else pytest.param(name, marks=pytest.mark.long) for name in names]
 
@@ -119,12 +91,12 @@ def test_every_path_gives_what_rocketmq_reads(golden, recipe):
         assert found == wanted
     for given in ({}, {"maxPartitionBytes": 3000}, {"fileSystem": "arrow", "maxPartitionBytes": 9000}):
         assert plain(rows(root, **OF_LOG, **given)) == wanted
-    assert of_stream(root, **OF_LOG) == wanted
+    assert plain(streamed(root, **OF_LOG)) == wanted
     queued = [row for row in wanted if (row[0], row[1], row[2], row[3]) in set(offsets_of_rocketmqs_queues(store))]
     assert [row[:4] for row in sorted(queued)] == offsets_of_rocketmqs_queues(store)
     for given in ({"access": "queue"}, {"access": "queue", "maxPartitionBytes": 2000}, {"access": "scan"}):
         assert plain(rows(root, **OF_QUEUES, **given)) == queued
-    assert of_stream(root, **OF_QUEUES) == queued
+    assert plain(streamed(root, **OF_QUEUES)) == queued
 
 
 @pytest.mark.parametrize("recipe", usual(HALTED, ("abnormal-garbled",)))
@@ -141,7 +113,7 @@ def test_every_path_agrees_on_what_a_crash_has_left(golden, recipe):
         assert found == wanted
     for given in ({}, {"maxPartitionBytes": 3000}, {"fileSystem": "arrow", "maxPartitionBytes": 9000}):
         assert plain(rows(store.root, readLevel="committed", **OF_LOG, **given, **allowing(recipe))) == wanted
-    assert of_stream(store.root, readLevel="committed", **OF_LOG, **allowing(recipe)) == wanted
+    assert plain(streamed(store.root, readLevel="committed", **OF_LOG, **allowing(recipe))) == wanted
 
 
 @pytest.mark.spark

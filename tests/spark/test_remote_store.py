@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import shutil
 import threading
+import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from damage import flip
 from fix_golden import RECIPES
+from fix_store_builder import SMALL, StoreBuilder
 from pyengine.errors import CorruptionError, NotAStoreError, StoreRefusedError, UsageError
-from pyengine.formats.paths import StorePaths
-from pyengine.spark import file_access
+from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.spark import file_access, remote_store, stream
 from pyengine.spark.file_access import open_tree, uri_of
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError, cut
 from pyengine.spark.plan import plan
-from pyengine.spark.queue_view import read_view_options
 from pyengine.spark.schema import all_names
 from pyengine.storage.watermark import DurableWatermark, note_sync_failure, write_watermark
 from record_bytes import encode_record
 from spark import oracle, ranged
-from spark.logs import DAMAGED_END, SEGMENT_BYTES, allowing, end_of, rows, write_log
+from spark.logs import DAMAGED_END, SEGMENT_BYTES, allowing, end_of, rows, stream_reader, streamed, to_the_end, view_of, write_log
 
 RANGED = "spark.ranged:make"
 REFUSED = {"abnormal-shortfile"}
@@ -34,6 +39,7 @@ def small_windows(monkeypatch):
     """Windows so small that golden stores take many, and records reach over their ends."""
     monkeypatch.setattr(file_access, "FETCH_BYTES", FETCH)
     monkeypatch.setattr(file_access, "LOOK_BYTES", LOOK)
+    monkeypatch.setattr(file_access, "GLANCE_BYTES", LOOK)
 
 
 @pytest.fixture
@@ -54,7 +60,7 @@ def test_a_golden_store_reads_as_one_that_is_mapped(golden, recipe, small_window
     level = "committed" if (root / "abort").exists() else "flushed"
     for given in ({"verifyCRC": True}, {"maxPartitionBytes": end // 17 + 1, "batchRows": 7}):
         wanted = rows(root, columns="*", **given, **allowing(recipe))
-        assert rows(root, columns="*", fileSystem=RANGED, readLevel=level, **given) == wanted
+        assert rows(root, columns="*", fileSystem=RANGED, readLevel=level, **given, **allowing(recipe)) == wanted
     assert wanted == oracle.rows(oracle.log_messages(root), all_names())
 
 
@@ -67,6 +73,7 @@ def test_a_store_with_segments_of_several_lengths_is_refused(golden, recipe):
 def test_only_the_ranges_of_a_partition_are_read(tmp_path, monkeypatch, reads):
     monkeypatch.setattr(file_access, "FETCH_BYTES", 64 << 10)
     monkeypatch.setattr(file_access, "LOOK_BYTES", 2 << 10)
+    monkeypatch.setattr(file_access, "GLANCE_BYTES", 2 << 10)
     segment, count = 1 << 20, 5
     offsets = write_log(tmp_path, [{"topic": "T", "body": b"x" * 900}] * (count * 1000), segment)
     assert offsets[-1] > (count - 1) * segment
@@ -169,7 +176,7 @@ def test_a_failed_sync_makes_the_level_flushed_unknown_without_a_watermark(tmp_p
     end = end_of(tmp_path)
     assert read_plan(tmp_path, fileSystem="arrow")[-1].limit == end
     note_sync_failure(tmp_path, 0, "the log", "EIO")
-    with pytest.raises(UsageError, match="whose last sync failed"):
+    with pytest.raises(UsageError, match="or its last sync failed"):
         read_plan(tmp_path, fileSystem="arrow")
     assert read_plan(tmp_path, fileSystem="arrow", readLevel="committed")[-1].limit == end
 
@@ -243,22 +250,272 @@ def test_a_log_in_several_folders_is_refused(tmp_path):
         read_plan(tmp_path, fileSystem="arrow")
 
 
-@pytest.mark.parametrize(
-    ("given", "use", "sentence"),
-    [
-        ({}, "stream", "a stream needs"),
-        ({"access": "queue", "subscribe": "T"}, "batch", "the log is scanned"),
-        ({"subscribe": "T", "startingOffsets": '{"T": {"0": 5}}'}, "batch", "set failOnDataLoss=false"),
-    ],
-)
-def test_what_a_remote_store_cannot_do_is_refused(given, use, sentence):
-    for where in ({"path": "s3://bucket/store"}, {"path": "/store", "fileSystem": "arrow"}):
-        with pytest.raises(UsageError, match=sentence):
-            read_options({**where, **given}, use)
-    with pytest.raises(UsageError, match="pyengine-queue needs"):
-        read_view_options({"path": "s3://bucket/store"})
+@pytest.mark.parametrize("recipe", sorted(set(RECIPES) - REFUSED - DAMAGED_END))
+def test_the_queues_of_a_golden_store_read_as_those_that_are_mapped(golden, recipe, small_windows, monkeypatch):
+    """access=queue, both queue views, and streams of either kind."""
+    monkeypatch.setattr(file_access, "BLOCK_BYTES", 400)
+    monkeypatch.setattr(file_access, "GAP_BYTES", 500)
+    root = golden(recipe).root
+    level = {"readLevel": "committed"} if (root / "abort").exists() else {}
+    far = {"fileSystem": RANGED}
+    chosen = {"columns": "*", "subscribePattern": ".*", "allowMissing": True, **level, **allowing(recipe)}
+    if not level:
+        queued = sorted(rows(root, access="queue", **chosen), key=repr)
+        assert sorted(rows(root, access="queue", **chosen, **far), key=repr) == queued
+        assert sorted(rows(root, access="queue", maxPartitionBytes=2000, batchRows=3, **chosen, **far), key=repr) == queued
+    else:
+        with pytest.raises(UsageError, match="the store was not stopped in order|has no queues"):
+            rows(root, access="queue", **chosen, **far)
+    shared = {"failOnDataLoss": False, **level}
+    for view in ("queues", "entries"):
+        assert view_of(root, view, **shared, **far) == view_of(root, view, **shared)
+    for given in ({"columns": "*", **level, **allowing(recipe)}, chosen):
+        if given is chosen and not any((root / "consumequeue").glob("*/*/*")):
+            with pytest.raises(UsageError, match="has no queues"):
+                streamed(root, **given, **far)
+        else:
+            assert sorted(streamed(root, **given, **far), key=repr) == sorted(streamed(root, **given), key=repr)
+
+
+def put(builder, count: int) -> int:
+    """Messages of two topics; where the log ends then."""
+    for number in range(count):
+        builder.put("AB"[number % 2], b"%06d" % number * 20, queue_id=number % 3 // 2)
+    return builder.end
+
+
+def copy(builder, to: Path, *what: str) -> None:
+    """Bring a copy of the store up to date, in the order that docs/spark.md gives."""
+    for name in what or ("consumequeue", "commitlog", "config"):
+        for path in sorted((builder.root / name).rglob("*")):
+            place = to / path.relative_to(builder.root)
+            if path.is_file() and not (place.exists() and place.read_bytes() == path.read_bytes()):
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, place)
+
+
+def messages(root: Path) -> list[tuple]:
+    return sorted(rows(root, columns="physicalOffset,value"))
+
+
+@pytest.mark.parametrize("given", [{}, {"subscribePattern": "[AB]"}], ids=["log", "queues"])
+def test_a_stream_follows_a_copy_that_is_brought_up_to_date_up_to_its_watermark(tmp_path, monkeypatch, small_windows, given):
+    monkeypatch.setattr(remote_store, "LOOK_INTERVAL_S", 0)
+    builder, far = StoreBuilder(tmp_path / "store"), tmp_path / "copy"
+    first = put(builder, 20)
+    write_watermark(builder.root, DurableWatermark("u", 1, first))
+    put(builder, 9)
+    copy(builder, far)
+    reader = stream_reader(far, fileSystem=RANGED, columns="physicalOffset,value", **given)
+    found, at = to_the_end(reader, reader.initialOffset())
+    assert len(found) == 20, "what lies beyond the watermark is not claimed"
+    assert sorted(found) == [row for row in messages(far) if row[0] < first]
+    end = put(builder, 40)
+    copy(builder, far, "commitlog", "consumequeue")
+    assert to_the_end(reader, at) == ([], at)
+    write_watermark(builder.root, DurableWatermark("u", 1, end))
+    copy(builder, far, "config")
+    more, at = to_the_end(reader, at)
+    assert sorted(found + more) == messages(builder.root) and len(found + more) == 69
+    put(builder, 3)  # what an interrupted copy leaves: the watermark is ahead of the log
+    write_watermark(builder.root, DurableWatermark("u", 1, builder.end))
+    copy(builder, far, "config")
+    assert to_the_end(reader, at) == ([], at)
+    copy(builder, far, "commitlog", "consumequeue")
+    assert len(to_the_end(reader, at)[0]) == 3
+    reader.stop()
+
+
+def test_a_brokers_copy_has_to_be_of_an_orderly_stop_or_is_read_as_committed(tmp_path, monkeypatch):
+    monkeypatch.setattr(remote_store, "LOOK_INTERVAL_S", 0)
+    builder = StoreBuilder(tmp_path)
+    put(builder, 20)
+    for given in ({}, {"subscribe": "A"}):
+        (tmp_path / "abort").touch()
+        with pytest.raises(UsageError, match="choose committed"):
+            streamed(tmp_path, fileSystem=RANGED, **given)
+        count = 10 if given else 20
+        assert len(streamed(tmp_path, fileSystem=RANGED, readLevel="committed", **given)) == count
+        (tmp_path / "abort").unlink()
+        assert len(streamed(tmp_path, fileSystem=RANGED, **given)) == count
+
+
+def test_a_file_that_is_being_copied_is_passed_over_or_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(remote_store, "LOOK_INTERVAL_S", 0)
+    builder = StoreBuilder(tmp_path)
+    put(builder, 20)
+    for folder in (tmp_path / "commitlog", tmp_path / "consumequeue" / "A" / "0"):
+        (folder / f".{segment_name(9 * 4096)}.X1").write_bytes(b"part")
+    assert len(rows(tmp_path, fileSystem=RANGED, subscribe="A", access="queue")) == 10
+    reader = stream_reader(tmp_path, fileSystem=RANGED)
+    found, at = to_the_end(reader, reader.initialOffset())
+    half = builder.segment(builder.end - builder.end % 4096 + 4096)
+    half.write_bytes(b"half")
+    assert to_the_end(reader, at) == ([], at)
+    half.unlink()
+    put(builder, 7)
+    assert len(found) == 20 and len(to_the_end(reader, at)[0]) == 7
+    reader.stop()
+
+
+@pytest.mark.parametrize("given", [{}, {"subscribe": "A,B"}], ids=["log", "queues"])
+def test_what_a_stream_has_lost_fails_it_as_on_its_own_host(tmp_path, monkeypatch, small_windows, given):
+    monkeypatch.setattr(remote_store, "LOOK_INTERVAL_S", 0)
+    monkeypatch.setattr(stream, "TIMEOUT_S", 0)
+    builder = StoreBuilder(tmp_path / "store")
+    put(builder, 60)
+    whole = builder.end
+    write_watermark(builder.root, DurableWatermark("u", 1, whole))
+    strict = stream_reader(builder.root, fileSystem=RANGED, columns="physicalOffset,value", **given)
+    lenient = stream_reader(builder.root, fileSystem=RANGED, columns="physicalOffset,value", failOnDataLoss=False, **given)
+    begin = strict.initialOffset()
+    everything, end = to_the_end(strict, begin)
+    assert lenient.initialOffset() == begin
+    builder.segment(0).unlink()
+    for reader in (strict, lenient):
+        reader.reportLatestOffset()  # it looks again
+    with pytest.raises(DataLossError, match="begins at .* now, the stream had read up to 0"):
+        strict.partitions(begin, end)
+    kept = sorted(row for row in everything if row[0] >= 4096)
+    assert sorted(to_the_end(lenient, begin)[0]) == kept and 0 < len(kept) < 60
+    write_watermark(builder.root, DurableWatermark("u", 1, 5000))  # an older copy in its place
+    with pytest.raises(DataLossError, match="what it had read is gone"):
+        strict.latestOffset(end, strict.getDefaultReadLimit())
+
+
+def test_a_store_is_looked_at_once_in_an_interval_and_only_what_has_changed_is_fetched(tmp_path, monkeypatch, reads):
+    builder = StoreBuilder(tmp_path)
+    put(builder, 30)
+    write_watermark(tmp_path, DurableWatermark("u", 1, builder.end))
+    reader = stream_reader(tmp_path, fileSystem=RANGED, subscribe="A")
+    at = to_the_end(reader, reader.initialOffset())[1]
+    put(builder, 30)
+    write_watermark(tmp_path, DurableWatermark("u", 1, builder.end))
+    monkeypatch.setattr(remote_store, "LOOK_INTERVAL_S", 1e9)
+    reads.all.clear()
+    assert reader.reportLatestOffset() == at and reads.all == []
+    monkeypatch.setattr(remote_store, "LOOK_INTERVAL_S", 0)
+    following = reader.reportLatestOffset()
+    assert following != at
+    for path in tmp_path.rglob("*"):  # times as of a file system that knows seconds: nothing shows the change
+        os.utime(path, ns=(0, time.time_ns() // 10**9 * 10**9))
+    reader.reportLatestOffset()
+    put(builder, 30)
+    write_watermark(tmp_path, DurableWatermark("u", 1, builder.end))
+    for path in tmp_path.rglob("*"):
+        os.utime(path, ns=(0, time.time_ns() // 10**9 * 10**9))
+    assert reader.reportLatestOffset() not in (at, following)
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (0, 1))
+    reader.reportLatestOffset()
+    reads.all.clear()
+    assert reader.reportLatestOffset() != at
+    assert {os.path.basename(path) for path, *_ in reads.all} == {segment_name(builder.end - builder.end % 4096)}, "the log's end alone"
+    reader.stop()
+
+
+def test_a_look_at_a_log_that_has_not_changed_is_a_glance(tmp_path, monkeypatch, reads):
+    monkeypatch.setattr(remote_store, "LOOK_INTERVAL_S", 0)
+    builder = StoreBuilder(tmp_path, replace(SMALL, mapped_file_size_commit_log_bytes=4 << 20))
+    put(builder, 20)
+    write_watermark(tmp_path, DurableWatermark("u", 1, builder.end))
+    reader = stream_reader(tmp_path, fileSystem=RANGED, maxOffsetsPerTrigger=10**9)
+    reader.initialOffset()
+    reads.all.clear()
+    assert reader.reportLatestOffset() == {"physicalOffset": builder.end}
+    assert reads.bytes_of("commitlog") == file_access.GLANCE_BYTES
+    for _ in range(100):
+        builder.put("T", b"x" * 20_000)
+    write_watermark(tmp_path, DurableWatermark("u", 1, builder.end))
+    assert reader.reportLatestOffset() == {"physicalOffset": builder.end}
+    reader.stop()
+
+
+def test_a_few_entries_of_a_long_queue_are_a_few_blocks_and_near_records_one_range(tmp_path, reads, monkeypatch):
+    monkeypatch.setattr(file_access, "GAP_BYTES", 64 << 10)
+    geometry = replace(SMALL, mapped_file_size_commit_log_bytes=4 << 20, mapped_file_size_consume_queue_bytes=6_000_000)
+    builder = StoreBuilder(tmp_path, geometry)
+    offsets = []
+    for number in range(4000):
+        builder.put("rare" if number % 1000 < 2 else "T", b"x" * 900, dispatch=number % 1000 < 2)
+        offsets.append(builder.end)
+    write_watermark(tmp_path, DurableWatermark("u", 1, builder.end))
+    queued = {"columns": "offset,value", "subscribe": "rare", "access": "queue"}
+    reads.all.clear()
+    parts = read_plan(tmp_path, fileSystem=RANGED, **queued)
+    assert 0 < reads.bytes_of("consumequeue") <= 2 * file_access.BLOCK_BYTES
+    reads.all.clear()
+    assert [row[0] for row in rows(tmp_path, parts, fileSystem=RANGED, **queued)] == list(range(8))
+    assert reads.bytes_of("consumequeue") == 8 * 20
+    ranges = [length for path, _, length in reads.all if "commitlog" in path]
+    assert len(ranges) == 4 and sum(ranges) < 8 * 1200, "messages that follow each other are fetched together, no others"
+
+
+def test_wrong_entries_are_found_in_windows_as_in_a_mapping(tmp_path, small_windows, seed, monkeypatch):
+    monkeypatch.setattr(file_access, "GAP_BYTES", 300)
+    chosen = random.Random(seed)
+    queued = {"columns": "offset,physicalOffset,value", "subscribe": "A,B", "access": "queue"}
+    for number in range(20):
+        root = tmp_path / str(number)
+        builder = StoreBuilder(root)
+        put(builder, 60)
+        for path in chosen.sample(sorted((root / "consumequeue").glob("*/*/*")), 2):
+            data = bytearray(path.read_bytes())
+            data[20 * chosen.randrange(5) + chosen.choice((7, 11, *range(12, 20)))] ^= 1 << chosen.randrange(8)  # offset, size or tag
+            path.write_bytes(data)
+        told = []
+        for far in ({}, {"fileSystem": RANGED}):
+            given = {**queued, **far, "failOnDataLoss": False}
+            try:
+                told.append(rows(root, **given))
+            except CorruptionError as error:
+                told.append(str(error).replace("torn", "overrun"))  # a window ends where the entry says
+            told.append(sorted(rows(root, onCorrupt="skip", **given)))
+        assert told[:2] == told[2:]
+
+
+def test_a_copy_of_the_log_alone_is_scanned_and_what_needs_queues_is_refused(tmp_path):
+    offsets = write_log(tmp_path, [{"topic": "T", "body": b"x" * 300}] * 30)
+    far = {"fileSystem": RANGED, "subscribe": "T"}
+    assert len(rows(tmp_path, **far)) == len(streamed(tmp_path, fileSystem=RANGED)) == len(offsets)
+    with pytest.raises(UsageError, match="access=queue: the copy of the log has no queues"):
+        rows(tmp_path, access="queue", **far)
+    with pytest.raises(UsageError, match="has no queues .*, so it cannot be checked"):
+        rows(tmp_path, startingOffsets='{"T": {"0": 5}}', **far)
+    with pytest.raises(UsageError, match="has no queues .*, by which a stream of topics goes"):
+        streamed(tmp_path, **far)
+    assert view_of(tmp_path, "queues", fileSystem=RANGED) == []
     with pytest.raises(UsageError, match="give auto, arrow, or module:name"):
         read_options({"path": "/store", "fileSystem": "s3"})
+
+
+def test_offsets_and_times_of_queues_are_checked_and_found_over_a_file_system(tmp_path, small_windows):
+    builder = StoreBuilder(tmp_path)
+    put(builder, 60)
+    for given in ({"assign": '{"A": [0]}', "startingOffsets": '{"A": {"0": 3}}', "endingOffsets": '{"A": {"0": 9}}'},
+                  {"subscribe": "A", "startingTimestamp": builder.now_ms - 20_000, "startingOffsetsByTimestampStrategy": "error"}):
+        found = rows(tmp_path, columns="*", fileSystem=RANGED, **given)
+        assert found == rows(tmp_path, columns="*", **given) and 0 < len(found) < 30
+    with pytest.raises(DataLossError, match="startingOffsets 99: queue A/0 holds offsets 0 to "):
+        rows(tmp_path, fileSystem=RANGED, subscribe="A", startingOffsets='{"A": {"0": 99}}')
+    with pytest.raises(UsageError, match="has no message that was stored at"):
+        rows(tmp_path, fileSystem=RANGED, subscribe="A", startingTimestamp=builder.now_ms + 1, startingOffsetsByTimestampStrategy="error")
+    times = {"startingTimestamp": str(builder.now_ms - 20_000)}
+    for given in ({"subscribe": "A,B"}, {}):
+        assert sorted(streamed(tmp_path, fileSystem=RANGED, **times, **given)) == sorted(streamed(tmp_path, **times, **given))
+
+
+def test_a_brokers_lost_end_is_told_by_the_copys_queues(tmp_path):
+    builder = StoreBuilder(tmp_path)
+    put(builder, 60)
+    builder.segment(builder.end).unlink()
+    with pytest.raises(DataLossError) as local:
+        rows(tmp_path, columns="offset")
+    with pytest.raises(DataLossError) as far:
+        rows(tmp_path, columns="offset", fileSystem=RANGED)
+    assert str(far.value) == str(local.value) and "consume queues name" in str(far.value)
+    given = {"columns": "offset", "failOnDataLoss": False}
+    assert rows(tmp_path, fileSystem=RANGED, **given) == rows(tmp_path, **given)
 
 
 def test_times_go_before_offsets_over_a_file_system_too():

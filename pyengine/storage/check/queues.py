@@ -18,7 +18,7 @@ from pyengine.storage.check.log import LogFacts
 from pyengine.storage.check.report import Findings, Severity
 from pyengine.storage.check.work import LogSegments, QueueFile, QueueRules, StoreUnderCheck
 from pyengine.storage.consume_queue import ConsumeQueue
-from pyengine.storage.mapped_file import MappingCache
+from pyengine.storage.mapped_file import MappedFileQueue, MappingCache
 from pyengine.storage.recovery.queues import QueueState
 
 
@@ -114,8 +114,8 @@ def check_extensions(store: StoreUnderCheck, ext_file_bytes: int, queues: Sequen
     cache = MappingCache()
     for queue in queues:
         reader = ConsumeQueue(
-            queue.topic, queue.queue_id, queue.folder, paths.queue_ext_folder(queue.topic, queue.queue_id),
-            queue.size_bytes, ext_file_bytes, cache,
+            queue.topic, queue.queue_id, MappedFileQueue(queue.folder, queue.size_bytes, cache),
+            MappedFileQueue(paths.queue_ext_folder(queue.topic, queue.queue_id), ext_file_bytes, cache),
         )
         try:
             _check_units(root, queue, reader, store.log, findings)
