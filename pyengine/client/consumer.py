@@ -34,6 +34,7 @@ from pyengine.storage.config import check_keywords
 from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.message_getter import Wanted
 from pyengine.storage.read_level import StoreUse, store_use
+from pyengine.storage.store_reader import FETCH_BYTES_MAX
 
 if TYPE_CHECKING:
     from pyengine.ipc.group_members import Claim
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 POLL_INTERVAL_S = BEAT_S       # how soon a member sees that another has come, gone or given a queue back
 FETCH_MESSAGES = 32            # at least so many are fetched at once; asked for fewer, within the store's transfer limits
 FETCH_MESSAGES_MAX = 1024
+READ_AHEAD_MESSAGES = 256      # of a queue whose fetches come full: so many, or so many bytes, are kept beyond what was asked for
+READ_AHEAD_BYTES = 1 << 20
 NOTES_MAX = 100
 _LOG = logging.getLogger("pyengine.client.consumer")
 _NOTHING_YET = (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE)
@@ -483,11 +486,17 @@ class Consumer:
         return held.position != before
 
     def _fetch(self, held: AssignedQueue, wanted: int) -> bool:
-        """Fetch the next messages of a queue into its buffer; whether there were any. Passes over what is filtered."""
-        count = max(FETCH_MESSAGES, min(wanted, FETCH_MESSAGES_MAX))
-        fetch = self._reader.get_message if wanted < FETCH_MESSAGES else self._reader.fetch
+        """Fetch the next messages of a queue into its buffer; whether there were any. Passes over what is filtered.
+
+        One get costs as much as reading a hundred small messages, so the fetches of a queue that has many grow.
+        """
+        count = max(FETCH_MESSAGES, min(wanted, FETCH_MESSAGES_MAX), held.read_ahead)
         try:
-            found = fetch(self.topic, held.queue_id, held.position, count, self._tags, self._level, self._sql)
+            if count == FETCH_MESSAGES and wanted < count:
+                found = self._reader.get_message(self.topic, held.queue_id, held.position, count, self._tags, self._level, self._sql)
+            else:
+                found = self._reader.fetch(self.topic, held.queue_id, held.position, count, self._tags, self._level, self._sql,
+                                           bytes_max=READ_AHEAD_BYTES if wanted < count else FETCH_BYTES_MAX)
         except StoreBusyError:  # being recovered: it comes back
             return False
         if found.status in _NOTHING_YET:
@@ -502,6 +511,7 @@ class Consumer:
         elif self._tags is None and self._sql is None and len(found.messages) < following - held.position:
             self._pass_over(held, set(range(held.position, following)).difference(found.queue_offsets))
         messages = found.placed(held.queue_id)
+        held.read_ahead = min(2 * len(messages), READ_AHEAD_MESSAGES)
         held.position = following
         held.buffer.extend(messages)
         if messages:

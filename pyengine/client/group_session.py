@@ -274,6 +274,7 @@ class AssignedQueue:
     done: int = -1
     handed_end: int = -1
     buffer: deque[Message] = field(default_factory=deque)
+    read_ahead: int = 0                   # how many the next fetch asks for at least: twice what the last one found
     last: Message | None = None           # the last one fetched: tells whether the log is still the same
     leaving_since_s: float | None = None  # it belongs to another member now: nothing more is handed out
     is_acked_singly: bool = False

@@ -162,9 +162,9 @@ class StoreReader:
         return result
 
     def fetch(self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None,
-              level: ReadLevel | str | None, sql: str | None = None) -> GetResult:
-        """As get_message, for a Consumer that is asked for so many: bounded by FETCH_BYTES_MAX, not by the transfer limits."""
-        limits = (FETCH_BYTES_MAX, max_messages, FETCH_BYTES_MAX, max_messages)
+              level: ReadLevel | str | None, sql: str | None = None, bytes_max: int = FETCH_BYTES_MAX) -> GetResult:
+        """As get_message, for a Consumer that is asked for so many: bounded by `bytes_max`, not by the transfer limits."""
+        limits = (bytes_max, max_messages, bytes_max, max_messages)
         return self._counted_get(topic, queue_id, offset, max_messages, Wanted.of(tags, sql), level, limits)
 
     @property

@@ -13,6 +13,7 @@ import pytest
 import pyengine
 from broker_lock import held_by_a_broker
 from fix_store_builder import START_MS
+from pyengine.client.consumer import READ_AHEAD_BYTES
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError, UsageError
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import raise_epoch
@@ -291,11 +292,11 @@ def test_a_pull_that_fails_half_way_gives_and_commits_nothing(builder, consume, 
     first = consumer.pull(10, timeout_s=5)
     fetch, calls = consumer._reader.fetch, []
 
-    def failing(topic, queue_id, *rest):
+    def failing(topic, queue_id, *rest, **limits):
         calls.append(queue_id)
         if len(calls) == 2:
             raise error
-        return fetch(topic, queue_id, *rest)
+        return fetch(topic, queue_id, *rest, **limits)
 
     monkeypatch.setattr(consumer._reader, "fetch", failing)
     with pytest.raises(type(error)):
@@ -639,3 +640,36 @@ def test_a_message_is_given_as_it_arrives(make_engine, mode):
             assert producer.put("orders", b"%d" % number, queue_id=number % 2).ok
             assert bodies(consumer.pull(timeout_s=60)) == [b"%d" % number]
     assert ConsumerOffsets(engine.root).read("orders", "billing") == {0: 10, 1: 10}
+
+
+@pytest.mark.parametrize("asked", [1, 32])
+def test_a_queue_with_many_messages_is_fetched_by_more_than_are_asked_for(make_engine, asked):
+    engine = make_engine("async", mapped_file_size_consume_queue_bytes=2000 * 20)
+    engine.start()
+    wanted = [b"%d" % number for number in range(2000)]
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put_many("orders", wanted).ok
+    with pyengine.consume(engine.root, "orders", from_="first") as consumer:
+        got = bodies(consumer.pull(asked, timeout_s=60))
+        while len(got) < len(wanted):
+            given = bodies(consumer.pull(asked, timeout_s=60))
+            assert 0 < len(given) <= asked
+            got += given
+        assert got == wanted
+        assert consumer._reader.gets.found <= 11  # 32, 64, 128, then 256 each
+        assert consumer.pull(timeout_s=0) == []
+
+
+def test_what_is_fetched_ahead_is_bounded_in_bytes(make_engine):
+    engine = make_engine("async")
+    engine.start()
+    body = os.urandom(100_000)
+    with pyengine.connect(engine.root) as producer:
+        for _ in range(20):
+            assert producer.put_many("orders", [body] * 10).ok
+    with pyengine.consume(engine.root, "orders", from_="first") as consumer:
+        got, ahead_bytes = 0, 0
+        while got < 200:
+            got += len(consumer.pull(32, timeout_s=60))
+            ahead_bytes = max(ahead_bytes, sum(len(message.body) for held in consumer._held.values() for message in held.buffer))
+        assert ahead_bytes <= READ_AHEAD_BYTES
