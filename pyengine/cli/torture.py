@@ -289,7 +289,7 @@ class KillRounds:
         self.make_producers()
         self.wait_for_acks()
         self.settle()
-        stop_engine(self.store)
+        self.stop_engine()
         self.look_over(final=True)
 
     # -- what a subclass has
@@ -330,6 +330,10 @@ class KillRounds:
 
     def start_engine(self) -> dict[str, Any]:
         return start_engine(self.store, self.settings, timeout_s=COMMAND_TIMEOUT_S)
+
+    def stop_engine(self) -> None:
+        """Stop it in order."""
+        stop_engine(self.store)
 
     def start_successor(self, start: Callable[[], dict[str, Any]] | None = None) -> dict[str, Any]:
         """Start a supervisor after a dead one, which may just have started a worker that holds its lock for a moment."""

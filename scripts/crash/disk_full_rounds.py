@@ -50,6 +50,18 @@ class NoDiskError(Exception):
     """A file system cannot be mounted; the text is what mount said."""
 
 
+def take_room(ballast: Path) -> None:
+    """Let that file take what is free on its file system."""
+    descriptor = os.open(ballast, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        while True:
+            os.write(descriptor, bytes(PIECE_BYTES))
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
 class SmallDisk:
     """A tmpfs, and a file in it that takes what is free."""
 
@@ -68,14 +80,7 @@ class SmallDisk:
 
     def fill(self) -> None:
         """Nothing is left, but what is given up meanwhile."""
-        descriptor = os.open(self._ballast, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            while True:
-                os.write(descriptor, bytes(PIECE_BYTES))
-        except OSError:
-            pass
-        finally:
-            os.close(descriptor)
+        take_room(self._ballast)
 
     def give_room(self) -> None:
         self._ballast.unlink(missing_ok=True)

@@ -56,12 +56,15 @@ class Run(Protocol):
         """Called once, after everything."""
 
 
-def add_common_options(parser: argparse.ArgumentParser, rounds: int | None = 20) -> None:
-    """--rounds (unless None), --seed, --json and --peer."""
+def add_common_options(parser: argparse.ArgumentParser, rounds: int | None = 20, *, has_peer: bool = True) -> None:
+    """--rounds (unless None), --seed, --json and --peer (unless `has_peer` is false: then RocketMQ is not asked)."""
     if rounds is not None:
         parser.add_argument("--rounds", type=at_least_one, default=rounds, metavar="N", help="how many (%(default)s)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32), help="repeats the choices of a run")
     parser.add_argument("--json", action="store_true", help="the summary as one JSON document")
+    if not has_peer:
+        parser.set_defaults(peer=False)
+        return
     parser.add_argument("--peer", action=argparse.BooleanOptionalAction, default=None,
                         help="let the real RocketMQ open the store at the end (default: if Java and Maven are there)")
 
@@ -107,7 +110,7 @@ def finish(arguments: argparse.Namespace, make: Callable[[Path, Path], Any], go:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
     tell(f"seed={arguments.seed} kind={run.summary.kind} mode={run.summary.mode}")
-    tell(f"an engine and its producers work on {scratch / 'store'}")
+    tell(f"an engine and its producers work on {run.store}")
     summary = run.summary
     held = False
     try:

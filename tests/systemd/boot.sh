@@ -2,15 +2,18 @@
 # Boot this machine's own systemd as PID 1 of fresh namespaces, over a throw-away overlay of /, and run one
 # script in it. Nothing outside is changed; root only.
 #
-#   boot.sh [-t SECONDS] [-v SOURCE:TARGET]... [-r PATH]... OUT SCRIPT
+#   boot.sh [-m] [-t SECONDS] [-v SOURCE:TARGET]... [-r PATH]... OUT SCRIPT
+#     -m  units can have memory limits, also where the kernel's control groups are those of version 1
 #     -v  a directory of this machine that the guest shares, read-write
 #     -r  a path that the guest's plain users must be able to reach (their right to pass its parents is given there)
 #     OUT gets test.out, journal.txt and console.txt; SCRIPT's exit code is ours, 70 if it gave none
+#     SIGTERM and Ctrl-C end the guest at once, and 130 is the exit code
 set -euo pipefail
 
-limit=120 binds=() reach=()
-while getopts t:v:r: option; do
+limit=120 binds=() reach=() memory=
+while getopts mt:v:r: option; do
     case $option in
+        m) memory=1 ;;
         t) limit=$OPTARG ;;
         v) binds+=("$OPTARG") ;;
         r) reach+=("$OPTARG") ;;
@@ -29,7 +32,13 @@ hierarchies=()
 for name in systemd unified; do
     if mountpoint -q "/sys/fs/cgroup/$name"; then hierarchies+=("/sys/fs/cgroup/$name"); fi
 done
-if [ "$(stat -fc %T /sys/fs/cgroup)" = cgroup2fs ]; then hierarchies=(/sys/fs/cgroup); fi
+if [ "$(stat -fc %T /sys/fs/cgroup)" = cgroup2fs ]; then
+    hierarchies=(/sys/fs/cgroup) memory=
+elif [ -n "$memory" ]; then # below our own group, whose limit goes on holding the guest
+    memory=/sys/fs/cgroup/memory$(sed -n 's/^[0-9]*:memory://p' /proc/self/cgroup)
+    [ -d "$memory" ] || memory=/sys/fs/cgroup/memory
+    hierarchies+=("$memory")
+fi
 
 clean_up() {
     umount -l "$work/root" "$work/overlay" 2>/dev/null || true
@@ -95,7 +104,7 @@ printf '[Unit]\nRequires=basic.target guest.service\nAfter=basic.target\n' > "$u
 
 cat > "$work/init" <<'END'
 set -e
-root=$1 systemd=$2 console=$3; shift 3
+root=$1 systemd=$2 console=$3 memory=$4; shift 4
 mount --make-rprivate /
 mount -t proc proc "$root/proc"
 mount -t sysfs -o ro,nosuid,nodev,noexec sysfs "$root/sys"
@@ -106,12 +115,20 @@ else
     mkdir "$root/sys/fs/cgroup/systemd" "$root/sys/fs/cgroup/unified"
     mount -t cgroup -o none,name=systemd cgroup "$root/sys/fs/cgroup/systemd"
     mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup/unified"
+    if [ -n "$memory" ]; then
+        mkdir "$root/sys/fs/cgroup/memory"
+        mount -t cgroup -o memory cgroup "$root/sys/fs/cgroup/memory"
+    fi
 fi
 mount -t tmpfs -o mode=755 tmpfs "$root/dev"
 for name in null zero full random urandom tty; do
     touch "$root/dev/$name"
     mount --bind "/dev/$name" "$root/dev/$name"
 done
+if [ -e /dev/loop-control ]; then
+    mknod -m 600 "$root/dev/loop-control" c 10 237
+    for number in $(seq 0 63); do mknod -m 600 "$root/dev/loop$number" b 7 "$number"; done
+fi
 mkdir "$root/dev/pts" "$root/dev/shm" "$root/dev/mqueue"
 mount -t devpts -o newinstance,ptmxmode=0666,mode=620,gid=5 devpts "$root/dev/pts"
 mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
@@ -142,8 +159,13 @@ END
         echo "$BASHPID" > "$hierarchy/$group/cgroup.procs"
     done
     exec timeout -s KILL "$limit" unshare --fork --kill-child --pid --mount --uts --ipc --cgroup \
-        bash "$work/init" "$root" "$systemd" "$out/console.txt" "${binds[@]+"${binds[@]}"}"
-) || true
+        bash "$work/init" "$root" "$systemd" "$out/console.txt" "$memory" "${binds[@]+"${binds[@]}"}"
+) &
+guest=$!
+# unshare takes SIGKILL alone, and the guest's PID 1 goes with it.
+trap 'kill -KILL $(cat "/proc/$guest/task/$guest/children") 2>/dev/null || true; wait "$guest" 2>/dev/null || true; exit 130' INT TERM
+wait "$guest" || true
+trap - INT TERM
 for name in test.out journal.txt code; do
     if [ -e "$work/overlay/upper/guest/$name" ]; then cp "$work/overlay/upper/guest/$name" "$out/"; fi
 done

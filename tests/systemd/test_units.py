@@ -315,3 +315,11 @@ def test_a_reboot_keeps_what_was_acknowledged(tmp_path, how):
     shared = ("-v", f"{stores}:/var/lib/pyengine")
     boot(tmp_path, "before_reboot.sh", *shared, HOW=how)
     boot(tmp_path, "after_reboot.sh", *shared, HOW=how)
+
+
+@pytest.mark.long
+@pytest.mark.root
+@pytest.mark.systemd
+@pytest.mark.timeout(1000)
+def test_the_drills_use_installed_units_and_leave_nothing(tmp_path):
+    boot(tmp_path, "drills.sh", limit_s=900)
