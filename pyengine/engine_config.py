@@ -322,7 +322,7 @@ class EngineConfig:
         low=65_536, high=1 << 30, live=PRODUCERS, group="processes")
     spin: int = setting(
         -1, "How long writer and producers look again before they sleep; 0 sleeps at once, auto measures at start, and is 0 "
-        "for a SYNC_MASTER or SLAVE on fewer than four CPUs.",
+        "for a SYNC_MASTER or SLAVE, and with the gateway, on fewer than four CPUs.",
         unit="us", low=0, high=100_000, words=(("auto", -1),), group="processes")
     warm_mapped_file_enable: bool = setting(
         False, "Fill and lock a segment's pages when it is made.", key="warmMapedFileEnable", group="processes")

@@ -58,7 +58,9 @@ from pyengine.storage.replication_state import ReplicationState, ReplicationStat
 from pyengine.storage.topic_config import TopicConfigs
 
 MODES = {"async": native.MODE_MAPPED, "pool": native.MODE_POOL, "sync": native.MODE_SYNC}
-REPLICATED_CPUS = 4  # producer, writer and the replicator's two threads, which a put of a SYNC_MASTER passes through
+# What a put of a SYNC_MASTER passes through: producer, writer and the replicator's two threads; and one of a client of RocketMQ:
+# the client's two threads, gateway and writer.
+LONG_WAY_CPUS = 4
 ROLES = {"ASYNC_MASTER": native.ASYNC_MASTER, "SYNC_MASTER": native.SYNC_MASTER, "SLAVE": native.SLAVE}
 FIRST_GENERATION = 1
 QUEUE_SLOTS_MIN = 4096
@@ -210,7 +212,8 @@ def _make_first_segment(root: Path, config: EngineConfig, origin: int) -> None:
 
 
 def _identity(root: Path, config: EngineConfig, engine_id: EngineId, semaphore_id: int) -> Identity:
-    spin_writer_us, spin_producer_us = spin_us(config.spin, 2 if config.broker_role == "ASYNC_MASTER" else REPLICATED_CPUS)
+    is_short = config.broker_role == "ASYNC_MASTER" and not config.gateway_enable
+    spin_writer_us, spin_producer_us = spin_us(config.spin, 2 if is_short else LONG_WAY_CPUS)
     pool_buffers = min(config.transient_store_pool_size, native.POOL_BUFFERS_MAX) if config.mode == "pool" else 0
     return Identity(
         store_uuid=engine_id.uuid, boot_id=read_boot_id(), epoch=read_epoch(root),

@@ -231,6 +231,17 @@ def with_limit(number: int):
     return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
 
 
+@pytest.mark.parametrize("settings, cpus, spins", [
+    ({}, 2, True), ({"gateway_enable": True}, 2, False), ({"gateway_enable": True}, 4, True),
+    ({"gateway_enable": True, "spin": 30}, 2, True), ({"broker_role": "SYNC_MASTER"}, 3, False), ({"broker_role": "SYNC_MASTER"}, 4, True),
+])
+def test_puts_that_pass_through_more_processes_than_there_are_cpus_are_not_spun_for(store, monkeypatch, settings, cpus, spins):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cpus)))
+    with brought_up(store[0], **SMALL | settings) as memory:
+        identity = memory.identity
+        assert (identity.spin_writer_us > 0, identity.spin_producer_us > 0) == (spins, spins)
+
+
 def test_a_start_with_too_few_descriptors_is_refused_at_once(tmp_path):
     root = tmp_path / "store"
     done = spawn("start", root, preexec_fn=with_limit(FEW))
