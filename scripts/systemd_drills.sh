@@ -39,6 +39,7 @@ done
 tail -q -s 0.1 -n +1 -f "$out/shared/stderr" >&2 &
 shows=$! keeps=
 end() {
+  sleep 0.3 # the last lines are shown
   kill "$shows" 2>/dev/null || true
   if [ -n "$keeps" ]; then note "kept: $out"; else rm -rf "$out"; fi
 }
@@ -46,7 +47,6 @@ trap end EXIT # also where run_part ends the script
 code=0
 run_part "$checkout/tests/systemd/boot.sh" -m -t 3600 -r "$checkout" -r "$PYTHON" -r "$base" "${binds[@]}" "$out/boot" "$out/guest" >/dev/null ||
   code=$?
-sleep 0.3 # the last lines are shown
 cat "$out/shared/stdout"
 [ "$code" = 0 ] || keeps=1
 exit "$code"
