@@ -121,6 +121,11 @@ def _no_connect() -> str | None:
     return f"{', '.join(missing)} not installed (pip install 'pyspark[connect]')" if missing else _no_spark()
 
 
+def _no_s3() -> str | None:
+    missing = [name for name in ("pyarrow", "moto", "flask", "flask_cors") if importlib.util.find_spec(name) is None]
+    return f"{', '.join(missing)} not installed (extra `test`)" if missing else None
+
+
 def _no_griffe() -> str | None:
     return None if importlib.util.find_spec("griffe") else "griffe not installed (extra `docs`)"
 
@@ -147,6 +152,7 @@ NEEDS = {
         Need("systemd", functools.cache(_no_systemd)),
         Need("spark", functools.cache(_no_spark)),
         Need("connect", functools.cache(_no_connect)),
+        Need("s3", functools.cache(_no_s3)),
         Need("griffe", functools.cache(_no_griffe)),
         Need("go", functools.cache(_no_go)),
         Need("btrfs", functools.cache(_no_btrfs)),

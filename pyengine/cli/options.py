@@ -82,6 +82,7 @@ class _StorePath(click.Path):
 
 
 store_argument = click.argument("store", type=_StorePath(path_type=Path), metavar="STORE")
+store_or_uri_argument = click.argument("store", type=_StorePath(), metavar="STORE")
 set_option = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", callback=_settings,
     help="A setting for this run, by its own or RocketMQ's name; may be repeated.")
@@ -139,6 +140,16 @@ def spark_session(app: str, master: str | None = None) -> Iterator[SparkSession]
 
     with borrowed_session(app, {} if master is None else {"spark.master": master}) as spark:
         yield spark
+
+
+def spark_source(store: str, settings: dict[str, str]) -> tuple[str, dict[str, str]]:
+    """What a job reads: a path that holds a store, or a URI; and the sizes that the store's files depend on, as options."""
+    from pyengine.spark.options import local_path, scheme_of
+
+    if scheme_of(store) in ("", "file"):
+        root = existing_store(Path(local_path(store) if scheme_of(store) else store))
+        return str(root), size_options(root, settings)
+    return store, {name: value for key, value in settings.items() if (name := setting_name(key, SET)) in FIXED_NAMES}
 
 
 def size_options(root: Path, settings: dict[str, str]) -> dict[str, str]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from pyengine.cli import output
 from pyengine.cli.options import (
-    existing_store,
+    json_option,
     master_option,
     raw_option,
-    size_options,
+    set_option,
     spark_level_option,
     spark_session,
-    store_command,
+    spark_source,
+    store_or_uri_argument,
 )
 from pyengine.cli.output import byte_bar
 
@@ -29,7 +29,9 @@ _allow_missing = click.option("--allow-missing", is_flag=True, help="A topic tha
 
 
 @click.command()
-@store_command
+@store_or_uri_argument
+@set_option
+@json_option
 @click.option("--by", type=click.Choice(["queue", "topic", "hour", "day"]), default="topic", show_default=True,
               help="A row for each queue, each topic, or each topic and hour or day (UTC) of the store time.")
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated. All if not given.")
@@ -38,14 +40,14 @@ _allow_missing = click.option("--allow-missing", is_flag=True, help="A topic tha
 @master_option
 @spark_level_option
 def stats(
-    store: Path, settings: dict[str, str], as_json: bool, by: By, topics: tuple[str, ...], allow_missing: bool, verify_crc: bool,
+    store: str, settings: dict[str, str], as_json: bool, by: By, topics: tuple[str, ...], allow_missing: bool, verify_crc: bool,
     master: str | None, level: str | None,
 ) -> None:
     """Count messages, bytes and times in the log, by topic and hour.
 
     Reads the whole log up to what is flushed (--level chooses otherwise), with Spark on all
     processors of this host or of a cluster; a running engine is not disturbed. Counts of queues
-    alone come faster from `topics`. Needs Java 17 or later and the extra `spark`
+    alone come faster from `topics`. STORE may be a URI (s3://bucket/store). Needs Java 17 or later and the extra `spark`
     (pip install '.[spark]').
 
     \b
@@ -53,15 +55,15 @@ def stats(
       pyengine stats STORE
       pyengine stats STORE --by hour --topic orders --json
     """
-    root = existing_store(store)
-    options: dict[str, object] = {**size_options(root, settings), "verifyCRC": verify_crc, "allowMissing": allow_missing}
+    source, sizes = spark_source(store, settings)
+    options: dict[str, object] = {**sizes, "verifyCRC": verify_crc, "allowMissing": allow_missing}
     if level is not None:
         options["readLevel"] = level
     with spark_session("pyengine stats", master) as spark, byte_bar("counting", None) as show:
         from pyengine.spark.message_stats import collect_stats
 
         begun_s = time.monotonic()
-        rows = collect_stats(spark, root, topics or None, by=by, progress=show, **options)
+        rows = collect_stats(spark, source, topics or None, by=by, progress=show, **options)
     seconds = time.monotonic() - begun_s
     if as_json:
         output.write_json({"by": by, "messages": sum(row.messages for row in rows), "bytes": sum(row.bytes for row in rows),
@@ -90,8 +92,10 @@ def _begin_text(time_ms: int | None, by: str) -> str:
 
 
 @click.command()
-@store_command
-@click.argument("dest", type=click.Path(path_type=Path), metavar="DEST")
+@store_or_uri_argument
+@set_option
+@json_option
+@click.argument("dest", metavar="DEST")
 @click.option("--format", "file_format", type=click.Choice(["parquet"]), default="parquet", show_default=True,
               help="The format of the files.")
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated. All if not given.")
@@ -106,12 +110,13 @@ def _begin_text(time_ms: int | None, by: str) -> str:
 @master_option
 @spark_level_option
 def export(
-    store: Path, settings: dict[str, str], as_json: bool, dest: Path, file_format: str, topics: tuple[str, ...],
+    store: str, settings: dict[str, str], as_json: bool, dest: str, file_format: str, topics: tuple[str, ...],
     allow_missing: bool, columns: str | None, compression: str, overwrite: bool, partitioned: bool, incremental: bool,
     raw: bool, master: str | None, level: str | None,
 ) -> None:
-    """Write the log into the folder DEST as Parquet files.
+    """Write the log into DEST as Parquet files.
 
+    DEST is a folder, or a URI that pyarrow.fs knows (s3://bucket/path); so may STORE be.
     Reads what is flushed when the command starts (--level chooses otherwise), with Spark
     on all processors of this host; a running engine is not disturbed. DEST/_SUCCESS
     comes last: without it the export is not whole. Needs Java 17 or later and the
@@ -122,9 +127,10 @@ def export(
       pyengine export STORE orders.parquet --topic orders
       pyengine export STORE all.parquet --columns "*" --compression zstd
       pyengine export STORE lake --partitioned --incremental
+      pyengine export STORE s3://bucket/lake --partitioned --incremental
     """
-    root = existing_store(store)
-    options: dict[str, object] = {**size_options(root, settings), "allowMissing": allow_missing, "decompress": not raw}
+    source, sizes = spark_source(store, settings)
+    options: dict[str, object] = {**sizes, "allowMissing": allow_missing, "decompress": not raw}
     if level is not None:
         options["readLevel"] = level
     if columns is not None:
@@ -132,9 +138,10 @@ def export(
     begun_s = time.monotonic()
     with spark_session("pyengine export", master) as spark, byte_bar("exporting", None) as show:
         from pyengine.spark.export import export_parquet
+        from pyengine.spark.options import AUTO
 
-        done = export_parquet(spark, root, dest, topics or None, compression=compression, overwrite=overwrite,
-                              partitioned=partitioned, incremental=incremental, progress=show, **options)
+        done = export_parquet(spark, source, dest, topics or None, compression=compression, overwrite=overwrite,
+                              partitioned=partitioned, incremental=incremental, dest_file_system=AUTO, progress=show, **options)
     seconds = time.monotonic() - begun_s
     if as_json:
         output.write_json({"dest": done.dest, "format": file_format, "files": done.files, "messages": done.messages,

@@ -4,6 +4,10 @@ An export is a whole folder, or, `incremental`, a folder that each run takes up 
 log's end. `_pyengine_export.json` in it holds the offset up to which it is exported, and which
 rows and columns it has: a run that chose others would leave a hole behind that offset, so it is
 refused. Files of a killed run beyond the offset are removed by the next run.
+
+The folder is on this host or on any file system of pyarrow's. A file is written under a name that readers pass over, then
+moved to its own; an object store copies it then. The state is replaced whole, after all files that it counts. It
+also names the run that writes: tasks of a run that was killed, and that go on for a while, see another one there and give up.
 """
 
 from __future__ import annotations
@@ -12,27 +16,30 @@ import contextlib
 import itertools
 import json
 import os
+import posixpath
 import re
-import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow
 from pyarrow import parquet
 
-from pyengine.errors import UsageError
+from pyengine.errors import DiskError, EngineError, UsageError, disk_errors
+from pyengine.spark.file_access import FileTree, open_tree, reach_tree
 from pyengine.spark.jobs import Part, batches_of, given_options, run_in_workers, watched
-from pyengine.spark.options import ReadOptions, local_path, read_options, scheme_of
+from pyengine.spark.options import AUTO, ReadOptions, location, read_options, shown
 from pyengine.spark.partitions import LogRange
 from pyengine.spark.plan import plan
 from pyengine.spark.schema import Column, chosen_columns, find_column
 from pyengine.spark.task_reader import arrow_schema
+from pyengine.storage.durable_writes import sync_file
 
 if TYPE_CHECKING:
     import numpy
+    from pyarrow import NativeFile
     from pyspark.sql import SparkSession
 
 SUCCESS = "_SUCCESS"
@@ -40,7 +47,8 @@ STATE = "_pyengine_export.json"
 COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
 _SUMMARY_SCHEMA = "file STRING, messages BIGINT, bytes BIGINT"
 ROW_GROUP_BYTES = 64 << 20
-OPEN_FILES_MAX = 128
+OPEN_FILES_MAX, OPEN_OBJECTS_MAX = 128, 16  # an object's stream holds some 10 MB
+_OBJECT_STORES = ("s3", "gcs", "abfs")
 # Columns whose values repeat; a dictionary of bodies or offsets would only be thrown away.
 _DICTIONARY = ["topic", "tags", "bornHost", "storeHost", "partition", "queueId", "flag", "sysFlag", "reconsumeTimes",
                "preparedTransactionOffset", "timestampType"]
@@ -63,11 +71,12 @@ class ExportResult:
 class ExportState:
     """An incremental export: what it holds, and up to which physical offset; None before its first run has ended.
 
-    `selection` is what selection_of gives.
+    `selection` is what selection_of gives; `run` names the run that has begun last.
     """
 
     selection: dict[str, str]
     end: int | None = None
+    run: str = ""
 
 
 def export_parquet(
@@ -80,6 +89,7 @@ def export_parquet(
     overwrite: bool = False,
     partitioned: bool = False,
     incremental: bool = False,
+    dest_file_system: str = AUTO,
     progress: Callable[[int, int], None] | None = None,
     **options: object,
 ) -> ExportResult:
@@ -87,92 +97,98 @@ def export_parquet(
 
     The workers write the files; each appears under its name when it is whole, and
     `_SUCCESS` comes last, so a folder without it is an export that did not finish. A
-    task that runs twice writes the same file twice. `dest` must be on a file system
-    that all workers share.
+    task that runs twice writes the same file twice. `dest` is a path that all workers
+    share, or a URI that pyarrow.fs knows (s3://bucket/path); with `dest_file_system`,
+    `module:name` as the option fileSystem has it, a path in that file system.
 
     `partitioned` makes folders topic=.../date=YYYY-MM-DD (of the store time, UTC), as
     Spark and others read them: the folder then gives the topic. `incremental` continues
     where the last run into `dest` ended, and begins a new folder; a run that was
     killed is repeated by the next. `progress` is called with (bytes of the log done, all
     of them) now and then. UsageError for a folder that holds something else, unless
-    `overwrite`, for a `dest` that is no path, and for an incremental export that chooses other
+    `overwrite`, for a `dest` that cannot be reached, and for an incremental export that chooses other
     rows or columns than before.
     """
     if compression not in COMPRESSIONS:
         raise UsageError(f"compression {compression!r}: choose one of {', '.join(COMPRESSIONS)}")
     given = given_options(store, topics, options)
-    target = _folder(os.fspath(dest))
+    place = Place.of(os.fspath(dest), dest_file_system)
     read = read_options(given)
     columns = chosen_columns(read)
     if partitioned:
         columns = [column for column in columns if column.name.lower() != "topic"]
         if not columns:
             raise UsageError("a partitioned export gives the topic by its folders: name other columns too")
+    target = place.reach()
+    state, run = None, uuid.uuid4().hex
     if incremental:
-        state = _continued(target, read, columns, partitioned)
+        state = replace(_continued(target, read, columns, partitioned), run=run)
         given["access"] = "scan"  # its state holds an offset of the log
         if state.end is not None:
             given["startingPhysicalOffset"] = str(state.end)
         read = read_options(given)
     parts = plan(read)
-    if incremental:
+    if state is not None:
         _go_on(target, state, overwrite)
     else:
         _clear(target, overwrite)
-    (target / SUCCESS).unlink(missing_ok=True)
-    work = _PartWriter(read, columns, str(target), compression, uuid.uuid4().hex, partitioned, incremental)
+    target.remove([SUCCESS])
+    work = _PartWriter(read, columns, place, compression, run, partitioned, incremental)
     try:
         with watched(spark, sum(part.log_bytes for part in parts), progress):
             written = [(row.file, row.messages, row.bytes) for row in run_in_workers(spark, work, parts, _SUMMARY_SCHEMA).collect()]
     except BaseException:
-        for unfinished in target.rglob(".part-*"):
-            unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(DiskError):
+            target.remove(name for name in target.files() if posixpath.basename(name).startswith(".part-"))
         raise
-    if not written and not partitioned and not any(target.glob("part-*")):
+    begin = 0 if state is None or state.end is None else state.end
+    _settle(target, written, (lambda number: number >= begin) if incremental else (lambda number: True))
+    if not written and not partitioned and not target.files():
         written = [_empty(columns, target, compression)]
-    if incremental:
+    if state is not None:
         ends = [part.stop for part in parts if isinstance(part, LogRange)]
         _write_state(target, replace(state, end=max(ends, default=state.end)))
-    (target / SUCCESS).touch()
-    return ExportResult(str(target), len(written), sum(messages for _, messages, _ in written), sum(size for *_, size in written))
+    target.write(SUCCESS, b"")
+    return ExportResult(target.where, len(written), sum(messages for _, messages, _ in written), sum(size for *_, size in written))
 
 
-def _folder(dest: str) -> Path:
-    """`dest` as a path. UsageError for a URI: the workers write files."""
-    if scheme_of(dest) not in ("", "file"):
-        raise UsageError(f"{dest} is no path: an export writes into a folder that all workers see under one path; write it there and "
-                         "copy it, or mount the place")
-    return Path(local_path(dest))
-
-
-def _continued(target: Path, read: ReadOptions, columns: list[Column], partitioned: bool) -> ExportState:
+def _continued(target: Target, read: ReadOptions, columns: list[Column], partitioned: bool) -> ExportState:
     """The state from which an incremental export goes on; nothing is changed. UsageError for another selection than its."""
     bounds = (read.starting_offsets, read.ending_offsets, read.starting_timestamp_ms, read.ending_timestamp_ms,
               read.starting_timestamps, read.ending_timestamps, read.starting_physical_offset, read.ending_physical_offset)
     if any(bound is not None for bound in bounds):
         raise UsageError("an incremental export goes on where the last one ended: give no offsets and times")
     wanted = ExportState(selection_of(read, columns, partitioned))
-    state = _read_state(target, wanted) if (target / STATE).exists() else wanted
+    state = _read_state(target, wanted) or wanted
     if state.end is None:  # none of its files counts
         return wanted
     names = [name for name in (*wanted.selection, *state.selection) if state.selection.get(name, "") != wanted.selection.get(name, "")]
     if names:
         differences = "; ".join(f"{name} was {state.selection.get(name, '')!r}, is {wanted.selection.get(name, '')!r}"
                                 for name in dict.fromkeys(names))
-        raise UsageError(f"{target} was begun with another selection: {differences}; go on with the same, or give another folder")
+        raise UsageError(f"{target.where} was begun with another selection: {differences}; go on with the same, or give another folder")
     return state
 
 
-def _go_on(target: Path, state: ExportState, overwrite: bool) -> None:
-    """Begin the folder, or clear it of what a killed run left."""
-    if not (target / STATE).exists():
+def _go_on(target: Target, state: ExportState, overwrite: bool) -> None:
+    """Begin the folder, or clear it of what a killed run left, once the tasks of that run can see that another one has begun."""
+    if target.read(STATE) is None:
         _clear(target, overwrite)
-    if state.end is None:
-        _write_state(target, state)
-    for path in target.rglob("*part-*"):
-        found = _PART.fullmatch(path.name)
-        if found and (path.name.startswith(".") or state.end is None or int(found[1]) >= state.end):
-            path.unlink()
+    _write_state(target, state)
+    for name in target.files():
+        found = _PART.fullmatch(posixpath.basename(name))
+        if found and (found[0].startswith(".") or state.end is None or int(found[1]) >= state.end):
+            target.remove([name])
+
+
+def _settle(target: Target, written: list[tuple[str, int, int]], is_of_run: Callable[[int], bool]) -> None:
+    """See that the files of this run are there, and no others: a task of a killed run may have finished one meanwhile."""
+    found = {name: size for name, size in target.files().items()
+             if (part := _PART.fullmatch(posixpath.basename(name))) and (part[0].startswith(".") or is_of_run(int(part[1])))}
+    for name, _, size in written:
+        if found.pop(name, None) != size:
+            raise EngineError(f"{target.where}/{name} is not what this run wrote: another run has written into the folder; run it again")
+    target.remove(found)
 
 
 def selection_of(read: ReadOptions, columns: list[Column], partitioned: bool) -> dict[str, str]:
@@ -192,11 +208,13 @@ def selection_of(read: ReadOptions, columns: list[Column], partitioned: bool) ->
     }
 
 
-def _read_state(target: Path, wanted: ExportState) -> ExportState:
-    """The state in the folder. UsageError for one that cannot be understood, or does not tell the whole selection."""
-    path = target / STATE
+def _read_state(target: Target, wanted: ExportState) -> ExportState | None:
+    """The state in the folder, None without one. UsageError for one that cannot be understood, or does not tell the whole selection."""
+    path, content = f"{target.where}/{STATE}", target.read(STATE)
+    if content is None:
+        return None
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(content.decode())
         if "selection" not in document and {"columns", "topics", "partitioned"} <= document.keys():  # of version 0.2
             raise UsageError(
                 f"{path} is of a version that noted columns and topics only, so it cannot be told whether the export was begun with the "
@@ -210,32 +228,139 @@ def _read_state(target: Path, wanted: ExportState) -> ExportState:
     return state
 
 
-def _write_state(target: Path, state: ExportState) -> None:
-    unfinished = target / f".{STATE}"
-    with open(unfinished, "w", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(state)))
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.rename(target / STATE)
+def _write_state(target: Target, state: ExportState) -> None:
+    target.write(STATE, json.dumps(asdict(state)).encode())
 
 
-def _clear(target: Path, overwrite: bool) -> None:
-    if target.exists() and not target.is_dir():
-        raise UsageError(f"{target} is a file; give a folder for the Parquet files")
-    if target.is_dir() and any(target.iterdir()):
+def _clear(target: Target, overwrite: bool) -> None:
+    if target.is_file():
+        raise UsageError(f"{target.where} is a file; give a folder for the Parquet files")
+    names = target.entries()
+    if names:
         if not overwrite:
-            raise UsageError(f"{target} is not empty: give another folder, or allow it to be replaced")
-        foreign = [path.relative_to(target) for path in sorted(target.rglob("*")) if not _is_ours(path)]
+            raise UsageError(f"{target.where} is not empty: give another folder, or allow it to be replaced")
+        foreign = [name for name in sorted(names) if not _is_ours(posixpath.basename(name), names[name] is None)]
         if foreign:
-            raise UsageError(f"{target} holds {foreign[0]}, which no export wrote: give another folder")
-        shutil.rmtree(target)
-    target.mkdir(parents=True, exist_ok=True)
+            raise UsageError(f"{target.where} holds {foreign[0]}, which no export wrote: give another folder")
+        target.empty()
+    target.make("")
 
 
-def _is_ours(path: Path) -> bool:
-    if path.is_dir():
-        return path.name.startswith(("topic=", "date="))
-    return path.name in (SUCCESS, STATE, f".{STATE}") or _PART.fullmatch(path.name) is not None
+def _is_ours(name: str, is_folder: bool) -> bool:
+    if is_folder:
+        return name.startswith(("topic=", "date="))
+    return name in (SUCCESS, STATE, f".{STATE}", f".{SUCCESS}") or _PART.fullmatch(name) is not None
+
+
+# -- the folder --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an export goes, as it travels to the tasks."""
+
+    path: str
+    file_system: str = AUTO
+
+    @classmethod
+    def of(cls, dest: str, file_system: str) -> Place:
+        """UsageError for what is neither a path nor a URI."""
+        if file_system != AUTO:
+            return cls(dest, file_system)
+        try:
+            return cls(location(dest))
+        except ValueError as error:
+            raise UsageError(f"destination {dest!r}: {error}") from None
+
+    def open(self) -> Target:
+        """The folder, in a task."""
+        return Target(open_tree(self.path, self.file_system), shown(self.path))
+
+    def reach(self) -> Target:
+        """The folder, in the driver; UsageError where its file system does not answer."""
+        return Target(reach_tree(self.path, self.file_system), shown(self.path))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The folder of an export; names are relative to it, with slashes. Errors are DiskError."""
+
+    tree: FileTree
+    where: str
+
+    @property
+    def is_object_store(self) -> bool:
+        """Names are no folders there, and each object is replaced whole."""
+        return self.tree.system.type_name in _OBJECT_STORES
+
+    def is_file(self) -> bool:
+        from pyarrow.fs import FileType
+
+        with disk_errors("look at", self.where):
+            return bool(self.tree.system.get_file_info(self.tree.root).type == FileType.File)
+
+    def entries(self) -> dict[str, int | None]:
+        """All names below, with a file's length; None for folders."""
+        from pyarrow.fs import FileSelector, FileType
+
+        root = self.tree.root
+        with disk_errors("list", self.where):
+            found = self.tree.system.get_file_info(FileSelector(root, allow_not_found=True, recursive=True))
+        return {info.path[len(root):].lstrip("/"): info.size if info.type == FileType.File else None for info in found}
+
+    def files(self) -> dict[str, int]:
+        """Name -> length of all files."""
+        return {name: size for name, size in self.entries().items() if size is not None}
+
+    def read(self, name: str) -> bytes | None:
+        """A small file's bytes, None without it."""
+        with disk_errors("read", f"{self.where}/{name}"):
+            return self.tree.read(name)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Let a file of the folder itself have this content: the old one or the new one, whatever is killed; durable on this host."""
+        unfinished = name if self.is_object_store else f".{name}"
+        with disk_errors("write", f"{self.where}/{name}"):
+            with self.tree.system.open_output_stream(self._at(unfinished)) as stream:
+                stream.write(content)
+            if self.tree.system.type_name == "local":
+                sync_file(Path(self._at(unfinished)))
+            if unfinished != name:
+                self.tree.system.move(self._at(unfinished), self._at(name))
+
+    def make(self, folder: str) -> None:
+        """Make the folder, with those above it. An object store has none: whether the first can be written to is seen there."""
+        if not self.is_object_store:
+            with disk_errors("make", f"{self.where}/{folder}"):
+                self.tree.system.create_dir(self._at(folder), recursive=True)
+        elif not folder:
+            self.write(f".{SUCCESS}", b"")
+            self.remove([f".{SUCCESS}"])
+
+    def open(self, name: str) -> NativeFile:
+        """A new file to write to."""
+        return self.tree.system.open_output_stream(self._at(name))
+
+    def move(self, name: str, to: str) -> int:
+        """Give a file its name, in place of what has it; its length."""
+        with disk_errors("write", f"{self.where}/{to}"):
+            self.tree.system.move(self._at(name), self._at(to))
+            size: int = self.tree.system.get_file_info(self._at(to)).size
+        return size
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Delete files; one that is not there is none."""
+        for name in names:
+            with disk_errors("delete", f"{self.where}/{name}"), contextlib.suppress(FileNotFoundError):
+                self.tree.system.delete_file(self._at(name))
+
+    def empty(self) -> None:
+        """Delete all that is in it."""
+        with disk_errors("delete", self.where):
+            self.tree.system.delete_dir_contents(self.tree.root, missing_dir_ok=True)
+
+    def _at(self, name: str) -> str:
+        return f"{self.tree.root}/{name}" if name else self.tree.root
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +369,7 @@ class _PartWriter:
 
     options: ReadOptions
     columns: list[Column]
-    target: str
+    place: Place
     compression: str
     run: str
     partitioned: bool
@@ -259,8 +384,9 @@ class _PartWriter:
         if self.incremental:
             assert isinstance(part, LogRange)
             name = f"part-{part.start:020d}"
-        files = PartFiles(self.target, name, arrow_schema(self.columns), self.compression, self.run, partitioned=self.partitioned)
-        written = write_groups(files, batches_of(self.options, scanned, part)[1])
+        target = self.place.open()
+        files = PartFiles(target, name, arrow_schema(self.columns), self.compression, self.run, partitioned=self.partitioned)
+        written = write_groups(files, batches_of(self.options, scanned, part)[1], lambda: self._require_run(target))
         if written:
             paths, messages, sizes = zip(*written)
             yield pyarrow.RecordBatch.from_arrays(
@@ -268,14 +394,31 @@ class _PartWriter:
                 ["file", "messages", "bytes"])
 
 
-def _empty(columns: list[Column], target: Path, compression: str) -> tuple[str, int, int]:
+    def _require_run(self, target: Target) -> None:
+        """EngineError where another run has begun: the files of this one do not count any more."""
+        if self.incremental:
+            content = target.read(STATE)
+            if content is None or json.loads(content.decode()).get("run") != self.run:
+                raise EngineError(f"another export into {target.where} has begun: this one ends without its files")
+
+
+def _empty(columns: list[Column], target: Target, compression: str) -> tuple[str, int, int]:
     """A file without rows, so that the folder can be read."""
-    path = target / "part-00000.parquet"
-    parquet.write_table(arrow_schema(columns).empty_table(), path, compression=compression)
-    return path.name, 0, path.stat().st_size
+    table = arrow_schema(columns).empty_table()
+    files = PartFiles(target, "part-00000", table.schema, compression, "empty", partitioned=False)
+    files.begin("")
+    return files.finish()[0]
 
 
 # -- the files of one task ---------------------------------------------------------
+
+
+class _OpenFile(NamedTuple):
+    """A file that is being written: its path below the target, and what closes it."""
+
+    name: str
+    sink: NativeFile
+    writer: parquet.ParquetWriter
 
 
 class PartFiles:
@@ -285,63 +428,62 @@ class PartFiles:
     part with more topics and days leaves several files in a folder.
     """
 
-    def __init__(self, target: str, name: str, schema: pyarrow.Schema, compression: str, run: str, *, partitioned: bool) -> None:
-        self._target = Path(target)
+    def __init__(self, target: Target, name: str, schema: pyarrow.Schema, compression: str, run: str, *, partitioned: bool) -> None:
+        self._target = target
         self._name = name
         self._schema = schema
         self._compression = compression
         self._mark = f"{run}.{uuid.uuid4().hex[:8]}"
         self._partitioned = partitioned
-        self._open: dict[str, tuple[Path, parquet.ParquetWriter]] = {}
-        self._rows: dict[str, int] = {}      # file -> rows, by its path below target
-        self._unfinished: dict[str, Path] = {}
-        self._opened: dict[str, int] = {}    # folder -> files so far
+        self._open_max = OPEN_OBJECTS_MAX if target.is_object_store else OPEN_FILES_MAX
+        self._open: dict[str, _OpenFile] = {}  # folder -> its file
+        self._rows: dict[str, int] = {}        # file -> rows, by its path below target
+        self._unfinished: dict[str, str] = {}
+        self._opened: dict[str, int] = {}      # folder -> files so far
 
     def add(self, table: pyarrow.Table) -> None:
         """Rows to write; partitioned, the table has the columns topic and timestamp also where files have not."""
         for folder, rows in self._split(table):
             if rows.num_rows:
-                file, writer = self._writer(folder)
-                writer.write_table(rows.select(self._schema.names), row_group_size=rows.num_rows)
-                self._rows[file] += rows.num_rows
+                opened = self.begin(folder)
+                opened.writer.write_table(rows.select(self._schema.names), row_group_size=rows.num_rows)
+                self._rows[opened.name] += rows.num_rows
 
     def finish(self) -> list[tuple[str, int, int]]:
         """Give all files their names: (path below target, rows, bytes) of each."""
         self._close()
-        found = []
-        for file, unfinished in self._unfinished.items():
-            unfinished.rename(self._target / file)
-            found.append((file, self._rows[file], (self._target / file).stat().st_size))
-        return found
+        return [(file, self._rows[file], self._target.move(unfinished, file)) for file, unfinished in self._unfinished.items()]
 
     def abandon(self) -> None:
         """Remove all files that were begun."""
         with contextlib.suppress(Exception):
             self._close()
-        for unfinished in self._unfinished.values():
-            unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(DiskError):
+            self._target.remove(self._unfinished.values())
 
-    def _close(self) -> None:
-        while self._open:
-            _, (_, writer) = self._open.popitem()
-            writer.close()
-
-    def _writer(self, folder: str) -> tuple[str, parquet.ParquetWriter]:
+    def begin(self, folder: str) -> _OpenFile:
+        """The file that is written in a folder; a new one where none is open."""
         if folder in self._open:
-            path, writer = self._open[folder]
-            return str(path), writer
-        if len(self._open) == OPEN_FILES_MAX:
+            return self._open[folder]
+        if len(self._open) == self._open_max:
             self._close()
         number = self._opened.get(folder, 0)
         self._opened[folder] = number + 1
         name = f"{self._name}{f'-{number}' if number else ''}.parquet"
-        place = self._target / folder
-        place.mkdir(parents=True, exist_ok=True)
-        unfinished = place / f".{name}.{self._mark}"
-        file = str(Path(folder, name))
-        writer = parquet.ParquetWriter(unfinished, self._schema, compression=self._compression, use_dictionary=_DICTIONARY)
-        self._unfinished[file], self._rows[file], self._open[folder] = unfinished, 0, (Path(file), writer)
-        return file, writer
+        file, unfinished = posixpath.join(folder, name), posixpath.join(folder, f".{name}.{self._mark}")
+        self._target.make(folder)
+        self._unfinished[file], self._rows[file] = unfinished, 0
+        with disk_errors("write", f"{self._target.where}/{unfinished}"):
+            sink = self._target.open(unfinished)
+        writer = parquet.ParquetWriter(sink, self._schema, compression=self._compression, use_dictionary=_DICTIONARY)
+        self._open[folder] = _OpenFile(file, sink, writer)
+        return self._open[folder]
+
+    def _close(self) -> None:
+        while self._open:
+            _, opened = self._open.popitem()
+            opened.writer.close()
+            opened.sink.close()
 
     def _split(self, table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
         """(folder, rows in their order) of a table."""
@@ -360,11 +502,14 @@ class PartFiles:
             yield folder, table.slice(begin, end - begin)
 
 
-def write_groups(files: PartFiles, batches: Iterator[pyarrow.RecordBatch]) -> list[tuple[str, int, int]]:
-    """All batches into the files, in row groups of about ROW_GROUP_BYTES; what `finish` gives. Nothing stays if it fails."""
+def write_groups(files: PartFiles, batches: Iterator[pyarrow.RecordBatch], check: Callable[[], None] = lambda: None
+                 ) -> list[tuple[str, int, int]]:
+    """All batches into the files, in row groups of about ROW_GROUP_BYTES; what `finish` gives, which `check` may refuse. Nothing
+    stays if it fails."""
     try:
         for group in _groups(batches, ROW_GROUP_BYTES):
             files.add(pyarrow.Table.from_batches(group))
+        check()
         return files.finish()
     except BaseException:
         files.abandon()

@@ -13,11 +13,12 @@ from pyarrow import parquet
 
 from fix_cli import run
 from fix_store_builder import StoreBuilder
-from pyengine.errors import UsageError
+from pyengine.errors import EngineError, UsageError
 from pyengine.spark import export
-from pyengine.spark.export import STATE, SUCCESS, PartFiles, escaped, export_parquet, write_groups
+from pyengine.spark.export import STATE, SUCCESS, PartFiles, Place, escaped, export_parquet, write_groups
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError
+from pyengine.spark.plan import plan
 from pyengine.spark.schema import chosen_columns
 from spark.logs import rows
 
@@ -50,7 +51,7 @@ def days(*numbers: int) -> pa.Array:
 def test_rows_go_to_their_folders_in_their_order(tmp_path, monkeypatch, most):
     monkeypatch.setattr(export, "OPEN_FILES_MAX", most)
     table = table_of(topic=["a", "b/c", "a", "a", "b/c"], timestamp=days(0, 0, 1, 0, 0), n=[1, 2, 3, 4, 5])
-    files = PartFiles(str(tmp_path), "part-0", pa.schema([("n", pa.int64())]), "snappy", "run", partitioned=True)
+    files = PartFiles(Place(str(tmp_path)).open(), "part-0", pa.schema([("n", pa.int64())]), "snappy", "run", partitioned=True)
     assert list(tmp_path.rglob("part-*")) == []
     found = write_groups(files, iter(table.to_batches() + table.to_batches()))
     assert sum(count for _, count, _ in found) == 10
@@ -68,7 +69,7 @@ def test_a_part_that_fails_leaves_nothing(tmp_path):
         yield from table_of(n=[1, 2]).to_batches()
         raise OSError("gone")
 
-    files = PartFiles(str(tmp_path), "part-0", pa.schema([("n", pa.int64())]), "snappy", "run", partitioned=False)
+    files = PartFiles(Place(str(tmp_path)).open(), "part-0", pa.schema([("n", pa.int64())]), "snappy", "run", partitioned=False)
     with pytest.raises(OSError, match="gone"):
         write_groups(files, broken())
     assert list(tmp_path.iterdir()) == []
@@ -198,16 +199,68 @@ def test_a_state_of_a_version_that_did_not_note_the_whole_selection_is_refused_w
             export_parquet(None, builder.root, out, incremental=True)
 
 
-@pytest.mark.parametrize("dest", ["s3://bucket/x", "hdfs://host:9000/x", "dbfs:/x", "s3:/bucket/x", "abfss://c@a.dfs.core.windows.net/x"])
-def test_a_destination_that_is_a_uri_is_refused_before_anything_is_made(tmp_path, monkeypatch, builder, dest):
+@pytest.mark.parametrize(("dest", "sentence"), [
+    ("dbfs:/x", "Databricks mounts this one as /dbfs/x"), ("s3:/bucket/x", "write s3://bucket/x"),
+    ("nosuch://host/x", "pyarrow has no file system for it"), ("hdfs://localhost:1/x", "cannot be reached"),
+])
+def test_a_destination_that_cannot_be_reached_is_refused_before_anything_is_made(tmp_path, monkeypatch, builder, dest, sentence):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     for given in ({}, {"incremental": True}):
-        with pytest.raises(UsageError, match=f"{dest} is no path: an export writes into a folder"):
+        with pytest.raises(UsageError, match=sentence):
             export_parquet(None, builder.root, dest, **given)
-    done = run("export", builder.root, dest)
-    assert done.code == 2 and "is no path: an export writes into a folder" in done.stderr
     assert list((tmp_path / "here").iterdir()) == []
+
+
+@pytest.mark.spark
+@pytest.mark.java
+def test_the_command_refuses_what_is_neither_a_path_nor_a_uri(builder):
+    done = run("export", builder.root, "s3:/bucket/x")
+    assert done.code == 2 and "write s3://bucket/x" in done.stderr
+
+
+@pytest.mark.spark
+@pytest.mark.java
+def test_tasks_of_a_killed_run_do_not_count_once_another_has_begun(spark, builder, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    given = {"incremental": True, "columns": "physicalOffset,topic,offset,value"}
+    assert export_parquet(spark, builder.root, out, **given).messages == 60
+    put(builder, 9)
+    settle = export._settle
+
+    def with_a_late_file(*arguments):
+        """What a task of an earlier run has finished meanwhile."""
+        (out / "part-99999999999999999999.parquet").write_bytes(b"late")
+        settle(*arguments)
+
+    monkeypatch.setattr(export, "_settle", with_a_late_file)
+    assert export_parquet(spark, builder.root, out, **given).messages == 9
+    assert exported(spark, out) == wanted(builder.root)
+    put(builder, 5)
+    state = json.loads((out / STATE).read_text())
+    read = read_options({"path": str(builder.root), "columns": given["columns"]})
+    work = export._PartWriter(read, chosen_columns(read), Place(str(out)), "snappy", "killed", False, True)
+    with pytest.raises(EngineError, match="another export into .* has begun"):
+        list(work(0, plan(read)[0]))
+    assert json.loads((out / STATE).read_text()) == state and exported(spark, out)[:69] == wanted(builder.root)[:69]
+    assert not list(out.glob(".part-*"))
+
+
+@pytest.mark.spark
+@pytest.mark.java
+def test_a_file_that_another_run_has_replaced_fails_the_run(spark, builder, tmp_path, monkeypatch):
+    settle, out = export._settle, tmp_path / "out"
+
+    def replaced(target, written, is_of_run):
+        (out / written[0][0]).write_bytes(b"other")
+        settle(target, written, is_of_run)
+
+    monkeypatch.setattr(export, "_settle", replaced)
+    with pytest.raises(EngineError, match="is not what this run wrote"):
+        export_parquet(spark, builder.root, out, incremental=True, columns="offset")
+    assert json.loads((out / STATE).read_text())["end"] is None and not (out / SUCCESS).exists()
+    monkeypatch.undo()
+    assert export_parquet(spark, builder.root, out, incremental=True, columns="offset").messages == 60
 
 
 @pytest.mark.spark
