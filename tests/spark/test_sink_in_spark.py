@@ -94,8 +94,9 @@ def test_a_stream_goes_on_from_its_checkpoint_and_doubles_no_batch_that_runs_aga
     last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
     for number in range(50):
         source.put("S", b"more %d" % number)
-    query = run(spark, source.root, store, tmp_path, "Again", availableNow=True)
-    assert query.awaitTermination(240) and query.exception() is None
+    for _ in range(1 if spark_version() >= (4, 2) else 2):  # before, availableNow ends after the batch that runs again
+        query = run(spark, source.root, store, tmp_path, "Again", availableNow=True)
+        assert query.awaitTermination(240) and query.exception() is None
     assert bodies(store, "Again") == wanted + Counter(b"more %d" % number for number in range(50))
 
 
