@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from fix_golden import CLEAN, HALTED, RECIPES, unpack
 from fix_spark import run_units_here
 from pyengine.engine_config import Geometry
 from pyengine.errors import EngineError, ExitCode
-from pyengine.formats.paths import is_queue_id_name
 from pyengine.ipc.crashed_engine_memory import rebuild_alone
 from pyengine.spark import store_rebuild
 from pyengine.spark.store_rebuild import rebuild
@@ -25,15 +25,16 @@ from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.markers import read_rebuild_marker
 from pyengine.storage.recovery.recover import recover
 
+BEGAN_NS = time.time_ns()
 ALONE = {"cqext": "its queues have an extension"}
 
 
 def made(root: Path) -> dict[str, object]:
     """Everything that a rebuild is answerable for: queues with their times, index files in their order, checkpoint.
 
-    A folder whose name is no number of a queue, as damage may name one, has no look-up by time.
+    A file whose last message cannot be read keeps the time at which it was made: that is none here.
     """
-    queues = {str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns if is_queue_id_name(path.parent.name) else 0)
+    queues = {str(path.relative_to(root)): (path.read_bytes(), time_ns if (time_ns := path.stat().st_mtime_ns) < BEGAN_NS else 0)
               for path in sorted((root / "consumequeue").rglob("*")) if path.is_file()}
     index = [path.read_bytes() for path in sorted((root / "index").glob("*"))]
     return {"queues": queues, "index": index, "checkpoint": (root / "checkpoint").read_bytes()}
