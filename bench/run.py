@@ -183,7 +183,8 @@ def bench_recovery(bench: Bench) -> None:
     """
     for title, ending, synced, floor, aim in (
             ("kill -9 of all, shared memory kept", "kill", True, 6, 10), ("kill -9 of all, shared memory deleted", "delete", True, 4, 6),
-            ("kill -9 of all just after the puts, shared memory kept", "kill", False, None, None), ("an orderly stop", "stop", True, None, None)):
+            ("kill -9 of all just after the puts, shared memory kept", "kill", False, None, None),
+            ("an orderly stop", "stop", True, None, None)):
         rates, cpu_rates, seconds, takes, limits = [], [], [], [], []
         for _ in range(bench.rounds):
             if not synced:
