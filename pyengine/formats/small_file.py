@@ -19,9 +19,9 @@ import os
 import re
 import stat
 import zlib
-from typing import Any
+from typing import Any, BinaryIO
 
-from pyengine.errors import FormatError
+from pyengine.errors import EngineError, FormatError
 
 SMALL_FILE_BYTES_MAX = 256 << 20
 _PIECE_BYTES = 1 << 20
@@ -40,6 +40,22 @@ def open_regular(path: str | os.PathLike[str]) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def open_private(path: str | os.PathLike[str], what: str, setting: str, refused: type[EngineError]) -> BinaryIO:
+    """A file that holds a secret, open for reading; OSError as above, and `refused` where others than its owner can use the secret."""
+    file = open(open_regular(path), "rb")
+    status = os.fstat(file.fileno())
+    fault = ""
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        fault = f"{path} has mode {stat.S_IMODE(status.st_mode):04o}, so others than its owner can use {what}: chmod 600 ({setting})"
+    elif status.st_uid not in (0, os.geteuid()):
+        fault = (f"{path} belongs to the user {status.st_uid}, who can read {what}: give it to the user of the engine, "
+                 f"{os.geteuid()} ({setting})")
+    if fault:
+        file.close()
+        raise refused(fault)
+    return file
 
 
 def read_small_file(path: str | os.PathLike[str], bytes_max: int = SMALL_FILE_BYTES_MAX) -> bytes:

@@ -22,7 +22,6 @@ import hmac
 import ipaddress
 import os
 import secrets
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +29,7 @@ from typing import NamedTuple
 from pyengine.errors import EngineError
 from pyengine.formats import ha_wire
 from pyengine.formats.ha_wire import Introduction
-from pyengine.formats.small_file import open_regular
+from pyengine.formats.small_file import open_private
 from pyengine.native.ha_links import Seal
 from pyengine.storage.config import EngineConfig
 
@@ -62,17 +61,10 @@ class Secret:
         """What it holds, without the white space around it. SecretError; also where others may read the file."""
         assert self._path is not None
         try:
-            with open(open_regular(self._path), "rb") as file:
-                status = os.fstat(file.fileno())
+            with open_private(self._path, "the secret", "ha_secret_file", SecretError) as file:
                 content = file.read(SECRET_BYTES_MAX + 1)
         except OSError as error:
             raise SecretError(f"the secret in {self._path} cannot be read: {error.strerror} (ha_secret_file)") from None
-        if stat.S_IMODE(status.st_mode) & 0o077:
-            raise SecretError(f"{self._path} has mode {stat.S_IMODE(status.st_mode):04o}, so others than its owner can use the "
-                              "secret: chmod 600 (ha_secret_file)")
-        if status.st_uid not in (0, os.geteuid()):
-            raise SecretError(f"{self._path} belongs to the user {status.st_uid}, who can read the secret: give it to the user "
-                              f"of the engine, {os.geteuid()} (ha_secret_file)")
         if len(content) > SECRET_BYTES_MAX or len(content.strip()) < SECRET_BYTES_MIN:
             raise SecretError(f"{self._path} holds no secret: give it {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX:,} random bytes as text, for "
                               "example of `head -c 32 /dev/urandom | base64` (ha_secret_file)")
