@@ -203,7 +203,7 @@ class EngineConfig:
     gateway_enable: bool = setting(
         False, "Run the gateway, a name server and a broker for RocketMQ 4.9 clients.", group="gateway")
     gateway_listen_host: str = setting(
-        "127.0.0.1", "Address that the gateway listens at. Without an access list it asks for no password: let only clients reach it.",
+        "127.0.0.1", "Address that the gateway listens at. Without acl_enable it asks for no key: let only clients reach it.",
         group="gateway")
     gateway_namesrv_port: int = setting(
         9876, "Port of the gateway's name server; 0: any that is free.", low=0, high=65_535, group="gateway")
@@ -234,6 +234,26 @@ class EngineConfig:
     gateway_memory_max_bytes: int = setting(
         256 << 20, "Most bytes that wait for all connections together; beyond it those that hold much are closed.", unit="bytes",
         low=1 << 20, high=1 << 40, group="gateway")
+
+    acl_enable: bool = setting(
+        False, "Requests to the gateway's broker need an access key and a signature, by the list in gateway_acl_file.", key="aclEnable",
+        group="gateway")
+    gateway_acl_file: str = setting(
+        "config/plain_acl.yml", "The access list, as RocketMQ's plain_acl.yml, with mode 600; in the store's folder where the path is "
+        "relative. A changed one counts within seconds.", group="gateway")
+    gateway_tls_mode: str = setting(
+        "disabled", "Whether the gateway's ports take TLS: not at all, beside plain connections, or TLS alone (RocketMQ: tls.server.mode).",
+        choices=("disabled", "permissive", "enforcing"), group="gateway")
+    gateway_tls_cert_file: str = setting(
+        "", "The gateway's certificate with those between it and its CA, as PEM; in the store's folder where the path is relative. A "
+        "changed one counts within seconds.", group="gateway")
+    gateway_tls_key_file: str = setting(
+        "", "Its private key, as PEM without a password, with mode 600.", group="gateway")
+    gateway_tls_client_ca_file: str = setting(
+        "", "Certificates of the CAs of clients, as PEM.", group="gateway")
+    gateway_tls_client_auth: str = setting(
+        "none", "Whether a client needs a certificate of such a CA: no, only that one which it shows is checked, or yes.",
+        choices=("none", "optional", "require"), group="gateway")
 
     # -- queues, index, recovery
     message_index_enable: bool = setting(
@@ -409,6 +429,7 @@ class EngineConfig:
             raise ConfigError(f"session_ring_bytes = {self.session_ring_bytes} is not a power of two")
         _check_host(self.store_host)
         self._check_replication()
+        self._check_tls()
         delay_levels_ms(self.message_delay_level)
         delete_hours(self.delete_when)
 
@@ -434,6 +455,14 @@ class EngineConfig:
         if self.dispatch_at == "replicated" and self.ha_port == 0 and self.broker_role != "SLAVE":
             raise ConfigError("dispatch_at = replicated needs a master with slaves: set ha_listen_port, or nothing would ever "
                               "become visible")
+
+    def _check_tls(self) -> None:
+        if self.gateway_tls_mode != "disabled" and not (self.gateway_tls_cert_file and self.gateway_tls_key_file):
+            raise ConfigError(f"gateway_tls_mode = {self.gateway_tls_mode} needs a certificate: set gateway_tls_cert_file and "
+                              "gateway_tls_key_file")
+        if self.gateway_tls_client_auth != "none" and not self.gateway_tls_client_ca_file:
+            raise ConfigError(f"gateway_tls_client_auth = {self.gateway_tls_client_auth} needs the CAs of clients: set "
+                              "gateway_tls_client_ca_file")
 
     @property
     def ha_port(self) -> int:

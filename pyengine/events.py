@@ -95,6 +95,7 @@ class Event(Enum):
                      "Stop one of the two at once, and start it as the other's slave.")
     # ---- the gateway ----
     GATEWAY_LISTENS = (INFO, "The gateway takes clients at these addresses.", NOTHING)
+    GATEWAY_ACCESS = (INFO, "The gateway has read its access list or its certificate; it counts from now on.", NOTHING)
     CLIENT_FAILED = (INFO, "A request or a connection of one client failed; others go on.",
                      "The client's own log says what it made of it.")
 

@@ -146,6 +146,8 @@ LEFT_OUT = {
     ("README.md", "pip install ."): "changes the environment that runs the tests",
     ("docs/gateway.md", "pyengine start my-store --set gateway_enable=true"):
         "takes RocketMQ's own ports; tests/gateway and tests/interop have free ones",
+    ("docs/gateway.md", "pyengine start my-store --set gateway_enable=true --set gateway_tls_mode=permissive \\"):
+        "as above; its settings are tried in tests/gateway/test_access.py",
     ("README.md", "pyengine start my-store --set gateway_enable=true"):
         "as above",
     ("CONTRIBUTING.md", "scripts/test"): "runs these very tests",

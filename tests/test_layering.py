@@ -46,7 +46,7 @@ SPARK_LAZILY = {"pyengine.ipc.live_reader", "pyengine.ipc.crashed_engine_memory"
 # Names nothing but a version, and loads its public names when they are first used.
 ROOT_PACKAGE = "pyengine"
 
-HEAVY = ("click", "rich", "pyarrow", "pandas", "numpy", "pyspark", "prometheus_client")
+HEAVY = ("click", "rich", "pyarrow", "pandas", "numpy", "pyspark", "prometheus_client", "yaml")
 
 
 @dataclass(frozen=True)

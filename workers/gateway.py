@@ -27,7 +27,8 @@ OWN_DESCRIPTORS = 512  # for the store's files and memory, beside one for each c
 
 def serve(attached: worker.Worker) -> None:
     """Serve clients until asked to stop."""
-    raise_descriptors(attached.config.gateway_connections_max + OWN_DESCRIPTORS)
+    each = 1 if attached.config.gateway_tls_mode == "disabled" else 2  # its first byte is looked at by another one
+    raise_descriptors(attached.config.gateway_connections_max * each + OWN_DESCRIPTORS)
     settings: dict[str, Any] = dict(attached.config.overrides())  # the environment alone may say something else
     with open_store(attached.root, **settings) as reader:
         gateway = Gateway(reader, attached.config,

@@ -17,12 +17,15 @@ import itertools
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.record import encode_host
 from pyengine.gateway import codes
 from pyengine.gateway.wire import ANSWER, ONE_WAY, Frame, WireError, decode_frame, encode_frame, frame_length
+
+if TYPE_CHECKING:
+    from pyengine.gateway.access import Door
 
 SMALL_BYTES = 64 << 10      # a connection that holds no more is never closed for the memory that others take
 REQUESTS_MAX = 2048         # of one connection under way, held pulls among them
@@ -114,9 +117,11 @@ TakeFirst = Callable[["Connection", bytearray, int], tuple[int, int]]
 class Connections:
     """All connections of the gateway, at all of its ports."""
 
-    def __init__(self, limits: Limits, report: Callable[[str, str], None]) -> None:
-        """`report(host, sentence)` is told why a connection was closed that its client did not close."""
+    def __init__(self, limits: Limits, report: Callable[[str, str], None], door: Door | None = None) -> None:
+        """`report(host, sentence)` is told why a connection was closed that its client did not close. With a `door` connections
+        may be TLS ones."""
         self.limits = limits
+        self._door = door
         self.report = report
         self.open: set[Connection] = set()
         self.held_bytes = 0
@@ -128,9 +133,13 @@ class Connections:
     async def listen(self, host: str, port: int, handlers: Mapping[int, Handler], take_first: TakeFirst | None = None) -> int:
         """Take an address, to serve these codes from start() on; the port, which 0 lets the system choose. OSError where it
         cannot be had. `take_first` is asked before a frame is read."""
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Connection(self, handlers, take_first), host, port, backlog=1024, reuse_address=True,
-                                          start_serving=False)
+        door = self._door
+
+        def make() -> asyncio.Protocol:
+            return Connection(self, handlers, take_first)
+
+        server = await asyncio.get_running_loop().create_server(
+            make if door is None else lambda: door.protocol(self, make), host, port, backlog=1024, reuse_address=True, start_serving=False)
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 
@@ -148,6 +157,8 @@ class Connections:
     async def close(self) -> None:
         """Take no more connections and close those there are, once their answers are sent."""
         self.give_back()
+        if self._door is not None:
+            self._door.close()
         if self._watch is not None:
             self._watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, os_error_sentence
 from pyengine.events import Event, Report
 from pyengine.gateway import codes
+from pyengine.gateway.access import LOOK_S, AccessList, Door
 from pyengine.gateway.admin import Admin
 from pyengine.gateway.connections import Connection, Connections, Handlers, Limits
 from pyengine.gateway.ends import Ends
@@ -83,7 +86,9 @@ class Gateway:
         self.limits = limits or Limits(
             config.gateway_frame_max_bytes, config.gateway_idle_timeout_ms / 1000, config.gateway_connections_max,
             config.gateway_connection_max_bytes, config.gateway_memory_max_bytes)
-        self.connections = Connections(self.limits, Reports(report))
+        self._access = AccessList(reader.root, config) if config.acl_enable else None
+        self._door = Door(reader.root, config) if config.gateway_tls_mode != "disabled" else None
+        self.connections = Connections(self.limits, Reports(report), self._door)
         self._puts = Puts(connect)
         self._offsets = GroupOffsets(reader, self._executor)
         self.pulls: Pulls | None = None
@@ -92,8 +97,14 @@ class Gateway:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> Ports:
-        """Listen, and serve from then on; OSError where a port cannot be had."""
+        """Listen, and serve from then on; OSError where a port or a certificate cannot be had."""
         config, reader, executor = self._config, self._reader, self._executor
+        access, door = self._access, self._door
+        if door is not None:
+            try:
+                await self._look(door)
+            except EngineError as error:
+                raise OSError(errno.EINVAL, str(error)) from error
         host = config.gateway_listen_host
         names = Names(reader.root, config, executor)
         broker: Handlers = {}
@@ -123,6 +134,11 @@ class Gateway:
         relays = Relays(reader, names, members, self._offsets, positions, address, executor)
         for part in (members, positions, pulls, sends, ends, admin, relays):
             broker.update(part.handlers)
+        if access is not None:
+            with contextlib.suppress(EngineError):  # the next look says so; every client is refused until the list can be read
+                await self._look(access)
+            broker.update(access.handlers(address))
+            broker.update({code: access.guard(handler, self.connections.report) for code, handler in broker.items()})
         name_server.update(NameServer(names, address).handlers | admin.name_server_handlers)
         self.connections.when_closed += [members.closed, pulls.closed]
         self._puts.start()
@@ -132,10 +148,20 @@ class Gateway:
         self._tasks = [loop.create_task(work) for work in (
             repeat(FLUSH_S, self._offsets.flush, self._report, "the groups' offsets cannot be written, and wait"),
             repeat(EXPIRE_S, members.expire, self._report, "clients that are silent cannot be left out"),
-            repeat(ends.interval_s, ends.ask_for_ends, self._report, "transactions could not be checked"))]
+            repeat(ends.interval_s, ends.ask_for_ends, self._report, "transactions could not be checked"),
+            *(repeat(LOOK_S, partial(self._look, watched), self._report, watched.TROUBLE) for watched in self._watched))]
         self._report(Event.GATEWAY_LISTENS, f"name server at {host}:{name_port}, broker {address.broker_name} at {host}:{broker_port}, "
-                     f"known to clients as {address.broker}")
+                     f"known to clients as {address.broker}, TLS {config.gateway_tls_mode}, "
+                     f"access list {'off' if access is None else 'on'}")
         return Ports(name_port, broker_port)
+
+    @property
+    def _watched(self) -> list[AccessList | Door]:
+        return [each for each in (self._door, self._access) if each is not None]
+
+    async def _look(self, watched: AccessList | Door) -> None:
+        if told := await asyncio.get_running_loop().run_in_executor(self._executor, watched.look):
+            self._report(Event.GATEWAY_ACCESS, told)
 
     async def close(self) -> None:
         """End in order: no more requests, then what clients have committed is written."""

@@ -28,15 +28,18 @@ class ClientError(AssertionError):
 class Clients:
     """A running JVM with producers and consumers of one name server. A context manager."""
 
-    def __init__(self, java: str, name_server: str, scratch: Path, flags: Sequence[str] = FLAGS) -> None:
+    def __init__(self, java: str, name_server: str, scratch: Path, flags: Sequence[str] = FLAGS, account: Sequence[str] = ()) -> None:
+        """With an `account`, an access key and its secret, they sign what they ask."""
         target = build(SOURCES) / "target"
         self._errors = open(scratch / "clients.stderr", "w+")
         (scratch / "conf").mkdir(exist_ok=True)
+        if account:
+            (scratch / "conf" / "tools.yml").write_text("accessKey: {}\nsecretKey: {}\n".format(*account))
         (scratch / "conf" / "logback_tools.xml").write_text("<configuration/>")  # the tools do not start without one
         self._process = subprocess.Popen(
             [java, *flags, f"-Duser.home={scratch}",
              f"-Drocketmq.home.dir={scratch}", f"-Drocketmq.namesrv.addr={name_server}", "-cp",
-             f"{target / 'gateway-clients.jar'}{os.pathsep}{target / 'lib' / '*'}", "clients.Clients", name_server],
+             f"{target / 'gateway-clients.jar'}{os.pathsep}{target / 'lib' / '*'}", "clients.Clients", name_server, *account],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, cwd=scratch)  # some tools write files
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()

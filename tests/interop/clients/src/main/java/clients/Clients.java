@@ -13,12 +13,15 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.QueryResult;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendCallback;
@@ -31,6 +34,7 @@ import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.protocol.heartbeat.MessageModel;
+import org.apache.rocketmq.remoting.RPCHook;
 import org.apache.rocketmq.tools.command.MQAdminStartup;
 
 /** Real clients, told what to do by lines of JSON: each line is a command, each gets one line of JSON as its answer. */
@@ -39,11 +43,13 @@ public class Clients {
     private static final Map<String, DefaultMQProducer> PRODUCERS = new HashMap<>();
     private static final Map<String, Consuming> CONSUMERS = new HashMap<>();
     private static String address;
+    private static RPCHook signs;  // null without an access key
     private static int instances;
     private static volatile boolean decides = true;  // whether producers know the ends of their transactions when they are asked
 
     public static void main(String[] arguments) throws Exception {
         address = arguments[0];
+        signs = arguments.length > 1 ? new AclClientRPCHook(new SessionCredentials(arguments[1], arguments[2])) : null;
         System.setOut(System.err);  // what the client prints itself
         BufferedReader commands = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         String line;
@@ -53,7 +59,7 @@ public class Clients {
                 answer.put("ok", run(JSON.parseObject(line)));
             } catch (Throwable error) {
                 error.printStackTrace();
-                answer.put("error", error.toString());
+                answer.put("error", error.getCause() == null ? error.toString() : error + ": " + error.getCause());
             }
             ANSWERS.println(answer.toJSONString());
             ANSWERS.flush();
@@ -83,7 +89,7 @@ public class Clients {
     private static synchronized DefaultMQProducer producer(String group) throws Exception {
         DefaultMQProducer found = PRODUCERS.get(group);
         if (found == null) {
-            found = new DefaultMQProducer(group, group.startsWith("traced"));
+            found = new DefaultMQProducer(group, signs, group.startsWith("traced"), null);
             start(found);
         }
         return found;
@@ -175,7 +181,7 @@ public class Clients {
         String group = told.getString("group");
         TransactionMQProducer producer = (TransactionMQProducer) PRODUCERS.get(group);
         if (producer == null) {
-            producer = new TransactionMQProducer(group);
+            producer = new TransactionMQProducer(group, signs);
             producer.setTransactionListener(new TransactionListener() {
                 @Override public LocalTransactionState executeLocalTransaction(Message message, Object wanted) {
                     return LocalTransactionState.valueOf((String) wanted);
@@ -263,7 +269,7 @@ public class Clients {
 
         Consuming(JSONObject told) throws Exception {
             failures = told.getIntValue("failures");
-            consumer = new DefaultMQPushConsumer(told.getString("group"));
+            consumer = new DefaultMQPushConsumer(told.getString("group"), signs, new AllocateMessageQueueAveragely());
             consumer.setNamesrvAddr(address);
             consumer.setInstanceName("consumer-" + ++instances);
             consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);

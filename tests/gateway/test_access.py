@@ -1,0 +1,597 @@
+"""RocketMQ's access list: signatures, rights, addresses, and a file that changes. TLS by the first byte of a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import ssl
+import struct
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import trustme
+
+from fix_gateway import Client, beat, pull_fields, send_fields, signed, start_served, subscription
+from pyengine.engine_config import EngineConfig
+from pyengine.errors import ConfigError, EngineError
+from pyengine.gateway import access as access_module
+from pyengine.gateway import codes
+from pyengine.gateway.access import AccessError, AccessList, Addresses, Door
+from pyengine.gateway.connections import Answer, Connections, Limits
+from pyengine.gateway.wire import BINARY_FORM, Frame, decode_frame, encode_frame
+from waiting import eventually, patience
+
+HOST = "192.0.2.9"
+ADMIN, USER = ("admin-key", "admin-secret"), ("user-key", "user-secret")
+LIST = """
+globalWhiteRemoteAddresses: [198.51.100.7]
+accounts:
+- accessKey: admin-key
+  secretKey: admin-secret
+  admin: true
+- accessKey: user-key
+  secretKey: user-secret
+  whiteRemoteAddress: 203.0.113.*
+  defaultTopicPerm: DENY
+  defaultGroupPerm: SUB
+  topicPerms: [writes=PUB, reads=SUB, both=PUB|SUB, none=DENY]
+  groupPerms: [shut=DENY, wrong=PUB]
+"""
+REFUSED = "org.apache.rocketmq.acl.common.AclException: "
+
+
+def write_list(path, text: str = LIST, mode: int = 0o600) -> None:
+    """As an editor does: another file in its place."""
+    new = path.with_suffix(".new")
+    new.touch(mode=0o600)
+    new.write_text(text)
+    new.chmod(mode)
+    new.replace(path)
+
+
+@pytest.fixture
+def access(tmp_path):
+    """A list that is read."""
+    write_list(tmp_path / "plain_acl.yml")
+    found = AccessList(tmp_path, EngineConfig(gateway_acl_file="plain_acl.yml"))
+    found.look()
+    return found
+
+
+def fault(access, code, fields=None, body=b"", account=USER, host=HOST, **frame):
+    return access.fault(Frame(code, signed(fields or {}, body, account), body, **frame), host)
+
+
+# ---- signatures --------------------------------------------------------------------------------
+
+def test_a_signature_covers_the_fields_in_order_and_the_body(access):
+    # printf 'user-keyordersT1\xc3\xa9BODY' | openssl dgst -sha1 -hmac user-secret -binary | base64
+    known = "adWe80QqjpZJvjHOdXAbqngRiYg="
+    fields = {"b": "T1é", "a": "orders", "AccessKey": "user-key", "Signature": known}
+    assert access.fault(Frame(codes.GET_MAX_OFFSET, fields, b"BODY"), HOST) == ""
+    for changed in (Frame(codes.GET_MAX_OFFSET, fields, b"BODY2"), Frame(codes.GET_MAX_OFFSET, {**fields, "a": "order"}, b"BODY"),
+                    Frame(codes.GET_MAX_OFFSET, {**fields, "c": "more"}, b"BODY"),
+                    Frame(codes.GET_MAX_OFFSET, {**fields, "Signature": known[:-2] + "A="}, b"BODY"),
+                    Frame(codes.GET_MAX_OFFSET, {**fields, "Signature": "é\ud800"}, b"BODY"),
+                    Frame(codes.GET_MAX_OFFSET, {name: text for name, text in fields.items() if name != "Signature"}, b"BODY")):
+        assert access.fault(changed, HOST) == "Check signature failed for accessKey=user-key"
+
+
+def test_a_security_token_and_a_channel_are_signed_as_any_field(access):
+    told = signed({"SecurityToken": "a token", "OnsChannel": "CLOUD"}, b"", USER)
+    assert access.fault(Frame(codes.GET_MAX_OFFSET, told), HOST) == ""
+    assert access.fault(Frame(codes.GET_MAX_OFFSET, told | {"SecurityToken": "another"}), HOST) != ""
+
+
+def test_a_query_by_unique_key_may_have_its_mark_signed_or_not(access):
+    fields = {"topic": "reads", "key": "k", "_UNIQUE_KEY_QUERY": "true"}
+    with_mark = signed(fields, b"", USER)
+    without = signed({"topic": "reads", "key": "k"}, b"", USER) | {"_UNIQUE_KEY_QUERY": "true"}
+    for told in (with_mark, without):
+        assert access.fault(Frame(codes.QUERY_MESSAGE, told), HOST) == ""
+    assert access.fault(Frame(codes.QUERY_MESSAGE, with_mark | {"topic": "both"}), HOST) != ""
+
+
+def test_a_key_is_needed_and_has_to_be_in_the_list(access):
+    assert access.fault(Frame(codes.GET_MAX_OFFSET), HOST) == "No accessKey is configured"
+    assert fault(access, codes.GET_MAX_OFFSET, account=("other-key", "user-secret")) == "No acl config for other-key"
+
+
+# ---- rights ------------------------------------------------------------------------------------
+
+def no(name: str) -> str:
+    return f"No default permission for {name}"
+
+
+@pytest.mark.parametrize("code, name", [(codes.SEND_MESSAGE, "topic"), (codes.SEND_MESSAGE_V2, "b"), (codes.SEND_BATCH_MESSAGE, "b")])
+def test_a_send_needs_its_topic_and_to_a_retry_topic_the_group(access, code, name):
+    for topic in ("writes", "both", "%RETRY%any"):
+        assert fault(access, code, {name: topic}) == ""
+    for topic in ("reads", "none", "unknown"):
+        assert fault(access, code, {name: topic}) == no(f"topic:{topic}")
+    assert fault(access, code, {name: "%RETRY%shut", "a": "any", "group": "any"}) == no("group:shut")
+    assert fault(access, code, {name: "RMQ_SYS_TRACE_TOPIC"}) == "", "each client may leave its traces"
+
+
+def test_a_pull_and_an_offset_need_topic_and_group(access):
+    for code in (codes.PULL_MESSAGE, codes.UPDATE_CONSUMER_OFFSET):
+        assert fault(access, code, {"topic": "reads", "consumerGroup": "any"}) == ""
+        assert fault(access, code, {"topic": "writes", "consumerGroup": "any"}) == no("topic:writes")
+        assert fault(access, code, {"topic": "reads", "consumerGroup": "shut"}) == no("group:shut")
+
+
+@pytest.mark.parametrize("code, name", [(codes.CONSUMER_SEND_MSG_BACK, "group"), (codes.UNREGISTER_CLIENT, "consumerGroup"),
+                                        (codes.GET_CONSUMER_LIST_BY_GROUP, "consumerGroup")])
+def test_what_a_member_does_needs_its_group(access, code, name):
+    assert fault(access, code, {name: "any"}) == ""
+    assert fault(access, code, {name: "shut"}) == no("group:shut")
+    assert fault(access, code, {name: "wrong"}) == no("group:wrong"), "groups are subscribed, not published"
+    assert fault(access, code, {"producerGroup": "shut"}) == ""
+
+
+def test_a_heartbeat_needs_each_group_and_each_topic(access):
+    def heart(group, *topics):
+        return (f'{{"clientID":"c","producerDataSet":[{{"groupName":"shut"}}],"consumerDataSet":[{{"groupName":"{group}",'
+                f'"subscriptionDataSet":[{",".join(f"""{{"topic":"{topic}"}}""" for topic in topics)}]}}]}}').encode()
+
+    assert fault(access, codes.HEART_BEAT, body=heart("any", "reads", "both")) == ""
+    assert fault(access, codes.HEART_BEAT, body=heart("any", "reads", "writes")) == no("topic:writes")
+    assert fault(access, codes.HEART_BEAT, body=heart("shut", "reads")) == no("group:shut")
+    assert fault(access, codes.HEART_BEAT, body=b'{"clientID":"c"}') == ""
+    for body in (b"", b"[1]", b'{"consumerDataSet":7}', b'{"consumerDataSet":[7]}', b'{"consumerDataSet":[{"subscriptionDataSet":7}]}'):
+        assert fault(access, codes.HEART_BEAT, body=body) != "", body
+
+
+def test_topics_and_groups_are_changed_by_an_admin_alone(access):
+    for code in (17, 25, 200, 207, 215):
+        assert fault(access, code, account=ADMIN) == ""
+        assert fault(access, code) == f"Need admin permission for request code={code}, but accessKey=user-key is not"
+
+
+def test_an_admin_without_rights_of_its_own_may_do_all(access):
+    assert fault(access, codes.SEND_MESSAGE_V2, {"b": "unknown"}, account=ADMIN) == ""
+    assert fault(access, codes.PULL_MESSAGE, {"topic": "none", "consumerGroup": "shut"}, account=ADMIN) == ""
+
+
+# ---- addresses ---------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("text, yes, others", [
+    ("10.0.0.7", ["10.0.0.7"], ["10.0.0.8", "::7"]),
+    ("10.0.0.*", ["10.0.0.0", "10.0.0.255"], ["10.0.1.0"]),
+    ("10.0.*.*", ["10.0.9.1"], ["10.1.9.1"]),
+    ("10.*.*.*", ["10.9.9.1"], ["11.9.9.1"]),
+    ("10.0.0.3-20", ["10.0.0.3", "10.0.0.20"], ["10.0.0.2", "10.0.0.21"]),
+    ("10.0.3-20.*", ["10.0.3.9", "10.0.20.255"], ["10.0.2.9", "10.0.21.9"]),
+    ("10.0.3-20.5", ["10.0.4.5"], ["10.0.4.6"]),
+    ("10.0.0.{1,20}", ["10.0.0.1", "10.0.0.20"], ["10.0.0.2", "10.0.0.12"]),
+    ("10.0.0.1,10.0.9.2", ["10.0.0.1", "10.0.9.2"], ["10.0.9.1"]),
+    ("*", ["10.0.0.1", "2001:db8::1"], []),
+    ("*.*.*.*", ["10.0.0.1"], []),
+    ("2001:db8::1", ["2001:db8::1", "2001:DB8:0:0:0:0:0:1"], ["2001:db8::2", "10.0.0.1"]),
+    ("2001:db8::ac5:78:1-200:*", ["2001:db8::ac5:78:1:5", "2001:db8::ac5:78:200:ffff"], ["2001:db8::ac5:78:201:5"]),
+    ("2001:db8::*", ["2001:db8::ffff"], ["2001:db8::1:0"]),
+    ("2001:db8::{1,f}", ["2001:db8::1", "2001:db8::f"], ["2001:db8::2"]),
+    (None, [], ["10.0.0.1"]),
+    (" ", [], ["10.0.0.1", "?"]),
+])
+def test_white_addresses_are_written_as_in_rocketmq(text, yes, others):
+    found = Addresses(text)
+    assert [host for host in yes if not found.match(host)] == []
+    assert [host for host in others if found.match(host)] == []
+
+
+@pytest.mark.parametrize("text", ["10.0.0", "10.0.0.256", "10.0.0.-5", "10.0.0.9-3", "10.0.0.1-256", "10.0.*", "x", "10.0.{1}.2",
+                                  "10.0.0{1}", "10.0.0.1,x", "2001:*::1", "2001:db8::1-fffff", "10.0.0.{1,300}", "1-2-3.0.0.1"])
+def test_what_is_no_address_is_refused(text):
+    with pytest.raises(AccessError, match="is no address"):
+        Addresses(text)
+
+
+def test_an_address_of_the_list_needs_no_key_and_one_of_an_account_no_signature(access):
+    assert access.fault(Frame(codes.UPDATE_AND_CREATE_TOPIC), "198.51.100.7") == ""
+    unsigned = Frame(codes.SEND_MESSAGE_V2, {"b": "none", "AccessKey": "user-key"})
+    assert access.fault(unsigned, "203.0.113.5") == "" and access.fault(unsigned, HOST) != ""
+
+
+# ---- the file ----------------------------------------------------------------------------------
+
+def test_a_changed_list_counts_and_a_broken_one_leaves_what_was_there(access, tmp_path):
+    path = tmp_path / "plain_acl.yml"
+    assert access.look() == "", "it is read where it has changed"
+    write_list(path, LIST.replace("user-secret", "other-secret"))
+    assert "2 accounts, 1 addresses" in access.look()
+    assert fault(access, codes.GET_MAX_OFFSET) != "" and fault(access, codes.GET_MAX_OFFSET, account=("user-key", "other-secret")) == ""
+    for broken in ("accounts: [", "", "accounts: 7", "- 1"):
+        write_list(path, broken)
+        for _ in range(2):  # said each time, so that it is known that it still is so
+            with pytest.raises(AccessError, match="is not used"):
+                access.look()
+        assert fault(access, codes.GET_MAX_OFFSET, account=("user-key", "other-secret")) == ""
+        assert access.fault(Frame(codes.GET_MAX_OFFSET), HOST) != ""
+    write_list(path)
+    assert access.look() and fault(access, codes.GET_MAX_OFFSET) == ""
+
+
+def test_a_list_that_is_not_there_refuses_every_client(access, tmp_path):
+    (tmp_path / "plain_acl.yml").unlink()
+    with pytest.raises(AccessError, match="cannot be read: No such file"):
+        access.look()
+    assert fault(access, codes.GET_MAX_OFFSET) != "" and access.fault(Frame(codes.GET_MAX_OFFSET), "198.51.100.7") != ""
+    write_list(tmp_path / "plain_acl.yml")
+    assert access.look() and fault(access, codes.GET_MAX_OFFSET) == ""
+
+
+def test_a_list_that_others_may_read_or_that_cannot_be_read_at_first_refuses_every_client(tmp_path):
+    for text, mode, why in ((LIST, 0o640, "has mode 0640"), ("accounts: [", 0o600, "is no YAML")):
+        write_list(tmp_path / "plain_acl.yml", text, mode)
+        found = AccessList(tmp_path, EngineConfig(gateway_acl_file="plain_acl.yml"))
+        with pytest.raises(AccessError, match=why):
+            found.look()
+        assert fault(found, codes.GET_MAX_OFFSET, account=ADMIN) != ""
+
+
+@pytest.mark.parametrize("line, why", [
+    ("accounts: [{accessKey: short, secretKey: verysecret}]", "need 7 characters"),
+    ("accounts: [{accessKey: long-key}]", "need 7 characters"),
+    ("accounts: [{accessKey: long-key, secretKey: verysecret, admin: maybe}]", "neither true nor false"),
+    ("accounts: [{accessKey: long-key, secretKey: verysecret, topicPerms: [a]}]", "NAME=RIGHT"),
+    ("accounts: [{accessKey: long-key, secretKey: verysecret, topicPerms: a=PUB}]", "topicPerms is no list"),
+    ("accounts: [{accessKey: long-key, secretKey: verysecret, whiteRemoteAddress: 10.0}]", "no text"),
+    ("accounts: [verysecret]", "account 1 is no map"),
+    ("globalWhiteRemoteAddresses: [10.0.0.300]", "no address"),
+    ("accounts: [{accessKey: long-key, secretKey: *verysecret}]", "no YAML from line 1"),
+    ("accounts: [{accessKey: long-key, secretKey: !verysecret x}]", "no YAML from line 1"),
+    ("accounts: [{accessKey: long-key, secretKey: verysecret: x]", "no YAML from line 1"),
+    ("accounts: [{accessKey: long-key, secretKey: 2020-13-45}]", "no YAML that can be read"),
+    ("a: \x00verysecret", "no YAML"),
+])
+def test_a_wrong_list_is_told_without_its_secrets(tmp_path, line, why):
+    write_list(tmp_path / "plain_acl.yml", line)
+    with pytest.raises(AccessError, match=why) as caught:
+        AccessList(tmp_path, EngineConfig(gateway_acl_file="plain_acl.yml")).look()
+    assert "verysecret" not in str(caught.value) and caught.value.__cause__ is None
+
+
+def test_keys_may_be_numbers_and_unknown_rights_are_none(tmp_path):
+    write_list(tmp_path / "plain_acl.yml", "accounts: [{accessKey: 12345678, secretKey: 87654321, admin: 'true', defaultTopicPerm: pub,\n"
+                                           "topicPerms: [a=PUB|SUB , b = SUB|PUB, c=ALL]}, {accessKey: 12345678, secretKey: another-one}]")
+    found = AccessList(tmp_path, EngineConfig(gateway_acl_file="plain_acl.yml"))
+    found.look()
+    account = ("12345678", "87654321")
+    assert [topic for topic in "abcd" if fault(found, codes.SEND_MESSAGE_V2, {"b": topic}, account=account) == ""] == ["a", "b"]
+    assert fault(found, codes.UPDATE_AND_CREATE_TOPIC, account=account) == ""
+    assert "87654321" not in repr(found._rules), "a secret is shown nowhere"
+
+
+def test_the_list_and_the_settings_that_the_page_shows_are_taken(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    write_list(tmp_path / "plain_acl.yml", text)
+    found = AccessList(tmp_path, EngineConfig(gateway_acl_file="plain_acl.yml"))
+    assert "2 accounts, 1 addresses" in found.look()
+    shop = ("shop-key", "a-secret-of-the-shop")
+    assert [topic for topic in ("orders", "prices", "others") if fault(found, 310, {"b": topic}, account=shop) == ""] == ["orders"]
+    assert fault(found, codes.UPDATE_AND_CREATE_TOPIC, account=("operator", "a-secret-of-the-operator")) == ""
+    (command,) = [block for block in re.findall(r"^```bash\n(.*?)^```", page, re.DOTALL | re.MULTILINE) if "tls" in block]
+    config = EngineConfig(**dict(re.findall(r"--set (\w+)=(\S+)", command)))
+    assert (config.gateway_enable, config.gateway_tls_mode) == (True, "permissive")
+
+
+# ---- a gateway with a list ---------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """A store whose gateway has a list, and takes TLS beside plain connections."""
+    root = tmp_path_factory.mktemp("guarded")
+    write_list(root / "plain_acl.yml", LIST + "- {accessKey: all-topics, secretKey: all-topics-secret, defaultTopicPerm: PUB|SUB,"
+                                              " defaultGroupPerm: SUB}\n")
+    authority = trustme.CA()
+    put_certificate(root, authority)
+    store = start_served(root / "store", acl_enable=True, gateway_acl_file=str(root / "plain_acl.yml"), gateway_tls_mode="permissive",
+                         gateway_tls_cert_file=str(root / "cert.pem"), gateway_tls_key_file=str(root / "key.pem"))
+    store.files, store.authority = root, authority
+    yield store
+    store.close()
+
+
+def put_certificate(folder, authority, name: str = "localhost") -> None:
+    made = authority.issue_cert("127.0.0.1", name)
+    for file, pem in (("cert.pem", b"".join(one.bytes() for one in made.cert_chain_pems)), ("key.pem", made.private_key_pem.bytes())):
+        new = folder / f"{file}.new"
+        new.touch(mode=0o600)
+        new.write_bytes(pem)
+        new.replace(folder / file)
+
+
+ALL = ("all-topics", "all-topics-secret")
+
+
+def ask(client, code, fields=None, body=b"", account=ALL, **frame):
+    return client.ask(code, signed(fields or {}, body, account), body, **frame)
+
+
+def test_a_client_with_a_key_sends_and_consumes(guarded):
+    client = guarded.broker()
+    for form in (0, BINARY_FORM):
+        assert ask(client, codes.SEND_MESSAGE_V2, send_fields("kept"), b"hello", form=form).code == codes.SUCCESS
+    fields = pull_fields("kept")
+    found = eventually(lambda: (answer := ask(client, codes.PULL_MESSAGE, fields)).code == codes.SUCCESS and answer, "it is consumed")
+    assert found.body.count(b"hello") == 2
+
+
+def test_no_request_to_the_broker_is_served_without_a_key(guarded):
+    client = guarded.broker()
+    refused = set()
+    for code in range(400):
+        answer = client.ask(code, {"b": "kept", "topic": "kept"})
+        if answer.code != codes.REQUEST_CODE_NOT_SUPPORTED:
+            assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, REFUSED + "No accessKey is configured"), code
+            refused.add(code)
+    assert {codes.SEND_MESSAGE_V2, codes.SEND_BATCH_MESSAGE, codes.PULL_MESSAGE, codes.END_TRANSACTION, codes.VIEW_MESSAGE_BY_ID,
+            codes.UPDATE_AND_CREATE_TOPIC, codes.GET_BROKER_CLUSTER_ACL_INFO} <= refused and len(refused) > 50
+
+
+def test_what_is_refused_is_not_done_and_the_connection_goes_on(guarded):
+    client = guarded.broker()
+    for code, fields, said in ((codes.SEND_MESSAGE_V2, send_fields("reads"), "No default permission for topic:reads"),
+                               (codes.UPDATE_AND_CREATE_TOPIC, {"topic": "made"}, "Need admin permission for request code=17, but "
+                                                                                 "accessKey=user-key is not")):
+        answer = ask(client, code, fields, b"hello", account=USER)
+        assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, REFUSED + said)
+    client.send(codes.SEND_MESSAGE_V2, send_fields("reads"), b"one-way", flag=2)  # without a key, and gets no answer
+    assert ask(client, codes.GET_ALL_TOPIC_CONFIG, account=ADMIN).body.count(b'"topicName":"writes"') == 0
+    topics = ask(client, codes.GET_ALL_TOPIC_CONFIG, account=ADMIN).body
+    assert b'"topicName":"made"' not in topics and b'"topicName":"reads"' not in topics
+    assert beat(client, "c", "g", subscription("kept")).remark == REFUSED + "No accessKey is configured"
+    assert "user-secret" not in guarded.engine.log()
+
+
+def test_a_refusal_is_told_to_the_log_and_the_handler_not_called(access):
+    said, asked = [], SimpleNamespace(frame=Frame(10, {"AccessKey": "user-key"}), connection=SimpleNamespace(host=HOST))
+    answer = access.guard(pytest.fail, lambda *told: said.append(told))(asked)
+    assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, REFUSED + "Check signature failed for accessKey=user-key")
+    assert said == [(HOST, "request 10 is refused: Check signature failed for accessKey=user-key")]
+
+
+def test_the_name_server_asks_for_no_key_as_rocketmqs(guarded):
+    ask(guarded.broker(), codes.SEND_MESSAGE_V2, send_fields("routed"), b"hello")
+    assert guarded.name_server().ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "routed"}).code == codes.SUCCESS
+
+
+def test_the_lists_version_is_told(guarded):
+    answer = ask(guarded.broker(), codes.GET_BROKER_CLUSTER_ACL_INFO)
+    changed_ms = (guarded.files / "plain_acl.yml").stat().st_mtime_ns // 1_000_000
+    assert answer.fields["version"] == f'{{"counter":0,"timestamp":{changed_ms}}}'
+    assert (answer.fields["brokerName"], answer.fields["clusterName"]) == ("broker-a", "DefaultCluster")
+
+
+def test_a_running_gateway_takes_a_changed_list_and_keeps_it_when_the_next_is_broken(guarded):
+    path, client = guarded.files / "plain_acl.yml", guarded.broker()
+    before = path.read_text()
+    try:
+        write_list(path, before + "- {accessKey: new-key, secretKey: new-secret}\n")
+        eventually(lambda: ask(client, codes.GET_MAX_OFFSET, {"topic": "kept", "queueId": 0}, account=("new-key", "new-secret")).code == 0,
+                   "the new key counts")
+        write_list(path, "accounts: [")
+        eventually(lambda: "is no YAML" in guarded.engine.log(), "it is said")
+        assert ask(client, codes.GET_MAX_OFFSET, {"topic": "kept", "queueId": 0}, account=("new-key", "new-secret")).code == 0
+        path.unlink()
+        eventually(lambda: ask(client, codes.GET_MAX_OFFSET, {"topic": "kept", "queueId": 0}).code == codes.SYSTEM_ERROR,
+                   "without a list every client is refused")
+    finally:
+        write_list(path, before)
+    eventually(lambda: ask(client, codes.GET_MAX_OFFSET, {"topic": "kept", "queueId": 0}).code == 0, "the list is back")
+
+
+# ---- TLS ---------------------------------------------------------------------------------------
+
+class TlsClient(Client):
+    def __init__(self, port: int, context: ssl.SSLContext) -> None:
+        super().__init__(port)
+        self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
+
+
+def trusting(authority) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+def test_both_ports_take_tls_beside_plain_connections(guarded):
+    context = trusting(guarded.authority)
+    with TlsClient(guarded.ports[1], context) as client, TlsClient(guarded.ports[0], context) as names:
+        assert client.socket.version() in ("TLSv1.2", "TLSv1.3")
+        body = os.urandom(900_000)  # many TLS records, both ways
+        assert ask(client, codes.SEND_MESSAGE_V2, send_fields("sealed"), body).code == codes.SUCCESS
+        fields = pull_fields("sealed")
+        found = eventually(lambda: (answer := ask(client, codes.PULL_MESSAGE, fields)).code == codes.SUCCESS and answer, "it is consumed")
+        assert body in found.body
+        assert names.ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "sealed"}).code == codes.SUCCESS
+    assert ask(guarded.broker(), codes.GET_MAX_OFFSET, {"topic": "sealed", "queueId": 0}).code == codes.SUCCESS
+
+
+def test_a_client_that_trusts_another_ca_does_not_connect_and_old_versions_are_refused(guarded):
+    with pytest.raises(ssl.SSLCertVerificationError):
+        TlsClient(guarded.ports[1], trusting(trustme.CA()))
+    old = trusting(guarded.authority)
+    with pytest.warns(DeprecationWarning):
+        old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        TlsClient(guarded.ports[1], old)
+
+
+def test_a_renewed_certificate_is_shown_to_new_connections(guarded):
+    context = trusting(guarded.authority)
+    with TlsClient(guarded.ports[1], context) as before:
+        old = before.socket.getpeercert(True)
+        put_certificate(guarded.files, guarded.authority)
+
+        def is_another():
+            with TlsClient(guarded.ports[1], context) as client:
+                return client.socket.getpeercert(True) != old
+
+        eventually(is_another, "the new one is shown")
+        assert ask(before, codes.GET_MAX_OFFSET, {"topic": "kept", "queueId": 0}).code == codes.SUCCESS, "the old connection goes on"
+    (guarded.files / "key.pem").write_text("no key")
+    eventually(lambda: "the changed certificate cannot be used" in guarded.engine.log(), "it is said")
+    with TlsClient(guarded.ports[1], context):
+        put_certificate(guarded.files, guarded.authority)
+
+
+@pytest.fixture
+def enforcing(tmp_path):
+    """(store, authority): the gateway takes TLS alone, from clients with a certificate."""
+    authority = trustme.CA()
+    put_certificate(tmp_path, authority)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    store = start_served(tmp_path / "store", gateway_tls_mode="enforcing", gateway_tls_cert_file=str(tmp_path / "cert.pem"),
+                         gateway_tls_key_file=str(tmp_path / "key.pem"), gateway_tls_client_ca_file=str(tmp_path / "ca.pem"),
+                         gateway_tls_client_auth="require")
+    yield store, authority
+    store.close()
+
+
+def test_plain_connections_and_clients_without_a_certificate_can_be_refused(enforcing):
+    served, authority = enforcing
+    for port in served.ports:
+        with Client(port) as plain:
+            plain.send(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"})
+            assert plain.is_closed
+        with contextlib.suppress(ssl.SSLError, ConnectionError), TlsClient(port, trusting(authority)) as client:
+            client.send(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"})  # TLS 1.3: it learns it from its first answer
+            assert client.is_closed
+    of_another, of_it = trusting(authority), trusting(authority)
+    trustme.CA().issue_cert("client").configure_cert(of_another)
+    with contextlib.suppress(ssl.SSLError, ConnectionError), TlsClient(served.ports[1], of_another) as client:
+        client.send(codes.SEND_MESSAGE_V2, send_fields("t"))
+        assert client.is_closed
+    authority.issue_cert("client").configure_cert(of_it)
+    with TlsClient(served.ports[1], of_it) as client:
+        assert client.ask(codes.SEND_MESSAGE_V2, send_fields("t"), b"hello").code == codes.SUCCESS
+    log = served.engine.log()
+    assert "it does not begin with TLS" in log and "TLS handshake failed" in log and "client failed" not in log
+
+
+def test_a_gateway_without_a_usable_certificate_does_not_start(tmp_path, make_engine):
+    put_certificate(tmp_path, trustme.CA())
+    (tmp_path / "key.pem").chmod(0o644)
+    for name in ("key.pem", "none.pem"):
+        engine = make_engine(gateway_enable=True, gateway_namesrv_port=0, gateway_broker_port=0, gateway_tls_mode="permissive",
+                             gateway_tls_cert_file=str(tmp_path / "cert.pem"), gateway_tls_key_file=str(tmp_path / name))
+        with pytest.raises(EngineError):
+            engine.start()
+        assert ("has mode 0644" if name == "key.pem" else "No such file") in engine.log()
+
+
+def test_settings_of_tls_that_do_not_fit_are_refused():
+    with pytest.raises(ConfigError, match="gateway_tls_cert_file"):
+        EngineConfig(gateway_tls_mode="permissive", gateway_tls_key_file="k")
+    with pytest.raises(ConfigError, match="gateway_tls_client_ca_file"):
+        EngineConfig(gateway_tls_client_auth="require")
+
+
+@contextlib.asynccontextmanager
+async def door_rig(tmp_path, mode="permissive", **limits):
+    """(connections behind a door, its port, what it said, its authority), in this process."""
+    authority, said = trustme.CA(), []
+    put_certificate(tmp_path, authority)
+    door = Door(tmp_path, EngineConfig(gateway_tls_mode=mode, gateway_tls_cert_file="cert.pem", gateway_tls_key_file="key.pem"))
+    assert "cert.pem" in door.look() and door.look() == ""
+    connections = Connections(Limits(**limits), lambda host, text: said.append(text), door)
+    port = await connections.listen("127.0.0.1", 0, {1: lambda request: Answer(body=request.frame.body)})
+    await connections.start()
+    try:
+        yield connections, port, said, door, authority
+    finally:
+        await connections.close()
+        assert not door.arriving
+
+
+async def until(condition):
+    async with asyncio.timeout(patience(30)):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def echo(reader, writer, body=b"on"):
+    writer.write(encode_frame(Frame(1, {}, body)))
+    size = struct.unpack(">i", await reader.readexactly(4))[0]
+    return decode_frame(await reader.readexactly(size)).body
+
+
+def test_a_frame_that_comes_with_the_handshake_or_in_pieces_is_answered(tmp_path):
+    async def whole():
+        async with door_rig(tmp_path) as (_, port, _, _, authority):
+            for context in (trusting(authority), None):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context,
+                                                               server_hostname="localhost" if context else None)
+                assert await echo(reader, writer) == b"on" and await echo(reader, writer, bytes(500_000)) == bytes(500_000)
+                for byte in encode_frame(Frame(1, {}, b"slow")):
+                    writer.write(bytes((byte,)))
+                    await writer.drain()
+                size = struct.unpack(">i", await reader.readexactly(4))[0]
+                assert decode_frame(await reader.readexactly(size)).body == b"slow"
+                writer.close()
+
+    asyncio.run(whole())
+
+
+def test_connections_that_say_nothing_or_do_not_finish_their_handshake_count_and_are_closed(tmp_path):
+    async def whole():
+        async with door_rig(tmp_path, idle_s=0.5, connections_max=2) as (connections, port, said, door, _):
+            silent, half, third = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+            half[1].write(b"\x16\x03")
+            assert await third[0].read() == b"" and "2 connections are open already" in said[0]
+            assert len(door.arriving) == 2
+            assert await silent[0].read() == b"" and "nothing whole came" in said[1]
+            half[1].transport.abort()  # it has not finished its handshake
+            await until(lambda: not door.arriving and not door.tasks)
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            await until(lambda: door.arriving)
+            writer.close()
+            await until(lambda: not door.arriving)
+            assert not connections.open
+
+    asyncio.run(whole())
+
+
+def test_a_handshake_has_its_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(access_module, "HANDSHAKE_S", 0.2)
+
+    async def whole():
+        async with door_rig(tmp_path) as (_, port, said, door, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"\x16\x03")
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            await until(lambda: said)
+            assert "TLS handshake" in said[0] and not door.arriving
+
+    asyncio.run(whole())
+
+
+def test_limits_hold_for_tls_connections(tmp_path):
+    async def whole():
+        async with door_rig(tmp_path, frame_bytes_max=65_536, connection_bytes_max=1 << 20, idle_s=1.0) as (connections, port, said, _, ca):
+            async def connect():
+                return await asyncio.open_connection("127.0.0.1", port, ssl=trusting(ca), server_hostname="localhost")
+
+            large, silent, (_, deaf_writer) = await connect(), await connect(), await connect()
+            large[1].write(struct.pack(">i", 70_000))
+            assert await large[0].read() == b"" and "a frame of 70000 bytes" in said[0]
+            deaf_writer.transport.pause_reading()
+            await until(lambda: len(connections.open) == 2)
+            (connection,) = [each for each in connections.open
+                             if each.address.endswith(f":{deaf_writer.get_extra_info('sockname')[1]}")]
+            while not connection.is_closed:
+                connection.tell(7, {}, bytes(1 << 20))
+                await asyncio.sleep(0)
+            assert "does not read" in said[1]
+            assert await silent[0].read() == b"" and "nothing whole came" in said[2]
+            await until(lambda: not connections.open)
+            assert connections.held_bytes == 0
+
+    asyncio.run(whole())
