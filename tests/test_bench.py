@@ -165,3 +165,12 @@ def test_a_stall_has_the_cause_that_covers_most_of_it(monkeypatch):
     assert cause(late._replace(producer_wait_ns=90 * ms)) == (jitter.PRODUCER_WAITS, {jitter.PRODUCER_WAITS: 10.0}), "no more than it"
     assert cause(late._replace(producer_wait_ns=3 * ms), ("the disk", 4 * ms))[0] == "the disk", "both together cover half"
     assert cause(late._replace(stolen_ns=5 * ms), ("the disk", 4 * ms))[0] == jitter.STOLEN
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_growth_is_measured_at_points_of_their_own(tmp_path):
+    measured = run_bench("growth.py", tmp_path, "--only", "properties")
+    assert list(measured) == ["properties"] and [point["value"] for point in measured["properties"]] == [1, 16]
+    for point in measured["properties"]:
+        assert all(value > 0 for value in point["figures"].values())
