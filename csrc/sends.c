@@ -301,6 +301,8 @@ static int64_t order_properties(struct ms_sends *sends, struct ms_text text)
     for (uint32_t i = 0; i < count; i++) {
         if (ms_text_equals(found[i].name, "WAIT", 4))
             continue;
+        if (to - sends->properties + 2 + found[i].name.bytes + found[i].value.bytes > PROPERTIES_BYTES_MAX)
+            return -1; /* or so nearly: Python counts */
         if (to != sends->properties)
             *to++ = 2;
         memcpy(to, found[i].name.at, (size_t)found[i].name.bytes);
@@ -308,8 +310,6 @@ static int64_t order_properties(struct ms_sends *sends, struct ms_text text)
         *to++ = 1;
         memcpy(to, found[i].value.at, (size_t)found[i].value.bytes);
         to += found[i].value.bytes;
-        if (to - sends->properties > PROPERTIES_BYTES_MAX)
-            return -1;
     }
     return to - sends->properties;
 }
