@@ -36,7 +36,7 @@ from pyengine.cli.why import Waits, Why  # noqa: E402
 from pyengine.engine.kinds import HEALTHY_AFTER_S  # noqa: E402
 from pyengine.ipc.shared_objects import find_folder  # noqa: E402
 from pyengine.native.recorder import THRESHOLD_NS  # noqa: E402
-from pyengine.storage.watermark import read_watermark  # noqa: E402
+from pyengine.storage.checkpoint import read_watermark  # noqa: E402
 
 IDLE_SECONDS = 20
 RECOVERY_LOG_BYTES = 1_000_000_000

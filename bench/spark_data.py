@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy
 
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.properties import encode_properties
-from pyengine.formats.record import Message, encode_blank, encode_message, store_timestamp_at
+from pyengine.formats.record import Message, encode_blank, encode_message, encode_properties, store_timestamp_at
 
 QUEUE_OFFSET_AT = 20
 PHYSICAL_OFFSET_AT = 28

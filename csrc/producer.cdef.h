@@ -1,6 +1,6 @@
 /* The producer's end of a session: publish an entry, wait for its answer.
  *
- * Who: called in the producer's process only, through pyengine/native/producer.py,
+ * Who: called in the producer's process only, through pyengine/native/session.py,
  * by one thread at a time for ms_producer_submit; waits may run in several
  * threads. Blocks on: ring space and answers, always until a deadline. After a
  * crash of the producer: an entry whose tail was not stored yet does not exist;

@@ -268,7 +268,7 @@ static int decides_more(struct ms_text name)
 }
 
 /* The properties in the order in which the broker's map has them, with CLUSTER and without WAIT: hash_map_order() in
- * pyengine/formats/properties.py. Their bytes in sends->properties, or -1 where Python has to make them. */
+ * pyengine/formats/record.py. Their bytes in sends->properties, or -1 where Python has to make them. */
 static int64_t order_properties(struct ms_sends *sends, struct ms_text text)
 {
     struct property found[MS_SEND_PROPERTIES_MAX + 1];

@@ -1,6 +1,6 @@
 /* RocketMQ's sends of single messages, from the bytes of a connection into the ring, and their answers as bytes.
  *
- * Who: the gateway's process through pyengine/native/producer.py, the thread of its loop; ms_sends_take under the
+ * Who: the gateway's process through pyengine/native/session.py, the thread of its loop; ms_sends_take under the
  * producer's lock. Blocks on: ms_sends_answer waits for the writer, until a deadline. After a crash: as producer.cdef.h
  * says; all else is memory of the process.
  *

@@ -19,12 +19,11 @@ from pyengine.spark.file_access import open_tree
 from pyengine.spark.options import ARROW
 from pyengine.spark.remote_store import RemoteStore
 from pyengine.storage.check.check import check
-from pyengine.storage.geometry import discover
+from pyengine.storage.checkpoint import DurableWatermark, write_watermark
 from pyengine.storage.inspect import inspect
-from pyengine.storage.message_store import MessageStore
+from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
-from pyengine.storage.watermark import DurableWatermark, write_watermark
 
 RECIPES = ("abnormal-multi", "abnormal-torn", "basic", "batch", "cleaned", "pool-roll", "roll", "tx")
 THEIRS, OURS = "theirs", "ours"

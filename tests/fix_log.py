@@ -18,7 +18,7 @@ import pytest
 from pyengine.engine_config import Geometry
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.formats.record import encode_blank
-from pyengine.storage.watermark import DurableWatermark, write_watermark
+from pyengine.storage.checkpoint import DurableWatermark, write_watermark
 from record_bytes import encode_record
 
 UUID = "5b1f4a52-6f0e-4a1c-9b57-0d6a3f1f8e11"

@@ -20,8 +20,7 @@ from pyengine.formats import consume_queue, index_file
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.index_file import IndexEntry, IndexHeader
 from pyengine.formats.paths import StorePaths, segment_name, segment_start
-from pyengine.formats.properties import encode_properties, index_key_hash, index_keys, tags_code
-from pyengine.formats.record import Message, decode_record, encode_blank
+from pyengine.formats.record import Message, decode_record, encode_blank, encode_properties, index_key_hash, index_keys, tags_code
 from record_bytes import encode_record
 
 SMALL = Geometry(

@@ -13,7 +13,7 @@ from pyengine._native import ffi, lib
 from pyengine.formats.record import encode_host
 from pyengine.native import control as control_native
 from pyengine.native import flush, queue_table, session
-from pyengine.native import producer as producer_native
+from pyengine.native import session as producer_native
 from pyengine.native import writer as writer_native
 from pyengine.native.waiting import Latch
 from waiting import patience

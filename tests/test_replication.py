@@ -17,8 +17,8 @@ from ha_proxy import CLEAN, FaultProxy, Faults
 from pyengine.native import control as native
 from pyengine.results import PutStatus
 from pyengine.storage.commit_log import list_log
+from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.topic_config import TopicConfig, TopicConfigs
 from waiting import eventually
 
 SEGMENT_BYTES = 1 << 20

@@ -12,7 +12,7 @@ import sys
 
 from pyengine.engine import worker
 from pyengine.native import control as native
-from pyengine.services.commit_real_time import CommitRealTimeService
+from pyengine.services.flush_commit_log import CommitRealTimeService
 
 
 def make_service(attached: worker.Worker) -> CommitRealTimeService:

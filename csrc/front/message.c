@@ -68,7 +68,7 @@ PyObject *message_of(const struct ms_record *record, PyObject *topic)
     return message;
 }
 
-/* As pyengine.formats.properties.decode_properties. */
+/* As pyengine.formats.record.decode_properties. */
 static PyObject *decoded(PyObject *text)
 {
     Py_ssize_t length;

@@ -25,7 +25,7 @@ import pyengine
 from pyengine.cli import output
 from pyengine.cli.bench_producer import TOPIC, Produced
 from pyengine.cli.engine_status import engine_status
-from pyengine.cli.options import json_option, set_option
+from pyengine.cli.output import json_option, set_option
 from pyengine.cli.prove import measure_disk
 from pyengine.cli.why import Waits, write_stalls
 from pyengine.client.producer import connect

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import existing_store, master_option, spark_option, spark_session, store_command
-from pyengine.cli.output import byte_bar
+from pyengine.cli.output import byte_bar, existing_store, master_option, spark_option, spark_session, store_command
 from pyengine.storage.config import load_config
 
 if TYPE_CHECKING:

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import existing_store, owning, store_command
-from pyengine.cli.output import ShowBytes, byte_bar
+from pyengine.cli.output import ShowBytes, byte_bar, existing_store, owning, store_command
 from pyengine.errors import EngineError
 from pyengine.storage.config import load_config
 from pyengine.storage.log_holds import lowest_log_hold
 
 if TYPE_CHECKING:
-    from pyengine.services.retention.clean_by_hand import Cleaned
-    from pyengine.services.retention.clean_rules import Request
+    from pyengine.services.retention.clean_files import Request
+    from pyengine.services.retention.clean_resource import Cleaned
     from pyengine.storage.config import EngineConfig
 
 
@@ -44,7 +43,7 @@ def clean(store: Path, settings: dict[str, str], as_json: bool, hours: float | N
       pyengine clean STORE --older-than 12
       pyengine clean STORE --until-used 60 --json
     """
-    from pyengine.services.retention.clean_rules import Request
+    from pyengine.services.retention.clean_files import Request
 
     existing_store(store)
     if hours is not None and percent is not None:
@@ -70,7 +69,7 @@ def _clean(root: Path, config: EngineConfig, request: Request, timeout_s: float,
     from pyengine.ipc.control_block import EngineMemory
     from pyengine.ipc.shared_objects import find_folder
     from pyengine.ipc.store_lock import living_kinds
-    from pyengine.services.retention.clean_by_hand import ask_to_clean
+    from pyengine.services.retention.clean_resource import ask_to_clean
 
     if living_kinds(root):
         with EngineMemory.attach(find_folder(root)) as memory:
@@ -81,7 +80,7 @@ def _clean(root: Path, config: EngineConfig, request: Request, timeout_s: float,
 def clean_alone(root: Path, config: EngineConfig, request: Request, show: ShowBytes) -> Cleaned:
     """Clean a store that no process has open. StoreBusyError if one has; EngineError if it needs recovery."""
     from pyengine.results import ReadLevel
-    from pyengine.services.retention.clean_by_hand import clean_stopped
+    from pyengine.services.retention.clean_resource import clean_stopped
     from pyengine.storage.checkpoint import abort_file_exists
     from pyengine.storage.message_store import MessageStore
     from pyengine.storage.recovery.markers import read_marker, read_rebuild_marker

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import existing_store, json_option, set_option, store_command
+from pyengine.cli.output import existing_store, json_option, set_option, store_command
 from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, UsageError
 from pyengine.formats.small_file import read_small_text
 from pyengine.settings import Setting

@@ -15,15 +15,14 @@ import click
 
 from pyengine._native import ffi
 from pyengine.cli import output
-from pyengine.cli.options import existing_store, json_option, set_option, store_argument, store_command
+from pyengine.cli.output import existing_store, json_option, set_option, store_argument, store_command
 from pyengine.errors import DiskError, EngineError, StoreRefusedError, UsageError
 from pyengine.formats import consume_queue, index_file
-from pyengine.formats.checkpoint import unpack_checkpoint
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import is_ext_address, is_filler, is_live
 from pyengine.formats.index_file import IndexLayout, unpack_header
 from pyengine.formats.paths import StorePaths, is_index_name
-from pyengine.formats.small_file import read_small_file
+from pyengine.formats.small_file import read_small_file, unpack_checkpoint
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.native import control as native

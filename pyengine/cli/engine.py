@@ -12,8 +12,7 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.config import broker_conf_option, read_broker_conf
-from pyengine.cli.options import existing_store, store_command
-from pyengine.cli.output import byte_bar, size_text
+from pyengine.cli.output import byte_bar, existing_store, size_text, store_command
 from pyengine.errors import DiskFullError, ExitCode, UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.config import load_config, set_words

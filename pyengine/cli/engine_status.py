@@ -42,14 +42,13 @@ from pyengine.native import control as native
 from pyengine.native import obstacles as native_obstacles
 from pyengine.native.flush import monotonic_ns
 from pyengine.results import ReadLevel
-from pyengine.storage.checkpoint import abort_file_exists
+from pyengine.storage.checkpoint import DurableWatermark, abort_file_exists, read_watermark
 from pyengine.storage.config import EngineConfig, load_config
 from pyengine.storage.file_system import used_ratio
 from pyengine.storage.later_format import later_things
 from pyengine.storage.log_holds import read_log_holds
 from pyengine.storage.recovery.report import copy_note
 from pyengine.storage.replication_state import ReplicationStateFile
-from pyengine.storage.watermark import DurableWatermark, read_watermark
 
 if TYPE_CHECKING:
     from pyengine._native import ms_control, ms_worker

@@ -3,31 +3,47 @@
 Files are cut into byte ranges, one contiguous share of the input per producer. A line belongs to the
 range in which its first byte is, so any cut is a good one: the producer of a range skips the line it
 starts inside of and finishes the line it ends inside of. Every line is read once.
+
+One producer of `pyengine ingest`: lines in, acknowledged batches out.
+
+`produce` runs in the command's own process (one producer) and in processes of its own (several),
+`python -m pyengine.cli.ingest`. stdin of such a process: the job, one JSON document. stdout: JSON
+lines, the tally at most every REPORT_INTERVAL_S, then `{"done": true}` or `{"error": ..., "exit_code": ...}`.
+It ends with its parent: a report without a reader is a broken pipe. SIGTERM ends it after the batch that is under way.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import hashlib
 import itertools
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import IO
+from types import FrameType, TracebackType
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import click
 
 from pyengine.cli import output
-from pyengine.cli.ingest_producer import AckedList, Job, Range, StopAtBatchEnd, Tally, produce
-from pyengine.cli.options import existing_store, store_command, topic_option
-from pyengine.cli.output import byte_bar
+from pyengine.cli.output import byte_bar, existing_store, store_command, topic_option
 from pyengine.engine.children import child_environment
-from pyengine.errors import EngineError, ExitCode, UsageError
+from pyengine.errors import DiskError, EngineError, ExitCode, UsageError
+from pyengine.results import PutManyResult, PutResult, PutStatus
+
+if TYPE_CHECKING:
+    from pyengine.client.pending_puts import PutFuture
+    from pyengine.client.producer import Producer
 
 STDIN = Path("-")
 STOP_TIMEOUT_S = 20.0
@@ -204,7 +220,7 @@ def run_crew(jobs: Sequence[Job], report: Callable[[Tally], None]) -> Tally:
 
 def _start(job: Job) -> subprocess.Popen[bytes]:
     # In a group of its own: Ctrl-C in a terminal is for this process, which then ends the crew.
-    process = subprocess.Popen([sys.executable, "-P", "-m", "pyengine.cli.ingest_producer"],
+    process = subprocess.Popen([sys.executable, "-P", "-m", "pyengine.cli.ingest"],
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=child_environment(), process_group=0)
     assert process.stdin is not None
     process.stdin.write(job.to_json().encode())
@@ -244,3 +260,323 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             process.kill()
             process.wait()
     _stdout_of(process).close()
+
+
+ROWS_AT_ONCE = 1024
+BLOCK_BYTES = 1 << 20  # of input read at once; bounds a batch too
+BATCH_MESSAGES = 1024
+IN_FLIGHT = 512
+# Stored, but not with the durability that was asked for.
+UNCONFIRMED = (PutStatus.FLUSH_DISK_TIMEOUT, PutStatus.FLUSH_SLAVE_TIMEOUT, PutStatus.SLAVE_NOT_AVAILABLE)
+JSONL_FIELDS = ("body", "body_base64", "queue_id", "tags", "keys", "properties", "flag", "delay_level")
+REPORT_INTERVAL_S = 0.1
+
+
+class Range(NamedTuple):
+    """Bytes [start, end) of a file, by line starts."""
+
+    path: str
+    start: int
+    end: int
+
+
+def read_blocks(file: BinaryIO, start: int, end: int, block_bytes: int = 1 << 20) -> Iterator[bytes]:
+    """The lines that start in [start, end) as blocks of whole lines, of about `block_bytes`, newlines included.
+
+    `file` is seekable and buffered. The last line of the file may lack its newline.
+    """
+    if start:
+        file.seek(start - 1)
+        file.readline()
+    else:
+        file.seek(0)
+    position = file.tell()
+    while position < end:
+        block = file.read(min(block_bytes, end - position))
+        if not block:
+            return
+        if not block.endswith(b"\n"):
+            block += file.readline()
+        position += len(block)
+        yield block
+
+
+def split_lines(block: bytes) -> list[bytes]:
+    """The lines of a block without their newlines."""
+    lines = block.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    return lines
+
+
+class AckedList:
+    """Appends to the file at `path`, made if need be; UsageError when it cannot be opened. `write` or leave the block."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        try:
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise UsageError(f"cannot write the list of acknowledged messages {path}: {error.strerror}") from error
+        self._path = path
+        self._rows: list[bytes] = []
+
+    def add(self, result: PutResult | PutManyResult, bodies: Sequence[bytes]) -> None:
+        """Note the messages of one answer; nothing if it is not PUT_OK."""
+        if not result.ok:
+            return
+        if isinstance(result, PutManyResult):
+            first, places = result.first_queue_offset, [result.first_physical_offset, *[None] * (len(bodies) - 1)]
+        else:
+            first, places = result.queue_offset, [result.physical_offset]
+        for number, (body, place) in enumerate(zip(bodies, places, strict=True)):
+            row = {"topic": result.topic, "queue_id": result.queue_id, "queue_offset": first + number,
+                   "physical_offset": place, "body_sha256": hashlib.sha256(body).hexdigest()}
+            self._rows.append(json.dumps(row).encode() + b"\n")
+        if len(self._rows) >= ROWS_AT_ONCE:
+            self.write()
+
+    def write(self) -> None:
+        """Hand what was noted to the kernel, in one write(2) if it takes all."""
+        rest, self._rows = b"".join(self._rows), []
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest):]
+        except OSError as error:
+            raise DiskError(f"cannot write the list of acknowledged messages {self._path}: {error.strerror}",
+                            errno=error.errno or 0, path=str(self._path)) from error
+
+    def __enter__(self) -> AckedList:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.write()
+        finally:
+            os.close(self._descriptor)
+
+
+class StopAtBatchEnd:
+    """Inside the block the signals only set a mark; check() at the end of a batch raises KeyboardInterrupt.
+
+    A second signal does not wait for the batch. For the main thread.
+    """
+
+    def __init__(self, *numbers: int) -> None:
+        self._numbers = numbers or (signal.SIGINT,)
+        self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+        self._asked = False
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if a signal has come."""
+        if self._asked:
+            raise KeyboardInterrupt
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+
+    def __enter__(self) -> StopAtBatchEnd:
+        self._before = {number: signal.signal(number, self._on_signal) for number in self._numbers}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One producer's part of an ingest. No ranges means standard input."""
+
+    store: str
+    topic: str
+    settings: dict[str, str]
+    queues: int
+    first_queue: int
+    format: str
+    tags: str | None
+    ranges: list[Range] = field(default_factory=list)
+    acked: str | None = None  # the file that lists what was acknowledged
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        values = json.loads(text)
+        return cls(**values | {"ranges": [Range(*one) for one in values["ranges"]]})
+
+
+@dataclass
+class Tally:
+    """What has been acknowledged so far; `read_bytes` is how much of the input that was."""
+
+    messages: int = 0
+    body_bytes: int = 0
+    read_bytes: int = 0
+    unconfirmed: int = 0
+
+    def add(self, other: Tally) -> None:
+        self.messages += other.messages
+        self.body_bytes += other.body_bytes
+        self.read_bytes += other.read_bytes
+        self.unconfirmed += other.unconfirmed
+
+
+def produce(job: Job, report: Callable[[Tally], None]) -> Tally:
+    """Put every line of the job, and report the tally after each batch.
+
+    EngineError, naming file and line, when a line cannot be a message or a put is
+    refused; what was acknowledged until then is in the last report.
+    """
+    from pyengine import connect
+    from pyengine.ipc.session_client import CONNECT_TIMEOUT_S
+
+    tally = Tally()
+    with contextlib.ExitStack() as stack:
+        acked = stack.enter_context(AckedList(job.acked)) if job.acked else None
+        producer = stack.enter_context(connect(job.store, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, **job.settings))
+        work = _Work(producer, job, tally, report, acked)
+        for name, first_line, lines in _inputs(job):
+            if job.format == "lines":
+                work.put_lines(name, first_line, lines)
+            else:
+                work.put_objects(name, first_line, lines)
+    return tally
+
+
+def _inputs(job: Job) -> Iterator[tuple[str, int | None, Iterator[bytes]]]:
+    """(name, number of the first line if known, blocks of whole lines) of each range."""
+    if not job.ranges:
+        yield "standard input", 1, _stdin_blocks(sys.stdin.buffer)
+    for path, start, end in job.ranges:
+        with open(path, "rb") as file:
+            yield path, 1 if start == 0 else None, read_blocks(file, start, end, BLOCK_BYTES)
+
+
+def _stdin_blocks(stream: BinaryIO) -> Iterator[bytes]:
+    while lines := stream.readlines(BLOCK_BYTES):
+        yield b"".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A job under way: who puts it, and where what was acknowledged is counted, told and listed."""
+
+    producer: Producer
+    job: Job
+    tally: Tally
+    report: Callable[[Tally], None]
+    acked: AckedList | None
+
+    def put_lines(self, name: str, first_line: int | None, blocks: Iterator[bytes]) -> None:
+        """One put_many per batch; batches go round the queues, so each queue keeps the input's order."""
+        job, number, queue = self.job, first_line, self.job.first_queue
+        for block in blocks:
+            lines = split_lines(block)
+            unread = len(block)
+            for at in range(0, len(lines), BATCH_MESSAGES):
+                bodies = lines[at : at + BATCH_MESSAGES]
+                result = self.producer.put_many(job.topic, bodies, queue_id=queue % job.queues, tags=job.tags)
+                body_bytes = sum(map(len, bodies))
+                read_bytes = min(unread, body_bytes + len(bodies))  # the last line of a file may lack its newline
+                unread -= read_bytes
+                self._count(result, _place(name, number), bodies, read_bytes)
+                queue += 1
+                number = number + len(bodies) if number is not None else None
+                self.report(self.tally)
+
+    def put_objects(self, name: str, first_line: int | None, blocks: Iterator[bytes]) -> None:
+        """One asynchronous put per line, at most IN_FLIGHT unanswered, answered in order."""
+        waiting: deque[tuple[PutFuture, int | None, int, bytes]] = deque()
+
+        def settle(most: int) -> None:
+            while len(waiting) > most:
+                future, number, line_bytes, body = waiting.popleft()
+                self._count(future.result(), _place(name, number), [body], line_bytes)
+
+        number, count = first_line, self.job.first_queue
+        for block in blocks:
+            unread = len(block)
+            for line in split_lines(block):
+                read_bytes = min(unread, len(line) + 1)  # the last line of a file may lack its newline
+                unread -= read_bytes
+                arguments = _object_arguments(line, _place(name, number))
+                arguments.setdefault("queue_id", count % self.job.queues)
+                body = arguments.pop("body")
+                waiting.append((self.producer.put_async(self.job.topic, body, **arguments), number, read_bytes, body))
+                settle(IN_FLIGHT)
+                count += 1
+                number = number + 1 if number is not None else None
+                if count % IN_FLIGHT == 0:
+                    self.report(self.tally)
+        settle(0)
+        self.report(self.tally)
+
+    def _count(self, result: PutManyResult | PutResult, place: str, bodies: Sequence[bytes], read_bytes: int) -> None:
+        """Enter what was acknowledged; EngineError that names the place for what was not."""
+        is_unconfirmed = result.status in UNCONFIRMED
+        if not result.ok and not is_unconfirmed:
+            fate = "" if result.indeterminate else " are not stored"  # else the reason says it
+            raise EngineError(f"{place}: the next {len(bodies)} line(s){fate}: {result.status.name}: {result.reason}")
+        if self.acked is not None:
+            self.acked.add(result, bodies)
+        self.tally.add(Tally(len(bodies), sum(map(len, bodies)), read_bytes, len(bodies) if is_unconfirmed else 0))
+
+
+def _object_arguments(line: bytes, where: str) -> dict[str, Any]:
+    """The arguments of a put from one line of JSON; UsageError names the place and what is wrong."""
+    try:
+        document = json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{where}: no JSON object: {error}") from error
+    if not isinstance(document, dict) or ("body" in document) == ("body_base64" in document):
+        raise UsageError(f"{where}: give an object with body (text) or body_base64")
+    unknown = sorted(document.keys() - set(JSONL_FIELDS))
+    if unknown:
+        raise UsageError(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(JSONL_FIELDS)}")
+    encoded = document.pop("body_base64", None)
+    try:
+        document["body"] = document["body"].encode() if encoded is None else base64.b64decode(encoded, validate=True)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UsageError(f"{where}: the body is no text, or body_base64 no base64: {error}") from error
+    return document
+
+
+def _place(name: str, number: int | None) -> str:
+    return f"{name}, line {number}" if number is not None else name
+
+
+def main() -> int:
+    job = Job.from_json(sys.stdin.read())
+    last = 0.0
+    tally = Tally()
+
+    def report(now: Tally) -> None:
+        nonlocal last, tally
+        tally = now
+        stop.check()
+        if time.monotonic() - last >= REPORT_INTERVAL_S:
+            last = time.monotonic()
+            _say(asdict(now))
+
+    try:
+        with StopAtBatchEnd(signal.SIGTERM) as stop:
+            tally = produce(job, report)
+        _say(asdict(tally) | {"done": True})
+        return ExitCode.OK
+    except EngineError as error:
+        _say(asdict(tally) | {"error": str(error), "exit_code": int(error.exit_code)})
+        return error.exit_code
+    except (KeyboardInterrupt, BrokenPipeError):
+        return ExitCode.INTERRUPTED
+
+
+def _say(document: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(document) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,23 +1,52 @@
-"""`pyengine metrics`: the figures of a store for Prometheus, over HTTP or once, and its health."""
+"""`pyengine metrics`: the figures of a store for Prometheus, over HTTP or once, and its health.
+
+The only module that imports prometheus_client.
+
+Each scrape attaches to the engine's shared memory read-only, copies, and detaches. Names
+follow that ecosystem's rules: base units (seconds, bytes), `_total` for what only grows,
+one name for one thing with labels for its kinds. docs/statistics.md says what each means.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 
-from pyengine.cli.options import existing_store, store_command
-from pyengine.cli.output import write_json
-from pyengine.errors import EngineError
+import pyengine
+from pyengine.cli.engine_status import live_status
+from pyengine.cli.output import existing_store, store_command, write_json
+from pyengine.cli.verdict import Verdict
+from pyengine.errors import DiskError, EngineError
+from pyengine.formats.paths import StorePaths
+from pyengine.ipc.live_reader import LiveStoreReader
+from pyengine.ipc.statistics import Statistics
+from pyengine.ipc.store_lock import living_kinds
+from pyengine.native import store_stats
+from pyengine.native.store_stats import Latency
+from pyengine.results import PutStatus
 from pyengine.storage.config import load_config
+from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.file_system import used_ratio
 
 if TYPE_CHECKING:
-    from pyengine.cli.exposition import Exposition
+    from wsgiref.simple_server import WSGIServer
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 PORT = 9464
 
@@ -64,7 +93,7 @@ def metrics(store: Path, settings: dict[str, str], as_json: bool, listen: tuple[
       pyengine metrics STORE --listen 127.0.0.1:0
       pyengine metrics STORE --once > /var/lib/node_exporter/pyengine.prom
     """
-    from pyengine.cli.exposition import Exposition
+    from pyengine.cli.metrics import Exposition
 
     load_config(existing_store(store), settings)  # a wrong setting is told now, not at the first scrape
     with Exposition(store, settings) as exposition:
@@ -97,7 +126,7 @@ def _serve(exposition: Exposition, host: str, port: int, *, as_json: bool) -> No
 
 
 def _answer(exposition: Exposition, host: str, port: int, stop: threading.Event, *, as_json: bool) -> None:
-    from pyengine.cli.exposition import serve
+    from pyengine.cli.metrics import serve
 
     try:
         server = serve(exposition, host, port)
@@ -114,3 +143,297 @@ def _answer(exposition: Exposition, host: str, port: int, stop: threading.Event,
     finally:
         server.shutdown()
         server.server_close()
+
+
+VERDICTS = [str(verdict) for verdict in Verdict if verdict not in (Verdict.STOPPED, Verdict.RECOVERING)]  # of an engine that is seen
+STATES = ("stopped", "recovering", "running", "read_only", "degraded")
+# Powers of two of 1.024 us up to 17 s: each is the bound of a bucket in shared memory, so nothing is estimated.
+DURATION_BUCKETS = range(15, 400, 16)
+SIZE_BUCKETS = range(6, 23)  # up to 127 bytes, 255 ... 8 MiB - 1
+
+
+class Exposition:
+    """A store as a collector of prometheus_client. Threads may scrape at the same time."""
+
+    def __init__(self, root: Path, settings: dict[str, str]) -> None:
+        self._root = root
+        self._settings = settings
+        self._reader: LiveStoreReader | None = None
+        self._reader_lock = threading.Lock()
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def text(self) -> str:
+        """Everything, as Prometheus reads it."""
+        return generate_latest(self.registry).decode()
+
+    def collect(self) -> Iterator[Metric]:
+        """One scrape."""
+        live = live_status(self._root)
+        yield GaugeMetricFamily("pyengine_up", "1 while an engine runs on the store and its counters can be read.",
+                                value=int(live is not None))
+        yield from _disk(self._root)
+        yield from self._groups()
+        if live is None:
+            return
+        document, figures = live
+        yield from _engine(document)
+        yield from _schedule(document["schedule_message_offset"])
+        yield from _workers(document["workers"])
+        if document["replication"] is not None:
+            yield from _replication(document["replication"])
+        if figures is not None:
+            yield from _figures(figures)
+            yield from _topics(figures)
+
+    def health(self) -> tuple[bool, str]:
+        """Whether a process of an engine lives on the store; one that recovers or is in trouble does. And a sentence."""
+        live = live_status(self._root)
+        if live is not None:
+            return True, _told(live[0])
+        try:
+            living = living_kinds(self._root)
+        except DiskError as error:
+            return False, str(error)
+        if not living:
+            return False, "stopped: no engine runs"
+        return True, "its counters cannot be seen: it recovers, starts or stops"
+
+    def readiness(self) -> tuple[bool, str]:
+        """Whether a put would be taken and find all that it needs; and a sentence, which names what is in the way."""
+        live = live_status(self._root)
+        if live is None:
+            return False, self.health()[1]
+        document = live[0]
+        if Verdict(document["verdict"]).is_trouble or document["takes_puts"]:
+            return document["takes_puts"] and not Verdict(document["verdict"]).is_trouble, _told(document)
+        if document["role"] == "SLAVE":
+            return False, f"a SLAVE takes no puts; {_told(document)}"
+        return False, f"it takes no puts now; {_told(document)}"
+
+    def _groups(self) -> Iterator[Metric]:
+        """How far each consumer group is, and how much lies before it."""
+        labels = ("group", "topic", "queue_id")
+        next_offset = GaugeMetricFamily("pyengine_group_next_offset", "Queue offset that the group reads next.", labels=labels)
+        lag = GaugeMetricFamily("pyengine_group_lag_messages", "Messages in the queue that the group has not read.",
+                                labels=labels)
+        with self._reader_lock:
+            try:
+                groups = ConsumerOffsets(self._root).groups()
+                for (topic, group), offsets in sorted(groups.items()) if groups else ():
+                    for queue_id, offset in sorted(offsets.items()):
+                        values = (group, topic, str(queue_id))
+                        next_offset.add_metric(values, offset)
+                        lag.add_metric(values, max(0, self._open().queue_range(topic, queue_id)[1] - offset))
+            except EngineError:  # a store that cannot be read now still has its other figures
+                self._close_reader()
+        yield next_offset
+        yield lag
+
+    def _open(self) -> LiveStoreReader:
+        if self._reader is None:
+            self._reader = LiveStoreReader(self._root, **self._settings)
+        return self._reader
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def __enter__(self) -> Exposition:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with self._reader_lock:
+            self._close_reader()
+
+
+def serve(exposition: Exposition, host: str, port: int) -> WSGIServer:
+    """Answer `/metrics`, `/healthz` and `/readyz` in threads, 404 elsewhere; the server, which has `server_port`, shutdown() and
+    server_close(). OSError: not there."""
+    server, _ = start_http_server(port, host, exposition.registry)
+    server.set_app(_application(exposition))
+    return server
+
+
+def _application(exposition: Exposition) -> WSGIApplication:
+    scrape: WSGIApplication = make_wsgi_app(exposition.registry)
+    looks = {"/healthz": exposition.health, "/readyz": exposition.readiness}
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            return scrape(environ, start_response)
+        if path not in looks:
+            status, text = "404 Not Found", f"nothing is here: ask for /metrics, {' or '.join(looks)}"
+        elif environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            status, text = "405 Method Not Allowed", "use GET or HEAD"
+        else:
+            good, text = looks[path]()
+            status = "200 OK" if good else "503 Service Unavailable"
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")])
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [f"{text}\n".encode()]
+
+    return answer
+
+
+def _told(document: dict[str, Any]) -> str:
+    return f"{document['verdict']}: {document['summary']}"
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value=value)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _disk(root: Path) -> Iterator[Metric]:
+    metric = GaugeMetricFamily("pyengine_disk_used_ratio", "How full the disk below a folder of the store is, 0 to 1.",
+                               labels=("folder",))
+    paths = StorePaths(root)
+    for folder in (paths.commit_log, paths.consume_queue):
+        ratio = used_ratio(folder)
+        if ratio is not None:
+            metric.add_metric((folder.name,), ratio)
+    yield metric
+
+
+def _engine(document: dict[str, Any]) -> Iterator[Metric]:
+    yield InfoMetricFamily("pyengine", "The engine.", value={
+        "version": pyengine.__version__, "mode": document["mode"], "role": document["role"], "store": document["store"],
+        "store_uuid": document["store_uuid"]})
+    now = GaugeMetricFamily("pyengine_state", "1 for the state that the store is in.", labels=("state",))
+    for state in STATES:
+        now.add_metric((state,), int(state == document["state"]))
+    yield now
+    verdict = GaugeMetricFamily("pyengine_verdict", "1 for the word that `pyengine status` leads with.", labels=("verdict",))
+    for word in VERDICTS:
+        verdict.add_metric((word,), int(word == document["verdict"]))
+    yield verdict
+    yield _gauge("pyengine_read_only", "1 while puts are refused because the store or its disk is in trouble.",
+                 int(document["read_only"]))
+    yield _gauge("pyengine_start_time_seconds", "When the engine came up, since the epoch.", document["created_ms"] / 1000)
+    yield _gauge("pyengine_sessions", "Producers that have a session.", document["sessions"])
+    positions = GaugeMetricFamily("pyengine_position_bytes", "Physical offsets in the commit log.", labels=("position",))
+    for name, value in document["positions"].items():
+        positions.add_metric((name,), value)
+    yield positions
+    for name, text in (("undrained", "Written to the pool and not yet to the files."),
+                       ("unflushed", "Written and not yet durable."),
+                       ("behind", "Committed and not yet in queues and index.")):
+        yield _gauge(f"pyengine_{name}_bytes", text, document[f"{name}_bytes"])
+    yield _gauge("pyengine_clock_back_seconds", "Largest step back of the clock that the writer saw.",
+                 document["clock_back_ms"] / 1000)
+
+
+def _schedule(levels: dict[str, dict[str, int]]) -> Iterator[Metric]:
+    pending = GaugeMetricFamily("pyengine_schedule_pending_messages", "Delayed messages that wait, by delay level.",
+                                labels=("level",))
+    for level, one in levels.items():
+        pending.add_metric((level,), one["pending"])
+    yield pending
+
+
+def _replication(replication: dict[str, Any]) -> Iterator[Metric]:
+    """Of a slave its one link, of a master those of its slaves."""
+    if replication["linked"] is None:
+        yield _gauge("pyengine_slaves_connected", "Slaves that have reported their position.", replication["slaves_connected"])
+        yield _gauge("pyengine_unconfirmed_bytes", "Committed and not yet confirmed by slaves.", replication["unconfirmed_bytes"])
+    else:
+        yield _gauge("pyengine_master_linked", "1 while the master's bytes arrive and agree with the own ones.",
+                     int(replication["linked"]))
+        yield _gauge("pyengine_master_end_bytes", "Newest end of the master's log that was heard of; 0 none.",
+                     replication["master_end"] or 0)
+        if replication["behind_master_s"] is not None:
+            yield _gauge("pyengine_master_behind_seconds", "Age of the newest message here while the master has more, else 0.",
+                         replication["behind_master_s"])
+    for name, text in (("connections", "Connections taken or made."), ("refused", "Connections refused, or tries that failed."),
+                       ("closed", "Connections that ended for a reason.")):
+        if name in replication:
+            yield _counter(f"pyengine_links_{name}", text, replication[name])
+    behind = GaugeMetricFamily("pyengine_link_behind_bytes", "Committed here and not acknowledged on the link.", labels=("address",))
+    size = CounterMetricFamily("pyengine_link_bytes", "Bytes sent or received on the link.", labels=("address",))
+    late = GaugeMetricFamily("pyengine_link_behind_seconds", "Since the slave had all that was committed here; 0 while it has.",
+                             labels=("address",))
+    for link in replication["links"]:
+        size.add_metric((link["address"],), link["bytes"])
+        if link["behind_s"] is not None:
+            late.add_metric((link["address"],), link["behind_s"])
+        if link["behind_bytes"] is not None:
+            behind.add_metric((link["address"],), link["behind_bytes"])
+    yield from (behind, late, size)
+
+
+def _workers(workers: Sequence[dict[str, Any]]) -> Iterator[Metric]:
+    up = GaugeMetricFamily("pyengine_worker_up", "1 while the worker is ready.", labels=("kind",))
+    age = GaugeMetricFamily("pyengine_worker_heartbeat_age_seconds", "Since the worker's last sign of progress.",
+                            labels=("kind",))
+    restarts = CounterMetricFamily("pyengine_worker_restarts", "Restarts of a dead worker.", labels=("kind",))
+    errors = CounterMetricFamily("pyengine_worker_errors", "Failures that the worker lived through.", labels=("kind",))
+    for worker in workers:
+        labels = (worker["kind"],)
+        up.add_metric(labels, int(worker["state"] == "ready"))
+        if worker["heartbeat_age_ms"] is not None:
+            age.add_metric(labels, worker["heartbeat_age_ms"] / 1000)
+        restarts.add_metric(labels, worker["restarts"])
+        errors.add_metric(labels, worker["errors"])
+    yield from (up, age, restarts, errors)
+
+
+def _figures(figures: Statistics) -> Iterator[Metric]:
+    yield _counter("pyengine_put_messages", "Messages stored.", figures.put_messages)
+    yield _counter("pyengine_put_bytes", "Bytes of their records in the log.", figures.put_bytes)
+    yield _counter("pyengine_puts", "Puts answered PUT_OK; one of many messages counts once.", figures.put_entries)
+    yield _counter("pyengine_put_passes", "Rounds of the writer with puts in them.", figures.put_passes)
+    refused = CounterMetricFamily("pyengine_refused_puts", "Puts that the writer refused.", labels=("status",))
+    for status in PutStatus:
+        if status is not PutStatus.PUT_OK:
+            refused.add_metric((status.name,), figures.refused.get(status.name, 0))
+    yield refused
+    yield _durations("pyengine_put_duration_seconds", "From a put's submission to the writer's answer.",
+                     figures.histograms["put"])
+    yield _sizes(figures)
+    yield _durations("pyengine_sync_duration_seconds", "Of each fdatasync of the log.", figures.histograms["sync"])
+    yield _durations("pyengine_dispatch_lag_seconds", "From a message's store time to its visibility, by batch.",
+                     figures.histograms["lag"])
+    yield _counter("pyengine_dispatched_messages", "Records passed on to queues and index.", figures.dispatched)
+    yield _counter("pyengine_dispatched_queue_entries", "Queue entries written.", figures.dispatch_entries)
+    yield _counter("pyengine_dispatched_index_keys", "Keys put into the index.", figures.dispatch_keys)
+    yield _counter("pyengine_out_of_order_queue_entries", "Queue entries from beyond their queue's end.",
+                   figures.dispatch_out_of_order)
+    yield _gauge("pyengine_dispatch_behind_max_bytes", "Most that was found committed and not dispatched.",
+                 figures.dispatch_behind_max_bytes)
+
+
+def _topics(figures: Statistics) -> Iterator[Metric]:
+    messages = CounterMetricFamily("pyengine_topic_messages", "Messages that entered the topic's queues.", labels=("topic",))
+    size = CounterMetricFamily("pyengine_topic_bytes", "Bytes of their records in the log.", labels=("topic",))
+    for topic, count in sorted(figures.topics.items()):
+        messages.add_metric((topic,), count.messages)
+        size.add_metric((topic,), count.size_bytes)
+    yield from (messages, size)
+    yield _counter("pyengine_other_topics_messages", "Messages of the topics that are not counted one by one.",
+                   figures.other_topics.messages)
+
+
+def _durations(name: str, text: str, latency: Latency) -> Metric:
+    """Bucket by bucket; the count is that of the buckets, so that both agree whatever was counted meanwhile."""
+    bounds, buckets, passed, at = store_stats.bounds_ns(), [], 0, 0
+    for last in DURATION_BUCKETS:
+        passed += sum(latency.buckets[at:last + 1])
+        at = last + 1
+        buckets.append((repr(bounds[last] / 1e9), passed))
+    buckets.append(("+Inf", passed + sum(latency.buckets[at:])))
+    metric = HistogramMetricFamily(name, text)
+    metric.add_metric((), buckets, latency.sum_ns / 1e9)
+    return metric
+
+
+def _sizes(figures: Statistics) -> Metric:
+    """Of an entry with many records the mean size counts for each of them."""
+    buckets = [(str((2 << last) - 1), sum(figures.put_sizes[:last + 1])) for last in SIZE_BUCKETS]
+    metric = HistogramMetricFamily("pyengine_put_size_bytes", "Size of a message's record in the log.")
+    metric.add_metric((), [*buckets, ("+Inf", sum(figures.put_sizes))], figures.put_bytes)
+    return metric

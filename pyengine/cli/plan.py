@@ -18,7 +18,7 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.engine import SEGMENTS_AHEAD
-from pyengine.cli.options import json_option, set_option, span_s
+from pyengine.cli.output import json_option, set_option, span_s
 from pyengine.engine_config import EngineConfig, delete_hours
 from pyengine.errors import ConfigError
 from pyengine.formats.constants import CQ_ENTRY_BYTES

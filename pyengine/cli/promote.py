@@ -12,7 +12,7 @@ import click
 import psutil
 
 from pyengine.cli import output
-from pyengine.cli.options import existing_store, owning, store_command
+from pyengine.cli.output import existing_store, owning, store_command
 from pyengine.engine.embedded import supervisor_pid
 from pyengine.engine.supervisor import Arguments, parse_arguments
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError

@@ -24,8 +24,8 @@ from typing import Any
 import click
 
 from pyengine.cli import output
-from pyengine.cli.ingest_producer import AckedList
-from pyengine.cli.options import json_option, set_option
+from pyengine.cli.ingest import AckedList
+from pyengine.cli.output import json_option, set_option
 from pyengine.cli.replay import MODES
 from pyengine.cli.torture import EngineWatch, KillRounds, check_acked, kill, kill_all
 from pyengine.cli.why import Waits, write_stalls

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyengine.cli.options import json_option, set_option
+from pyengine.cli.output import json_option, set_option
 from pyengine.errors import ExitCode, FormatError, UsageError
 from pyengine.formats.record import BatchMember, decode_batch, encode_batch
 from pyengine.results import PutResult

@@ -22,13 +22,13 @@ from pyengine.cli import output
 from pyengine.cli.config import broker_conf_option, read_broker_conf
 from pyengine.cli.engine import check_space
 from pyengine.cli.metrics import PORT, address_option, host_and_port
-from pyengine.cli.options import STORE_SIGNS, store_command
+from pyengine.cli.output import STORE_SIGNS, store_command
 from pyengine.cli.plan import shared_memory_bytes
 from pyengine.engine.children import child_environment
 from pyengine.engine.log_file import log_line
 from pyengine.errors import EngineUnavailableError, ExitCode
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.native import process
+from pyengine.native import waiting
 from pyengine.storage.config import EngineConfig, load_config, set_words
 from pyengine.storage.file_system import file_system_of
 
@@ -168,7 +168,7 @@ class Init:
         unheard = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGUSR1)}
         try:
             if os.getpid() != 1:
-                process.adopt_orphans()  # workers whose supervisor was killed: their end is waited for here
+                waiting.adopt_orphans()  # workers whose supervisor was killed: their end is waited for here
             self._start(self._supervisor)
             while self._supervisor.pid or self._supervisor.due_s:
                 self._start_what_is_due()

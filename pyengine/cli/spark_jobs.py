@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import (
+from pyengine.cli.output import (
+    byte_bar,
     json_option,
     master_option,
     raw_option,
@@ -19,7 +20,6 @@ from pyengine.cli.options import (
     spark_source,
     store_or_uri_argument,
 )
-from pyengine.cli.output import byte_bar
 
 if TYPE_CHECKING:
     from pyengine.spark.message_stats import By, StatsRow

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import existing_store, store_command
+from pyengine.cli.output import existing_store, store_command
 from pyengine.errors import ExitCode
 
 LINK_COLUMNS = ("link", "state", "since", "sent", "acked", "behind", "said")

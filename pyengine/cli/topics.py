@@ -1,20 +1,27 @@
-"""`pyengine topics`: what topics a store has and is meant to have; enter and change them in topics.json."""
+"""`pyengine topics`, `groups` and `dlq`: the topics of a store, its consumer groups, and what these could not deal with.
+
+    topics   what topics a store has and is meant to have; enter and change them in topics.json
+    groups   list them, show their lag, reset and delete their offsets
+    dlq      the messages that consumer groups could not deal with: list them, show them, put them back
+"""
 
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import existing_store, reading, store_command
+from pyengine.cli.output import existing_store, json_option, moment, reading, set_option, store_argument, store_command
+from pyengine.client.consumer_groups import ConsumerGroups, GroupState
 from pyengine.errors import UsageError
 
 if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
-    from pyengine.storage.topic_config import TopicConfig
+    from pyengine.storage.config_table import TopicConfig
 
 PERMS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 
@@ -68,7 +75,7 @@ def topics(
 
 def _change(store: Path, action: str, topic: str, changes: dict[str, Any], as_json: bool) -> None:
     from pyengine.client.outgoing import PutRefusedError, topic_bytes
-    from pyengine.storage.topic_config import TopicConfig, TopicConfigs
+    from pyengine.storage.config_table import TopicConfig, TopicConfigs
 
     configs = TopicConfigs(store)
     _tell(configs.read().said)
@@ -88,14 +95,14 @@ def _change(store: Path, action: str, topic: str, changes: dict[str, Any], as_js
             raise UsageError("update what? give --queues, --read-queues, --write-queues, --perm or --order")
         made = configs.update(topic, **changes)
     if as_json:
-        output.write_json({"topic": topic, "action": action} | (_document(made) if made else {}))
+        output.write_json({"topic": topic, "action": action} | (_topic_document(made) if made else {}))
     else:
         what = f": {made.read_queue_nums} queues to read, {made.write_queue_nums} to write, {made.perm_text}" if made else ""
         print(f"{action}d {output.printable(topic)}{what}")
 
 
 def _list(store: Path, settings: dict[str, str], as_json: bool, sizes: bool) -> None:
-    from pyengine.storage.topic_config import TopicConfigs
+    from pyengine.storage.config_table import TopicConfigs
 
     table = TopicConfigs(store).read()
     _tell(table.said)
@@ -107,7 +114,7 @@ def _list(store: Path, settings: dict[str, str], as_json: bool, sizes: bool) -> 
             config = table.rows.get(topic)
             size = {"bytes": sum(_record_bytes(reader, topic, queue_id, *span) for queue_id, span in ranges.items())} if sizes else {}
             rows.append({"topic": topic, "queues": found.get(topic, []), "messages": sum(end - first for first, end in ranges.values()),
-                         **size, "configured": config is not None} | (_document(config) if config else {}))
+                         **size, "configured": config is not None} | (_topic_document(config) if config else {}))
     if sizes:
         rows.sort(key=lambda row: -row["bytes"])
     if as_json:
@@ -125,7 +132,7 @@ def _record_bytes(reader: LiveStoreReader, topic: str, queue_id: int, first: int
     return 0 if queue is None else queue.record_bytes(first, end)
 
 
-def _document(config: TopicConfig) -> dict[str, Any]:
+def _topic_document(config: TopicConfig) -> dict[str, Any]:
     return {"read_queue_nums": config.read_queue_nums, "write_queue_nums": config.write_queue_nums, "perm": config.perm,
             "perm_text": config.perm_text, "order": config.order}
 
@@ -133,3 +140,177 @@ def _document(config: TopicConfig) -> dict[str, Any]:
 def _tell(said: str) -> None:
     if said:
         print(f"warning: {said}", file=sys.stderr)
+
+
+GROUP_ACTIONS = ("list", "lag", "reset", "forget")
+Place = Literal["first", "last"] | int | datetime
+
+
+class _Place(click.ParamType):  # type: ignore[type-arg]  # no generic in click 8.1
+    """first, last, an offset, or a time with a time zone."""
+
+    name = "place"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+        if value == "first" or value == "last":
+            return "first" if value == "first" else "last"
+        if value.isascii() and value.isdecimal():
+            return int(value)
+        try:
+            return moment(value)
+        except ValueError:
+            self.fail(f"{value}: give first, last, an offset, a time like 2026-01-31T12:00:00Z, or @MS", param, ctx)
+
+
+@click.command()
+@store_argument
+@click.argument("action", type=click.Choice(GROUP_ACTIONS), default="list")
+@set_option
+@json_option
+@click.option("--group", default=None, help="Only this group.")
+@click.option("--topic", default=None, help="Only this topic.")
+@click.option("--to", type=_Place(), default=None, metavar="first|last|OFFSET|TIME",
+              help="For reset: where the group goes on. TIME is ISO 8601 (UTC if it names no zone) or @ and ms since 1970.")
+@click.option("--queue-id", "queue_ids", type=click.IntRange(min=0), multiple=True,
+              help="For reset: only this queue; may be repeated.")
+def groups(
+    store: Path, action: str, settings: dict[str, str], as_json: bool, group: str | None, topic: str | None,
+    to: Place | None, queue_ids: tuple[int, ...],
+) -> None:
+    """List the consumer groups of a store, show their lag, or reset their offsets.
+
+    Works on a running engine and without one. LIST is one line for a group and topic;
+    LAG shows each queue, and which process holds it; RESET makes the group go on
+    at another offset, also while it has living members: they follow within a second, and what
+    they commit of what they read before counts no more. FORGET removes a group's offsets
+    of a topic, if it has no living member.
+
+    \b
+    Examples:
+      pyengine groups STORE
+      pyengine groups STORE lag --group billing --json
+      pyengine groups STORE reset --group billing --topic orders --to first
+      pyengine groups STORE reset --group billing --topic orders --to 2026-01-31T12:00:00Z
+    """
+    found = ConsumerGroups(existing_store(store), **settings)
+    for note in found.notes():
+        print(f"note: {output.printable(note)}", file=sys.stderr)
+    if action in ("reset", "forget"):
+        if group is None or topic is None or (to is None) == (action == "reset"):
+            raise click.UsageError(f"{action} needs --group, --topic" + (" and --to" if action == "reset" else ", and no --to"))
+        if to is None:
+            _forget(found, topic, group, as_json)
+        else:
+            _reset(found, topic, group, to, queue_ids, as_json)
+        return
+    if to is not None or queue_ids:
+        raise click.UsageError("--to and --queue-id are for reset")
+    states = found.groups(topic=topic, group=group)
+    if as_json:
+        output.write_json({"groups": [_group_document(state, action) for state in states], "notes": found.notes()})
+    elif action == "lag":
+        _write_lag(states)
+    else:
+        output.write_table(("group", "topic", "members", "queues", "lag", "lost"), [
+            (state.group, state.topic, len(state.members), len(state.queues), state.lag, state.lost) for state in states])
+
+
+def _reset(found: ConsumerGroups, topic: str, group: str, to: Place, queue_ids: tuple[int, ...], as_json: bool) -> None:
+    offsets = found.reset(topic, group, to, queue_ids or None)
+    if as_json:
+        output.write_json({"topic": topic, "group": group, "offsets": offsets})
+    else:
+        output.write_table(("queue", "next offset"), sorted(offsets.items()))
+
+
+def _forget(found: ConsumerGroups, topic: str, group: str, as_json: bool) -> None:
+    is_forgotten = found.forget(topic, group)
+    if as_json:
+        output.write_json({"topic": topic, "group": group, "forgotten": is_forgotten})
+    else:
+        print("forgotten" if is_forgotten else f"{output.printable(group)} has no offsets of {output.printable(topic)}")
+
+
+def _group_document(state: GroupState, action: str) -> dict[str, object]:
+    document: dict[str, object] = {
+        "group": state.group, "topic": state.topic, "members": list(state.members), "lag": state.lag, "lost": state.lost}
+    if action == "list":
+        return document | {"queues": len(state.queues)}
+    return document | {"queues": [
+        {"queue_id": queue.queue_id, "committed": queue.committed, "min_offset": queue.min_offset,
+         "max_offset": queue.max_offset, "lag": queue.lag, "lost": queue.lost,
+         "waiting_since_ms": queue.waiting_since_ms, "holder_pid": state.holders.get(queue.queue_id)}
+        for queue in state.queues.values()]}
+
+
+def _write_lag(states: list[GroupState]) -> None:
+    for state in states:
+        output.write_table(
+            ("queue", "committed", "end", "lag", "lost", "waiting since", "held by"),
+            [(queue.queue_id, queue.committed, queue.max_offset, queue.lag, queue.lost,
+              output.time_text(queue.waiting_since_ms), state.holders.get(queue.queue_id))
+             for queue in state.queues.values()],
+            title=f"{output.printable(state.group)} on {output.printable(state.topic)}: {state.lag:,} behind")
+
+
+ACTIONS = ("list", "show", "requeue")
+
+
+@click.command()
+@store_argument
+@click.argument("action", type=click.Choice(ACTIONS), default="list")
+@set_option
+@json_option
+@click.option("--group", default=None, help="The consumer group.")
+@click.option("--offset", "offsets", type=click.IntRange(min=0), multiple=True,
+              help="For show: begin here. For requeue: only this one; may be repeated.")
+@click.option("--max-messages", type=click.IntRange(min=1), default=32, show_default=True, help="For show: at most this many.")
+def dlq(
+    store: Path, action: str, settings: dict[str, str], as_json: bool, group: str | None, offsets: tuple[int, ...],
+    max_messages: int,
+) -> None:
+    """List the dead letters of a store, show those of a group, or put them back.
+
+    A message becomes a dead letter when its group has given it back 16 times (max_reconsume_times). LIST is one line for
+    a group: `waiting` are those that were not put back yet. REQUEUE puts all that wait back, or those at the offsets
+    given; the group, and no other, gets them again. It needs a running engine.
+
+    \b
+    Examples:
+      pyengine dlq STORE
+      pyengine dlq STORE show --group billing
+      pyengine dlq STORE requeue --group billing
+      pyengine dlq STORE requeue --group billing --offset 17 --offset 18
+    """
+    from pyengine.client.retries import DeadLetters
+
+    letters = DeadLetters(existing_store(store), **settings)
+    if action == "list":
+        if offsets:
+            raise click.UsageError("--offset is for show and requeue")
+        rows = [queue for queue in letters.queues() if group in (None, queue.group)]
+        if as_json:
+            output.write_json({"groups": [
+                {"group": row.group, "messages": row.messages, "waiting": row.waiting, "first_offset": row.first,
+                 "next_offset": row.next, "end_offset": row.end, "oldest_ms": row.oldest_ms} for row in rows]})
+        else:
+            output.write_table(("group", "messages", "waiting", "next offset", "oldest"), [
+                (row.group, row.messages, row.waiting, row.next, output.time_text(row.oldest_ms)) for row in rows])
+        return
+    if group is None:
+        raise click.UsageError(f"{action} needs --group")
+    if action == "show":
+        if len(offsets) > 1:
+            raise click.UsageError("show begins at one --offset")
+        messages = letters.messages(group, offsets[0] if offsets else None, max_messages)
+        if as_json:
+            output.write_json({"group": group, "messages": [
+                output.message_document(one) for one in messages]})
+        else:
+            output.write_message_table(messages)
+        return
+    count = letters.requeue(group, offsets or None)
+    if as_json:
+        output.write_json({"group": group, "requeued": count})
+    else:
+        print(f"{count} put back for {output.printable(group)}")

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from pyengine.cli import output
-from pyengine.cli.options import existing_store, moment, span_s, store_command
+from pyengine.cli.output import existing_store, moment, span_s, store_command
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc.shared_objects import KIND_NAMES, RECORDER, find_folder
 from pyengine.ipc.store_lock import living_kinds

@@ -48,15 +48,14 @@ from pyengine.storage.backup_files import (
     store_identity,
 )
 from pyengine.storage.check.check import NOT_KEPT
+from pyengine.storage.checkpoint import DurableWatermark, read_watermark, write_watermark
 from pyengine.storage.config import LOG_PATHS, keep_sizes, load_config
-from pyengine.storage.durable_writes import pwrite_all, sync_descriptor
+from pyengine.storage.durable_writes import create_file, make_folders, pwrite_all, sync_descriptor, sync_folder, write_config
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch, read_engine_id
 from pyengine.storage.file_system import refuse_shared
 from pyengine.storage.log_holds import KeptHold, log_kept
-from pyengine.storage.new_file import create_file, make_folders, sync_folder, write_config
 from pyengine.storage.recovery.report import RecoveryState
 from pyengine.storage.replication_state import NAME as REPLICATION
-from pyengine.storage.watermark import DurableWatermark, read_watermark, write_watermark
 
 if TYPE_CHECKING:
     from pyengine.storage.check.report import CheckReport

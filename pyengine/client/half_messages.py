@@ -44,14 +44,13 @@ from pyengine.formats.constants import (
     TRANSACTION_OP_TOPIC,
 )
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.properties import decode_properties, encode_properties, hash_map_order
-from pyengine.formats.record import Message
+from pyengine.formats.record import Message, decode_properties, encode_properties, hash_map_order
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import PutResult, PutStatus, ReadLevel
+from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.durable_writes import make_folders
 from pyengine.storage.engine_id import read_epoch
-from pyengine.storage.new_file import make_folders
-from pyengine.storage.topic_config import TopicConfig, TopicConfigs
 
 Outcome = Literal["commit", "rollback"]
 Checker = Callable[[Message], Outcome | None]

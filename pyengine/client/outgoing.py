@@ -4,17 +4,25 @@ RocketMQ's broker makes these checks in DefaultMessageStore.putMessage; here the
 made in the producer's process, in the same order and with the same statuses, and the
 sentence says what to change. What 4.9 accepts and then loses is refused too
 (docs/promises.md, 7). The writer checks again what could hurt the store.
+
+A put that names no queue goes to its topic's next one, or to that of its sharding key.
+A topic has as many queues to write as config/topics.json says. One that is not there is entered, with
+default_topic_queue_nums queues, as RocketMQ's broker does when a client first sends to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import NamedTuple
 
 from pyengine import arguments
-from pyengine.errors import UsageError
+from pyengine.errors import DiskError, StoreBusyError, UsageError
 from pyengine.formats.constants import (
     INTERNAL_PROPERTY_NAMES,
     MULTI_DISPATCH_SEPARATOR,
@@ -33,8 +41,9 @@ from pyengine.formats.constants import (
     TOPIC_BYTES_MAX,
 )
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX
-from pyengine.formats.properties import hash_map_order
+from pyengine.formats.record import hash_map_order, string_hash
 from pyengine.results import PutManyResult, PutResult, PutStatus
+from pyengine.storage.config_table import TopicConfig, TopicConfigs
 
 _RESERVED = RESERVED_PROPERTY_NAMES | INTERNAL_PROPERTY_NAMES
 _FORBIDDEN = ("\x00", NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR)
@@ -246,3 +255,39 @@ def delayed(topic: str, queue_id: int, text: str, level: int, levels: int) -> tu
     for name, value in ((PROPERTY_DELAY, level), (PROPERTY_REAL_TOPIC, topic), (PROPERTY_REAL_QUEUE_ID, queue_id)):
         pieces[name] = f"{name}{NAME_VALUE_SEPARATOR}{value}"
     return SCHEDULE_TOPIC, level - 1, PROPERTY_SEPARATOR.join(pieces[name] for name in hash_map_order(pieces))
+
+
+LOOK_S = 5.0  # a change of a topic's queues is seen so soon
+
+
+class QueueChoice:
+    """Chooses for one producer. Thread-safe: threads may at most look at the file at once."""
+
+    def __init__(self, root: Path, default_queue_nums: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._topics = TopicConfigs(root)
+        self._default_queue_nums = default_queue_nums
+        self._clock = clock
+        self._turns: dict[str, Iterator[int]] = {}
+        self._known: dict[str, tuple[int, float]] = {}  # topic -> (queues to write, when to look again)
+
+    def next_queue(self, topic: str) -> int:
+        """The queues in turn, from a random one on: many short programs use all of them too."""
+        queues = self._queue_nums(topic)
+        turn = self._turns.get(topic)
+        if turn is None:
+            turn = self._turns.setdefault(topic, itertools.count(random.randrange(queues)))
+        return next(turn) % queues
+
+    def queue_of(self, topic: str, sharding_key: str) -> int:
+        """The same queue for the same key, as long as the topic has as many. RocketMQ: SelectMessageQueueByHash."""
+        return abs(string_hash(sharding_key)) % self._queue_nums(topic)
+
+    def _queue_nums(self, topic: str) -> int:
+        queues, until_s = self._known.get(topic, (0, 0.0))
+        if not queues or self._clock() >= until_s:
+            try:
+                queues = self._topics.ensure(TopicConfig(topic, self._default_queue_nums, self._default_queue_nums)).write_queue_nums
+            except (DiskError, StoreBusyError):  # it cannot be entered now: a put does not need the entry
+                queues = queues or self._default_queue_nums
+            self._known[topic] = max(1, queues), self._clock() + LOOK_S
+        return max(1, queues)

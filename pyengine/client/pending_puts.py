@@ -27,9 +27,9 @@ from typing import Any
 
 from pyengine._front import PendingPut, use_futures
 from pyengine.native import control as control_native
-from pyengine.native import producer as native
+from pyengine.native import session as native
 from pyengine.native.flush import monotonic_ns
-from pyengine.native.producer import AGAIN, Claim, ProducerSession, Sends
+from pyengine.native.session import AGAIN, Claim, ProducerSession, Sends
 from pyengine.native.writer import REFUSALS
 from pyengine.results import PutManyResult, PutResult, PutStatus
 

@@ -33,11 +33,11 @@ from pyengine.client.outgoing import (
     BatchMessage,
     OutgoingMessage,
     PutRefusedError,
+    QueueChoice,
     RawMessage,
     TransactionLimits,
 )
 from pyengine.client.pending_puts import PutContext, PutFuture
-from pyengine.client.queue_choice import QueueChoice
 from pyengine.client.submission import PutEntry, Submitter, resolved
 from pyengine.errors import PutError, UsageError
 from pyengine.formats.constants import (
@@ -53,9 +53,17 @@ from pyengine.formats.constants import (
     TOPIC_BYTES_MAX,
 )
 from pyengine.formats.delayed_message import DEFAULT_DELAYS_MS, timed_properties, wait_level
-from pyengine.formats.properties import decode_properties, is_wait_store_ok
-from pyengine.formats.record import HOST_V6_BYTES, BatchMember, decode_host, encode_batch, encode_host, record_size
-from pyengine.native import producer as native
+from pyengine.formats.record import (
+    HOST_V6_BYTES,
+    BatchMember,
+    decode_host,
+    decode_properties,
+    encode_batch,
+    encode_host,
+    is_wait_store_ok,
+    record_size,
+)
+from pyengine.native import session as native
 from pyengine.results import PutManyResult, PutResult, PutStatus
 from pyengine.storage.config import check_keywords, load_config
 

@@ -30,14 +30,13 @@ from pyengine.formats.constants import (
     RETRY_PREFIX,
     TOPIC_BYTES_MAX,
 )
-from pyengine.formats.properties import encode_properties, hash_map_order
-from pyengine.formats.record import Message
+from pyengine.formats.record import Message, encode_properties, hash_map_order
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S
 from pyengine.results import PutResult
 from pyengine.storage.config import check_keywords
+from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.topic_config import TopicConfig, TopicConfigs
 
 MAX_RECONSUME_TIMES = 16  # SubscriptionGroupConfig.retryMaxTimes
 FIRST_DELAY_LEVEL = 3

@@ -39,7 +39,7 @@ from pyengine.errors import EngineError
 from pyengine.ipc.shared_objects import remove_object, side_name
 from pyengine.ipc.store_lock import KIND_BYTE
 from pyengine.native import control as control_native
-from pyengine.native import producer as native
+from pyengine.native import session as native
 from pyengine.native.flush import monotonic_ns
 from pyengine.results import PutResult, PutStatus
 

@@ -37,8 +37,7 @@ from pyengine.formats.constants import (
     SYS_FLAG_TRANSACTION_PREPARED,
     SYS_FLAG_TRANSACTION_ROLLBACK,
 )
-from pyengine.formats.properties import encode_properties, hash_map_order
-from pyengine.formats.record import Message, decode_message_id
+from pyengine.formats.record import Message, decode_message_id, encode_properties, hash_map_order
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import PutResult, PutStatus, ReadLevel
 

@@ -11,6 +11,11 @@ then, and its next start as a slave would cut it. A master that ends before what
 slaves have confirmed has lost bytes (a power cut, an old copy put back): its slaves are
 the better masters, so a SYNC_MASTER, whose puts promised more, does not start over it. `confirm` never says
 more than is there: what counts as confirmed is settled, durable, before the first put after it.
+
+The supervisor adds to the memory of a running engine, too: a larger queue table, the rest of the pool.
+It makes a queue table when the writer asks for a larger one, empty; the writer copies what it has,
+goes over and removes the old one. Between the two the writer goes on with the old table, or waits,
+bounded, when that is full. Pool buffers that were not needed at once are made beside the running engine.
 """
 
 from __future__ import annotations
@@ -18,14 +23,15 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyengine.engine import log_file
-from pyengine.engine.memory_growth import make_pool_buffer
 from pyengine.errors import CorruptionError, DiskFullError, EngineError, NotAStoreError, UsageError
+from pyengine.events import Event, Report
 from pyengine.formats.constants import TOPIC_BYTES_MAX
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc import sessions, shared_objects
@@ -34,7 +40,7 @@ from pyengine.ipc.control_block import POOL_NOT_MADE, EngineMemory, Identity, bo
 from pyengine.ipc.crashed_engine_memory import left_memory
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.replication import create_replication
-from pyengine.ipc.shared_objects import SharedFolder, note_run
+from pyengine.ipc.shared_objects import SharedFolder, note_run, pool_name
 from pyengine.ipc.store_lock import StoreLock, lock_modified_ns
 from pyengine.native import control as native
 from pyengine.native import queue_table
@@ -46,16 +52,16 @@ from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.checkpoint import create_abort_file, read_checkpoint
 from pyengine.storage.commit_log import LocalLog, list_log, new_segment_folder
 from pyengine.storage.config import EngineConfig, keep_sizes
+from pyengine.storage.config_table import TopicConfigs
+from pyengine.storage.durable_writes import create_file, make_folders
 from pyengine.storage.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
 from pyengine.storage.log_scan import LogView
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.new_file import create_file, make_folders
-from pyengine.storage.recovery.cut_log import Cut, intend_cut
 from pyengine.storage.recovery.dispatch import queues_between
+from pyengine.storage.recovery.log import Cut, intend_cut
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryOptions, RecoveryPath, RecoveryReport, RecoveryState
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
-from pyengine.storage.topic_config import TopicConfigs
 
 MODES = {"async": native.MODE_MAPPED, "pool": native.MODE_POOL, "sync": native.MODE_SYNC}
 # What a put of a SYNC_MASTER passes through: producer, writer and the replicator's two threads; and one of a client of RocketMQ:
@@ -390,3 +396,86 @@ def raise_descriptors() -> None:
 
 def _is_below(limit: int) -> bool:
     return limit != resource.RLIM_INFINITY and limit < DESCRIPTORS_MIN
+
+
+SLOTS_MAX = 1 << 24
+
+
+def grow_queue_table(memory: EngineMemory) -> str:
+    """Offer a larger table if one is wanted; a sentence if it cannot be made (it is tried again at the next call)."""
+    wanted = native.load(memory.control.writer, "queue_table_wanted")
+    if wanted == 0:
+        return ""
+    generation = native.load(memory.control.state, "queue_table_generation_offered")
+    try:
+        shared, table = memory.open_queue_table(generation)
+    except (EngineError, OSError) as error:
+        return str(error)
+    with shared:
+        offered = table.slots
+    if wanted <= offered:
+        return ""
+    slots = offered
+    while slots < wanted:
+        slots *= 2
+    if slots > SLOTS_MAX:
+        return f"{wanted:,} queues are more than an engine can hold ({SLOTS_MAX:,} slots)"
+    name = shared_objects.queues_name(generation + 1)
+    memory.folder.unlink(name)  # of a supervisor that died in here
+    try:
+        with memory.folder.create(name, queue_table.table_bytes(slots)) as made:
+            queue_table.format_table(queue_table.view(made.memory), slots, generation + 1)
+    except EngineError as error:
+        return str(error)
+    failpoint("table_made")
+    native.store(memory.control.state, "queue_table_generation_offered", generation + 1)
+    failpoint("table_offered")
+    memory.wake(native.WRITER)
+    return ""
+
+
+def make_pool_buffer(memory: EngineMemory, number: int) -> None:
+    """Create one buffer, every page of it, and let the writer have it."""
+    name = pool_name(number)
+    memory.folder.unlink(name)  # of a supervisor that died in here
+    memory.folder.create(name, memory.identity.segment_bytes).close()
+    native.compare_and_swap(memory.control.pool[number], "segment_base", POOL_NOT_MADE, -1)
+
+
+def missing_pool_buffers(memory: EngineMemory) -> list[int]:
+    """Numbers of the buffers that are still to be made."""
+    return [number for number in range(memory.identity.pool_buffers)
+            if native.load(memory.control.pool[number], "segment_base") == POOL_NOT_MADE]
+
+
+class PoolGrowth:
+    """Makes the pool buffers that were not needed at once, beside the running engine, and has all of them open."""
+
+    def __init__(self, memory: EngineMemory, say: Report) -> None:
+        self._memory = memory
+        self.buffers = list(memory.open_pool(writable=False).values())
+        self._say = say
+        self._going = True
+        self._thread = threading.Thread(target=self._make, name="pool", daemon=True)
+
+    def start(self) -> None:
+        """Make what is missing, in a thread of its own."""
+        if missing_pool_buffers(self._memory):
+            self._thread.start()
+
+    def _make(self) -> None:
+        try:
+            for number in missing_pool_buffers(self._memory):
+                if not self._going:
+                    return
+                make_pool_buffer(self._memory, number)
+                self.buffers.append(self._memory.folder.attach(pool_name(number), writable=False))
+                self._memory.wake(native.WRITER)
+        except (EngineError, OSError) as error:  # no room, no descriptor: the writer goes on with what it has
+            self._say(Event.POOL_SMALLER, f"the pool stays smaller than asked: {error}")
+
+    def join(self) -> None:
+        """Stop after the buffer that is being made."""
+        self._going = False
+        if self._thread.ident is not None:
+            self._thread.join()

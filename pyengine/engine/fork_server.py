@@ -36,7 +36,7 @@ from pyengine.engine.children import child_environment, silent
 from pyengine.engine.kinds import HEALTHY_AFTER_S, KINDS
 from pyengine.engine.log_file import LogFile
 from pyengine.ipc.heartbeat import build_id
-from pyengine.native import failpoint, process
+from pyengine.native import failpoint, waiting
 
 LOAD_TIMEOUT_S = 30.0   # for the first worker: until then its fork server may still load modules
 ANSWER_TIMEOUT_S = 5.0  # for each other one; then it is started by exec
@@ -81,7 +81,7 @@ class ForkServer:
                 self._fork()
 
     def _fork(self) -> None:
-        process.adopt_orphans()
+        waiting.adopt_orphans()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             _flush()
@@ -191,7 +191,7 @@ def _serve(root: Path, channel: socket.socket) -> int:
     """Fork what is asked for until the supervisor has ended."""
     with contextlib.suppress(PermissionError):
         os.setpgid(0, 0)  # Ctrl-C is for the supervisor
-    process.end_with_parent()  # should this be stopped when the supervisor ends; else the channel's end tells
+    waiting.end_with_parent()  # should this be stopped when the supervisor ends; else the channel's end tells
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -202,7 +202,7 @@ def _serve(root: Path, channel: socket.socket) -> int:
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
-    process.show_command(_words(root), environment)
+    waiting.show_command(_words(root), environment)
     gc.disable()
     for kind in KINDS:
         importlib.import_module(kind.module)
@@ -243,7 +243,7 @@ def _fork_worker(words: list[str], channel: socket.socket, gate: socket.socket) 
 def _run_worker(words: list[str], between: int, channel: socket.socket, gate: socket.socket) -> int:
     """Become the process of that command line, once the supervisor knows of it; its exit code."""
     channel.close()
-    process.show_command(words, os.environ)
+    waiting.show_command(words, os.environ)
     while os.getppid() == between:
         time.sleep(REPARENT_STEP_S)
     try:

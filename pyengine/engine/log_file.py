@@ -1,4 +1,4 @@
-"""What processes of an engine say, and STORE/engine.log, where it goes: their stderr, bounded while they run.
+"""What processes of an engine say: to STORE/engine.log, which is their stderr, bounded while they run, and to systemd.
 
 Each line is an event (pyengine/events.py) of one process. Where stderr is the journal of systemd, it goes there as a record with fields.
 
@@ -7,12 +7,15 @@ behind its own stderr that the log was moved or removed, by the supervisor, by l
 STORE/engine.log anew. Nothing is asked of another process, so none that is dead or stopped keeps a log from being turned.
 A line that is written between the move and the next look is in the old file: none is lost. Where stderr is something else
 (the journal, a terminal, a pipe), nothing happens.
+
+To its service manager a process also says: readiness, watchdog, pauses between restarts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import struct
 import sys
@@ -145,3 +148,46 @@ def _open(path: Path) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)  # a pipe without a reader is refused, not waited for
     os.set_blocking(descriptor, True)
     return descriptor
+
+
+SHORT_LIFE_S = 10.0
+RESTART_PAUSE_S = 5.0
+
+
+def pause_before_restart(lived_s: float) -> None:
+    """Wait a while before ending, for a process that ends soon after its start for want of room, descriptors or memory.
+
+    The manager starts what has ended at once, and gives up on what ends again and again.
+    """
+    if not os.environ.get("NOTIFY_SOCKET") or lived_s >= SHORT_LIFE_S:
+        return
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)  # an order to stop does not wait
+    notify(f"STATUS=cannot go on now, ends in {RESTART_PAUSE_S:g} s to be started again")
+    time.sleep(RESTART_PAUSE_S)
+
+
+def notify(*lines: str) -> None:
+    """Send `READY=1`, `WATCHDOG=1`, `STOPPING=1` or `STATUS=...` to the service manager, if there is one."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    import socket
+
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        try:
+            channel.sendto("\n".join(lines).encode(), address)
+        except OSError:
+            pass  # the manager is gone
+
+
+def watchdog_interval_s() -> float | None:
+    """Half the watchdog time that systemd gave this process, None without one."""
+    if os.environ.get("WATCHDOG_PID") not in (None, str(os.getpid())):
+        return None
+    try:
+        return int(os.environ["WATCHDOG_USEC"]) / 2e6
+    except (KeyError, ValueError):
+        return None

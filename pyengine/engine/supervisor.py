@@ -31,13 +31,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyengine.engine.bring_up import bring_up, prepare_root, raise_descriptors
+from pyengine.engine.bring_up import PoolGrowth, bring_up, grow_queue_table, prepare_root, raise_descriptors
 from pyengine.engine.children import Children
 from pyengine.engine.fork_server import ForkServer
 from pyengine.engine.kinds import Kind, kinds_for
-from pyengine.engine.log_file import LogFile, say
-from pyengine.engine.memory_growth import PoolGrowth, grow_queue_table
-from pyengine.engine.service_manager import notify, watchdog_interval_s
+from pyengine.engine.log_file import LogFile, notify, say, watchdog_interval_s
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, OtherLayoutError, StoreBusyError, os_error_sentence
 from pyengine.events import Event
 from pyengine.ipc import sessions
@@ -63,9 +61,9 @@ from pyengine.native.recorder import Recorder
 from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.checkpoint import remove_abort_file
 from pyengine.storage.config import LIVE, SETTINGS, EngineConfig, config_path, load_config, parse_set, read_file, setting_name
+from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.engine_id import read_engine_id, read_epoch
 from pyengine.storage.recovery.report import RecoveryState
-from pyengine.storage.topic_config import TopicConfigs
 
 TICK_S = 1.0
 PRESENCE_TICKS_MAX = 5

@@ -30,8 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pyengine.engine.kinds import KINDS, WorkerExit
-from pyengine.engine.log_file import LogFile, say
-from pyengine.engine.service_manager import notify, pause_before_restart, watchdog_interval_s
+from pyengine.engine.log_file import LogFile, notify, pause_before_restart, say, watchdog_interval_s
 from pyengine.errors import ConfigError, DiskError, EngineError, EngineUnavailableError, StoreBusyError, os_error_sentence
 from pyengine.events import Event
 from pyengine.ipc.control_block import EngineMemory, read_run_settings

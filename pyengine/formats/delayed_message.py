@@ -31,8 +31,7 @@ from pyengine.formats.constants import (
     TRANSACTION_HALF_TOPIC,
     TRANSACTION_OP_TOPIC,
 )
-from pyengine.formats.properties import encode_properties, hash_map_order
-from pyengine.formats.record import Message
+from pyengine.formats.record import Message, encode_properties, hash_map_order
 
 DEFAULT_MESSAGE_DELAY_LEVEL = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 UNKNOWN_LEVEL_DELAY_MS = 1000  # ScheduleMessageService.computeDeliverTimestamp

@@ -20,7 +20,7 @@ as a report, and CHALLENGE begins with bytes that are negative as the offset of 
     introduction                 uuid of the store 16, term u64, bits u64 (1 it is a master, 2 it is fenced), zeros 8
 
 Afterwards each header, each body and each report is followed by a seal of eight bytes, and a header with an offset of
--1 - kind has no bytes of the log but a table of that kind (services/replication/ha_tables.py).
+-1 - kind has no bytes of the log but a table of that kind (services/replication/ha_stream.py).
 """
 
 from __future__ import annotations

@@ -35,11 +35,10 @@ from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.statistics import WINDOWS_S, read_statistics
-from pyengine.services.retention.clean_by_hand import ask_to_clean
-from pyengine.services.retention.clean_rules import Request as CleanRequest
-from pyengine.storage.delay_offset import DelayOffsets
-from pyengine.storage.subscription_group import group_of
-from pyengine.storage.topic_config import TopicConfig
+from pyengine.services.retention.clean_files import Request as CleanRequest
+from pyengine.services.retention.clean_resource import ask_to_clean
+from pyengine.storage.config_table import TopicConfig, group_of
+from pyengine.storage.consumer_offset import DelayOffsets
 
 VERSION_TEXT = "V4_9_8"
 QUEUES_SHOWN_MAX = 100_000  # of one answer

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyengine.errors import UsageError
-from pyengine.formats.properties import string_hash
+from pyengine.formats.record import string_hash
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Connection, Handlers, Request
 from pyengine.gateway.names import GROUPS_MAX, RETRY_PREFIX, Names, group_fault, topic_fault
 from pyengine.gateway.wire import WireError, read_json, write_json
+from pyengine.storage.config_table import TopicConfig
 from pyengine.storage.message_getter import parse_condition
-from pyengine.storage.topic_config import TopicConfig
 
 EXPIRED_S = 120.0        # without a heartbeat
 LOCK_S = 60.0            # of an ordered queue without a renewal

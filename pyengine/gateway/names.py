@@ -24,10 +24,17 @@ from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_conf
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Handlers, Request
 from pyengine.gateway.wire import IntKeys, write_json
-from pyengine.storage.config_table import exclusive
+from pyengine.storage.config_table import (
+    PERM_INHERIT,
+    PERM_READ,
+    PERM_WRITE,
+    SubscriptionGroup,
+    SubscriptionGroups,
+    TopicConfig,
+    TopicConfigs,
+    exclusive,
+)
 from pyengine.storage.durable_file import ConfigFile
-from pyengine.storage.subscription_group import SubscriptionGroup, SubscriptionGroups
-from pyengine.storage.topic_config import PERM_INHERIT, PERM_READ, PERM_WRITE, TopicConfig, TopicConfigs
 
 DEFAULT_TOPIC = "TBW102"        # the topic whose queues and rights a new topic inherits
 RETRY_PREFIX, DEAD_PREFIX = "%RETRY%", "%DLQ%"

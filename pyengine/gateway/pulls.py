@@ -24,8 +24,7 @@ from pyengine.gateway.positions import LEVEL, Positions
 from pyengine.gateway.wire import INT64_MAX, WireError
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import GetRecords, GetStatus
-from pyengine.storage.subscription_group import SubscriptionGroup
-from pyengine.storage.topic_config import PERM_READ
+from pyengine.storage.config_table import PERM_READ, SubscriptionGroup
 
 COMMIT_FLAG, SUSPEND_FLAG, SUBSCRIPTION_FLAG = 1, 2, 4  # of a pull's sysFlag
 SUSPEND_MS_MAX = 120_000

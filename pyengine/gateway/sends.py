@@ -31,17 +31,25 @@ from pyengine.formats.constants import (
     SYS_FLAG_STORE_HOST_V6,
     SYS_FLAG_TRANSACTION_MASK,
 )
-from pyengine.formats.properties import decode_properties, encode_properties, hash_map_order, is_wait_store_ok
-from pyengine.formats.record import HOST_V6_BYTES, BatchMember, decode_batch, encode_host
+from pyengine.formats.record import (
+    HOST_V6_BYTES,
+    BatchMember,
+    decode_batch,
+    decode_properties,
+    encode_host,
+    encode_properties,
+    hash_map_order,
+    is_wait_store_ok,
+)
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Connection, Handlers, Request
 from pyengine.gateway.names import DEAD_PREFIX, FORBIDDEN_TOPICS, RETRY_PREFIX, Address, Names, group_fault, topic_fault
 from pyengine.gateway.positions import LEVEL
 from pyengine.gateway.wire import ANSWER, Frame, encode_frame
 from pyengine.ipc.live_reader import LiveStoreReader
-from pyengine.native import producer as native
+from pyengine.native import session as native
 from pyengine.results import PutResult, PutStatus
-from pyengine.storage.topic_config import TopicConfig
+from pyengine.storage.config_table import TopicConfig
 
 if TYPE_CHECKING:
     from pyengine.client.producer import Producer

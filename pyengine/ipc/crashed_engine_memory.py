@@ -75,7 +75,7 @@ class CrashedEngineMemory:
         if self._memory is None or self._memory.identity.boot_id != read_boot_id():
             return []
         lines = [self._memory.control.workers[kind] for kind in range(len(KIND_NAMES))]
-        # A process that has released the store may still sleep before it ends (pyengine/engine/service_manager.py).
+        # A process that has released the store may still sleep before it ends (pyengine/engine/log_file.py).
         pids = [(native.load(line, "pid"), native.load(line, "start_time_ms")) for line in lines
                 if native.load(line, "state") not in (native.WORKER_ABSENT, native.WORKER_FAILED)]
         return [pid for pid, start_ms in pids if pid != os.getpid() and is_alive(pid, start_ms)]

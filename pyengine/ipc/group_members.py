@@ -38,7 +38,7 @@ from pathlib import Path
 from pyengine.errors import EngineError, disk_error, disk_errors
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.consumer_offset import group_key
-from pyengine.storage.new_file import make_folders
+from pyengine.storage.durable_writes import make_folders
 from pyengine.storage.ofd_lock import find_lock, try_lock, unlock
 
 SLOTS_MAX = 1024

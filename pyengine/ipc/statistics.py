@@ -20,7 +20,7 @@ from pyengine.native import queue_table, store_stats
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.store_stats import Latency, Sample, Snapshot, TopicCount
 from pyengine.results import PutStatus
-from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.consumer_offset import DelayOffsets
 
 if TYPE_CHECKING:
     from pyengine._native import ms_control, ms_store_stats, ms_topic_stats

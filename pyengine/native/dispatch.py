@@ -1,20 +1,41 @@
-"""The loop that feeds consume queues and index, and the look at what a range of the log feeds (csrc/dispatch.cdef.h)."""
+"""The loop that feeds consume queues and index, and the look at what a range of the log feeds (csrc/dispatch.cdef.h).
+
+With it what it fills: the table of queues that entries are gathered for, one mapped index file, and the reputter's
+rounds around it: wait, dispatch, publish, wake the consumers (csrc/consume_queue, index_file, reput .cdef.h). The memory
+of a table is Python's and grows here, between calls: C never allocates. Which files exist is decided by pyengine.storage.
+"""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine._native import ffi, lib
-from pyengine.native.consume_queue import QueueSet
-from pyengine.native.index_file import IndexFile
+from pyengine.errors import InvariantError
+from pyengine.formats.index_file import IndexHeader, IndexLayout
+from pyengine.native.flush import raise_disk_error
 from pyengine.native.scan import REASONS, bounded
+from pyengine.native.waiting import StreamDetector
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from pyengine._native import Array, ms_index_progress, ms_topic_stats
+    from pyengine._native import (
+        Array,
+        CData,
+        ms_control,
+        ms_ext_queue,
+        ms_ext_set,
+        ms_index_progress,
+        ms_position,
+        ms_queue,
+        ms_queue_set,
+        ms_store_stats,
+        ms_topic_stats,
+    )
+    from pyengine.native.waiting import Latch
 
 RANGE_END = lib.MS_CASE_RANGE_END
 BLANK = lib.MS_CASE_BLANK
@@ -126,3 +147,270 @@ def touched_queues(
         if place.topic
     ]
     return Touched(queues, reached[0], REASONS[reason], last_ms[0])
+
+
+CHUNKS = 4096  # queues that one batch can gather for before it writes: 5 MiB, taken as they are used
+_new_raw = ffi.new_allocator(should_clear_after_alloc=False)
+_QUEUES_FIRST = 64
+_TOPIC_BYTES = 64  # room per queue; more is made when names are longer
+
+
+class QueueSet:
+    """Queues by topic and id, over a `struct ms_queue_set` that the caller keeps alive."""
+
+    def __init__(self, struct: ms_queue_set, file_bytes: int) -> None:
+        self._set = struct
+        struct.file_bytes = file_bytes
+        self._chunks = _new_raw("struct ms_queue_chunk[]", CHUNKS)
+        struct.chunks = self._chunks
+        struct.chunk_count = CHUNKS
+        self._ext: ms_ext_set | None = None
+        self._make_room(_QUEUES_FIRST, _QUEUES_FIRST * _TOPIC_BYTES)
+
+    def use_ext(self, file_bytes: int) -> None:
+        """From now on new entries name units of extensions whose files have `file_bytes` (csrc/consume_queue_ext.cdef.h)."""
+        ext = self._ext = ffi.new("struct ms_ext_set *")
+        self._ext_runs = ffi.new("struct ms_ext_run[]", CHUNKS)
+        ext.runs = self._ext_runs
+        ext.file_bytes = file_bytes
+        self._ext_queues: ms_ext_queue | None = None
+        self._make_ext_room(ext)
+        self._set.ext = ext
+
+    def ext(self, number: int) -> ms_ext_queue:
+        """The `struct ms_ext_queue` of a number, after use_ext(); valid until the next add."""
+        return self._set.ext.queues[number]
+
+    def _make_ext_room(self, ext: ms_ext_set) -> None:
+        fresh = ffi.new("struct ms_ext_queue[]", self._set.capacity)
+        before = 0
+        if self._ext_queues is not None:
+            before = len(self._ext_queues)
+            ffi.memmove(fresh, self._ext_queues, before * ffi.sizeof("struct ms_ext_queue"))
+        for number in range(before, self._set.capacity):
+            fresh[number].fd, fresh[number].end, fresh[number].allocated_bytes = -1, -1, -1
+        self._ext_queues = ext.queues = fresh
+
+    def __len__(self) -> int:
+        return self._set.count
+
+    def add(self, topic: bytes, queue_id: int) -> int:
+        """The number of a new queue; it has no file yet and begins at queue offset 0."""
+        number = lib.ms_queue_add(self._set, topic, len(topic), queue_id)
+        while number == -errno.ENOSPC:
+            grown = self._set.topics_capacity
+            if self._set.topics_bytes + len(topic) > grown:
+                grown = 2 * (grown + len(topic))
+            self._make_room(2 * self._set.capacity if self._set.count == self._set.capacity else self._set.capacity, grown)
+            number = lib.ms_queue_add(self._set, topic, len(topic), queue_id)
+        return number
+
+    def __getitem__(self, number: int) -> ms_queue:
+        """The `struct ms_queue` of a number; valid until the next add."""
+        return self._set.queues[number]
+
+    def topic(self, number: int) -> bytes:
+        queue = self._set.queues[number]
+        return bytes(ffi.buffer(self._set.topics + queue.topic_at, queue.topic_bytes))
+
+    def open_queues(self) -> Iterator[int]:
+        """Numbers of the queues that hold a descriptor."""
+        for number in range(self._set.count):
+            if self._set.queues[number].fd >= 0:
+                yield number
+
+    def _make_room(self, queues: int, topics_bytes: int) -> None:
+        old = self._set
+        fresh_queues = ffi.new("struct ms_queue[]", queues)
+        fresh_topics = ffi.new("uint8_t[]", topics_bytes)
+        if old.count:
+            ffi.memmove(fresh_queues, old.queues, old.count * ffi.sizeof("struct ms_queue"))
+            ffi.memmove(fresh_topics, old.topics, old.topics_bytes)
+        self._queues, self._topics = fresh_queues, fresh_topics
+        self._buckets = ffi.new("int32_t[]", 2 * queues)
+        old.queues, old.topics, old.buckets = fresh_queues, fresh_topics, self._buckets
+        old.capacity, old.topics_capacity, old.bucket_mask = queues, topics_bytes, 2 * queues - 1
+        lib.ms_queue_rehash(old)
+        if self._ext is not None:
+            self._make_ext_room(self._ext)
+
+
+def fill(fd: int, length: int, path: str) -> None:
+    """Put filler entries (section 8.3) into the first `length` bytes of a queue file."""
+    code = lib.ms_queue_fill(fd, length)
+    if code:
+        raise_disk_error(code, "write", path)
+
+
+def count_entries(fd: int, file_bytes: int, path: str) -> int:
+    """Entries at the front of a queue file up to the zeros that end the data; filler counts."""
+    count = lib.ms_queue_count_entries(fd, file_bytes)
+    if count < 0:
+        raise_disk_error(count, "read", path)
+    return count
+
+
+def check_layout(file_bytes: int) -> None:
+    """InvariantError unless queue files of this size hold whole entries."""
+    if file_bytes < lib.MS_QUEUE_ENTRY_BYTES or file_bytes % lib.MS_QUEUE_ENTRY_BYTES:
+        raise InvariantError(f"queue files of {file_bytes} bytes do not hold whole entries")
+
+
+PROGRESS_BYTES = lib.MS_INDEX_PROGRESS_BYTES
+ALL_KEYS = 1 << 62  # more than any record has
+
+
+class IndexFile:
+    """The file's header, chains and newest entries, over a writable mapping of its whole length.
+
+    The mapping must not be closed before `release` was called. With `written_to` (a descriptor, which is closed then
+    too) nothing is stored into the mapping: it is written, and DiskFullError tells of a disk without room.
+    """
+
+    def __init__(self, mapping: Buffer, number: int, layout: IndexLayout, written_to: int | None = None) -> None:
+        memory = ffi.from_buffer("uint8_t[]", mapping, require_writable=True)
+        if len(memory) != layout.size_bytes or layout.max_hash_slot_num < 1 or layout.max_index_num < 1:
+            raise InvariantError(f"an index file of {len(memory)} bytes does not have the layout {layout}")
+        self._memory = memory
+        self._written_to = written_to
+        self.struct = ffi.new(
+            "struct ms_index_file *",
+            {"base": memory, "number": number, "slots": layout.max_hash_slot_num, "entries": layout.max_index_num,
+             "is_written": written_to is not None, "fd": -1 if written_to is None else written_to},
+        )
+
+    def header(self) -> IndexHeader:
+        found = ffi.new("struct ms_index_header *")
+        lib.ms_index_read_header(self.struct, found)
+        return IndexHeader(
+            found.begin_timestamp_ms,
+            found.end_timestamp_ms,
+            found.begin_physical_offset,
+            found.end_physical_offset,
+            found.hash_slot_count,
+            found.index_count,
+        )
+
+    def inherit(self, predecessor: IndexHeader) -> None:
+        """Begin and end of an empty file become the end of the full one before it."""
+        _check(lib.ms_index_inherit(self.struct, ffi.new("struct ms_index_header *", tuple(predecessor))))
+
+    def roll_back(self, progress: ms_index_progress) -> bool:
+        """Undo the put that `progress` says is unfinished, if it is this file's."""
+        return bool(_check(lib.ms_index_roll_back(self.struct, progress)))
+
+    def newest_offset(self) -> int:
+        """The record of the newest entry, -1 without entries."""
+        return lib.ms_index_newest_offset(self.struct)
+
+    def count_tail(self, physical_offset: int) -> int:
+        """How many entries at the end are the keys of the record at `physical_offset`."""
+        return lib.ms_index_count_tail(self.struct, physical_offset)
+
+    def release(self) -> None:
+        """Release the mapping."""
+        self.struct.base = ffi.NULL
+        ffi.release(self._memory)
+        if self._written_to is not None:
+            os.close(self._written_to)
+            self._written_to = None
+
+
+def _check(code: int) -> int:
+    if code < 0:
+        raise_disk_error(code, "write an index file", None)
+    return code
+
+
+def new_progress() -> ms_index_progress:
+    """A `struct ms_index_progress *` of this process alone."""
+    return ffi.new("struct ms_index_progress *")
+
+
+def progress_at(memory: Buffer | CData) -> ms_index_progress:
+    """The progress area in shared memory: any cffi pointer, or an object with a writable buffer of 256 bytes.
+
+    The caller keeps the memory alive.
+    """
+    if not isinstance(memory, ffi.CData):
+        area = ffi.from_buffer("uint8_t[]", memory, require_writable=True)
+        if len(area) < PROGRESS_BYTES:
+            raise InvariantError(f"an index progress area has {PROGRESS_BYTES} bytes, not {len(area)}")
+        memory = area
+    return ffi.cast("struct ms_index_progress *", memory)
+
+
+def is_putting(progress: ms_index_progress) -> bool:
+    """True when a put was cut short."""
+    return progress.putting != 0
+
+
+def forget(progress: ms_index_progress) -> None:
+    """Drop an undo whose file is gone. Only for who owns the area, before it puts."""
+    progress.putting = 0
+
+
+def key_hash(topic: bytes, key: bytes) -> int:
+    """|String.hashCode| of topic # key, 0 for the smallest int."""
+    return lib.ms_index_key_hash(topic, len(topic), key, len(key))
+
+
+IDLE: int = lib.MS_REPUT_IDLE
+TIME: int = lib.MS_REPUT_TIME
+SEGMENT: int = lib.MS_REPUT_SEGMENT
+DECIDE: int = lib.MS_REPUT_DECIDE
+
+
+class ReputLoop:
+    """One `struct ms_reput`, and what it points to, which must outlive it."""
+
+    def __init__(self, control: ms_control, dispatch: DispatchLoop, stats: ms_store_stats, latch: Latch, *, segment_bytes: int,
+                 batch_bytes: int, nap_ns: int, quiet_ns: int, allocator: Latch | None = None) -> None:
+        """Goes on at the published `reput_from`, up to `committed`. `nap_ns`, `quiet_ns`: those of StreamDetector.
+        `allocator`: the latch of an allocator that brings pages in ahead of the writer."""
+        self._loop = ffi.new("struct ms_reput *")
+        self._kept = dispatch, latch, allocator
+        self._data: Array[int] | None = None
+        self._loop.control = control
+        self._loop.dispatch = dispatch.struct
+        self._loop.stats = ffi.addressof(stats, "dispatch")
+        self._loop.semaphore = latch.semaphore
+        self._loop.allocator_semaphore = allocator.semaphore if allocator is not None else ffi.NULL
+        self._loop.segment_bytes = segment_bytes
+        self._loop.batch_bytes = batch_bytes
+        self._loop.reput_from = self._loop.warmed_from = lib.ms_load_i64(ffi.addressof(control.reput_from, "value"))
+        self._loop.base = self._loop.incomplete_end = self._loop.woken_up_to = -1
+        self._loop.lag_is_known = not control.identity.replay_clock
+        self.use_limit(control.committed)
+        StreamDetector(nap_ns, quiet_ns, ffi.addressof(self._loop, "stream"))
+
+    @property
+    def reput_from(self) -> int:
+        """All below is dispatched and published."""
+        return self._loop.reput_from
+
+    def use_limit(self, limit: ms_position) -> None:
+        """Nothing at or above this position is dispatched."""
+        self._loop.limit = ffi.addressof(limit)
+
+    def use_segment(self, view: Buffer | None, base: int) -> None:
+        """The mapping of the whole segment that begins at `base`; None: the one before may be unmapped."""
+        self._loop.base = -1
+        if self._data is not None:
+            ffi.release(self._data)
+            self._data = None
+        if view is not None:
+            self._data = ffi.from_buffer("uint8_t[]", view)
+            self._loop.view = self._data
+            self._loop.base = base
+
+    def run(self, until_ns: int, *, may_sleep: bool = False) -> int:
+        """Dispatch what comes until CLOCK_MONOTONIC `until_ns`; IDLE, TIME, or what is wanted: SEGMENT, DECIDE.
+
+        `may_sleep`: wait on the latch, which is armed, where nothing is left.
+        """
+        return lib.ms_reput_run(self._loop, until_ns, may_sleep)
+
+    def publish(self, reached: int, behind_bytes: int) -> None:
+        """All below `reached` was dispatched: move `reput_from` and wake the consumers."""
+        lib.ms_reput_publish(self._loop, reached, behind_bytes)

@@ -1,13 +1,21 @@
-"""Walks through the records of a segment (csrc/scan.cdef.h, csrc/record.cdef.h).
+"""Walks through the records of a segment, and their columns in Arrow's layout (csrc/scan, record, columns .cdef.h).
 
 A `view` is any object with the buffer protocol whose first byte is at the
 physical offset `base_offset`: an mmap, a memoryview, bytes. Offsets are
 physical: of the whole commit log. Nothing outside the given range is looked at,
 whatever the bytes say, and damage is an answer, never an exception.
+
+A `ColumnScanner` turns the records of a range, or those that consume-queue entries
+name, into batches of buffers. Nothing of Arrow is imported here: a buffer is any
+object that `allocate` made, with its address. pyengine.storage.arrow makes Arrow
+arrays of them.
 """
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine._native import ffi, lib
@@ -19,12 +27,7 @@ from pyengine.formats.record_case import WalkResult
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from pyengine._native import Array
-
-__all__ = [
-    "REASONS", "QueueEntries", "WalkResult", "body_crc", "bounded", "broken_chain", "classify", "count_keys", "count_matching_entries",
-    "first_orphan_key", "sync", "walk",
-]
+    from pyengine._native import Array, ms_row_filter, ms_selection, ms_text
 
 # By MS_CASE_*; the labels are those of formats.record_case.
 REASONS = (
@@ -188,3 +191,352 @@ def bounded(view: Buffer, base_offset: int, start: int, end: int) -> Array[int]:
     if not base_offset <= start <= end <= base_offset + len(data):
         raise UsageError(f"[{start}, {end}) does not lie in the segment at {base_offset} of {len(data)} bytes")
     return data
+
+
+BATCH_ROWS = 10_000
+BATCH_BYTES = 4 << 20
+BATCH_ROWS_MAX = 1 << 20
+BATCH_BYTES_MAX = 256 << 20  # offsets are 32 bits, and repaired text may be three times as long
+PROPERTY_PREFIX = "property."
+INT64_MAX = (1 << 63) - 1
+INT64_MIN = -(1 << 63)
+
+_NUMBERS = {
+    "queueId": (lib.MS_COLUMN_QUEUE_ID, "int32"),
+    "flag": (lib.MS_COLUMN_FLAG, "int32"),
+    "sysFlag": (lib.MS_COLUMN_SYS_FLAG, "int32"),
+    "reconsumeTimes": (lib.MS_COLUMN_RECONSUME_TIMES, "int32"),
+    "bodyCRC": (lib.MS_COLUMN_BODY_CRC, "int32"),
+    "size": (lib.MS_COLUMN_SIZE, "int32"),
+    "bodySize": (lib.MS_COLUMN_BODY_SIZE, "int32"),
+    "queueOffset": (lib.MS_COLUMN_QUEUE_OFFSET, "int64"),
+    "physicalOffset": (lib.MS_COLUMN_PHYSICAL_OFFSET, "int64"),
+    "preparedTransactionOffset": (lib.MS_COLUMN_PREPARED_OFFSET, "int64"),
+    "storeTimestamp": (lib.MS_COLUMN_STORE_TIMESTAMP, "timestamp"),
+    "bornTimestamp": (lib.MS_COLUMN_BORN_TIMESTAMP, "timestamp"),
+}
+_TEXTS = {
+    "topic": (lib.MS_COLUMN_TOPIC, "string"),
+    "properties": (lib.MS_COLUMN_PROPERTIES, "string"),
+    "body": (lib.MS_COLUMN_BODY, "binary"),
+}
+_MADE = {
+    "bornHost": lib.MS_COLUMN_BORN_HOST,
+    "storeHost": lib.MS_COLUMN_STORE_HOST,
+    "msgId": lib.MS_COLUMN_MSG_ID,
+}
+_PROPERTIES = {"tags": "TAGS", "keys": "KEYS", "uniqKey": "UNIQ_KEY"}
+# Every column but property.<NAME>, in the order in which a full scan gives them.
+COLUMNS = (
+    "topic", "queueId", "queueOffset", "physicalOffset", "storeTimestamp", "bornTimestamp", "tags", "keys", "uniqKey",
+    "properties", "body", "bodySize", "size", "bodyCRC", "flag", "sysFlag", "reconsumeTimes",
+    "preparedTransactionOffset", "bornHost", "storeHost", "msgId",
+)
+_MADE_BYTES_MAX = lib.MS_COLUMN_MADE_BYTES_MAX
+_RECORD_BYTES = ffi.sizeof("struct ms_record")
+_new_raw = ffi.new_allocator(should_clear_after_alloc=False)
+
+
+def column_kind(name: str) -> str:
+    """int32, int64, timestamp (microseconds, UTC), string or binary; UsageError for an unknown column."""
+    if name in _NUMBERS:
+        return _NUMBERS[name][1]
+    if name in _TEXTS:
+        return _TEXTS[name][1]
+    if name in _MADE or name in _PROPERTIES or _is_property(name):
+        return "string"
+    raise UsageError(f"unknown column {name!r}: known are {', '.join(COLUMNS)} and {PROPERTY_PREFIX}NAME")
+
+
+class ColumnBuffer(NamedTuple):
+    """Memory of at least the length asked for: the object that keeps it, and where it is."""
+
+    owner: object
+    address: int
+
+
+class ColumnData(NamedTuple):
+    """One column of a batch. Numbers: `data` alone. Texts: `offsets` (rows + 1 times 32 bits) and `data`;
+    `validity` bits only where something is null."""
+
+    name: str
+    kind: str
+    null_count: int
+    validity: ColumnBuffer | None
+    offsets: ColumnBuffer | None
+    data: ColumnBuffer
+    data_bytes: int
+
+
+class RawBatch(NamedTuple):
+    """`first_offset` and `end_offset` bound the bytes that were passed for this batch, wanted rows or not."""
+
+    rows: int
+    columns: list[ColumnData]
+    first_offset: int
+    end_offset: int
+
+
+def allocate_plain(length: int) -> ColumnBuffer:
+    """Memory of cffi's, not cleared."""
+    memory = _new_raw("uint8_t[]", max(length, 1))
+    return ColumnBuffer(memory, int(ffi.cast("uintptr_t", memory)))
+
+
+# [first queue offset, end) of the wanted rows of a queue, or these and [start, end) of their store times in ms.
+QueueBounds = tuple[int, int] | tuple[int, int, int, int]
+ChooseQueue = Callable[[str, int], QueueBounds | None]  # (topic, queue id) -> which rows, None for none
+EVERY_OFFSET = (INT64_MIN, INT64_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """Which rows are wanted; all conditions hold together.
+
+    `choose_queue` is asked once for each queue that the scan meets (topic text that is
+    no UTF-8 comes with replacement characters). `tags`: the property TAGS is one of
+    them. Store times: start_ms <= time < end_ms. `queued_only`: without prepared and
+    rolled back messages, which are in no queue.
+    """
+
+    choose_queue: ChooseQueue | None = None
+    tags: tuple[str, ...] | None = None
+    start_ms: int = INT64_MIN
+    end_ms: int = INT64_MAX
+    queued_only: bool = False
+
+
+def choose_topics(topics: Iterable[str], queue_ids: Iterable[int] | None = None) -> ChooseQueue:
+    """Whole queues of these topics, of all or some ids."""
+    wanted = frozenset(topics)
+    ids = None if queue_ids is None else frozenset(queue_ids)
+    return lambda topic, queue_id: EVERY_OFFSET if topic in wanted and (ids is None or queue_id in ids) else None
+
+
+class ColumnScanner:
+    """Makes batches of the given columns. Not for several scans at once: the selected rows are in its own memory."""
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        *,
+        row_filter: RowFilter | None = None,
+        batch_rows: int = BATCH_ROWS,
+        batch_bytes: int = BATCH_BYTES,
+        verify_crc: bool = False,
+        allocate: Callable[[int], ColumnBuffer] = allocate_plain,
+    ) -> None:
+        if not 1 <= batch_rows <= BATCH_ROWS_MAX or not 1 <= batch_bytes <= BATCH_BYTES_MAX:
+            raise UsageError(
+                f"a batch may have 1 to {BATCH_ROWS_MAX} rows and 1 to {BATCH_BYTES_MAX} bytes,"
+                f" not {batch_rows} and {batch_bytes}"
+            )
+        self.columns = tuple(columns)
+        self._kinds = [column_kind(name) for name in self.columns]
+        self._batch_rows = batch_rows
+        self._batch_bytes = batch_bytes
+        self._checks = lib.MS_CHECK_CRC if verify_crc else 0
+        self._allocate = allocate
+        self._filter = None if row_filter is None else _Filter(row_filter)
+        self._with_bodies = "body" in self.columns
+        names = dict.fromkeys(_property_name(name) for name in self.columns)
+        self._property_at = {name: at for at, name in enumerate(name for name in names if name is not None)}
+        self._property_names, self._kept = _texts(list(self._property_at))
+        self._rows = _new_raw("uint8_t[]", batch_rows * _RECORD_BYTES)
+        self._row_array = ffi.cast("struct ms_record *", self._rows)
+        self._selection = ffi.new("struct ms_selection *")
+        self.reason = "range_end"
+
+    @property
+    def position(self) -> int:
+        """Where the last scan stopped: its end, or the record that `reason` is about."""
+        return self._selection.position
+
+    def scan(self, view: Buffer, base_offset: int, start: int, end: int, limit: int | None = None) -> Iterator[RawBatch]:
+        """The records that begin in [start, end), in the segment that `view` holds from `base_offset` on.
+
+        A record begins at `start` (see native.scan.sync). Nothing at or above `limit`
+        (default: `end`) is looked at. Afterwards `reason` says why it went no further:
+        `range_end` at the end, `blank`, or what is wrong at `position` (see
+        native.scan.REASONS). Raises UsageError when the range does not lie in the view.
+        """
+        data = ffi.from_buffer("uint8_t[]", view)
+        limit = end if limit is None else limit
+        if not base_offset <= start <= end <= limit <= base_offset + len(data):
+            raise UsageError(
+                f"[{start}, {end}) with limit {limit} does not lie in the segment at {base_offset} of {len(data)} bytes"
+            )
+        selection = self._selection
+        selection.position = start
+        more = True
+        while more:
+            first = selection.position
+            code = lib.ms_columns_select(
+                data, base_offset, end, limit, self._checks, self._filter_struct(), self._with_bodies,
+                self._batch_rows, self._batch_bytes, self._row_array, selection,
+            )
+            more = self._goes_on(code)
+            if selection.rows:
+                yield RawBatch(selection.rows, self._fill(selection.rows), first, selection.position)
+
+    def gather(self, view: Buffer, base_offset: int, entries: Buffer, limit: int | None = None) -> Iterator[RawBatch]:
+        """The records that consume-queue `entries` (20 bytes each) name, in their order; all lie in this segment.
+
+        An entry is used only if a whole record of its size is there that names its own
+        offset. Otherwise it stops there: `reason` says what is wrong at `position`,
+        `gathered` counts the entries before. Filler is left out.
+        """
+        data = ffi.from_buffer("uint8_t[]", view)
+        source = ffi.from_buffer("uint8_t[]", entries)
+        limit = base_offset + len(data) if limit is None else limit
+        if len(source) % lib.MS_QUEUE_ENTRY_BYTES or not base_offset <= limit <= base_offset + len(data):
+            raise UsageError(f"{len(source)} bytes of entries, or the limit {limit}, do not fit this segment")
+        count = len(source) // lib.MS_QUEUE_ENTRY_BYTES
+        selection = self._selection
+        self.gathered = 0
+        more = True
+        while more:
+            code = lib.ms_columns_gather(
+                data, base_offset, limit, self._checks, source + self.gathered * lib.MS_QUEUE_ENTRY_BYTES,
+                count - self.gathered, self._filter_struct(), self._with_bodies, self._batch_rows, self._batch_bytes,
+                self._row_array, selection,
+            )
+            self.gathered += selection.passed_entries
+            more = self._goes_on(code)
+            if selection.rows:
+                yield RawBatch(selection.rows, self._fill(selection.rows), -1, -1)
+
+    def _filter_struct(self) -> ms_row_filter:
+        return ffi.NULL if self._filter is None else self._filter.struct
+
+    def _goes_on(self, code: int) -> bool:
+        """True when the same call is to be made again, for the rest."""
+        if code == lib.MS_COLUMNS_FULL:
+            return True
+        if code == lib.MS_COLUMNS_NEEDS_QUEUE and self._filter is not None:
+            self._filter.learn(self._selection)
+            return True
+        self.reason = REASONS[code]
+        return False
+
+    def _fill(self, rows: int) -> list[ColumnData]:
+        properties: ms_text = ffi.NULL
+        properties_bad = True
+        if self._property_at:
+            # Separators are ASCII: where the whole text is UTF-8, so is each value.
+            whole = _new_raw("struct ms_text[]", rows)
+            lib.ms_columns_texts(self._row_array, rows, lib.MS_COLUMN_PROPERTIES, whole)
+            properties_bad = self._measure(whole, rows, True)[2]
+            properties = _new_raw("struct ms_text[]", rows * len(self._property_at))
+            lib.ms_columns_properties(
+                self._row_array, rows, self._property_names, len(self._property_at), properties
+            )
+        columns = []
+        for name, kind in zip(self.columns, self._kinds, strict=True):
+            if name in _NUMBERS:
+                columns.append(self._numbers(name, kind, rows))
+            elif name in _MADE:
+                columns.append(self._made(name, rows))
+            elif name in _TEXTS:
+                texts = _new_raw("struct ms_text[]", rows)
+                lib.ms_columns_texts(self._row_array, rows, _TEXTS[name][0], texts)
+                columns.append(self._texts(name, kind, rows, texts, kind == "string"))
+            else:
+                at = self._property_at[_property_name(name) or ""]
+                columns.append(self._texts(name, kind, rows, properties + at * rows, properties_bad))
+        return columns
+
+    def _numbers(self, name: str, kind: str, rows: int) -> ColumnData:
+        length = rows * (4 if kind == "int32" else 8)
+        data = self._allocate(length)
+        lib.ms_columns_numbers(self._row_array, rows, _NUMBERS[name][0], ffi.cast("void *", data.address))
+        return ColumnData(name, kind, 0, None, None, data, length)
+
+    def _made(self, name: str, rows: int) -> ColumnData:
+        room = _new_raw("uint8_t[]", rows * _MADE_BYTES_MAX)
+        offsets = self._allocate(4 * (rows + 1))
+        used = lib.ms_columns_make(
+            self._row_array, rows, _MADE[name], ffi.cast("int32_t *", offsets.address), room
+        )
+        data = self._allocate(used)
+        ffi.memmove(ffi.cast("uint8_t *", data.address), room, used)
+        return ColumnData(name, "string", 0, None, offsets, data, used)
+
+    def _texts(self, name: str, kind: str, rows: int, texts: ms_text, look_at_text: bool) -> ColumnData:
+        length, nulls, bad = self._measure(texts, rows, look_at_text)
+        offsets, data = self._allocate(4 * (rows + 1)), self._allocate(length)
+        validity = self._allocate((rows + 7) // 8) if nulls else None
+        lib.ms_columns_copy(
+            texts, rows, bad, ffi.cast("int32_t *", offsets.address), ffi.cast("uint8_t *", data.address),
+            ffi.NULL if validity is None else ffi.cast("uint8_t *", validity.address),
+        )
+        return ColumnData(name, kind, nulls, validity, offsets, data, length)
+
+    def _measure(self, texts: ms_text, rows: int, look_at_text: bool) -> tuple[int, int, bool]:
+        nulls, bad = ffi.new("int64_t *"), ffi.new("int *")
+        length = lib.ms_columns_measure(texts, rows, look_at_text, nulls, bad)
+        return length, nulls[0], bool(bad[0])
+
+
+class _Filter:
+    """A `struct ms_row_filter` and its tables, which grow as queues are met."""
+
+    def __init__(self, wanted: RowFilter) -> None:
+        self._choose = wanted.choose_queue
+        self.struct = ffi.new("struct ms_row_filter *")
+        self.struct.by_queue = wanted.choose_queue is not None
+        self.struct.by_tag = wanted.tags is not None
+        self.struct.queued_only = wanted.queued_only
+        self.struct.start_ms = wanted.start_ms
+        self.struct.end_ms = wanted.end_ms
+        self._tags, self._kept = _texts(list(wanted.tags or ()))
+        self.struct.tags = self._tags
+        self.struct.tag_count = len(wanted.tags or ())
+        self._make_room(64, 4096)
+
+    def learn(self, selection: ms_selection) -> None:
+        """Ask about the queue that the scan stopped at."""
+        topic, queue_id = selection.unknown_topic, selection.unknown_queue_id
+        length = selection.unknown_topic_bytes
+        name = str(ffi.buffer(topic, length), "utf-8", "replace") if length else ""
+        first, end, *times = (self._choose and self._choose(name, queue_id)) or (0, 0)
+        struct = self.struct
+        while lib.ms_filter_add(struct, topic, length, queue_id, first, end) == -errno.ENOSPC:
+            self._make_room(2 * struct.queue_capacity, 2 * struct.topics_capacity)
+        if times:
+            queue = struct.queues[struct.queue_count - 1]
+            queue.start_ms, queue.end_ms = times
+
+    def _make_room(self, queues: int, topics_bytes: int) -> None:
+        struct = self.struct
+        fresh_queues = ffi.new("struct ms_filter_queue[]", queues)
+        fresh_topics = ffi.new("uint8_t[]", topics_bytes)
+        if struct.queue_count:
+            ffi.memmove(fresh_queues, struct.queues, struct.queue_count * ffi.sizeof("struct ms_filter_queue"))
+            ffi.memmove(fresh_topics, struct.topics, struct.topics_bytes)
+        self._queues, self._topics, self._places = fresh_queues, fresh_topics, ffi.new("int32_t[]", 2 * queues)
+        struct.queues, struct.topics, struct.places = self._queues, self._topics, self._places
+        struct.queue_capacity, struct.topics_capacity, struct.place_mask = queues, topics_bytes, 2 * queues - 1
+        lib.ms_filter_rehash(struct)
+
+
+def _is_property(column: str) -> bool:
+    """Whether it is property.<NAME> with a name that a property can have."""
+    name = column[len(PROPERTY_PREFIX) :] if column.startswith(PROPERTY_PREFIX) else ""
+    return bool(name) and not any(mark in name for mark in "\x00\x01\x02")
+
+
+def _property_name(column: str) -> str | None:
+    """The property whose value the column is, None for other columns."""
+    if column.startswith(PROPERTY_PREFIX):
+        return column[len(PROPERTY_PREFIX) :]
+    return _PROPERTIES.get(column)
+
+
+def _texts(values: list[str]) -> tuple[ms_text, list[Array[int]]]:
+    """A `struct ms_text[]` of these texts, and what keeps its bytes."""
+    kept = [ffi.from_buffer("uint8_t[]", value.encode()) for value in values]
+    array = ffi.new("struct ms_text[]", max(1, len(values)))
+    for at, data in enumerate(kept):
+        array[at].at, array[at].bytes = data, len(data)
+    return array, kept

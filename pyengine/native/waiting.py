@@ -1,4 +1,4 @@
-"""How a process waits, is woken and gets a CPU (csrc/latch, sequence, nap, stream, calibrate, cpu .cdef.h).
+"""How a process waits, gets a CPU and looks to the kernel (csrc/latch, sequence, nap, stream, calibrate, cpu, process .cdef.h).
 
 A latch wakes the one process that waits on it. The waiter's loop, in this order and no other:
 
@@ -18,6 +18,7 @@ sleep on until it moves:
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
@@ -155,3 +156,32 @@ def spin_us(setting: int, processes: int = 2) -> tuple[int, int]:
         wake_us = SPIN_US_MIN
     producer = round(min(SPIN_US_MAX, max(SPIN_US_MIN, 1.2 * wake_us)))
     return round(min(SPIN_US_MAX, 1.25 * producer)), producer
+
+
+def show_command(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Show these as this process's command line and environment in /proc, as if it had been started with them.
+
+    OSError where the kernel does not let a process do that; then nothing has changed.
+    """
+    shown = _row(words)
+    surrounding = _row(f"{name}={value}" for name, value in environment.items())
+    _check(lib.ms_process_show_command(shown, len(shown), surrounding, len(surrounding)))
+
+
+def adopt_orphans() -> None:
+    """Become the parent of each descendant whose parent ends. OSError where that is refused."""
+    _check(lib.ms_process_adopt_orphans())
+
+
+def end_with_parent() -> None:
+    """Be killed when the thread that forked this process ends. OSError where that is refused."""
+    _check(lib.ms_process_end_with_parent())
+
+
+def _row(texts: Iterable[str]) -> bytes:
+    return b"".join(os.fsencode(text) + b"\0" for text in texts)
+
+
+def _check(code: int) -> None:
+    if code:
+        raise OSError(-code, os.strerror(-code))

@@ -2,7 +2,7 @@
 
 RocketMQ's puts order the next file and the one after it. Here the writer publishes up to where
 it wants segments (`wanted_end`), and one more than the one it writes to is always kept
-ready. A segment appears complete or not at all (storage/new_file.py); `ready_end` moves
+ready. A segment appears complete or not at all (storage/durable_writes.py); `ready_end` moves
 afterwards, then the writer is woken.
 
 A disk without room is no failure, nor one that would leave queues and index too little
@@ -36,9 +36,9 @@ from pyengine.native.flush import lock_memory, monotonic_ns, populate
 from pyengine.native.writer import GATHER_BYTES_MIN
 from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.commit_log import new_segment_folder
+from pyengine.storage.durable_writes import create_file, make_folders, sync_folder
 from pyengine.storage.file_system import copies_on_write, reserve_dispatch_space
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.new_file import create_file, make_folders, sync_folder
 
 RETRY_NS = 500_000_000
 IDLE_PAUSE_S = 1.0      # the reputter wakes it each 16 MiB of log (csrc/reput.cdef.h), a quarter of the window

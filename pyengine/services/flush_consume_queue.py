@@ -27,25 +27,24 @@ from collections.abc import Callable, Iterable
 
 from pyengine.errors import DiskError, EngineError, FlushError, FormatError, disk_error
 from pyengine.events import Event, Report
-from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import decode_ext_address, is_ext_address, unpack_entry
 from pyengine.formats.index_file import unpack_header
 from pyengine.formats.paths import segment_name
 from pyengine.formats.record_case import CaseLabel
+from pyengine.formats.small_file import Checkpoint
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import check_written, fdatasync, monotonic_ns, sync_file_system
 from pyengine.native.scan import walk
 from pyengine.services.service import BlockedReason, Service, ServiceContext
-from pyengine.storage.checkpoint import read_checkpoint, write_checkpoint
+from pyengine.storage.checkpoint import DurableWatermark, read_checkpoint, write_checkpoint, write_watermark
 from pyengine.storage.config import EngineConfig
+from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.dispatcher import touched_queues
 from pyengine.storage.durable_writes import MANY_FILES
 from pyengine.storage.mapped_file import index_file_names, mapped
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.topic_config import TopicConfigs
-from pyengine.storage.watermark import DurableWatermark, write_watermark
 
 WATERMARK_INTERVAL_NS = 1_000_000_000
 SHARE = 10  # a round that took long is followed by a pause this many times as long
@@ -276,7 +275,6 @@ class FlushConsumeQueueService(Service):
         """The last round; flusher and reputter are gone by now."""
         self._try_round(final=True)
         return False
-
 
 
 class AdoptedLog:

@@ -34,11 +34,10 @@ from pyengine.native import flush, queue_table, session, store_stats, waiting
 from pyengine.native import writer as pass_
 from pyengine.native.failpoint import failpoint
 from pyengine.native.writer import Segment, Writer
-from pyengine.services.commit_real_time import NO_SEGMENT, TransientStorePool
-from pyengine.services.flush_commit_log import UnflushedSegments
+from pyengine.services.flush_commit_log import NO_SEGMENT, TransientStorePool, UnflushedSegments
 from pyengine.services.service import Service, ServiceContext
+from pyengine.storage.checkpoint import note_sync_failure
 from pyengine.storage.file_system import copies_on_write
-from pyengine.storage.watermark import note_sync_failure
 
 RUN_NS = 100_000_000        # housekeeping at least this often
 IDLE_RUN_NS = 500_000_000   # ... where no pass was made for IDLE_NS and nothing waits for it

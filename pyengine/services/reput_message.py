@@ -19,9 +19,9 @@ from pyengine._native import ffi
 from pyengine.errors import DiskError, EngineUnavailableError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
-from pyengine.native import reput, waiting
+from pyengine.native import dispatch, waiting
+from pyengine.native.dispatch import ReputLoop
 from pyengine.native.flush import monotonic_ns
-from pyengine.native.reput import ReputLoop
 from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.dispatcher import Dispatcher, DispatchOptions
 from pyengine.storage.mapped_file import map_read_only
@@ -85,10 +85,10 @@ class ReputMessageService(Service):
         before = self._loop.reput_from
         try:
             why = self._loop.run(until_ns, may_sleep=may_sleep)
-            if why == reput.SEGMENT:
+            if why == dispatch.SEGMENT:
                 self._open(self._loop.reput_from - self._loop.reput_from % self._segment_bytes)
                 why = self._loop.run(until_ns)
-            if why == reput.DECIDE and not self._advance():
+            if why == dispatch.DECIDE and not self._advance():
                 return False
         except DiskError as error:
             self._fail(str(error))

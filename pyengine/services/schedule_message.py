@@ -48,8 +48,7 @@ from pyengine.results import PutResult, PutStatus, ReadLevel
 from pyengine.services.service import BlockedReason, Service, ServiceContext
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.consume_queue import ConsumeQueue
-from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from pyengine.storage.store_reader import StoreReader
 
 BATCH_MESSAGES = 64            # of one level under way at once, before the others have their turn

@@ -26,9 +26,9 @@ from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
 from pyengine.native.recorder import Recorder
+from pyengine.storage.checkpoint import note_sync_failure
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.watermark import note_sync_failure
 
 if TYPE_CHECKING:
     from pyengine._native import ms_worker

@@ -172,7 +172,7 @@ def _pattern(value: str) -> str:
 
 
 def _tags(value: str) -> tuple[str, ...]:
-    from pyengine.storage.message_getter import parse_subscription  # it loads C
+    from pyengine.storage.message_getter import parse_subscription
 
     wanted = parse_subscription(value)
     return tuple(sorted(wanted.tags)) if wanted else ()

@@ -21,7 +21,7 @@ from pyengine.errors import CorruptionError
 from pyengine.spark.options import EARLIEST, INT64_MAX, INT64_MIN, LATEST, QueueOffsets, ReadOptions
 
 if TYPE_CHECKING:
-    from pyengine.native.columns import ChooseQueue, QueueBounds
+    from pyengine.native.scan import ChooseQueue, QueueBounds
 
 REMEDY = "set failOnDataLoss=false to read what there is"
 

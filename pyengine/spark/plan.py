@@ -37,13 +37,12 @@ from pyengine.spark.partitions import (
 )
 from pyengine.spark.presence import has_no_queues, require_names, require_offsets, with_lost_end
 from pyengine.spark.remote_store import RemoteQueueFiles, RemoteStore, look_ahead, open_for_reading
-from pyengine.storage.checkpoint import abort_file_exists
+from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_watermark
 from pyengine.storage.read_level import StoreUse, store_use
-from pyengine.storage.watermark import WatermarkReading, read_watermark
 
 if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
-    from pyengine.native.columns import QueueBounds
+    from pyengine.native.scan import QueueBounds
     from pyengine.storage.consume_queue import ConsumeQueue
 
 # `auto` scans what is small, and what is mostly wanted: sequential reading is the faster then.

@@ -19,22 +19,21 @@ from pyengine.errors import CorruptionError, StoreBusyError, StoreRefusedError, 
 from pyengine.formats.constants import LMQ_PREFIX
 from pyengine.formats.consume_queue import is_filler
 from pyengine.formats.paths import StorePaths, is_queue_id_name
-from pyengine.native.columns import RowFilter
+from pyengine.native.scan import RowFilter
 from pyengine.results import ReadLevel
 from pyengine.spark.file_access import QUEUES, find_record, walk_piece
 from pyengine.spark.options import INT64_MAX, ReadOptions
 from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, Queue, offset_bounds
 from pyengine.spark.remote_store import RemoteStore, look_ahead, segment_of
 from pyengine.storage.arrow import LogScanner
-from pyengine.storage.checkpoint import abort_file_exists, read_checkpoint
+from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
+from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.consume_queue import ConsumeQueue, QueueEnd, find_queue_end
 from pyengine.storage.read_level import StoreUse, store_use
-from pyengine.storage.topic_config import TopicConfigs
-from pyengine.storage.watermark import WatermarkReading, read_watermark
 
 if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
-    from pyengine.native.columns import QueueBounds
+    from pyengine.native.scan import QueueBounds
 
 _NAMED_MAX = 5
 

@@ -18,14 +18,13 @@ from pyarrow import compute
 
 from pyengine.formats.constants import CQ_ENTRY_BYTES, CQ_EXT_ADDRESS_MAX, CQ_FILLER_SIZE, SCHEDULE_TOPIC, SYS_FLAG_TRANSACTION_MASK
 from pyengine.formats.consume_queue import NOT_QUEUED, further_offset
-from pyengine.formats.properties import tags_code
-from pyengine.formats.record import decode_record
-from pyengine.native.columns import ColumnScanner
+from pyengine.formats.record import decode_record, tags_code
+from pyengine.native.scan import ColumnScanner
 from pyengine.storage.arrow import allocate, to_array
 
 if TYPE_CHECKING:
     from pyengine.formats.constants import Readable
-    from pyengine.native.columns import RawBatch
+    from pyengine.native.scan import RawBatch
     from pyengine.storage.consume_queue import ConsumeQueue
 
 ENTRY = numpy.dtype([("physicalOffset", ">i8"), ("size", ">i4"), ("tagsCode", ">i8")])  # of a consume queue

@@ -49,9 +49,9 @@ from pyengine.spark.options import ReadOptions
 from pyengine.storage.config import load_config
 from pyengine.storage.consume_queue import ConsumeQueue
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.geometry import segment_size
 from pyengine.storage.log_scan import HEAD_BYTES, LogEnd, LogView, Owner, Piece
 from pyengine.storage.mapped_file import MappedFile
+from pyengine.storage.message_store import segment_size
 from pyengine.storage.read_level import FilesWatermark
 from pyengine.storage.store_reader import StoreReader
 

@@ -44,9 +44,9 @@ from pyengine.spark.options import local_path, scheme_of
 from pyengine.spark.schema import COLUMNS, HEADERS_TYPE, PROPERTY_PREFIX
 from pyengine.spark.versions import StreamArrowWriter, arrow_batches
 from pyengine.storage.checkpoint import abort_file_exists
+from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.engine_id import read_boot_id
 from pyengine.storage.ofd_lock import try_lock
-from pyengine.storage.topic_config import TopicConfigs
 
 if TYPE_CHECKING:
     import pyarrow

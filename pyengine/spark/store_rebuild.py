@@ -49,11 +49,11 @@ from pyengine.spark.store_verify import GUESS_BYTES, TASK_BYTES, LogPart, Walked
 from pyengine.storage.config import EngineConfig, load_config
 from pyengine.storage.consume_queue import find_queue_end, open_queue_file, remove_void_files, sync_names
 from pyengine.storage.dispatcher import is_queue_name
+from pyengine.storage.durable_writes import make_folders, sibling_of, sync_folder
 from pyengine.storage.index_file import IndexFiles
 from pyengine.storage.log_scan import LogView
 from pyengine.storage.mapped_file import MappedFile, mapped, used_end
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.new_file import make_folders, sibling_of, sync_folder
 from pyengine.storage.recovery.dispatch import (
     FilledIndex,
     KeyPlace,
@@ -62,14 +62,14 @@ from pyengine.storage.recovery.dispatch import (
     key_place,
     put_entries,
     put_keys,
+    read_index_header,
     run_into,
     step_over,
 )
-from pyengine.storage.recovery.index import read_index_header
 from pyengine.storage.recovery.log import Work, segments_between
 from pyengine.storage.recovery.markers import RebuildMarker, read_marker, read_rebuild_marker
+from pyengine.storage.recovery.queues import move_away
 from pyengine.storage.recovery.rebuild import Look, Queue, RebuildReport, RebuildWork
-from pyengine.storage.recovery.rebuild_files import move_away
 from pyengine.storage.recovery.report import GrowingProgress, Progress, RecoveryOptions, RecoveryPath
 
 if TYPE_CHECKING:

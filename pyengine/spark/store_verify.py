@@ -45,7 +45,7 @@ from pyengine.storage.check.work import (
 )
 from pyengine.storage.config import EngineConfig, load_config
 from pyengine.storage.mapped_file import MappedFile, mapped
-from pyengine.storage.recovery.index import makes_sense, read_index_header
+from pyengine.storage.recovery.dispatch import makes_sense, read_index_header
 from pyengine.storage.recovery.queues import QueueState
 from pyengine.storage.recovery.report import GrowingProgress
 

@@ -21,7 +21,7 @@ import numpy
 
 from pyengine.errors import CorruptionError
 from pyengine.formats.constants import LMQ_PREFIX
-from pyengine.native.columns import ColumnScanner, RowFilter
+from pyengine.native.scan import ColumnScanner, RowFilter
 from pyengine.spark.file_access import Segment, find_record, walk_piece
 from pyengine.spark.options import EARLIEST, LATEST, ReadOptions
 from pyengine.spark.partitions import (

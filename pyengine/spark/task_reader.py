@@ -30,10 +30,9 @@ from pyarrow import compute
 from pyengine.errors import CorruptionError, FormatError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR, SYS_FLAG_COMPRESSED
 from pyengine.formats.paths import StorePaths, segment_name
-from pyengine.formats.properties import decode_properties
-from pyengine.formats.record import decompress_body
+from pyengine.formats.record import decode_properties, decompress_body
 from pyengine.formats.sql_filter import SqlFilter
-from pyengine.native.columns import ChooseQueue, ColumnScanner, QueueBounds, RawBatch, RowFilter
+from pyengine.native.scan import ChooseQueue, ColumnScanner, QueueBounds, RawBatch, RowFilter
 from pyengine.spark.file_access import (
     LOG,
     QUEUES,

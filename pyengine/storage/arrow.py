@@ -1,6 +1,6 @@
 """The log as Arrow record batches: the one source for bulk consumers and for Spark.
 
-The columns are those of pyengine.native.columns. Every field is nullable and of a
+The columns are those of pyengine.native.scan. Every field is nullable and of a
 plain type (int32, int64, timestamp[us, UTC], string, binary), which is what Spark
 expects of a Python data source. In text that is not UTF-8, U+FFFD replaces the wrong
 bytes; a value is null only where a property is absent.
@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 
 from pyengine.errors import CorruptionError, UsageError
-from pyengine.native.columns import (
+from pyengine.native.scan import (
     BATCH_BYTES,
     BATCH_ROWS,
     COLUMNS,
-    Buffer,
+    ColumnBuffer,
     ColumnData,
     ColumnScanner,
     RawBatch,
     RowFilter,
     choose_topics,
     column_kind,
+    sync,
 )
-from pyengine.native.scan import sync
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer as Readable
+    from typing_extensions import Buffer
 
 __all__ = ["COLUMNS", "LogScanner", "RowFilter", "choose_topics", "schema"]
 
@@ -94,7 +94,7 @@ class LogScanner:
             allocate=allocate,
         )
 
-    def scan(self, view: Readable, base_offset: int, start: int, end: int, limit: int | None = None) -> Iterator[pa.RecordBatch]:
+    def scan(self, view: Buffer, base_offset: int, start: int, end: int, limit: int | None = None) -> Iterator[pa.RecordBatch]:
         """The rows of the records that begin in [start, end), a range of the segment that `view` holds.
 
         A record begins at `start`. Nothing at or above `limit` (default: `end`) is read.
@@ -109,7 +109,7 @@ class LogScanner:
             )
         return self._scan(view, base_offset, start, end, limit)
 
-    def _scan(self, view: Readable, base_offset: int, start: int, end: int, limit: int) -> Iterator[pa.RecordBatch]:
+    def _scan(self, view: Buffer, base_offset: int, start: int, end: int, limit: int) -> Iterator[pa.RecordBatch]:
         position: int | None = start
         while position is not None and position < end:
             for batch in self._scanner.scan(view, base_offset, position, end, limit):
@@ -118,7 +118,7 @@ class LogScanner:
                 return
             position = self._pass_damage(view, base_offset, end, limit)
 
-    def _pass_damage(self, view: Readable, base_offset: int, end: int, limit: int) -> int | None:
+    def _pass_damage(self, view: Buffer, base_offset: int, end: int, limit: int) -> int | None:
         """The first record after the damage that the scan stopped at, None for none."""
         position, reason = self._scanner.position, self._scanner.reason
         following = sync(view, base_offset, position + 1, end, limit=limit) if position + 1 < end else None
@@ -135,10 +135,10 @@ class LogScanner:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def allocate(length: int) -> Buffer:
+def allocate(length: int) -> ColumnBuffer:
     """Memory that Arrow owns, for a ColumnScanner."""
     buffer = pa.allocate_buffer(length)
-    return Buffer(buffer, buffer.address)
+    return ColumnBuffer(buffer, buffer.address)
 
 
 def to_array(column: ColumnData, rows: int) -> pa.Array:

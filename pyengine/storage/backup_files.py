@@ -28,9 +28,8 @@ from pyengine.formats.paths import segment_name
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.native.failpoint import failpoint
 from pyengine.settings import Value
-from pyengine.storage.durable_writes import sync_descriptor
+from pyengine.storage.durable_writes import make_folders, sync_descriptor, sync_folder, write_config
 from pyengine.storage.engine_id import read_engine_id
-from pyengine.storage.new_file import make_folders, sync_folder, write_config
 
 if TYPE_CHECKING:
     import pyarrow.fs

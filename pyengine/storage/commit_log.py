@@ -19,9 +19,9 @@ from pyengine.formats.paths import log_folders, segment_name
 from pyengine.formats.record import BEGIN
 from pyengine.formats.record_case import CaseLabel
 from pyengine.native.scan import walk
+from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.file_system import DiskUse, measure
 from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, MappingCache, list_segments
-from pyengine.storage.watermark import read_watermark
 
 # Ends the sentence about a segment of wrong length; check/ has the same for `check`.
 LENGTH_ADVICE = ("; restore it from a copy, or carve out what is whole with `pyengine salvage STORE DEST`. If it is the "

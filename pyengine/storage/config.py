@@ -190,7 +190,7 @@ def keep_sizes(root: str | os.PathLike[str], config: EngineConfig) -> bool:
             if present.get(name, SETTINGS[name].default) != getattr(config, name)}
     if not missing and not kept:
         return False
-    from pyengine.storage.new_file import write_config
+    from pyengine.storage.durable_writes import write_config
 
     text = read_small_text(path) if path.exists() else ""
     lines = [line for line in text.splitlines(keepends=True) if _name_of_line(line) not in kept]
@@ -207,7 +207,7 @@ def set_in_file(path: Path, values: Mapping[str, Value], without: tuple[str, ...
     A crash leaves the old file or the new one. ConfigError where the file is written in a way that
     cannot be changed line by line: nothing is changed then.
     """
-    from pyengine.storage.new_file import write_config
+    from pyengine.storage.durable_writes import write_config
 
     present = read_file(path)
     gone = values.keys() | set(without)
@@ -306,7 +306,7 @@ def _sizes_from_files(
         return {}
     known: dict[str, int] = {name: int(from_file[name]) for name in FIXED_NAMES if name in from_file}
     hints = known | {name: int(value) for name, (value, _) in asked.items() if name in FIXED_NAMES and name not in known}
-    from pyengine.storage.geometry import discover  # loads the C module, which settings alone do not need
+    from pyengine.storage.message_store import discover  # loads the C module, which settings alone do not need
 
     found = discover(root, hints)
     return {

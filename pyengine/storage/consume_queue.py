@@ -32,10 +32,9 @@ from pyengine.formats.consume_queue import (
 )
 from pyengine.formats.paths import segment_name
 from pyengine.formats.record import I32, I64, SYS_FLAG_AT, store_timestamp_at
-from pyengine.native.consume_queue import count_entries, fill
-from pyengine.storage.durable_writes import sync_file
+from pyengine.native.dispatch import count_entries, fill
+from pyengine.storage.durable_writes import create_file, create_files, sync_file, sync_folder
 from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, clear_file_from, list_segments, used_end
-from pyengine.storage.new_file import create_file, create_files, sync_folder
 
 
 class ConsumeQueue:

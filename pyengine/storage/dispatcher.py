@@ -25,7 +25,6 @@ from pyengine.engine_config import Geometry
 from pyengine.formats.constants import CQ_ENTRY_BYTES, Readable
 from pyengine.formats.delayed_message import DEFAULT_MESSAGE_DELAY_LEVEL, parse_delay_levels
 from pyengine.formats.paths import StorePaths
-from pyengine.native.consume_queue import check_layout
 from pyengine.native.dispatch import (
     BLANK,
     FAILED,
@@ -37,10 +36,12 @@ from pyengine.native.dispatch import (
     DispatchLoop,
     Touched,
     TouchedQueue,
+    check_layout,
+    new_progress,
+    progress_at,
     touched_queues,
 )
 from pyengine.native.flush import raise_disk_error
-from pyengine.native.index_file import new_progress, progress_at
 from pyengine.native.scan import REASONS, bounded
 from pyengine.storage.consume_queue import (
     begin_queues,

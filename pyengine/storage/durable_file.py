@@ -3,7 +3,7 @@
     DurableRecord   a line or a few of JSON that only this engine writes: watermark, markers, notes
     ConfigFile      RocketMQ's config/*.json, with `.bak`: a bad file keeps no process from starting
 
-Both are replaced whole and durable (new_file.write_config). A power cut under RocketMQ may leave an empty or garbled
+Both are replaced whole and durable (durable_writes.write_config). A power cut under RocketMQ may leave an empty or garbled
 file, and its broker then does not start. Here the `.bak` of the last write is used instead, then nothing at all; a
 sentence says what happened.
 """
@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from pyengine.errors import FormatError, disk_error
 from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
-from pyengine.storage.new_file import sync_folder, write_config
+from pyengine.storage.durable_writes import sync_folder, write_config
 
 Value = TypeVar("Value")
 

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from pyengine.errors import disk_error, disk_errors
 from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_small_file
-from pyengine.storage.new_file import FILE_MODE, make_folders, sync_folder, write_config
+from pyengine.storage.durable_writes import FILE_MODE, make_folders, sync_folder, write_config
 
 COPIES_MAX = 16  # so many originals are noted
 

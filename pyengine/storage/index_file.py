@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from pyengine.errors import DiskError, DiskFullError, FormatError, StoreRefusedError, disk_errors
 from pyengine.formats.constants import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
 from pyengine.formats.index_file import SLOT, IndexHeader, IndexLayout, unpack_entry, unpack_header, unpack_slot
-from pyengine.formats.properties import index_key_hash, index_keys
-from pyengine.formats.record import Message
+from pyengine.formats.record import Message, index_key_hash, index_keys
+from pyengine.native.dispatch import ALL_KEYS, IndexFile, forget, is_putting
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import allocate
-from pyengine.native.index_file import ALL_KEYS, IndexFile, forget, is_putting
+from pyengine.storage.durable_writes import create_file
 from pyengine.storage.file_system import copies_on_write
 from pyengine.storage.mapped_file import index_file_names, is_plain_file, map_read_only
-from pyengine.storage.new_file import create_file
 
 if TYPE_CHECKING:
     from pyengine._native import ms_index_progress

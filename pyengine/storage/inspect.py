@@ -23,8 +23,7 @@ from pyengine.errors import disk_error
 from pyengine.formats.constants import INDEX_HEADER_BYTES, PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from pyengine.formats.consume_queue import is_ext_address
 from pyengine.formats.index_file import HEADER, IndexHeader
-from pyengine.formats.properties import decode_properties, split_keys
-from pyengine.formats.record import Message, encode_host
+from pyengine.formats.record import Message, decode_properties, encode_host, split_keys
 from pyengine.formats.record_case import iter_records
 from pyengine.formats.small_file import read_small_file
 from pyengine.results import GetResult, GetStatus, ReadLevel

@@ -23,17 +23,16 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.constants import MESSAGE_MAGIC, Readable
 from pyengine.formats.paths import Root, segment_name
 from pyengine.formats.record import BEGIN, I32, I64, SYS_FLAG_AT, store_timestamp_at, total_size
 from pyengine.formats.record_case import CaseLabel, WalkResult
+from pyengine.formats.small_file import Checkpoint
 from pyengine.native.scan import classify, sync, walk
-from pyengine.storage.checkpoint import abort_file_exists, read_checkpoint
+from pyengine.storage.checkpoint import DurableWatermark, WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
 from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, mapped, used_end
 from pyengine.storage.recovery.markers import read_kept_from, read_marker
 from pyengine.storage.recovery.report import Progress, RecoveryPath
-from pyengine.storage.watermark import DurableWatermark, WatermarkReading, read_watermark
 
 SLICE_BYTES = 32 << 20            # how much is walked between two calls of `progress`, and by one processor at a time
 CLEAN_VERIFY_BYTES_MAX = 1 << 30  # read after a clean stop of our own store: it must start within a second

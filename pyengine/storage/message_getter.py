@@ -24,8 +24,7 @@ from pyengine.engine_config import EngineConfig
 from pyengine.errors import UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import belongs_to
-from pyengine.formats.properties import string_hash
-from pyengine.formats.record import I64, Message, decode_host
+from pyengine.formats.record import I64, Message, decode_host, string_hash
 from pyengine.formats.sql_filter import SqlFilter
 from pyengine.results import GetRecords, GetResult, GetStatus
 from pyengine.storage.consume_queue import ConsumeQueue

@@ -2,21 +2,33 @@
 
 It holds no descriptor and no content: each method reads what the files hold at that moment. It is small and can be
 pickled, so Spark sends it to its executors. Wherever a function still asks for a root it can be passed as it is.
+
+The sizes that its files were made with are worked out here, too: RocketMQ keeps these numbers in its broker's
+configuration only. A store that this engine made has them in config/engine.toml; for any other they are read off:
+segment sizes from file lengths and name differences, the index layout from the one pair of slots and entries under
+which every chain leads from its slot to entries of that slot.
+
+The only segment of a log may be the rest of a longer one: no second name tells. Its length
+is believed where it is a power of two or divides the segment's own name; else --set or
+RocketMQ's default decides, and a segment of another length is refused by what opens it.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 
 from pyengine.engine_config import Geometry
-from pyengine.formats.checkpoint import Checkpoint
-from pyengine.formats.paths import StorePaths
-from pyengine.storage.checkpoint import abort_file_exists, read_checkpoint
+from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.formats.paths import StorePaths, is_queue_id_name, parse_segment_name
+from pyengine.formats.small_file import Checkpoint
+from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
 from pyengine.storage.commit_log import CommitLog, list_log, look_at_log
 from pyengine.storage.engine_id import EngineId, read_engine_id, read_epoch
-from pyengine.storage.geometry import discover
-from pyengine.storage.mapped_file import MappedFile, MappingCache
-from pyengine.storage.watermark import WatermarkReading, read_watermark
+from pyengine.storage.index_file import find_layout
+from pyengine.storage.mapped_file import MappedFile, MappingCache, index_file_names, is_folder, is_plain_file
 
 
 class MessageStore(StorePaths):
@@ -94,3 +106,119 @@ class MessageStore(StorePaths):
     def abort_exists(self) -> bool:
         """True while the store is open, and after a crash."""
         return abort_file_exists(self.root)
+
+
+_QUEUES_SAMPLED = 16
+
+
+DEFAULTS = Geometry()
+
+
+def discover(root: str | os.PathLike[str], overrides: Mapping[str, int] | None = None) -> Geometry:
+    """The geometry of the store at `root`: from its files, else from `overrides`, else RocketMQ's defaults.
+
+    Where files and `overrides` disagree the files win; the caller compares and refuses.
+    An override that is consistent with the files decides where several would be.
+    Never raises for what the files hold: a wrong length among them is refused by the code that opens them.
+    """
+    overrides = overrides or {}
+    paths = StorePaths(root)
+    wanted = replace(DEFAULTS, **overrides)
+    found: dict[str, int] = {}
+    for name, folders, unit_bytes in (
+        ("mapped_file_size_consume_queue_bytes", _queue_folders(paths.consume_queue), CQ_ENTRY_BYTES),
+        ("mapped_file_size_consume_queue_ext_bytes", _queue_folders(paths.consume_queue_ext), 1),
+    ):
+        size_bytes = segment_size([_segments(folder) for folder in folders], unit_bytes)
+        if size_bytes is not None:
+            found[name] = size_bytes
+    log_bytes = _log_segment_size(paths, overrides.get("mapped_file_size_commit_log_bytes"))
+    if log_bytes is not None:
+        found["mapped_file_size_commit_log_bytes"] = log_bytes
+    layout = find_layout(_index_files(paths.index), wanted.index_layout)
+    if layout is not None:
+        found["max_hash_slot_num"] = layout.max_hash_slot_num
+        found["max_index_num"] = layout.max_index_num
+    return replace(wanted, **found)
+
+
+def _log_segment_size(paths: StorePaths, wanted: int | None) -> int | None:
+    """The size of the log's segments; None without any, or for an only one whose length may be wrong."""
+    folders = [_segments(folder) for folder in paths.commit_log_folders.all]
+    size_bytes = segment_size(folders)
+    segments = [segment for folder in folders for segment in folder]
+    if len(segments) > 1 or size_bytes is None:
+        return size_bytes
+    start, length = segments[0]
+    if wanted is not None and wanted > length and start % wanted == 0:
+        return None
+    is_likely = length.bit_count() == 1 or start > 0 and start % length == 0
+    return length if is_likely else None
+
+
+def segment_size(folders: Iterable[list[tuple[int, int]]], unit_bytes: int = 1) -> int | None:
+    """The size of the segments in these folders, None without any.
+
+    One length: that. Several (a file was cut): the one that the names' differences
+    speak for, else the most frequent, else the largest; never one that some name is no
+    multiple of, or that is no multiple of `unit_bytes`. Where all lengths are wrong, the smallest
+    difference of two names.
+    """
+    lengths: dict[int, int] = {}
+    steps: dict[int, int] = {}
+    starts: set[int] = set()
+    for segments in folders:
+        previous = None
+        for start, length in segments:
+            starts.add(start)
+            lengths[length] = lengths.get(length, 0) + 1
+            if previous is not None:
+                steps[start - previous] = steps.get(start - previous, 0) + 1
+            previous = start
+    possible = [length for length in lengths
+                if length and length % unit_bytes == 0 and not any(start % length for start in starts)]
+    if not possible:
+        return min(steps, default=None)
+    return max(possible, key=lambda length: (steps.get(length, 0), lengths[length], length))
+
+
+def _segments(folder: Path) -> list[tuple[int, int]]:
+    """(start offset, length) of the 20-digit files of a folder, ascending."""
+    found = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                start = parse_segment_name(entry.name)
+                if start is not None and is_plain_file(entry):
+                    found.append((start, entry.stat().st_size))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(found)
+
+
+def _queue_folders(queues: Path) -> Iterable[Path]:
+    """Folders of a few queues: one topic may hold thousands, and they are all alike."""
+    sampled = 0
+    for topic in _folders(queues):
+        for queue in _folders(topic):
+            if not is_queue_id_name(queue.name):
+                continue
+            yield queue
+            sampled += 1
+            if sampled >= _QUEUES_SAMPLED:
+                return
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(Path(entry.path) for entry in entries if is_folder(entry))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _index_files(folder: Path) -> list[Path]:
+    try:
+        return [folder / name for name in index_file_names(folder)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -19,12 +19,11 @@ from pyengine.errors import UsageError
 from pyengine.formats.paths import LOCK_NAME
 from pyengine.formats.small_file import open_regular
 from pyengine.results import ReadLevel
-from pyengine.storage.checkpoint import abort_file_exists
+from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_sync_failure, read_watermark
 from pyengine.storage.log_scan import LogEnd
 from pyengine.storage.mapped_file import MappedFileQueue
 from pyengine.storage.ofd_lock import SHARED, find_lock
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
-from pyengine.storage.watermark import WatermarkReading, read_sync_failure, read_watermark
 
 # Where fdatasync on a read-only descriptor makes durable what another process of this host has written.
 LOCAL_FILE_SYSTEMS = frozenset((

@@ -24,7 +24,7 @@ from pyengine.engine.kinds import KINDS
 from pyengine.errors import EngineError, ExitCode
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.consumer_offset import DelayOffsets
 
 SMALL_FILES = {
     "mapped_file_size_commit_log_bytes": 256 << 10,

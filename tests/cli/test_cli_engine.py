@@ -16,7 +16,7 @@ import pytest
 from fix_cli import changes, command_line, environment, picture, run, spawn
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
-from pyengine.storage.topic_config import TopicConfig, TopicConfigs
+from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from waiting import eventually
 
 MODES = ("async", "sync", "pool")

@@ -20,8 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import pyengine
 from fix_cli import command_line, environment, run
-from pyengine.cli.exposition import Exposition, _replication, serve
-from pyengine.cli.metrics import _serve
+from pyengine.cli.metrics import Exposition, _replication, _serve, serve
 from pyengine.errors import EngineError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native

@@ -15,8 +15,8 @@ import pyengine
 from damage import flip
 from fix_cli import changes, picture, run
 from fix_engine import RunningEngine, tail_of_ring
-from pyengine.cli import quarantine as quarantine_module
-from pyengine.cli.quarantine import restore
+from pyengine.cli import repair as quarantine_module
+from pyengine.cli.repair import restore
 from pyengine.ipc import live_reader
 from pyengine.storage.recovery.quarantine import Quarantine, list_quarantine
 from waiting import eventually
@@ -116,7 +116,7 @@ def test_restored_messages_are_in_their_queues_again_once(cut, tmp_path):
 def test_an_interrupted_restore_goes_on_without_doubles(cut, tmp_path, monkeypatch):
     store, before, _ = cut
     names = pieces(store.root)
-    import pyengine.cli.quarantine as module
+    import pyengine.cli.repair as module
 
     put, left = module._put, [5]
 

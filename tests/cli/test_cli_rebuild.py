@@ -10,7 +10,7 @@ from broker_lock import held_by_a_broker
 from damage import flip
 from fix_cli import changes, picture, run
 from fix_golden import compare_inspect
-from pyengine.storage.watermark import DurableWatermark, write_watermark
+from pyengine.storage.checkpoint import DurableWatermark, write_watermark
 
 
 def settings_of(store) -> list[str]:

@@ -14,8 +14,8 @@ from fix_golden import compare_inspect
 from fix_owner import eventually
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
+from pyengine.storage.checkpoint import DurableWatermark, write_watermark
 from pyengine.storage.engine_id import read_epoch
-from pyengine.storage.watermark import DurableWatermark, write_watermark
 
 
 def settings_of(store) -> list[str]:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyengine.cli.ingest import find_files, share_out, size_of
-from pyengine.cli.ingest_producer import Range, read_blocks, split_lines
+from pyengine.cli.ingest import Range, find_files, read_blocks, share_out, size_of, split_lines
 from pyengine.errors import UsageError
 
 texts = st.lists(st.sampled_from([b"", b"a", b"bc", b"x" * 40]), max_size=30).map(b"\n".join)

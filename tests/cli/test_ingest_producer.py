@@ -13,9 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 import pyengine
-from pyengine.cli import ingest_producer
-from pyengine.cli.ingest import share_out
-from pyengine.cli.ingest_producer import Job, Range, produce
+from pyengine.cli import ingest
+from pyengine.cli.ingest import Job, Range, produce, share_out
 from pyengine.errors import EngineError, UsageError
 from pyengine.results import PutManyResult, PutResult, PutStatus
 
@@ -77,8 +76,8 @@ def test_every_line_is_one_message_without_its_newline(tmp_path, producer):
 
 
 def test_batches_are_bounded_and_go_round_the_queues(tmp_path, producer, monkeypatch):
-    monkeypatch.setattr(ingest_producer, "BATCH_MESSAGES", 3)
-    monkeypatch.setattr(ingest_producer, "BLOCK_BYTES", 14)
+    monkeypatch.setattr(ingest, "BATCH_MESSAGES", 3)
+    monkeypatch.setattr(ingest, "BLOCK_BYTES", 14)
     path = tmp_path / "in.txt"
     lines = [b"%d" % number for number in range(7)] + [b"x" * 50] + [b"y"]
     path.write_bytes(b"\n".join(lines))
@@ -106,7 +105,7 @@ def test_standard_input_is_read_to_its_end(producer, monkeypatch):
 
 
 def test_a_refused_batch_names_file_and_line(tmp_path, producer, monkeypatch):
-    monkeypatch.setattr(ingest_producer, "BATCH_MESSAGES", 2)
+    monkeypatch.setattr(ingest, "BATCH_MESSAGES", 2)
     producer.good, producer.status = 2, PutStatus.OS_PAGECACHE_BUSY
     path = tmp_path / "in.txt"
     path.write_bytes(b"1\n2\n3\n4\n5\n6\n")
@@ -197,7 +196,7 @@ def digest(body: bytes) -> str:
 
 
 def test_the_list_of_acknowledged_holds_what_was_promised_and_nothing_else(tmp_path, answering, monkeypatch):
-    monkeypatch.setattr(ingest_producer, "BATCH_MESSAGES", 2)
+    monkeypatch.setattr(ingest, "BATCH_MESSAGES", 2)
     path, acked = tmp_path / "in.txt", tmp_path / "acked.jsonl"
     path.write_bytes(b"a\nb\nc\nd\ne\n")
     acked.write_text("")
@@ -216,7 +215,7 @@ def test_each_json_line_is_listed_and_a_list_grows(tmp_path, answering):
 
 
 def test_what_was_acknowledged_before_a_failure_is_listed(tmp_path, answering, monkeypatch):
-    monkeypatch.setattr(ingest_producer, "IN_FLIGHT", 1)
+    monkeypatch.setattr(ingest, "IN_FLIGHT", 1)
     path, acked = tmp_path / "in.jsonl", tmp_path / "acked.jsonl"
     path.write_text('{"body": "a"}\n{"body": "b"}\nno json\n')
     with pytest.raises(UsageError, match="line 3"):

@@ -19,13 +19,16 @@ from pyengine.cli.report import (
     Count,
     Figures,
     GroupFigures,
+    Layer,
     TopicFigures,
     _write,
+    bars,
     in_steps,
+    line,
     page,
+    scale,
     step_text,
 )
-from pyengine.cli.report_charts import Layer, bars, line, scale
 
 BASE_MS = 1_790_000_000_000 // HOUR_MS * HOUR_MS
 EVIL = ['<script>alert("x")</script>', "a&b", "\x07bell\x1b[31m", "\udcff not text", "订单", "'\" onload=x", "x" * 127]

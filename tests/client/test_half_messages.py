@@ -17,11 +17,11 @@ from pyengine.client import half_messages
 from pyengine.client.half_messages import HalfMessages, PreparedCheck, commit_of, half_of, op_of
 from pyengine.client.outgoing import RawMessage
 from pyengine.errors import PutError, UsageError
-from pyengine.formats.properties import decode_properties
+from pyengine.formats.record import decode_properties
 from pyengine.results import PutResult, PutStatus
+from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import raise_epoch
-from pyengine.storage.topic_config import TopicConfigs
 from waiting import eventually, patience
 
 HALF, OP, DISCARDED = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC"

@@ -33,7 +33,7 @@ from pyengine.ipc.control_block import now_ms
 from pyengine.ipc.session_client import open_session
 from pyengine.ipc.shared_objects import side_name
 from pyengine.native import control as native
-from pyengine.native.producer import ProducerSession, Sends
+from pyengine.native.session import ProducerSession, Sends
 from pyengine.results import PutStatus
 from pyengine.storage.engine_id import raise_epoch, read_epoch
 from waiting import eventually

@@ -17,10 +17,9 @@ from fix_store_builder import START_MS
 from pyengine.client.outgoing import delayed
 from pyengine.client.retries import RetriedMessage, Retries, dlq_topic, retry_topic, sent_back
 from pyengine.errors import EngineUnavailableError, PutError, UsageError
-from pyengine.formats.properties import decode_properties
-from pyengine.formats.record import Message
+from pyengine.formats.record import Message, decode_properties
 from pyengine.results import PutStatus
-from pyengine.storage.topic_config import TopicConfigs
+from pyengine.storage.config_table import TopicConfigs
 from waiting import eventually, patience
 
 NO_DELAYS = " ".join(["0s"] * 18)
@@ -187,7 +186,7 @@ def test_retry_and_dead_letter_topics_are_entered_as_the_broker_enters_them(engi
 
 
 def test_an_entry_that_is_there_is_kept(engine, names, consume):
-    TopicConfigs(engine.path).create(pyengine.storage.topic_config.TopicConfig(retry_topic(names[1]), 3, 3))
+    TopicConfigs(engine.path).create(pyengine.storage.config_table.TopicConfig(retry_topic(names[1]), 3, 3))
     put(engine, names[0], b"x")
     consumer = consume()
     consumer.retry(*pull(consumer))

@@ -27,9 +27,14 @@ pytest.importorskip("sqlalchemy")
 
 from pyiceberg.catalog.sql import SqlCatalog  # noqa: E402 - after the packages were looked for
 
-from pyengine.client import table_sinks, tables  # noqa: E402
-from pyengine.client.table_sinks import table_name  # noqa: E402
-from pyengine.client.tables import INTERNAL, STATE, MissedMessagesError, write_tables  # noqa: E402
+from pyengine.client import tables  # noqa: E402
+from pyengine.client.tables import (  # noqa: E402
+    INTERNAL,
+    STATE,
+    MissedMessagesError,
+    table_name,
+    write_tables,
+)
 
 SEGMENT = 65536
 SIZES = {"mapped_file_size_commit_log_bytes": SEGMENT, "mapped_file_size_consume_queue_bytes": 400}
@@ -95,11 +100,11 @@ def test_a_run_that_cannot_begin_holds_no_more_than_the_run_before(engine, tmp_p
 
 def test_a_delta_log_has_a_checkpoint_each_so_many_commits_and_survives_a_torn_one(engine, tmp_path, monkeypatch):
     """delta-rs alone would write it, and delete commits, before anything is synced."""
-    monkeypatch.setattr(table_sinks, "CHECKPOINT_EACH", 4)
+    monkeypatch.setattr(tables, "CHECKPOINT_EACH", 4)
     put(engine.root, "orders", 100)
     synced = []
-    sync_file = table_sinks.sync_file
-    monkeypatch.setattr(table_sinks, "sync_file", lambda path: (synced.append(path.name), sync_file(path)))
+    sync_file = tables.sync_file
+    monkeypatch.setattr(tables, "sync_file", lambda path: (synced.append(path.name), sync_file(path)))
     lake, log = tmp_path / "lake", tmp_path / "lake" / "orders" / "_delta_log"
     assert write_tables(engine.root, lake, "delta", piece_bytes=PIECE // 4).commits >= 6
     commits = sorted(path.name for path in log.glob("*.json"))

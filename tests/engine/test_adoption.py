@@ -9,7 +9,7 @@ from damage import flip
 from fix_cli import run
 from fix_engine import RunningEngine
 from pyengine.native.failpoint import VARIABLE, Board
-from pyengine.storage.watermark import read_watermark
+from pyengine.storage.checkpoint import read_watermark
 from waiting import eventually
 
 

@@ -20,11 +20,11 @@ from pyengine.ipc.live_reader import check_now
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.results import PutStatus
 from pyengine.storage.check.check import check
+from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.config import load_config
 from pyengine.storage.engine_id import engine_id_path
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.report import RecoveryState
-from pyengine.storage.watermark import read_watermark
 
 
 def put_and_list(engine, path, count):

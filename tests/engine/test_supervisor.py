@@ -37,9 +37,9 @@ from pyengine.native import control as native
 from pyengine.native import waiting
 from pyengine.native.failpoint import VARIABLE, Board
 from pyengine.results import PutStatus
+from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.config import config_path, load_config, set_in_file
 from pyengine.storage.engine_id import read_epoch
-from pyengine.storage.watermark import read_watermark
 from waiting import eventually
 
 WORKERS = {"async": {"writer", "flusher", "reputter", "allocator", "checkpointer", "scheduler", "cleaner"},

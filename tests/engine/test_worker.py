@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from pyengine.engine import service_manager
+from pyengine.engine import log_file
 from pyengine.engine.kinds import KINDS, WorkerExit, kinds_for, restart_pause_s
 from pyengine.engine.log_file import say
 from pyengine.events import Event
@@ -144,14 +144,14 @@ def test_under_a_service_manager_a_worker_that_fails_at_once_ends_a_while_later(
     assert child.wait(timeout=30) == WorkerExit.TEMPFAIL
     assert "waits 5.0" in child.stderr.read()
     waited = []
-    monkeypatch.setattr(service_manager.time, "sleep", waited.append)
-    monkeypatch.setattr(service_manager.signal, "signal", lambda number, handler: None)
-    service_manager.pause_before_restart(service_manager.SHORT_LIFE_S)
+    monkeypatch.setattr(log_file.time, "sleep", waited.append)
+    monkeypatch.setattr(log_file.signal, "signal", lambda number, handler: None)
+    log_file.pause_before_restart(log_file.SHORT_LIFE_S)
     assert waited == []
-    service_manager.pause_before_restart(1.0)
+    log_file.pause_before_restart(1.0)
     monkeypatch.delenv("NOTIFY_SOCKET")
-    service_manager.pause_before_restart(1.0)
-    assert waited == [service_manager.RESTART_PAUSE_S]
+    log_file.pause_before_restart(1.0)
+    assert waited == [log_file.RESTART_PAUSE_S]
 
 
 def test_a_worker_says_what_keeps_it_from_its_work(make_owner):

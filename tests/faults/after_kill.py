@@ -25,7 +25,7 @@ import json, os, sys
 from pyengine.cli.repair import recover_alone
 from pyengine.storage.config import load_config
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.cut_log import Cut, intend_cut
+from pyengine.storage.recovery.log import Cut, intend_cut
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 root, acks = sys.argv[1], os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND)
 config = load_config(root)

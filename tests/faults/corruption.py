@@ -33,14 +33,13 @@ from pyengine.ipc.shared_objects import find_folder
 from pyengine.storage.check.check import check
 from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.config import load_config
-from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.config_table import TopicConfigs
+from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from pyengine.storage.engine_id import read_engine_id, read_epoch
 from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
-from pyengine.storage.topic_config import TopicConfigs
 
 Files = Mapping[str, bytes]
 Truth = Mapping[tuple[str, int, int], Message]

@@ -35,8 +35,7 @@ from pyengine.formats.paths import parse_segment_name, segment_name
 from pyengine.storage.check.check import check
 from pyengine.storage.check.report import Severity
 from pyengine.storage.config import load_config
-from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.recovery.report import RecoveryState

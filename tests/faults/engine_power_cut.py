@@ -44,7 +44,7 @@ from pyengine.errors import EngineError
 from pyengine.formats.paths import segment_name
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.storage.config import load_config
-from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.consumer_offset import DelayOffsets
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 

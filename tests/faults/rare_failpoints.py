@@ -27,7 +27,7 @@ from pyengine.native import queue_table
 from pyengine.native import writer as writer_native
 from pyengine.native.failpoint import Board
 from pyengine.native.failpoints import FAILPOINTS
-from pyengine.native.producer import PUT
+from pyengine.native.session import PUT
 from pyengine.results import PutStatus
 
 STATUS = 5  # in a completion

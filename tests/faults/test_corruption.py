@@ -17,12 +17,12 @@ from fix_store_builder import StoreBuilder
 from pyengine.engine_config import Geometry
 from pyengine.formats.record import decode_record
 from pyengine.native import scan
+from pyengine.storage.checkpoint import DurableWatermark, write_watermark
 from pyengine.storage.config import keep_sizes, load_config
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
-from pyengine.storage.watermark import DurableWatermark, write_watermark
 from record_bytes import encode_record
 
 TINY = Geometry(mapped_file_size_commit_log_bytes=1024, mapped_file_size_consume_queue_bytes=100, max_hash_slot_num=8,

@@ -23,7 +23,7 @@ from pyengine.engine.embedded import start_engine
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.storage.watermark import read_sync_failure
+from pyengine.storage.checkpoint import read_sync_failure
 from waiting import eventually
 
 pytestmark = pytest.mark.block

@@ -13,10 +13,9 @@ import pytest
 from pyengine.errors import ExitCode
 from pyengine.ipc.shared_objects import engine_run_path, note_run
 from pyengine.native.failpoints import FAILPOINTS
-from pyengine.storage.checkpoint import create_abort_file
+from pyengine.storage.checkpoint import create_abort_file, read_sync_failure, read_watermark
 from pyengine.storage.durable_file import ConfigFile
-from pyengine.storage.new_file import create_file, sweep_unfinished, write_config
-from pyengine.storage.watermark import read_sync_failure, read_watermark
+from pyengine.storage.durable_writes import create_file, sweep_unfinished, write_config
 
 ROOT = Path(__file__).parents[2]
 SIZE = 8192
@@ -30,18 +29,18 @@ REMOVAL = ("removal_unlinked", "removal_durable", "removal_step_done")
 NAMED = {"new_file_linked", "new_file_durable", "sibling_file_renamed"}
 REPLACED = {"config_renamed", "config_durable"}
 
-CREATE = "from pyengine.storage.new_file import create_file; create_file({folder!r}, 'file', {size})"
+CREATE = "from pyengine.storage.durable_writes import create_file; create_file({folder!r}, 'file', {size})"
 CREATE_IN_SIBLING = """
-from pyengine.storage import new_file
-def refuse(*arguments): raise new_file._TmpfileRefusedError
-new_file._create_unnamed = refuse
-""" + CREATE.partition("; ")[2].replace("create_file", "new_file.create_file")
+from pyengine.storage import durable_writes
+def refuse(*arguments): raise durable_writes._TmpfileRefusedError
+durable_writes._create_unnamed = refuse
+""" + CREATE.partition("; ")[2].replace("create_file", "durable_writes.create_file")
 CREATE_TOGETHER = """
 from pathlib import Path
-from pyengine.storage.new_file import create_files
+from pyengine.storage.durable_writes import create_files
 create_files([Path({folder!r}) / name / 'file' for name in 'abc'], {size}, allocate={size})
 """
-REPLACE = "from pyengine.storage.new_file import write_config; write_config({folder!r} + '/table.json', b'new')"
+REPLACE = "from pyengine.storage.durable_writes import write_config; write_config({folder!r} + '/table.json', b'new')"
 REMOVE = """
 from pathlib import Path
 from pyengine.storage.durable_writes import give_back, unlink_durably
@@ -57,7 +56,7 @@ def killed_at(name: str, program: str, folder: Path) -> None:
 
 
 def test_every_step_of_a_file_is_tried_here():
-    wheres = ("pyengine/storage/new_file.py", "pyengine/storage/durable_writes.py")
+    wheres = ("pyengine/storage/durable_writes.py", "pyengine/storage/durable_writes.py")
     names = {point.name for point in FAILPOINTS.values() if point.where in wheres and not point.name.startswith("bytes_")}
     assert names == {*UNNAMED, *TOGETHER, *SIBLING, *CONFIG, *REMOVAL}
 
@@ -142,7 +141,7 @@ def test_a_failed_sync_stays_noted_whatever_is_killed_until_its_bytes_are_writte
     store = build_store(40)
     store.mark(store.records[10].start)
     create_abort_file(store.root)
-    note = "from pyengine.storage.watermark import note_sync_failure; note_sync_failure({folder!r}, 0, 'a segment', 'gone')"
+    note = "from pyengine.storage.checkpoint import note_sync_failure; note_sync_failure({folder!r}, 0, 'a segment', 'gone')"
     killed_at("sync_failure_noted", note, store.root)
     recover = "from pyengine.cli.main import main; main(['recover', {folder!r}])"
     killed_at("bytes_rewritten", recover, store.root)

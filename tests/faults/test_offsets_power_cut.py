@@ -16,13 +16,13 @@ COMMITS = 60
 # Two groups by turns; argv: store, acks, what it forgets.
 COMMITTER = """
 import os, sys
-from pyengine.storage import offset_lock
+from pyengine.storage import consumer_offset
 from pyengine.storage.consumer_offset import ConsumerOffsets
 store, acks, forgets = sys.argv[1], os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND), sys.argv[3]
 if forgets == "sync":
-    offset_lock._sync = lambda *_: None
+    consumer_offset._sync = lambda *_: None
 if forgets == "folder":
-    offset_lock.sync_folder = lambda *_: None
+    consumer_offset.sync_folder = lambda *_: None
 for number in range(1, %d):
     ConsumerOffsets(store).commit("orders", ("billing", "audit")[number %% 2], {number %% 5: number})
     os.write(acks, b"%%d\\n" %% number)

@@ -16,7 +16,7 @@ from faults.power_cut import Disk, Record, build_shim, cut_points, explore, read
 # A store of numbered 700-byte lines in files of 40 lines; argv: folder, acks, what it forgets.
 TOY = """
 import mmap, os, sys
-from pyengine.storage.new_file import create_file
+from pyengine.storage.durable_writes import create_file
 folder, acks, forgets = sys.argv[1], os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND), sys.argv[3]
 os.mkdir(folder)
 names = os.open(folder, os.O_RDONLY)

@@ -36,11 +36,11 @@ from dataclasses import replace
 from pathlib import Path
 from fix_log import SMALL, UUID
 from pyengine.formats.paths import StorePaths, segment_name
-from pyengine.storage import new_file
+from pyengine.storage import durable_writes
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.cut_log import Cut, intend_cut
+from pyengine.storage.recovery.log import Cut, intend_cut
 from pyengine.storage.recovery.recover import recover
-from pyengine.storage.watermark import DurableWatermark, write_watermark
+from pyengine.storage.checkpoint import DurableWatermark, write_watermark
 root, acks, pattern, case = Path(sys.argv[1]), os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND), Path(sys.argv[3]), json.loads(sys.argv[4])
 size = SMALL.mapped_file_size_commit_log_bytes
 
@@ -58,20 +58,20 @@ def log(start, end, data, sync):
         write(root / "commitlog" / segment_name(base), start - base, data[:stop - start], sync)
         data, start = data[stop - start:], stop
 
-new_file.make_folders(root / "commitlog")
+durable_writes.make_folders(root / "commitlog")
 whole = b"".join(path.read_bytes() for path in sorted((pattern / "commitlog").iterdir()))
 durable, end, further = case["durable"], case["end"], case["further"]
 log(0, len(whole), whole[:durable] + bytes(len(whole) - durable), True)
-new_file.sync_folder(root / "commitlog")
+durable_writes.sync_folder(root / "commitlog")
 write_watermark(root, DurableWatermark(UUID, 1, durable))
 (root / "abort").touch()
-new_file.sync_folder(root)
+durable_writes.sync_folder(root)
 # From here on what the engine writes is in the page cache; only new names are durable.
 log(durable, end, whole[durable:end], False)
 for path in sorted(pattern.rglob("*")):
     if path.is_file() and path.relative_to(pattern).parts[0] in case["derived"]:
         target = root / path.relative_to(pattern)
-        os.close(new_file.create_file(target.parent, target.name, path.stat().st_size))
+        os.close(durable_writes.create_file(target.parent, target.name, path.stat().st_size))
         write(target, 0, path.read_bytes(), False)
 if case["cut"]:
     intend_cut(root, Cut(case["cut"], end, "a test", False))
@@ -79,7 +79,7 @@ report = recover(MessageStore(root, SMALL))
 assert report.end_offset == (case["cut"] or end), report
 os.write(acks, b"%d\\n" % report.end_offset)
 (root / "abort").touch()
-new_file.sync_folder(root)
+durable_writes.sync_folder(root)
 log(report.end_offset, further, whole[report.end_offset:further], True)
 write_watermark(root, DurableWatermark(UUID, 1, further))
 os.write(acks, b"%d\\n" % further)

@@ -16,10 +16,9 @@ import pytest
 
 from faults.power_cut import build_shim, explore, read_journal, shim_environment
 from pyengine.formats.paths import segment_name
-from pyengine.storage.checkpoint import read_checkpoint
-from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.checkpoint import read_checkpoint, read_watermark
+from pyengine.storage.consumer_offset import DelayOffsets
 from pyengine.storage.engine_id import read_epoch
-from pyengine.storage.watermark import read_watermark
 
 STEPS = 20
 SEGMENT_BYTES = 4096
@@ -28,26 +27,26 @@ TOGETHER = 4  # new files of a step
 WRITER = """
 import os, sys
 from pathlib import Path
-from pyengine.formats.checkpoint import Checkpoint
+from pyengine.formats.small_file import Checkpoint
 from pyengine.formats.paths import segment_name
 from pyengine.storage.engine_id import raise_epoch
-from pyengine.storage import checkpoint as store_checkpoint, durable_writes, new_file
-from pyengine.storage.delay_offset import DelayOffsets
-from pyengine.storage.watermark import DurableWatermark, write_watermark
+from pyengine.storage import checkpoint as store_checkpoint, durable_writes
+from pyengine.storage.consumer_offset import DelayOffsets
+from pyengine.storage.checkpoint import DurableWatermark, write_watermark
 root, acks, what, forgets = Path(sys.argv[1]), os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND), sys.argv[3], sys.argv[4]
 for folder in (root / "config", root / "commitlog"):
-    new_file.make_folders(folder)
+    durable_writes.make_folders(folder)
 if forgets == "sync":
-    new_file._sync_file = lambda *_: None
+    durable_writes._sync_file = lambda *_: None
     store_checkpoint.os.fdatasync = lambda *_: None
 if forgets == "file system":
-    new_file.sync_file_system = lambda *_: True
+    durable_writes.sync_file_system = lambda *_: True
 if forgets == "folder":
-    new_file.sync_folder = durable_writes.sync_folder = lambda *_: None
+    durable_writes.sync_folder = durable_writes.sync_folder = lambda *_: None
 log = root / "commitlog"
 if what == "removal":
     for number in range(%(steps)d + 1):
-        os.close(new_file.create_file(log, segment_name(number * %(size)d), %(size)d))
+        os.close(durable_writes.create_file(log, segment_name(number * %(size)d), %(size)d))
 offsets = DelayOffsets(root)
 for number in range(1, %(steps)d + 1):
     if what == "delay offsets":
@@ -60,7 +59,7 @@ for number in range(1, %(steps)d + 1):
         raise_epoch(root)
     elif what == "new files":
         queues = [root / "consumequeue" / ("topic-%%d" %% (number * %(together)d + more)) / "0" for more in range(%(together)d)]
-        assert new_file.create_files([queue / segment_name(0) for queue in queues], %(size)d, allocate=512)
+        assert durable_writes.create_files([queue / segment_name(0) for queue in queues], %(size)d, allocate=512)
     else:
         os.close(durable_writes.unlink_durably(log / segment_name((number - 1) * %(size)d)))
     os.write(acks, b"%%d\\n" %% number)

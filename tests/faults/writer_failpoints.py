@@ -26,7 +26,7 @@ from pyengine.native import control as control_native
 from pyengine.native import writer as writer_native
 from pyengine.native.failpoint import Board
 from pyengine.native.failpoints import FAILPOINTS, PUTS, Failpoint
-from pyengine.native.producer import MANY, PUT, pack_many
+from pyengine.native.session import MANY, PUT, pack_many
 
 WAVES = 3
 ENTRIES = 3  # of each producer in each wave

@@ -14,8 +14,7 @@ from pyengine.formats.constants import (
     TRANSACTION_OP_TOPIC,
 )
 from pyengine.formats.delayed_message import DEFAULT_DELAYS_MS, Delivery, delivery_of, wait_level
-from pyengine.formats.properties import decode_properties, hash_map_order
-from pyengine.formats.record import Message
+from pyengine.formats.record import Message, decode_properties, hash_map_order
 from pyengine.storage.store_reader import open_store
 from record_bytes import encode_record
 

@@ -6,7 +6,6 @@ import pytest
 
 from pyengine.errors import FormatError
 from pyengine.formats import consume_queue, index_file
-from pyengine.formats.checkpoint import Checkpoint, pack_checkpoint, unpack_checkpoint
 from pyengine.formats.consume_queue import (
     decode_ext_address,
     encode_ext_address,
@@ -14,6 +13,7 @@ from pyengine.formats.consume_queue import (
 )
 from pyengine.formats.index_file import IndexEntry, IndexHeader, IndexLayout
 from pyengine.formats.paths import StorePaths, is_index_name, parse_segment_name, segment_name, segment_start
+from pyengine.formats.small_file import Checkpoint, pack_checkpoint, unpack_checkpoint
 
 
 def test_a_queue_entry_has_rocketmqs_bytes():

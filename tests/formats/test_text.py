@@ -13,8 +13,12 @@ from pyengine.formats.delayed_message import (
     DEFAULT_MESSAGE_DELAY_LEVEL,
     parse_delay_levels,
 )
-from pyengine.formats.properties import (
+from pyengine.formats.record import (
+    decode_host,
+    decode_message_id,
     decode_properties,
+    encode_host,
+    encode_message_id,
     encode_properties,
     index_key_hash,
     index_keys,
@@ -23,7 +27,6 @@ from pyengine.formats.properties import (
     string_hash,
     tags_code,
 )
-from pyengine.formats.record import decode_host, decode_message_id, encode_host, encode_message_id
 from pyengine.formats.small_file import decode_config, encode_config
 
 

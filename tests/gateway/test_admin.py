@@ -19,9 +19,8 @@ from pyengine.gateway.names import Names
 from pyengine.gateway.wire import Frame
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.ipc.shared_objects import find_folder
+from pyengine.storage.config_table import SubscriptionGroups, TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.subscription_group import SubscriptionGroups
-from pyengine.storage.topic_config import TopicConfig, TopicConfigs
 from waiting import eventually
 
 

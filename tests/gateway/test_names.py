@@ -10,8 +10,7 @@ import pyengine
 from fix_gateway import beat, pull_fields, send_fields
 from pyengine.gateway import codes
 from pyengine.gateway.names import GROUP_CHARS_MAX, group_fault, topic_fault
-from pyengine.storage.subscription_group import SubscriptionGroups
-from pyengine.storage.topic_config import TopicConfig, TopicConfigs
+from pyengine.storage.config_table import SubscriptionGroups, TopicConfig, TopicConfigs
 from waiting import eventually
 
 

@@ -111,7 +111,7 @@ def test_what_may_not_be_pulled_is_said_so(served, topic):
     assert ask(codes.PULL_MESSAGE, pull_fields("gone")).code == codes.TOPIC_NOT_EXIST
     answer = ask(codes.PULL_MESSAGE, pull_fields(topic, queue_id=77))
     assert answer.code == codes.SYSTEM_ERROR and f"queueId[77] is illegal, topic:[{topic}]" in answer.remark
-    from pyengine.storage.topic_config import TopicConfigs
+    from pyengine.storage.config_table import TopicConfigs
 
     TopicConfigs(served.root).update(topic, perm=2)
     assert ask(codes.PULL_MESSAGE, pull_fields(topic)).code == codes.NO_PERMISSION

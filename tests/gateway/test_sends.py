@@ -18,7 +18,7 @@ from pyengine.gateway.names import Address
 from pyengine.gateway.sends import _STORED, LARGE_BATCH_BYTES, Sends
 from pyengine.gateway.wire import ANSWER, Frame, encode_frame
 from pyengine.results import PutResult, PutStatus
-from pyengine.storage.topic_config import TopicConfig
+from pyengine.storage.config_table import TopicConfig
 from waiting import eventually
 
 

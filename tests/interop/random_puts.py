@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyengine.cli.replay import Expected, Put
-from pyengine.formats.properties import encode_properties
-from pyengine.formats.record import BatchMember, decode_batch, encode_batch, encode_host
+from pyengine.formats.record import BatchMember, decode_batch, encode_batch, encode_host, encode_properties
 
 FIXED_BYTES = 75  # of a record, without hosts, body, topic and properties
 BLANK_BYTES = 8

@@ -16,7 +16,7 @@ from interop.clients import FLAGS, ClientError, Clients
 from interop.judge import JudgeUnavailableError
 from interop.real_broker import RealBroker
 from pyengine.gateway import codes
-from pyengine.storage.topic_config import TopicConfigs
+from pyengine.storage.config_table import TopicConfigs
 from waiting import eventually
 
 pytestmark = [pytest.mark.java, pytest.mark.maven, pytest.mark.timeout(300)]

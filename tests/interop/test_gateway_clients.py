@@ -16,9 +16,8 @@ from interop.judge import JudgeUnavailableError
 from pyengine.ipc.live_reader import check_now
 from pyengine.storage.check.report import Severity
 from pyengine.storage.config import load_config
+from pyengine.storage.config_table import SubscriptionGroups, TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.subscription_group import SubscriptionGroups
-from pyengine.storage.topic_config import TopicConfig, TopicConfigs
 from waiting import eventually
 
 pytestmark = [pytest.mark.java, pytest.mark.maven, pytest.mark.timeout(300)]

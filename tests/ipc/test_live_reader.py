@@ -15,11 +15,11 @@ from pyengine.ipc.live_reader import LiveWatermark, flushed_end
 from pyengine.native import control as native
 from pyengine.native import waiting
 from pyengine.results import ReadLevel
+from pyengine.storage.checkpoint import DurableWatermark, write_watermark
 from pyengine.storage.config import EngineConfig, keep_sizes, load_config
 from pyengine.storage.read_level import FilesWatermark
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from pyengine.storage.store_reader import open_store
-from pyengine.storage.watermark import DurableWatermark, write_watermark
 from record_bytes import encode_record
 
 SEGMENT_BYTES = 65536

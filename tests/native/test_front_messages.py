@@ -16,10 +16,8 @@ from pyengine._front import read_queue, read_records, use_message
 from pyengine.errors import FormatError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, CQ_EXT_ADDRESS_MAX, CQ_FILLER_SIZE
 from pyengine.formats.consume_queue import ENTRY, belongs_to, is_ext_address
-from pyengine.formats.properties import string_hash
-from pyengine.formats.record import Message, decode_host, decode_record
+from pyengine.formats.record import Message, decode_host, decode_record, string_hash
 from pyengine.results import GetStatus
-from pyengine.storage import message_getter  # noqa: F401 - it says what class messages have
 from record_bytes import encode_record
 
 SEGMENT_BYTES = 1 << 14

@@ -12,7 +12,7 @@ from fix_writer_rig import WriterRig, answer_of, submit
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.record import decode_record
 from pyengine.native import queue_table
-from pyengine.native.producer import BATCH, PUT
+from pyengine.native.session import BATCH, PUT
 from pyengine.results import PutStatus
 
 NAMES = "INNER_MULTI_DISPATCH"

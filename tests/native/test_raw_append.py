@@ -12,8 +12,8 @@ from fix_writer_rig import RING_BYTES, WriterRig, answer_of, submit
 from pyengine._native import ffi, lib
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.native import control as control_native
-from pyengine.native.producer import COMPLETIONS, PUT
 from pyengine.native.scan import walk
+from pyengine.native.session import COMPLETIONS, PUT
 from pyengine.native.writer import RUN_ROLLED, RUN_SEGMENT, RUN_TIME
 from pyengine.results import PutStatus
 

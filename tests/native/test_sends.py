@@ -9,7 +9,7 @@ import pytest
 
 from fix_writer_rig import WriterRig
 from pyengine._native import ffi, lib
-from pyengine.native.producer import Sends
+from pyengine.native.session import Sends
 
 GUARD = b"\xa5" * 4096
 

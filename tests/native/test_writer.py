@@ -14,7 +14,7 @@ from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.record import decode_record
 from pyengine.native import control as control_native
 from pyengine.native.flush import monotonic_ns
-from pyengine.native.producer import (
+from pyengine.native.session import (
     AGAIN,
     BATCH,
     COMPLETIONS,

@@ -20,7 +20,7 @@ from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.record import decode_record
 from pyengine.native import control as control_native
 from pyengine.native import queue_table
-from pyengine.native.producer import MANY, PUT, pack_many
+from pyengine.native.session import MANY, PUT, pack_many
 from waiting import patience
 
 SLOTS = (0, 70, 600)  # so far apart that passes choose among sessions

@@ -9,17 +9,16 @@ from dataclasses import replace
 import pytest
 
 from pyengine.errors import DiskError, DiskFullError, FlushError
-from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.paths import StorePaths
+from pyengine.formats.small_file import Checkpoint
 from pyengine.native import control as native
 from pyengine.services import flush_consume_queue
 from pyengine.services.flush_consume_queue import FlushConsumeQueueService
 from pyengine.services.reput_message import ReputMessageService
-from pyengine.storage.checkpoint import read_checkpoint, write_checkpoint
+from pyengine.storage.checkpoint import read_checkpoint, read_watermark, write_checkpoint
 from pyengine.storage.config import EngineConfig
+from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.durable_writes import MANY_FILES
-from pyengine.storage.topic_config import TopicConfig, TopicConfigs
-from pyengine.storage.watermark import read_watermark
 from ready_store import SEGMENT, store_with_writer
 from said import into
 from waiting import eventually

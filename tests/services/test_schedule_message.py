@@ -12,8 +12,7 @@ from pyengine.client.outgoing import RawMessage
 from pyengine.client.pending_puts import PutFuture
 from pyengine.errors import DiskFullError, EngineUnavailableError
 from pyengine.formats.constants import SCHEDULE_TOPIC, TIMER_GROUP, TIMER_TOPIC
-from pyengine.formats.properties import encode_properties, hash_map_order
-from pyengine.formats.record import encode_host
+from pyengine.formats.record import encode_host, encode_properties, hash_map_order
 from pyengine.ipc.control_block import now_ms
 from pyengine.native import control as native
 from pyengine.results import PutResult, PutStatus

@@ -10,7 +10,7 @@ from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import EngineMemory, now_ms
 from pyengine.native import control as native
 from pyengine.native import store_stats
-from pyengine.native.producer import PUT
+from pyengine.native.session import PUT
 from pyengine.results import PutStatus
 from pyengine.services.reput_message import ReputMessageService
 from ready_store import store_with_writer

@@ -10,16 +10,15 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from broker_lock import held_by_a_broker
 from fix_store_builder import StoreBuilder
 from pyengine.errors import CorruptionError, UsageError
-from pyengine.formats.checkpoint import Checkpoint
+from pyengine.formats.small_file import Checkpoint
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark import presence
 from pyengine.spark.partitions import DataLossError
 from pyengine.spark.queue_view import plan_view, read_view_options
 from pyengine.spark.stream import LogStreamReader
-from pyengine.storage.checkpoint import write_checkpoint
+from pyengine.storage.checkpoint import DurableWatermark, write_checkpoint, write_watermark
+from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consume_queue import find_queue_end
-from pyengine.storage.topic_config import TopicConfig, TopicConfigs
-from pyengine.storage.watermark import DurableWatermark, write_watermark
 from spark.logs import rows
 
 COLUMNS = {"columns": "topic,offset"}

@@ -24,7 +24,7 @@ from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError, cut
 from pyengine.spark.plan import plan
 from pyengine.spark.schema import all_names
-from pyengine.storage.watermark import DurableWatermark, note_sync_failure, write_watermark
+from pyengine.storage.checkpoint import DurableWatermark, note_sync_failure, write_watermark
 from record_bytes import encode_record
 from spark import oracle, ranged
 from spark.logs import DAMAGED_END, SEGMENT_BYTES, allowing, end_of, rows, stream_reader, streamed, to_the_end, view_of, write_log

@@ -19,7 +19,7 @@ from fix_golden import CLEAN
 from fix_store_builder import StoreBuilder
 from pyengine.errors import DiskError, UsageError
 from pyengine.spark.export import STATE, SUCCESS, export_parquet
-from pyengine.storage.watermark import DurableWatermark, write_watermark
+from pyengine.storage.checkpoint import DurableWatermark, write_watermark
 from spark.logs import DAMAGED_END, rows, stream_reader, streamed, to_the_end, view_of
 from waiting import eventually
 

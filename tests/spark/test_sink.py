@@ -126,7 +126,7 @@ def test_each_column_becomes_its_part_of_the_message(store, topic):
 
 
 def test_a_row_without_a_queue_goes_to_one_of_the_topics_write_queues(store, topic):
-    from pyengine.storage.topic_config import TopicConfig, TopicConfigs
+    from pyengine.storage.config_table import TopicConfig, TopicConfigs
 
     TopicConfigs(store).create(TopicConfig(topic, read_queue_nums=4, write_queue_nums=4))
     schema = pa.schema([("value", pa.string()), ("keys", pa.string())])

@@ -20,7 +20,7 @@ from pyengine.spark.partitions import DataLossError, cut
 from pyengine.spark.plan import plan
 from pyengine.spark.presence import with_lost_end
 from pyengine.spark.schema import all_names
-from pyengine.storage.watermark import DurableWatermark, read_watermark, write_watermark
+from pyengine.storage.checkpoint import DurableWatermark, read_watermark, write_watermark
 from record_bytes import encode_record
 from spark import oracle
 from spark.logs import DAMAGED_END, LOST_END, SEGMENT_BYTES, allowing, batches, end_of, rows, write_log

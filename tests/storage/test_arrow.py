@@ -16,8 +16,7 @@ from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.consume_queue import FILLER_BYTES, pack_entry
 from pyengine.formats.record import Message, decode_record
 from pyengine.formats.record_case import iter_records
-from pyengine.native.columns import ColumnScanner
-from pyengine.native.scan import sync
+from pyengine.native.scan import ColumnScanner, sync
 from record_bytes import encode_record
 
 pa = pytest.importorskip("pyarrow")

@@ -14,9 +14,8 @@ from pyengine.storage import commit_log
 from pyengine.storage.check.check import check
 from pyengine.storage.commit_log import list_log, new_segment_folder
 from pyengine.storage.config import keep_sizes, load_config
-from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
-from pyengine.storage.message_store import MessageStore
+from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.rebuild import rebuild
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.salvage.salvage import salvage

@@ -15,9 +15,9 @@ from pyengine.errors import DiskError, StoreRefusedError, UsageError
 from pyengine.formats.consume_queue import FILLER_BYTES, pack_entry, unpack_entry
 from pyengine.formats.index_file import IndexLayout, unpack_header
 from pyengine.formats.index_file import unpack_entry as unpack_index_entry
-from pyengine.formats.properties import index_key_hash, index_keys, tags_code
-from pyengine.native import consume_queue
-from pyengine.storage import index_file, new_file
+from pyengine.formats.record import index_key_hash, index_keys, tags_code
+from pyengine.native import dispatch
+from pyengine.storage import durable_writes, index_file
 from pyengine.storage.consume_queue import find_queue_end
 from pyengine.storage.dispatcher import Dispatcher, DispatchOptions, touched_queues
 from pyengine.storage.index_file import IndexFiles
@@ -68,9 +68,9 @@ def test_many_new_queues_share_their_syncs(tmp_path, monkeypatch, topics, at_onc
         patch.setattr("pyengine.storage.dispatcher.TOGETHER_MIN", 1000)
         log.dispatch(dispatcher)
     synced, together = [], []
-    really_sync, really_sync_all = os.fsync, new_file.sync_file_system
+    really_sync, really_sync_all = os.fsync, durable_writes.sync_file_system
     monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(descriptor), really_sync(descriptor)))
-    monkeypatch.setattr(new_file, "sync_file_system", lambda folder: (together.append(folder), really_sync_all(folder))[1])
+    monkeypatch.setattr(durable_writes, "sync_file_system", lambda folder: (together.append(folder), really_sync_all(folder))[1])
     with Dispatcher(root, GEOMETRY, DispatchOptions(message_index_enable=False)) as dispatcher:
         assert log.dispatch(dispatcher) == builder.end
     assert (len(together), bool(synced)) == ((2, False) if at_once else (0, True))
@@ -381,7 +381,7 @@ def test_more_queues_than_one_batch_can_gather_for(tmp_path, monkeypatch):
     for number in range(5000):
         builder.append(f"t{number % 5}", b"", queue_id=number % 1000)
     root, log = store_with(tmp_path, builder)
-    monkeypatch.setattr(consume_queue, "CHUNKS", 100)
+    monkeypatch.setattr(dispatch, "CHUNKS", 100)
     with Dispatcher(root, GEOMETRY, DispatchOptions(message_index_enable=False)) as dispatcher:
         log.dispatch(dispatcher)
         assert dispatcher.queue_ends() == builder.queue_offsets

@@ -9,22 +9,19 @@ import pytest
 
 from pyengine.engine.log_file import open_log
 from pyengine.errors import DiskError, EngineError
-from pyengine.formats.checkpoint import Checkpoint
-from pyengine.formats.small_file import read_small_file
+from pyengine.formats.small_file import Checkpoint, read_small_file
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import StoreLock, living_kinds, look
-from pyengine.storage.checkpoint import create_abort_file, read_checkpoint, write_checkpoint
+from pyengine.storage.checkpoint import create_abort_file, read_checkpoint, read_watermark, write_checkpoint
 from pyengine.storage.config import load_config
-from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.config_table import TopicConfigs
+from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from pyengine.storage.engine_id import read_engine_id, read_epoch
 from pyengine.storage.inspect import raw_checkpoint
 from pyengine.storage.read_level import store_use
-from pyengine.storage.recovery.cut_log import read_cut
+from pyengine.storage.recovery.log import read_cut
 from pyengine.storage.recovery.markers import read_marker, read_rebuild_marker
 from pyengine.storage.replication_state import ReplicationStateFile
-from pyengine.storage.topic_config import TopicConfigs
-from pyengine.storage.watermark import read_watermark
 
 TEXTS = (
     b"[" * 100_000, b'{"a":' * 50_000, b"1e999", b'{"offsetTable":{1:1e999}}', b'{"topicConfigTable":{"T":{"writeQueueNums":1e400}}}',

@@ -13,16 +13,15 @@ from broker_lock import held_by_a_broker
 from faults.mounts import with_own_mounts
 from fix_golden import HALTED
 from pyengine.errors import UsageError
-from pyengine.formats.checkpoint import Checkpoint, pack_checkpoint
 from pyengine.formats.paths import segment_name
 from pyengine.formats.record import encode_blank
+from pyengine.formats.small_file import Checkpoint, pack_checkpoint
 from pyengine.results import ReadLevel
 from pyengine.storage import log_scan
-from pyengine.storage.checkpoint import create_abort_file
+from pyengine.storage.checkpoint import DurableWatermark, create_abort_file, note_sync_failure, write_watermark
 from pyengine.storage.log_scan import LogEnd
 from pyengine.storage.mapped_file import MappedFileQueue, MappingCache
 from pyengine.storage.read_level import DeadEngine, FilesWatermark, StoreUse, store_use
-from pyengine.storage.watermark import DurableWatermark, note_sync_failure, write_watermark
 
 
 def log_of(builder) -> MappedFileQueue:
@@ -276,7 +275,7 @@ def test_after_a_failed_sync_of_this_boot_only_the_watermark_counts(builder, syn
     note_sync_failure(builder.root, middle, "a segment", "Input/output error")
     assert FilesWatermark(builder.root, log_of(builder)).limit(ReadLevel.FLUSHED) == middle
     assert synced == []
-    monkeypatch.setattr("pyengine.storage.watermark.read_boot_id", lambda: bytes(16))
+    monkeypatch.setattr("pyengine.storage.checkpoint.read_boot_id", lambda: bytes(16))
     assert FilesWatermark(builder.root, log_of(builder)).limit(ReadLevel.FLUSHED) == builder.end
 
 

@@ -8,13 +8,11 @@ import pickle
 import pytest
 
 from pyengine.engine_config import Geometry
-from pyengine.formats.checkpoint import Checkpoint
-from pyengine.storage.checkpoint import create_abort_file, write_checkpoint
+from pyengine.formats.small_file import Checkpoint
+from pyengine.storage.checkpoint import DurableWatermark, create_abort_file, write_checkpoint, write_watermark
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch
-from pyengine.storage.geometry import DEFAULTS
 from pyengine.storage.mapped_file import MappingCache
-from pyengine.storage.message_store import MessageStore
-from pyengine.storage.watermark import DurableWatermark, write_watermark
+from pyengine.storage.message_store import DEFAULTS, MessageStore
 
 SIZES = Geometry(mapped_file_size_commit_log_bytes=4096, mapped_file_size_consume_queue_bytes=2000)
 

@@ -9,9 +9,8 @@ import pytest
 from fix_golden import GOLDEN, compare_inspect, load_manifest, size_settings, unpack
 from pyengine.cli.replay import engine_for, replay_puts, settings_of
 from pyengine.cli.replay import load_manifest as load_puts
-from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
-from pyengine.storage.message_store import MessageStore
+from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.rebuild import rebuild
 from waiting import patience
 

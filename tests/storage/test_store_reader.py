@@ -14,8 +14,7 @@ from fix_golden import CLEAN
 from fix_store_builder import SMALL, START_MS, StoreBuilder
 from pyengine.errors import CorruptionError, FormatError, NotAStoreError, StoreRefusedError, UsageError
 from pyengine.formats.constants import CQ_FILLER_SIZE
-from pyengine.formats.properties import string_hash
-from pyengine.formats.record import decode_record
+from pyengine.formats.record import decode_record, string_hash
 from pyengine.results import GetStatus, ReadLevel
 from pyengine.storage import message_getter
 from pyengine.storage.mapped_file import MAPPINGS_MAX

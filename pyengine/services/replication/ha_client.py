@@ -24,14 +24,14 @@ from pyengine.formats.ha_wire import Introduction
 from pyengine.ipc.replication import Link, Replication
 from pyengine.ipc.session_client import ProducerSession
 from pyengine.native import control as native
-from pyengine.native import ha_follow, producer
+from pyengine.native import replication
+from pyengine.native import session as producing
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
-from pyengine.native.ha_follow import FollowLoop
-from pyengine.native.replication import LINK_CONNECTING, LINK_HANDSHAKE, LINK_TRANSFER
+from pyengine.native.replication import LINK_CONNECTING, LINK_HANDSHAKE, LINK_TRANSFER, FollowLoop
 from pyengine.native.writer import REFUSALS, REFUSED_OFFSET, REFUSED_RAW
 from pyengine.results import PutStatus
-from pyengine.services.replication.ha_greeting import GreetingError, PlainPeers, Secret, SecretError, may_follow
+from pyengine.services.replication.ha_greeting import GreetingError, PlainPeers, ReplicationNotes, Secret, SecretError, may_follow
 from pyengine.services.replication.ha_stream import (
     READ_BYTES,
     RUN_BYTES,
@@ -42,9 +42,8 @@ from pyengine.services.replication.ha_stream import (
     MasterCall,
     MasterLink,
     RecordStream,
+    TableSink,
 )
-from pyengine.services.replication.ha_tables import TableSink
-from pyengine.services.replication.replication_notes import ReplicationNotes
 from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.commit_log import LocalLog
 
@@ -116,7 +115,7 @@ class HAClient(Service):
         self._retry_ns = 0
         self._from_byte_1 = False
         self._session: ProducerSession | None = None
-        self._writer: producer.ProducerSession | None = None
+        self._writer: producing.ProducerSession | None = None
         self._sequence = 0             # of the entry under way, 0 none
         self._under_way = (0, 0)
         self._refused_until_ns = 0
@@ -308,7 +307,7 @@ class HAClient(Service):
         return (bool(self._load_linked()) and not self._sequence and not self._stream.waiting_bytes and self._cutter.is_between_frames
                 and self._acked == self._stream.own_end and not link.has_unsent)
 
-    def _follow_in_c(self, link: MasterLink, writer: producer.ProducerSession, follow: FollowLoop) -> None:
+    def _follow_in_c(self, link: MasterLink, writer: producing.ProducerSession, follow: FollowLoop) -> None:
         """Receive, append and report until something is not ordinary, or for a step; then go on with what C leaves."""
         due_ns = self._sent_ns + self._heartbeat_ns - self._clock_ns()
         row = self._look.row if self._look is not None else None
@@ -324,17 +323,17 @@ class HAClient(Service):
         if done.has_reported:
             self._acked, self._sent_ns = done.acked, now_ns
             link.was_reported(follow.unsent)
-        if why == ha_follow.LOST:
+        if why == replication.LOST:
             link.lost(-done.got)
-        if why in (ha_follow.TAKE, ha_follow.UNDER_WAY):
+        if why in (replication.TAKE, replication.UNDER_WAY):
             self._take(follow.received)
-        if why == ha_follow.UNDER_WAY:  # `done.end` is where the entry begins
+        if why == replication.UNDER_WAY:  # `done.end` is where the entry begins
             self._sequence, self._under_way = done.sequence, (done.end, self._stream.position)
             self._collect(writer, now_ns)
         self._acknowledge(link, now_ns)
         self._look_for_silence(now_ns)
 
-    def _go_round(self, link: MasterLink, writer: producer.ProducerSession) -> None:
+    def _go_round(self, link: MasterLink, writer: producing.ProducerSession) -> None:
         """Read, submit, take the answer, report: whatever of it can be done now."""
         now_ns = self._clock_ns()
         has_read = False
@@ -359,7 +358,7 @@ class HAClient(Service):
         elif now_ns < self._refused_until_ns:
             time.sleep(ANSWER_STEP_NS / 1e9)
         elif not has_read and self._acks_flushed and self._acked < self._goal():
-            if writer.wait_kept(self._goal(), producer.DURABLE, now_ns + ANSWER_STEP_NS, 0) not in (0, producer.AGAIN):
+            if writer.wait_kept(self._goal(), producing.DURABLE, now_ns + ANSWER_STEP_NS, 0) not in (0, producing.AGAIN):
                 link.wait(READ_STEP_S)  # nothing will be flushed any more
         now_ns = self._clock_ns()
         self._acknowledge(link, now_ns)
@@ -449,7 +448,7 @@ class HAClient(Service):
         wanted = ring_bytes(self._memory.identity.max_message_bytes + (64 << 10))
         self._session = session = self._open_session(wanted)
         failpoint("slave_session_opened")
-        self._writer = producer.ProducerSession(session.control, session.session,
+        self._writer = producing.ProducerSession(session.control, session.session,
                                                 session.writer_latch.semaphore, session.slot, session.generation)
         self._follow = FollowLoop(self._control, self._writer, segment_bytes=self._segment_bytes, buffer_bytes=READ_BYTES,
                                   acks_flushed=self._acks_flushed)
@@ -461,7 +460,7 @@ class HAClient(Service):
         if session is not None:
             session.close()
 
-    def _submit(self, writer: producer.ProducerSession, now_ns: int) -> None:
+    def _submit(self, writer: producing.ProducerSession, now_ns: int) -> None:
         if now_ns < self._refused_until_ns:
             return
         run = self._stream.whole()
@@ -471,7 +470,7 @@ class HAClient(Service):
             code = writer.submit_raw(run.records, run.offset, now_ns)
         finally:
             run.records.release()
-        if code in (producer.AGAIN, producer.BUSY):
+        if code in (producing.AGAIN, producing.BUSY):
             self._refused_until_ns = now_ns + REFUSED_PAUSE_NS
         elif code:
             self._end_session()
@@ -482,10 +481,10 @@ class HAClient(Service):
             self._sequence = writer.sequence
             self._under_way = (run.offset, run.end)
 
-    def _collect(self, writer: producer.ProducerSession, deadline_ns: int) -> None:
+    def _collect(self, writer: producing.ProducerSession, deadline_ns: int) -> None:
         """Take the answer to the entry under way, if it comes in time."""
         code, answer = writer.take_answer(self._sequence, deadline_ns)
-        if code == producer.AGAIN:
+        if code == producing.AGAIN:
             return
         self._sequence = 0
         if code:

@@ -32,12 +32,11 @@ from pyengine.formats.ha_wire import Introduction
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.replication import Link
 from pyengine.native import control as native
-from pyengine.native import ha_links
+from pyengine.native import replication
 from pyengine.native.failpoint import failpoint
-from pyengine.native.ha_links import Seal
-from pyengine.native.replication import LINK_SHUTDOWN, LINK_TRANSFER
+from pyengine.native.replication import LINK_SHUTDOWN, LINK_TRANSFER, Seal
 from pyengine.services.replication.ha_greeting import GreetingError, MasterGreeting, Seals, SecretError
-from pyengine.services.replication.ha_tables import Table
+from pyengine.services.replication.ha_stream import Table
 from pyengine.storage.message_store import MessageStore
 
 BUFFER_BYTES = 512 << 10  # so many bytes of frames are sent in one system call
@@ -75,7 +74,7 @@ class HAConnection:
         self.socket = connected
         self.address = address
         self.host = host
-        self.native = ha_links.HALink(link.row, connected.fileno(), limits.batch_bytes, now_ns)
+        self.native = replication.HALink(link.row, connected.fileno(), limits.batch_bytes, now_ns)
         self._fields = self.native.fields
         self.has_reported = False  # a whole report came, whatever it said
         self.was_refused = False   # as a stranger: nothing of the log was sent
@@ -132,11 +131,11 @@ class HAConnection:
     def _take_turn(self) -> None:
         """Whose turn it is from now on: C's where the next thing may be ordinary."""
         if self.ended or not self.positioned or self._refused_until_ns or self.blocked:
-            self._fields.turn = ha_links.QUIET
+            self._fields.turn = replication.QUIET
         elif self._pushed == self._filled and self._told_end and not self._half_report:
-            self._fields.turn = ha_links.PLAIN
+            self._fields.turn = replication.PLAIN
         else:
-            self._fields.turn = ha_links.PYTHON
+            self._fields.turn = replication.PYTHON
 
     def _take_half_frame(self) -> None:
         """Go on with a frame of which C could send a part only."""
@@ -225,9 +224,9 @@ class HAConnection:
             self._position(report, now_ns)
             return
         what = self.native.take_report(report, self.sent)
-        if what == ha_links.SHORTER:
+        if what == replication.SHORTER:
             self._end(f"the slave has {report} after {self.reported}: its log became shorter")
-        elif what == ha_links.UNSENT:
+        elif what == replication.UNSENT:
             self._end(f"the slave has {report}, but only {self.sent} was sent")
 
     def _position(self, report: int, now_ns: int) -> None:

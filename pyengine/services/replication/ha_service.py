@@ -43,14 +43,12 @@ from pyengine.native import control as native
 from pyengine.native import waiting
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
-from pyengine.native.ha_links import HALinks
-from pyengine.native.replication import LINKS_MAX
+from pyengine.native.replication import LINKS_MAX, HALinks
 from pyengine.native.waiting import Latch
 from pyengine.services.replication.ha_connection import EndTimes, HAConnection, LinkLimits, TransferSource
-from pyengine.services.replication.ha_greeting import MasterGreeting, PlainPeers, Secret
+from pyengine.services.replication.ha_greeting import MasterGreeting, PlainPeers, ReplicationNotes, Secret
 from pyengine.services.replication.ha_join import call_peer
-from pyengine.services.replication.ha_tables import TableSource
-from pyengine.services.replication.replication_notes import ReplicationNotes
+from pyengine.services.replication.ha_stream import TableSource
 from pyengine.services.service import Service, ServiceContext
 
 PAUSE_S = 0.5

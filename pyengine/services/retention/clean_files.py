@@ -1,4 +1,4 @@
-"""CleanCommitLogService and CleanConsumeQueueService: delete files, paced, and never one that is still needed.
+"""CleanCommitLogService and CleanConsumeQueueService: which files go and when, paced, never one that is still needed.
 
 Of the log one segment at a time, always the oldest: new readers are refused, current holders are waited for,
 the name is removed (durably), `min` moves, its blocks are freed in steps. Queues, their extensions and the
@@ -9,6 +9,30 @@ here: readers work it out from the entries and the log's beginning, at each look
 Both services are driven step by step: `steps()` yields the seconds to pause. Killed anywhere: the log
 begins at an earlier or at the next segment, and is whole. The next incarnation finds a segment whose
 turn had come below `removing_end`, and since when it is held, in the shared object.
+
+The rules for queues and index are RocketMQ's (CleanConsumeQueueService): they follow the log. A
+file goes when everything in it lies below the log's first byte; never the last file of a
+queue or of the index, which says where to go on.
+
+    a queue's file       its last entry's record lies below        (MappedFileQueue.deleteExpiredFileByOffset)
+    an extension file    the queue's first living entry points after it (ConsumeQueueExt.truncateByMinAddress)
+    an index file        its last key's record lies below          (IndexService.deleteExpiredFile)
+
+What goes of the log (docs/cleaning.md), by RocketMQ's rules (DefaultMessageStore.CleanCommitLogService), as a table.
+The first row that holds counts:
+
+| when | deleted | how many | |---|---|---| | asked by hand, down to a disk use | the oldest, whatever the age | until
+no more is used | | asked by hand | what is old enough | all of it | | use over disk_space_clean_forcibly_ratio,
+clean_file_forcibly_enable | the oldest, whatever the age | a batch, until below again | | the log over
+log_retention_bytes (not RocketMQ's) | the oldest; while held, only what a row below deletes | a batch, until it fits
+| | disk use over disk_max_used_space_ratio | what is old enough | a batch | | an hour of delete_when | what is old
+enough | a batch | | a segment that was held when its turn came | that one | itself |
+
+Over disk_space_warning_level_ratio puts are refused. With disk_space_enough_bytes left
+neither that nor a deletion before the age happens. A disk whose use cannot be told
+deletes nothing and refuses nothing (RocketMQ deletes then).
+
+`CleanRules` and the functions beside it do no I/O and read no clock: both are arguments.
 """
 
 from __future__ import annotations
@@ -16,28 +40,261 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from pyengine.engine_config import delete_hours
+from pyengine.errors import disk_error
 from pyengine.events import Event, Report
-from pyengine.formats.paths import parse_segment_name, segment_name
+from pyengine.formats.constants import CQ_ENTRY_BYTES, INDEX_HEADER_BYTES
+from pyengine.formats.consume_queue import ENTRY, decode_ext_address, is_ext_address, is_filler, is_live
+from pyengine.formats.index_file import unpack_header
+from pyengine.formats.paths import StorePaths, is_queue_id_name, parse_segment_name, segment_name
 from pyengine.ipc.cleaning import holders
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
+from pyengine.native.control import REFUSE_DISK_FULL, REFUSE_UNWRITABLE
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
-from pyengine.services.retention.clean_rules import Decision, deletable_end, next_to_go
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.durable_writes import give_back, unlink_durably
-from pyengine.storage.expired_files import expired_ext_files, expired_index_files, expired_queue_files, queue_folders
+from pyengine.storage.file_system import DiskUse
 from pyengine.storage.log_holds import lowest_log_hold
-from pyengine.storage.mapped_file import is_plain_file
+from pyengine.storage.mapped_file import index_file_names, is_folder, is_plain_file
 from pyengine.storage.message_store import MessageStore
 
 if TYPE_CHECKING:
     from pyengine._native import ms_cleaning, ms_control
+
+HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class CleanRules:
+    """The settings that decide."""
+
+    reserved_ms: int
+    hours: frozenset[int]
+    max_used_percent: int
+    forcibly_percent: int
+    warning_percent: int
+    enough_bytes: int
+    forcibly_enabled: bool
+    batch_max: int
+    retention_bytes: int = 0
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> CleanRules:
+        return cls(
+            reserved_ms=config.file_reserved_time_hours * HOUR_MS, hours=delete_hours(config.delete_when),
+            max_used_percent=config.disk_max_used_space_ratio,
+            forcibly_percent=config.disk_space_clean_forcibly_ratio,
+            warning_percent=config.disk_space_warning_level_ratio, enough_bytes=config.disk_space_enough_bytes,
+            forcibly_enabled=config.clean_file_forcibly_enable, batch_max=config.delete_files_batch_max,
+            retention_bytes=config.log_retention_bytes)
+
+
+class Request(NamedTuple):
+    """What was asked by hand. `reserved_ms` None: the setting; `used_percent` 0: by age only."""
+
+    reserved_ms: int | None = None
+    used_percent: int = 0
+
+
+class Decision(NamedTuple):
+    """What may be deleted now, and why: "" nothing, else "hand", "space", "size" or "time"."""
+
+    why: str = ""
+    reserved_ms: int = 0
+    at_once: bool = False     # whatever the age
+    batch_max: int | None = None
+    age_counts: bool = False  # of "size": whether age alone would delete now too
+
+    @property
+    def passes_log_holds(self) -> bool:
+        """Whether the disk is so full that a hold in config/log-holds keeps nothing."""
+        return self.why == "space" and self.at_once
+
+
+NOTHING = Decision()
+
+
+def decide(rules: CleanRules, uses: Sequence[DiskUse], hour: int, request: Request | None = None, log_bytes: int = 0) -> Decision:
+    """The first row of the table that holds. `uses`: the file systems of log and queues; `hour`: 0..23, local time; `log_bytes`:
+    from the log's beginning to its end."""
+    if request is not None:
+        reserved_ms = rules.reserved_ms if request.reserved_ms is None else request.reserved_ms
+        if not request.used_percent:
+            return Decision("hand", reserved_ms)
+        if any(use.used_percent > request.used_percent for use in uses):
+            return Decision("hand", reserved_ms, at_once=True)
+        return NOTHING
+    by_age = NOTHING
+    if any(use.used_percent > rules.max_used_percent for use in uses):
+        by_age = Decision("space", rules.reserved_ms, batch_max=rules.batch_max)
+    elif hour in rules.hours:
+        by_age = Decision("time", rules.reserved_ms, batch_max=rules.batch_max)
+    if rules.forcibly_enabled and any(_is_beyond(rules, use, rules.forcibly_percent) for use in uses):
+        return Decision("space", rules.reserved_ms, at_once=True, batch_max=rules.batch_max)
+    if rules.retention_bytes and log_bytes > rules.retention_bytes:
+        return Decision("size", rules.reserved_ms, at_once=True, batch_max=rules.batch_max, age_counts=bool(by_age.why))
+    return by_age
+
+
+def refusal(rules: CleanRules, uses: Sequence[DiskUse]) -> tuple[int, str]:
+    """(REFUSE_ bits, a sentence that names the cause and the cure); (0, "") when puts are taken."""
+    for use in uses:
+        if use.unwritable_reason:
+            return REFUSE_UNWRITABLE, (f"{use.unwritable_reason}: make it writable; puts are accepted again by themselves")
+    for use in uses:
+        if not use.inodes_left:
+            return REFUSE_DISK_FULL, (f"the file system of {use.folder} has no inode left: delete files there; puts are "
+                                      "accepted again by themselves")
+        if _is_beyond(rules, use, rules.warning_percent):
+            return REFUSE_DISK_FULL, (
+                f"the disk of {use.folder} is {use.used_percent} % used, over disk_space_warning_level_ratio = "
+                f"{rules.warning_percent}: free space or run `pyengine clean`; puts are accepted again by themselves")
+    return 0, ""
+
+
+def _is_beyond(rules: CleanRules, use: DiskUse, percent: int) -> bool:
+    return use.used_percent > percent and not (rules.enough_bytes and use.usable_bytes >= rules.enough_bytes)
+
+
+def deletable_end(segment_bytes: int, wrote: int, *others: int) -> int:
+    """Segments that end at or below this may be deleted: never the last one with data, nothing above any of `others`.
+
+    `others` are the positions that still need the log: committed, flushed, reput_from, and
+    up to where the checkpointer has synced the queues.
+    """
+    last = max(0, wrote - 1)
+    return max(0, min(last - last % segment_bytes, *others))
+
+
+def next_to_go(
+    segments: Sequence[tuple[int, int]], segment_bytes: int, end: int, decision: Decision, now_ms: int, removing_end: int = 0
+) -> int | None:
+    """The start of the segment to delete next, None without: only ever the oldest, as RocketMQ stops at the first that stays.
+
+    `segments`: (start, modification time in ms), ascending. The one that ends at
+    `removing_end` was held when its turn came and is deleted whatever the decision says; any
+    other value of it means nothing, since readers can write there.
+    """
+    if not segments:
+        return None
+    start, modified_ms = segments[0]
+    if start + segment_bytes > end:
+        return None
+    if start + segment_bytes == removing_end:
+        return start
+    if not decision.why:
+        return None
+    return start if decision.at_once or now_ms >= modified_ms + decision.reserved_ms else None
+
+
+_CHUNK_ENTRIES = 3276
+
+
+def queue_folders(paths: StorePaths) -> Iterator[tuple[str, int, Path]]:
+    """(topic, queue id, folder) of every queue, in no particular order; foreign names are passed over."""
+    for topic in _folders(paths.consume_queue):
+        for queue in _folders(topic):
+            if is_queue_id_name(queue.name):
+                yield topic.name, int(queue.name), queue
+
+
+def expired_queue_files(folder: Path, size_bytes: int, log_min: int) -> list[Path]:
+    """The queue's files to delete, oldest first."""
+    starts = _starts(folder)
+    expired = []
+    for start in starts[:-1]:
+        path = folder / f"{start:020d}"
+        entry = _entry(path, size_bytes - CQ_ENTRY_BYTES)
+        if entry is None or not is_live(entry) or (not is_filler(entry) and entry[0] >= log_min):
+            break
+        expired.append(path)
+    return expired
+
+
+def expired_ext_files(folder: Path, ext_folder: Path, ext_size_bytes: int, log_min: int) -> list[Path]:
+    """The extension files of a queue to delete, oldest first; the queue's own files must have been deleted before."""
+    ext_starts = _starts(ext_folder)
+    if len(ext_starts) < 2:
+        return []
+    tags_code = _first_living_tags_code(folder, log_min)
+    if tags_code is None or not is_ext_address(tags_code):
+        return []
+    first_used = decode_ext_address(tags_code)
+    return [ext_folder / f"{start:020d}" for start in ext_starts[:-1] if start + ext_size_bytes < first_used]
+
+
+def expired_index_files(folder: Path, log_min: int) -> list[Path]:
+    """The index files to delete, oldest first."""
+    try:
+        names = index_file_names(folder)
+    except FileNotFoundError:
+        return []
+    expired = []
+    for name in names[:-1]:
+        data = _read(folder / name, 0, INDEX_HEADER_BYTES)
+        if len(data) < INDEX_HEADER_BYTES or unpack_header(data).end_physical_offset >= log_min:
+            break
+        expired.append(folder / name)
+    return expired
+
+
+def _first_living_tags_code(folder: Path, log_min: int) -> int | None:
+    """Tags code of the first entry whose record is still in the log; looked for in the first file, as RocketMQ does."""
+    starts = _starts(folder)
+    if not starts:
+        return None
+    path, at = folder / f"{starts[0]:020d}", 0
+    while chunk := _read(path, at, _CHUNK_ENTRIES * CQ_ENTRY_BYTES):
+        for entry in ENTRY.iter_unpack(chunk[: len(chunk) // CQ_ENTRY_BYTES * CQ_ENTRY_BYTES]):
+            if not is_live(entry):
+                return None
+            if entry[0] >= log_min and not is_filler(entry):
+                return int(entry[2])
+        at += len(chunk)
+    return None
+
+
+def _entry(path: Path, at: int) -> tuple[int, int, int] | None:
+    data = _read(path, at, CQ_ENTRY_BYTES)
+    return ENTRY.unpack(data) if len(data) == CQ_ENTRY_BYTES else None
+
+
+def _read(path: Path, at: int, length: int) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise disk_error(error, "open", path) from error
+    try:
+        return os.pread(descriptor, length, at)
+    except OSError as error:
+        raise disk_error(error, "read", path) from error
+    finally:
+        os.close(descriptor)
+
+
+def _starts(folder: Path) -> list[int]:
+    try:
+        return sorted(start for name in os.listdir(folder) if (start := parse_segment_name(name)) is not None)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(entry.path) for entry in entries if is_folder(entry)]
+    except FileNotFoundError:
+        return []
+
 
 QUEUES_A_STEP = 64  # looked at without a pause in between
 

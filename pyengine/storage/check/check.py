@@ -30,26 +30,23 @@ from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.formats.record import Message, decode_record
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, read_small_file
 from pyengine.native.scan import classify
-from pyengine.storage import topic_config
-from pyengine.storage.check.index import check_index, index_files_to_check
+from pyengine.storage import config_table
 from pyengine.storage.check.log import LogFacts, check_log
-from pyengine.storage.check.queues import QueueCheck, check_extensions
+from pyengine.storage.check.queues import QueueCheck, check_extensions, check_index, index_files_to_check
 from pyengine.storage.check.report import REFUSED_BY_RECOVER, CheckProgress, CheckReport, Finding, Findings, Severity
 from pyengine.storage.check.work import CheckWork, LogSegments, StoreUnderCheck
-from pyengine.storage.checkpoint import read_checkpoint
+from pyengine.storage.checkpoint import read_checkpoint, read_sync_failure
 from pyengine.storage.commit_log import log_exists, shown
-from pyengine.storage.consumer_offset import decode_offsets
-from pyengine.storage.delay_offset import decode_delay_offsets
+from pyengine.storage.consumer_offset import decode_delay_offsets, decode_offsets
 from pyengine.storage.later_format import later_things, queues_are_elsewhere
 from pyengine.storage.log_scan import LogScan, LogView, find_end, own_watermark
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.cut_log import cut_path
-from pyengine.storage.recovery.index import list_index_files
+from pyengine.storage.recovery.dispatch import list_index_files
+from pyengine.storage.recovery.log import cut_path
 from pyengine.storage.recovery.markers import read_marker, read_rebuild_marker
 from pyengine.storage.recovery.queues import list_queues
 from pyengine.storage.recovery.recover import lost_messages, would_refuse
 from pyengine.storage.recovery.report import copy_note
-from pyengine.storage.watermark import read_sync_failure
 
 
 def check(
@@ -316,7 +313,7 @@ def _decode_any(content: bytes) -> None:
 
 
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
-    "topics.json": lambda content: topic_config.FORMAT.decode(content.decode()),
+    "topics.json": lambda content: config_table.TOPICS_FORMAT.decode(content.decode()),
     "delayOffset.json": lambda content: decode_delay_offsets(content.decode()),
     "consumerOffset.json": decode_offsets,
 }

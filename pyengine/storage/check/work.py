@@ -27,10 +27,10 @@ from pyengine.formats.record_case import WalkResult
 from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.scan import QueueEntries, broken_chain, count_keys, count_matching_entries, first_orphan_key
 from pyengine.storage.check.report import CheckReport, Findings, Severity
+from pyengine.storage.checkpoint import DurableWatermark
 from pyengine.storage.log_scan import SLICE_BYTES, SegmentWalk, walk_pieces
 from pyengine.storage.mapped_file import MappedFile, map_read_only, mapped, used_end
 from pyengine.storage.recovery.queues import QueueState, live_entries
-from pyengine.storage.watermark import DurableWatermark
 
 
 class LogSegments:

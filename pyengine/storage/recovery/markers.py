@@ -22,7 +22,7 @@ from pathlib import Path
 from pyengine.errors import DiskError
 from pyengine.formats.paths import Root, StorePaths
 from pyengine.storage.durable_file import DurableRecord
-from pyengine.storage.new_file import sync_folder
+from pyengine.storage.durable_writes import sync_folder
 from pyengine.storage.recovery.report import RecoveryPath
 
 

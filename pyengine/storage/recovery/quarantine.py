@@ -32,7 +32,7 @@ from pyengine.errors import disk_error
 from pyengine.formats.paths import Root, StorePaths, segment_name
 from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_small_file
 from pyengine.native.failpoint import failpoint
-from pyengine.storage.new_file import make_folders, sync_folder, write_config
+from pyengine.storage.durable_writes import make_folders, sync_folder, write_config
 
 _COPY_BYTES = 1 << 20
 

@@ -2,7 +2,7 @@
 
     look      refuse what RocketMQ would refuse; nothing is changed
     doubt     after a failed sync: forget cached pages, so that the disk is read
-    cut       finish a cut of the log that was decided before (storage/recovery/cut_log.py)
+    cut       finish a cut of the log that was decided before (storage/recovery/log.py)
     decide    end of the log, queues to cut, index files to drop, where to dispatch from
     degraded? damage below our own watermark: report it, change nothing
     spares    segments of zeros after the end: on a full disk they are room for the rest
@@ -28,13 +28,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyengine.errors import CorruptionError, EngineError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
-from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.constants import MESSAGE_BYTES_MIN
 from pyengine.formats.paths import StorePaths
+from pyengine.formats.small_file import Checkpoint
 from pyengine.native.failpoint import failpoint
-from pyengine.storage.checkpoint import remove_abort_file, write_checkpoint
+from pyengine.storage.checkpoint import (
+    DurableWatermark,
+    SyncFailure,
+    WatermarkReading,
+    forget_sync_failure,
+    note_sync_failure,
+    read_sync_failure,
+    remove_abort_file,
+    sync_failure_path,
+    write_checkpoint,
+    write_watermark,
+)
 from pyengine.storage.commit_log import log_exists, shown
-from pyengine.storage.durable_writes import start_writeback
+from pyengine.storage.durable_writes import start_writeback, sweep_unfinished
 from pyengine.storage.later_format import refuse_later_record
 from pyengine.storage.log_scan import (
     MISSING_SEGMENT,
@@ -49,18 +60,30 @@ from pyengine.storage.log_scan import (
 )
 from pyengine.storage.mapped_file import MappedFile, forget_cached, mapped
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.new_file import sweep_unfinished
-from pyengine.storage.recovery.cut_log import carry_out_cut, read_cut
-from pyengine.storage.recovery.dispatch import DispatchElsewhere, LogDispatch, dispatch_start, queues_between
-from pyengine.storage.recovery.index import (
+from pyengine.storage.recovery.dispatch import (
+    DispatchElsewhere,
     IndexPlan,
+    LogDispatch,
     delete_index_files,
+    dispatch_start,
     keys_in_index,
     list_index_files,
     plan_index,
+    queues_between,
     synced_index_time_ms,
 )
-from pyengine.storage.recovery.log import SPARE, End, FileDecision, LogChange, LogPlan, TailDecision, Work, plan_log
+from pyengine.storage.recovery.log import (
+    SPARE,
+    End,
+    FileDecision,
+    LogChange,
+    LogPlan,
+    TailDecision,
+    Work,
+    carry_out_cut,
+    plan_log,
+    read_cut,
+)
 from pyengine.storage.recovery.markers import (
     RecoveryMarker,
     read_marker,
@@ -80,11 +103,12 @@ from pyengine.storage.recovery.queues import (
     entries_of_nothing,
     list_queues,
     measured_from,
+    move_away,
     next_offsets_from_log,
     plan_cut,
     refuse_foreign_extensions,
+    restore_queue_times,
 )
-from pyengine.storage.recovery.rebuild_files import move_away, restore_queue_times
 from pyengine.storage.recovery.report import (
     CutQueue,
     GrowingProgress,
@@ -95,16 +119,6 @@ from pyengine.storage.recovery.report import (
     RecoveryReport,
     RecoveryState,
     SharedState,
-)
-from pyengine.storage.watermark import (
-    DurableWatermark,
-    SyncFailure,
-    WatermarkReading,
-    forget_sync_failure,
-    note_sync_failure,
-    read_sync_failure,
-    sync_failure_path,
-    write_watermark,
 )
 
 

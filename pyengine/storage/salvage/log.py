@@ -40,9 +40,8 @@ from pyengine.formats.record import (
 )
 from pyengine.formats.record_case import CaseLabel
 from pyengine.native.scan import classify, walk
-from pyengine.storage.durable_writes import pwrite_all, sync_descriptor
+from pyengine.storage.durable_writes import create_file, make_folders, pwrite_all, sync_descriptor
 from pyengine.storage.mapped_file import mapped, used_end
-from pyengine.storage.new_file import create_file, make_folders
 from pyengine.storage.recovery.quarantine import QuarantineEntry
 
 _MAGIC = MESSAGE_MAGIC.to_bytes(4, "big")

@@ -29,10 +29,11 @@ from pyengine.formats.paths import StorePaths, without_log_folders
 from pyengine.formats.record import decode_record
 from pyengine.formats.record_case import CaseLabel
 from pyengine.formats.small_file import decode_config, encode_config, read_small_file
+from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.commit_log import log_exists
+from pyengine.storage.durable_writes import make_folders, write_config
 from pyengine.storage.later_format import LEFT_BY_SALVAGE, later_things
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.new_file import make_folders, write_config
 from pyengine.storage.recovery.quarantine import list_quarantine
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import Progress, RecoveryOptions, RecoveryReport
@@ -48,7 +49,6 @@ from pyengine.storage.salvage.log import (
     list_damaged_segments,
     records_of,
 )
-from pyengine.storage.watermark import read_watermark
 
 LOST = "lost"  # a reason beside formats.record_case: nothing is there, though it had been synced
 MISSING_LISTED_MAX = 1000

@@ -21,13 +21,13 @@ from pyengine.events import Event
 from pyengine.formats.ha_wire import Introduction
 from pyengine.ipc import replication
 from pyengine.native import control as native
-from pyengine.native import ha_links, obstacles
+from pyengine.native import obstacles
+from pyengine.native.replication import PLAIN, HALink
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 from pyengine.services.replication.ha_service import HAService, HostLines, count_slaves
 from pyengine.services.replication.ha_stream import BadStreamError, LinkLostError, MasterCall
 from pyengine.storage.config import EngineConfig
-from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from said import into
 from waiting import eventually
@@ -354,7 +354,7 @@ def test_a_segment_that_vanishes_under_a_slave_sends_no_zeros(make_rig):
     assert "deleted before it was sent" in rig.said[-1]
 
 
-def followed(rig, **named) -> tuple[WireSlave, ha_links.HALink]:
+def followed(rig, **named) -> tuple[WireSlave, HALink]:
     """A slave that has everything, served by C from now on, and what C has of it."""
     rig.fill(2000)
     slave = WireSlave(rig.service.port, **named)
@@ -364,7 +364,7 @@ def followed(rig, **named) -> tuple[WireSlave, ha_links.HALink]:
     rig.writer.put(b"through Python, which opens the segment for C")
     rig.until(lambda: slave.end == rig.writer.end, "one more")
     ((_, connection),) = rig.service._by_descriptor.items()
-    assert connection.native.fields.turn == ha_links.PLAIN
+    assert connection.native.fields.turn == PLAIN
     return slave, connection.native
 
 
@@ -399,7 +399,7 @@ def test_a_full_socket_in_the_middle_of_a_frame_loses_nothing(make_rig, rng):
     slave, link = followed(rig, receive_buffer_bytes=4096)
     rig.service._by_descriptor[link.fields.fd].socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     slave.take = lambda: True
-    while link.fields.turn == ha_links.PLAIN:
+    while link.fields.turn == PLAIN:
         rig.writer.put(rng.randbytes(rng.randrange(30_000)))
         rig.turn()
     for _ in range(3):
@@ -407,7 +407,7 @@ def test_a_full_socket_in_the_middle_of_a_frame_loses_nothing(make_rig, rng):
         rig.turn()
     del slave.take
     rig.until(lambda: slave.end == rig.writer.end, "it catches up")
-    rig.until(lambda: link.fields.turn == ha_links.PLAIN, "C serves it again")
+    rig.until(lambda: link.fields.turn == PLAIN, "C serves it again")
     rig.writer.put(b"one more")
     rig.until(lambda: slave.end == rig.writer.end, "one more")
     assert bytes(slave.log) == bytes(rig.writer.log[1:])

@@ -21,9 +21,8 @@ from pyengine.native import control as native
 from pyengine.services.flush_consume_queue import FlushConsumeQueueService
 from pyengine.services.reput_message import ReputMessageService
 from pyengine.services.retention import clean_files
-from pyengine.services.retention.clean_files import CleaningClock
+from pyengine.services.retention.clean_files import HOUR_MS, CleaningClock
 from pyengine.services.retention.clean_resource import PAUSE_S_MAX, CleanResourceService, DiskSpaceProbe, DiskSpaceWatch
-from pyengine.services.retention.clean_rules import HOUR_MS
 from pyengine.storage import durable_writes
 from pyengine.storage.check.check import check
 from pyengine.storage.config import EngineConfig

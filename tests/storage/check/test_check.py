@@ -12,22 +12,20 @@ import pytest
 
 from fix_golden import CLEAN, HALTED
 from pyengine.errors import ExitCode, NotAStoreError, UsageError
-from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.consume_queue import pack_entry
 from pyengine.formats.record import decode_record
+from pyengine.formats.small_file import Checkpoint
 from pyengine.storage.check import log as check_log
 from pyengine.storage.check import report as check_report
 from pyengine.storage.check.check import check
 from pyengine.storage.check.report import FINDINGS_PER_KIND_MAX, KINDS, Grade, Severity
 from pyengine.storage.check.work import LogSegments
-from pyengine.storage.checkpoint import create_abort_file, write_checkpoint
-from pyengine.storage.geometry import discover
+from pyengine.storage.checkpoint import create_abort_file, note_sync_failure, write_checkpoint
 from pyengine.storage.mapped_file import used_end
-from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.index import read_index_header
+from pyengine.storage.message_store import MessageStore, discover
+from pyengine.storage.recovery.dispatch import read_index_header
 from pyengine.storage.recovery.rebuild import Selection, rebuild
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
-from pyengine.storage.watermark import note_sync_failure
 from record_bytes import encode_record
 
 # Its own store cannot open it again without a loss (a topic of 180 bytes: docs/compatibility.md).

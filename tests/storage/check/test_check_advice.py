@@ -11,7 +11,7 @@ import pytest
 
 from damaged_stores import OURS, RECIPES, THEIRS, damaged_stores
 from fix_cli import run
-from pyengine.formats.checkpoint import Checkpoint
+from pyengine.formats.small_file import Checkpoint
 from pyengine.storage.checkpoint import create_abort_file, read_checkpoint, write_checkpoint
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover

@@ -11,10 +11,10 @@ import pytest
 from pyengine.errors import ExitCode
 from pyengine.storage.check.check import check
 from pyengine.storage.check.report import Grade
+from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
-from pyengine.storage.topic_config import TopicConfig, TopicConfigs
 
 TABLES = {
     "topics.json": '{"dataVersion":{"counter":1},"topicConfigTable":{"T":{"perm":6,"topicName":"T"}}}',

@@ -6,8 +6,7 @@ import os
 
 from fix_cli import changes, picture
 from pyengine.formats.constants import SCHEDULE_TOPIC
-from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.delay_offset import DelayOffsets
+from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.queues import clamp_offsets
 from pyengine.storage.recovery.recover import recover

@@ -7,9 +7,8 @@ import shutil
 import pytest
 
 from fix_golden import compare_inspect, load_manifest, load_verify, size_settings, unpack
-from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
-from pyengine.storage.message_store import MessageStore
+from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.rebuild import Selection, rebuild
 from pyengine.storage.recovery.recover import RecoveryOptions
 from waiting import patience

@@ -12,12 +12,22 @@ import pytest
 from dying import run_and_die_at
 from fix_log import SMALL
 from pyengine.errors import CorruptionError, DiskError, DiskFullError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
-from pyengine.formats.checkpoint import Checkpoint
 from pyengine.formats.paths import StorePaths
+from pyengine.formats.small_file import Checkpoint
 from pyengine.storage import durable_writes
 from pyengine.storage.check.check import check
 from pyengine.storage.check.report import Severity
-from pyengine.storage.checkpoint import abort_file_exists, create_abort_file, read_checkpoint, write_checkpoint
+from pyengine.storage.checkpoint import (
+    DurableWatermark,
+    abort_file_exists,
+    create_abort_file,
+    note_sync_failure,
+    read_checkpoint,
+    read_sync_failure,
+    read_watermark,
+    write_checkpoint,
+    write_watermark,
+)
 from pyengine.storage.engine_id import ensure_engine_id, renew_copied_id
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery import log as recovery_log
@@ -26,13 +36,6 @@ from pyengine.storage.recovery.dispatch import LogDispatch
 from pyengine.storage.recovery.quarantine import Quarantine
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.recovery.report import RecoveryPath, RecoveryState
-from pyengine.storage.watermark import (
-    DurableWatermark,
-    note_sync_failure,
-    read_sync_failure,
-    read_watermark,
-    write_watermark,
-)
 
 ORDINARY = {ExitCode.OK, ExitCode.REPAIRED}
 

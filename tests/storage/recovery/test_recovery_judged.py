@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fix_golden import HALTED, compare_inspect, load_manifest, load_verify, size_settings, unpack
-from pyengine.storage.geometry import discover
 from pyengine.storage.inspect import inspect
-from pyengine.storage.message_store import MessageStore
+from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.recover import recover
 from waiting import patience
 

@@ -11,12 +11,11 @@ from damaged_stores import OURS, RECIPES, THEIRS, damaged_stores
 from fix_cli import changes, picture
 from fix_golden import RECIPES as GOLDEN
 from pyengine.errors import EngineError, ExitCode
-from pyengine.storage.geometry import discover
-from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.cut_log import Cut, intend_cut
+from pyengine.storage.checkpoint import DurableWatermark, write_watermark
+from pyengine.storage.message_store import MessageStore, discover
+from pyengine.storage.recovery.log import Cut, intend_cut
 from pyengine.storage.recovery.markers import RebuildMarker, write_rebuild_marker
 from pyengine.storage.recovery.recover import preview, recover
-from pyengine.storage.watermark import DurableWatermark, write_watermark
 
 # Known only when queues are made again, or a matter of the run itself.
 _OF_THE_RUN = ("queue_ends", "dispatched_bytes", "notes", "seconds", "gigabytes_per_second", "sentence", "is_dry_run", "exit_code")

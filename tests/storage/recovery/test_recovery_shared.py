@@ -6,13 +6,12 @@ import pytest
 
 from pyengine.errors import ExitCode
 from pyengine.formats.index_file import IndexLayout, unpack_entry, unpack_header
-from pyengine.native.index_file import progress_at
-from pyengine.storage.checkpoint import create_abort_file
+from pyengine.native.dispatch import progress_at
+from pyengine.storage.checkpoint import create_abort_file, read_watermark
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery import dispatch
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import SharedState
-from pyengine.storage.watermark import read_watermark
 
 
 class Pool:

@@ -15,14 +15,13 @@ from pyengine.errors import DiskFullError, ExitCode, NotAStoreError, UsageError
 from pyengine.formats.record import decode_record
 from pyengine.formats.small_file import decode_config
 from pyengine.storage.check.check import check
-from pyengine.storage.geometry import discover
+from pyengine.storage.checkpoint import DurableWatermark, watermark_path, write_watermark
 from pyengine.storage.inspect import inspect
-from pyengine.storage.message_store import MessageStore
+from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.markers import write_kept_from
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.salvage import log as salvage_log
 from pyengine.storage.salvage.salvage import MISSING_LISTED_MAX, salvage
-from pyengine.storage.watermark import DurableWatermark, watermark_path, write_watermark
 
 
 @pytest.fixture

@@ -11,20 +11,24 @@ from unittest.mock import patch
 import pytest
 
 from pyengine.errors import DiskError, FlushError
-from pyengine.formats.checkpoint import Checkpoint, pack_checkpoint
+from pyengine.formats.small_file import Checkpoint, pack_checkpoint
 from pyengine.storage import checkpoint as store_checkpoint
-from pyengine.storage.checkpoint import abort_file_exists, create_abort_file, read_checkpoint, remove_abort_file, write_checkpoint
-from pyengine.storage.engine_id import ensure_engine_id, read_engine_id, renew_copied_id
-from pyengine.storage.watermark import (
+from pyengine.storage.checkpoint import (
     DurableWatermark,
+    abort_file_exists,
+    create_abort_file,
     forget_sync_failure,
     note_sync_failure,
+    read_checkpoint,
     read_sync_failure,
     read_watermark,
+    remove_abort_file,
     sync_failure_path,
     watermark_path,
+    write_checkpoint,
     write_watermark,
 )
+from pyengine.storage.engine_id import ensure_engine_id, read_engine_id, renew_copied_id
 
 MARK = DurableWatermark("9c2c0d6c-6a8e-4f2b-8f0d-5f4bfb4f6f4e", 7, 1_234_567)
 
@@ -141,7 +145,7 @@ def test_a_failed_sync_is_noted_once_a_boot_and_forgotten_when_it_is_made_good(t
 
 
 def test_a_failed_sync_of_another_boot_leaves_no_doubt_and_is_replaced(tmp_path):
-    with patch("pyengine.storage.watermark.read_boot_id", return_value=bytes(16)):
+    with patch("pyengine.storage.checkpoint.read_boot_id", return_value=bytes(16)):
         note_sync_failure(tmp_path, 500, "a segment", "Input/output error")
     assert not read_sync_failure(tmp_path).is_of_this_boot
     note_sync_failure(tmp_path, 900, "another", "Input/output error")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyengine.engine import memory_growth
-from pyengine.engine.memory_growth import grow_queue_table
+from pyengine.engine import bring_up
+from pyengine.engine.bring_up import grow_queue_table
 from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import POOL_NOT_MADE
 from pyengine.native import control as native
@@ -68,9 +68,9 @@ def test_a_table_that_was_scribbled_over_is_a_sentence_and_no_search_without_end
 
 
 def test_too_many_queues_and_no_room_are_sentences(owner, monkeypatch):
-    want(owner, memory_growth.SLOTS_MAX * 2)
+    want(owner, bring_up.SLOTS_MAX * 2)
     assert "more than an engine can hold" in grow_queue_table(owner.memory)
-    monkeypatch.setattr(memory_growth, "SLOTS_MAX", 1 << 60)
+    monkeypatch.setattr(bring_up, "SLOTS_MAX", 1 << 60)
     want(owner, 1 << 30)
     assert "no room" in grow_queue_table(owner.memory)
     assert offered(owner) == 1
@@ -81,7 +81,7 @@ def test_a_pool_that_cannot_grow_says_so_whatever_refused_it(make_owner, monkeyp
     for number in range(2):
         native.store(owner.control.pool[number], "segment_base", POOL_NOT_MADE)
     said = []
-    growth = memory_growth.PoolGrowth(owner.memory, into(said))
+    growth = bring_up.PoolGrowth(owner.memory, into(said))
     monkeypatch.setattr(owner.memory.folder, "create", lambda *_: (_ for _ in ()).throw(OSError(24, "Too many open files")))
     growth.start()
     eventually(lambda: said, "the thread has tried")

@@ -13,9 +13,9 @@ from pyengine.formats.paths import StorePaths
 from pyengine.formats.record_case import walk
 from pyengine.ipc import shared_objects
 from pyengine.native import control as native
-from pyengine.services import commit_real_time
+from pyengine.services import flush_commit_log
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
-from pyengine.services.commit_real_time import CommitRealTimeService
+from pyengine.services.flush_commit_log import CommitRealTimeService
 from pyengine.storage.config import EngineConfig
 from waiting import eventually
 
@@ -91,7 +91,7 @@ def test_buffers_come_back_when_their_segment_is_committed_and_the_writer_is_wok
 def test_committed_is_always_a_record_boundary(rig, monkeypatch):
     owner, writer, service = rig
     service.close()
-    monkeypatch.setattr(commit_real_time, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(flush_commit_log, "PIECE_BYTES", 1000)
     service = CommitRealTimeService(owner.context(EngineConfig()))
     boundaries = set()
     for number in range(100):
@@ -160,7 +160,7 @@ def test_a_failed_write_freezes_the_store(rig, monkeypatch):
 def test_a_disk_without_room_is_waited_for(rig, monkeypatch):
     owner, writer, service = rig
     latch = owner.memory.latch(native.WRITER)
-    monkeypatch.setattr(commit_real_time, "RETRY_NS", 0)
+    monkeypatch.setattr(flush_commit_log, "RETRY_NS", 0)
     really_open, room = os.open, 2
 
     def open_somewhere(path, flags, *mode, **at):

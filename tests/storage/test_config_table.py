@@ -9,7 +9,7 @@ import pytest
 
 from broker_lock import held_by_a_broker
 from pyengine.errors import DiskError, StoreBusyError, UsageError
-from pyengine.storage.topic_config import TopicConfig, TopicConfigs
+from pyengine.storage.config_table import TopicConfig, TopicConfigs
 
 # As fastjson writes it; `attributes` is of a later RocketMQ.
 ROCKETMQ = """{

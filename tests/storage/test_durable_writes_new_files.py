@@ -10,8 +10,8 @@ import pytest
 
 from dying import run_and_die_at
 from pyengine.errors import DiskError, DiskFullError, FlushError, InvariantError
-from pyengine.storage import new_file
-from pyengine.storage.new_file import create_file, make_folders, sweep_unfinished, write_config
+from pyengine.storage import durable_writes
+from pyengine.storage.durable_writes import create_file, make_folders, sweep_unfinished, write_config
 
 NAME = "00000000000000065536"
 
@@ -25,7 +25,7 @@ def refuse_tmpfile(monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError(errno.EOPNOTSUPP, "no O_TMPFILE here", str(path))
         return real_open(path, flags, *rest, **named)
 
-    monkeypatch.setattr(new_file.os, "open", open_without_tmpfile)
+    monkeypatch.setattr(durable_writes.os, "open", open_without_tmpfile)
 
 
 @pytest.fixture(params=["tmpfile", "sibling"])
@@ -54,8 +54,8 @@ def test_a_new_file_has_its_length_its_blocks_and_zeros(way, tmp_path, allocate,
 
 def test_missing_folders_are_made_and_each_one_is_synced_in_its_parent(tmp_path, monkeypatch):
     synced = []
-    real = new_file.sync_folder
-    monkeypatch.setattr(new_file, "sync_folder", lambda folder: (synced.append(Path(folder)), real(folder)))
+    real = durable_writes.sync_folder
+    monkeypatch.setattr(durable_writes, "sync_folder", lambda folder: (synced.append(Path(folder)), real(folder)))
     os.close(create_file(tmp_path / "consumequeue" / "T" / "0", NAME, 4096))
     assert synced == [tmp_path, tmp_path / "consumequeue", tmp_path / "consumequeue" / "T",
                       tmp_path / "consumequeue" / "T" / "0"]
@@ -89,7 +89,7 @@ def test_a_failing_step_leaves_nothing(way, tmp_path, monkeypatch, step, code):
         raise OSError(code, os.strerror(code))
 
     make_folders(tmp_path / "commitlog")
-    monkeypatch.setattr(new_file.os, step, fail)
+    monkeypatch.setattr(durable_writes.os, step, fail)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(DiskError) as caught:
         create_file(tmp_path / "commitlog", NAME, 4096)
@@ -104,7 +104,7 @@ def test_a_failing_step_leaves_nothing(way, tmp_path, monkeypatch, step, code):
 
 
 def test_when_the_name_cannot_be_made_durable_the_file_is_taken_back(way, tmp_path, monkeypatch):
-    real = new_file.sync_folder
+    real = durable_writes.sync_folder
 
     def fail(folder):
         if Path(folder) == tmp_path / "commitlog":
@@ -112,7 +112,7 @@ def test_when_the_name_cannot_be_made_durable_the_file_is_taken_back(way, tmp_pa
         real(folder)
 
     make_folders(tmp_path / "commitlog")
-    monkeypatch.setattr(new_file, "sync_folder", fail)
+    monkeypatch.setattr(durable_writes, "sync_folder", fail)
     with pytest.raises(FlushError):
         create_file(tmp_path / "commitlog", NAME, 4096)
     assert os.listdir(tmp_path / "commitlog") == []
@@ -123,7 +123,7 @@ def test_when_the_name_cannot_be_made_durable_the_file_is_taken_back(way, tmp_pa
 SYSTEM_CALLS = ("open", "ftruncate", "posix_fallocate", "fsync", "rename", "link", "unlink", "mkdir", "rmdir", "write")
 
 
-NAMING = ((new_file, "link_unnamed"), (new_file, "rename_exclusive"))
+NAMING = ((durable_writes, "link_unnamed"), (durable_writes, "rename_exclusive"))
 
 
 def test_killed_anywhere_a_segment_is_whole_or_absent(way, tmp_path):
@@ -176,7 +176,7 @@ def test_a_config_that_cannot_be_written_stays_as_it_was(tmp_path, monkeypatch, 
     def fail(*_args):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(new_file.os, step, fail)
+    monkeypatch.setattr(durable_writes.os, step, fail)
     with pytest.raises(DiskFullError if code == errno.ENOSPC else DiskError):
         write_config(path, b"new")
     monkeypatch.undo()

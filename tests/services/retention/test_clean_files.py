@@ -7,7 +7,7 @@ import pytest
 from pyengine.formats.consume_queue import FILLER, encode_ext_address, pack_entry
 from pyengine.formats.index_file import IndexHeader, pack_header
 from pyengine.formats.paths import StorePaths, segment_name
-from pyengine.storage.expired_files import expired_ext_files, expired_index_files, expired_queue_files, queue_folders
+from pyengine.services.retention.clean_files import expired_ext_files, expired_index_files, expired_queue_files, queue_folders
 
 SIZE = 60  # three entries
 

@@ -10,14 +10,14 @@ import sys
 import pytest
 
 from fix_cli import environment
-from pyengine.storage.offset_lock import LockPassedOnError, OffsetLock
+from pyengine.storage.consumer_offset import LockPassedOnError, OffsetLock
 from waiting import eventually
 
 # Stops itself, by SIGSTOP, at the system call named, in the middle of replacing the file.
 STOPS = """
 import os, signal, sys
 from pathlib import Path
-from pyengine.storage.offset_lock import LockPassedOnError, OffsetLock
+from pyengine.storage.consumer_offset import LockPassedOnError, OffsetLock
 folder, where = Path(sys.argv[1]), sys.argv[2]
 real = getattr(os, where)
 def stop_once(*arguments, **named):

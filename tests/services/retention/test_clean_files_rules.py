@@ -6,7 +6,7 @@ import pytest
 
 from pyengine.errors import ConfigError
 from pyengine.native.control import REFUSE_DISK_FULL, REFUSE_UNWRITABLE
-from pyengine.services.retention.clean_rules import (
+from pyengine.services.retention.clean_files import (
     HOUR_MS,
     NOTHING,
     CleanRules,

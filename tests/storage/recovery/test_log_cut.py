@@ -9,13 +9,13 @@ import pytest
 from dying import run_and_die_at
 from pyengine.errors import CorruptionError, ExitCode
 from pyengine.storage.check.check import check
+from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery import cut_log
-from pyengine.storage.recovery.cut_log import Cut, cut_path, intend_cut, read_cut
+from pyengine.storage.recovery import log
+from pyengine.storage.recovery.log import Cut, cut_path, intend_cut, read_cut
 from pyengine.storage.recovery.quarantine import Quarantine
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryState
-from pyengine.storage.watermark import read_watermark
 
 WHY = "the master has other records"
 SYSTEM_CALLS = ("open", "pwrite", "write", "ftruncate", "posix_fallocate", "fsync", "fdatasync", "rename", "link",
@@ -79,11 +79,11 @@ def test_segments_go_newest_first_and_the_note_is_gone_for_good_at_last(build_st
     store = whole_store(build_store, "cut")
     intend_cut(store.root, Cut(store.records[3].start, store.end, WHY))
     done = []
-    keep_file, sync_folder = Quarantine.keep_file, cut_log.sync_folder
+    keep_file, sync_folder = Quarantine.keep_file, log.sync_folder
     monkeypatch.setattr(Quarantine, "keep_file", lambda self, path, *more: (done.append(path.name), keep_file(self, path, *more)))
-    monkeypatch.setattr(cut_log, "sync_folder", lambda path: (done.append((path, cut_path(store.root).exists())), sync_folder(path)))
-    clear = cut_log.clear_file_from
-    monkeypatch.setattr(cut_log, "clear_file_from", lambda *of: (done.append(read_cut(store.root).kept), clear(*of)))
+    monkeypatch.setattr(log, "sync_folder", lambda path: (done.append((path, cut_path(store.root).exists())), sync_folder(path)))
+    clear = log.clear_file_from
+    monkeypatch.setattr(log, "clear_file_from", lambda *of: (done.append(read_cut(store.root).kept), clear(*of)))
     recovered(store)
     names = [name for name in done if isinstance(name, str)]
     assert len(names) > 1 and names == sorted(names, reverse=True)

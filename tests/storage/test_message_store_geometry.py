@@ -11,8 +11,8 @@ from fix_golden import RECIPES
 from pyengine.engine_config import Geometry
 from pyengine.formats import index_file
 from pyengine.formats.index_file import IndexEntry, IndexHeader, IndexLayout
-from pyengine.storage.geometry import DEFAULTS, discover
 from pyengine.storage.index_file import find_layout
+from pyengine.storage.message_store import DEFAULTS, discover
 
 
 @pytest.mark.parametrize("name", RECIPES)

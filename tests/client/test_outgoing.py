@@ -11,11 +11,11 @@ import pytest
 
 import pyengine
 from fix_engine import SMALL
-from pyengine.client import queue_choice
-from pyengine.client.queue_choice import QueueChoice
+from pyengine.client import outgoing
+from pyengine.client.outgoing import QueueChoice
 from pyengine.errors import DiskError, UsageError
 from pyengine.results import PutStatus
-from pyengine.storage.topic_config import TopicConfig, TopicConfigs
+from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from waiting import eventually
 
 
@@ -85,7 +85,7 @@ def test_a_change_of_the_topic_is_seen_after_a_while(choice):
     assert choice.queue_of("four", "a") == 1
     choice.topics.update("four", write_queue_nums=1)
     assert choice.queue_of("four", "a") == 1
-    choice.now[0] = queue_choice.LOOK_S
+    choice.now[0] = outgoing.LOOK_S
     assert choice.queue_of("four", "a") == 0
 
 

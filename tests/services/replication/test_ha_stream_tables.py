@@ -6,11 +6,9 @@ import os
 
 import pytest
 
-from pyengine.services.replication.ha_tables import TABLES, WAITING_MAX, TableSink, TableSource
-from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.delay_offset import DelayOffsets
-from pyengine.storage.subscription_group import SubscriptionGroup, SubscriptionGroups
-from pyengine.storage.topic_config import TopicConfig, TopicConfigs
+from pyengine.services.replication.ha_stream import TABLES, WAITING_MAX, TableSink, TableSource
+from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig, TopicConfigs
+from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from said import into
 
 TOPICS, GROUPS, OFFSETS, DELAYS = range(4)

@@ -1,0 +1,453 @@
+"""`pyengine put`, `get`, `tail`, `query`, `message` and `offset-at`: messages in and out of a store.
+
+    put                              one message into a running engine
+    get, query, message, offset-at   messages by queue offset, key, id and time
+    tail                             messages of a topic as they come
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from pyengine.cli import output
+from pyengine.cli.output import (
+    existing_store,
+    level_option,
+    moment,
+    queue_id_option,
+    raw_option,
+    reading,
+    set_option,
+    sql_option,
+    store_argument,
+    store_command,
+    topic_option,
+)
+from pyengine.client.consumer import consume
+from pyengine.client.consumer_groups import AtOffset, Start
+from pyengine.errors import EngineError, ExitCode, FormatError, UsageError
+from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC
+from pyengine.results import GetStatus
+
+if TYPE_CHECKING:
+    from pyengine.client.consumer import Consumer
+    from pyengine.formats.record import Message
+    from pyengine.ipc.live_reader import LiveStoreReader
+
+_WHY_NOTHING = {
+    GetStatus.NO_MATCHED_MESSAGE: "no message that was asked for from there on",
+    GetStatus.MESSAGE_WAS_REMOVING: "the messages there have just been deleted",
+    GetStatus.OFFSET_FOUND_NULL: "there is no message at this offset",
+    GetStatus.OFFSET_OVERFLOW_BADLY: "the offset is beyond the queue's end",
+    GetStatus.OFFSET_OVERFLOW_ONE: "the offset is the queue's end: nothing has come yet",
+    GetStatus.OFFSET_TOO_SMALL: "the messages at this offset have been deleted",
+    GetStatus.NO_MATCHED_LOGIC_QUEUE: "there is no such queue",
+    GetStatus.NO_MESSAGE_IN_QUEUE: "the queue holds no message",
+}
+
+
+@click.command()
+@store_command
+@topic_option
+@queue_id_option
+@click.option("--offset", type=click.IntRange(min=0), required=True, help="The queue offset of the first message.")
+@click.option("--max-messages", type=click.IntRange(min=1), default=32, show_default=True, help="At most this many.")
+@click.option("--tags", default=None, help="Only messages with one of these tags: 'A' or 'A || B'.")
+@sql_option
+@level_option
+@raw_option
+def get(
+    store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int, offset: int, max_messages: int,
+    tags: str | None, sql: str | None, level: str | None, raw: bool,
+) -> None:
+    """Read messages of one queue from an offset on.
+
+    Answers as RocketMQ's getMessage does: with a status, and with the offset to ask
+    for next. One call stops at the end of a queue file, so it may give fewer messages
+    than asked for.
+
+    \b
+    Examples:
+      pyengine get STORE --topic orders --queue-id 0 --offset 0
+      pyengine get STORE --topic orders --queue-id 0 --offset 100 --max-messages 8 --tags "paid || sent" --json
+    """
+    with reading(store, settings) as reader:
+        found = reader.get_message(topic, queue_id, offset, max_messages, tags=tags, level=level, sql=sql)
+    if as_json:
+        output.write_json({
+            "status": found.status.name, "next_begin_offset": found.next_begin_offset, "min_offset": found.min_offset,
+            "max_offset": found.max_offset, "messages": [output.message_document(one, raw) for one in found.messages]})
+        return
+    if found.messages:
+        output.write_message_table(found.messages, raw)
+    why = _WHY_NOTHING.get(found.status, "")
+    print(f"{found.status.name}{': ' + why if why else ''}; queue {found.min_offset} to {found.max_offset}, "
+          f"next {found.next_begin_offset}")
+
+
+@click.command()
+@store_command
+@topic_option
+@click.option("--key", required=True, help="One of the message's keys, or its unique key.")
+@click.option("--begin", "begin_ms", type=click.IntRange(min=0), default=0, help="Stored at or after this time (ms).")
+@click.option("--end", "end_ms", type=click.IntRange(min=0), default=None, help="Stored at or before this time (ms).")
+@click.option("--max-messages", type=click.IntRange(min=1), default=64, show_default=True, help="At most this many.")
+@raw_option
+def query(
+    store: Path, settings: dict[str, str], as_json: bool, topic: str, key: str, begin_ms: int, end_ms: int | None,
+    max_messages: int, raw: bool,
+) -> None:
+    """Find the messages that carry a key.
+
+    The index holds hashes; the key's text is checked in each message, so only true
+    hits are shown. Times are milliseconds since 1970.
+
+    \b
+    Example:
+      pyengine query STORE --topic orders --key order-17
+    """
+    with reading(store, settings) as reader:
+        found = reader.query_message(topic, key, begin_ms=begin_ms, end_ms=end_ms, max_messages=max_messages)
+    if as_json:
+        output.write_json({"topic": topic, "key": key, "messages": [output.message_document(one, raw) for one in found]})
+        return
+    if found:
+        output.write_message_table(found, raw)
+    print(f"{len(found)} message{'' if len(found) == 1 else 's'} with key {output.printable(key)}")
+
+
+@click.command()
+@store_command
+@click.argument("msg_id")
+@click.option("--topic", default=None, help="Look for a client's id in this topic only; in all topics if not given.")
+@raw_option
+def message(store: Path, settings: dict[str, str], as_json: bool, msg_id: str, topic: str | None, raw: bool) -> int:
+    """Show one message in full.
+
+    MSG_ID is the id that a put answered with (32 or 56 hexadecimal characters), the id that a
+    RocketMQ client shows (the property UNIQ_KEY, which the index finds), or the message's position
+    in the commit log as a plain number. Of several messages with the same UNIQ_KEY (a retry, or the
+    delayed and the delivered one) the oldest of an ordinary topic is shown. Exit code 1 if there is
+    no message.
+
+    \b
+    Examples:
+      pyengine message STORE 7F00000100002A9F0000000000000000
+      pyengine message STORE AC11000100002A9F5C7A2D3B00010000 --topic orders
+      pyengine message STORE 0
+    """
+    with reading(store, settings) as reader:
+        found, others = _find_message(reader, msg_id, topic)
+    if found is None:
+        print(f"no message {output.printable(msg_id)} in {store}", file=sys.stderr)
+        if as_json:
+            output.write_json(None)
+        return ExitCode.FAILED
+    if others:
+        print(f"note: {others} more message{'' if others == 1 else 's'} with this UNIQ_KEY: `pyengine query STORE --topic TOPIC "
+              f"--key {output.printable(msg_id)}` shows them", file=sys.stderr)
+    if as_json:
+        output.write_json(output.message_document(found, raw))
+    else:
+        output.write_message(found, raw)
+    return ExitCode.OK
+
+
+def _find_message(reader: LiveStoreReader, msg_id: str, topic: str | None) -> tuple[Message | None, int]:
+    """The message, and how many others have the same UNIQ_KEY; UsageError for a text that is no id of any kind."""
+    if len(msg_id) < 20 and msg_id.isascii() and msg_id.isdecimal():
+        return reader.message_at(int(msg_id)), 0
+    wrong: FormatError | None = None
+    try:
+        found = reader.message(msg_id) if topic is None else None
+    except FormatError as error:
+        found, wrong = None, error
+    if found is not None:
+        return found, 0
+    topics = reader.topics() if topic is None else [topic]
+    hits = [one for name in topics for one in reader.query_message(name, msg_id) if one.uniq_key == msg_id]
+    if not hits and wrong is not None:
+        raise UsageError(f"{wrong}, and no message has it as its UNIQ_KEY; or give a position in the log, a plain number") from wrong
+    hits.sort(key=lambda one: (one.topic in (SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC), one.physical_offset))
+    return (hits[0], len(hits) - 1) if hits else (None, 0)
+
+
+@click.command("offset-at")
+@store_command
+@topic_option
+@queue_id_option
+@click.option("--timestamp", "timestamp_ms", type=int, required=True, help="Milliseconds since 1970.")
+def offset_at(store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int, timestamp_ms: int) -> None:
+    """Find the queue offset whose store time is nearest to a time.
+
+    RocketMQ's rule: an exact match, else the nearer neighbour, the older one on a tie;
+    a time before the first message gives the first, after the last the last.
+
+    \b
+    Example:
+      pyengine offset-at STORE --topic orders --queue-id 0 --timestamp 1700000000000
+    """
+    with reading(store, settings) as reader:
+        offset = reader.offset_by_time(topic, queue_id, timestamp_ms)
+    if as_json:
+        output.write_json({"topic": topic, "queue_id": queue_id, "timestamp_ms": timestamp_ms, "queue_offset": offset})
+    else:
+        print(offset)
+
+
+def _properties(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str] | None:
+    properties = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{pair}: give name=value", ctx, param)
+        properties[name] = value
+    return properties or None
+
+
+def _deliver_at(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
+    try:
+        return None if value is None else moment(value)
+    except ValueError:
+        raise click.BadParameter(f"{value}: give a time like 2030-01-31T12:00:00Z, or @MS", ctx, param) from None
+
+
+@click.command()
+@store_command
+@topic_option
+@click.option("--queue-id", type=click.IntRange(min=0), default=None, help="The queue's number. Default: 0.")
+@click.option("--spread", is_flag=True, help="Take one of the topic's queues by chance, as many as it has to write.")
+@click.option("--sharding-key", default=None, metavar="KEY",
+              help="Take the queue of this key: messages of one key stay in order.")
+@click.option("--tags", default=None, help="The message's tag.")
+@click.option("--keys", default=None, help="Keys to find it by, separated by blanks.")
+@click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", callback=_properties,
+              help="A property; may be repeated.")
+@click.option("--flag", type=int, default=0, show_default=True, help="A number of the application's own.")
+@click.option("--delay-level", type=click.IntRange(min=0), default=0, show_default=True,
+              help="Deliver later, by level of message_delay_level; 0 at once.")
+@click.option("--deliver-at", metavar="TIME", callback=_deliver_at,
+              help="Deliver at this time, up to 40 days ahead: ISO 8601 (UTC if it names no zone), or @ and ms since 1970.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the disk in sync mode.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=None,
+              help="Longest wait for the answer, in seconds.")
+@click.argument("body")
+def put(
+    store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int | None, spread: bool,
+    sharding_key: str | None, tags: str | None, keys: str | None,
+    properties: dict[str, str] | None, flag: int, delay_level: int, deliver_at: datetime | None, no_wait: bool,
+    timeout_s: float | None, body: str,
+) -> int:
+    """Put one message; BODY is its text, - reads it from standard input as it is.
+
+    The engine must be running. Exit code 0 only for PUT_OK; any other status comes
+    with a sentence that says what to change.
+
+    \b
+    Examples:
+      pyengine put STORE --topic orders --tags paid --keys "order-17 customer-4" "17 paid"
+      pyengine put STORE --topic orders --sharding-key customer-4 "17 sent"
+      pyengine put STORE --topic photos - < photo.jpg
+      pyengine put STORE --topic reminders --deliver-at 2026-12-24T18:00:00+01:00 "light the candles"
+    """
+    from pyengine import connect
+    from pyengine.ipc.session_client import CONNECT_TIMEOUT_S
+
+    existing_store(store)
+    if (queue_id is not None) + spread + (sharding_key is not None) > 1:
+        raise click.UsageError("give one of --queue-id, --spread and --sharding-key: each chooses the queue")
+    data = sys.stdin.buffer.read() if body == "-" else body.encode("utf-8", "surrogateescape")
+    with connect(store, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, **settings) as producer:
+        result = producer.put(topic, data, queue_id=None if spread else queue_id or 0, sharding_key=sharding_key, tags=tags, keys=keys,
+                              properties=properties, flag=flag, delay_level=delay_level, deliver_at=deliver_at, wait=not no_wait,
+                              timeout_s=timeout_s)
+    if as_json:
+        output.write_json({
+            "status": result.status.name, "msg_id": result.msg_id, "queue_offset": result.queue_offset,
+            "physical_offset": result.physical_offset, "topic": result.topic, "queue_id": result.queue_id,
+            "size_bytes": result.size_bytes, "store_timestamp_ms": result.store_timestamp_ms, "reason": result.reason,
+            "indeterminate": result.indeterminate})
+    elif result.ok:
+        print(f"{result.status.name} {result.msg_id} queue {result.queue_id} offset {result.queue_offset}")
+    if not result.ok:
+        print(f"error: {result.status.name}: {output.printable(result.reason)}", file=sys.stderr)
+        return ExitCode.FAILED
+    return ExitCode.OK
+
+
+LOOK_AGAIN_S = 0.5  # also how soon a new queue is seen
+COMMIT_INTERVAL_S = 1.0
+PULL_MESSAGES = 32
+_SYNONYMS = {"begin": "first", "end": "last"}
+
+
+class Follower:
+    """Reads the queues of one topic in turn; messages of one queue come in order.
+
+    `next_offsets` is what to ask for next, by queue. `start` is first, last or an offset; a
+    queue that appears later is read from its first message.
+    """
+
+    def __init__(
+        self, reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...] = (), *, start: str = "last",
+        tags: str | None = None, sql: str | None = None, level: str | None = None,
+    ) -> None:
+        self._reader = reader
+        self._topic = topic
+        self._queue_ids = queue_ids
+        self._start = start
+        self._tags = tags
+        self._sql = sql
+        self._level = level
+        self._first_look = True
+        self.next_offsets: dict[int, int] = {}
+
+    def messages(self, *, follow: bool, max_messages: int | None, idle: Callable[[], None]) -> Iterator[Message]:
+        """Messages as they come, at most `max_messages`; without `follow` it ends where nothing more is.
+
+        `idle` is called after each round over the queues, before it sleeps.
+        """
+        count = 0
+        while True:
+            seen = self._reader.arrivals()
+            moved = False
+            for queue_id in self._queue_ids or self._reader.topics().get(self._topic, []):
+                before = self._next_offset(queue_id)
+                found = self._reader.get_message(self._topic, queue_id, before, tags=self._tags, level=self._level, sql=self._sql)
+                for message in found.placed(queue_id):
+                    yield message
+                    self.next_offsets[queue_id] = message.queue_offset + 1
+                    count += 1
+                    if count == max_messages:
+                        return
+                if found.status is not GetStatus.OFFSET_OVERFLOW_ONE:
+                    self.next_offsets[queue_id] = found.next_begin_offset
+                moved = moved or self.next_offsets[queue_id] != before
+            self._first_look = False
+            idle()
+            if not moved:
+                if not follow:
+                    return
+                self._reader.wait_for_arrival(LOOK_AGAIN_S, seen)
+
+    def _next_offset(self, queue_id: int) -> int:
+        if queue_id not in self.next_offsets:
+            self.next_offsets[queue_id] = self._first_offset(queue_id)
+        return self.next_offsets[queue_id]
+
+    def _first_offset(self, queue_id: int) -> int:
+        low, high = self._reader.queue_range(self._topic, queue_id)
+        if self._start == "first" or not self._first_look:
+            return low
+        return high if self._start == "last" else int(self._start)
+
+
+@click.command()
+@store_argument
+@set_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON document per line and message: a stream has no end.")
+@topic_option
+@click.option("--queue-id", "queue_ids", type=click.IntRange(min=0), multiple=True,
+              help="Only this queue; may be repeated. All queues, also new ones, if not given.")
+@click.option("--from", "start", default="last", show_default=True, metavar="first|last|N",
+              help="Where to start in each queue: at its first message, with what comes from now on (last), or at an offset.")
+@click.option("--group", default=None, help="Be a member of this consumer group: go on where it stopped, and remember how "
+                                            "far it came.")
+@click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more, or stop at the end.")
+@click.option("--max-messages", type=click.IntRange(min=1), default=None, help="Stop after this many.")
+@click.option("--tags", default=None, help="Only messages with one of these tags: 'A' or 'A || B'.")
+@sql_option
+@level_option
+@raw_option
+def tail(
+    store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_ids: tuple[int, ...], start: str,
+    group: str | None, follow: bool, max_messages: int | None, tags: str | None, sql: str | None, level: str | None, raw: bool,
+) -> None:
+    """Print the messages of a topic as they come; Ctrl-C ends it.
+
+    Needs no engine, but without one nothing comes. Messages of one queue come in order;
+    queues are read in turn. Without --group nothing is changed. With it this is one
+    member of the group: all living members share the queues, and the group's offsets
+    are in config/consumerOffset.json, as RocketMQ keeps them. A message may come twice
+    after a crash, none is left out. --from is for a group that is new to the topic, and
+    --queue-id takes just that queue, apart from the sharing (docs/consumers.md).
+
+    \b
+    Examples:
+      pyengine tail STORE --topic orders
+      pyengine tail STORE --topic orders --from first --no-follow --json
+      pyengine tail STORE --topic orders --group billing --from first
+    """
+    start = _SYNONYMS.get(start, start)
+    if start not in ("first", "last") and not (start.isascii() and start.isdecimal()):
+        raise click.BadParameter(f"{start}: give first, last or an offset", param_hint="--from")
+    with reading(store, settings) as reader:
+        if not follow and topic not in reader.topics():
+            raise EngineError(f"{store} has no topic {topic}")
+        if group is None:
+            follower = Follower(reader, topic, queue_ids, start=start, tags=tags, sql=sql, level=level)
+            for message in follower.messages(follow=follow, max_messages=max_messages, idle=sys.stdout.flush):
+                _print(message, as_json, raw)
+            return
+    from_: Start = "first" if start == "first" else "last" if start == "last" else AtOffset(int(start))
+    with consume(store, topic, group=group, tags=tags, sql=sql, from_=from_,
+                 queues=queue_ids or None, level=level, auto_commit=False, **cast(dict[str, Any], settings)) as consumer:
+        _Printer(consumer, as_json, raw).run(follow, max_messages)
+
+
+class _Printer:
+    """Prints what a member of a group is given; remembers at most once a COMMIT_INTERVAL_S and at the end, and only
+    what was printed."""
+
+    def __init__(self, consumer: Consumer, as_json: bool, raw: bool) -> None:
+        self._consumer = consumer
+        self._as_json, self._raw = as_json, raw
+        self._printed: dict[int, Message] = {}
+        self._due_s = 0.0
+        self._said: set[str] = set()
+
+    def run(self, follow: bool, max_messages: int | None) -> None:
+        left = sys.maxsize if max_messages is None else max_messages
+        try:
+            while left > 0:
+                found = self._consumer.pull(min(left, PULL_MESSAGES), timeout_s=COMMIT_INTERVAL_S if follow else 0)
+                for message in found:
+                    _print(message, self._as_json, self._raw)
+                    self._printed[message.queue_id] = message
+                left -= len(found)
+                if time.monotonic() >= self._due_s:
+                    self._remember()
+                    self._due_s = time.monotonic() + COMMIT_INTERVAL_S
+                if not found and not follow:
+                    return
+        finally:
+            self._remember()
+
+    def _remember(self) -> None:
+        sys.stdout.flush()
+        printed = self._printed.copy()
+        self._consumer.commit(printed.values())
+        for queue_id, message in printed.items():
+            if self._printed.get(queue_id) is message:
+                del self._printed[queue_id]
+        for note in self._consumer.notes:
+            if note not in self._said:
+                self._said.add(note)
+                print(f"note: {note}", file=sys.stderr)
+
+
+def _print(message: Message, as_json: bool, raw: bool) -> None:
+    if as_json:
+        output.write_json(output.message_document(message, raw))
+        return
+    marks = [output.time_text(message.store_timestamp_ms), f"queue {message.queue_id}", f"offset {message.queue_offset}"]
+    marks += [f"tags {output.printable(message.tags)}"] if message.tags else []
+    marks += [f"keys {output.printable(message.keys)}"] if message.keys else []
+    print(" ".join(marks), "|", output.body_text(output.shown_body(message, raw)[0]))
