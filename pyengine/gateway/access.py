@@ -478,6 +478,7 @@ class _Arrival(asyncio.Protocol):
             return
         self._door.arriving.add(self)
         loop = asyncio.get_running_loop()
+        loop.call_soon(self._pause_again)
         self._timer = loop.call_later(limits.idle_s, self._fail, f"nothing whole came for {limits.idle_s:g} s")
         try:  # asyncio reads from a transport's descriptor itself: this one is looked at
             self._peek = transport.get_extra_info("socket").dup()
@@ -485,6 +486,12 @@ class _Arrival(asyncio.Protocol):
             self._fail(os_error_sentence(error))
             return
         loop.add_reader(self._peek, self._first_byte)
+
+    def _pause_again(self) -> None:
+        """asyncio of Python 3.11.2 begins to read right after connection_made, whatever was asked for in it."""
+        if self._peek is not None and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._transport.pause_reading()
 
     def _first_byte(self) -> None:
         assert self._peek is not None and self._transport is not None
