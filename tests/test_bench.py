@@ -95,6 +95,11 @@ def run_figures(figures, monkeypatch, *arguments: object) -> None:
     figures.main()
 
 
+def test_the_readme_has_the_table_of_the_run_that_is_kept():
+    done = subprocess.run([sys.executable, ROOT / "bench" / "figures.py", "--check"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_tables_rates_are_medians_in_three_digits(figures, monkeypatch, tmp_path):
     run = tmp_path / "run.json"
     run.write_text(json.dumps(DOCUMENT))
