@@ -186,7 +186,7 @@ def growth(points: Sequence[Point], name: str) -> float | None:
     return math.log(last_cost / cost) / math.log(last_value / value)
 
 
-def rows(dimension: Dimension, points: Sequence[Point]) -> Iterator[list[str]]:
+def rows(points: Sequence[Point]) -> Iterator[list[str]]:
     """Lines of a table: a figure at each point, then how it grows."""
     for name in points[0].figures:
         exponent = growth(points, name)
@@ -200,7 +200,7 @@ def markdown(measured: dict[str, list[Point]]) -> str:
         if points := measured.get(dimension.name):
             lines += [f"| {dimension.name} | " + " | ".join(f"{point.value:,}" for point in points) + " | growth |",
                       "|---" + "|---:" * (len(points) + 1) + "|",
-                      *("| " + " | ".join(row) + " |" for row in rows(dimension, points)), ""]
+                      *("| " + " | ".join(row) + " |" for row in rows(points)), ""]
     return "\n".join(lines)
 
 
