@@ -51,6 +51,17 @@ int ms_cas_i64(int64_t *address, int64_t expected, int64_t value)
     return ms_compare_exchange(address, &expected, value);
 }
 
+int ms_control_used_sessions(const struct ms_control *control, uint32_t slots, uint32_t *used)
+{
+    int count = 0;
+    if (slots > MS_SESSION_SLOTS)
+        slots = MS_SESSION_SLOTS;
+    for (uint32_t slot = 0; slot < slots; slot++)
+        if (ms_load_acquire(&control->sessions[slot].state) != MS_SESSION_FREE)
+            used[count++] = slot;
+    return count;
+}
+
 int ms_control_freeze(struct ms_control *control, uint32_t kind, int32_t error_number, const char *reason)
 {
     uint32_t expected = 0;

@@ -295,6 +295,8 @@ uint32_t ms_add_u32(uint32_t *address, int32_t by);
 /* 1 when `address` held `expected` and now holds `value`. */
 int ms_cas_u32(uint32_t *address, uint32_t expected, uint32_t value);
 int ms_cas_i64(int64_t *address, int64_t expected, int64_t value);
+/* Which of the first `slots` sessions are not free, into `used`, rising; their number. The supervisor, each second: most are free. */
+int ms_control_used_sessions(const struct ms_control *control, uint32_t slots, uint32_t *used);
 /* First failure wins: freezes the store with errno and a reason, bumps flush_seq
  * and wakes all who wait for durability. 1: this call froze it; 0: it was frozen. */
 int ms_control_freeze(struct ms_control *control, uint32_t kind, int32_t error_number, const char *reason);

@@ -156,9 +156,11 @@ class Worker:
             return
         self._names_due_s = now_s + NAMES_STEP_S
         if not self._is_lost:
-            missing = self.memory.missing_names()
             line = self.memory.control.workers[native.SUPERVISOR]
-            if not missing or is_alive(native.load(line, "pid"), native.load(line, "start_time_ms")):
+            if is_alive(native.load(line, "pid"), native.load(line, "start_time_ms")):  # far cheaper than a look at the names
+                return
+            missing = self.memory.missing_names()
+            if not missing:
                 return
             self._is_lost = True
             native.refuse_puts(self.memory.control, native.REFUSE_STOPPING)  # the dead supervisor would

@@ -178,7 +178,7 @@ class Sessions:
     def open_slots(self) -> list[tuple[int, int, int]]:
         """(slot, generation, pid) of the open sessions."""
         found = []
-        for slot in self._slots:
+        for slot in used_sessions(self._memory):
             line = self._control.sessions[slot]
             if native.load(line, "state") == native.SESSION_OPEN:
                 found.append((slot, native.load(line, "generation"), native.load(line, "pid")))
@@ -191,11 +191,8 @@ class Sessions:
 
     def sweep_objects(self) -> list[str]:
         """Remove session and side objects whose session is over and drained; the names removed."""
-        living = set()
-        for slot in self._slots:
-            line = self._control.sessions[slot]
-            if native.load(line, "state") != native.SESSION_FREE:
-                living.add((self._memory.identity.epoch, slot, native.load(line, "generation")))
+        epoch = self._memory.identity.epoch
+        living = {(epoch, slot, native.load(self._control.sessions[slot], "generation")) for slot in used_sessions(self._memory)}
         removed = []
         try:
             names = self._memory.folder.names()
@@ -215,10 +212,15 @@ class Sessions:
         self._memory.wake(native.WRITER)
 
 
+def used_sessions(memory: EngineMemory) -> list[int]:
+    """The slots that are not free."""
+    return native.used_sessions(memory.control, memory.identity.sessions_max)
+
+
 def ended_sessions(memory: EngineMemory) -> list[tuple[ms_session_slot, int]]:
     """(line, generation) of the sessions whose producer has closed them or is dead, and that the writer may not have drained."""
     found = []
-    for slot in range(min(memory.identity.sessions_max, SESSION_SLOTS)):
+    for slot in used_sessions(memory):
         line = memory.control.sessions[slot]
         state, generation = native.load(line, "state"), native.load(line, "generation")
         if state == native.SESSION_DEAD or state == native.SESSION_OPEN and not is_alive(

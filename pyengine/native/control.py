@@ -98,6 +98,12 @@ def publish(control: ms_control) -> None:
     lib.ms_control_publish(control)
 
 
+def used_sessions(control: ms_control, slots: int) -> list[int]:
+    """Which of the first `slots` session slots are not free."""
+    used = ffi.new("uint32_t[]", SESSION_SLOTS)
+    return list(used[0:lib.ms_control_used_sessions(control, slots, used)])
+
+
 def load_position(position: ms_position) -> int:
     """Acquire-load of a `struct ms_position`: everything below the value is readable."""
     return lib.ms_load_i64(ffi.addressof(position, "value"))

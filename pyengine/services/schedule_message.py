@@ -380,7 +380,7 @@ class ScheduleMessageService(Service):
     def _poll_later(self, level: _Level) -> None:
         delay_ns = (UNKNOWN_LEVEL_DELAY_MS if level.delay_ms is None else level.delay_ms) * 1_000_000
         level.due_ms = 0
-        level.poll_ns = self._clock_ns() + max(POLL_NS_MIN, min(POLL_NS_MAX, delay_ns // 2))
+        level.poll_ns = self._clock_ns() + max(POLL_NS_MIN, min(POLL_NS_MAX, delay_ns - delay_ns // 8))
 
     def _queue(self, level: _Level) -> ConsumeQueue | None:
         queue = self._queues.get(level.number)

@@ -186,6 +186,23 @@ def test_a_producer_that_becomes_another_program_is_noticed(server):
     end(child)
 
 
+def test_a_look_of_each_second_costs_what_is_open_not_what_there_is_room_for(make_owner, monkeypatch):
+    owner = make_owner()
+    looked_at = []
+    load = native.load
+    monkeypatch.setattr(native, "load", lambda line, field: looked_at.append(field) or load(line, field))
+    rows = Sessions(owner.memory)
+    for slot, state_of_it in ((3, native.SESSION_OPEN), (5, native.SESSION_DEAD), (7, native.SESSION_OPEN)):
+        native.store(owner.control.sessions[slot], "state", state_of_it)
+        native.store(owner.control.sessions[slot], "generation", slot)
+        owner.control.sessions[slot].pid = 100 + slot
+    assert native.used_sessions(owner.control, owner.memory.identity.sessions_max) == [3, 5, 7]
+    assert native.used_sessions(owner.control, 7) == [3, 5], "slots beyond the engine's are not its own"
+    assert rows.open_slots() == [(3, 3, 103), (7, 7, 107)]
+    rows.sweep_objects()
+    assert len(looked_at) == 3 + 2 * 2 + 3
+
+
 def test_a_session_that_is_forgotten_is_closed(server):
     session = open_session(server.owner.root)
     slot, descriptors = session.slot, len(os.listdir("/proc/self/fd"))
