@@ -265,9 +265,9 @@ class Supervisor:
         self._recorder = Recorder(self._memory.recorder, native.SUPERVISOR, self._memory.identity.epoch)
         children = Children(self._root, self._memory, lock, self._selector, kinds, overrides, self._say, self._fork_server,
                             self._note_death)
-        bridge = _LatchBridge(self._memory, self._selector)
         server = SessionServer(self._memory, self._selector, Sessions(self._memory), self._take_settings)
         self._pool = PoolGrowth(self._memory, self._say)
+        bridge = _LatchBridge(self._memory, self._selector)  # last: its thread must not outlive the mapping
         try:
             children.start()
             if self._become_ready(children):

@@ -607,3 +607,19 @@ def test_stop_of_what_does_not_run_is_false(tmp_path):
     assert stop_engine(tmp_path) is False
     assert supervisor_pid(tmp_path) is None
     assert SharedFolder(tmp_path / "none").names() == []
+
+
+SOCKETLESS = """
+import sys
+from pyengine.engine import supervisor
+def refuse(*_):
+    raise OSError(28, "No space left on device")
+supervisor.SessionServer = refuse
+sys.exit(supervisor.main([sys.argv[1], "--no-children"]))
+"""
+
+
+def test_a_supervisor_that_gets_no_socket_says_so_and_ends_in_order(tmp_path):
+    done = subprocess.run([sys.executable, "-c", SOCKETLESS, tmp_path / "store"], cwd=CHECKOUT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == ExitCode.FAILED, done.stderr
+    assert "No space left on device" in done.stderr
