@@ -29,7 +29,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from pyengine._native import ffi
-from pyengine.errors import ConfigError, EngineUnavailableError, OtherLayoutError
+from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, OtherLayoutError
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject
@@ -274,7 +274,7 @@ class EngineMemory:
         """
         try:
             return self.open_store_stats(writable=True)
-        except (EngineUnavailableError, OSError):
+        except (EngineError, OSError):
             return store_stats.private()
 
     def open_obstacles(self, *, writable: bool = False) -> ms_obstacles:
@@ -286,7 +286,7 @@ class EngineMemory:
         """Where a worker says what keeps it from its work; lines of its own if the shared ones cannot be had."""
         try:
             return self.open_obstacles(writable=True)
-        except (EngineUnavailableError, OSError):
+        except (EngineError, OSError):
             return obstacles.private()
 
     def open_recorder(self, *, writable: bool = False) -> ms_recorder:
@@ -298,7 +298,7 @@ class EngineMemory:
         """Where a worker records what made puts wait; None, and it records nothing, if that cannot be had."""
         try:
             return self.open_recorder(writable=True)
-        except (EngineUnavailableError, OSError):
+        except (EngineError, OSError):
             return None
 
     def _open(self, name: str, view: Callable[[Buffer], _Handle], check: Callable[[_Handle, int], None], writable: bool) -> _Handle:

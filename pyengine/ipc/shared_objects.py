@@ -39,7 +39,7 @@ import stat
 from pathlib import Path
 from types import TracebackType
 
-from pyengine.errors import DiskFullError, EngineUnavailableError, disk_error, disk_errors
+from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError, disk_error, disk_errors
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.engine_id import EngineId, read_engine_id
@@ -176,7 +176,8 @@ class SharedFolder:
             raise disk_error(error, "make", path) from error
 
     def attach(self, name: str, *, writable: bool = True) -> SharedObject:
-        """Map an existing object, read-only unless `writable`; EngineUnavailableError when it is not there."""
+        """Map an existing object, read-only unless `writable`; EngineUnavailableError when it is not there, another EngineError
+        where the system refuses it (no descriptor, no memory)."""
         flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         strange = f"{self.path / name} is no shared object: start the engine again"
         try:
@@ -188,11 +189,19 @@ class SharedFolder:
         except OSError as error:
             if error.errno in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
                 raise EngineUnavailableError(strange) from None
-            raise
+            raise self._refused(name, error) from error
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe
             os.close(descriptor)
             raise EngineUnavailableError(strange)
-        return SharedObject(name, descriptor, writable=writable)
+        try:
+            return SharedObject(name, descriptor, writable=writable)
+        except OSError as error:
+            raise self._refused(name, error) from error
+
+    def _refused(self, name: str, error: OSError) -> EngineError:
+        """No DiskError, for which a worker would take the store for read-only."""
+        return EngineError(f"cannot map {self.path / name}: {error.strerror}: raise this process's limit (ulimit -n, ulimit -v), or end "
+                           "what uses it up")
 
     def unlink(self, name: str) -> bool:
         """Remove the name; processes that mapped the object keep it. False when it was not there."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 
 import posix_ipc
 import pytest
 
-from pyengine.errors import DiskFullError, EngineUnavailableError
+from crash.in_child import InChild
+from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import SharedFolder, create_semaphores, find_folder, note_run, semaphore_name
 from pyengine.storage.engine_id import ensure_engine_id
@@ -51,6 +53,23 @@ def test_a_half_made_object_is_refused(folder):
     (folder.path / "control").touch()
     with pytest.raises(EngineUnavailableError, match="empty"):
         folder.attach("control")
+
+
+@pytest.mark.parametrize("limit, exhausted", [(resource.RLIMIT_NOFILE, 3), (resource.RLIMIT_AS, 1)], ids=["descriptors", "memory"])
+def test_what_the_system_refuses_is_said_with_the_name_and_is_no_missing_engine(folder, limit, exhausted):
+    folder.make()
+    folder.create("control", 64 << 20).close()
+
+    def attach() -> str:
+        resource.setrlimit(limit, (exhausted, resource.getrlimit(limit)[1]))
+        try:
+            folder.attach("control", writable=False)
+        except EngineError as error:
+            return f"{type(error).__name__}: {error}"
+        return "it was mapped"
+
+    said = InChild(attach)()  # in a process of its own, which may do without
+    assert said.startswith(f"EngineError: cannot map {folder.path}/control: ") and "limit" in said, said
 
 
 def test_links_are_not_followed(folder, tmp_path):
