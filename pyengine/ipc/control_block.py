@@ -400,10 +400,11 @@ def write_run_settings(folder: SharedFolder, config: EngineConfig, name: str = s
 
 
 def read_run_settings(folder: SharedFolder) -> EngineConfig:
-    """What the engine in `folder` runs with; EngineUnavailableError where that cannot be told."""
+    """What the engine in `folder` runs with; EngineUnavailableError where that cannot be told. A setting that this version does not
+    know is of a newer one, which may run beside it for the time of an upgrade, and is left out."""
     with folder.attach(shared_objects.SETTINGS, writable=False) as shared:
         try:
-            document = json.loads(shared.memory[:])
+            document = {name: row for name, row in json.loads(shared.memory[:]).items() if name in SETTINGS}
             return EngineConfig(**{name: value for name, (value, _) in document.items()},
                                 origins={name: str(origin) for name, (_, origin) in document.items()})
         except (ConfigError, *PARSE_ERRORS) as error:

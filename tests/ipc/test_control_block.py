@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -190,6 +191,17 @@ def test_changed_settings_and_limits_are_there_before_the_number_rises(make_owne
         assert read_run_settings(worker.folder) == config
         assert (worker.identity.put_timeout_ms, worker.identity.session_ring_bytes_default) == (7, 65_536)
         assert owner.memory.identity == worker.identity and worker.missing_names() == []
+
+
+def test_a_setting_of_a_newer_version_is_left_out_beside_it(make_owner):
+    owner = make_owner()
+    owner.make_rest()
+    document = json.loads((owner.folder.path / "settings").read_bytes()) | {"of_a_newer_version": ["1", "default"]}
+    owner.folder.unlink("settings")
+    text = json.dumps(document).encode()
+    with owner.folder.create("settings", len(text)) as shared:
+        shared.memory[:] = text
+    assert read_run_settings(owner.folder) == owner.config
 
 
 def test_the_limits_are_fields_of_the_identity_and_live_settings():
