@@ -54,10 +54,11 @@ def check(store: Path, settings: dict[str, str], as_json: bool, acked: Path | No
 
         with byte_bar("check", None) as show:
             report = check_now(store, config, acked, show)
-    if as_json:
-        output.write_json(report.to_dict())
-    else:
-        print_report(report)
+    with output.to_its_end():
+        if as_json:
+            output.write_json(report.to_dict())
+        else:
+            print_report(report)
     return report.exit_code
 
 
@@ -118,10 +119,11 @@ def diff(store: Path, settings: dict[str, str], as_json: bool, other: Path, on_s
 
         with byte_bar("diff", None) as show:
             report = diff_now(store, other, settings=settings, progress=show)
-    if as_json:
-        output.write_json(report.to_dict())
-    else:
-        _print_diff(report)
+    with output.to_its_end():
+        if as_json:
+            output.write_json(report.to_dict())
+        else:
+            _print_diff(report)
     return report.exit_code
 
 

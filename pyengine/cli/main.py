@@ -3,7 +3,7 @@
 stdout carries the answer and nothing else; logs, progress and errors go to stderr.
 An EngineError is one line and its own exit code (PYENGINE_DEBUG=1 adds the
 traceback); with --json stdout then holds `{"error": ...}`. Ctrl-C ends with 130
-after the command's clean-up, a closed pipe quietly. A command's module is imported
+after the command's clean-up. A reader that goes early, as `head` does, is no failure. A command's module is imported
 only when it is called, so that `pyengine status` never waits for what `pyengine export` needs.
 """
 
@@ -127,12 +127,19 @@ class CommandLine(click.Group):
         extra["standalone_mode"] = False
         sys.exit(int(self._guarded(arguments, prog_name or "pyengine", extra)))
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # in the middle of what it prints: the reader has what it wanted. click would exit with 1
+            output.discard_stdout()
+            return ExitCode.OK
+
     def _guarded(self, arguments: list[str], prog_name: str, extra: dict[str, Any]) -> int:
         as_json = "--json" in arguments
         try:
             code = super().main(arguments, prog_name, **extra)
-            sys.stdout.flush()
-            return int(code or ExitCode.OK)
+            with output.to_its_end():
+                return int(code or ExitCode.OK)
         except click.ClickException as error:
             error.show()
             _write_error(error, error.format_message(), ExitCode(error.exit_code), as_json)
@@ -143,9 +150,6 @@ class CommandLine(click.Group):
         except EngineError as error:
             _report(error, str(error), error.exit_code, as_json)
             return error.exit_code
-        except BrokenPipeError:
-            _discard_stdout()
-            return ExitCode.FAILED
         except OSError as error:
             _report(error, os_error_sentence(error), ExitCode.FAILED, as_json)
             return ExitCode.FAILED
@@ -166,16 +170,8 @@ def _report(error: BaseException, sentence: str, code: ExitCode, as_json: bool) 
 
 def _write_error(error: BaseException, sentence: str, code: ExitCode, as_json: bool) -> None:
     if as_json:
-        try:
+        with output.to_its_end():
             output.write_json({"error": sentence, "kind": type(error).__name__, "exit_code": int(code)})
-            sys.stdout.flush()
-        except BrokenPipeError:
-            _discard_stdout()
-
-
-def _discard_stdout() -> None:
-    """Send the interpreter's last flush to /dev/null: the reader of stdout is gone."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.group(cls=CommandLine, epilog=EPILOG,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,6 +52,21 @@ class Report(Protocol):
 ReportT = TypeVar("ReportT", bound=Report)
 
 
+def discard_stdout() -> None:
+    """What is printed from now on goes nowhere: the reader of stdout has gone, and the interpreter would flush at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def to_its_end() -> Iterator[None]:
+    """Print an answer. A reader that takes the first lines and goes, as `head` does, costs the rest, not the command's exit code."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_stdout()
+
+
 def write_json(document: Any) -> None:
     """One document and a newline; plain ASCII where stdout cannot carry more."""
     sys.stdout.write(json_text(document) + "\n")
@@ -58,10 +74,11 @@ def write_json(document: Any) -> None:
 
 def print_report(report: ReportT, as_json: bool, show: Callable[[ReportT], None]) -> ExitCode:
     """The report of a command that repairs, for programs or people; what it refused on stderr too. Its exit code."""
-    if as_json:
-        write_json(report.to_dict())
-    else:
-        show(report)
+    with to_its_end():
+        if as_json:
+            write_json(report.to_dict())
+        else:
+            show(report)
     if report.exit_code is ExitCode.CORRUPTION:
         print(f"error: {report.sentence}", file=sys.stderr)
     return report.exit_code
@@ -91,9 +108,13 @@ def console(stderr: bool = False) -> Console:
     """A rich console for tables: as wide as the terminal, or wide enough when there is none."""
     from rich.console import Console
 
+    class OwnConsole(Console):
+        def on_broken_pipe(self) -> None:  # rich would end the process, with 1
+            raise BrokenPipeError
+
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else WIDTH_WITHOUT_TERMINAL
-    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)
+    return OwnConsole(file=stream, width=width, markup=False, highlight=False, emoji=False)
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:

@@ -276,19 +276,20 @@ def replay(manifest: Path, store: Path, mode: str | None, settings: dict[str, st
     loaded = load_manifest(manifest)
     with engine_for(store, {**settings_of(loaded, mode), **settings}) as producer:
         report = replay_puts(loaded, producer)
-    if as_json:
-        output.write_json(asdict(report))
-    else:
-        output.write_facts(
-            [
-                ("puts", report.puts),
-                ("stored", report.stored),
-                ("refused", report.refused),
-                ("records", report.records),
-                ("end of the log", report.end_offset),
-                ("different from RocketMQ", len(report.differences)),
-            ]
-        )
-        for sentence in report.differences[:DIFFERENCES_SHOWN]:
-            click.echo(sentence, err=True)
+    with output.to_its_end():
+        if as_json:
+            output.write_json(asdict(report))
+        else:
+            output.write_facts(
+                [
+                    ("puts", report.puts),
+                    ("stored", report.stored),
+                    ("refused", report.refused),
+                    ("records", report.records),
+                    ("end of the log", report.end_offset),
+                    ("different from RocketMQ", len(report.differences)),
+                ]
+            )
+            for sentence in report.differences[:DIFFERENCES_SHOWN]:
+                click.echo(sentence, err=True)
     return ExitCode.FAILED if report.differences else ExitCode.OK

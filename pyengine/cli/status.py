@@ -32,10 +32,11 @@ def status(store: Path, settings: dict[str, str], as_json: bool) -> int:
     from pyengine.cli.verdict import Verdict
 
     document = engine_status(existing_store(store), settings)
-    if as_json:
-        output.write_json(document)
-    else:
-        _print(document)
+    with output.to_its_end():
+        if as_json:
+            output.write_json(document)
+        else:
+            _print(document)
     return ExitCode.DEGRADED if Verdict(document["verdict"]).is_trouble else ExitCode.OK
 
 

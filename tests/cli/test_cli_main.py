@@ -9,6 +9,7 @@ import click
 import pytest
 
 from fix_cli import SOURCES, command_line, environment, run, spawn
+from logs import LogBuilder
 from pyengine import errors
 from pyengine.cli import output
 from pyengine.cli.main import COMMANDS, CommandLine, main
@@ -132,7 +133,24 @@ def test_a_closed_pipe_is_quiet():
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert process.wait(timeout=60) == 1
+    assert process.wait(timeout=60) == 0, "nothing failed"
+
+
+@pytest.mark.parametrize("command, is_damaged, code", [("status", False, 0), ("check", False, 0), ("check", True, 3)])
+@pytest.mark.parametrize("more", [[], ["--json"]], ids=["table", "json"])
+def test_a_reader_that_goes_leaves_the_command_its_exit_code(tmp_path, rng, command, is_damaged, code, more):
+    log = LogBuilder(65536)
+    log.append_varied(rng, 20)
+    if is_damaged:
+        longest = max(log.messages, key=lambda one: len(one.body))
+        log.segments[0][log.segments[0].index(longest.body)] ^= 1
+    log.write(tmp_path / "store")
+    words = command_line(command, tmp_path / "store", "--set", "mapped_file_size_commit_log_bytes=64KiB", *more)
+    whole = subprocess.run(words, env=environment(), capture_output=True)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+        process.stdout.close()
+        assert process.stderr.read() == whole.stderr
+    assert process.returncode == whole.returncode == code
 
 
 def test_python_m_pyengine_is_the_command():
