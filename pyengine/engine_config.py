@@ -223,6 +223,9 @@ class EngineConfig:
         True, "A client of an unknown group creates it.", key="autoCreateSubscriptionGroup", group="gateway")
     gateway_connections_max: int = setting(
         1024, "Most connections to the gateway at a time.", low=1, high=65_536, group="gateway")
+    gateway_address_connections_max: int = setting(
+        0, "Most of them from one address, so that one host cannot take them all; 0: half of gateway_connections_max, at least one.",
+        low=0, high=65_536, group="gateway")
     gateway_idle_timeout_ms: int = setting(
         120_000, "A connection on which nothing whole came or went for so long is closed.",
         unit="ms", low=1000, high=DAY_MS, group="gateway")

@@ -466,20 +466,20 @@ class _Arrival(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._early = b""           # came between the handshake and its notice
         self._is_lost = False
-        self._host = ""
+        self.host = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.pause_reading()
-        self._host = str((transport.get_extra_info("peername") or ("0.0.0.0",))[0])
-        limits = self._owner.limits
-        if len(self._owner.open) + len(self._door.arriving) >= limits.connections_max:
-            self._fail(f"{limits.connections_max} connections are open already (gateway_connections_max)")
+        self.host = str((transport.get_extra_info("peername") or ("0.0.0.0",))[0])
+        if why := self._owner.refusal(self.host):
+            self._fail(why)
             return
         self._door.arriving.add(self)
         loop = asyncio.get_running_loop()
         loop.call_soon(self._pause_again)
-        self._timer = loop.call_later(limits.idle_s, self._fail, f"nothing whole came for {limits.idle_s:g} s")
+        idle_s = self._owner.limits.idle_s
+        self._timer = loop.call_later(idle_s, self._fail, f"nothing whole came for {idle_s:g} s")
         try:  # asyncio reads from a transport's descriptor itself: this one is looked at
             self._peek = transport.get_extra_info("socket").dup()
         except OSError as error:
@@ -545,7 +545,7 @@ class _Arrival(asyncio.Protocol):
         self._door.arriving.discard(self)
 
     def _fail(self, why: str) -> None:
-        self._owner.report(self._host, f"a connection is closed: {why}")
+        self._owner.report(self.host, f"a connection is closed: {why}")
         self.leave()
 
     def leave(self) -> None:

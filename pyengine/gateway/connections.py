@@ -45,6 +45,7 @@ class Limits:
     connections_max: int = 1024
     connection_bytes_max: int = 32 << 20
     memory_bytes_max: int = 256 << 20
+    address_connections_max: int = 512
 
 
 @dataclass(slots=True)
@@ -149,6 +150,17 @@ class Connections:
             await server.start_serving()
         self._watch = asyncio.get_running_loop().create_task(self._close_idle())
 
+    def refusal(self, host: str) -> str:
+        """Why one more connection from there is not served; empty where it is."""
+        limits, taken = self.limits, [each.host for each in self.open]
+        if self._door is not None:
+            taken += [each.host for each in self._door.arriving]
+        if len(taken) >= limits.connections_max:
+            return f"{limits.connections_max} connections are open already (gateway_connections_max)"
+        if taken.count(host) >= limits.address_connections_max:
+            return f"{limits.address_connections_max} connections from there are open already (gateway_address_connections_max)"
+        return ""
+
     def give_back(self) -> None:
         """Take no more connections."""
         while self._servers:
@@ -210,8 +222,8 @@ class Connection(asyncio.Protocol):
         with contextlib.suppress(UsageError):  # an address of one link has no form in a message
             self.born_host = encode_host(self.address)
         self.is_closed = False
-        if len(self._owner.open) >= self._limits.connections_max:
-            self.fail(f"{self._limits.connections_max} connections are open already (gateway_connections_max)")
+        if why := self._owner.refusal(self.host):
+            self.fail(why)
             return
         self._owner.open.add(self)
 

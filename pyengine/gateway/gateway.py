@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 THREADS = 8
 EXPIRE_S = 5.0
 REPORT_WINDOW_S = 60.0
-REPORTS_MAX = 20        # sentences about clients in a window; the rest are counted
+REPORTS_MAX = 20        # sentences of one kind in a window; the rest are counted
 VIP_DISTANCE = 2        # RocketMQ's clients may send to the broker's port less two
 
 
@@ -52,10 +52,11 @@ class Ports:
 
 
 class Reports:
-    """Sentences about clients, for the log: bounded in each window, so that no client can fill a disk."""
+    """Sentences of one kind about clients, for the log: bounded in each window, so that no client can fill a disk."""
 
-    def __init__(self, report: Report, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, report: Report, clock_s: Callable[[], float] = time.monotonic, about: str = "clients") -> None:
         self._report = report
+        self._about = about
         self._clock_s = clock_s
         self._window_s = clock_s()
         self._said = self._unsaid = 0
@@ -64,7 +65,7 @@ class Reports:
         now_s = self._clock_s()
         if now_s - self._window_s >= REPORT_WINDOW_S:
             if self._unsaid:
-                self._report(Event.CLIENT_FAILED, f"{self._unsaid} more sentences about clients were left out")
+                self._report(Event.CLIENT_FAILED, f"{self._unsaid} more sentences about {self._about} were left out")
             self._window_s, self._said, self._unsaid = now_s, 0, 0
         if self._said < REPORTS_MAX:
             self._said += 1
@@ -85,7 +86,8 @@ class Gateway:
         self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="gateway")
         self.limits = limits or Limits(
             config.gateway_frame_max_bytes, config.gateway_idle_timeout_ms / 1000, config.gateway_connections_max,
-            config.gateway_connection_max_bytes, config.gateway_memory_max_bytes)
+            config.gateway_connection_max_bytes, config.gateway_memory_max_bytes,
+            config.gateway_address_connections_max or max(1, config.gateway_connections_max // 2))
         self._access = AccessList(reader.root, config) if config.acl_enable else None
         self._door = Door(reader.root, config) if config.gateway_tls_mode != "disabled" else None
         self.connections = Connections(self.limits, Reports(report), self._door)
@@ -138,7 +140,8 @@ class Gateway:
             with contextlib.suppress(EngineError):  # the next look says so; every client is refused until the list can be read
                 await self._look(access)
             broker.update(access.handlers(address))
-            broker.update({code: access.guard(handler, self.connections.report) for code, handler in broker.items()})
+            refusals = Reports(self._report, about="refused requests")  # of their own: they hide nothing else
+            broker.update({code: access.guard(handler, refusals) for code, handler in broker.items()})
         name_server.update(NameServer(names, address).handlers | admin.name_server_handlers)
         self.connections.when_closed += [members.closed, pulls.closed]
         self._puts.start()

@@ -21,6 +21,7 @@ from pyengine.gateway import access as access_module
 from pyengine.gateway import codes
 from pyengine.gateway.access import AccessError, AccessList, Addresses, Door
 from pyengine.gateway.connections import Answer, Connections, Limits
+from pyengine.gateway.gateway import REPORTS_MAX
 from pyengine.gateway.wire import BINARY_FORM, Frame, decode_frame, encode_frame
 from waiting import eventually, patience
 
@@ -356,6 +357,14 @@ def test_a_refusal_is_told_to_the_log_and_the_handler_not_called(access):
     assert said == [(HOST, "request 10 is refused: Check signature failed for accessKey=user-key")]
 
 
+def test_a_flood_of_refusals_leaves_other_sentences_of_the_log_their_place(guarded):
+    client = guarded.broker()
+    for _ in range(3 * REPORTS_MAX):
+        assert client.ask(codes.SEND_MESSAGE_V2, send_fields("kept"), b"x").code == codes.SYSTEM_ERROR
+    client.socket.sendall(struct.pack(">i", 70 << 20))
+    eventually(lambda: f"a frame of {70 << 20} bytes" in guarded.engine.log(), "it is said why the connection was closed")
+
+
 def test_the_name_server_asks_for_no_key_as_rocketmqs(guarded):
     ask(guarded.broker(), codes.SEND_MESSAGE_V2, send_fields("routed"), b"hello")
     assert guarded.name_server().ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "routed"}).code == codes.SUCCESS
@@ -554,6 +563,25 @@ def test_connections_that_say_nothing_or_do_not_finish_their_handshake_count_and
             writer.close()
             await until(lambda: not door.arriving)
             assert not connections.open
+
+    asyncio.run(whole())
+
+
+def test_connections_of_which_no_byte_is_read_yet_count_for_their_address(tmp_path):
+    async def whole():
+        async with door_rig(tmp_path, connections_max=4, address_connections_max=1) as (connections, port, said, door, _):
+            silent = await asyncio.open_connection("127.0.0.1", port)
+            await until(lambda: door.arriving)
+            refused = await asyncio.open_connection("127.0.0.1", port)
+            assert await refused[0].read() == b"" and "1 connections from there are open already" in said[0]
+            other = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+            await until(lambda: len(door.arriving) == 2)
+            silent[1].write(b"\0")
+            await until(lambda: len(connections.open) == 1)
+            refused = await asyncio.open_connection("127.0.0.1", port)
+            assert await refused[0].read() == b"" and len(said) == 2
+            for _, writer in (silent, other, refused):
+                writer.close()
 
     asyncio.run(whole())
 

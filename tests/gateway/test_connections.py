@@ -44,8 +44,8 @@ class Rig:
         await self.open.aclose()
         await self.connections.close()
 
-    async def connect(self) -> Peer:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=64 << 20)
+    async def connect(self, source: str = "127.0.0.1") -> Peer:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=64 << 20, local_addr=(source, 0))
         peer = Peer(reader, writer)
         self.open.callback(writer.close)
         return peer
@@ -150,6 +150,22 @@ def test_a_connection_too_many_is_closed():
         assert (await first.ask(ECHO)).code == 0
 
     run({"connections_max": 2}, steps)
+
+
+def test_one_address_may_not_take_all_connections():
+    async def steps(rig: Rig) -> None:
+        first, second = await rig.connect(), await rig.connect()
+        assert (await first.ask(ECHO)).code == 0 and (await second.ask(ECHO)).code == 0
+        assert await (await rig.connect()).is_closed()
+        assert "2 connections from there are open already (gateway_address_connections_max)" in rig.said[0]
+        other = await rig.connect("127.0.0.2")
+        assert (await other.ask(ECHO)).code == 0 and (await first.ask(ECHO)).code == 0
+        first.writer.close()
+        while len(rig.connections.open) > 2:
+            await asyncio.sleep(0)
+        assert (await (await rig.connect()).ask(ECHO)).code == 0
+
+    run({"connections_max": 4, "address_connections_max": 2}, steps)
 
 
 def test_a_client_that_does_not_read_is_not_listened_to():
