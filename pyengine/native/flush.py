@@ -124,9 +124,9 @@ def monotonic_ns() -> int:
     return lib.ms_clock_monotonic_ns()
 
 
-def link_unnamed(fd: int, folder_fd: int, name: str) -> None:
-    """Give the O_TMPFILE file `fd` its name in `folder_fd`, or raise OSError (FileExistsError: taken)."""
-    _raise_for(lib.ms_new_file_link(fd, folder_fd, os.fsencode(name)), name)
+def link_unnamed(fd: int, path: str, folder_fd: int = -100) -> None:  # AT_FDCWD
+    """Give the O_TMPFILE file `fd` its name, in `folder_fd` if given, or raise OSError (FileExistsError: taken)."""
+    _raise_for(lib.ms_new_file_link(fd, folder_fd, os.fsencode(path)), path)
 
 
 def rename_exclusive(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:

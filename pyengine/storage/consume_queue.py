@@ -329,9 +329,15 @@ def sync_names(folder: Path) -> None:
         sync_folder(folder.parent.parent)
 
 
-def begin_queues(folders: Sequence[Path], file_bytes: int) -> bool:
-    """Make the first files of queues that begin at 0, together, durable; False where that cannot be done (create_files)."""
-    return create_files([folder / segment_name(0) for folder in folders], file_bytes, allocate=min(WINDOW_BYTES, file_bytes))
+def begin_queues(folders: Sequence[str], file_bytes: int) -> list[int] | None:
+    """Make the first files of queues that begin at 0, together, durable, and open them; None where that cannot be done
+    (create_files). The first begun_bytes() of each have blocks."""
+    return create_files([f"{folder}/{segment_name(0)}" for folder in folders], file_bytes, allocate=begun_bytes(file_bytes))
+
+
+def begun_bytes(file_bytes: int) -> int:
+    """How much of a queue's first file has blocks from the beginning."""
+    return min(WINDOW_BYTES, file_bytes)
 
 
 def open_queue_file(folder: Path, file_bytes: int, position: int, *, may_make: bool = True) -> tuple[int, int, int]:

@@ -44,7 +44,9 @@ from pyengine.native.dispatch import (
 from pyengine.native.flush import raise_disk_error
 from pyengine.native.scan import REASONS, bounded
 from pyengine.storage.consume_queue import (
+    EMPTY,
     begin_queues,
+    begun_bytes,
     find_queue_end,
     open_ext_file,
     open_queue_file,
@@ -123,6 +125,7 @@ class Dispatcher:
         topic_stats: ms_topic_stats | None = None,
     ) -> None:
         self._paths = StorePaths(root)
+        self._queues_folder = str(self._paths.consume_queue)
         self._file_bytes = geometry.mapped_file_size_consume_queue_bytes
         check_layout(self._file_bytes)
         self._ext_bytes = geometry.mapped_file_size_consume_queue_ext_bytes if options.enable_consume_queue_ext else 0
@@ -130,7 +133,7 @@ class Dispatcher:
         self._open_files = 0
         self._multi_dispatch = options.enable_multi_dispatch
         self._looked_to = -1  # up to there in the log it is known which queues begin
-        self._begun: set[tuple[str, int]] = set()  # queues whose first file was made ahead of their first entry
+        self._begun: dict[tuple[str, int], int] = {}  # descriptors of queues whose first file was made ahead of their first entry
         self._on_gap = on_gap
         progress = new_progress() if index_progress is None else progress_at(index_progress)
         self._kept = index_progress  # the memory of `progress`
@@ -237,6 +240,8 @@ class Dispatcher:
         """Close all files. Nothing is lost: what was dispatched is with the kernel."""
         for number in list(self._loop.queues.open_queues()):
             self._close_file(number)
+        while self._begun:
+            os.close(self._begun.popitem()[1])
         self._loop.use_index(None)
         self._index_files.close()
 
@@ -260,12 +265,15 @@ class Dispatcher:
         new = [(queue.topic, queue.queue_id)
                for queue in touched_queues(view, base_offset, start, end, multi_dispatch=self._multi_dispatch).queues
                if queue.min_queue_offset == 0 and is_queue_name(queue.topic.encode())
-               and not self._paths.queue_folder(queue.topic, queue.queue_id).exists()]
+               and not os.path.exists(f"{self._queues_folder}/{queue.topic}/{queue.queue_id}")]
         while min(len(new), room) >= TOGETHER_MIN:
             some, new = new[:room], new[room:]
-            if not begin_queues([self._paths.queue_folder(*queue) for queue in some], self._file_bytes):
+            made = begin_queues([f"{self._queues_folder}/{topic}/{queue_id}" for topic, queue_id in some], self._file_bytes)
+            if made is None:
                 return
-            self._begun.update(some)
+            self._begun.update(zip(some, made, strict=True))
+            self._open_files += len(made)
+            room = min(room, self._open_files_max - self._open_files)
 
     def _add_queue(self, topic: bytes, queue_id: int, queue_offset: int) -> bool:
         """Make the queue known; False when `on_gap` does not want it."""
@@ -273,15 +281,14 @@ class Dispatcher:
         next_offset, max_physical = queue_offset, -1
         if not refused:
             folder = self._folder(topic, queue_id)
-            end = find_queue_end(folder, self._file_bytes)
+            is_begun = (_text(topic), queue_id) in self._begun
+            end = EMPTY if is_begun else find_queue_end(folder, self._file_bytes)
             if self._on_gap is not None and queue_offset > end.next_offset:
                 if self._on_gap(QueueGap(_text(topic), queue_id, end.next_offset, queue_offset, end.max_physical)):
                     return False
             if end.max_physical >= 0:
                 next_offset, max_physical = end
-            elif (_text(topic), queue_id) in self._begun:
-                self._begun.discard((_text(topic), queue_id))
-            else:
+            elif not is_begun:
                 remove_void_files(folder, self._file_bytes)
                 sync_names(folder)
         queue = self._loop.queues[self._loop.queues.add(topic, queue_id)]
@@ -292,11 +299,18 @@ class Dispatcher:
 
     def _attach_file(self, number: int, position: int) -> None:
         self._close_file(number)
+        queue, topic = self._loop.queues[number], self._loop.queues.topic(number)
+        begun = self._begun.pop((_text(topic), queue.queue_id), -1)
+        if begun >= 0 and position * CQ_ENTRY_BYTES < self._file_bytes:
+            queue.fd, queue.file_start, queue.allocated_bytes = begun, 0, begun_bytes(self._file_bytes)
+            return
+        if begun >= 0:
+            self._open_files -= 1
+            os.close(begun)
         if self._open_files >= self._open_files_max:
             self._close_least_used()
-        folder = self._folder(self._loop.queues.topic(number), self._loop.queues[number].queue_id)
+        folder = self._folder(topic, queue.queue_id)
         fd, start, allocated = open_queue_file(folder, self._file_bytes, position, may_make=self._may_make_files)
-        queue = self._loop.queues[number]
         queue.fd, queue.file_start, queue.allocated_bytes = fd, start, allocated
         self._open_files += 1
 

@@ -76,36 +76,40 @@ def create_file(folder: Path | str, name: str, size_bytes: int, *, allocate: All
         return _create_in_sibling(folder, name, size_bytes, allocate)
 
 
-def create_files(paths: Sequence[Path], size_bytes: int, *, allocate: Allocation) -> bool:
+def create_files(paths: Sequence[str], size_bytes: int, *, allocate: Allocation) -> list[int] | None:
     """Create many files as create_file does, with two syncs of their file system for all of them instead of some for each.
 
-    Missing directories are made. Each file is complete once it has its name, and all are durable at the end. False where
-    this cannot be done: some or none are there then, each complete, its name perhaps not durable.
+    Missing directories are made. Each file is complete once it has its name, and all are durable at the end: the answer is a
+    read-write descriptor of each. None where this cannot be done: some or none are there then, each complete, its name perhaps
+    not durable.
     """
-    unnamed: list[int] = []
+    made: list[int] = []
     try:
         for path in paths:
-            path.parent.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
-            unnamed.append(os.open(path.parent, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, FILE_MODE))
-            _size_and_allocate(unnamed[-1], size_bytes, allocate)
+            folder = os.path.dirname(path)
+            with contextlib.suppress(FileExistsError):
+                try:
+                    os.mkdir(folder, FOLDER_MODE)
+                except FileNotFoundError:
+                    os.makedirs(folder, FOLDER_MODE)
+            made.append(os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, FILE_MODE))
+            _size_and_allocate(made[-1], size_bytes, allocate)
         failpoint("new_files_unnamed")
-        if not sync_file_system(paths[0].parent):
-            return False
-        failpoint("new_files_synced")
-        for path, descriptor in zip(paths, unnamed, strict=True):
-            check_written(descriptor, str(path))
-            folder = _open_folder(path.parent)
-            try:
-                link_unnamed(descriptor, folder, path.name)
-            finally:
-                os.close(folder)
-            failpoint("new_files_linked")
-        return sync_file_system(paths[0].parent)
+        if sync_file_system(os.path.dirname(paths[0])):
+            failpoint("new_files_synced")
+            for path, descriptor in zip(paths, made, strict=True):
+                check_written(descriptor, path)
+                link_unnamed(descriptor, path)
+                failpoint("new_files_linked")
+            if sync_file_system(os.path.dirname(paths[0])):
+                done, made = made, []
+                return done
     except (OSError, DiskError):
-        return False
+        pass
     finally:
-        for descriptor in unnamed:
+        for descriptor in made:
             os.close(descriptor)
+    return None
 
 
 def write_config(path: Path | str, content: bytes, *, keep_backup: bool = True) -> None:
@@ -217,7 +221,7 @@ def _create_unnamed(folder: Path, name: str, size_bytes: int, allocate: Allocati
             failpoint("new_file_unnamed")
             _give_length(descriptor, size_bytes, allocate, folder / name)
             try:
-                link_unnamed(descriptor, folder_fd, name)
+                link_unnamed(descriptor, name, folder_fd)
             except OSError as error:
                 if error.errno == errno.ENOENT:  # no /proc
                     raise _TmpfileRefusedError from error

@@ -36,9 +36,8 @@ def refuse(*arguments): raise durable_writes._TmpfileRefusedError
 durable_writes._create_unnamed = refuse
 """ + CREATE.partition("; ")[2].replace("create_file", "durable_writes.create_file")
 CREATE_TOGETHER = """
-from pathlib import Path
 from pyengine.storage.durable_writes import create_files
-create_files([Path({folder!r}) / name / 'file' for name in 'abc'], {size}, allocate={size})
+create_files([f'{folder}/{{name}}/file' for name in 'abc'], {size}, allocate={size})
 """
 REPLACE = "from pyengine.storage.durable_writes import write_config; write_config({folder!r} + '/table.json', b'new')"
 REMOVE = """

@@ -59,7 +59,10 @@ for number in range(1, %(steps)d + 1):
         raise_epoch(root)
     elif what == "new files":
         queues = [root / "consumequeue" / ("topic-%%d" %% (number * %(together)d + more)) / "0" for more in range(%(together)d)]
-        assert durable_writes.create_files([queue / segment_name(0) for queue in queues], %(size)d, allocate=512)
+        made = durable_writes.create_files([str(queue / segment_name(0)) for queue in queues], %(size)d, allocate=512)
+        assert made is not None
+        for descriptor in made:
+            os.close(descriptor)
     else:
         os.close(durable_writes.unlink_durably(log / segment_name((number - 1) * %(size)d)))
     os.write(acks, b"%%d\\n" %% number)
