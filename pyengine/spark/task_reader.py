@@ -290,54 +290,61 @@ class RangeReader(TaskReader):
                 continue
             try:
                 for raw in self._scan(segment, start, first, end, part):
-                    if self.is_gone(start):
-                        self.lost(start)
-                        break
                     yield from self.to_batches(raw, schema)
             finally:
                 segment.close()
 
     def _scan(self, segment: Segment, start: int, first: int, end: int, part: LogRange) -> Iterator[RawBatch]:
-        """The raw batches of one piece."""
+        """The raw batches of one piece. Zeros of a segment that was deleted decide nothing: is_gone is asked after each look at it."""
         segment_end = start + part.segment_bytes
         limit = min(part.limit, segment_end)
         scanner = self._scanner
-        position = _begin(segment, start, first, end, limit)
+        position, sure = _begin(segment, start, first, end, limit), -1
         while position is not None and position < end:
-            yield from scanned(scanner, segment, position, end, limit)
+            for raw in scanned(scanner, segment, position, end, limit):
+                if self.is_gone(start):
+                    return self.lost(start)
+                sure = scanner.position
+                yield raw
             position, reason = scanner.position, scanner.reason
             if reason == "range_end":
-                if end == part.end and end < min(part.stop, segment_end):
-                    self._check_boundary(segment, end, position, limit, segment_end)
-                return
+                if end == part.end and end < min(part.stop, segment_end) and self.options.on_corrupt == "fail":
+                    wrong = _wrong_boundary(segment, end, position, limit, segment_end)
+                    if self.is_gone(start):
+                        return self.lost(start)
+                    if wrong is not None:
+                        raise CorruptionError(wrong)
+                break
             if reason == "blank" or (reason == "overrun" and limit < segment_end):
-                return  # what reaches beyond the limit is not there yet
+                break  # what reaches beyond the limit is not there yet
+            is_skipped = self.options.on_corrupt == "skip"
+            following = find_record(segment, position + 1, end, limit) if is_skipped and position + 1 < end else None
             if self.is_gone(start):
                 return self.lost(start)
-            if self.options.on_corrupt == "fail":
+            if not is_skipped:
                 raise CorruptionError(f"the log is damaged at {position}: {sentence(reason)} ({self.segment_path(start)})")
-            following = find_record(segment, position + 1, end, limit) if position + 1 < end else None
             self.skip(position, (end if following is None else following) - position, reason)
             position = following
+        if position != sure and self.is_gone(start):
+            self.lost(start)
 
-    def _check_boundary(self, segment: Segment, boundary: int, following: int, limit: int, segment_end: int) -> None:
-        """The task that begins at `boundary` must find the record at `following`, which this walk has reached."""
-        if self.options.on_corrupt == "skip":
-            return
-        label = judge(segment, following, limit)
-        if label in ("range_end", "blank") or (label == "overrun" and limit < segment_end):
-            expected = None
-        elif label == "message":
-            expected = following
-        else:
-            raise CorruptionError(f"the log is damaged at {following}: {sentence(label)}")
-        found = find_record(segment, boundary, min(following + 1, limit), limit)
-        if found == expected:
-            return
-        if found is None:
-            raise CorruptionError(f"the log is damaged after the record at {following}")
-        raise CorruptionError(f"the body at {found} looks like a record of its own: "
-                              "with maxPartitionBytes of at least a segment's size no task looks for its first record")
+
+def _wrong_boundary(segment: Segment, boundary: int, following: int, limit: int, segment_end: int) -> str | None:
+    """What is wrong if the task that begins at `boundary` does not find the record at `following`, which this one's walk reached."""
+    label = judge(segment, following, limit)
+    if label in ("range_end", "blank") or (label == "overrun" and limit < segment_end):
+        expected = None
+    elif label == "message":
+        expected = following
+    else:
+        return f"the log is damaged at {following}: {sentence(label)}"
+    found = find_record(segment, boundary, min(following + 1, limit), limit)
+    if found == expected:
+        return None
+    if found is None:
+        return f"the log is damaged after the record at {following}"
+    return (f"the body at {found} looks like a record of its own: "
+            "with maxPartitionBytes of at least a segment's size no task looks for its first record")
 
 
 def scanned(scanner: ColumnScanner, segment: Segment, position: int, end: int, limit: int) -> Iterator[RawBatch]:

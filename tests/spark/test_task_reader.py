@@ -15,11 +15,13 @@ from fix_store_builder import SMALL, StoreBuilder
 from pyengine.errors import CorruptionError, StoreRefusedError, UsageError
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc.live_reader import open_store
+from pyengine.native.flush import punch
+from pyengine.spark import task_reader
 from pyengine.spark.options import read_options
-from pyengine.spark.partitions import DataLossError, cut
+from pyengine.spark.partitions import DataLossError, LogRange, cut, select
 from pyengine.spark.plan import plan
 from pyengine.spark.presence import with_lost_end
-from pyengine.spark.schema import all_names
+from pyengine.spark.schema import all_names, chosen_columns
 from pyengine.storage.checkpoint import DurableWatermark, read_watermark, write_watermark
 from record_bytes import encode_record
 from spark import oracle
@@ -263,6 +265,47 @@ def test_a_segment_deleted_while_it_is_read_gives_no_further_rows(golden):
         else:
             assert next(reading).column(0)[0].as_py() >= 16384
         (root / "gone").rename(StorePaths(root).commit_log_segment(0))
+
+
+SKIPPING = {"onCorrupt": "skip"}
+
+
+@pytest.mark.parametrize(
+    ("look", "first", "end", "given", "before"),
+    [
+        ("_begin", 2000, 4096, {}, 0),
+        ("_begin", 2000, 4096, SKIPPING, 0),
+        ("judge", 0, 2000, {}, 2000),
+        ("find_record", 0, 2000, {}, 2000),
+        ("find_record", 0, 4096, SKIPPING, 1000),
+    ],
+)
+def test_a_segment_deleted_before_any_look_at_it_is_a_loss_and_no_damage(plain, monkeypatch, look, first, end, given, before):
+    """The cleaner takes its name, then its blocks: a reader that has it mapped sees zeros."""
+    root, offsets = plain
+    part = LogRange(first, end, SEGMENT_BYTES, SEGMENT_BYTES, SEGMENT_BYTES)
+    if before == 1000:
+        overwrite(root, next(at for at in offsets if at >= 1000), b"\xff" * 80)
+    path = StorePaths(root).commit_log_segment(0)
+    content, real = path.read_bytes(), getattr(task_reader, look)
+
+    def after_the_cleaner(*arguments):
+        if path.exists():
+            with open(path, "r+b") as file:
+                path.unlink()
+                assert punch(file.fileno(), 0, SEGMENT_BYTES) == 0
+        return real(*arguments)
+
+    monkeypatch.setattr(task_reader, look, after_the_cleaner)
+    kept = [at for at in offsets if first <= at < before]
+    with pytest.raises(DataLossError, match=f"{segment_name(0)} was deleted after the query was planned"):
+        rows(root, [part], **given)
+    path.write_bytes(content)
+    options = read_options({"path": str(root), "columns": "physicalOffset", "failOnDataLoss": "false", **given})
+    reader = task_reader.RangeReader(options, select(options), columns := chosen_columns(options))
+    schema = task_reader.arrow_schema(columns)
+    assert [at for batch in reader.batches(part, schema) for at in batch.column(0).to_pylist()] == kept
+    assert reader.skipped == [] and not path.exists()
 
 
 @pytest.mark.parametrize(
