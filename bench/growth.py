@@ -1,6 +1,7 @@
 """What each part of the engine costs as the work grows: queues, segments, sessions, size of a message, its properties.
 
 usage: python bench/growth.py [--quick] [--folder DIR] [--only TEXT] [--json FILE] [--picture FILE]
+       python bench/growth.py --kept FILE... [--picture FILE]
 
 Each point is a store of its own. Costs are CPU of the processes, which a busy machine changes less than rates: of the
 producer, the writer and the reputter for each message, of a start after an orderly stop, of a `pyengine recover` after kill -9
@@ -208,6 +209,7 @@ def draw(measured: dict[str, list[Point]], path: Path) -> None:
     """A picture: a panel for each dimension, both axes logarithmic; costs of a message above, totals below."""
     from matplotlib import pyplot
 
+    pyplot.rcParams["svg.fonttype"] = "none"
     figure_, panels = pyplot.subplots(2, len(measured), figsize=(4.2 * len(measured), 8.5), squeeze=False)
     for column, (name, points) in enumerate(measured.items()):
         for row, is_shown in enumerate((lambda each: each.endswith("message, us"), lambda each: each.endswith((", ms", "MiB", "process")))):
@@ -229,11 +231,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only dimensions with this in their name")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep every point")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the curves, as .svg or .png; needs matplotlib")
+    parser.add_argument("--kept", type=Path, nargs="+", metavar="FILE", help="measure nothing: show what --json kept in these files")
     arguments = parser.parse_args()
     measured: dict[str, list[Point]] = {}
+    for file in arguments.kept or ():
+        for name, points in json.loads(file.read_text()).items():
+            measured[name] = [Point(**point) for point in points]
     with tempfile.TemporaryDirectory(dir=arguments.folder or Path.cwd(), prefix="bench-") as folder:
         for dimension in DIMENSIONS:
-            if arguments.only not in dimension.name:
+            if arguments.kept or arguments.only not in dimension.name:
                 continue
             for value in dimension.quick_values if arguments.quick else dimension.values:
                 print(f"{dimension.name}: {value:,} ...", file=sys.stderr)

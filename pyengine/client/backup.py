@@ -220,6 +220,8 @@ class _Backup:
             at, end = segment, min(segment + self._segment_bytes, manifest.end)
             while at < end:
                 fitting = [piece for piece in by_start.get(at, ()) if piece.segment == segment and piece.end <= end]
+                if len(fitting) > 1:  # the log was cut once and went on otherwise: some of them are what it was before
+                    fitting = [piece for piece in fitting if self._is_the_log(piece)]
                 if not fitting:
                     break
                 longest = max(fitting, key=lambda piece: (piece.end, piece.number))

@@ -170,7 +170,7 @@ class Supervisor:
                           f"{brought.report.sentence} ({brought.seconds:.2f} s)")
                 for note in brought.report.notes:
                     self._say(Event.RECOVERY_NOTE, note)
-                self._say_once(Event.TABLE_UNUSABLE, TopicConfigs(self._root).read().said)
+                self._say_once(Event.TABLE_UNUSABLE, _said_of_topics(self._root))
             try:
                 return self._serve(overrides, lock, outcome)
             finally:
@@ -519,6 +519,14 @@ class _LatchBridge:
         self._thread.join()
         self._selector.unregister(self._event)
         os.close(self._event)
+
+
+def _said_of_topics(root: Path) -> str:
+    """What is wrong with topics.json, which the engine itself does not need."""
+    try:
+        return TopicConfigs(root).read().said
+    except EngineError as error:
+        return str(error)
 
 
 def _attach_to_living(root: Path) -> EngineMemory:

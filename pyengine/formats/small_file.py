@@ -29,6 +29,7 @@ from pyengine.errors import EngineError, FormatError
 from pyengine.formats.constants import CHECKPOINT_BYTES, CHECKPOINT_MARGIN_MS, Readable
 
 SMALL_FILE_BYTES_MAX = 256 << 20
+PASSING_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of an open: they say nothing about the file
 _PIECE_BYTES = 1 << 20
 
 

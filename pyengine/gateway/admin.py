@@ -185,14 +185,9 @@ class Admin:
             return Answer(codes.NO_PERMISSION, f"the offsets of the group {name} are not a client's")
         forgets = request.flag("removeOffset") or request.flag("cleanOffset")
 
-        def delete() -> None:
-            self._names.group_configs.delete(name)
-            if forgets:
-                self._offsets.rewrite(lambda table: [table.pop(key) for key in list(table) if key.partition("@")[2] == name])
-
+        await self._in_executor(lambda: self._names.group_configs.delete(name))
         if forgets:
-            self._offsets.forget(name)
-        await self._in_executor(delete)
+            await self._offsets.rewrite(lambda table: [table.pop(key) for key in list(table) if key.partition("@")[2] == name], name)
         return Answer()
 
     async def all_groups(self, request: Request) -> Answer:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pyengine.engine_config import EngineConfig
-from pyengine.errors import FormatError, UsageError
+from pyengine.errors import DiskError, FormatError, UsageError
 from pyengine.formats.constants import SCHEDULE_TOPIC, TIMER_TOPIC, TOPIC_BYTES_MAX, TRANSACTION_HALF_TOPIC
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config
@@ -105,8 +105,13 @@ class _CachedFile(Generic[Table]):
         except OSError:
             stamp = None
         if self._table is None or stamp != self._stamp:
-            self._stamp = stamp
-            self._table = self._read()
+            try:
+                self._table = self._read()
+            except DiskError:  # no descriptor now: what was known holds until the next look
+                if self._table is None:
+                    raise
+            else:
+                self._stamp = stamp
         return self._table
 
 
@@ -231,7 +236,10 @@ class Names:
         """Change it, durable before this returns; UsageError where it would be longer than KEY_VALUES_CHARS_MAX."""
         def write() -> None:
             with exclusive(self._key_value_file.path):
-                table = self._key_value_file.read().value or {}
+                found = self._key_value_file.read()
+                if found.is_unread or (found.value is None and found.said):
+                    raise DiskError(f"{found.said}: it is not changed; repair the file or remove it", path=str(self._key_value_file.path))
+                table = found.value or {}
                 change(table)
                 text = encode_config({"configTable": {namespace: values for namespace, values in table.items() if values}})
                 if len(text) > KEY_VALUES_CHARS_MAX:

@@ -103,12 +103,17 @@ class GroupOffsets:
         keys = {*self._file(), *self._writing, *self._waiting}
         return sorted(name for found, _, name in (key.partition("@") for key in keys) if found == topic)
 
-    def rewrite(self, change: Callable[[Table], object]) -> None:
-        """Change the file itself, durable when this returns; not in the loop's thread."""
-        self._offsets.update(change)
+    async def rewrite(self, change: Callable[[Table], object], group: str, topic: str | None = None) -> None:
+        """Change what the file has of a group, or of the group on one topic: durable when this returns, and what waited to be
+        written of it is dropped. It goes on where the caller is cancelled."""
+        await asyncio.shield(self._rewrite(change, group, topic))
 
-    def forget(self, group: str, topic: str | None = None) -> None:
-        """Drop what waits to be written of a group, or of the group on one topic."""
+    async def _rewrite(self, change: Callable[[Table], object], group: str, topic: str | None) -> None:
+        async with self._flushing:  # a flush under way would write the old offsets after it
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._offsets.update, change)
+            self._forget(group, topic)
+
+    def _forget(self, group: str, topic: str | None) -> None:
         for key in [key for key in self._waiting if key.partition("@")[2] == group and topic in (None, key.partition("@")[0])]:
             self._fresh.difference_update((key, queue_id) for queue_id in self._waiting.pop(key))
 

@@ -139,11 +139,10 @@ class Relays:
                 wanted = high if time_ms < 0 else self._reader.offset_by_time(topic, queue_id, time_ms, LEVEL)
                 at = committed.get(queue_id, low)
                 offsets[queue_id] = wanted if is_forced or wanted < at else at
-            self._offsets.rewrite(lambda table: _reset(table, topic, group, offsets))
             return offsets
 
         offsets = await self._in_executor(find)
-        self._offsets.forget(group, topic)
+        await self._offsets.rewrite(lambda table: _reset(table, topic, group, offsets), group, topic)
         broker_name = self._address.broker_name
         table = write_json({"offsetTable": ObjectKeys(
             {(("brokerName", broker_name), ("queueId", queue_id), ("topic", topic)): offset for queue_id, offset in offsets.items()})})

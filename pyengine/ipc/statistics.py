@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyengine.errors import EngineUnavailableError
+from pyengine.errors import DiskError, EngineUnavailableError
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import EngineMemory
@@ -292,7 +292,10 @@ def schedule_offsets(root: str | os.PathLike[str], memory: EngineMemory) -> dict
     EngineUnavailableError when the queue table is just being replaced by a larger one.
     """
     generation = native.load(memory.control.slots[native.load_position(memory.control.slot_pass) % 2], "queue_table_generation")
-    delivered, _ = DelayOffsets(root).read()
+    try:
+        delivered, _ = DelayOffsets(root).read()
+    except DiskError as error:
+        raise EngineUnavailableError(str(error)) from error
     with memory.folder.attach(shared_objects.queues_name(generation), writable=False) as shared:
         table = queue_table.view(shared.memory)
         ends = {level: queue_table.get_offset(table, SCHEDULE_TOPIC, level - 1) for level in range(1, LEVELS_MAX + 1)}

@@ -68,7 +68,8 @@ class RowFormat(Generic[Row]):
 
 @dataclass(frozen=True, slots=True)
 class NamedRows(Generic[Row]):
-    """The file as a whole; `said` is a sentence about a bad file, `is_lost` whether nothing of it could be used."""
+    """The file as a whole; `said` is a sentence about a bad file, `is_lost` whether nothing of it could be used, or it may be whole
+    and could not be read."""
 
     rows: dict[str, Row]
     counter: int = 0
@@ -87,13 +88,16 @@ class ConfigTable(Generic[Row]):
         self.path = self._file.path
 
     def read(self) -> NamedRows[Row]:
-        """What the file, or in its place `.bak`, says; a bad file is told in `said`, never raised."""
-        table, said, _ = self._file.read()
-        return NamedRows({}, said=said, is_lost=bool(said)) if table is None else replace(table, said=said)
+        """What the file, or in its place `.bak`, says; a bad file is told in `said`. DiskError for want of a descriptor or of memory."""
+        table, said, _, is_unread = self._file.read()
+        return NamedRows({}, said=said, is_lost=bool(said)) if table is None else replace(table, said=said, is_lost=is_unread)
 
     @contextlib.contextmanager
     def changed(self) -> Iterator[NamedRows[Row]]:
-        """The table, whose rows the block may change; then, if it did, the new file is written, durable before this returns."""
+        """The table, whose rows the block may change; then, if it did, the new file is written, durable before this returns.
+
+        DiskError where nothing of the file could be used, or it could not be read: it is left as it is.
+        """
         with exclusive(self.path):
             use = store_use(self._root)
             if use is StoreUse.OTHER:
@@ -101,6 +105,8 @@ class ConfigTable(Generic[Row]):
             if use is StoreUse.CLOSED:
                 require_known_format(self._root)
             table = self.read()
+            if table.is_lost:
+                raise DiskError(f"{table.said}: it is not changed; repair the file or remove it", path=str(self.path))
             before = dict(table.rows)
             yield table
             if table.rows != before:
@@ -219,8 +225,6 @@ class TopicConfigs(ConfigTable[TopicConfig]):
         if not wanted or not _lacking(self.read().rows, wanted):
             return []
         with self.changed() as table:
-            if table.is_lost:
-                raise DiskError(f"{table.said}: new topics are not entered; repair the file or remove it", path=str(self.path))
             topics = table.rows
             lacking = _lacking(topics, wanted)
             for topic in lacking:

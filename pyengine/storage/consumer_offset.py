@@ -58,6 +58,7 @@ from pyengine.errors import DiskError, FlushError, FormatError, StoreBusyError, 
 from pyengine.formats.paths import QUEUE_ID_MAX, StorePaths
 from pyengine.formats.small_file import (
     PARSE_ERRORS,
+    PASSING_ERRNOS,
     SMALL_FILE_BYTES_MAX,
     check_seal,
     decode_config,
@@ -273,7 +274,7 @@ FILE_NAME = "consumerOffset.json"
 GROUP_BYTES_MAX = 127
 OFFSET_MAX = (1 << 63) - 1
 _TRIES = 5
-_NOT_THE_FILES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EACCES)
+_NOT_THE_FILES_FAULT = (*PASSING_ERRNOS, errno.EIO, errno.EACCES)
 
 Table = dict[str, dict[int, int]]  # "topic@group" -> queue id -> the next offset that the group wants
 
@@ -454,8 +455,9 @@ class DelayOffsets:
         self.path = self._file.path
 
     def read(self) -> tuple[dict[int, int], str]:
-        """(level -> next offset, sentence about a bad file); an empty table where there is none to be used."""
-        table, said, _ = self._file.read()
+        """(level -> next offset, sentence about a bad file); an empty table where there is none to be used. DiskError for want
+        of a descriptor or of memory."""
+        table, said, *_ = self._file.read()
         return table or {}, said
 
     def write(self, table: Mapping[int, int]) -> None:

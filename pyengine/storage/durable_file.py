@@ -19,7 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pyengine.errors import FormatError, disk_error
 from pyengine.formats.paths import Root, StorePaths
-from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
+from pyengine.formats.small_file import PARSE_ERRORS, PASSING_ERRNOS, read_small_file
 from pyengine.storage.durable_writes import sync_folder, write_config
 
 Value = TypeVar("Value")
@@ -86,11 +86,13 @@ class DurableRecord(Generic[Value]):
 
 
 class ReadConfig(NamedTuple, Generic[Value]):
-    """What a file says, or None; a sentence about what was wrong; whether `.bak` said it."""
+    """What a file says, or None; a sentence about what was wrong; whether `.bak` said it; whether the file may be whole,
+    although it could not be read: then nothing may be written in its place."""
 
     value: Value | None
     said: str = ""
     from_backup: bool = False
+    is_unread: bool = False
 
 
 class ConfigFile(Generic[Value]):
@@ -105,7 +107,8 @@ class ConfigFile(Generic[Value]):
     def read(self) -> ReadConfig[Value]:
         """What the file says, else its `.bak`; None where neither can be used.
 
-        The sentence is empty when the file was good, or when neither file is there.
+        The sentence is empty when the file was good, or when neither file is there. DiskError where a file cannot be opened
+        for want of a descriptor or of memory: that says nothing about it, and the next try may do.
         """
         backup = self.path.with_name(self.path.name + ".bak")
         found = self._read(self.path, backup)
@@ -122,32 +125,35 @@ class ConfigFile(Generic[Value]):
         self._keep_backup = True
 
     def _read(self, path: Path, backup: Path) -> ReadConfig[Value]:
-        value, why = self._try(path)
+        value, why, is_unread = self._try(path)
         if not why:
             return ReadConfig(value)
-        old_value, old_why = self._try(backup)
+        old_value, old_why, is_old_unread = self._try(backup)
         if not old_why:
-            return ReadConfig(old_value, f"{path} {why}: {backup.name}, its content before the last change, is used instead", True)
+            return ReadConfig(old_value, f"{path} {why}: {backup.name}, its content before the last change, is used instead", True,
+                              is_unread)
         if why == old_why == _MISSING:
             return ReadConfig(None)
-        return ReadConfig(None, f"{path} {why} and {backup.name} {old_why}: nothing of it is used")
+        return ReadConfig(None, f"{path} {why} and {backup.name} {old_why}: nothing of it is used", False, is_unread or is_old_unread)
 
-    def _try(self, path: Path) -> tuple[Value | None, str]:
-        """(value, why not); an empty file counts as damaged: RocketMQ never writes one on purpose."""
+    def _try(self, path: Path) -> tuple[Value | None, str, bool]:
+        """(value, why not, whether it may be whole); an empty file counts as damaged: RocketMQ never writes one on purpose."""
         try:
             text = read_small_file(path).decode()
         except FileNotFoundError:
-            return None, _MISSING
+            return None, _MISSING, False
         except OSError as error:
-            return None, f"cannot be read ({error.strerror})"
+            if error.errno in PASSING_ERRNOS:
+                raise disk_error(error, "read", path) from error
+            return None, f"cannot be read ({error.strerror})", True
         except UnicodeDecodeError:
-            return None, "is no text"
+            return None, "is no text", False
         if not text.strip("\0 \t\r\n"):
-            return None, "is empty"
+            return None, "is empty", False
         try:
-            return self._decode(text), ""
+            return self._decode(text), "", False
         except FormatError as error:
-            return None, f"is damaged ({error})"
+            return None, f"is damaged ({error})", False
 
 
 _MISSING = "is not there"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -15,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pyengine.errors import UsageError
+from pyengine.errors import UsageError, disk_error
 from pyengine.formats.paths import LOCK_NAME
-from pyengine.formats.small_file import open_regular
+from pyengine.formats.small_file import PASSING_ERRNOS, open_regular
 from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_sync_failure, read_watermark
 from pyengine.storage.log_scan import LogEnd
@@ -51,10 +52,14 @@ class StoreUse(enum.Enum):
 
 
 def store_use(root: str | os.PathLike[str]) -> StoreUse:
-    """What holds byte 0 of `lock`; needs no right but to read it, and takes no lock. CLOSED where it cannot be read."""
+    """What holds byte 0 of `lock`; needs no right but to read it, and takes no lock. CLOSED where there is none, or none that
+    may be read; DiskError where that cannot be told now: a reader must not take an engine that lives for none."""
+    path = os.path.join(root, LOCK_NAME)
     try:
-        descriptor = open_regular(os.path.join(root, LOCK_NAME))
-    except OSError:
+        descriptor = open_regular(path)
+    except OSError as error:
+        if error.errno in PASSING_ERRNOS or error.errno == errno.EIO:
+            raise disk_error(error, "open", path) from error
         return StoreUse.CLOSED
     try:
         lock = find_lock(descriptor, 0)

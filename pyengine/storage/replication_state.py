@@ -16,7 +16,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pyengine.errors import FormatError
+from pyengine.errors import DiskError, FormatError
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import decode_config, encode_config
 from pyengine.storage.durable_file import ConfigFile
@@ -69,22 +69,28 @@ class ReplicationStateFile:
         self.path = self._file.path
         self._dispatch_at: str | None = None
         self._term = self._fenced_by = 0
+        self._unread = ""
 
     def read(self) -> ReadState:
         """For a bad file `.bak` is used, whose `confirm` is older, which is safe.
 
         Its role may be older too: with a sentence the store does not start as a master (pyengine/engine/bring_up.py).
         """
-        state, said, _ = self._file.read()
+        state, said, _, is_unread = self._file.read()
+        self._unread = said if is_unread else ""
         self._dispatch_at = (state and state.dispatch_at) or DISPATCH_AT[0]
         if state is not None:
             self._term, self._fenced_by = state.term, state.fenced_by
         return ReadState(state, said)
 
     def write(self, state: ReplicationState) -> None:
-        """Replace the file, durable; the old one stays as `.bak`. Raises DiskFullError, DiskError or FlushError."""
+        """Replace the file, durable; the old one stays as `.bak`. Raises DiskFullError, DiskError or FlushError.
+
+        DiskError too where the file could not be read: its term must not be lost."""
         if self._dispatch_at is None:
             self.read()
+        if self._unread:  # its term may be higher than any that is known here
+            raise DiskError(f"{self._unread}: it is not changed; repair the file or remove it", path=str(self.path))
         self._dispatch_at = state.dispatch_at or self._dispatch_at
         self._term, self._fenced_by = max(self._term, state.term), max(self._fenced_by, state.fenced_by)
         document: dict[str, Any] = {"role": state.role, "confirm": state.confirm}

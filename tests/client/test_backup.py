@@ -248,6 +248,45 @@ def test_a_log_that_was_cut_and_went_on_otherwise_is_copied_again_from_there(mak
     assert restored.exit_code == 0 and bodies(tmp_path / "new", "other", 0) == bodies(engine.root, "other", 0) != []
 
 
+def test_after_a_cut_and_two_interrupted_runs_no_byte_of_before_is_taken(make_engine, tmp_path, monkeypatch):
+    engine, dest = make_engine(**SIZES), Folder(tmp_path / "dest")
+
+    def put(topic, count):
+        engine.start()
+        with pyengine.connect(engine.root) as producer:
+            assert producer.put_many(topic, [BODY] * count).ok
+        engine.stop()
+
+    def interrupted_after(pieces):
+        noted = []
+
+        def stop(name):
+            noted.append(name)
+            if noted.count("backup_piece_noted") == pieces:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(backup_module, "failpoint", stop)
+            with pytest.raises(KeyboardInterrupt):
+                backup_store(engine.root, dest)
+
+    put("T", 66 + 50)
+    old = backup_store(engine.root, dest)
+    with open(engine.root / f"commitlog/{SEGMENT:020d}", "r+b") as file:  # the last segment is lost, and given up
+        file.write(bytes(SEGMENT))
+    assert run("recover", engine.root, "--accept-loss").code == 0
+    put("other", 20)
+    interrupted_after(1)  # it has a shorter piece of the same beginning
+    put("other", 60)
+    interrupted_after(2)  # and the next segment's
+    put("other", 1)
+    report = backup_store(engine.root, dest)
+    assert report.end_offset > 2 * SEGMENT > old.end_offset
+    assert restore_store(dest, tmp_path / "new").exit_code == 0
+    for name in os.listdir(engine.root / "commitlog")[:2]:
+        assert (engine.root / "commitlog" / name).read_bytes() == (tmp_path / "new/commitlog" / name).read_bytes(), name
+
+
 def test_a_damaged_log_is_backed_up_as_it_is_and_said_to_be(stopped, tmp_path):
     with open(stopped / f"commitlog/{SEGMENT:020d}", "r+b") as file:
         file.seek(5000)

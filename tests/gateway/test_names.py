@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import pytest
 
 import pyengine
 from fix_gateway import beat, pull_fields, send_fields
+from pyengine.errors import DiskError
 from pyengine.gateway import codes
-from pyengine.gateway.names import GROUP_CHARS_MAX, group_fault, topic_fault
+from pyengine.gateway.names import GROUP_CHARS_MAX, Names, group_fault, topic_fault
+from pyengine.storage.config import load_config
 from pyengine.storage.config_table import SubscriptionGroups, TopicConfig, TopicConfigs
 from waiting import eventually
 
@@ -144,3 +147,23 @@ def test_the_name_server_tells_its_settings_and_topics_by_their_flags(served):
     assert listed(codes.GET_UNIT_TOPIC_LIST) == ["both", "of_unit"]
     assert listed(codes.GET_HAS_UNIT_SUB_TOPIC_LIST) == ["both", "with_unit_sub"]
     assert listed(codes.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST) == ["with_unit_sub"]
+
+
+def test_a_table_that_cannot_be_read_now_is_read_at_the_next_look(tmp_path, monkeypatch):
+    configs = TopicConfigs(tmp_path)
+    configs.create(TopicConfig("orders"))
+
+    def refuse(path):
+        raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    names = Names(tmp_path, load_config(tmp_path), None)
+    with monkeypatch.context() as patch:
+        patch.setattr("pyengine.storage.durable_file.read_small_file", refuse)
+        with pytest.raises(DiskError, match="Too many open files"):
+            names.topic("orders")
+    assert names.topic("orders") is not None
+    configs.create(TopicConfig("later"))
+    with monkeypatch.context() as patch:
+        patch.setattr("pyengine.storage.durable_file.read_small_file", refuse)
+        assert names.topic("orders") is not None, "what was known holds"
+    assert names.topic("later") is not None

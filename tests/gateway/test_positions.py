@@ -165,6 +165,32 @@ def test_a_file_that_cannot_be_read_now_is_not_taken_for_an_empty_one(kept, monk
     assert kept.committed("T", "G", 0) == 7
 
 
+@pytest.mark.parametrize("topic", ["T", None], ids=["reset", "delete"])
+def test_a_flush_under_way_does_not_bring_back_what_is_reset_or_deleted(kept, topic):
+    """A flush takes what waits before the change has the file, and writes it after."""
+    def change(table):
+        changing.set()
+        assert going.wait(30)
+        table["T@G"] = {0: 5}
+        if topic is None:
+            del table["T@G"]
+
+    changing, going = threading.Event(), threading.Event()
+
+    async def race():
+        kept.commit("T", "G", 0, 100)
+        rewriting = asyncio.create_task(kept.rewrite(change, "G", topic))
+        await asyncio.get_running_loop().run_in_executor(None, changing.wait, 30)
+        flushing = asyncio.create_task(kept.flush())
+        await asyncio.sleep(0)
+        going.set()
+        await asyncio.gather(rewriting, flushing)
+
+    asyncio.run(race())
+    expected = 5 if topic else None
+    assert (kept.committed("T", "G", 0), kept._offsets.read("T", "G").get(0)) == (expected, expected)
+
+
 def test_clients_make_no_more_offsets_than_the_file_may_have(kept, monkeypatch):
     monkeypatch.setattr("pyengine.gateway.positions.OFFSETS_MAX", 4)
     kept._offsets.commit("T", "G", {0: 1, 1: 1})
@@ -173,7 +199,7 @@ def test_clients_make_no_more_offsets_than_the_file_may_have(kept, monkeypatch):
     asyncio.run(kept.flush())
     assert kept._offsets.groups() == {("T", "G"): {0: 2, 1: 1}, ("T", "H"): {0: 6, 1: 5}}
     assert kept.commit("T", "H", 1, 7) and not kept.commit("T", "H", 2, 1)
-    kept.rewrite(lambda table: table.pop("T@G"))
+    asyncio.run(kept.rewrite(lambda table: table.pop("T@G"), "G"))
     assert kept.commit("T", "H", 2, 1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 
@@ -9,7 +10,8 @@ import pytest
 
 from broker_lock import held_by_a_broker
 from pyengine.errors import DiskError, StoreBusyError, UsageError
-from pyengine.storage.config_table import TopicConfig, TopicConfigs
+from pyengine.formats.small_file import read_small_file
+from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig, TopicConfigs
 
 # As fastjson writes it; `attributes` is of a later RocketMQ.
 ROCKETMQ = """{
@@ -93,10 +95,15 @@ def test_a_bad_file_gives_way_to_its_backup_and_says_so(tmp_path, bad):
     assert (tmp_path / "config" / "topics.json.bak").read_text() == ROCKETMQ, "the bad file never takes the good one's place"
 
 
-def test_two_bad_files_are_no_topics(tmp_path):
+def test_two_bad_files_are_no_topics_and_stay_until_they_are_repaired_or_removed(tmp_path):
     topics = configs(tmp_path, "{", "}")
     table = topics.read()
     assert table.rows == {} and "nothing of it is used" in table.said
+    with pytest.raises(DiskError, match="repair the file or remove it"):
+        topics.create(TopicConfig("new"))
+    assert topics.path.read_text() == "{"
+    topics.path.unlink()
+    topics.path.with_name("topics.json.bak").unlink()
     topics.create(TopicConfig("new"))
     assert set(topics.read().rows) == {"new"}
 
@@ -173,6 +180,46 @@ def test_light_queues_and_a_brokers_own_topics_get_no_entry(tmp_path):
 
 def test_a_file_that_cannot_be_read_is_not_replaced_by_one_of_the_new_topics(tmp_path):
     found = configs(tmp_path, "{")
-    with pytest.raises(DiskError, match="new topics are not entered"):
+    with pytest.raises(DiskError, match="it is not changed; repair the file or remove it"):
         found.enter({"orders": 0})
     assert found.path.read_text() == "{"
+
+
+def refused(patch, number, times):
+    """The next `times` reads of a config file are refused by the system with this errno; others work."""
+    left = [times]
+
+    def read(path):
+        if left[0]:
+            left[0] -= 1
+            raise OSError(number, "refused", str(path))
+        return read_small_file(path)
+
+    patch.setattr("pyengine.storage.durable_file.read_small_file", read)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EACCES], ids=errno.errorcode.get)
+def test_a_file_that_the_system_does_not_let_be_read_is_not_replaced(tmp_path, monkeypatch, number, times):
+    """Neither by `.bak`, which lacks the last change, nor by a table with nothing but the new row."""
+    table = configs(tmp_path, ROCKETMQ)
+    table.create(TopicConfig("last"))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "config").glob("topics.json*")}
+    groups = SubscriptionGroups(tmp_path)
+    groups.put(SubscriptionGroup("kept"))
+    for change in (lambda: table.create(TopicConfig("new")), lambda: table.update("orders", perm=4), lambda: table.delete("orders"),
+                   lambda: groups.enter(SubscriptionGroup("new")), lambda: groups.delete("kept")):
+        with monkeypatch.context() as patch:
+            refused(patch, number, times)
+            with pytest.raises(DiskError, match="refused"):
+                change()
+    assert {path.name: path.read_bytes() for path in (tmp_path / "config").glob("topics.json*")} == before
+    assert groups.read().rows == {"kept": SubscriptionGroup("kept")}
+
+
+def test_without_a_descriptor_a_file_is_not_taken_for_a_bad_one(tmp_path, monkeypatch):
+    table = configs(tmp_path, ROCKETMQ, "")
+    refused(monkeypatch, errno.EMFILE, 1)
+    with pytest.raises(DiskError, match="cannot read .*topics.json: refused"):
+        table.read()
+    assert "orders" in table.read().rows

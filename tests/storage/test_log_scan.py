@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from broker_lock import held_by_a_broker
 from faults.mounts import with_own_mounts
 from fix_golden import HALTED
-from pyengine.errors import UsageError
+from pyengine.errors import DiskError, UsageError
 from pyengine.formats.paths import segment_name
 from pyengine.formats.record import encode_blank
 from pyengine.formats.small_file import Checkpoint, pack_checkpoint
@@ -315,3 +316,18 @@ def test_what_a_dead_engine_never_published_is_not_flushed(builder):
                         (DeadEngine(builder.end, True), middle), (DeadEngine(0, False), middle)):
         marks = FilesWatermark(builder.root, log_of(builder), lambda: dead)
         assert marks.limit(ReadLevel.FLUSHED) == limit, dead
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO], ids=errno.errorcode.get)
+def test_what_has_the_store_open_is_not_guessed_without_a_descriptor(tmp_path, monkeypatch, number):
+    """Taken for closed, the end of the log would be what is in the files, beyond what a writer has committed."""
+    (tmp_path / "lock").write_bytes(b"")
+
+    def refuse(path):
+        raise OSError(number, "refused", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pyengine.storage.read_level.open_regular", refuse)
+        with pytest.raises(DiskError, match="cannot open .*lock: refused"):
+            store_use(tmp_path)
+    assert store_use(tmp_path) is StoreUse.CLOSED

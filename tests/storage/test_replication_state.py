@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import pytest
 
+from pyengine.errors import DiskError
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 
@@ -77,3 +79,22 @@ def test_what_is_no_term_is_damage(tmp_path, term):
     file.path.parent.mkdir(parents=True, exist_ok=True)
     file.path.write_text('{"role": "SLAVE", "confirm": 1, "term": %s}' % term)
     assert file.read().state is None and "is no term" in file.read().said
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO], ids=errno.errorcode.get)
+def test_a_term_that_could_not_be_read_is_not_replaced_by_none(tmp_path, monkeypatch, number):
+    ReplicationStateFile(tmp_path).write(ReplicationState("SYNC_MASTER", 100, term=7, fenced_by=8))
+    file = ReplicationStateFile(tmp_path)
+    content = file.path.read_bytes()
+
+    def refuse(path):
+        raise OSError(number, "refused", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pyengine.storage.durable_file.read_small_file", refuse)
+        with pytest.raises(DiskError, match="refused"):
+            file.write(ReplicationState("SYNC_MASTER", 200))
+    assert file.path.read_bytes() == content
+    file.read()
+    file.write(ReplicationState("SYNC_MASTER", 200))
+    assert ReplicationStateFile(tmp_path).read().state == ReplicationState("SYNC_MASTER", 200, term=7, fenced_by=8)
