@@ -227,7 +227,7 @@ static PyObject *read_entries(PyObject *arguments, struct records *records)
     for (; end - at >= MS_QUEUE_ENTRY_BYTES; at += MS_QUEUE_ENTRY_BYTES) {
         const int64_t physical_offset = ms_get_i64(bytes + at);
         const int32_t size = ms_get_i32(bytes + at + 8);
-        if (physical_offset < skip_below)
+        if (physical_offset < skip_below && physical_offset >= reading.segment.start)
             continue;
         if (count > 0) {
             const int is_on_disk = physical_offset < limits.log_end - limits.in_memory_bytes;
@@ -256,7 +256,7 @@ static PyObject *read_entries(PyObject *arguments, struct records *records)
             status = count > 0 ? status : taken == NOT_THERE ? WAS_REMOVED
                                                              : NOTHING_MATCHED;
             if (taken == NOT_THERE && is_offset && reading.segment.view.obj == NULL && size != MS_QUEUE_FILLER_SIZE)
-                skip_below = reading.segment.end; /* the whole file is gone: its other messages need no look */
+                skip_below = reading.segment.end; /* the whole file is gone, or damage names one: its other messages need no look */
             continue;
         }
         count++;

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from pyengine.errors import UsageError
@@ -35,21 +35,20 @@ from pyengine.spark.partitions import (
     queue_chooser,
     select,
 )
-from pyengine.spark.presence import has_no_queues, require_names, require_offsets, with_lost_end
-from pyengine.spark.remote_store import RemoteQueueFiles, RemoteStore, look_ahead, open_for_reading
+from pyengine.spark.presence import QueueLooks, has_no_queues, require_names, require_offsets, with_lost_end
+from pyengine.spark.remote_store import RemoteStore, open_for_reading
 from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_watermark
 from pyengine.storage.read_level import StoreUse, store_use
 
 if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
-    from pyengine.native.scan import QueueBounds
+    from pyengine.native.scan import ChooseQueue
     from pyengine.storage.consume_queue import ConsumeQueue
 
 # `auto` scans what is small, and what is mostly wanted: sequential reading is the faster then.
 LOG_BYTES_MIN = 256 << 20
 SHARE_MAX = 0.3
 QUEUES_MAX, REMOTE_QUEUES_MAX = 10_000, 500  # a remote queue takes some requests before its share is known
-SAMPLES = 16
 Watermark = Callable[[], WatermarkReading]
 
 
@@ -60,21 +59,23 @@ def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
     that cannot be known.
     """
     with open_for_reading(options) as reader:
-        bounds = _bounds(options, reader, functools.partial(read_watermark, reader.root))
+        looks = QueueLooks(options, reader, _own_queues(options))
+        bounds = _bounds(options, reader, functools.partial(read_watermark, reader.root), looks)
         require_names(options, reader)
         if bounds is None:
             return []
         start, stop, limit = bounds
         require_messages_of_times(options, reader, limit)
         require_offsets(options, reader)
-        parts = plan_queues(options, reader, start, stop, limit)
+        parts = plan_queues(options, reader, start, stop, limit, looks)
         if parts is not None:
             return parts
         start, stop = _narrowed(options, reader, start, stop, limit)
         return [*cut(start, stop, limit, reader.commit_log.size_bytes, options.max_partition_bytes, options.min_partitions)]
 
 
-def _bounds(options: ReadOptions, store: LiveStoreReader | RemoteStore, watermark: Watermark) -> tuple[int, int, int] | None:
+def _bounds(options: ReadOptions, store: LiveStoreReader | RemoteStore, watermark: Watermark, looks: QueueLooks
+            ) -> tuple[int, int, int] | None:
     """Physical offsets: [start, stop) of the read and the limit of the log; None for a log without segments."""
     limit = store.max_physical_offset(options.read_level)
     starts = store.commit_log.starts()
@@ -85,7 +86,7 @@ def _bounds(options: ReadOptions, store: LiveStoreReader | RemoteStore, watermar
             raise DataLossError(f"the log of {options.where} ends at {log_end}, below the level {options.read_level.value} at {limit}: "
                                 f"segments are missing; {REMEDY}")
         limit = log_end
-    limit = with_lost_end(options, store, watermark, limit, log_end)
+    limit = with_lost_end(options, store, watermark, limit, log_end, looks)
     if not starts:
         return None
     gaps = [a + segment_bytes for a, b in itertools.pairwise(starts) if b != a + segment_bytes]
@@ -177,7 +178,7 @@ def _newest_ms(reader: LiveStoreReader | RemoteStore, topic: str, queue_id: int,
 
 
 def plan_queues(
-    options: ReadOptions, reader: LiveStoreReader | RemoteStore, start: int, stop: int, limit: int
+    options: ReadOptions, reader: LiveStoreReader | RemoteStore, start: int, stop: int, limit: int, looks: QueueLooks
 ) -> list[LogRange | QueuePart] | None:
     """The parts of a read through queues, None to scan. UsageError when `access=queue` is not possible."""
     if options.access == "scan" or options.access == "auto" and stop - start < LOG_BYTES_MIN:
@@ -187,11 +188,10 @@ def plan_queues(
         if options.access == "queue":
             raise UsageError(f"access=queue: {why_not}")
         return None
-    queues = list(_chosen(options, reader))
+    queues = looks.chosen()
     if options.access == "auto" and len(queues) > (REMOTE_QUEUES_MAX if isinstance(reader, RemoteStore) else QUEUES_MAX):
         return None
-    look_ahead(reader, [queue for queue, _ in queues], dispatched)
-    slices = list(_slices(queues, reader, dispatched))
+    slices = list(_slices(queues, queue_chooser(select(options)), looks, dispatched))
     wanted_bytes = sum(one.log_bytes for one in slices)
     if options.access == "auto" and wanted_bytes > SHARE_MAX * (stop - start):
         return None
@@ -220,34 +220,20 @@ def _why_no_queues(options: ReadOptions, reader: LiveStoreReader | RemoteStore, 
     return "", limit
 
 
-def _chosen(options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> Iterator[tuple[ConsumeQueue, QueueBounds]]:
-    """The queues that are wanted, and which of their offsets."""
+def _own_queues(options: ReadOptions) -> ChooseQueue | None:
+    """The queues that are wanted; not light ones, whose entries name records of other topics."""
     choose = queue_chooser(select(options))
-    for topic, queue_ids in reader.topics().items():
-        if topic.startswith(LMQ_PREFIX):  # its entries name records of other topics
-            continue
-        for queue_id in queue_ids:
-            wanted = choose(topic, queue_id) if choose else None
-            queue = reader.queue(topic, queue_id) if wanted else None
-            if wanted is not None and queue is not None:
-                yield queue, wanted
+    if choose is None or options.access == "scan":
+        return None
+    return lambda topic, queue_id: None if topic.startswith(LMQ_PREFIX) else choose(topic, queue_id)
 
 
-def _slices(queues: Iterable[tuple[ConsumeQueue, QueueBounds]], reader: LiveStoreReader | RemoteStore, dispatched: int
-            ) -> Iterator[QueueSlice]:
-    for queue, wanted in queues:
-        high = queue.max_offset(dispatched)
-        first = max(wanted[0], queue.min_offset(reader.min_physical_offset, high))
-        end = min(wanted[1], high)
-        if first < end:
-            yield QueueSlice(queue.topic, queue.queue_id, first, end, slice_bytes(queue, first, end, high))
-
-
-def slice_bytes(queue: ConsumeQueue, first: int, end: int, high: int) -> int:
-    """About how many bytes of the log these messages are: by some of them, of files that are fetched by the first and the last."""
-    step = max(1, end - first - 1 if isinstance(queue.files, RemoteQueueFiles) else (end - first) // SAMPLES)
-    sizes = [entry.size_bytes for at in range(first, end, step) if (entry := queue.entry(at, high))]
-    return (end - first) * sum(sizes) // max(1, len(sizes))
+def _slices(queues: list[ConsumeQueue], choose: ChooseQueue | None, looks: QueueLooks, dispatched: int) -> Iterator[QueueSlice]:
+    for queue, first, high in looks.bounds(queues, dispatched):
+        wanted = choose(queue.topic, queue.queue_id) if choose else None
+        begin, end = (max(wanted[0], first), min(wanted[1], high)) if wanted else (0, 0)
+        if begin < end:
+            yield QueueSlice(queue.topic, queue.queue_id, begin, end, looks.slice_bytes(queue, begin, end, high, dispatched))
 
 
 def grouped(slices: list[QueueSlice], most_bytes: int) -> Iterator[list[QueueSlice]]:

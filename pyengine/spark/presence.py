@@ -9,32 +9,38 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import numpy
+
 from pyengine.errors import CorruptionError, StoreBusyError, StoreRefusedError, UsageError
-from pyengine.formats.constants import LMQ_PREFIX
-from pyengine.formats.consume_queue import is_filler
-from pyengine.formats.paths import StorePaths, is_queue_id_name
+from pyengine.formats.constants import CQ_ENTRY_BYTES, LMQ_PREFIX
+from pyengine.formats.consume_queue import further_offset, is_filler, is_live
+from pyengine.formats.paths import StorePaths
 from pyengine.native.scan import RowFilter
 from pyengine.results import ReadLevel
 from pyengine.spark.file_access import QUEUES, find_record, walk_piece
 from pyengine.spark.options import INT64_MAX, ReadOptions
 from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, Queue, offset_bounds
+from pyengine.spark.queue_entries import ENTRY, slice_bytes
 from pyengine.spark.remote_store import RemoteStore, look_ahead, segment_of
 from pyengine.storage.arrow import LogScanner
 from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
 from pyengine.storage.config_table import TopicConfigs
-from pyengine.storage.consume_queue import ConsumeQueue, QueueEnd, find_queue_end
+from pyengine.storage.consume_queue import ConsumeQueue, QueueEnd
 from pyengine.storage.read_level import StoreUse, store_use
 
 if TYPE_CHECKING:
+    from pyengine.formats.record import Message
     from pyengine.ipc.live_reader import LiveStoreReader
-    from pyengine.native.scan import QueueBounds
+    from pyengine.native.scan import ChooseQueue, QueueBounds
 
+log = logging.getLogger(__name__)
 _NAMED_MAX = 5
 
 # -- names --------------------------------------------------------------------------
@@ -197,11 +203,155 @@ def require_offsets(options: ReadOptions, reader: LiveStoreReader | RemoteStore)
                 raise DataLossError(f"{name} {offset}: queue {topic}/{queue_id} holds offsets {low} to {high}; {REMEDY}")
 
 
+# -- where queues begin and end -----------------------------------------------------
+
+_BLOCK_BYTES = 1 << 16
+_AHEAD_BYTES = 1 << 12
+_VOID = bytes(_BLOCK_BYTES + _AHEAD_BYTES)
+
+
+class QueueLooks:
+    """Where the queues of one plan begin and end: each is looked at once, and its last file is opened once."""
+
+    def __init__(self, options: ReadOptions, store: LiveStoreReader | RemoteStore, choose: ChooseQueue | None = None) -> None:
+        """`choose`: the queues of which more than the end is wanted."""
+        self._options, self._store, self._choose = options, store, choose
+        self._seen: dict[Queue, tuple[int, QueueEnd, int]] = {}  # first entry, end, bytes of the log between them
+
+    @functools.cached_property
+    def _queues(self) -> dict[Queue, ConsumeQueue]:
+        return {(topic, queue_id): queue for topic, ids in self._store.topics().items() for queue_id in ids
+                if (queue := self._store.queue(topic, queue_id)) is not None}
+
+    def ends(self) -> Iterator[tuple[Queue, QueueEnd]]:
+        """Where the entries of every queue end, whatever they name; a queue that holds anything else is left out."""
+        if isinstance(self._store, RemoteStore):
+            look_ahead(self._store, filter(_is_usable, self._queues.values()), INT64_MAX)
+        for key, queue in self._queues.items():
+            with contextlib.suppress(StoreRefusedError):  # what such a queue holds is nothing to compare with
+                end = self._end(key, queue)
+                if end is not None:
+                    yield key, end
+
+    def _end(self, key: Queue, queue: ConsumeQueue) -> QueueEnd | None:
+        is_chosen = self._choose is not None and self._choose(*key) is not None
+        high = queue_end(self._options, self._store, queue, INT64_MAX) if is_chosen else queue.max_offset(INT64_MAX)
+        entry = queue.entry(high - 1, high) if high else None
+        if entry is None or is_filler(entry) or not is_live(entry):
+            return None
+        end = QueueEnd(high, entry.physical_offset + entry.size_bytes)
+        if is_chosen:
+            first = queue_begin(self._store, queue, high)
+            self._seen[key] = first, end, slice_bytes(queue, first, high, high)
+        return end
+
+    def chosen(self) -> list[ConsumeQueue]:
+        """The queues that are chosen."""
+        assert self._choose is not None
+        return [queue for key, queue in self._queues.items() if self._choose(*key)]
+
+    def bounds(self, queues: Iterable[ConsumeQueue], limit: int) -> Iterator[tuple[ConsumeQueue, int, int]]:
+        """Each queue with its entries [begin, end): the messages that are in the log below `limit`, by queue_begin and queue_end."""
+        queues = list(queues)
+        look_ahead(self._store, [queue for queue in queues if not self._is_known(queue, limit)], limit)
+        for queue in queues:
+            if self._is_known(queue, limit):
+                first, (high, _), _ = self._seen[queue.topic, queue.queue_id]
+            else:
+                high = queue_end(self._options, self._store, queue, limit)
+                first = queue_begin(self._store, queue, high)
+            yield queue, first, high
+
+    def slice_bytes(self, queue: ConsumeQueue, first: int, end: int, high: int, limit: int) -> int:
+        """As queue_entries.slice_bytes, by what was seen of the whole queue where that is known."""
+        if not self._is_known(queue, limit):
+            return slice_bytes(queue, first, end, high)
+        begin, (known_high, _), size_bytes = self._seen[queue.topic, queue.queue_id]
+        return size_bytes * (end - first) // (known_high - begin)
+
+    def _is_known(self, queue: ConsumeQueue, limit: int) -> bool:
+        seen = self._seen.get((queue.topic, queue.queue_id))
+        return seen is not None and seen[1].max_physical <= limit
+
+
+def queue_begin(store: LiveStoreReader | RemoteStore, queue: ConsumeQueue, high: int) -> int:
+    """The first entry whose message is in the log; what is no entry at all and comes before it belongs to it, for a task to judge."""
+    first = queue.min_offset(store.min_physical_offset, high) if high else 0
+    while (entry := queue.entry(first - 1, first)) is not None and (entry.physical_offset < 0 or entry.size_bytes <= 0) and any(entry):
+        first -= 1
+    return first
+
+
+def queue_end(options: ReadOptions, store: LiveStoreReader | RemoteStore, queue: ConsumeQueue, limit: int, *, waits: bool = False) -> int:
+    """The entry after the queue's last below `limit`: where entries follow that cannot be told from damage, after those.
+
+    So damage that looks like a queue's end is left to the tasks, which hold each entry against its record. DataLossError, or a
+    note in the log where losses are allowed, for an entry that leads beyond the end of a log that was stopped in order;
+    with `waits` such entries of a remote store are those of a log that is still being copied.
+    """
+    high = queue.max_offset(limit)
+    at, tries = high, 0
+    while (found := _following(queue, at)) is not None:
+        number, entries = found
+        offsets, sizes = (entries[name].astype(numpy.int64) for name in ("physicalOffset", "size"))
+        inside = numpy.flatnonzero((offsets >= 0) & (sizes > 0) & (offsets <= limit - sizes))
+        if inside.size:
+            at, tries = number + int(inside[-1]) + 1, 0
+            high = at
+            continue
+        place = int(numpy.flatnonzero(entries != numpy.zeros(1, ENTRY))[0])
+        number, offset, size = number + place, int(offsets[place]), int(sizes[place])
+        end = store.max_physical_offset(ReadLevel.COMMITTED)
+        if _is_message(store.message_below(offset, end), queue, number, size):
+            break  # beyond the limit
+        if tries == 0:  # another process may just have been writing it
+            tries, at = 1, number
+            continue
+        if offset < 0 or size <= 0 or offset + size <= end or store.is_live:
+            at, tries = number + 1, 0
+            high = at
+            continue
+        is_torn_off = abort_file_exists(store.root)  # by a crash, and it had not been synced
+        if not is_torn_off and not (waits and isinstance(store, RemoteStore)):
+            said = f"entry {number} of queue {queue.topic}/{queue.queue_id} names a message at {offset} of {size} bytes, but the log of " \
+                   f"{options.where} ends at {end}"
+            if options.fail_on_data_loss and options.on_corrupt == "fail":
+                raise DataLossError(f"{said}; {REMEDY}")
+            log.warning("%s: it and what follows it in the queue is left out", said)
+        break
+    return high
+
+
+def _is_message(message: Message | None, queue: ConsumeQueue, number: int, size_bytes: int) -> bool:
+    """Whether it is what an entry of this number and size names."""
+    if message is None or message.size_bytes != size_bytes:
+        return False
+    is_own = (message.topic, message.queue_id, message.queue_offset) == (queue.topic, queue.queue_id, number)
+    return is_own or further_offset(message, queue.topic, queue.queue_id) == number
+
+
+def _following(queue: ConsumeQueue, at: int) -> tuple[int, numpy.ndarray] | None:
+    """(number of the first, entries) of the next entries at or after `at` that are not all zeros, by a look at the block after it
+    and at the first one of each later file; None without any."""
+    for start in queue.files.starts():
+        number = max(at, start // CQ_ENTRY_BYTES)
+        position = number * CQ_ENTRY_BYTES - start
+        view = queue.files.view(start) if position < queue.files.size_bytes else None
+        if view is None:
+            continue
+        end = min(queue.files.size_bytes, (position + _AHEAD_BYTES) // _BLOCK_BYTES * _BLOCK_BYTES + _BLOCK_BYTES)
+        data = view[position : end - (end - position) % CQ_ENTRY_BYTES]
+        if data != _VOID[: len(data)]:
+            return number, numpy.frombuffer(data, ENTRY)
+    return None
+
+
 # -- the log's end ------------------------------------------------------------------
 
 
 def with_lost_end(
-    options: ReadOptions, store: LiveStoreReader | RemoteStore, watermark: Callable[[], WatermarkReading], limit: int, log_end: int
+    options: ReadOptions, store: LiveStoreReader | RemoteStore, watermark: Callable[[], WatermarkReading], limit: int, log_end: int,
+    looks: QueueLooks | None = None,
 ) -> int:
     """The limit of the read. Of a store at rest it was found by reading, and ends at damage too.
 
@@ -214,7 +364,7 @@ def with_lost_end(
     reading = watermark()
     durable = reading.watermark
     if durable is None or reading.is_copied:
-        lost = _lost_by_queues(store, options.where) or _lost_by_checkpoint(store, options.where)
+        lost = _lost_by_queues(store, options.where, looks or QueueLooks(options, store)) or _lost_by_checkpoint(store, options.where)
     elif durable.flushed <= limit or durable.flushed <= store.max_physical_offset(options.read_level):
         return limit  # an engine may have written on, and have ended, since the limit was taken
     else:
@@ -223,12 +373,12 @@ def with_lost_end(
     return limit if lost is None else _end_of_what_is_left(options, store, lost, limit, log_end)
 
 
-def require_end(options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> None:
+def require_end(options: ReadOptions, reader: LiveStoreReader | RemoteStore, looks: QueueLooks | None = None) -> None:
     """As with_lost_end, for a stream that begins or goes on; nothing where the level cannot be told now."""
     with contextlib.suppress(StoreBusyError, UsageError):
         limit, starts = max(0, reader.max_physical_offset(options.read_level)), reader.commit_log.starts()
         log_end = starts[-1] + reader.commit_log.size_bytes if starts else 0
-        with_lost_end(options, reader, functools.partial(read_watermark, reader.root), limit, log_end)
+        with_lost_end(options, reader, functools.partial(read_watermark, reader.root), limit, log_end, looks)
 
 
 class Lost(NamedTuple):
@@ -239,11 +389,11 @@ class Lost(NamedTuple):
     sentence: str
 
 
-def _lost_by_queues(store: LiveStoreReader | RemoteStore, path: str) -> Lost | None:
+def _lost_by_queues(store: LiveStoreReader | RemoteStore, path: str, looks: QueueLooks) -> Lost | None:
     """What consume queues name beyond the log's end."""
     end = store.max_physical_offset(ReadLevel.COMMITTED)
     beyond: dict[Queue, QueueEnd] = {}
-    for key, found in _queue_ends(store):
+    for key, found in looks.ends():
         if found.max_physical > end:
             beyond[key] = found
     furthest = max((found.max_physical for found in beyond.values()), default=end)
@@ -258,26 +408,6 @@ def _lost_by_queues(store: LiveStoreReader | RemoteStore, path: str) -> Lost | N
                     for (topic, queue_id), first in firsts.items())
     return Lost(end, furthest, f"the log of {path} ends at {end}, but consume queues name {sum(missing.values()):,} messages between there "
                                f"and {furthest}: {named}")
-
-
-def _queue_ends(store: LiveStoreReader | RemoteStore) -> Iterator[tuple[Queue, QueueEnd]]:
-    """Where the entries of each queue end, whatever they name; a queue that holds anything else is left out."""
-    if isinstance(store, RemoteStore):
-        found = {(topic, queue_id): queue for topic, ids in store.topics().items() for queue_id in ids
-                 if (queue := store.queue(topic, queue_id)) is not None and _is_usable(queue)}
-        look_ahead(store, found.values(), INT64_MAX)
-        for key, queue in found.items():
-            high = queue.max_offset(INT64_MAX)
-            entry = queue.entry(high - 1, high) if high else None
-            if entry is not None and not is_filler(entry):
-                yield key, QueueEnd(high, entry.physical_offset + entry.size_bytes)
-        return
-    for topic in sorted(_queue_folders(store)):
-        for name in _queue_folders(store, topic):
-            with contextlib.suppress(StoreRefusedError):  # what such a queue holds is nothing to compare with
-                if is_queue_id_name(name):
-                    yield (topic, int(name)), find_queue_end(StorePaths(store.root).consume_queue / topic / name,
-                                                             store.geometry.mapped_file_size_consume_queue_bytes)
 
 
 def _is_usable(queue: ConsumeQueue) -> bool:

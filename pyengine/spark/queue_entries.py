@@ -20,6 +20,7 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES, CQ_EXT_ADDRESS_MAX, CQ_FI
 from pyengine.formats.consume_queue import NOT_QUEUED, further_offset
 from pyengine.formats.record import decode_record, tags_code
 from pyengine.native.scan import ColumnScanner
+from pyengine.spark.remote_store import RemoteQueueFiles
 from pyengine.storage.arrow import allocate, to_array
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ ENTRY = numpy.dtype([("physicalOffset", ">i8"), ("size", ">i4"), ("tagsCode", ">
 READ_ENTRIES = 1 << 16
 _CHECKED = ["topic", "queueId", "queueOffset", "sysFlag", "tags"]
 _BATCH_ROWS = 1 << 14
+_SAMPLES = 16
 
 
 def queue_entries(queue: ConsumeQueue, first: int, end: int) -> Iterator[tuple[int, numpy.ndarray]]:
@@ -44,6 +46,19 @@ def queue_entries(queue: ConsumeQueue, first: int, end: int) -> Iterator[tuple[i
         count = min(end - first, (span_end - position) // CQ_ENTRY_BYTES, READ_ENTRIES)
         yield first, numpy.frombuffer(view[position : position + count * CQ_ENTRY_BYTES], ENTRY)
         first += count
+
+
+def slice_bytes(queue: ConsumeQueue, first: int, end: int, high: int) -> int:
+    """About how many bytes of the log these messages are: by some of them, of files that are fetched by the first and the last."""
+    if isinstance(queue.files, RemoteQueueFiles):
+        sizes = [entry.size_bytes for at in {first, end - 1} if (entry := queue.entry(at, high))]
+        return (end - first) * sum(sizes) // max(1, len(sizes))
+    span = queue.span(first, end) if first < end else None
+    if span is None:
+        return 0
+    view, position, stop = span
+    entries = numpy.frombuffer(view, ENTRY, (stop - position) // CQ_ENTRY_BYTES, position)  # no copy: pages of the samples alone
+    return max(0, int((end - first) * entries["size"][:: max(1, len(entries) // _SAMPLES)].mean(dtype="float64")))
 
 
 def runs_of_segments(entries: numpy.ndarray, segment_bytes: int) -> Iterator[tuple[int, int, int]]:
@@ -63,6 +78,17 @@ class WrongEntry(NamedTuple):
     size_bytes: int
     reason: str
     sentence: str
+
+
+def without_record(queue: tuple[str, int], number: int, entries: numpy.ndarray, why: str) -> Iterator[WrongEntry]:
+    """All of these entries, the first of which has this number in its queue: the log has no segment where they lead, and never had."""
+    for at, (offset, size, _) in enumerate(entries.tolist()):
+        yield WrongEntry(at, max(0, offset), max(0, size), "no_record", _leads_nowhere(queue, number + at, offset, size, why))
+
+
+def _leads_nowhere(queue: tuple[str, int], number: int, offset: int, size: int, why: str) -> str:
+    what = "is empty, in the middle of its messages" if offset == size == 0 else f"names a message at {offset}, {why}"
+    return f"entry {number} of queue {queue[0]}/{queue[1]} {what}"
 
 
 class EntryCheck:
@@ -89,9 +115,9 @@ class EntryCheck:
                 if begin < stop:
                     reason = self._scanner.reason
                     entry = entries[begin]
-                    yield WrongEntry(begin, int(entry["physicalOffset"]), int(entry["size"]), reason,
-                                     f"queue {queue[0]}/{queue[1]} names a message at {int(entry['physicalOffset'])}, but there it is "
-                                     f"{reason.replace('_', ' ')}")
+                    offset, size = int(entry["physicalOffset"]), int(entry["size"])
+                    yield WrongEntry(begin, offset, size, reason, _leads_nowhere(
+                        queue, number + begin, offset, size, f"but there it is {reason.replace('_', ' ')}"))
                     begin += 1
             if stop < len(entries):
                 yield WrongEntry(stop, 0, 0, "filler", f"entry {number + stop} of queue {queue[0]}/{queue[1]} is filler, in the middle of "

@@ -8,6 +8,7 @@ store's files; how far the queues may be read was decided when the read was plan
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -18,7 +19,7 @@ from pyspark.sql.datasource import InputPartition
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.spark.options import BY_NAME, ReadOptions, read_options
-from pyengine.spark.partitions import REMEDY, DataLossError, queue_chooser, select
+from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, queue_chooser, select
 
 if TYPE_CHECKING:
     import numpy
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pyengine.storage.consume_queue import ConsumeQueue
     from pyengine.storage.store_reader import StoreReader
 
+log = logging.getLogger(__name__)
 SHARED_OPTIONS = ("path", "subscribe", "subscribePattern", "assign", "columns", "minPartitions", "readLevel", "allowMissing",
                   "failOnDataLoss", "onCorrupt", "fileSystem")
 OWN_OPTIONS = {
@@ -93,6 +95,8 @@ class _Examiner:
 
         self._options, self._reader, self._limit = options, reader, limit
         self._check = EntryCheck()
+        self._queue: ConsumeQueue | None = None
+        self._newest_segment = -1  # of those that this queue's entries have led to
 
     def entries(self, queue: ConsumeQueue, first: int, end: int) -> Iterator[tuple[int, numpy.ndarray]]:
         """As queue_entries; DataLossError where a file of the queue is missing."""
@@ -106,24 +110,38 @@ class _Examiner:
         self._require(queue, expected, end)
 
     def right(self, queue: ConsumeQueue, number: int, entries: numpy.ndarray) -> numpy.ndarray:
-        """Which of the entries name records that are what they say. A segment that was deleted since the plan is not asked."""
+        """Which of the entries name records that are what they say; a queue's come in order. A segment that was deleted since the plan is
+        not asked: one that is gone, while an earlier entry's newer one is there, is named by damage."""
         import numpy
 
-        from pyengine.spark.queue_entries import runs_of_segments
+        from pyengine.spark.queue_entries import runs_of_segments, without_record
         from pyengine.spark.remote_store import segment_of
 
         is_right = numpy.ones(len(entries), dtype=bool)
-        for start, begin, end in runs_of_segments(entries, self._reader.commit_log.size_bytes):
-            segment = segment_of(self._reader, start) if start >= 0 else None
+        commit_log = self._reader.commit_log
+        if queue is not self._queue:
+            self._queue, self._newest_segment = queue, -1
+        for start, begin, end in runs_of_segments(entries, commit_log.size_bytes):
+            segment = segment_of(self._reader, start) if 0 <= start < self._limit else None
             if segment is None:
-                is_right[begin:end] = self._was_deleted(queue, start)
+                if 0 <= start < commit_log.min_offset and self._newest_segment < commit_log.min_offset:
+                    continue  # deleted since
+                is_right[begin:end] = False
+                why = f"beyond the log's end at {self._limit}" if start >= self._limit else "where the log has no segment"
+                for wrong in without_record((queue.topic, queue.queue_id), number + begin, entries[begin:end], why):
+                    self._note(wrong)
                 continue
+            self._newest_segment = max(self._newest_segment, start)
             with contextlib.closing(segment):
                 for wrong in self._wrong(segment, start, queue, number + begin, entries[begin:end]):
-                    if self._options.on_corrupt == "fail":
-                        raise CorruptionError(f"{wrong.sentence}: onCorrupt=skip leaves it out")
+                    self._note(wrong)
                     is_right[begin + wrong.at] = False
         return is_right
+
+    def _note(self, wrong: WrongEntry) -> None:
+        if self._options.on_corrupt == "fail":
+            raise CorruptionError(f"{wrong.sentence}: onCorrupt=skip leaves it out")
+        log.warning("%s: left out: %s", self._options.where, wrong.sentence)
 
     def _wrong(self, segment: Segment, start: int, queue: ConsumeQueue, number: int, entries: numpy.ndarray) -> Iterator[WrongEntry]:
         """The wrong ones among entries that name records of one segment, the first of which has this number in its queue."""
@@ -146,14 +164,6 @@ class _Examiner:
     def _require(self, queue: ConsumeQueue, first: int, end: int) -> None:
         if first < end and self._options.fail_on_data_loss:
             raise DataLossError(f"entries {first} to {end - 1} of queue {queue.topic}/{queue.queue_id} are gone with their file; {REMEDY}")
-
-    def _was_deleted(self, queue: ConsumeQueue, segment: int) -> bool:
-        """Whether such a segment was there; CorruptionError where it never was."""
-        is_old = 0 <= segment < self._reader.commit_log.min_offset
-        if not is_old and self._options.on_corrupt == "fail":
-            raise CorruptionError(f"queue {queue.topic}/{queue.queue_id} names a message at {segment} or behind it, where the log has no "
-                                  "segment: onCorrupt=skip leaves it out")
-        return is_old
 
 
 def read_view_options(given: Mapping[str, str]) -> QueueViewOptions:
@@ -197,23 +207,17 @@ def types_of(view: str) -> dict[str, str]:
 
 def plan_view(options: QueueViewOptions) -> list[QueueRows]:
     """The read's partitions: every chosen queue up to the level's end as it is now."""
-    from pyengine.spark.presence import require_end, require_names
-    from pyengine.spark.remote_store import look_ahead, open_for_reading
+    from pyengine.spark.presence import QueueLooks, require_end, require_names
+    from pyengine.spark.remote_store import open_for_reading
 
     read = options.read
     choose = queue_chooser(select(read))
-    found = []
     with open_for_reading(read) as reader:
         require_names(read, reader, use="view")
-        require_end(read, reader)
+        looks = QueueLooks(read, reader, choose or (lambda topic, queue_id: EVERY_OFFSET))
+        require_end(read, reader, looks)
         limit = max(0, reader.dispatched_offset(read.read_level))
-        queues = [queue for topic, queue_ids in reader.topics().items() for queue_id in queue_ids
-                  if (choose is None or choose(topic, queue_id)) and (queue := reader.queue(topic, queue_id)) is not None]
-        look_ahead(reader, queues, limit)
-        for queue in queues:
-            high = queue.max_offset(limit)
-            first = queue.min_offset(reader.min_physical_offset, high) if high else 0
-            found.append((queue.topic, queue.queue_id, first, high))
+        found = [(queue.topic, queue.queue_id, first, high) for queue, first, high in looks.bounds(looks.chosen(), limit)]
     groups = _groups(found, options.view, read.min_partitions)
     return [QueueRows(tuple(group), limit) for group in groups]
 
@@ -265,7 +269,7 @@ def _count(
             continue
         committed = groups.get((topic, options.group or ""), {}).get(queue_id)
         ends = [queue.entry(number, end) if first < end else None for number in (first, end - 1)]
-        for number in {first, end - 1} if first < end else ():
+        for number in sorted({first, end - 1}) if first < end else ():
             for at, entries in examiner.entries(queue, number, number + 1):
                 examiner.right(queue, at, entries)
         examiner.require_files(queue, first, end)

@@ -36,8 +36,9 @@ from pyengine.spark.partitions import (
     queue_chooser,
     select,
 )
-from pyengine.spark.plan import grouped, require_messages_of_times, slice_bytes, starting_time_ms
-from pyengine.spark.queue_entries import queue_entries
+from pyengine.spark.plan import grouped, require_messages_of_times, starting_time_ms
+from pyengine.spark.presence import queue_begin, queue_end
+from pyengine.spark.queue_entries import queue_entries, slice_bytes
 from pyengine.spark.remote_store import RemoteStore, look_ahead, segment_of
 from pyengine.spark.task_reader import scanned
 from pyengine.storage.arrow import allocate, to_array
@@ -263,13 +264,14 @@ class QueueStream(StreamOffsets):
         choose = queue_chooser(select(options, with_offsets=False))
         assert choose is not None, "topics are chosen"
         self._choose = choose
+        self._has_begun = False
 
     def initial(self) -> Offset:
         limit = self._limit()
         require_messages_of_times(self._options, self._reader, limit)
         begin: QueueNumbers = {}
         for key, queue in self._looked_at(limit):
-            high = queue.max_offset(limit)
+            high = self._end_of(queue, limit)
             begin[key] = self._first(key, queue, self._low(queue, high), high)
         for key in self._named():
             if key not in begin:
@@ -278,7 +280,9 @@ class QueueStream(StreamOffsets):
 
     def _end_now(self) -> Offset:
         limit = self._limit()
-        return _as_json({key: queue.max_offset(limit) for key, queue in self._looked_at(limit)})
+        found = _as_json({key: self._end_of(queue, limit) for key, queue in self._looked_at(limit)})
+        self._has_begun = True
+        return found
 
     def is_beyond(self, start: Offset, target: Offset) -> bool:
         ends = _from_json(target)
@@ -322,7 +326,8 @@ class QueueStream(StreamOffsets):
 
     def parts(self, start: Offset, end: Offset) -> list[QueuePart]:
         options, reader = self._options, self._reader
-        begins, limit = _from_json(start), 0
+        begins, segments = _from_json(start), reader.commit_log.starts()
+        limit = segments[-1] + reader.commit_log.size_bytes if segments else 0  # an entry that damage has changed cannot tell the end
         slices = []
         for key, last in sorted(_from_json(end).items()):
             queue = reader.queue(*key)
@@ -332,8 +337,6 @@ class QueueStream(StreamOffsets):
                 continue
             first = self._begin(key, queue, begins.get(key), last)
             if first < last:
-                entry = queue.entry(last - 1, last)
-                limit = max(limit, entry.physical_offset + entry.size_bytes if entry else 0)
                 slices.append(QueueSlice(*key, first, last, slice_bytes(queue, first, last, last)))
         most = partition_bytes(sum(one.log_bytes for one in slices), options.max_partition_bytes, options.min_partitions)
         file_bytes = reader.geometry.mapped_file_size_consume_queue_bytes
@@ -356,8 +359,11 @@ class QueueStream(StreamOffsets):
         look_ahead(self._reader, [queue for _, queue in found], limit)
         return found
 
+    def _end_of(self, queue: ConsumeQueue, limit: int) -> int:
+        return queue_end(self._options, self._reader, queue, limit, waits=self._has_begun)
+
     def _low(self, queue: ConsumeQueue, high: int) -> int:
-        return queue.min_offset(self._reader.min_physical_offset, high) if high else 0
+        return queue_begin(self._reader, queue, high)
 
     def _begin(self, key: Queue, queue: ConsumeQueue, begin: int | None, high: int) -> int:
         """Where a queue continues: its first message for a new one; deleted messages are left out if that is allowed."""

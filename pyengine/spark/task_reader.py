@@ -50,7 +50,7 @@ from pyengine.spark.file_access import (
 )
 from pyengine.spark.options import INT64_MAX, INT64_MIN, ReadOptions
 from pyengine.spark.partitions import REMEDY, DataLossError, LogRange, QueuePart, QueueSlice, Selection, queue_chooser
-from pyengine.spark.queue_entries import ENTRY, READ_ENTRIES, EntryCheck, runs_of_segments
+from pyengine.spark.queue_entries import ENTRY, READ_ENTRIES, EntryCheck, WrongEntry, runs_of_segments, without_record
 from pyengine.spark.schema import HEADERS_TYPE, TIMESTAMP_TYPE, Column
 from pyengine.storage.arrow import allocate, to_array
 from pyengine.storage.mapped_file import map_read_only
@@ -384,11 +384,13 @@ class QueuePartReader(TaskReader):
     def __init__(self, options: ReadOptions, selection: Selection, columns: list[Column]) -> None:
         super().__init__(options, selection, columns)
         self._check = EntryCheck()
+        self._newest_segment = -1  # of those that this slice's entries have led to
 
     def batches(self, part: LogRange | QueuePart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         assert isinstance(part, QueuePart)
         for one in part.slices:
             scanner = self.scanner(self._chooser(one))
+            self._newest_segment = -1
             for run in self._runs(one, part):
                 for raw in self._gather(scanner, one, part, run):
                     yield from self.to_batches(raw, schema)
@@ -449,7 +451,7 @@ class QueuePartReader(TaskReader):
         return data
 
     def _gather(self, scanner: ColumnScanner, one: QueueSlice, part: QueuePart, run: _Run) -> Iterator[RawBatch]:
-        segment = self.open_bytes(run.segment, part.segment_bytes)
+        segment = self._open_named(one, part, run)
         if segment is None:
             return
         try:
@@ -461,6 +463,37 @@ class QueuePartReader(TaskReader):
                 yield from self._gather_checked(scanner, one, segment, near, good, limit)
         finally:
             segment.close()
+
+    def _open_named(self, one: QueueSlice, part: QueuePart, run: _Run) -> Segment | None:
+        """The segment that the entries lead to; None where it is gone, or where the entries are wrong, if that is allowed.
+
+        The oldest segments are deleted first: one that is gone, while an earlier entry's newer one is there, is named by damage.
+        """
+        if not 0 <= run.segment < part.limit:
+            why = f"beyond the log's end at {part.limit}" if run.segment >= 0 else "which is no place"
+        elif run.segment >= self._newest_segment or self._is_there(run.segment) or self.is_gone(self._newest_segment):
+            self._newest_segment = max(self._newest_segment, run.segment)
+            return self.open_bytes(run.segment, part.segment_bytes)
+        else:
+            why = "where the log has no segment, after one in a newer segment"
+        for found in without_record((one.topic, one.queue_id), run.number, run.entries, why):
+            self._note(found)
+        return None
+
+    def _is_there(self, segment: int) -> bool:
+        if self._tree is None:
+            return not self.is_gone(segment)
+        try:
+            self._tree.open(f"{LOG}/{segment_name(segment)}").close()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _note(self, found: WrongEntry) -> None:
+        """CorruptionError for a wrong entry, unless it is to be left out."""
+        if self.options.on_corrupt == "fail":
+            raise CorruptionError(f"{found.sentence}: access=scan reads the log itself")
+        self.skip(found.physical_offset, found.size_bytes, found.reason)
 
     def _gather_checked(self, scanner: ColumnScanner, one: QueueSlice, segment: Segment, run: _Run, good: numpy.ndarray, limit: int
                         ) -> Iterator[RawBatch]:
@@ -488,9 +521,7 @@ class QueuePartReader(TaskReader):
             if self.is_gone(run.segment):
                 self.lost(run.segment)
                 return None
-            if self.options.on_corrupt == "fail":
-                raise CorruptionError(f"{found.sentence}: access=scan reads the log itself")
-            self.skip(found.physical_offset, found.size_bytes, found.reason)
+            self._note(found)
             wrong.append(found.at)
         return numpy.delete(run.entries, wrong) if wrong else run.entries
 

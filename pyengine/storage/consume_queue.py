@@ -11,6 +11,7 @@ the entry: it is cleared, so that a walk from unit to unit, as RocketMQ makes it
 from __future__ import annotations
 
 import errno
+import functools
 import mmap
 import os
 from bisect import bisect_left
@@ -42,7 +43,7 @@ class ConsumeQueue:
 
     Entries are in the order of their physical offsets, after possible filler, and zeros
     end them, so every bound is found by halving. Entries that reach beyond a limit do not
-    exist for the reader.
+    exist for the reader. One that damage has changed does not end the queue, nor begin it: the one beside it says so.
     """
 
     def __init__(self, topic: str, queue_id: int, files: MappedFileQueue, ext: MappedFileQueue) -> None:
@@ -63,15 +64,22 @@ class ConsumeQueue:
                 return False
             return size_bytes <= 0 or offset < 0 or offset + size_bytes > limit
 
+        def is_end(view: mmap.mmap, number: int) -> bool:
+            data = view[number * CQ_ENTRY_BYTES : (number + 2) * CQ_ENTRY_BYTES]
+            entry = ENTRY.unpack_from(data)
+            if not is_outside(entry):
+                return False
+            return entry == _VOID or len(data) < 2 * CQ_ENTRY_BYTES or is_outside(ENTRY.unpack_from(data, CQ_ENTRY_BYTES))
+
         for start in reversed(self.files.starts()):
             view = self.files.view(start)
-            if view is None or is_outside(_entry_of(view, 0)):
+            if view is None or is_end(view, 0):
                 continue
             count = self._max_hint[1] if self._max_hint[0] == start else 1
-            if is_outside(_entry_of(view, count - 1)):
+            if is_end(view, count - 1):
                 count = 1  # another limit than last time, or entries were cut
-            if count < self.entries_per_file and not is_outside(_entry_of(view, count)):
-                count = self._first(view, count + 1, self.entries_per_file, is_outside)
+            if count < self.entries_per_file and not is_end(view, count):
+                count = self._first(count + 1, self.entries_per_file, functools.partial(is_end, view))
             self._max_hint = (start, count)
             return start // CQ_ENTRY_BYTES + count
         return 0
@@ -79,9 +87,12 @@ class ConsumeQueue:
     def min_offset(self, log_min_offset: int, max_offset: int) -> int:
         """The first entry whose message is still in the log, filler passed over; `max_offset` when all are gone."""
 
-        def is_there(entry: tuple[int, int, int]) -> bool:
-            offset, size_bytes, _ = entry
+        def is_there(view: mmap.mmap, number: int) -> bool:
+            offset, size_bytes, _ = _entry_of(view, number)
             return offset >= log_min_offset and not (offset == 0 and size_bytes == CQ_FILLER_SIZE)
+
+        def begins(view: mmap.mmap, number: int) -> bool:
+            return is_there(view, number) or is_there(view, number - 1)
 
         for start in self.files.starts():
             view = self.files.view(start)
@@ -89,7 +100,7 @@ class ConsumeQueue:
             count = min(self.entries_per_file, max_offset - first)
             if view is None or count <= 0:
                 continue
-            at = 0 if is_there(_entry_of(view, 0)) else self._first(view, 1, count, is_there)
+            at = 0 if is_there(view, 0) else self._first(1, count, functools.partial(begins, view))
             if at < count:
                 return first + at
         return max_offset
@@ -106,7 +117,7 @@ class ConsumeQueue:
             return 0
         first = starts[0] // CQ_ENTRY_BYTES
         count = max(0, min(self.entries_per_file, max_offset - first))
-        at = self._first(view, 0, count, lambda entry: entry[0] >= log_min_offset)
+        at = self._first(0, count, lambda number: _entry_of(view, number)[0] >= log_min_offset)
         return first + at if at < count else 0
 
     def span(self, offset: int, max_offset: int) -> tuple[mmap.mmap, int, int] | None:
@@ -154,19 +165,18 @@ class ConsumeQueue:
             return None
 
     @staticmethod
-    def _first(view: mmap.mmap, low: int, high: int, is_it: Callable[[tuple[int, int, int]], bool]) -> int:
-        """The first entry of the file in [low, high) for which `is_it` holds, as for all after it; else `high`.
+    def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
+        """The first entry of a file in [low, high) for which it holds, as for all after it; else `high`.
 
         In growing steps from `low` on, then by halving: what is near costs little, also where the file is fetched by ranges.
         """
-
-        def holds(number: int) -> bool:
-            return is_it(_entry_of(view, number))
-
         bound, step = low, 1
         while bound < high and not holds(bound):
             low, bound, step = bound + 1, bound + step, 2 * step
         return bisect_left(range(min(bound, high)), True, lo=low, key=holds)
+
+
+_VOID = (0, 0, 0)
 
 
 def _entry_of(view: mmap.mmap, number: int) -> tuple[int, int, int]:

@@ -76,6 +76,8 @@ class StoreReader:
         self.config: EngineConfig = load_config(self.root, settings)
         self.geometry: Geometry = self.config.geometry
         self._paths = StorePaths(self.root)
+        # Texts: a store has thousands of queues, and a Path costs more than a look into a folder.
+        self._consume_queue, self._consume_queue_ext = str(self._paths.consume_queue), str(self._paths.consume_queue_ext)
         self._cache = MappingCache()
         self.commit_log = CommitLog(self.root, self.geometry.mapped_file_size_commit_log_bytes, self._cache)
         self._watermark = watermark or FilesWatermark(self.root, self.commit_log)
@@ -104,7 +106,7 @@ class StoreReader:
     def topics(self) -> dict[str, list[int]]:
         """Topic -> queue ids, both sorted: every queue that has a file."""
         self._require_open()
-        found = ((topic, self._queue_ids(topic)) for topic in _folder_names(self._paths.consume_queue))
+        found = ((topic, self._queue_ids(topic)) for topic in _folder_names(self._consume_queue))
         return {topic: ids for topic, ids in found if ids}
 
     def queue_ids(self, topic: str) -> list[int]:
@@ -299,8 +301,9 @@ class StoreReader:
             return queue
         if not arguments.is_folder_name(arguments.text(topic, "topic")) or arguments.integer(queue_id, "queue_id") < 0:
             return None
-        folder = self._paths.queue_folder(topic, queue_id)
-        if not folder.is_dir():
+        place = topic, str(queue_id)
+        folder = os.path.join(self._consume_queue, *place)
+        if not os.path.isdir(folder):
             return None
         return self._queues.setdefault(
             (topic, queue_id),
@@ -308,7 +311,7 @@ class StoreReader:
                 topic,
                 queue_id,
                 MappedFileQueue(folder, self.geometry.mapped_file_size_consume_queue_bytes, self._cache),
-                MappedFileQueue(self._paths.queue_ext_folder(topic, queue_id),
+                MappedFileQueue(os.path.join(self._consume_queue_ext, *place),
                                 self.geometry.mapped_file_size_consume_queue_ext_bytes, self._cache),
             ),
         )
@@ -369,9 +372,9 @@ class StoreReader:
         return contextlib.nullcontext(False)
 
     def _queue_ids(self, topic: str) -> list[int]:
-        folder = self._paths.consume_queue / topic
+        folder = os.path.join(self._consume_queue, topic)
         ids = sorted(int(name) for name in _folder_names(folder) if is_queue_id_name(name))
-        return [queue_id for queue_id in ids if _has_files(folder / str(queue_id))]
+        return [queue_id for queue_id in ids if _has_files(os.path.join(folder, str(queue_id)))]
 
     def _queue_limit(self, level: ReadLevel | str | None) -> int:
         self._require_open()
@@ -385,7 +388,7 @@ class StoreReader:
             raise UsageError(f"this reader of {self.root} is closed")
 
 
-def _folder_names(folder: Path) -> list[str]:
+def _folder_names(folder: str) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries if is_folder(entry))
@@ -393,6 +396,6 @@ def _folder_names(folder: Path) -> list[str]:
         return []
 
 
-def _has_files(folder: Path) -> bool:
+def _has_files(folder: str) -> bool:
     with os.scandir(folder) as entries:
         return any(is_plain_file(entry) for entry in entries)

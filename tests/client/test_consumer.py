@@ -536,7 +536,7 @@ def test_a_light_queue_is_read_by_its_own_numbers(builder, consume):
         assert bodies(consumer.pull(9, timeout_s=5)) == [b"light %d" % number for number in range(3, 8)]
 
 
-@pytest.mark.parametrize("damage", ["another queue's record", "queue offset"])
+@pytest.mark.parametrize("damage", ["another queue's record", "queue offset", "beyond the log", "negative"])
 def test_a_damaged_message_or_entry_costs_itself_only_and_is_said(builder, consume, damage):
     fill(builder, 12)
     other = builder.put("other", b"not of this queue")
@@ -545,9 +545,14 @@ def test_a_damaged_message_or_entry_costs_itself_only_and_is_said(builder, consu
     if damage == "queue offset":
         builder.write_log((1 << 40).to_bytes(8, "big"), at=fifth.physical_offset + 20)
     else:
-        builder.write_entry("orders", 0, 5, other.physical_offset, other.size_bytes, 0)
+        leads_to = {"beyond the log": fifth.physical_offset | 1 << 40, "negative": fifth.physical_offset - (1 << 63)}
+        builder.write_entry("orders", 0, 5, leads_to.get(damage, other.physical_offset), other.size_bytes, 0)
     with consume() as consumer:
-        given = consumer.pull(12, timeout_s=5)
+        given = []
+        while len(given) < 11:
+            pulled = consumer.pull(12, timeout_s=5)
+            assert pulled
+            given += pulled
     assert [m.queue_offset for m in given] == [n for n in range(12) if n != 5 or damage == "queue offset"]
     assert (consumer.missed, len(consumer.notes)) == ((0, 0) if damage == "queue offset" else (1, 1))
     assert stored(builder) == {0: 12}

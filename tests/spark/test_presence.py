@@ -12,13 +12,12 @@ from fix_store_builder import StoreBuilder
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.small_file import Checkpoint
 from pyengine.ipc.live_reader import open_store
-from pyengine.spark import presence
 from pyengine.spark.partitions import DataLossError
 from pyengine.spark.queue_view import plan_view, read_view_options
 from pyengine.spark.stream import LogStreamReader
 from pyengine.storage.checkpoint import DurableWatermark, write_checkpoint, write_watermark
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
-from pyengine.storage.consume_queue import find_queue_end
+from pyengine.storage.consume_queue import ConsumeQueue
 from spark.logs import rows
 
 COLUMNS = {"columns": "topic,offset"}
@@ -211,12 +210,13 @@ def test_a_broker_that_writes_on_has_lost_nothing(broker, monkeypatch):
     """The end is taken, then the queues are looked at: what was put between the two is behind that end."""
     whole, seen = physical(broker.root, readLevel="committed"), []
 
-    def put_meanwhile(*given):
+    def put_meanwhile(queue, limit):
         if not seen:
             seen.append(broker.put("orders", bytes(300)))
-        return find_queue_end(*given)
+        return max_offset(queue, limit)
 
-    monkeypatch.setattr(presence, "find_queue_end", put_meanwhile)
+    max_offset = ConsumeQueue.max_offset
+    monkeypatch.setattr(ConsumeQueue, "max_offset", put_meanwhile)
     with held_by_a_broker(broker.root):
         assert physical(broker.root, readLevel="committed") == whole
     assert seen and len(physical(broker.root)) == 61

@@ -8,9 +8,12 @@ from fix_golden import CLEAN
 from fix_store_builder import StoreBuilder
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.ipc.live_reader import open_store
+from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError
+from pyengine.spark.presence import queue_end
 from pyengine.spark.queue_entries import EntryCheck, queue_entries, runs_of_segments
-from spark.logs import DAMAGED_END, rows
+from pyengine.storage.checkpoint import DurableWatermark, write_watermark
+from spark.logs import DAMAGED_END, rows, streamed
 from spark.test_presence import stream
 from spark.test_queue_view import read
 
@@ -108,6 +111,94 @@ def test_an_entry_that_is_not_what_its_record_says_is_an_error_and_is_left_out_i
     builder.write_entry(TOPIC, 1, NUMBER, *change(entry, entry_of(builder, NUMBER - 1)))
     refused_everywhere(builder, sentence)
     left_out_everywhere(builder)
+
+
+OFFSET_BITS, SIZE_BITS = range(64), range(64, 96)
+
+
+def flip_entry(builder: StoreBuilder, number: int, bit: int) -> None:
+    """A bit of an entry of orders/1, counted from its first one."""
+    per_file = builder.geometry.mapped_file_size_consume_queue_bytes // 20
+    path = builder.queue_file(TOPIC, 1, number // per_file * per_file * 20)
+    data = bytearray(path.read_bytes())
+    data[number % per_file * 20 + bit // 8] ^= 0x80 >> bit % 8
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("system", ["auto", "arrow"])
+@pytest.mark.parametrize("is_ours", [True, False], ids=["watermark", "rocketmq"])
+def test_no_bit_of_an_entry_ends_or_shortens_a_queue_in_silence(builder, is_ours, system, rng, request):
+    """Not in its first, its last, and neighbours of a file's border either; beyond the log, negative, or another place in it."""
+    if is_ours:
+        write_watermark(builder.root, DurableWatermark("u", 1, builder.end))
+    bits = [0, 1, 20, 63 - 13, 64, 95] if not request.config.run_long else [*OFFSET_BITS, *SIZE_BITS]
+    for number in (0, NUMBER, 9, 10, 18, 19):
+        for bit in (*bits, rng.choice(OFFSET_BITS), rng.choice(SIZE_BITS)):
+            flip_entry(builder, number, bit)
+            given = {"assign": '{"orders": [1]}', "fileSystem": system}
+            named = f"(entry {number} of queue orders/1|orders/1 from offset {number} on)"
+            with pytest.raises(CorruptionError, match=named):
+                rows(builder.root, access="queue", columns="offset", **given)
+            with pytest.raises(CorruptionError, match=named):
+                read(builder.root, view="entries", **given)
+            with pytest.raises(CorruptionError, match=named):
+                streamed(builder.root, columns="offset", **given)
+            others = [other for other in range(20) if other != number]
+            allowed = {**given, "failOnDataLoss": False, "onCorrupt": "skip"}
+            assert [offset for offset, in rows(builder.root, access="queue", columns="offset", **allowed)] == others
+            assert [row["offset"] for row in read(builder.root, view="entries", **allowed)] == others
+            assert [offset for offset, in streamed(builder.root, columns="offset", **allowed)] == others
+            flip_entry(builder, number, bit)
+    assert len(rows(builder.root, access="queue", columns="offset", **given)) == 20
+
+
+def test_with_fail_on_data_loss_false_damage_is_still_an_error_and_a_last_entry_beyond_the_log_is_noted(builder, caplog):
+    write_watermark(builder.root, DurableWatermark("u", 1, builder.end))
+    given = {"columns": "offset", "assign": '{"orders": [1]}', "access": "queue", "failOnDataLoss": False}
+    flip_entry(builder, 12, 3)
+    with pytest.raises(CorruptionError, match="entry 12 of queue orders/1 names a message at [0-9]+, beyond the log's end"):
+        rows(builder.root, **given)
+    flip_entry(builder, 12, 3)
+    flip_entry(builder, 19, 3)
+    assert [offset for offset, in rows(builder.root, **given)] == list(range(19))
+    assert "entry 19 of queue orders/1 names a message at" in caplog.text and "is left out" in caplog.text
+
+
+@pytest.mark.parametrize(("first", "count"), [(12, 5), (3, 9), (10, 9)])
+def test_a_hole_in_a_queue_is_no_end_of_it(builder, first, count):
+    """Neighbours that lost their bytes, over a file's border and as all that a file has."""
+    for number in range(first, first + count):
+        builder.write_entry(TOPIC, 1, number, 0, 0, 0)
+    wanted = [number for number in range(20) if not first <= number < first + count]
+    with pytest.raises(CorruptionError, match=f"entry {first} of queue orders/1 is empty, in the middle of its messages"):
+        rows(builder.root, access="queue", **QUEUE)
+    found = rows(builder.root, access="queue", onCorrupt="skip", **QUEUE)
+    assert [offset for _, _, offset, _ in found] == wanted
+
+
+def test_entries_beyond_the_level_that_is_read_are_no_damage(builder):
+    """As those that a running engine dispatches beyond the limit of a plan."""
+    with open_store(builder.root) as reader:
+        options = read_options({"path": str(builder.root), **QUEUE})
+        queue = reader.queue(TOPIC, 1)
+        for number in range(1, 20):
+            limit = queue.entry(number, 20).physical_offset + 1
+            assert queue_end(options, reader, queue, limit) == number
+
+
+def test_an_entry_that_leads_into_a_deleted_segment_after_one_that_does_not_is_damage(builder):
+    for _ in range(40):
+        builder.put("orders", BODY, queue_id=1)
+    builder.segment(0).unlink()
+    first = rows(builder.root, access="queue", **QUEUE)[0][2]
+    assert first > 0
+    builder.write_entry(TOPIC, 1, 40, 100, entry_of(builder, 40)[1], 0)
+    with pytest.raises(CorruptionError, match="entry 40 of queue orders/1 names a message at 100, where the log has no segment"):
+        rows(builder.root, access="queue", failOnDataLoss=False, **QUEUE)
+    with pytest.raises(CorruptionError, match="entry 40 of queue orders/1 names a message at 100, where the log has no segment"):
+        read(builder.root, view="entries", failOnDataLoss=False, assign='{"orders": [1]}')
+    found = rows(builder.root, access="queue", onCorrupt="skip", failOnDataLoss=False, **QUEUE)
+    assert [offset for _, _, offset, _ in found] == [number for number in range(first, 60) if number != 40]
 
 
 def test_filler_in_the_middle_of_a_queue_is_an_error(builder):
