@@ -1,6 +1,7 @@
 """How fast Spark reads the log, against Spark's own Parquet on the same rows.
 
     python bench/bench_spark.py [--log-bytes 1g] [--body-bytes 1024] [--cores 2] [--rounds 3] [--folder DIR] [--json FILE]
+    python bench/bench_spark.py --plan QUEUES       the driver's CPU time for the plan of a read through so many queues, no more
 
 MB/s are bytes of the log, whichever form is read; the page cache is hot. Both read the
 same columns unless the line says otherwise. What is held against each other runs in turns,
@@ -20,10 +21,14 @@ from pathlib import Path
 from statistics import median
 
 import psutil
+import pyarrow as pa
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
 from measure import Row, keep, show  # noqa: E402
+from pyengine.formats.consume_queue import pack_entry  # noqa: E402
+from pyengine.formats.paths import StorePaths, segment_name  # noqa: E402
+from pyengine.ipc.live_reader import open_store  # noqa: E402
 from pyengine.settings import BYTE_UNITS  # noqa: E402
 from pyengine.spark import export_parquet, session, stats  # noqa: E402
 from pyengine.spark.options import read_options  # noqa: E402
@@ -50,9 +55,13 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     arguments.add_argument("--json", type=Path)
+    arguments.add_argument("--plan", type=int, metavar="QUEUES")
     asked = arguments.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="bench-spark-", dir=asked.folder))
     try:
+        if asked.plan:
+            print(f"plan of {asked.plan:,} queues: {planning(asked.plan, asked.rounds, folder) * 1000:.0f} ms of CPU")
+            return
         rows = measure(asked, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -124,6 +133,25 @@ def measure(asked: argparse.Namespace, folder: Path) -> list[Row]:
     timed("export in the workers, zstd", exported("zstd"), "Parquet, written by the JVM", rounds=1)
     spark.stop()
     return list(rows.values())
+
+
+def planning(queues: int, rounds: int, store: Path) -> float:
+    """CPU seconds of the fastest plan of `access=queue` for a store without a watermark that has so many queues of one entry."""
+    write_log(store, 400 * queues, 128, 1 << 24)
+    with open_store(store, mapped_file_size_consume_queue_bytes=20_000) as reader:
+        found = pa.Table.from_batches(reader.scan(columns=["physicalOffset", "size"])).slice(0, queues).to_pydict()
+    for number, named in enumerate(zip(found["physicalOffset"], found["size"], strict=True)):
+        file = StorePaths(store).queue_folder(f"t{number // 4}", number % 4) / segment_name(0)
+        file.parent.mkdir(parents=True)
+        file.write_bytes(pack_entry(*named, 0).ljust(20_000, b"\0"))
+    options = read_options({"path": str(store), "subscribePattern": "t.*", "access": "queue", "mappedFileSizeConsumeQueue": "20000"})
+    taken = []
+    for _ in range(rounds + 1):
+        began_s = time.process_time()
+        parts = plan(options)
+        taken.append(time.process_time() - began_s)
+    assert sum(len(part.slices) for part in parts) == queues
+    return min(taken)
 
 
 def session_cpu_s() -> float:

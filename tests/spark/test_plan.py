@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import struct
+import sys
+from collections import Counter
 
 import pytest
 
@@ -15,6 +19,8 @@ from pyengine.spark import plan as planning
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError, LogRange, QueuePart
 from pyengine.spark.plan import plan
+from pyengine.storage.checkpoint import DurableWatermark, write_watermark
+from pyengine.storage.mapped_file import MappingCache
 from spark import oracle
 from spark.logs import DAMAGED_END, allowing, rows
 
@@ -109,6 +115,35 @@ def test_auto_takes_queues_for_a_small_part_of_a_large_log(golden, monkeypatch):
     assert all(isinstance(part, LogRange) for part in parts(root))
     assert all(isinstance(part, LogRange) for part in parts(golden("abnormal").root, subscribe="nobody",
                                                                 allowMissing=True))
+
+
+@pytest.mark.parametrize("is_ours", [True, False], ids=["watermark", "rocketmq"])
+def test_a_plan_opens_each_queue_once_and_hands_little_to_the_tasks(builder, monkeypatch, is_ours):
+    """More queues than a reader keeps mapped: what is looked at twice would be opened twice."""
+    topics, queues = 30, 10
+    monkeypatch.setattr(MappingCache.__init__, "__defaults__", (8,))
+    for number in range(topics * queues):
+        builder.put(f"topic-{number % topics}", b"x", queue_id=number // topics)
+    if is_ours:
+        write_watermark(builder.root, DurableWatermark("u", 1, builder.end))
+    for made in StorePaths(builder.root).consume_queue.glob("*/*"):
+        os.utime(made, (1, 1))  # what was changed just now is listed again
+    seen: Counter[tuple[str, str]] = Counter()
+    folder = f"{StorePaths(builder.root).consume_queue}/topic-"
+
+    def note(event: str, given: tuple) -> None:
+        if is_noting and event in ("open", "os.scandir", "os.listdir") and str(given[0]).startswith(folder):
+            seen[event, str(given[0])] += 1
+
+    is_noting = True
+    sys.addaudithook(note)
+    found = parts(builder.root, subscribePattern=".*", access="queue", minPartitions=4)
+    is_noting = False
+    opened = {path: count for (event, path), count in seen.items() if event == "open"}
+    assert len(opened) == topics * queues and set(opened.values()) == {1}
+    assert sum(seen.values()) <= 3 * topics * queues + 2 * topics  # a file, and two lists of its folder
+    assert sum(one.end - one.first for part in found for one in part.slices) == topics * queues
+    assert len(pickle.dumps(found)) < 200 * topics * queues  # so 1 MB are 5,000 queues
 
 
 def test_what_is_not_dispatched_yet_is_scanned(golden, monkeypatch):
