@@ -282,6 +282,10 @@ class Dispatcher:
         if not refused:
             folder = self._folder(topic, queue_id)
             is_begun = (_text(topic), queue_id) in self._begun
+            if is_begun and queue_offset > 0:  # another number comes first: the file is made again, with filler in front
+                os.close(self._begun.pop((_text(topic), queue_id)))
+                self._open_files -= 1
+                is_begun = False
             end = EMPTY if is_begun else find_queue_end(folder, self._file_bytes)
             if self._on_gap is not None and queue_offset > end.next_offset:
                 if self._on_gap(QueueGap(_text(topic), queue_id, end.next_offset, queue_offset, end.max_physical)):

@@ -19,7 +19,7 @@ from pyengine.formats.record import index_key_hash, index_keys, tags_code
 from pyengine.native import dispatch
 from pyengine.storage import durable_writes, index_file
 from pyengine.storage.consume_queue import find_queue_end
-from pyengine.storage.dispatcher import Dispatcher, DispatchOptions, touched_queues
+from pyengine.storage.dispatcher import TOGETHER_MIN, Dispatcher, DispatchOptions, touched_queues
 from pyengine.storage.index_file import IndexFiles
 
 SEGMENT = 16384
@@ -324,6 +324,21 @@ def test_a_start_that_was_cut_short_after_making_the_file_is_made_good(tmp_path)
         assert [path.name for path in folder.iterdir()] == ["00000000000000000400"]
         assert queue_bytes(root)[:140] == FILLER_BYTES * 7
         assert find_queue_end(folder, 400) == (29, builder.end)
+
+
+def test_a_queue_whose_first_message_is_lost_has_filler_among_many_new_queues_too(tmp_path):
+    """A record with the number 0 comes later: a second life of the queue, or damage."""
+    builder = LogBuilder(SEGMENT)
+    builder.append(queue_offset=3)
+    builder.append(queue_offset=0)
+    builder.append(queue_offset=4)
+    for number in range(TOGETHER_MIN):
+        builder.append(topic=f"other-{number}")
+    root, log = store_with(tmp_path, builder)
+    with Dispatcher(root, GEOMETRY) as dispatcher:
+        log.dispatch(dispatcher)
+    assert queue_bytes(root)[:60] == FILLER_BYTES * 3
+    assert find_queue_end(root / "consumequeue" / "T" / "0", 400).next_offset == 5
 
 
 def test_odd_queue_offsets_are_taken_as_rocketmq_takes_them(tmp_path):
