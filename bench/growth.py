@@ -81,7 +81,7 @@ class Measured:
         for future in pending:
             future.result(60).raise_for_status()
         producer_s = time.process_time() - began_cpu_s
-        wait_dispatched(self.path)
+        wait_dispatched(self.path, timeout_s=1800.0)
         took_s, after = time.perf_counter() - began_s, self._worker_cpu_s()
         self.note(f"{prefix}producer, a message, us", producer_s * 1e6 / messages)
         for kind in ("writer", "reputter"):
@@ -237,7 +237,7 @@ def main() -> None:
     for file in arguments.kept or ():
         for name, points in json.loads(file.read_text()).items():
             measured[name] = [Point(**point) for point in points]
-    with tempfile.TemporaryDirectory(dir=arguments.folder or Path.cwd(), prefix="bench-") as folder:
+    with tempfile.TemporaryDirectory(dir=arguments.folder or Path.cwd(), prefix="bench-", ignore_cleanup_errors=True) as folder:
         for dimension in DIMENSIONS:
             if arguments.kept or arguments.only not in dimension.name:
                 continue

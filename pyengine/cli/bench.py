@@ -260,10 +260,10 @@ def engine_cpu_seconds(store: Path) -> float:
     return float(sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in engine_pids(store)))
 
 
-def wait_dispatched(store: Path) -> None:
+def wait_dispatched(store: Path, timeout_s: float = DISPATCH_TIMEOUT_S) -> None:
     """Until all that was put is durable, in queues and in the index. EngineError if that takes too long."""
-    until_s = time.monotonic() + DISPATCH_TIMEOUT_S
+    until_s = time.monotonic() + timeout_s
     while (found := engine_status(store, {}))["behind_bytes"] or found["unflushed_bytes"]:
         if time.monotonic() > until_s:
-            raise EngineError(f"what was put was not dispatched and flushed within {DISPATCH_TIMEOUT_S:g} s")
+            raise EngineError(f"what was put was not dispatched and flushed within {timeout_s:g} s")
         time.sleep(0.05)
