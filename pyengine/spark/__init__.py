@@ -10,9 +10,10 @@ files, no running engine.
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from pyengine.errors import require_extra
+from pyengine.errors import UsageError, require_extra
 
 if TYPE_CHECKING:
     from pyengine.spark.export import export_parquet
@@ -45,6 +46,10 @@ def __getattr__(name: str) -> object:
     if name not in _WHERE:
         raise AttributeError(f"module 'pyengine.spark' has no attribute {name!r}")
     require_extra("pyspark", "pyarrow", "pandas")
+    if find_spec("pyspark.sql.datasource") is None:
+        installed = import_module("pyspark").__version__
+        raise UsageError(f"Spark {installed} has no data sources in Python: install Spark 4.0 or later, or let it read the Parquet files "
+                         "that `pyengine export` has written elsewhere")
     value = getattr(import_module(_WHERE[name]), name)
     globals()[name] = value
     return value

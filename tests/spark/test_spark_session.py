@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -18,3 +19,18 @@ def test_public_names_are_functions_in_any_order_of_use():
     for reverse in (False, True):
         found = subprocess.run([sys.executable, "-c", CODE.format(reverse)], capture_output=True, text=True, check=True)
         assert found.stdout.strip() == "[]"
+
+
+def test_spark_3_is_refused_with_what_to_do(tmp_path):
+    """A stand-in for its package: what is asked of it is whether it has data sources in Python."""
+    package = tmp_path / "pyspark"
+    (package / "sql").mkdir(parents=True)
+    (package / "__init__.py").write_text('__version__ = "3.5.8"\n')
+    (package / "sql" / "__init__.py").touch()
+    code = "import pyengine.spark\npyengine.spark.session()"
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    assert found.returncode == 1
+    assert found.stderr.splitlines()[-1] == (
+        "pyengine.errors.UsageError: Spark 3.5.8 has no data sources in Python: install Spark 4.0 or later, or let it read the Parquet "
+        "files that `pyengine export` has written elsewhere")
