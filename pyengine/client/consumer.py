@@ -657,20 +657,17 @@ class Consumer:
         return not held.is_outstanding or (not self._auto_commit and waited_s >= self._session_timeout_s)
 
     def _take(self, queue_ids: Iterable[int]) -> None:
-        wanted = list(queue_ids)
-        firsts = {queue_id: self._reader.queue_range(self.topic, queue_id)[0] for queue_id in wanted}  # may fail: claim after
-        for queue_id, (claim, stored) in self._group_session.take(wanted).items():
-            position = firsts[queue_id] if stored is None else stored
+        for queue_id, (claim, stored) in self._group_session.take(queue_ids).items():
             with self._state:
-                self._held[queue_id] = AssignedQueue(queue_id, claim, position, -1 if stored is None else stored,
+                self._held[queue_id] = AssignedQueue(queue_id, claim, stored or 0, -1 if stored is None else stored,
                                                      is_acked_singly=not self._auto_commit)
 
     def _take_all(self, queue_ids: Iterable[int]) -> None:
-        start = self._from if self._first_look else "first"  # a queue that came later is all new
-        self._first_look = False
+        is_first, self._first_look = self._first_look, False
         for queue_id in queue_ids:
             if queue_id not in self._held:
-                position = start_offset(self._reader, self.topic, queue_id, start)
+                # A queue that came later is all new: what it has lost counts as missed.
+                position = start_offset(self._reader, self.topic, queue_id, self._from) if is_first else 0
                 with self._state:
                     self._held[queue_id] = AssignedQueue(queue_id, None, position)
 

@@ -6,7 +6,7 @@ known by two numbers, and reads the same rows when it is read again.
 
 The offset of a stream of chosen topics says for each queue which message comes next,
 {"orders": {"0": 210}}. Only what the consume queues name is read. A queue that appears
-while the stream runs is read from its first message.
+while the stream runs is read from its first message, number 0: if that is deleted, it is lost to the stream.
 """
 
 from __future__ import annotations
@@ -366,13 +366,13 @@ class QueueStream(StreamOffsets):
         return queue_begin(self._reader, queue, high)
 
     def _begin(self, key: Queue, queue: ConsumeQueue, begin: int | None, high: int) -> int:
-        """Where a queue continues: its first message for a new one; deleted messages are left out if that is allowed."""
+        """Where a queue continues, a new one at 0; deleted messages are left out if that is allowed."""
         low = self._low(queue, high)
-        if begin is None:
-            return low
-        if begin < low:
+        if begin is None and low:
+            self._lost(f"queue {key[0]}/{key[1]} is new to the stream and begins at {low}, not at 0: its first messages were deleted")
+        elif begin is not None and begin < low:
             self._lost(f"queue {key[0]}/{key[1]} begins at {low} now, the stream had read up to {begin}")
-        return max(begin, low)
+        return max(begin or 0, low)
 
     def _named(self) -> QueueNumbers:
         named = self._options.starting_offsets or {}

@@ -197,6 +197,20 @@ def test_a_queue_that_comes_later_is_read_from_its_begin(builder, consume):
     assert got == later
 
 
+@pytest.mark.parametrize("group", ["billing", None])
+def test_a_queue_that_comes_later_and_has_lost_its_beginning_is_read_from_what_is_left_and_said(builder, consume, group):
+    fill(builder, 3)
+    consumer = consume(from_="last", group=group)
+    builder.fill_queue("orders", 2, 7)
+    later = fill(builder, 4, queue_id=2)
+    consumer._look()
+    got = []
+    while len(got) < 4:
+        got += bodies(consumer.pull(timeout_s=60))
+    assert got == later
+    assert consumer.missed == 7 and consumer.notes == ["queue 2: messages 0 to 6 were removed before the group came to them"]
+
+
 @pytest.mark.parametrize(("start", "first"), [
     (START_MS - 1, 0), (START_MS, 0), (START_MS + 1, 1), (START_MS + 3000, 3), (START_MS + 3001, 4), (START_MS + 9000, 9),
     (START_MS + 9001, 10), (datetime.fromtimestamp(START_MS / 1000 + 2, UTC), 2),

@@ -120,6 +120,34 @@ def test_a_queue_that_appears_is_read_from_its_first_message(builder):
     assert [row[:3] for row in stream.read] == [("New", 2, offset) for offset in range(4)]
 
 
+def test_a_queue_that_appears_and_has_lost_its_beginning_is_a_loss(builder):
+    given = {"subscribePattern": "A|New", "startingOffsets": "latest"}
+    strict, lenient = (Stream(builder, failOnDataLoss=flag, **given) for flag in ("true", "false"))
+    reached = strict.run()
+    put = [builder.put("New", b"x" * 200, queue_id=2) for _ in range(40)]
+    kept = [message.queue_offset for message in put if builder.segment(message.physical_offset) != builder.segment(put[0].physical_offset)]
+    for path in sorted(builder.paths.commit_log.iterdir()):
+        if path <= builder.segment(put[0].physical_offset):
+            path.unlink()
+    lost = f"queue New/2 is new to the stream and begins at {kept[0]}, not at 0: its first messages were deleted; set failOnDataLoss"
+    with pytest.raises(DataLossError, match=lost):
+        strict.run(reached)
+    with pytest.raises(DataLossError, match=lost):
+        strict.stream.parts(reached, strict.stream.available())
+    lenient.run(reached)
+    assert [row[:3] for row in lenient.read] == [("New", 2, offset) for offset in kept] and 0 < len(kept) < 40
+
+
+def test_a_choice_that_is_widened_takes_queues_from_their_first_message_too(builder):
+    reached = Stream(builder, subscribe="A", startingOffsets="latest").run()
+    wider = Stream(builder, subscribePattern="A|B")
+    wider.run(reached)
+    assert [row[:3] for row in wider.read] == [("B", 0, offset) for offset in range(30)]
+    builder.segment(0).unlink()
+    with pytest.raises(DataLossError, match="queue B/0 is new to the stream and begins at"):
+        Stream(builder, subscribePattern="A|B").run(reached)
+
+
 @pytest.mark.parametrize(
     ("starting", "of_log", "of_queues"),
     [
