@@ -38,7 +38,7 @@ class SealedSlave:
     def __init__(self, port: int, call: MasterCall, segment_bytes: int = 65536) -> None:
         self.link = MasterLink(f"127.0.0.1:{port}", call)
         self.tables: list[tuple[int, bytes, int]] = []  # kind, content, and where the log was by then
-        self._cutter = FrameCutter(segment_bytes, self.link.seals.into)
+        self._cutter = FrameCutter(segment_bytes)
         self.start = -1
         self.log = bytearray()
         self.heartbeats: list[int] = []
@@ -54,7 +54,7 @@ class SealedSlave:
     def take(self) -> None:
         """Everything that is there now; LinkLostError once the master has closed, BadStreamError for what does not fit its seal."""
         while (data := self.link.receive()) is not None:
-            for offset, piece in self._cutter.feed(data):
+            for offset, piece in self._cutter.feed(data, self.link.seals.into):
                 if offset < 0:
                     self.tables.append((-1 - offset, bytes(piece), self.end))
                 elif not len(piece):

@@ -32,6 +32,7 @@ class Faults:
     split_bytes_max: int = 0      # pieces of 1 to so many bytes
     delay_s_max: float = 0.0      # before each piece
     corrupt_bytes_mean: int = 0   # one bit is flipped
+    flip_in: bytes = b""          # one bit is flipped in the first piece of all that has these bytes, in their middle
     swallow_bytes_mean: int = 0   # a piece is lost from the middle of the stream, which TCP never does
     cut_bytes_mean: int = 0       # the connection is reset, in the middle of whatever passes
 
@@ -158,6 +159,9 @@ class FaultProxy:
             if _strikes(rng, faults.corrupt_bytes_mean, len(piece)):
                 self.done["corrupt"] += 1
                 piece[rng.randrange(len(piece))] ^= 1 << rng.randrange(8)
+            if faults.flip_in and (found := piece.find(faults.flip_in)) >= 0 and not self.done["flip"]:
+                self.done["flip"] += 1
+                piece[found + len(faults.flip_in) // 2] ^= 1
             yield bytes(piece)
 
 

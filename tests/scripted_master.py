@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 
-from pyengine.formats.ha_wire import REPORT_BYTES, frame_bounds, pack_header, unpack_report
+from pyengine.formats.ha_wire import OFFER, REPORT_BYTES, frame_bounds, pack_header, unpack_report
 
 ROCKETMQ = "rocketmq"
 OURS = "ours"
@@ -18,9 +18,9 @@ class ScriptedMaster:
     """Serves [min_offset, min_offset + len(content)), each slave in a thread.
 
     `manner`: RocketMQ answers any first report, with heartbeats alone where it has nothing; this
-    engine names its end or its beginning and closes. `reports` are all that came, by
-    connection that reported; `connections` stand now. Before each frame `script(master, sock, offset, body)` may send something else
-    instead (then it returns True).
+    engine names its end or its beginning and closes. Neither answers an offer of seals; `offers` counts them. `reports` are all
+    that came, by connection that reported; `connections` stand now. Before each
+    frame `script(master, sock, offset, body)` may send something else instead (then it returns True).
     """
 
     def __init__(self, content: bytes, segment_bytes: int, manner: str, *, min_offset: int = 0, frame_bytes: int = 1000,
@@ -34,7 +34,7 @@ class ScriptedMaster:
         self.script = script
         self.is_silent = False
         self._drops = 0
-        self.connections = 0
+        self.connections = self.offers = 0
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self.reports: list[list[int]] = []
@@ -80,6 +80,10 @@ class ScriptedMaster:
                     return
                 half += data
                 while len(half) >= REPORT_BYTES:
+                    if half.startswith(OFFER):
+                        self.offers += 1
+                        half = half[REPORT_BYTES:]
+                        continue
                     if not reports:
                         self.reports.append(reports)
                     reports.append(unpack_report(half))

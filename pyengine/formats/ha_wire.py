@@ -21,6 +21,12 @@ as a report, and CHALLENGE begins with bytes that are negative as the offset of 
 
 Afterwards each header, each body and each report is followed by a seal of eight bytes, and a header with an offset of
 -1 - kind has no bytes of the log but a table of that kind (services/replication/ha_stream.py).
+
+A slave that proves nothing offers seals before its first report. To RocketMQ's master the offer is a report of -1, which is
+what it has before any report. This engine's master answers, and from then on both seal, with keys that are no secret.
+
+    OFFER      slave -> master   -1 as a report, then the first report                    16 bytes
+    SEALED     master -> slave   magic 8; the slave says its first report again, sealed
 """
 
 from __future__ import annotations
@@ -38,6 +44,8 @@ REPORT_LAST_SEGMENT = 0  # a first report of 0 asks for the last segment only
 
 HELLO = b"\xffpyhello"      # each begins with its version's own words; another version has others of that length
 CHALLENGE = b"\xffpyprove"
+OFFER = b"\xff" * REPORT_BYTES
+SEALED = b"\xffpyseals"
 NONCE_BYTES = MAC_BYTES = 32
 _INTRODUCTION = struct.Struct(">16sQQ8x")
 PROOF_BYTES = _INTRODUCTION.size + NONCE_BYTES + MAC_BYTES
@@ -64,7 +72,7 @@ class Introduction(NamedTuple):
     is_fenced: bool = False
 
 
-def is_hello(first: bytes) -> bool:
+def is_hello(first: bytes | memoryview) -> bool:
     """Whether the first eight bytes of a connection are a greeting of any version, which no report is."""
     return first[0] >= 0x80
 

@@ -229,9 +229,7 @@ class HAClient(Service):
         self._look = self._replication.open_link(self._address, LINK_HANDSHAKE)
         if self._look is not None:
             self._look.start(begin)
-        self._cutter = FrameCutter(self._segment_bytes, self._link.seals.into)
-        if self._follow is not None:
-            self._follow.seal(*self._link.seals)
+        self._cutter = FrameCutter(self._segment_bytes)
         self._stream = RecordStream(begin, end, self._log, self._segment_bytes,
                                     self._writer.entry_limit - RUN_BYTES - ENTRY_HEAD_BYTES)
         self._begin = begin
@@ -326,7 +324,7 @@ class HAClient(Service):
         if why == replication.LOST:
             link.lost(-done.got)
         if why in (replication.TAKE, replication.UNDER_WAY):
-            self._take(follow.received)
+            self._take(link, follow.received)
         if why == replication.UNDER_WAY:  # `done.end` is where the entry begins
             self._sequence, self._under_way = done.sequence, (done.end, self._stream.position)
             self._collect(writer, now_ns)
@@ -350,7 +348,7 @@ class HAClient(Service):
             if data is not None:
                 has_read = True
                 self._heard_ns = now_ns
-                self._take(data)
+                self._take(link, data)
         if not self._sequence:
             self._submit(writer, now_ns)
         if self._sequence:
@@ -372,10 +370,12 @@ class HAClient(Service):
         """Whether bytes wait here, so that the master's silence says nothing."""
         return self._stream.waiting_bytes >= BACKLOG_BYTES
 
-    def _take(self, data: memoryview) -> None:
+    def _take(self, link: MasterLink, data: memoryview) -> None:
         frames = 0
-        for offset, piece in self._cutter.feed(data):
+        for offset, piece in self._cutter.feed(data, link.seals.into):
             if offset < 0:
+                if link.peer is None:
+                    raise BadStreamError("it sends tables, and has not proven that it has the secret of this store")
                 self._tables.take(-1 - offset, bytes(piece), self._stream.position)
                 continue
             frames += 1
@@ -393,16 +393,19 @@ class HAClient(Service):
         if self._look is not None:
             self._look.sent(position, len(data), frames)
         if self._stream.is_equal and not self._load_linked():
-            self._set_linked()
+            self._set_linked(link)
 
-    def _set_linked(self) -> None:
+    def _set_linked(self, link: MasterLink) -> None:
+        if self._follow is not None:
+            self._follow.seal(*link.seals)
         native.store(self._control.replicator, "linked", 1)
         failpoint("slave_linked")
         self._linked_ns = self._clock_ns()
         if self._look is not None:
             self._look.state(LINK_TRANSFER)
         self._said = ""
-        self._report(Event.MASTER_FOLLOWED, f"master {self._address}: follows from {self._stream.own_end}")
+        self._report(Event.MASTER_FOLLOWED, f"master {self._address}: follows from {self._stream.own_end}"
+                     + ("" if link.seals.into else ", by RocketMQ's own protocol: what is sent has no checksum"))
 
     def _check_first_header(self, offset: int) -> None:
         """The first header need not be for what was asked: then it says why."""

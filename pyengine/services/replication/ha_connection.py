@@ -9,7 +9,7 @@ connection began (docs/decisions/0102). Only a whole report is a sign of life.
 
 With a `greeting` the peer is a stranger until it has proven that it has the secret, or has spoken RocketMQ's own protocol
 from an address where it may; until then its bytes go there (ha_greeting.py). Frames and reports of a link that began with a
-greeting carry seals.
+greeting, or with a slave's offer, carry seals.
 
 The object owns a socket that never blocks and does nothing by itself: its owner calls
 `on_readable`, `transfer` and `tick`, and closes it once `ended` says why. `native` is what C
@@ -358,8 +358,9 @@ class HAConnection:
         return True
 
     def send_tables(self, tables: Mapping[int, Table], now_ns: int) -> None:
-        """To a slave with seals: the tables that it was not given yet, each once the bytes of the log that it belongs to have gone."""
-        if self._seals.out is None or not self.positioned or self.ended or self._refused_until_ns or not self._told_end:
+        """To a slave with the secret: the tables that it was not given yet, each once the bytes of the log it belongs to have gone."""
+        seal = self._seals.out
+        if seal is None or self._peer is None or not self.positioned or self.ended or self._refused_until_ns or not self._told_end:
             return
         self._take_half_frame()
         for kind, table in tables.items():
@@ -373,8 +374,8 @@ class HAConnection:
             self._buffer = memoryview(bytearray(body + len(table.content) + self._tail_bytes))
             ha_wire.pack_header_into(self._buffer, 0, -1 - kind, len(table.content))
             self._buffer[body:body + len(table.content)] = table.content
-            self._seals.out.put(self._buffer, 0, ha_wire.HEADER_BYTES)
-            self._seals.out.put(self._buffer, body, len(table.content))
+            seal.put(self._buffer, 0, ha_wire.HEADER_BYTES)
+            seal.put(self._buffer, body, len(table.content))
             self._buffer_start = self._fields.next
             self._pushed, self._filled = 0, len(self._buffer)
             self._push(now_ns)

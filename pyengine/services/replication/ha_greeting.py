@@ -12,7 +12,8 @@ greeting fits no new one. Both ends make the keys of the link's seals (csrc/seal
 goes to a peer that is not known to speak this: RocketMQ's master reads it as a report of a negative offset, which confirms
 nothing there.
 
-A peer whose address `ha_allow_plain` names may speak RocketMQ's own protocol instead, which proves nothing.
+A peer whose address `ha_allow_plain` names may speak RocketMQ's own protocol instead, which proves nothing. A slave of this
+engine offers seals in it (OFFER), under keys that are in this file: they show what was changed by accident, and prove nothing.
 
 `ReplicationNotes` keeps `config/replication.json` up to date while a replicator runs, at most once a second.
 A file that is durable costs the disk milliseconds; a thread of its own pays them, so that
@@ -106,6 +107,12 @@ class Seals(NamedTuple):
     out: Seal | None = None
     into: Seal | None = None
 
+    @classmethod
+    def of_everyone(cls, *, is_master: bool) -> Seals:
+        """Of a link whose ends have proven nothing."""
+        out, into = (_FRAMES, _REPORTS) if is_master else (_REPORTS, _FRAMES)
+        return cls(_seal(b"", out, b""), _seal(b"", into, b""))
+
 
 def may_follow(master: Introduction, term: int) -> None:
     """GreetingError where a slave that has followed a master of `term` must not follow this one."""
@@ -145,11 +152,18 @@ class MasterGreeting:
 
     def _take_first(self, data: bytes) -> tuple[bytes, bytes]:
         first, rest = data[: ha_wire.REPORT_BYTES], data[ha_wire.REPORT_BYTES :]
-        if not ha_wire.is_hello(first):
+        is_offer = first == ha_wire.OFFER
+        if is_offer or not ha_wire.is_hello(first):
             if not self.may_be_plain:
                 raise GreetingError("it speaks RocketMQ's own protocol, and ha_allow_plain does not name its address")
+            if not is_offer:
+                self.is_over = True
+                return b"", data
+            if len(rest) < ha_wire.REPORT_BYTES:
+                return b"", data
+            self.seals = Seals.of_everyone(is_master=True)
             self.is_over = True
-            return b"", data
+            return ha_wire.SEALED, rest[ha_wire.REPORT_BYTES :]  # the report that RocketMQ would need
         if first != ha_wire.HELLO:
             raise GreetingError("it speaks another version of pyengine's replication protocol")
         if not self._secret.is_set:

@@ -307,7 +307,7 @@ class _Look:
         self._silence_ns = config.ha_housekeeping_interval_ms * 1_000_000
         self._segment_bytes = config.mapped_file_size_commit_log_bytes
         self._link = MasterLink(config.ha_master_address, call)
-        self._cutter = FrameCutter(self._segment_bytes, self._link.seals.into)
+        self._cutter = FrameCutter(self._segment_bytes)
         self._pieces = self._read()
         self._has_body = False
         self.at = -1
@@ -363,7 +363,7 @@ class _Look:
             if data is not None:
                 silent_ns = now_ns + self._silence_ns
                 deadline_ns += len(data) * 1_000_000_000 // RATE_MIN
-                yield from (piece for piece in self._cutter.feed(data) if piece[0] >= 0)
+                yield from (piece for piece in self._cutter.feed(data, self._link.seals.into) if piece[0] >= 0)
             elif now_ns >= silent_ns:
                 raise LinkLostError(f"the master says nothing within {self._silence_ns / 1e9:g} s")
             else:

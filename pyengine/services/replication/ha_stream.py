@@ -1,6 +1,6 @@
 """What a slave receives: a connection to its master, frames out of bytes, whole records out of frames, the master's tables.
 
-    cutter = FrameCutter(segment_bytes)
+    cutter = FrameCutter(segment_bytes)  # feed(bytes, seal) where the link has seals
     stream = RecordStream(begin, own_end, log, segment_bytes, entry_bytes_max)
     for offset, piece in cutter.feed(bytes off the wire): stream.take(offset, piece)
     while (run := stream.whole()): append it ...; stream.drop(run.end)
@@ -16,9 +16,9 @@ there.
     master   once a second: TableSource.look() reads the files that were changed, HAConnection sends them as messages
     slave    TableSink.take(kind, content, position) keeps them, apply() makes them durable
 
-Only on links with seals. A table says what was true of the master's log up to its end at that moment: it is sent
-after those bytes, and the slave writes it once it has them on its disk. Else a promoted slave could take a delayed
-message for delivered whose delivery it does not have.
+Only on links whose ends have proven that they have the secret. A table says what was true of the master's log up to its end at
+that moment: it is sent after those bytes, and the slave writes it once it has them on its disk. Else a promoted slave could
+take a delayed message for delivered whose delivery it does not have.
 
 Topics, groups and delay offsets become the master's. Of the consumer offsets each group and topic of the master's
 replaces the slave's own, and those that the master does not have stay, as a RocketMQ slave does it.
@@ -37,7 +37,16 @@ from typing import NamedTuple, NoReturn
 
 from pyengine.errors import EngineError, FormatError, os_error_sentence
 from pyengine.events import Event, Report
-from pyengine.formats.ha_wire import HEADER_BYTES, Introduction, pack_report, unpack_header, unpack_sealed_header
+from pyengine.formats.ha_wire import (
+    HEADER_BYTES,
+    OFFER,
+    SEALED,
+    Introduction,
+    is_hello,
+    pack_report,
+    unpack_header,
+    unpack_sealed_header,
+)
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import BEGIN
 from pyengine.formats.record_case import CaseLabel
@@ -79,11 +88,10 @@ class Run(NamedTuple):
 
 
 class FrameCutter:
-    """Frames out of a stream that was cut anywhere. With `seal` a frame is given whole, and only if it came as it was sent."""
+    """Frames out of a stream that was cut anywhere. With a seal a frame is given whole, and only if it came as it was sent."""
 
-    def __init__(self, segment_bytes: int, seal: Seal | None = None) -> None:
+    def __init__(self, segment_bytes: int) -> None:
         self._segment_bytes = segment_bytes
-        self._seal = seal
         self._head = bytearray()
         self._offset = 0
         self._left = 0  # bytes of the body that are still to come
@@ -93,13 +101,13 @@ class FrameCutter:
         """Whether what has come ends where a frame does."""
         return not self._left and not self._head
 
-    def feed(self, data: memoryview) -> Iterator[tuple[int, memoryview]]:
+    def feed(self, data: memoryview, seal: Seal | None = None) -> Iterator[tuple[int, memoryview]]:
         """(offset, bytes) of each piece of a body, in order; an empty piece is a heartbeat, an offset below 0 a whole table.
 
         BadStreamError for a header that no master sends: nothing after it can be understood.
         """
-        if self._seal is not None:
-            yield from self._feed_sealed(self._seal, data)
+        if seal is not None:
+            yield from self._feed_sealed(seal, data)
             return
         at = 0
         while at < len(data):
@@ -330,7 +338,8 @@ class MasterCall(NamedTuple):
 class MasterLink:
     """One connection. `address` is host:port, IPv6 as [::1]:port.
 
-    `peer`: who the master has proven to be; None for one that speaks RocketMQ's own protocol.
+    `peer`: who the master has proven to be; None for one that speaks RocketMQ's own protocol. That one is offered `seals` with
+    the first report, and has them or has not once anything has come.
     """
 
     def __init__(self, address: str, call: MasterCall | None = None, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
@@ -354,6 +363,9 @@ class MasterLink:
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._buffer = memoryview(bytearray(READ_BYTES))
+        self._offered: int | None = None  # the report that went with an offer which the master has not answered yet
+        self._may_offer = self.peer is None
+        self._answer = b""      # to the offer, as far as it has come
         self._unsent = b""      # of a report of which a part went
         self._waiting: int | None = None  # the newest report of which nothing went
 
@@ -409,8 +421,7 @@ class MasterLink:
         self._waiting = offset
         while self._unsent or self._waiting is not None:
             if not self._unsent:
-                text = pack_report(self._waiting or 0)
-                self._unsent, self._waiting = text if self.seals.out is None else self.seals.out.sealed(text), None
+                self._unsent, self._waiting = self._packed(self._waiting or 0), None
             try:
                 sent = self._socket.send(self._unsent)
             except (BlockingIOError, InterruptedError):
@@ -419,12 +430,35 @@ class MasterLink:
                 raise LinkLostError(f"the connection broke: {os_error_sentence(error)}") from None
             self._unsent = self._unsent[sent:]
 
+    def _packed(self, offset: int) -> bytes:
+        text = pack_report(offset)
+        if self._may_offer:
+            self._may_offer, self._offered = False, offset
+            return OFFER + text
+        return text if self.seals.out is None else self.seals.out.sealed(text)
+
+    def _without_answer(self, data: memoryview) -> memoryview:
+        """What comes after the answer to the offer. A master of RocketMQ gives none, and the first byte tells."""
+        if not is_hello(self._answer or data):
+            self._offered = None
+            return data
+        wanted = len(SEALED) - len(self._answer)
+        self._answer += data[:wanted]
+        if len(self._answer) < len(SEALED):
+            return data[:0]
+        if self._answer != SEALED:
+            raise BadStreamError("the master's answer to the offer of seals did not come as it was sent, or is of another version")
+        self.seals = Seals.of_everyone(is_master=False)
+        offered, self._offered = self._offered, None
+        self.report(offered or 0)
+        return data[wanted:]
+
     def wait(self, timeout_s: float) -> bool:
         """Sleep until bytes have come (or the end of the connection), or for so long."""
         return bool(self._poll.poll(max(0, int(timeout_s * 1000 + 0.999))))
 
     def receive(self) -> memoryview | None:
-        """What has come, valid until the next call; None when nothing has. LinkLostError at the connection's end."""
+        """What has come of frames, valid until the next call; None when nothing has. LinkLostError at the connection's end."""
         try:
             count = self._socket.recv_into(self._buffer)
         except (BlockingIOError, InterruptedError):
@@ -433,7 +467,8 @@ class MasterLink:
             raise LinkLostError(f"the connection broke: {os_error_sentence(error)}") from None
         if count == 0:
             self.lost(0)
-        return self._buffer[:count]
+        data = self._buffer[:count]
+        return data if self._offered is None else self._without_answer(data)
 
     def lost(self, error_number: int) -> NoReturn:
         """The connection broke, or ended (0): LinkLostError."""

@@ -110,6 +110,29 @@ def test_the_successor_of_a_killed_replicator_is_linked_when_it_has_compared_and
         assert [link.state for link in links.links()] == ["transfer"]
 
 
+@pytest.mark.parametrize("manner", [OURS, ROCKETMQ])
+def test_each_connection_offers_seals_and_says_that_it_has_none(make_rig, manner):
+    rig = make_rig(manner)
+    rig.until(lambda: rig.client._acked == rig.writer.end, "it follows a master that knows of no seals")
+    assert rig.master.offers == 1 and "by RocketMQ's own protocol: what is sent has no checksum" in rig.said[-1]
+    rig.master.drop()
+    rig.until(lambda: rig.master.offers == 2 and rig.client._acked == rig.writer.end, "the next one too")
+
+
+@pytest.mark.parametrize("answer", [b"\xffpyseal2", b"\xff" * 8])
+def test_an_answer_to_the_offer_that_did_not_come_as_it_was_sent_ends_the_connection(make_rig, answer):
+    rig = make_rig()
+    rig.master.script = lambda master, connected, offset, body: connected.sendall(answer) or True
+
+    def said() -> bool:
+        rig.client.work()
+        rig.now_ns += 10**9
+        return any("answer to the offer of seals" in line for line in rig.said)
+
+    eventually(said, "it is said")
+    assert not native.load(rig.owner.control.replicator, "linked")
+
+
 def test_a_slave_is_known_for_one_from_its_first_moment(make_rig):
     rig = make_rig()
     assert ReplicationStateFile(rig.owner.root).read().state.role == "SLAVE"

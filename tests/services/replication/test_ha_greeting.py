@@ -15,6 +15,7 @@ from pyengine.services.replication.ha_greeting import (
     GreetingError,
     MasterGreeting,
     PlainPeers,
+    Seals,
     Secret,
     SecretError,
     greet_master,
@@ -176,8 +177,25 @@ def test_a_plain_report_is_refused_unless_it_may_be_plain(secret):
     assert allowed.peer is None and allowed.seals == (None, None)
 
 
+def test_an_offer_of_seals_is_taken_where_rocketmqs_protocol_would_be(secret):
+    words = ha_wire.OFFER + ha_wire.pack_report(4096)
+    with pytest.raises(GreetingError, match="ha_allow_plain does not name its address"):
+        MasterGreeting(secret, lambda: MASTER, may_be_plain=False).take(words)
+    greeting, kept = MasterGreeting(secret_of(""), lambda: MASTER, may_be_plain=True), b""
+    for byte in words[:-1]:
+        answer, kept = greeting.take(kept + bytes([byte]))
+        assert answer == b"" and not greeting.is_over
+    assert greeting.take(kept + words[-1:] + b"a report") == (ha_wire.SEALED, b"a report")
+    assert greeting.is_over and greeting.peer is None
+    slaves = Seals.of_everyone(is_master=False)
+    assert greeting.seals.into.take(slaves.out.sealed(b"12345678")) and slaves.into.take(greeting.seals.out.sealed(b"frame"))
+    assert not greeting.seals.into.take(greeting.seals.out.sealed(b"12345678")), "what is sent back does not fit"
+
+
 def test_the_first_word_is_no_report_and_the_answer_no_frame():
     assert ha_wire.is_hello(ha_wire.HELLO) and int.from_bytes(ha_wire.HELLO, "big", signed=True) < 0
+    assert int.from_bytes(ha_wire.OFFER, "big", signed=True) == -1, "what RocketMQ's master has before any report"
+    assert ha_wire.is_hello(ha_wire.SEALED) and int.from_bytes(ha_wire.SEALED, "big", signed=True) < 0
     assert not any(ha_wire.is_hello(ha_wire.pack_report(offset)) for offset in (0, 1, 1 << 40, (1 << 63) - 1))
     assert int.from_bytes(ha_wire.CHALLENGE[:8], "big", signed=True) < 0
 

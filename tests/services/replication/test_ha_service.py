@@ -18,6 +18,7 @@ from fix_writer import PlainWriter
 from pyengine.engine.kinds import WorkerExit
 from pyengine.errors import EngineUnavailableError
 from pyengine.events import Event
+from pyengine.formats import ha_wire
 from pyengine.formats.ha_wire import Introduction
 from pyengine.ipc import replication
 from pyengine.native import control as native
@@ -716,6 +717,40 @@ def test_a_slave_with_the_secret_gets_the_log_and_confirms_it(make_rig, secret, 
     rig.until(lambda: slave.end == rig.writer.end, "a catch-up too")
     assert bytes(slave.log) == bytes(rig.writer.log[1:])
     assert slave.link.peer is not None and slave.link.peer.store_uuid == rig.owner.memory.identity.store_uuid.bytes
+
+
+@pytest.mark.parametrize("batch_bytes", [700, 32768])
+def test_a_slave_without_a_secret_gets_the_log_sealed_and_no_tables(make_rig, batch_bytes):
+    rig = make_rig(ha_transfer_batch_size_bytes=batch_bytes)
+    DelayOffsets(rig.owner.root).write({1: 5})
+    rig.fill(SEGMENT + 5000)
+    slave = rig.sealed_slave(call_of(""))
+    assert slave.link.seals.into is None
+    slave.say(1)
+    rig.until(lambda: slave.heartbeats, "all of it was sent")
+    assert slave.link.seals.into is not None and slave.link.peer is None
+    for _ in range(20):  # by C, one frame and one report each
+        rig.fill(rig.writer.end + 1)
+        rig.until(lambda: slave.end == rig.writer.end, "it has everything")
+        slave.say(slave.end)
+        rig.until(lambda: rig.confirm == rig.writer.end, "its report counts")
+        rig.now_ns += 1_100_000_000
+    assert bytes(slave.log) == bytes(rig.writer.log[1:]) and slave.tables == []
+
+
+def test_a_report_that_was_changed_on_the_way_confirms_nothing_without_a_secret_either(make_rig):
+    rig = make_rig()
+    rig.fill(5000)
+    slave = rig.sealed_slave(call_of(""))
+    rig.slaves.remove(slave)
+    slave.say(1)
+    rig.until(lambda: slave.take() or slave.end == rig.writer.end, "it has everything")
+    words = bytearray(slave.link.seals.out.sealed(ha_wire.pack_report(slave.end - 64)))
+    words[7] ^= 32
+    slave.link._socket.send(words)
+    rig.until(lambda: any("its seal does not fit" in line for line in rig.said), "it is seen")
+    assert rig.confirm == 0
+    slave.close()
 
 
 def test_without_secret_and_allowed_addresses_every_slave_is_refused(make_rig):
