@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pyengine.errors import ConfigError
+from pyengine.errors import ConfigError, UsageError
 from pyengine.formats.index_file import IndexLayout
-from pyengine.settings import INT32_MAX, Setting, setting, settings_of
+from pyengine.settings import INT32_MAX, Setting, setting, settings_of, split_address
 
 DAY_MS = 86_400_000
 HA_PORT = 10_912  # RocketMQ's default
@@ -452,8 +452,7 @@ class EngineConfig:
         if self.ha_allow_plain:
             _check_networks(self.ha_allow_plain_list)
         for name, address in [("ha_master_address", self.ha_master_address), *(("ha_peers", one) for one in self.ha_peer_list)]:
-            host, colon, port = address.rpartition(":")
-            if address and not (colon and host.strip("[]") and port.isascii() and port.isdecimal() and 0 < int(port) <= 65_535):
+            if address and not _has_port(address):
                 raise ConfigError(f"{name} = {address} is no address: give host:port, as in 10.0.0.1:10912 or [::1]:10912")
         if self.dispatch_at == "replicated" and self.ha_port == 0 and self.broker_role != "SLAVE":
             raise ConfigError("dispatch_at = replicated needs a master with slaves: set ha_listen_port, or nothing would ever "
@@ -548,18 +547,20 @@ def delete_hours(text: str) -> frozenset[int]:
     return frozenset(map(int, pieces))
 
 
-def _check_host(text: str) -> None:
-    from ipaddress import ip_address
-
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
+def _has_port(address: str) -> bool:
     try:
-        address = ip_address(host[1:-1] if bracketed else host)
-        good = bool(colon) and (address.version == 6) == bracketed and 0 <= int(port) <= INT32_MAX
+        return split_address(address)[1] > 0
     except ValueError:
-        good = False
-    if not good:
-        raise ConfigError(f"store_host = {text} is no address: give IPv4:port or [IPv6]:port, as in 127.0.0.1:10911")
+        return False
+
+
+def _check_host(text: str) -> None:
+    from pyengine.formats.record import encode_host
+
+    try:
+        encode_host(text)
+    except UsageError:
+        raise ConfigError(f"store_host = {text} is no address: give IPv4:port or [IPv6]:port, as in 127.0.0.1:10911") from None
 
 
 def _check_networks(texts: list[str]) -> None:

@@ -145,6 +145,15 @@ class Setting:
         raise self._refuse(value, where)
 
 
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of host:port, as in 10.0.0.1:10912 or [::1]:10912; ValueError for what is no such text."""
+    host, _, port = text.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    if not (bare and port.isascii() and port.isdecimal() and int(port) <= 65_535):
+        raise ValueError(f"{text} is no host:port")
+    return bare, int(port)
+
+
 def setting(default: Value, meaning: str, **row: object) -> Any:
     """A dataclass field that carries its Setting; the field's own name is filled in by `settings_of`."""
     return dataclasses.field(default=default, metadata={"meaning": meaning, **row})

@@ -40,6 +40,7 @@ from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import store_stats
 from pyengine.native.store_stats import Latency
 from pyengine.results import PutStatus
+from pyengine.settings import split_address
 from pyengine.storage.config import load_config
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.file_system import used_ratio
@@ -54,10 +55,10 @@ PORT = 9464
 def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, int] | None:
     if value is None:
         return None
-    host, colon, port = value.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise click.BadParameter(f"{value}: give HOST:PORT, as in 127.0.0.1:{PORT} or [::1]:{PORT}", ctx, param)
-    return host.strip("[]"), int(port)
+    try:
+        return split_address(value)
+    except ValueError:
+        raise click.BadParameter(f"{value}: give HOST:PORT, as in 127.0.0.1:{PORT} or [::1]:{PORT}", ctx, param) from None
 
 
 def host_and_port(host: str, port: int) -> str:

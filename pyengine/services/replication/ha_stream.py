@@ -55,6 +55,7 @@ from pyengine.native.replication import Seal
 from pyengine.native.scan import walk
 from pyengine.services.replication.ha_greeting import GreetingError, PlainPeers, Seals, Secret, greet_master
 from pyengine.services.service import BlockedReason
+from pyengine.settings import split_address
 from pyengine.storage import config_table, consumer_offset
 from pyengine.storage.commit_log import LocalLog
 from pyengine.storage.config_table import exclusive
@@ -344,9 +345,8 @@ class MasterLink:
 
     def __init__(self, address: str, call: MasterCall | None = None, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         """Connect, and greet the master as `call` says; LinkLostError says why not."""
-        host, _, port = address.rpartition(":")
         try:
-            self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+            self._socket = socket.create_connection(split_address(address), timeout_s)
         except TimeoutError:
             raise LinkLostError(f"{address} does not answer within {timeout_s:g} s") from None
         except OSError as error:
