@@ -57,7 +57,6 @@ from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, living_k
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
-from pyengine.native.recorder import Recorder
 from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.checkpoint import remove_abort_file
 from pyengine.storage.config import LIVE, SETTINGS, EngineConfig, config_path, load_config, parse_set, read_file, setting_name
@@ -262,7 +261,7 @@ class Supervisor:
         heart.state(native.WORKER_READY)
         degraded = self._memory.state == native.STATE_DEGRADED
         kinds = () if degraded or self._arguments.no_children else self._kinds()
-        self._recorder = Recorder(self._memory.recorder, native.SUPERVISOR, self._memory.identity.epoch)
+        self._recorder = self._memory.recorder_of(native.SUPERVISOR)
         children = Children(self._root, self._memory, lock, self._selector, kinds, overrides, self._say, self._fork_server,
                             self._note_death)
         server = SessionServer(self._memory, self._selector, Sessions(self._memory), self._take_settings)

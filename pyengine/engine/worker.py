@@ -40,7 +40,7 @@ from pyengine.ipc.store_lock import StoreLock, living_kinds
 from pyengine.native import control as native
 from pyengine.native import obstacles, waiting
 from pyengine.native.flush import monotonic_ns
-from pyengine.native.recorder import BLOCKED_PHASE, THRESHOLD_NS, Recorder, count_resumes
+from pyengine.native.recorder import BLOCKED_PHASE, THRESHOLD_NS, count_resumes
 from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.config import EngineConfig, load_config, parse_set
 from pyengine.storage.message_store import MessageStore
@@ -74,7 +74,7 @@ class Worker:
         self.lock = lock
         self.latch = memory.latch(kind)
         count_resumes()
-        self.recorder = Recorder(memory.recorder, kind, memory.identity.epoch)
+        self.recorder = memory.recorder_of(kind)
         self.context = ServiceContext(memory, MessageStore(root, self.config.geometry), self.config,
                                       self.say, self.beat, self.recorder)
         self.heart = Heartbeat(memory.control.workers[kind])

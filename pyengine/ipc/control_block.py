@@ -293,13 +293,13 @@ class EngineMemory:
         """`struct ms_recorder *`, usable until close_statistics(); EngineUnavailableError says why not."""
         return self._open(shared_objects.RECORDER, recorder.view, recorder.check, writable)
 
-    @cached_property
-    def recorder(self) -> ms_recorder | None:
-        """Where a worker records what made puts wait; None, and it records nothing, if that cannot be had."""
+    def recorder_of(self, kind: int) -> recorder.Recorder:
+        """The worker's hand on its ring, for what made puts wait; it records nothing if the ring cannot be had."""
         try:
-            return self.open_recorder(writable=True)
+            shared = self.open_recorder(writable=True)
         except (EngineError, OSError):
-            return None
+            shared = None
+        return recorder.Recorder(shared, kind, self.identity.epoch)
 
     def _open(self, name: str, view: Callable[[Buffer], _Handle], check: Callable[[_Handle, int], None], writable: bool) -> _Handle:
         """The object of that name, with the functions of pyengine.native that view and check it."""
@@ -310,8 +310,8 @@ class EngineMemory:
         return found
 
     def close_statistics(self) -> None:
-        """Close what open_store_stats and its like, `counters`, `obstacles` and `recorder` gave."""
-        for name in ("counters", "obstacles", "recorder"):
+        """Close what open_store_stats and its like, `counters`, `obstacles` and recorder_of() gave."""
+        for name in ("counters", "obstacles"):
             self.__dict__.pop(name, None)
         for shared in self._stats_objects:
             shared.close()

@@ -198,8 +198,10 @@ def test_what_counting_costs_can_be_measured():
     assert store_stats.counting_cost_ns(passes=10, entries=3) > 0
 
 
-@pytest.mark.parametrize("name", ["counters", "obstacles", "recorder"])
-def test_what_only_tells_keeps_no_process_from_its_work_where_it_cannot_be_opened(make_owner, monkeypatch, name):
+@pytest.mark.parametrize("open_it", [lambda memory: memory.counters, lambda memory: memory.obstacles,
+                                     lambda memory: not memory.recorder_of(native.WRITER).hand.shared],
+                         ids=["counters", "obstacles", "recorder"])
+def test_what_only_tells_keeps_no_process_from_its_work_where_it_cannot_be_opened(make_owner, monkeypatch, open_it):
     """A supervisor ended for the statistics once, when their file answered EIO."""
     owner = make_owner()
     owner.memory.close_statistics()
@@ -208,4 +210,4 @@ def test_what_only_tells_keeps_no_process_from_its_work_where_it_cannot_be_opene
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("pyengine.ipc.shared_objects.os.open", fail)
-    assert (getattr(owner.memory, name) is None) == (name == "recorder")
+    assert open_it(owner.memory)
