@@ -224,6 +224,14 @@ class BrokerConf:
 _GATEWAYS_OWN = {"brokerIP1": "gateway_advertised_host", "listenPort": "gateway_broker_port"}
 
 
+def with_broker_conf(path: Path | None, root: Path, given: dict[str, str]) -> tuple[dict[str, str], list[str]]:
+    """The settings to start an engine with, and notes for its user: those of --set, and a broker's file if there is one."""
+    if path is None:
+        return given, []
+    told = read_broker_conf(path, root, given)
+    return told.settings, told.notes
+
+
 def read_broker_conf(path: Path, root: Path | None, given: Mapping[str, str]) -> BrokerConf:
     """The settings of a broker's properties file for the store at `root`; `given` (--set) comes before them.
 

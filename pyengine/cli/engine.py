@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from pyengine.cli import output
-from pyengine.cli.config import broker_conf_option, read_broker_conf
+from pyengine.cli.config import broker_conf_option, with_broker_conf
 from pyengine.cli.output import byte_bar, existing_store, size_text, store_command
 from pyengine.errors import DiskFullError, ExitCode, UsageError
 from pyengine.formats.paths import StorePaths
+from pyengine.native.dispatch import WINDOW_BYTES
 from pyengine.storage.config import load_config, set_words
+from pyengine.storage.file_system import free_bytes
 
 if TYPE_CHECKING:
     from pyengine.storage.config import EngineConfig
 
 SEGMENTS_AHEAD = 2
-QUEUE_WINDOW_BYTES = 65_536
 
 
 @click.command()
@@ -65,11 +66,9 @@ def start(
     from pyengine.ipc.control_block import read_run_settings
     from pyengine.ipc.shared_objects import find_folder
 
-    if broker_conf is not None:
-        told = read_broker_conf(broker_conf, store, settings)
-        settings = told.settings
-        for note in told.notes:
-            print(f"note: {output.printable(note)}", file=sys.stderr)
+    settings, notes = with_broker_conf(broker_conf, store, settings)
+    for note in notes:
+        print(f"note: {output.printable(note)}", file=sys.stderr)
     config = load_config(store, settings)
     check_space(store, config)
     if take_over:
@@ -137,7 +136,7 @@ def needed_space(config: EngineConfig) -> dict[str, int]:
     return {
         "segments_bytes": SEGMENTS_AHEAD * config.mapped_file_size_commit_log_bytes,
         "index_file_bytes": config.geometry.index_layout.size_bytes if config.message_index_enable else 0,
-        "per_queue_bytes": QUEUE_WINDOW_BYTES,
+        "per_queue_bytes": WINDOW_BYTES,
         "pool_bytes": config.pool_bytes,
     }
 
@@ -152,8 +151,7 @@ def check_space(root: Path, config: EngineConfig) -> None:
         return
     first = folders.writable[0].absolute()
     folder = next(path for path in (first, *first.parents) if path.is_dir())
-    status = os.statvfs(folder)
-    free = status.f_bavail * status.f_frsize
+    free = free_bytes(folder)
     space = needed_space(config)
     needed = space["segments_bytes"] + space["index_file_bytes"]
     if needed > free:

@@ -24,9 +24,9 @@ from pyengine.errors import ConfigError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.record import Message, encode_message, record_size
 from pyengine.native import scan
+from pyengine.native.dispatch import WINDOW_BYTES
 from pyengine.native.session import session_bytes
 from pyengine.storage.config import SETTINGS, load_config
-from pyengine.storage.consume_queue import WINDOW_BYTES
 
 HOUR_S = 3600
 BLOCK_BYTES = 4096                 # of the file system

@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 
 from pyengine.cli import output
-from pyengine.cli.config import broker_conf_option, read_broker_conf
+from pyengine.cli.config import broker_conf_option, with_broker_conf
 from pyengine.cli.engine import check_space
 from pyengine.cli.metrics import PORT, address_option, host_and_port
 from pyengine.cli.output import STORE_SIGNS, store_command
@@ -30,7 +30,7 @@ from pyengine.errors import EngineUnavailableError, ExitCode
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native import waiting
 from pyengine.storage.config import EngineConfig, load_config, set_words
-from pyengine.storage.file_system import file_system_of
+from pyengine.storage.file_system import file_system_of, free_bytes
 
 TICK_S = 0.5
 RESTART_PAUSE_S = 1.0
@@ -66,11 +66,7 @@ def serve(
       pyengine serve /data
       pyengine serve /data --metrics 0.0.0.0:9464 --set flush_disk_type=SYNC_FLUSH
     """
-    notes: list[str] = []
-    if broker_conf is not None:
-        told = read_broker_conf(broker_conf, store, settings)
-        settings = told.settings
-        notes += told.notes
+    settings, notes = with_broker_conf(broker_conf, store, settings)
     config = load_config(store, settings)
     check_space(store, config)
     directory, of_memory = shm_directory(store, config)
@@ -131,11 +127,11 @@ def shm_directory(store: Path, config: EngineConfig, others: Sequence[str] | Non
 
 
 def _free_bytes(folder: str) -> int:
+    """What is free there; 0 for a folder that is not there."""
     try:
-        status = os.statvfs(folder)
+        return free_bytes(folder)
     except OSError:
         return 0
-    return status.f_bavail * status.f_frsize
 
 
 # ---- processes --------------------------------------------------------------------------

@@ -55,6 +55,7 @@ from pyengine.storage.config import EngineConfig, keep_sizes
 from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.durable_writes import create_file, make_folders
 from pyengine.storage.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
+from pyengine.storage.file_system import free_bytes
 from pyengine.storage.log_scan import LogView
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.dispatch import queues_between
@@ -258,8 +259,7 @@ def _create_pool(memory: EngineMemory) -> None:
     """The buffers that fit into POOL_AT_ONCE_BYTES, one at least; room for all of them is checked first."""
     identity = memory.identity
     needed = identity.pool_buffers * identity.segment_bytes
-    status = os.statvfs(memory.folder.path)
-    free = status.f_bavail * status.f_frsize
+    free = free_bytes(memory.folder.path)
     if needed > free:
         raise DiskFullError(
             f"the pool needs {needed:,} bytes in {memory.folder.path.parent}, {free:,} are free: use fewer buffers "

@@ -43,6 +43,7 @@ from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError, 
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.engine_id import EngineId, read_engine_id
+from pyengine.storage.file_system import free_bytes
 
 CONTROL = "control"
 STORE_STATS = "store-stats"
@@ -170,7 +171,7 @@ class SharedFolder:
             os.unlink(path)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DiskFullError(
-                    f"no room in {self.path.parent} for {name} of {size_bytes:,} bytes ({_free_bytes(self.path):,} free): "
+                    f"no room in {self.path.parent} for {name} of {size_bytes:,} bytes ({free_bytes(self.path):,} free): "
                     "free some, set shm_directory, or use smaller rings and a smaller pool",
                     errno=error.errno, path=str(path)) from error
             raise disk_error(error, "make", path) from error
@@ -335,8 +336,3 @@ def find_folder(root: str | os.PathLike[str]) -> SharedFolder:
     with contextlib.suppress(OSError, *PARSE_ERRORS):
         directory = str(json.loads(read_small_file(engine_run_path(root)))["shm_directory"])
     return SharedFolder.of(engine_id, directory)
-
-
-def _free_bytes(path: Path) -> int:
-    status = os.statvfs(path)
-    return status.f_bavail * status.f_frsize

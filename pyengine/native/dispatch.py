@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyengine._native import ffi, lib
 from pyengine.errors import InvariantError
 from pyengine.formats.index_file import IndexHeader, IndexLayout
-from pyengine.native.flush import raise_disk_error
+from pyengine.native.flush import MappedSegment, raise_disk_error
 from pyengine.native.scan import REASONS, bounded
 from pyengine.native.waiting import StreamDetector
 
@@ -242,6 +242,9 @@ def fill(fd: int, length: int, path: str) -> None:
         raise_disk_error(code, "write", path)
 
 
+WINDOW_BYTES: int = lib.MS_QUEUE_WINDOW_BYTES  # in which a queue file gets its blocks
+
+
 def count_entries(fd: int, file_bytes: int, path: str) -> int:
     """Entries at the front of a queue file up to the zeros that end the data; filler counts."""
     count = lib.ms_queue_count_entries(fd, file_bytes)
@@ -370,7 +373,7 @@ class ReputLoop:
         `allocator`: the latch of an allocator that brings pages in ahead of the writer."""
         self._loop = ffi.new("struct ms_reput *")
         self._kept = dispatch, latch, allocator
-        self._data: Array[int] | None = None
+        self._segment = MappedSegment(self._loop)
         self._loop.control = control
         self._loop.dispatch = dispatch.struct
         self._loop.stats = ffi.addressof(stats, "dispatch")
@@ -395,14 +398,7 @@ class ReputLoop:
 
     def use_segment(self, view: Buffer | None, base: int) -> None:
         """The mapping of the whole segment that begins at `base`; None: the one before may be unmapped."""
-        self._loop.base = -1
-        if self._data is not None:
-            ffi.release(self._data)
-            self._data = None
-        if view is not None:
-            self._data = ffi.from_buffer("uint8_t[]", view)
-            self._loop.view = self._data
-            self._loop.base = base
+        self._segment.use(view, base)
 
     def run(self, until_ns: int, *, may_sleep: bool = False) -> int:
         """Dispatch what comes until CLOCK_MONOTONIC `until_ns`; IDLE, TIME, or what is wanted: SEGMENT, DECIDE.

@@ -19,7 +19,7 @@ from pyengine.native.waiting import StreamDetector
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from pyengine._native import Array, CData, ms_control, ms_store_stats
+    from pyengine._native import Array, CData, ms_control, ms_pool_commit, ms_reput, ms_store_stats
     from pyengine.native.recorder import Recorder
     from pyengine.native.waiting import Latch
 
@@ -215,6 +215,25 @@ FAILED: int = lib.MS_COMMIT_FAILED
 BROKEN: int = lib.MS_COMMIT_BROKEN
 
 
+class MappedSegment:
+    """The segment that a loop in C reads: the fields `view` and `base` of its struct."""
+
+    def __init__(self, loop: ms_pool_commit | ms_reput) -> None:
+        self._loop = loop
+        self._data: Array[int] | None = None
+
+    def use(self, view: Buffer | None, base: int) -> None:
+        """The mapping of the segment that begins at `base`; None: the one before may be unmapped."""
+        self._loop.base = -1
+        if self._data is not None:
+            ffi.release(self._data)
+            self._data = None
+        if view is not None:
+            self._data = ffi.from_buffer("uint8_t[]", view)
+            self._loop.view = self._data
+            self._loop.base = base
+
+
 class PoolCommitLoop:
     """One `struct ms_pool_commit`, and what it points to, which must outlive it."""
 
@@ -225,7 +244,7 @@ class PoolCommitLoop:
         self._loop = ffi.new("struct ms_pool_commit *")
         self._kept = latch, reputter, replicator, recorder
         self._loop.recorder = recorder.hand
-        self._data: Array[int] | None = None
+        self._segment = MappedSegment(self._loop)
         self._loop.control = control
         self._loop.semaphore = latch.semaphore
         self._loop.reputter_semaphore = reputter.semaphore
@@ -253,15 +272,8 @@ class PoolCommitLoop:
 
     def use_segment(self, view: Buffer | None, base: int = -1, fd: int = -1) -> None:
         """The pool buffer of the segment that begins at `base`, and its file; None: those before may be closed."""
-        self._loop.base = -1
-        if self._data is not None:
-            ffi.release(self._data)
-            self._data = None
-        if view is not None:
-            self._data = ffi.from_buffer("uint8_t[]", view)
-            self._loop.view = self._data
-            self._loop.fd = fd
-            self._loop.base = base
+        self._segment.use(view, base)
+        self._loop.fd = fd
 
     def run(self, until_ns: int, *, may_sleep: bool = False) -> int:
         """Commit what comes until CLOCK_MONOTONIC `until_ns`; IDLE, TIME, or what is wanted: SEGMENT, FAILED, BROKEN.

@@ -33,7 +33,7 @@ from pyengine.formats.consume_queue import (
 )
 from pyengine.formats.paths import segment_name
 from pyengine.formats.record import I32, I64, SYS_FLAG_AT, store_timestamp_at
-from pyengine.native.dispatch import count_entries, fill
+from pyengine.native.dispatch import WINDOW_BYTES, count_entries, fill
 from pyengine.storage.durable_writes import create_file, create_files, sync_file, sync_folder
 from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, clear_file_from, list_segments, used_end
 
@@ -283,9 +283,6 @@ def store_timestamp_ms(commit_log: MappedFileQueue, physical_offset: int, size_b
     (sys_flag,) = I32.unpack_from(view, at + SYS_FLAG_AT)
     stored_ms: int = I64.unpack_from(view, at + store_timestamp_at(sys_flag))[0]
     return stored_ms
-
-
-WINDOW_BYTES = 65536
 
 
 class QueueEnd(NamedTuple):

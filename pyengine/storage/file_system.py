@@ -138,7 +138,7 @@ def derived_room_bytes(log_bytes: int) -> int:
     return log_bytes // SHARE_OF_LOG + SMALL_FILES_BYTES
 
 
-def free_bytes(folder: Path) -> int:
+def free_bytes(folder: str | os.PathLike[str]) -> int:
     """What a process without special rights may still take on this file system."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize
