@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pyengine.events import Event, Report
+from pyengine.events import Event
 
 
 class Said(list[str]):
-    """The sentences that were reported, and their events."""
+    """A report that keeps the sentences, and in `events` their events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -15,8 +15,3 @@ class Said(list[str]):
     def __call__(self, event: Event, text: str) -> None:
         self.append(text)
         self.events.append(event)
-
-
-def into(said: list[str]) -> Report:
-    """Reports go to that list, as sentences."""
-    return lambda event, text: said.append(text)

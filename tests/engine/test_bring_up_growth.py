@@ -10,7 +10,7 @@ from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import POOL_NOT_MADE
 from pyengine.native import control as native
 from pyengine.native import queue_table
-from said import into
+from said import Said
 from waiting import eventually
 
 
@@ -80,8 +80,8 @@ def test_a_pool_that_cannot_grow_says_so_whatever_refused_it(make_owner, monkeyp
     owner = make_owner(mode=native.MODE_POOL, pool_buffers=2)
     for number in range(2):
         native.store(owner.control.pool[number], "segment_base", POOL_NOT_MADE)
-    said = []
-    growth = bring_up.PoolGrowth(owner.memory, into(said))
+    said = Said()
+    growth = bring_up.PoolGrowth(owner.memory, said)
     monkeypatch.setattr(owner.memory.folder, "create", lambda *_: (_ for _ in ()).throw(OSError(24, "Too many open files")))
     growth.start()
     eventually(lambda: said, "the thread has tried")

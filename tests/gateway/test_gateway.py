@@ -13,7 +13,7 @@ from fix_gateway import start_served
 from fix_replication import free_port
 from pyengine.errors import EngineError
 from pyengine.gateway.gateway import REPORT_WINDOW_S, REPORTS_MAX, Reports, repeat
-from said import into
+from said import Said
 
 
 def test_it_listens_for_this_machine_alone_by_default(served):
@@ -45,8 +45,8 @@ def test_a_port_that_is_taken_is_told_at_the_start(make_engine):
 
 
 def test_sentences_about_clients_are_few():
-    said, clock = [], [0.0]
-    report = Reports(into(said), lambda: clock[0])
+    said, clock = Said(), [0.0]
+    report = Reports(said, lambda: clock[0])
     for number in range(1000):
         report("h", f"sentence {number}\nsecond line" + "x" * 1000)
     assert len(said) == REPORTS_MAX and all(len(text) < 600 and "\n" not in text for text in said)
@@ -57,7 +57,7 @@ def test_sentences_about_clients_are_few():
 
 def test_what_is_repeated_goes_on_after_any_failure_and_says_each_once():
     fails = [EngineError("no room"), EngineError("no room"), ValueError("odd"), None, ValueError("odd")]
-    said, done = [], []
+    said, done = Said(), []
 
     async def whole():
         over = asyncio.Event()
@@ -69,7 +69,7 @@ def test_what_is_repeated_goes_on_after_any_failure_and_says_each_once():
             elif (error := fails[len(done) - 1]) is not None:
                 raise error
 
-        task = asyncio.create_task(repeat(0, step, into(said), "it failed"))
+        task = asyncio.create_task(repeat(0, step, said, "it failed"))
         await asyncio.wait_for(over.wait(), 60)
         task.cancel()
 

@@ -10,15 +10,15 @@ from pyengine.errors import DiskError, FlushError
 from pyengine.services import flush_consume_queue
 from pyengine.services.flush_consume_queue import AdoptedLog
 from pyengine.storage.message_store import MessageStore
-from said import into
+from said import Said
 
 BODY_AT = 88
 
 
 def adopt(store, verified_from: int | None = None, min_offset: int = 0):
-    said: list[str] = []
+    said = Said()
     log = AdoptedLog(MessageStore(store.root), store.end if verified_from is None else verified_from,
-                     lambda: min_offset, into(said))
+                     lambda: min_offset, said)
     return log, said
 
 

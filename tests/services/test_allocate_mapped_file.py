@@ -20,7 +20,7 @@ from pyengine.services.allocate_mapped_file import AllocateMappedFileService, Pa
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import derived_room_bytes, free_bytes
 from pyengine.storage.message_store import MessageStore
-from said import into
+from said import Said
 from waiting import eventually
 
 SEGMENT = 65536
@@ -44,8 +44,8 @@ def allocator(make_owner):
     owner = make_owner(mode=native.MODE_SYNC)
     owner.position(0)
     owner.publish()
-    said = []
-    service = AllocateMappedFileService(owner.context(EngineConfig(), report=into(said)))
+    said = Said()
+    service = AllocateMappedFileService(owner.context(EngineConfig(), report=said))
     yield owner, service, said
     service.close()
 
@@ -222,8 +222,8 @@ def test_a_memlock_limit_that_is_too_low_is_warned_of_once(make_owner, monkeypat
     owner = make_owner(mode=native.MODE_MAPPED)
     owner.position(0)
     owner.publish()
-    said = []
-    service = AllocateMappedFileService(owner.context(EngineConfig(warm_mapped_file_enable=True), report=into(said)))
+    said = Said()
+    service = AllocateMappedFileService(owner.context(EngineConfig(warm_mapped_file_enable=True), report=said))
     native.store(owner.control.writer, "wanted_end", 4 * SEGMENT)
     eventually(lambda: not service.work(), "all is made and warmed")
     assert ready_end(owner) == 4 * SEGMENT
@@ -275,8 +275,8 @@ def test_room_is_left_for_queues_and_index(make_small_disk):
     try:
         owner.position(0)
         owner.publish()
-        said = []
-        service = AllocateMappedFileService(owner.context(EngineConfig(), report=into(said)))
+        said = Said()
+        service = AllocateMappedFileService(owner.context(EngineConfig(), report=said))
         native.store(owner.control.writer, "wanted_end", 50 * SEGMENT)
         eventually(lambda: not service.work() and error_number(owner) == errno.ENOSPC, "the disk counts as full")
         reached = ready_end(owner)

@@ -20,7 +20,7 @@ from pyengine.storage.config import EngineConfig
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.durable_writes import MANY_FILES
 from ready_store import SEGMENT, store_with_writer
-from said import into
+from said import Said
 from waiting import eventually
 
 
@@ -34,7 +34,7 @@ class Rig:
             "mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes", "max_hash_slot_num",
             "max_index_num")}, flush_interval_consume_queue_ms=1, **changes)
         self.reputter = ReputMessageService(self.owner.context(self.config))
-        self.said: list[str] = []
+        self.said = Said()
         self.synced: list[str] = []
         real = flush_consume_queue.fdatasync
 
@@ -46,7 +46,7 @@ class Rig:
         self.service = self.make()
 
     def make(self) -> FlushConsumeQueueService:
-        return FlushConsumeQueueService(self.owner.context(self.config, report=into(self.said)))
+        return FlushConsumeQueueService(self.owner.context(self.config, report=self.said))
 
     def dispatch(self) -> None:
         while self.reputter.work():

@@ -18,7 +18,7 @@ from pyengine.native import flush, queue_table
 from pyengine.native.writer import GATHER_BYTES_MIN, Segment
 from pyengine.results import PutStatus
 from pyengine.services.put_message import WAKES, PutMessageService
-from said import into
+from said import Said
 from waiting import eventually
 
 MODES = {"async": {}, "sync": {"mode": native.MODE_SYNC}, "pool": {"mode": native.MODE_POOL, "pool_buffers": 3}}
@@ -34,8 +34,8 @@ def test_a_pool_that_cannot_be_locked_is_warned_of_once(make_parts, monkeypatch)
     parts = make_parts(mode=native.MODE_POOL, pool_buffers=3)
     parts.kill(native.WRITER)
     monkeypatch.setattr(flush, "lock_memory", lambda base, length: errno.ENOMEM)
-    said = []
-    service_of(parts, report=into(said)).close()
+    said = Said()
+    service_of(parts, report=said).close()
     assert len(said) == 1 and "memlock" in said[0] and f"{3 * parts.owner.memory.identity.segment_bytes:,}" in said[0]
 
 

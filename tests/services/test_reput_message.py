@@ -17,7 +17,7 @@ from pyengine.services.reput_message import ReputMessageService
 from pyengine.services.schedule_message import DispatchedWatermark
 from pyengine.storage.store_reader import open_store
 from ready_store import SEGMENT, store_with_writer
-from said import into
+from said import Said
 from waiting import eventually
 
 
@@ -34,7 +34,7 @@ def derived_files(root):
 
 
 def service_of(owner, said=None):
-    return ReputMessageService(owner.context(report=into(said if said is not None else [])))
+    return ReputMessageService(owner.context(report=Said() if said is None else said))
 
 
 def test_what_is_committed_becomes_visible_and_consumers_are_woken(make_owner):
@@ -122,7 +122,7 @@ def test_a_successor_starts_where_the_position_stands_and_repeats_harmlessly(mak
 
 def test_a_full_disk_stops_dispatch_says_so_once_and_is_got_over(make_owner, monkeypatch):
     owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
-    said = []
+    said = Said()
     service = service_of(owner, said)
     monkeypatch.setattr(reput_message, "RETRY_NS", 1_000_000)
     full = True
@@ -149,7 +149,7 @@ def test_a_full_disk_stops_dispatch_says_so_once_and_is_got_over(make_owner, mon
 
 def test_rubbish_below_committed_is_told_and_not_passed_over(make_owner):
     owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
-    said = []
+    said = Said()
     service = service_of(owner, said)
     writer.put(b"good")
     good = writer.end
@@ -194,7 +194,7 @@ def test_at_a_stop_queues_are_written_beyond_confirm_and_no_reader_sees_it(make_
 def test_a_log_that_ends_inside_a_blank_is_waited_for_without_a_word(make_owner):
     """A slave of RocketMQ ends anywhere, and so does `confirm`."""
     owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
-    said = []
+    said = Said()
     service = service_of(owner, said)
     while writer.end < SEGMENT:
         blank, rolled_to = writer.end, writer.put(b"x" * 7000)

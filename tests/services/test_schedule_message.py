@@ -22,7 +22,7 @@ from pyengine.services.schedule_message import PAUSE_S_MAX, POLL_NS_MAX, RETRY_N
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.store_reader import open_store
-from said import into
+from said import Said
 from waiting import eventually
 
 LEVELS = "1m 2m 1h"
@@ -65,7 +65,7 @@ class Rig:
         self.reputter = ReputMessageService(self.owner.context(self.config))
         self.wall_ms = 0
         self.steady_ns = 1_000_000_000
-        self.said: list[str] = []
+        self.said = Said()
         self.services: list[ScheduleMessageService] = []
         self.connects = 0
         self.refuse: list[PutResult | None] = []  # answers to give instead of putting; None: put
@@ -84,7 +84,7 @@ class Rig:
     def service(self) -> ScheduleMessageService:
         """A scheduler as the worker makes it; an earlier one is dropped as kill -9 drops it."""
         self.services.append(ScheduleMessageService(
-            self.owner.context(self.config, report=into(self.said)), self.connect, lambda: self.wall_ms, lambda: self.steady_ns))
+            self.owner.context(self.config, report=self.said), self.connect, lambda: self.wall_ms, lambda: self.steady_ns))
         return self.services[-1]
 
     def connect(self):

@@ -11,7 +11,7 @@ from pyengine.services.replication.ha_stream import LinkLostError
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.replication_state import ReplicationStateFile
 from ready_store import SEGMENT, store_with_writer
-from said import into
+from said import Said
 from scripted_master import OURS, ROCKETMQ, ScriptedMaster
 from waiting import eventually
 
@@ -41,7 +41,7 @@ class Rig:
         native.store(self.owner.control.replicator, "linked", 1)  # of a replicator that was killed
         self.master = ScriptedMaster(bytes(self.writer.log), SEGMENT, manner)
         self.now_ns = 10**12
-        self.said: list[str] = []
+        self.said = Said()
         self.session = NoWriter()
         config = EngineConfig(broker_role="SLAVE", ha_master_address=self.master.address, **settings)
 
@@ -49,7 +49,7 @@ class Rig:
             client._session = client._writer = self.session
 
         monkeypatch.setattr(HAClient, "_begin_session", begin_session)
-        self.client = HAClient(self.owner.context(config, report=into(self.said)), lambda ring_bytes: None,
+        self.client = HAClient(self.owner.context(config, report=self.said), lambda ring_bytes: None,
                                replication.Replication(self.owner.folder, writable=True), lambda: self.now_ns)
 
     def until(self, condition, what) -> None:
@@ -57,7 +57,7 @@ class Rig:
 
     def listen(self) -> list[int]:
         """What the slave reports on this connection from now on."""
-        said = []
+        said: list[int] = []
         report = self.client._link.report
         self.client._link.report = lambda offset: said.append(offset) or report(offset)
         return said

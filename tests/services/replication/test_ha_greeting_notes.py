@@ -5,14 +5,14 @@ from __future__ import annotations
 from pyengine.native import control as native
 from pyengine.services.replication.ha_greeting import ReplicationNotes
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
-from said import into
+from said import Said
 
 
 def test_a_note_that_cannot_be_written_blocks_until_it_can(make_owner):
     owner = make_owner("store", role=native.SYNC_MASTER, replicates=1)
     owner.publish()
-    said: list[str] = []
-    notes = ReplicationNotes(owner.context(report=into(said)))
+    said = Said()
+    notes = ReplicationNotes(owner.context(report=said))
     file = ReplicationStateFile(owner.root)
     in_the_way = file.path.with_name(file.path.name + ".tmp")
     in_the_way.mkdir(parents=True)

@@ -30,7 +30,7 @@ from pyengine.services.replication.ha_stream import BadStreamError, LinkLostErro
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
-from said import into
+from said import Said
 from waiting import eventually
 
 SEGMENT = 65536
@@ -52,14 +52,14 @@ class Rig:
         allocator.close()
         self.writer = PlainWriter(owner)
         self.config = EngineConfig(broker_role="SYNC_MASTER", **{"ha_allow_plain": "127.0.0.0/8, ::1", **settings})
-        self.said: list[str] = []
+        self.said = Said()
         self.now_ns = 10**9
         self.slaves: list[WireSlave | SealedSlave] = []
         self.service = self.new_service()
 
     def new_service(self) -> HAService:
         shared = replication.Replication(self.owner.folder, writable=True)
-        return HAService(self.owner.context(self.config, report=into(self.said)), shared, port=0, clock_ns=lambda: self.now_ns)
+        return HAService(self.owner.context(self.config, report=self.said), shared, port=0, clock_ns=lambda: self.now_ns)
 
     def slave(self, *reports: int) -> WireSlave:
         self.slaves.append(WireSlave(self.service.port))
@@ -483,7 +483,7 @@ def test_an_orderly_stop_waits_for_a_slave_so_long_and_no_longer(make_rig):
 def test_a_taken_port_is_told(make_rig):
     rig = make_rig()
     with pytest.raises(EngineUnavailableError, match="cannot listen for slaves.*set ha_listen_host and ha_listen_port"):
-        HAService(rig.owner.context(rig.config, report=into(rig.said)), replication.Replication.private(), port=rig.service.port)
+        HAService(rig.owner.context(rig.config, report=rig.said), replication.Replication.private(), port=rig.service.port)
 
 
 def test_a_port_that_a_later_replicator_cannot_have_is_tried_again(make_rig):
@@ -491,7 +491,7 @@ def test_a_port_that_a_later_replicator_cannot_have_is_tried_again(make_rig):
     rig.fill(1000)
     holder, rig.service = rig.service, None
     service = rig.service = HAService(
-        rig.owner.context(rig.config, report=into(rig.said)), replication.Replication.private(), port=holder.port,
+        rig.owner.context(rig.config, report=rig.said), replication.Replication.private(), port=holder.port,
         must_listen=False, clock_ns=lambda: rig.now_ns)
     assert "cannot listen for slaves" in service.blocked_reason and "in use" in service.blocked_reason
     for _ in range(3):
@@ -519,7 +519,7 @@ def test_an_address_that_cannot_be_had_is_told_or_tried_again(make_rig, monkeypa
     if host == "a-name":
         monkeypatch.setattr(socket, "getaddrinfo", no_such_name)
     config = dataclasses.replace(rig.config, ha_listen_host=host)
-    arguments = rig.owner.context(config, report=into(rig.said)), replication.Replication.private()
+    arguments = rig.owner.context(config, report=rig.said), replication.Replication.private()
     with pytest.raises(EngineUnavailableError, match="cannot listen for slaves"):
         HAService(*arguments, port=0)
     service = HAService(*arguments, port=0, must_listen=False, clock_ns=lambda: rig.now_ns)
@@ -584,8 +584,8 @@ def test_a_peer_that_comes_again_and_again_does_not_fill_the_log(make_rig):
 
 
 def test_lines_are_few_however_many_hosts_there_are():
-    said = []
-    lines = HostLines(into(said))
+    said = Said()
+    lines = HostLines(said)
     for number in range(1000):
         lines.say(f"host-{number}", Event.SLAVE_GONE, "a line", 0)
     assert len(said) == 64 + 6

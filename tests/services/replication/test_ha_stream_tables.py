@@ -9,7 +9,7 @@ import pytest
 from pyengine.services.replication.ha_stream import TABLES, WAITING_MAX, TableSink, TableSource
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
-from said import into
+from said import Said
 
 TOPICS, GROUPS, OFFSETS, DELAYS = range(4)
 
@@ -22,9 +22,9 @@ class Sides:
         for root in (self.master, self.slave):
             (root / "config").mkdir(parents=True)
         self.end = self.flushed = 0
-        self.said: list[str] = []
-        self.source = TableSource(self.master, lambda: self.end, into(self.said))
-        self.sink = TableSink(self.slave, lambda: self.flushed, into(self.said))
+        self.said = Said()
+        self.source = TableSource(self.master, lambda: self.end, self.said)
+        self.sink = TableSink(self.slave, lambda: self.flushed, self.said)
 
     def carry(self) -> list[int]:
         """Everything that is new goes over; the kinds."""

@@ -31,7 +31,7 @@ from pyengine.storage.log_holds import LogHold, remove_log_hold, write_log_hold
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.store_reader import open_store
 from ready_store import SEGMENT, store_with_writer
-from said import into
+from said import Said
 from waiting import eventually
 
 NOW_MS = 1_800_000_000_000
@@ -68,7 +68,7 @@ class Rig:
         self.cleaning = Cleaning(self.owner.folder)
         self.clock = FakeClock()
         self.percent = 10
-        self.said: list[str] = []
+        self.said = Said()
         self.paused_s: list[float] = []
         number = 0
         while self.writer.end < segments * SEGMENT + 1000:
@@ -84,7 +84,7 @@ class Rig:
         self.service = self.make()
 
     def make(self) -> CleanResourceService:
-        return CleanResourceService(self.owner.context(self.config, report=into(self.said)), self.cleaning.block, self.measure,
+        return CleanResourceService(self.owner.context(self.config, report=self.said), self.cleaning.block, self.measure,
                                     self.clock)
 
     def measure(self) -> list[DiskUse]:

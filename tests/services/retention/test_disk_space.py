@@ -13,6 +13,7 @@ from pyengine.native import control as native
 from pyengine.services.retention.clean_resource import DiskSpaceProbe, DiskSpaceWatch
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import UNKNOWN_PERCENT, DiskUse, measure
+from said import Said
 from waiting import eventually
 
 
@@ -21,10 +22,10 @@ def probe(make_owner):
     owner = make_owner()
     create_cleaning(owner.folder, 1)
     cleaning = Cleaning(owner.folder)
-    made = DiskSpaceProbe(owner.context(EngineConfig(), report=lambda event, text: made.said.append(text)), cleaning.block,
-                          lambda: made.uses)
+    said = Said()
+    made = DiskSpaceProbe(owner.context(EngineConfig(), report=said), cleaning.block, lambda: made.uses)
     made.uses = [DiskUse("/log", 50, 1 << 30), DiskUse("/queues", 60, 1 << 20)]
-    made.said = []
+    made.said = said
     made.owner, made.block = owner, cleaning.block
     yield made
     made.block = made._cleaning = None
