@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import pyengine
 from pyengine.client.producer import connect
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError
@@ -175,3 +176,16 @@ def make_engine(tmp_path):
     for engine in engines:
         engine.sweep()
 
+
+@pytest.fixture(scope="module")
+def undelayed(tmp_path_factory):
+    """A running engine whose delay levels are over at once, for the tests of a module: each has a topic and a group of its own."""
+    with pyengine.Engine(tmp_path_factory.mktemp("undelayed") / "store", message_delay_level=" ".join(["0s"] * 18), **SMALL) as engine:
+        yield engine
+
+
+@pytest.fixture
+def names(request):
+    """(topic, group) of this test."""
+    word = request.node.name.removeprefix("test_")[:60].replace("[", "-").replace("]", "")
+    return f"T-{word}", f"G-{word}"

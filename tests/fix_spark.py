@@ -7,6 +7,10 @@ from importlib.metadata import version
 
 import pytest
 
+import pyengine
+from fix_engine import SMALL
+from pyengine.ipc.shared_objects import find_folder
+
 
 def spark_version() -> tuple[int, int]:
     """Of the package: docs/spark.md tells what each cannot do."""
@@ -39,3 +43,12 @@ def run_units_here(spark, work, common, *, task_bytes, progress=None):
         if isinstance(outcome, BaseException):
             raise outcome
     return [found[number] for number in range(len(work))]
+
+
+@pytest.fixture(scope="module")
+def sink_store(tmp_path_factory):
+    """A store with a running engine, for tests of a module that kill none: each writes to topics of its own."""
+    root = tmp_path_factory.mktemp("sink") / "store"
+    with pyengine.Engine(root, **{**SMALL, "mapped_file_size_consume_queue_bytes": 60_000}):
+        yield root
+    find_folder(root).path.with_name(f"{find_folder(root).path.name}.spark-sink").unlink(missing_ok=True)

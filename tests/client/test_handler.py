@@ -13,28 +13,17 @@ import pytest
 
 import pyengine
 from fix_cli import environment
-from fix_engine import SMALL
 from pyengine.client import handler as handler_module
 from pyengine.client.retries import dlq_topic, retry_topic
 from pyengine.errors import EngineUnavailableError, UsageError
 from waiting import eventually, patience
 
-NO_DELAYS = " ".join(["0s"] * 18)
 QUEUES = 4
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    """One whose delay levels are over at once. Each test has a topic and a group of its own."""
-    with pyengine.Engine(tmp_path_factory.mktemp("handler") / "store", message_delay_level=NO_DELAYS, **SMALL) as engine:
-        yield engine
-
-
-@pytest.fixture
-def names(request):
-    """(topic, group) of this test."""
-    word = request.node.name.removeprefix("test_")[:60].replace("[", "-").replace("]", "")
-    return f"T-{word}", f"G-{word}"
+def engine(undelayed):
+    return undelayed
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import pytest
 
 import pyengine
 from fix_cli import environment
-from fix_engine import SMALL
 from fix_store_builder import START_MS
 from pyengine.client.outgoing import delayed
 from pyengine.client.retries import RetriedMessage, Retries, dlq_topic, retry_topic, sent_back
@@ -22,21 +21,10 @@ from pyengine.results import PutStatus
 from pyengine.storage.config_table import TopicConfigs
 from waiting import eventually, patience
 
-NO_DELAYS = " ".join(["0s"] * 18)
-
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    """One whose delay levels are over at once. Each test has a topic and a group of its own."""
-    with pyengine.Engine(tmp_path_factory.mktemp("retries") / "store", message_delay_level=NO_DELAYS, **SMALL) as engine:
-        yield engine
-
-
-@pytest.fixture
-def names(request):
-    """(topic, group) of this test."""
-    word = request.node.name.removeprefix("test_")[:60].replace("[", "-").replace("]", "")
-    return f"T-{word}", f"G-{word}"
+def engine(undelayed):
+    return undelayed
 
 
 @pytest.fixture

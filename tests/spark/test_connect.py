@@ -7,10 +7,9 @@ import sys
 
 import pytest
 
-import pyengine
 from fix_cli import environment
 from fix_store_builder import StoreBuilder
-from spark.test_sink import SMALL, bodies
+from spark.test_sink import bodies
 
 pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.connect, pytest.mark.timeout(600)]
 
@@ -34,13 +33,12 @@ spark.stop()
 """
 
 
-def test_a_remote_session_reads_streams_and_writes(tmp_path):
+def test_a_remote_session_reads_streams_and_writes(sink_store, tmp_path):
     builder = StoreBuilder(tmp_path / "source")
     sizes = [builder.put("AB"[number % 2], b"%d" % number).size_bytes for number in range(40)]
-    with pyengine.Engine(tmp_path / "sink", **SMALL):
-        done = subprocess.run([sys.executable, "-c", PROGRAM, builder.root, tmp_path / "sink", tmp_path / "checkpoint"],
-                              env=environment(PYSPARK_PYTHON=sys.executable), capture_output=True, text=True, timeout=500)
-        assert done.returncode == 0, done.stderr[-4000:]
-        assert done.stdout.split() == ["40", str(sum(sizes[::2])), "40", "20", "0"]
-        assert bodies(tmp_path / "sink", "A") == {b"%d" % number: 1 for number in range(0, 40, 2)}
-        assert bodies(tmp_path / "sink", "B") == {b"0": 1, b"1": 1, b"2": 1}
+    done = subprocess.run([sys.executable, "-c", PROGRAM, builder.root, sink_store, tmp_path / "checkpoint"],
+                          env=environment(PYSPARK_PYTHON=sys.executable), capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.split() == ["40", str(sum(sizes[::2])), "40", "20", "0"]
+    assert bodies(sink_store, "A") == {b"%d" % number: 1 for number in range(0, 40, 2)}
+    assert bodies(sink_store, "B") == {b"0": 1, b"1": 1, b"2": 1}

@@ -19,25 +19,13 @@ import pyengine
 from dying import run_and_die_at
 from fix_engine import tail_of_ring
 from pyengine.errors import EngineUnavailableError, PutError, StoreBusyError, UsageError
-from pyengine.ipc.shared_objects import find_folder
 from waiting import eventually
 
 pytestmark = pytest.mark.spark
 
-SMALL = {"mapped_file_size_commit_log_bytes": 1 << 20, "mapped_file_size_consume_queue_bytes": 60_000, "max_hash_slot_num": 1000,
-         "max_index_num": 4000, "os_page_cache_busy_timeout_ms": 60_000}
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 PLAIN = pa.schema([("topic", pa.string()), ("value", pa.binary())])
 names = (f"q{number}" for number in itertools.count())  # of queries: each test has its own
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    """A store with a running engine, for tests that kill none."""
-    root = tmp_path_factory.mktemp("sink") / "store"
-    with pyengine.Engine(root, **SMALL):
-        yield root
-    find_folder(root).path.with_name(f"{find_folder(root).path.name}.spark-sink").unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -100,7 +88,7 @@ def numbered(count: int, first: int = 0) -> list[bytes]:
 # -- rows -----------------------------------------------------------------------------
 
 
-def test_each_column_becomes_its_part_of_the_message(store, topic):
+def test_each_column_becomes_its_part_of_the_message(sink_store, topic):
     schema = pa.schema([("Topic", pa.string()), ("value", pa.string()), ("partition", pa.int32()), ("key", pa.binary()),
                         ("keys", pa.list_(pa.string())), ("tags", pa.string()), ("headers", HEADERS), ("delayLevel", pa.int32()),
                         ("offset", pa.int64())])
@@ -114,28 +102,28 @@ def test_each_column_becomes_its_part_of_the_message(store, topic):
     from pyengine.spark.sink import PROPERTY, put_rows
 
     query = next(names)
-    done = put_rows(sink_of(store, schema, topic=f"{topic}-else"), task_of(query, 5, 2), [batch])
+    done = put_rows(sink_of(sink_store, schema, topic=f"{topic}-else"), task_of(query, 5, 2), [batch])
     assert (done.query, done.batch, done.rows, done.put, done.is_committed) == (query, 5, 4, 4, False)
-    first, second = messages(store, topic, 3)
+    first, second = messages(sink_store, topic, 3)
     assert (first.body, first.keys, first.tags, first.properties["a"], first.properties["b"]) == (b"one", "by key", "red", "x", "é")
     assert (second.body, second.keys, second.tags) == (b"", "k1 k2", None)
     assert [message.properties[PROPERTY].rsplit(":", 1)[0] for message in (first, second)] == [f"{query}:5:2:0", f"{query}:5:2:1"]
-    assert [message.body for message in messages(store, f"{topic}-else")] == [b"elsewhere"]
-    assert [message.body for message in messages(store, "SCHEDULE_TOPIC_XXXX", 1)
+    assert [message.body for message in messages(sink_store, f"{topic}-else")] == [b"elsewhere"]
+    assert [message.body for message in messages(sink_store, "SCHEDULE_TOPIC_XXXX", 1)
             if message.properties["REAL_TOPIC"] == topic] == [b"later"]
 
 
-def test_a_row_without_a_queue_goes_to_one_of_the_topics_write_queues(store, topic):
+def test_a_row_without_a_queue_goes_to_one_of_the_topics_write_queues(sink_store, topic):
     from pyengine.storage.config_table import TopicConfig, TopicConfigs
 
-    TopicConfigs(store).create(TopicConfig(topic, read_queue_nums=4, write_queue_nums=4))
+    TopicConfigs(sink_store).create(TopicConfig(topic, read_queue_nums=4, write_queue_nums=4))
     schema = pa.schema([("value", pa.string()), ("keys", pa.string())])
     batch = pa.record_batch([pa.array([f"{n}" for n in range(24)]), pa.array([f"k{n % 5}" if n < 12 else None for n in range(24)])],
                             schema=schema)
     from pyengine.spark.sink import put_rows
 
-    put_rows(sink_of(store, schema, topic=topic), task_of(next(names)), [batch])
-    found = [messages(store, topic, queue_id) for queue_id in range(4)]
+    put_rows(sink_of(sink_store, schema, topic=topic), task_of(next(names)), [batch])
+    found = [messages(sink_store, topic, queue_id) for queue_id in range(4)]
     assert sorted(int(message.body) for queue in found for message in queue) == list(range(24))
     of_key = {}
     for queue_id, queue in enumerate(found):
@@ -163,18 +151,18 @@ def test_what_cannot_be_written_is_refused_before_a_task_runs(tmp_path, fields, 
         sink_of(tmp_path, pa.schema(fields), **given)
 
 
-def test_without_an_engine_on_this_host_nothing_is_written(tmp_path, store, topic):
+def test_without_an_engine_on_this_host_nothing_is_written(tmp_path, sink_store, topic):
     with pytest.raises(EngineUnavailableError, match="cannot write to .*only on its host: no engine has ever run"):
         sink_of(tmp_path)
     from pyengine.spark.sink import put_rows
 
-    elsewhere = dataclasses.replace(sink_of(store), boot_id=b"\0" * 16)
+    elsewhere = dataclasses.replace(sink_of(sink_store), boot_id=b"\0" * 16)
     with pytest.raises(EngineUnavailableError, match="another host than the driver"):
         put_rows(elsewhere, task_of(next(names)), batches_of(topic, numbered(3)))
-    assert not messages(store, topic)
+    assert not messages(sink_store, topic)
 
 
-def test_a_row_that_cannot_be_a_message_is_named(store, topic):
+def test_a_row_that_cannot_be_a_message_is_named(sink_store, topic):
     schema = pa.schema([("topic", pa.string()), ("value", pa.string()), ("headers", HEADERS)])
     from pyengine.spark.sink import put_rows
 
@@ -187,13 +175,13 @@ def test_a_row_that_cannot_be_a_message_is_named(store, topic):
     ):
         batch = pa.record_batch([pa.array(topics), pa.array(["x", "y"]), pa.array(headers, HEADERS)], schema=schema)
         with pytest.raises(UsageError, match=sentence):
-            put_rows(sink_of(store, schema), task_of(next(names)), [batch])
+            put_rows(sink_of(sink_store, schema), task_of(next(names)), [batch])
 
 
 # -- attempts -------------------------------------------------------------------------
 
 
-def test_an_attempt_that_dies_at_any_step_leaves_nothing_that_is_lost_or_doubled(store, topic, rng, monkeypatch):
+def test_an_attempt_that_dies_at_any_step_leaves_nothing_that_is_lost_or_doubled(sink_store, topic, rng, monkeypatch):
     from pyengine.spark import sink
 
     monkeypatch.setattr(sink, "GROUP_ROWS", 40)
@@ -201,12 +189,12 @@ def test_an_attempt_that_dies_at_any_step_leaves_nothing_that_is_lost_or_doubled
     steps = [(sink._Attempt, "_put_once"), (sink, "put_marker"), (sink._Attempt, "close")]
     for step in itertools.count():
         query, here = next(names), f"{topic}-{step}"
-        ended = run_and_die_at(step, lambda: put(store, task_of(query), batches_of(here, rows)), (), steps)
-        before = bodies(store, here)
+        ended = run_and_die_at(step, lambda: put(sink_store, task_of(query), batches_of(here, rows)), (), steps)
+        before = bodies(sink_store, here)
         again = rng.sample(rows, len(rows))  # Spark promises no order
-        done = put(store, task_of(query), batches_of(here, again, rows=77))
+        done = put(sink_store, task_of(query), batches_of(here, again, rows=77))
         assert (done.rows, done.put) == (180, 180 - before.total())
-        found = messages(store, here)
+        found = messages(sink_store, here)
         assert Counter(message.body for message in found) == Counter(rows), step
         assert len({message.properties[sink.PROPERTY].split(":")[3] for message in found}) == 180
         if ended:
@@ -252,7 +240,7 @@ def test_what_a_killed_attempt_had_submitted_is_waited_for(make_engine, topic, m
     assert (outcome[0].rows, outcome[0].put) == (200, 0)
 
 
-def test_two_attempts_of_a_task_do_not_put_at_once(store, topic, monkeypatch):
+def test_two_attempts_of_a_task_do_not_put_at_once(sink_store, topic, monkeypatch):
     from pyengine.spark import sink
 
     query, rows = next(names), numbered(200)
@@ -266,74 +254,74 @@ def test_two_attempts_of_a_task_do_not_put_at_once(store, topic, monkeypatch):
         yield parts[1]
 
     outcomes = {}
-    first = threading.Thread(target=lambda: outcomes.update(first=put(store, task_of(query), slowly())))
+    first = threading.Thread(target=lambda: outcomes.update(first=put(sink_store, task_of(query), slowly())))
     first.start()
     assert inside.wait(60)
     with monkeypatch.context() as patched:
         patched.setattr(sink, "ATTEMPT_WAIT_S", 0.0)
         with pytest.raises(StoreBusyError, match="another attempt of task 0"):
-            put(store, task_of(query), batches_of(topic, rows))
-    assert put(store, task_of(query, task=1), batches_of(topic, [b"other task"])).put == 1
-    second = threading.Thread(target=lambda: outcomes.update(second=put(store, task_of(query), batches_of(topic, rows))))
+            put(sink_store, task_of(query), batches_of(topic, rows))
+    assert put(sink_store, task_of(query, task=1), batches_of(topic, [b"other task"])).put == 1
+    second = threading.Thread(target=lambda: outcomes.update(second=put(sink_store, task_of(query), batches_of(topic, rows))))
     second.start()
     may_go_on.set()
     first.join(60)
     second.join(60)
     assert (outcomes["first"].put, outcomes["second"].put) == (200, 0)
-    assert bodies(store, topic) == Counter([*rows, b"other task"])
+    assert bodies(sink_store, topic) == Counter([*rows, b"other task"])
 
 
-def test_other_rows_than_those_of_an_earlier_attempt_are_refused_and_not_put(store, topic):
+def test_other_rows_than_those_of_an_earlier_attempt_are_refused_and_not_put(sink_store, topic):
     query, rows = next(names), numbered(50)
-    put(store, task_of(query), batches_of(topic, rows))
+    put(sink_store, task_of(query), batches_of(topic, rows))
     for others in (rows[1:], [*rows[1:], b"another"], []):
         with pytest.raises(UsageError, match="ran before with other rows: 1 of the 50 messages|other rows: 50 of the 50"):
-            put(store, task_of(query), batches_of(topic, others))
-    assert put(store, task_of(query), batches_of(topic, [*rows, b"one more"])).put == 1
-    assert bodies(store, topic) == Counter([*rows, b"one more"])
+            put(sink_store, task_of(query), batches_of(topic, others))
+    assert put(sink_store, task_of(query), batches_of(topic, [*rows, b"one more"])).put == 1
+    assert bodies(sink_store, topic) == Counter([*rows, b"one more"])
 
 
-def test_a_batch_that_runs_again_with_fewer_tasks_is_told_once(store, topic):
+def test_a_batch_that_runs_again_with_fewer_tasks_is_told_once(sink_store, topic):
     from pyengine.spark.sink import put_commit
 
     query, rows = next(names), numbered(20)
     for task in (0, 1):
-        put(store, task_of(query, 3, task), batches_of(topic, rows[task::2]))
-    done = put(store, task_of(query, 3), batches_of(topic, rows))
+        put(sink_store, task_of(query, 3, task), batches_of(topic, rows[task::2]))
+    done = put(sink_store, task_of(query, 3), batches_of(topic, rows))
     with pytest.raises(UsageError, match=f"batch 3 of query {query} has 1 task now, and an attempt before had task 1: .* twice"):
-        put_commit(str(store), query, 3, [done])
-    again = put(store, task_of(query, 3), batches_of(topic, rows))
+        put_commit(str(sink_store), query, 3, [done])
+    again = put(sink_store, task_of(query, 3), batches_of(topic, rows))
     assert again.is_committed, "all rows are there, and the query can go on"
-    put_commit(str(store), query, 3, [again])
-    put_commit(str(store), query, 4, [put(store, task_of(query, 4), batches_of(topic, rows))])
+    put_commit(str(sink_store), query, 3, [again])
+    put_commit(str(sink_store), query, 4, [put(sink_store, task_of(query, 4), batches_of(topic, rows))])
 
 
-def test_a_committed_batch_puts_nothing_and_hides_nothing_of_the_next(store, topic):
+def test_a_committed_batch_puts_nothing_and_hides_nothing_of_the_next(sink_store, topic):
     from pyengine.spark.sink import put_commit
 
     query = next(names)
     rows = {batch: numbered(20, 100 * batch) for batch in range(3)}
     for batch in (0, 1):
-        done = [put(store, task_of(query, batch, task), batches_of(topic, rows[batch][task::2])) for task in (0, 1)]
-        put_commit(str(store), query, batch, done)
-    put(store, task_of(query, 2), batches_of(topic, rows[2][:10]))
-    again = put(store, task_of(query, 1), batches_of(topic, [b"whatever the rows are now"]))  # Spark's own note of it was lost
+        done = [put(sink_store, task_of(query, batch, task), batches_of(topic, rows[batch][task::2])) for task in (0, 1)]
+        put_commit(str(sink_store), query, batch, done)
+    put(sink_store, task_of(query, 2), batches_of(topic, rows[2][:10]))
+    again = put(sink_store, task_of(query, 1), batches_of(topic, [b"whatever the rows are now"]))  # Spark's own note of it was lost
     assert (again.rows, again.put, again.is_committed) == (1, 0, True)
-    put_commit(str(store), query, 1, [again])
-    assert put(store, task_of(query, 2), batches_of(topic, rows[2])).put == 10
-    assert bodies(store, topic) == Counter(itertools.chain(*rows.values()))
+    put_commit(str(sink_store), query, 1, [again])
+    assert put(sink_store, task_of(query, 2), batches_of(topic, rows[2])).put == 10
+    assert bodies(sink_store, topic) == Counter(itertools.chain(*rows.values()))
 
 
-def test_markers_are_found_among_those_of_many_other_queries(store, topic):
+def test_markers_are_found_among_those_of_many_other_queries(sink_store, topic):
     from pyengine.spark.sink import MARKER_TOPIC, marker_queue, put_marker
 
     query = next(names)
-    put(store, task_of(query), batches_of(topic, numbered(30)))
+    put(sink_store, task_of(query), batches_of(topic, numbered(30)))
     like = next(name for name in names if marker_queue(name) == marker_queue(query))
-    with pyengine.connect(store) as producer:
+    with pyengine.connect(sink_store) as producer:
         producer.put_many(MARKER_TOPIC, [f"begin {like} 0 {n}".encode() for n in range(1000)], queue_id=marker_queue(query))
         put_marker(producer, like, f"commit {like} 0")
-    assert put(store, task_of(query), batches_of(topic, numbered(30))).put == 0
+    assert put(sink_store, task_of(query), batches_of(topic, numbered(30))).put == 0
 
 
 # -- the engine -----------------------------------------------------------------------

@@ -9,23 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-import pyengine
 from fix_spark import spark_version
 from fix_store_builder import StoreBuilder
-from pyengine.ipc.shared_objects import find_folder
-from spark.test_sink import SMALL, bodies, messages
+from spark.test_sink import bodies, messages
 from waiting import eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.java]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    """A store with a running engine."""
-    root = tmp_path_factory.mktemp("sink") / "store"
-    with pyengine.Engine(root, **SMALL):
-        yield root
-    find_folder(root).path.with_name(f"{find_folder(root).path.name}.spark-sink").unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -37,39 +26,39 @@ def source(tmp_path) -> StoreBuilder:
     return builder
 
 
-def test_a_dataframe_is_put_with_all_its_columns(spark, store):
+def test_a_dataframe_is_put_with_all_its_columns(spark, sink_store):
     df = spark.range(300).selectExpr(
         "'All' AS topic", "cast(id AS STRING) AS value", "cast(id % 2 AS INT) AS partition", "concat('k', id) AS key",
         "if(id % 3 = 0, 'x', null) AS tags", "array(struct('h' AS key, cast(concat('v', id) AS BINARY) AS value)) AS headers",
         "cast(if(id = 7, 1, 0) AS INT) AS delayLevel", "array(concat('k', id), 'all') AS keys", "id AS offset")
-    df.write.format("pyengine").mode("append").save(str(store))
-    found = [message for queue_id in (0, 1) for message in messages(store, "All", queue_id)]
+    df.write.format("pyengine").mode("append").save(str(sink_store))
+    found = [message for queue_id in (0, 1) for message in messages(sink_store, "All", queue_id)]
     of_rows = {(str(n).encode(), n % 2, f"k{n} all", "x" if n % 3 == 0 else None, f"v{n}") for n in range(300)}
     delayed = [row for row in of_rows if row[0] == b"7"]
     assert ({(m.body, m.queue_id, m.keys, m.tags, m.properties["h"]) for m in found if m.body != b"7"} == of_rows - set(delayed))
-    assert [m.body for m in messages(store, "SCHEDULE_TOPIC_XXXX", 0) if m.properties["REAL_TOPIC"] == "All"] == [b"7"]
+    assert [m.body for m in messages(sink_store, "SCHEDULE_TOPIC_XXXX", 0) if m.properties["REAL_TOPIC"] == "All"] == [b"7"]
 
 
-def test_a_named_write_is_put_once_and_others_each_time(spark, store):
+def test_a_named_write_is_put_once_and_others_each_time(spark, sink_store):
     df = spark.range(40).selectExpr("cast(id AS STRING) AS value").repartition(3)
     for _ in range(2):
-        df.write.format("pyengine").mode("append").option("topic", "Named").option("writeId", "day-1").save(str(store))
-        df.write.format("pyengine").mode("append").option("topic", "Unnamed").save(str(store))
+        df.write.format("pyengine").mode("append").option("topic", "Named").option("writeId", "day-1").save(str(sink_store))
+        df.write.format("pyengine").mode("append").option("topic", "Unnamed").save(str(sink_store))
     wanted = {str(number).encode(): 1 for number in range(40)}
-    assert bodies(store, "Named") == wanted
-    assert bodies(store, "Unnamed") == dict.fromkeys(wanted, 2)
+    assert bodies(sink_store, "Named") == wanted
+    assert bodies(sink_store, "Unnamed") == dict.fromkeys(wanted, 2)
 
 
-def test_what_is_refused_says_what_to_do(spark, store, tmp_path):
+def test_what_is_refused_says_what_to_do(spark, sink_store, tmp_path):
     df = spark.range(2).selectExpr("cast(id AS STRING) AS value", "'Refused' AS topic")
     for writer, path, sentence in (
-        (df.write.mode("overwrite"), store, "a log is appended to"),
+        (df.write.mode("overwrite"), sink_store, "a log is appended to"),
         (df.write.mode("append"), tmp_path / "nothing", "only on its host: no engine has ever run"),
-        (df.withColumn("tag", df.topic).write.mode("append"), store, "did you mean tags"),
+        (df.withColumn("tag", df.topic).write.mode("append"), sink_store, "did you mean tags"),
     ):
         with pytest.raises(Exception, match=sentence):
             writer.format("pyengine").save(str(path))
-    assert not messages(store, "Refused")
+    assert not messages(sink_store, "Refused")
 
 
 def run(spark, source: Path, sink: Path, folder: Path, topic: str, **trigger):
@@ -84,24 +73,24 @@ def committed(folder: Path) -> list[Path]:
     return sorted((path for path in (folder / "checkpoint" / "commits").glob("*") if path.name.isdecimal()), key=lambda p: int(p.name))
 
 
-def test_a_stream_goes_on_from_its_checkpoint_and_doubles_no_batch_that_runs_again(spark, source, store, tmp_path):
-    query = run(spark, source.root, store, tmp_path, "Again", availableNow=True)
+def test_a_stream_goes_on_from_its_checkpoint_and_doubles_no_batch_that_runs_again(spark, source, sink_store, tmp_path):
+    query = run(spark, source.root, sink_store, tmp_path, "Again", availableNow=True)
     assert query.awaitTermination(240) and query.exception() is None
     wanted = Counter(b"%06d" % number for number in range(400))
-    assert bodies(store, "Again") == wanted
+    assert bodies(sink_store, "Again") == wanted
     last = committed(tmp_path)[-1]  # as if Spark had been killed just before it wrote it
     last.unlink()
     last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
     for number in range(50):
         source.put("S", b"more %d" % number)
     for _ in range(1 if spark_version() >= (4, 2) else 2):  # before, availableNow ends after the batch that runs again
-        query = run(spark, source.root, store, tmp_path, "Again", availableNow=True)
+        query = run(spark, source.root, sink_store, tmp_path, "Again", availableNow=True)
         assert query.awaitTermination(240) and query.exception() is None
-    assert bodies(store, "Again") == wanted + Counter(b"more %d" % number for number in range(50))
+    assert bodies(sink_store, "Again") == wanted + Counter(b"more %d" % number for number in range(50))
 
 
-def test_python_workers_that_are_killed_lose_and_double_nothing(spark, source, store, tmp_path):
-    query = run(spark, source.root, store, tmp_path, "Killed", processingTime="0 seconds")
+def test_python_workers_that_are_killed_lose_and_double_nothing(spark, source, sink_store, tmp_path):
+    query = run(spark, source.root, sink_store, tmp_path, "Killed", processingTime="0 seconds")
     try:
         eventually(lambda: committed(tmp_path) or query.exception(), "a batch is written", timeout_s=120)
         for process in psutil.Process().children(recursive=True):
@@ -110,7 +99,7 @@ def test_python_workers_that_are_killed_lose_and_double_nothing(spark, source, s
                     process.kill()
     finally:
         query.stop()
-    query = run(spark, source.root, store, tmp_path, "Killed", availableNow=True)
+    query = run(spark, source.root, sink_store, tmp_path, "Killed", availableNow=True)
     assert query.awaitTermination(240) and query.exception() is None
-    assert bodies(store, "Killed") == Counter(b"%06d" % number for number in range(400))
+    assert bodies(sink_store, "Killed") == Counter(b"%06d" % number for number in range(400))
     assert len(committed(tmp_path)) > (2 if spark_version() >= (4, 2) else 0)
