@@ -1,4 +1,4 @@
-"""docs/commands.md, configuration.md, events.md and shared_memory.md, made from the code's own tables.
+"""docs/commands.md, configuration.md, events.md and shared_memory.md, made from the code's own tables, and the tables of spark.md.
 
 `python -m pyengine.cli.reference docs` writes them; a test compares them, so they
 cannot become out of date.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -189,6 +189,65 @@ def events_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def column_table() -> str:
+    from pyengine.spark.schema import COLUMNS, PROPERTY_PREFIX
+
+    lines = ["| column | type | default | meaning |", "|---|---|---|---|"]
+    lines += [f"| `{one.name}` | {one.type} | {'yes' if one.in_default else ''} | {one.meaning} |" for one in COLUMNS]
+    return "\n".join([*lines, f"| `{PROPERTY_PREFIX}<NAME>` | STRING | | The property of that name, null without it. |"])
+
+
+def option_table() -> str:
+    from pyengine.spark.options import OPTIONS
+
+    lines = ["| option | default | meaning |", "|---|---|---|"]
+    return "\n".join(lines + [f"| `{one.name}` | {one.default} | {one.meaning} |" for one in OPTIONS])
+
+
+def queue_table(view: str, columns: Iterable[tuple[str, str, str]]) -> str:
+    """The columns of one view of `pyengine-queue`."""
+    lines = [f"| `view={view}` | type | meaning |", "|---|---|---|"]
+    return "\n".join(lines + [f"| `{name}` | {kind} | {meaning} |" for name, kind, meaning in columns])
+
+
+def queue_section() -> str:
+    """What the page says of `pyengine-queue`."""
+    from pyengine.spark.queue_view import ENTRY_COLUMNS, OWN_OPTIONS, QUEUE_COLUMNS, SHARED_OPTIONS
+
+    shared = ", ".join(f"`{name}`" for name in SHARED_OPTIONS)
+    own = "\n".join(f"- `{name}`: {meaning}" for name, meaning in OWN_OPTIONS.items())
+    tables = "\n\n".join((queue_table("queues", QUEUE_COLUMNS), queue_table("entries", ENTRY_COLUMNS)))
+    return f"Options are {shared}, as above, the sizes, and\n\n{own}\n\n{tables}"
+
+
+def stats_table() -> str:
+    from pyengine.spark.message_stats import FIGURES
+
+    lines = ["| column | type | meaning |", "|---|---|---|"]
+    return "\n".join(lines + [f"| `{one.name}` | {one.type} | {one.meaning} |" for one in FIGURES])
+
+
+def sink_section() -> str:
+    """The columns and options of the sink."""
+    from pyengine.spark.sink import SINK_COLUMNS, SINK_OPTIONS
+
+    lines = ["| column | type | what becomes of it |", "|---|---|---|"]
+    lines += [f"| `{one.name}` | {' or '.join(one.types)} | {one.meaning} |" for one in SINK_COLUMNS]
+    options = [f"- `{name}`: {meaning}" for name, meaning in SINK_OPTIONS.items()]
+    return "\n".join([*lines, "", "Options:", "", *options])
+
+
+def with_tables(page: str) -> str:
+    """docs/spark.md with the tables between their marks as they are now. Needs the extra `spark`."""
+    tables = {"columns": column_table(), "options": option_table(), "queues": queue_section(), "stats": stats_table(),
+              "sink": sink_section()}
+    for name, table in tables.items():
+        before, begin, rest = page.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition(f"<!-- end of {name} -->")
+        page = before + begin + table + "\n" + end + after
+    return page
+
+
 PAGES = {"configuration.md": configuration_page, "commands.md": commands_page, "events.md": events_page,
          "shared_memory.md": shared_memory_page}
 
@@ -196,6 +255,8 @@ PAGES = {"configuration.md": configuration_page, "commands.md": commands_page, "
 def main() -> None:
     for name, page in PAGES.items():
         (Path(sys.argv[1]) / name).write_text(page(), encoding="utf-8")
+    spark = Path(sys.argv[1]) / "spark.md"
+    spark.write_text(with_tables(spark.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

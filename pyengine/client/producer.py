@@ -71,8 +71,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from datetime import datetime
 
-    from pyengine.client.half_messages import Checker, GroupTransactions, Transaction
-    from pyengine.client.transactions import Outcome, Transactions
+    from pyengine.client.half_messages import Checker, GroupTransactions, Outcome, Transaction, Transactions
     from pyengine.ipc.session_client import ProducerSession
 
 _INT32_MAX = 0x7FFFFFFF
@@ -455,7 +454,7 @@ class Producer(ProducerFront):
 
     def _transaction(self) -> Transactions:
         if self._transactions is None:
-            from pyengine.client.transactions import Transactions
+            from pyengine.client.half_messages import Transactions
 
             itself = weakref.proxy(self)  # so that a producer that is dropped ends
             self._transactions = Transactions(

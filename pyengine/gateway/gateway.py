@@ -24,13 +24,12 @@ from pyengine.gateway import codes
 from pyengine.gateway.access import LOOK_S, AccessList, Door
 from pyengine.gateway.admin import Admin
 from pyengine.gateway.connections import Connection, Connections, Handlers, Limits
-from pyengine.gateway.ends import Ends
 from pyengine.gateway.members import Members
 from pyengine.gateway.names import Address, Names, NameServer
 from pyengine.gateway.positions import FLUSH_S, GroupOffsets, Positions
 from pyengine.gateway.pulls import Pulls
 from pyengine.gateway.relays import Relays
-from pyengine.gateway.sends import Puts, Sends
+from pyengine.gateway.sends import Ends, Puts, Sends
 from pyengine.ipc.live_reader import LiveStoreReader
 
 if TYPE_CHECKING:

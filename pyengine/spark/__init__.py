@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from pyengine.spark.export import export_parquet
     from pyengine.spark.jobs import skipped_ranges
     from pyengine.spark.message_stats import collect_stats, stats
-    from pyengine.spark.narrow_sql import sql
-    from pyengine.spark.spark_session import register, session
+    from pyengine.spark.spark_session import register, session, sql
     from pyengine.spark.store_rebuild import rebuild
     from pyengine.spark.store_verify import diff, verify
     from pyengine.spark.stream import source_metrics
@@ -34,7 +33,7 @@ _WHERE = {
     "diff": "pyengine.spark.store_verify",
     "rebuild": "pyengine.spark.store_rebuild",
     "source_metrics": "pyengine.spark.stream",
-    "sql": "pyengine.spark.narrow_sql",
+    "sql": "pyengine.spark.spark_session",
     "stats": "pyengine.spark.message_stats",
     "verify": "pyengine.spark.store_verify",
 }

@@ -56,7 +56,7 @@ def root(tmp_path_factory):
 def read_columns(df) -> set[str]:
     """What the tasks of this DataFrame read."""
     found = set()
-    from pyengine.spark.narrow_sql import _nodes
+    from pyengine.spark.spark_session import _nodes
 
     for node in _nodes(df._jdf.queryExecution().optimizedPlan()):
         if node.getClass().getSimpleName() == "DataSourceV2ScanRelation":

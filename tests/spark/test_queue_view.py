@@ -7,11 +7,11 @@ import pytest
 
 from fix_golden import CLEAN
 from fix_store_builder import StoreBuilder
+from pyengine.cli.reference import queue_table
 from pyengine.errors import UsageError
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark.partitions import DataLossError
 from pyengine.spark.queue_view import ENTRY_COLUMNS, QUEUE_COLUMNS, plan_view, read_view_options, types_of, view_rows
-from pyengine.spark.reference import queue_table
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from spark.logs import DAMAGED_END
 

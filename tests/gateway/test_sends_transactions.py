@@ -13,8 +13,8 @@ from fix_gateway import send_fields, start_served
 from pyengine.formats.record import decode_record
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Request
-from pyengine.gateway.ends import THREADS, Ends
 from pyengine.gateway.names import Address
+from pyengine.gateway.sends import END_THREADS, Ends
 from pyengine.gateway.wire import Frame
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
@@ -104,15 +104,15 @@ def test_a_half_message_that_cannot_be_asked_about_keeps_no_other_from_it(served
 
 
 def test_ends_beyond_the_log_hold_up_no_thread(served, monkeypatch):
-    monkeypatch.setattr("pyengine.gateway.ends.COMMITTED_WAIT_S", 600)
+    monkeypatch.setattr("pyengine.gateway.sends.COMMITTED_WAIT_S", 600)
 
     async def whole(ends, offset):
         fields = {"producerGroup": "p", "tranStateTableOffset": "0", "commitLogOffset": str(offset), "commitOrRollback": str(COMMIT)}
         waiting = [asyncio.create_task(ends.end(Request(None, Frame(codes.END_TRANSACTION, fields, b"", number), 0)))
-                   for number in range(3 * THREADS)]
+                   for number in range(3 * END_THREADS)]
         done, _ = await asyncio.wait(waiting, timeout=0)
         async with asyncio.timeout(60):
-            for _ in range(THREADS):
+            for _ in range(END_THREADS):
                 await asyncio.get_running_loop().run_in_executor(ends._executor, int)
         assert not done and not any(task.done() for task in waiting)
         for task in waiting:
