@@ -17,6 +17,9 @@ import pytest
 import needs
 from waiting import patience
 
+# Where this is set, each process of each run would compile all test files anew: 15 s of CPU each time.
+sys.dont_write_bytecode = False
+
 pytest_plugins = sorted(path.stem for path in Path(__file__).parent.glob("fix_*.py"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,6 +8,8 @@ stand where: what an import may load, who touches the C library, what a C header
 from __future__ import annotations
 
 import ast
+import functools
+import gc
 import os
 import re
 import runpy
@@ -72,7 +74,13 @@ def source_files() -> dict[str, Path]:
 
 
 FILES = source_files()
-TREES = {module: ast.parse(path.read_text(), str(path)) for module, path in FILES.items()}
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Not parsed while tests are collected, which each process of a run does."""
+    gc.collect()  # a finalizer that fails while a tree is built makes another one for its traceback: a SystemError
+    return {module: ast.parse(path.read_text(), str(path)) for module, path in FILES.items()}
 
 
 def is_for_annotations(node: ast.AST) -> bool:
@@ -100,11 +108,13 @@ def imports_of(module: str) -> list[Import]:
                 found.extend(Import(module, name, child.lineno, at_top) for name in targets(child))
             walk(child, at_top and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda))
 
-    walk(TREES[module], True)
+    walk(trees()[module], True)
     return [each for each in found if each.target.split(".")[0] in PACKAGES]
 
 
-IMPORTS = [each for module in FILES for each in imports_of(module)]
+@functools.cache
+def all_imports() -> list[Import]:
+    return [each for module in FILES for each in imports_of(module)]
 
 
 def layer_of(module: str) -> int:
@@ -124,7 +134,7 @@ def test_every_module_has_one_layer():
 def test_left_never_imports_right():
     wrong = [
         str(each)
-        for each in IMPORTS
+        for each in all_imports()
         if ROOT_PACKAGE not in (each.module, each.target) and layer_of(each.module) < layer_of(each.target)
     ]
     assert wrong == []
@@ -137,7 +147,7 @@ def test_architecture_has_the_same_arrows():
     packages = {module.split(".")[1] for module, path in FILES.items() if path.name == "__init__.py" and "." in module}
     assert told.keys() == packages
     found = {package: set() for package in packages}
-    for each in IMPORTS:
+    for each in all_imports():
         module, target = (*each.module.split("."), "", "")[1], (*each.target.split("."), "", "")[1]
         if module in packages and target in packages - {module}:
             found[module].add(target)
@@ -148,20 +158,20 @@ def test_workers_have_one_import_name():
     """Users have packages called `workers` of their own; two names for one module would be two modules."""
     link = ROOT / "pyengine" / "workers"
     assert link.is_symlink() and os.readlink(link) == "../workers"
-    wrong = [f"{module} line {node.lineno}" for module, tree in TREES.items() for node in ast.walk(tree)
+    wrong = [f"{module} line {node.lineno}" for module, tree in trees().items() for node in ast.walk(tree)
              if isinstance(node, ast.Import | ast.ImportFrom)
              and any(name.split(".")[0] == "workers" for name in targets(node))]
     assert wrong == []
 
 
 def test_the_root_package_imports_nothing_of_ours():
-    assert [str(each) for each in IMPORTS if each.module == ROOT_PACKAGE] == []
+    assert [str(each) for each in all_imports() if each.module == ROOT_PACKAGE] == []
 
 
 def test_modules_import_each_other_in_one_direction():
     """What loads at import forms no circle, also within a layer."""
     graph: dict[str, set[str]] = {module: set() for module in FILES}
-    for each in IMPORTS:
+    for each in all_imports():
         if each.at_top:
             graph[each.module].add(each.target)
     try:
@@ -172,7 +182,7 @@ def test_modules_import_each_other_in_one_direction():
 
 def test_spark_imports_what_executors_have():
     wrong = []
-    for each in IMPORTS:
+    for each in all_imports():
         if not each.module.startswith(("pyengine.spark", "pyspark_pyengine")) or each.target == ROOT_PACKAGE:
             continue
         allowed = each.target.split(".")[1] in SPARK_MAY_IMPORT or (each.target in SPARK_LAZILY and not each.at_top)
@@ -182,7 +192,7 @@ def test_spark_imports_what_executors_have():
 
 
 def test_formats_use_the_standard_library_only():
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         if module.startswith("pyengine.formats"):
             for node in ast.walk(tree):
                 names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
@@ -194,7 +204,7 @@ def test_formats_use_the_standard_library_only():
 
 def test_only_the_native_layer_calls_c():
     """`ffi` (buffers, addresses) and types may be used elsewhere; `lib`, which carries the memory orders, may not."""
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         if module.startswith("pyengine.native"):
             continue
         for node in ast.walk(tree):
@@ -211,7 +221,7 @@ def test_a_worker_loads_nothing_heavy(name):
 
 
 def test_every_package_and_module_says_what_it_is():
-    assert [module for module, tree in TREES.items() if not ast.get_docstring(tree)] == []
+    assert [module for module, tree in trees().items() if not ast.get_docstring(tree)] == []
     folders = {path.parent for path in FILES.values()}
     assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
 
