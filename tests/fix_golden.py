@@ -25,6 +25,16 @@ RECIPES = tuple(sorted(path.name.removesuffix(".tar.gz") for path in GOLDEN.glob
 HALTED = tuple(name for name in RECIPES if name.startswith("abnormal") or name == "pool-halt")
 CLEAN = tuple(name for name in RECIPES if name not in HALTED)
 
+# One of each shape: a log that rolls, transactions, delays, light queues, several index files, addresses of IPv6, a cleaned log,
+# a log with an extension file, a log that a crash has left.
+USUAL = ("roll", "tx", "delay", "lmq", "multi-index", "ipv6", "cleaned", "cqext", "abnormal-multi", "abnormal-garbled")
+
+
+def usual(names: Iterable[Any], wanted: Collection[Any] = USUAL) -> list[Any]:
+    """What to parametrize a test with, recipes or others: what is not `wanted` runs with --long only."""
+    return [name if name in wanted else pytest.param(name, marks=pytest.mark.long) for name in names]
+
+
 SIZE_SETTINGS = {
     "mappedFileSizeCommitLog": "mapped_file_size_commit_log_bytes",
     "mappedFileSizeConsumeQueue": "mapped_file_size_consume_queue_bytes",

@@ -12,7 +12,7 @@ import pytest
 import pyengine
 from fix_cli import run
 from fix_engine import wait_noted
-from fix_golden import CLEAN, compare_inspect
+from fix_golden import CLEAN, compare_inspect, usual
 from pyengine.client import backup as backup_module
 from pyengine.client.backup import backup_store, check_backup, restore_store
 from pyengine.errors import CorruptionError, EngineError, StoreBusyError, StoreRefusedError, UsageError
@@ -163,7 +163,7 @@ NOT_IN_THE_LOG = {"cqext": ("queues",), "widetopic": ("queries",)}
 USUAL = ("roll", "tx", "delay", "lmq", "cleaned", "cqext")
 
 
-@pytest.mark.parametrize("recipe", [pytest.param(name, marks=[] if name in USUAL else pytest.mark.long) for name in CLEAN])
+@pytest.mark.parametrize("recipe", usual(CLEAN, USUAL))
 def test_a_store_of_rocketmq_comes_back_as_its_own_store_reads_it(recipe, golden, tmp_path):
     store = golden(recipe)
     levels = {"messageDelayLevel": levels} if (levels := store.manifest["config"].get("messageDelayLevel")) else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from fix_golden import CLEAN
+from fix_golden import CLEAN, usual
 from fix_store_builder import StoreBuilder
 from pyengine.cli.reference import queue_table
 from pyengine.errors import UsageError
@@ -52,7 +52,7 @@ def by_place(row: dict) -> tuple:
     return row["topic"], row["partition"], row.get("offset", 0)
 
 
-@pytest.mark.parametrize("recipe", sorted(set(CLEAN) - DAMAGED_END))
+@pytest.mark.parametrize("recipe", usual(sorted(set(CLEAN) - DAMAGED_END)))
 def test_both_views_hold_what_the_reader_finds(golden, recipe):
     root = golden(recipe).root
     wanted = listed(root)

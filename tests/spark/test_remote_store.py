@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from damage import flip
-from fix_golden import RECIPES
+from fix_golden import RECIPES, usual
 from fix_store_builder import SMALL, StoreBuilder
 from pyengine.errors import CorruptionError, NotAStoreError, StoreRefusedError, UsageError
 from pyengine.formats.paths import StorePaths, segment_name
@@ -52,7 +52,7 @@ def read_plan(root, **given):
     return plan(read_options({"path": str(root), **{name: str(value) for name, value in given.items()}}))
 
 
-@pytest.mark.parametrize("recipe", sorted(set(RECIPES) - REFUSED - DAMAGED_END))
+@pytest.mark.parametrize("recipe", usual(sorted(set(RECIPES) - REFUSED - DAMAGED_END)))
 def test_a_golden_store_reads_as_one_that_is_mapped(golden, recipe, small_windows, monkeypatch):
     root = golden(recipe).root
     end = end_of(root)
@@ -250,7 +250,7 @@ def test_a_log_in_several_folders_is_refused(tmp_path):
         read_plan(tmp_path, fileSystem="arrow")
 
 
-@pytest.mark.parametrize("recipe", sorted(set(RECIPES) - REFUSED - DAMAGED_END))
+@pytest.mark.parametrize("recipe", usual(sorted(set(RECIPES) - REFUSED - DAMAGED_END)))
 def test_the_queues_of_a_golden_store_read_as_those_that_are_mapped(golden, recipe, small_windows, monkeypatch):
     """access=queue, both queue views, and streams of either kind."""
     monkeypatch.setattr(file_access, "BLOCK_BYTES", 400)

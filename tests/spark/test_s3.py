@@ -15,7 +15,7 @@ import pytest
 from pyarrow import dataset
 
 from fix_cli import run
-from fix_golden import CLEAN
+from fix_golden import CLEAN, usual
 from fix_store_builder import StoreBuilder
 from pyengine.errors import DiskError, UsageError
 from pyengine.spark.export import STATE, SUCCESS, export_parquet
@@ -45,7 +45,7 @@ def builder(tmp_path) -> StoreBuilder:
     return made
 
 
-@pytest.mark.parametrize("recipe", [name if name in USUAL else pytest.param(name, marks=pytest.mark.long) for name in WHOLE])
+@pytest.mark.parametrize("recipe", usual(WHOLE, USUAL))
 def test_a_golden_store_reads_as_it_does_locally(golden, bucket, recipe):
     root = golden(recipe).root
     bucket.upload(root, "store")

@@ -11,7 +11,7 @@ import pytest
 from damage import flip
 from dying import run_and_die_at
 from fix_cli import run
-from fix_golden import CLEAN, RECIPES, unpack
+from fix_golden import CLEAN, RECIPES, unpack, usual
 from fix_spark import run_units_here
 from pyengine.engine_config import Geometry
 from pyengine.errors import EngineError, ExitCode
@@ -67,12 +67,7 @@ def compare(store: Path, task_bytes: int, sizes: dict[str, int], spark=None, by_
 USUAL = ("lmq", "roll", "prefill", "tx", "cqext", "widetopic")
 
 
-def long_but(usual, names):
-    """The names, those that are not usual as long forms."""
-    return [name if name in usual else pytest.param(name, marks=pytest.mark.long) for name in names]
-
-
-@pytest.mark.parametrize("recipe", long_but(USUAL, CLEAN))
+@pytest.mark.parametrize("recipe", usual(CLEAN, USUAL))
 def test_golden_stores_come_back_byte_for_byte(golden, here, recipe, request):
     store = golden(recipe)
     for task_bytes in (777, 4096, 100_000, 1 << 30) if request.config.run_long else (30_000 if recipe == "bigmsg" else 3000,):
@@ -120,13 +115,13 @@ def test_a_task_makes_no_queue_file_and_no_folder(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["commitlog"]
 
 
-@pytest.mark.parametrize("recipe", long_but(["abnormal"], ["abnormal", "abnormal-garbled", "pool-halt"]))
+@pytest.mark.parametrize("recipe", usual(["abnormal", "abnormal-garbled", "pool-halt"], ["abnormal"]))
 def test_a_store_that_was_not_stopped_in_order_is_left_to_one_process(golden, here, recipe):
     store = golden(recipe)
     assert "not stopped in order" in compare(store.root, 3000, store.sizes)
 
 
-@pytest.mark.parametrize("keys", long_but([3], range(7)))
+@pytest.mark.parametrize("keys", usual(range(7), [3]))
 def test_index_files_of_every_size_end_where_they_must(here, tmp_path, keys, request):
     """The last file full, one short of it, one beyond; files smaller than the keys of one record."""
     from pyengine.formats.paths import StorePaths
@@ -152,7 +147,7 @@ def test_index_files_of_every_size_end_where_they_must(here, tmp_path, keys, req
         shutil.rmtree(root / "index")
 
 
-@pytest.mark.parametrize("offsets", long_but([(0, 2, 3), (0, 0, 2)], [(0, 1, 1, 2), (0, 2, 3), (1, 0, 2), (0, 0, 2), (5, 6, 7)]))
+@pytest.mark.parametrize("offsets", usual([(0, 1, 1, 2), (0, 2, 3), (1, 0, 2), (0, 0, 2), (5, 6, 7)], [(0, 2, 3), (0, 0, 2)]))
 def test_queue_offsets_that_do_not_follow_each_other_are_left_to_one_process(here, tmp_path, offsets, request):
     from spark.logs import write_log
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fix_cli import run
-from fix_golden import RECIPES, unpack
+from fix_golden import RECIPES, unpack, usual
 from fix_spark import run_units_here
 from pyengine.errors import ConfigError, EngineError
 from pyengine.ipc.live_reader import check_now, diff_now
@@ -211,8 +211,7 @@ def compare_diffs(store: Path, other: Path, task_bytes: int, sizes: dict[str, in
     return wanted
 
 
-@pytest.mark.parametrize("recipe", [recipe if recipe in ("roll", "lmq", "tx", "abnormal-multi", "cleaned", "widetopic") else
-                                    pytest.param(recipe, marks=pytest.mark.long) for recipe in RECIPES])
+@pytest.mark.parametrize("recipe", usual(RECIPES, ("roll", "lmq", "tx", "abnormal-multi", "cleaned", "widetopic")))
 def test_a_golden_store_and_a_damaged_copy_differ_alike_in_parts_of_any_size(golden, here, recipe, rng, request):
     store = golden(recipe)
     copies = golden(recipe)
