@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import pyengine
+from fix_golden import usual
 from pyengine.client.producer import connect
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError
@@ -27,6 +28,7 @@ MODES = {
     "sync": {"flush_disk_type": "SYNC_FLUSH"},
     "pool": {"transient_store_pool_enable": "true", "transient_store_pool_size": "3"},
 }
+EACH_MODE = usual(MODES, ("pool",))  # the mode with the most processes, the others with --long
 SMALL = {"mapped_file_size_commit_log_bytes": 1 << 20, "mapped_file_size_consume_queue_bytes": 6000,
          "max_hash_slot_num": 1000, "max_index_num": 4000,
          "os_page_cache_busy_timeout_ms": 60_000}  # a writer that a loaded machine keeps off its processor refuses no put of a test

@@ -36,7 +36,7 @@ LEFT_OUT = [
     "-m", "not java and not spark and not maven",
 ]
 SHORT = ["tests/native", "tests/client/test_producer.py", "tests/client/test_front.py", "-k",
-         "not kill and not [pool and (native or put_many or put_batch or frozen or future)"]  # pool differs behind the ring alone
+         "not kill and not [sync and (native or put_many or put_batch or frozen or future)"]  # sync differs behind the ring alone
 LONG = ["tests/native", "tests/storage", "tests/services", "tests/ipc", "tests/client/test_producer.py", "tests/client/test_front.py"]
 
 

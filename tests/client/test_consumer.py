@@ -12,6 +12,7 @@ import pytest
 
 import pyengine
 from broker_lock import held_by_a_broker
+from fix_engine import EACH_MODE
 from fix_store_builder import START_MS
 from pyengine.client.consumer import READ_AHEAD_BYTES
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError, UsageError
@@ -648,7 +649,7 @@ def test_what_is_no_store_or_no_name_is_refused(builder, consume, tmp_path):
 # --- beside a running engine ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["async", "sync", "pool"])
+@pytest.mark.parametrize("mode", EACH_MODE)
 def test_a_message_is_given_as_it_arrives(make_engine, mode):
     engine = make_engine(mode)
     engine.start()

@@ -36,7 +36,7 @@ MODES = {"async": {}, "sync": {"mode": native.MODE_SYNC}, "pool": {"mode": nativ
 PLACES = 4096
 
 
-@pytest.fixture(params=list(MODES))
+@pytest.fixture(params=["async", "sync", pytest.param("pool", marks=pytest.mark.long)])  # pool differs behind the ring alone
 def parts(request, make_parts):
     return make_parts(session_ring_bytes_default=1 << 20, **MODES[request.param])
 

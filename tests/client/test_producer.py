@@ -42,7 +42,7 @@ ROOMY = {"session_ring_bytes_default": 1 << 20}  # puts that were made before go
 MODES = {"async": {}, "sync": {"mode": native.MODE_SYNC}, "pool": {"mode": native.MODE_POOL, "pool_buffers": 3}}
 
 
-@pytest.fixture(params=list(MODES))
+@pytest.fixture(params=["async", "sync", pytest.param("pool", marks=pytest.mark.long)])  # pool differs behind the ring alone
 def parts(request, make_parts):
     return make_parts(**MODES[request.param])
 

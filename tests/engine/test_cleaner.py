@@ -11,7 +11,7 @@ import pytest
 
 import pyengine
 from fix_cli import run
-from fix_engine import RunningEngine
+from fix_engine import EACH_MODE, RunningEngine
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
 from pyengine.results import PutStatus
@@ -41,7 +41,7 @@ def put_segments(producer, count: int, topic: str = "T") -> None:
         assert producer.put_many(topic, [BODY] * (SEGMENT // 4200), keys="k").ok
 
 
-@pytest.mark.parametrize("mode", ["async", "sync", "pool"])
+@pytest.mark.parametrize("mode", EACH_MODE)
 def test_old_segments_go_while_producers_put(make_engine, mode):
     engine = make_engine(mode, **EAGER)
     engine.start()

@@ -11,6 +11,7 @@ import pytest
 
 import pyengine
 from damage import flip
+from fix_engine import EACH_MODE
 from fix_owner import eventually
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.repair import recover_alone
@@ -50,7 +51,7 @@ def recovered_and_checked(engine, acked, count):
     return report
 
 
-@pytest.mark.parametrize("mode", ["async", "sync", "pool"])
+@pytest.mark.parametrize("mode", EACH_MODE)
 def test_with_shared_memory_queues_and_index_stay_and_the_pool_is_drained(make_engine, tmp_path, mode):
     engine = make_engine(mode)
     engine.start()

@@ -10,6 +10,7 @@ import pytest
 
 import pyengine
 from fix_cli import run
+from fix_engine import EACH_MODE
 from fix_golden import compare_inspect
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.native import control as native
@@ -75,7 +76,7 @@ def test_what_waits_in_a_rocketmq_store_is_delivered_and_rocketmq_reads_it(golde
 @pytest.mark.maven
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("rounds", [2, pytest.param(6, marks=pytest.mark.long)])
-@pytest.mark.parametrize("mode", ["async", "sync", "pool"])
+@pytest.mark.parametrize("mode", EACH_MODE)
 def test_kill_9_of_the_scheduler_loses_nothing_and_keeps_the_order(make_engine, judge, rng, mode, rounds):
     engine = make_engine(mode, message_delay_level=LEVELS, flush_delay_offset_interval_ms=rng.choice((1, 300)))
     engine.start()

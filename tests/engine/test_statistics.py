@@ -9,6 +9,7 @@ import pytest
 
 import pyengine
 from fix_cli import run
+from fix_engine import EACH_MODE
 from pyengine.cli.engine_status import engine_status
 from pyengine.ipc import statistics
 from waiting import eventually
@@ -26,7 +27,7 @@ def put(engine, messages: int, topic: str = "orders") -> None:
             assert producer.put(topic, b"%d" % number, keys="k").ok
 
 
-@pytest.mark.parametrize("mode", ("async", "pool", "sync"))
+@pytest.mark.parametrize("mode", EACH_MODE)
 def test_status_shows_what_was_put_flushed_and_dispatched(make_engine, mode):
     engine = make_engine(mode)
     engine.start()

@@ -16,6 +16,7 @@ import sys
 import pytest
 
 import pyengine
+from fix_engine import EACH_MODE
 from fix_owner import CHECKOUT
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
@@ -95,7 +96,7 @@ def strike(engine, mode, rng):
     return what
 
 
-@pytest.mark.parametrize("mode", ["async", "sync", "pool"])
+@pytest.mark.parametrize("mode", EACH_MODE)
 @pytest.mark.parametrize("rounds", [5, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 def test_nothing_acknowledged_is_lost_doubled_or_reordered(make_engine, tmp_path, rng, mode, rounds):
     engine = make_engine(mode)

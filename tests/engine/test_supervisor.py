@@ -16,7 +16,7 @@ import pytest
 import pyengine
 from broker_lock import held_by_a_broker
 from damage import flip
-from fix_engine import put_numbers, stored
+from fix_engine import EACH_MODE, put_numbers, stored
 from fix_owner import CHECKOUT
 from pyengine.engine.embedded import start_engine, stop_engine, supervisor_pid
 from pyengine.errors import (
@@ -71,7 +71,7 @@ def test_start_put_stop_leaves_a_clean_store_and_no_object(make_engine, mode):
     assert stored(engine) == bodies and read_epoch(engine.root) == 2
 
 
-@pytest.mark.parametrize("mode", ["async", "sync", "pool"])
+@pytest.mark.parametrize("mode", EACH_MODE)
 def test_any_worker_killed_is_restarted_in_place_and_nothing_is_lost_or_doubled(make_engine, mode):
     engine = make_engine(mode)
     engine.start()
@@ -120,7 +120,7 @@ def test_a_producer_goes_on_while_workers_are_killed_under_it(make_engine, rng):
     assert stored(engine) == acked
 
 
-@pytest.mark.parametrize("mode", ["async", "sync", "pool"])
+@pytest.mark.parametrize("mode", EACH_MODE)
 def test_everything_killed_the_next_start_recovers_and_keeps_what_was_acknowledged(make_engine, mode):
     engine = make_engine(mode)
     engine.start()
@@ -353,7 +353,7 @@ def test_stop_gives_an_orphaned_engine_a_supervisor_first(make_engine):
     assert stored(engine) == bodies
 
 
-@pytest.mark.parametrize("mode", ["async", "sync", "pool"])
+@pytest.mark.parametrize("mode", EACH_MODE)
 def test_a_flusher_killed_just_before_the_stop_does_not_spoil_it(make_engine, mode):
     engine = make_engine(mode)
     engine.start()

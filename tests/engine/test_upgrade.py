@@ -14,7 +14,7 @@ import pytest
 
 import pyengine
 from fix_cli import environment, run
-from fix_engine import put_numbers, stored
+from fix_engine import EACH_MODE, put_numbers, stored
 from pyengine.engine.embedded import end_supervisor
 from pyengine.errors import OtherLayoutError
 from pyengine.ipc.heartbeat import build_id
@@ -81,7 +81,7 @@ def is_all_ours(engine) -> bool:
         one["state"] == "ready" for one in run("status", engine.root, "--json").document["workers"])
 
 
-@pytest.mark.parametrize("mode", ["async", "sync", "pool"])
+@pytest.mark.parametrize("mode", EACH_MODE)
 def test_workers_of_another_build_are_restarted_one_by_one_while_puts_go_on(make_engine, other_build, mode):
     engine = make_engine(mode)
     start_other(engine, other_build)
