@@ -27,9 +27,8 @@ OTHERS = {
     "kill_during_recovery": (("--rounds", "1"), 40),
     "hang_worker": (("--rounds", "1", "--kind", "writer", "--kind", "reputter"), 10),
 }
-SHORT = [(kind, "pool" if kind == "committer" else "async") for kind in VICTIMS if kind not in ("replicator", "everything")] + [
-    ("writer", "sync"), ("flusher", "sync"), ("everything", "sync"), ("everything", "pool"),
-]  # fmt: skip
+SHORT = [("writer", "async"), ("scheduler", "async"), ("supervisor", "async"), ("producer", "async"), ("flusher", "sync"),
+         ("committer", "pool"), ("everything", "pool")]
 LONG_ROUNDS = 60
 
 

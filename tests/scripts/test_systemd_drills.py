@@ -44,6 +44,7 @@ def held(scratch: Path, names: tuple[str, ...], seed: int, *more: str) -> str:
     return done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.root
 @pytest.mark.systemd
 @pytest.mark.timeout(600)

@@ -288,6 +288,7 @@ def test_an_engine_of_units_is_started_killed_hung_stopped_upgraded_and_removed(
     boot(tmp_path, "lifecycle.sh")
 
 
+@pytest.mark.long
 @pytest.mark.root
 @pytest.mark.systemd
 @pytest.mark.timeout(400)
@@ -308,7 +309,7 @@ def test_deaths_in_a_row_a_store_that_is_busy_and_odd_places_are_got_over(tmp_pa
 @pytest.mark.root
 @pytest.mark.systemd
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("how", ("orderly", "cut"))
+@pytest.mark.parametrize("how", [pytest.param("orderly", marks=pytest.mark.long), "cut"])
 def test_a_reboot_keeps_what_was_acknowledged(tmp_path, how):
     stores = tmp_path / "stores"
     stores.mkdir()
