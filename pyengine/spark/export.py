@@ -6,7 +6,8 @@ rows and columns it has: a run that chose others would leave a hole behind that 
 refused. Files of a killed run beyond the offset are removed by the next run.
 
 The folder is on this host or on any file system of pyarrow's. A file is written under a name that readers pass over, then
-moved to its own; an object store copies it then. The state is replaced whole, after all files that it counts. It
+moved to its own; an object store copies it then. The state is replaced whole, after all files that it counts; on a local
+file system these and their folders are synced first, so a power cut leaves no file out that the state counts. The state
 also names the run that writes: tasks of a run that was killed, and that go on for a while, see another one there and give up.
 """
 
@@ -21,7 +22,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow
@@ -35,7 +36,7 @@ from pyengine.spark.partitions import LogRange
 from pyengine.spark.plan import plan
 from pyengine.spark.schema import Column, chosen_columns, find_column
 from pyengine.spark.task_reader import arrow_schema
-from pyengine.storage.durable_writes import sync_file
+from pyengine.storage.durable_writes import make_folders, sync_file, sync_folder
 
 if TYPE_CHECKING:
     import numpy
@@ -145,6 +146,7 @@ def export_parquet(
     _settle(target, written, (lambda number: number >= begin) if incremental else (lambda number: True))
     if not written and not partitioned and not target.files():
         written = [_empty(columns, target, compression)]
+    target.sync_folders(name for name, *_ in written)
     if state is not None:
         ends = [part.stop for part in parts if isinstance(part, LogRange)]
         _write_state(target, replace(state, end=max(ends, default=state.end)))
@@ -293,6 +295,11 @@ class Target:
         """Names are no folders there, and each object is replaced whole."""
         return self.tree.system.type_name in _OBJECT_STORES
 
+    @property
+    def is_local(self) -> bool:
+        """It can be synced."""
+        return bool(self.tree.system.type_name == "local")
+
     def is_file(self) -> bool:
         from pyarrow.fs import FileType
 
@@ -323,14 +330,17 @@ class Target:
         with disk_errors("write", f"{self.where}/{name}"):
             with self.tree.system.open_output_stream(self._at(unfinished)) as stream:
                 stream.write(content)
-            if self.tree.system.type_name == "local":
+            if self.is_local:
                 sync_file(Path(self._at(unfinished)))
             if unfinished != name:
                 self.tree.system.move(self._at(unfinished), self._at(name))
+        self.sync_folders([name])
 
     def make(self, folder: str) -> None:
         """Make the folder, with those above it. An object store has none: whether the first can be written to is seen there."""
-        if not self.is_object_store:
+        if self.is_local and not folder:
+            make_folders(Path(self._at("")))
+        elif not self.is_object_store:
             with disk_errors("make", f"{self.where}/{folder}"):
                 self.tree.system.create_dir(self._at(folder), recursive=True)
         elif not folder:
@@ -342,17 +352,28 @@ class Target:
         return self.tree.system.open_output_stream(self._at(name))
 
     def move(self, name: str, to: str) -> int:
-        """Give a file its name, in place of what has it; its length."""
+        """Give a file its name, in place of what has it; its length. On this host its bytes are durable before: see sync_folders."""
         with disk_errors("write", f"{self.where}/{to}"):
+            if self.is_local:
+                sync_file(Path(self._at(name)))
             self.tree.system.move(self._at(name), self._at(to))
             size: int = self.tree.system.get_file_info(self._at(to)).size
         return size
 
     def remove(self, names: Iterable[str]) -> None:
         """Delete files; one that is not there is none."""
+        removed = []
         for name in names:
             with disk_errors("delete", f"{self.where}/{name}"), contextlib.suppress(FileNotFoundError):
                 self.tree.system.delete_file(self._at(name))
+                removed.append(name)
+        self.sync_folders(removed)
+
+    def sync_folders(self, names: Iterable[str]) -> None:
+        """Make durable on this host which files of these names there are: sync the folders above them."""
+        if self.is_local:
+            for folder in sorted({str(folder) for name in names for folder in PurePosixPath(name).parents}):
+                sync_folder(Path(self._at(folder)))
 
     def empty(self) -> None:
         """Delete all that is in it."""

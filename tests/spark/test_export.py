@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import zlib
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -15,7 +18,7 @@ from fix_cli import run
 from fix_store_builder import StoreBuilder
 from pyengine.errors import EngineError, UsageError
 from pyengine.spark import export
-from pyengine.spark.export import STATE, SUCCESS, PartFiles, Place, escaped, export_parquet, write_groups
+from pyengine.spark.export import STATE, SUCCESS, PartFiles, Place, Target, escaped, export_parquet, write_groups
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError
 from pyengine.spark.plan import plan
@@ -176,6 +179,65 @@ def test_a_first_run_that_was_refused_or_killed_decides_nothing(tmp_path, builde
         with pytest.raises(AttributeError, match="NoneType"):  # as if killed: the state is there, and has no end
             export_parquet(None, builder.root, out, ["orders"], incremental=True, columns=columns)
         assert json.loads((out / STATE).read_text())["selection"]["columns"] == columns
+
+
+class Local:
+    """Runs the tasks of an export here, and notes what is synced: of files how many bytes, of folders the names in them."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.bytes: dict[int, int] = {}  # by inode: a file gets its name later
+        self.names: dict[Path, set[str]] = {}
+        self.at_state: list[str] = []
+        self.end: int | None = None
+        real_sync, write = os.fsync, Target.write
+
+        def sync(descriptor: int) -> None:
+            real_sync(descriptor)
+            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            if path.is_dir():
+                self.names[path] = set(os.listdir(path))
+            else:
+                self.bytes[os.fstat(descriptor).st_ino] = os.fstat(descriptor).st_size
+
+        def write_when_synced(target: Target, name: str, content: bytes) -> None:
+            end = self.end if name == SUCCESS else json.loads(content)["end"]
+            if name == SUCCESS or end != self.end:  # a run begins by writing the end of the last one
+                self.at_state += self.not_durable(Path(target.tree.root))
+            self.end = end
+            write(target, name, content)
+
+        monkeypatch.setattr(os, "fsync", sync)
+        monkeypatch.setattr(Target, "write", write_when_synced)
+        monkeypatch.setattr(export, "watched", lambda *_: contextlib.nullcontext())
+        monkeypatch.setattr(export, "run_in_workers", self.run)
+
+    def run(self, spark, work, parts, schema):
+        found = [SimpleNamespace(**row) for number, part in enumerate(parts) for batch in work(number, part) for row in batch.to_pylist()]
+        return SimpleNamespace(collect=lambda: found)
+
+    def not_durable(self, out: Path) -> list[str]:
+        """What a power cut could take away or bring back now."""
+        files = list(out.rglob("*.parquet"))
+        empty = [str(path) for path in files if self.bytes.get(path.stat().st_ino) != path.stat().st_size]
+        folders = {out, *(out / folder for path in files for folder in path.relative_to(out).parents)}
+        nameless = [str(path) for path in {*files, *folders} if path.name not in self.names.get(path.parent, ())]
+        back = [f"{folder}/{name}" for folder, names in self.names.items() for name in names
+                if name.endswith(".parquet") and not (folder / name).exists()]
+        return [*empty, *nameless, *back]
+
+
+@pytest.mark.parametrize("given", [{}, {"incremental": True}, {"partitioned": True}, {"partitioned": True, "incremental": True}])
+def test_what_says_that_files_are_there_is_written_once_they_and_their_folders_are_synced(tmp_path, builder, monkeypatch, given):
+    local, out = Local(monkeypatch), tmp_path / "new" / "out"
+    assert export_parquet(None, builder.root, out, **given).messages == 60
+    assert local.at_state == [] and SUCCESS in local.names[out]
+    if "incremental" in given:
+        late = next(out.rglob("*.parquet")).with_name("part-99999999999999999999.parquet")  # of a run that was killed
+        late.write_bytes(b"late")
+        local.names[late.parent] |= {late.name}
+        builder.put("later", b"x")
+        assert export_parquet(None, builder.root, out, **given).messages == 1
+        assert local.at_state == [] and not late.exists() and STATE in local.names[out]
 
 
 def without_none(given: dict) -> dict:
