@@ -613,12 +613,13 @@ def _markers_back(store: LiveStoreReader, query: str, first: int) -> Iterator[tu
     while at > low:
         start = max(low, at - step)
         messages: list[Message] = []
-        while start + len(messages) < at:
-            got = store.get_message(MARKER_TOPIC, queue_id, start + len(messages), at - start - len(messages), level=LEVEL).messages
-            if not got:  # deleted in this moment, with all before it
-                low = at
-                break
-            messages += got
+        offset = start
+        while offset < at:
+            got = store.get_message(MARKER_TOPIC, queue_id, offset, at - offset, level=LEVEL)
+            messages += [message for message in got.messages if message.queue_offset < at]
+            if got.next_begin_offset <= offset:
+                break  # the queue ends here: all of it was deleted
+            offset = got.next_begin_offset  # after what was deleted in this moment, or cannot be read
         for message in reversed(messages):
             word, of_query, *numbers = message.body.decode().split(" ")
             if of_query == query and word != "durable":

@@ -10,6 +10,7 @@ import signal
 import threading
 import zlib
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +20,8 @@ import pyengine
 from dying import run_and_die_at
 from fix_engine import tail_of_ring
 from pyengine.errors import EngineUnavailableError, PutError, StoreBusyError, UsageError
+from pyengine.formats.record import Message
+from pyengine.results import GetResult, GetStatus, ReadLevel
 from waiting import eventually
 
 pytestmark = pytest.mark.spark
@@ -322,6 +325,38 @@ def test_markers_are_found_among_those_of_many_other_queries(sink_store, topic):
         producer.put_many(MARKER_TOPIC, [f"begin {like} 0 {n}".encode() for n in range(1000)], queue_id=marker_queue(query))
         put_marker(producer, like, f"commit {like} 0")
     assert put(sink_store, task_of(query), batches_of(topic, numbered(30))).put == 0
+
+
+class Markers:
+    """A queue of begin markers of the tasks 0, 1, ..., whose beginning moves to `kept` while it is read."""
+
+    def __init__(self, query: str, count: int, kept: int = 0, unreadable: Collection[int] = ()) -> None:
+        self._query, self._count, self._kept, self._unreadable = query, count, kept, unreadable
+
+    def queue_range(self, topic: str, queue_id: int, level: ReadLevel) -> tuple[int, int]:
+        return 0, self._count
+
+    def get_message(self, topic: str, queue_id: int, offset: int, most: int, *, level: ReadLevel) -> GetResult:
+        if offset < self._kept:
+            return GetResult(GetStatus.OFFSET_TOO_SMALL, [], self._kept)
+        found, at = [], offset
+        while at < self._count and len(found) < min(most, 32):
+            if at not in self._unreadable:
+                found.append(Message("markers", b"begin %b 7 %d" % (self._query.encode(), at), 0, at, 1000 + at, 100))
+            at += 1
+        return GetResult(GetStatus.FOUND if found else GetStatus.MESSAGE_WAS_REMOVING, found, at)
+
+
+@pytest.mark.parametrize(
+    ("kept", "unreadable"), [(40, ()), (199, ()), (0, {199}), (0, range(150, 200)), (0, {5, 70, 136, 198}), (70, {140})])
+def test_markers_that_are_left_are_found_while_others_are_deleted_or_cannot_be_read(kept, unreadable):
+    from pyengine.spark.sink import find_markers
+
+    query = next(names)
+    left = [number for number in range(200) if number >= kept and number not in unreadable]
+    for number in range(200):
+        found = find_markers(Markers(query, 200, kept, unreadable), task_of(query, 7, number), 0)
+        assert found == (False, 1000 + number if number in left else None)
 
 
 # -- the engine -----------------------------------------------------------------------
