@@ -1,14 +1,23 @@
 """Queues and index made from the log in the workers, by ranges of bytes: what `pyengine rebuild` makes, byte for byte.
 
+A store that was stopped in order and whose log is whole:
+
     look       each range of the log is walked; which queues it feeds, which of their offsets, how many keys
     move       the driver moves the old files to quarantine, and makes the queues' new ones, empty
     make       each range puts its entries into the queues' files; each index file takes its keys
     name       the driver gives the index files their names, when all of them hold what was counted
     recovery   as after any rebuild, with nothing left to dispatch: times of files, checkpoint, markers
 
-What one dispatch makes of a log depends on what came before wherever queue offsets have gaps
-or doubles, the log is damaged, or entries name units of an extension. Then the workers are
-not asked, or what they made is thrown away, and one process does it; the report's notes say so.
+Any other one (it was not stopped in order, its log is damaged, queue offsets have gaps or doubles):
+
+    look       by one process, as `pyengine rebuild` does; damage below what was durable is refused
+    recovery   moves the files and finds the log's end, as always; then, in place of its own dispatch:
+    parts      each range is walked again, and cut wherever records or a queue's offsets do not follow each other;
+               what an entry's place is follows from the parts before it
+    make       as above
+
+Entries that name units of an extension have their place from the order of the log alone: one process makes them, as
+whatever the workers could not make right; the report's notes say so.
 
 Markers (storage.recovery.markers) exist from before the first move to the end. A driver that is
 killed leaves a store that any start, `recover` or `rebuild` finishes. Spark tries a task again
@@ -22,6 +31,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import mmap
 import os
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -31,20 +41,34 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.index_file import IndexLayout
 from pyengine.formats.record import BEGIN
-from pyengine.native.dispatch import TouchedQueue
-from pyengine.native.scan import count_keys
+from pyengine.formats.record_case import CaseLabel
+from pyengine.native.dispatch import TouchedQueue, touched_queues
+from pyengine.native.scan import count_keys, sync, walk
 from pyengine.spark.jobs import Unit, run_units
-from pyengine.spark.store_verify import TASK_BYTES, LogPart, WalkedLog, WalkUnit, walk_units
+from pyengine.spark.store_verify import GUESS_BYTES, TASK_BYTES, LogPart, WalkedLog, WalkUnit, walk_units
+from pyengine.storage.checkpoint import read_sync_failure
 from pyengine.storage.config import EngineConfig, load_config
-from pyengine.storage.consume_queue import open_queue_file
+from pyengine.storage.consume_queue import find_queue_end, open_queue_file, remove_void_files, sync_names
 from pyengine.storage.dispatcher import is_queue_name
 from pyengine.storage.durable_writes import make_folders, sibling_of, sync_folder
 from pyengine.storage.index_file import IndexFiles
-from pyengine.storage.log_scan import LogView
-from pyengine.storage.mapped_file import mapped, used_end
+from pyengine.storage.log_scan import LogView, Owner, where_to_read
+from pyengine.storage.mapped_file import MappedFile, mapped, used_end
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.dispatch import FilledIndex, KeyPlace, LogRange, key_place, put_entries, put_keys, read_index_header
-from pyengine.storage.recovery.markers import RebuildMarker, read_marker
+from pyengine.storage.recovery.dispatch import (
+    FilledIndex,
+    KeyPlace,
+    LogRange,
+    Passed,
+    key_place,
+    put_entries,
+    put_keys,
+    read_index_header,
+    run_into,
+    step_over,
+)
+from pyengine.storage.recovery.log import Work, plan_log, segments_between
+from pyengine.storage.recovery.markers import RebuildMarker, read_marker, read_rebuild_marker
 from pyengine.storage.recovery.queues import move_away
 from pyengine.storage.recovery.rebuild import Look, Queue, RebuildReport, RebuildWork
 from pyengine.storage.recovery.report import GrowingProgress, Progress, RecoveryOptions, RecoveryPath
@@ -55,6 +79,7 @@ if TYPE_CHECKING:
 _UNREADABLE = "\ufffd"  # a topic that is no UTF-8 comes with this in it
 _QUEUE_OFFSET_MAX = (1 << 62) // CQ_ENTRY_BYTES
 _REMOVE_TRIES = 100
+_PARTS_MAX = 10_000  # of one range: beyond, it is no log that was damaged here and there
 
 
 def rebuild(
@@ -114,19 +139,95 @@ class Made(NamedTuple):
     ranges: list[LogRange]
 
 
+class PartsFound(NamedTuple):
+    """What a task found in its range: parts, each with its queues and keys, what is between them, and where the next record begins."""
+
+    begin: int
+    parts: list[tuple[LogRange, list[TouchedQueue], int]]
+    passed: list[Passed]
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartsUnit:
+    """The records that begin in [first, stop) of one segment, cut so that in each part a queue's offsets follow each other.
+
+    `segment_stop`: where the segment ends at `segment_end`, or the log before it.
+    """
+
+    segment: MappedFile
+    first: int
+    stop: int
+    segment_stop: int
+    segment_end: int
+
+    @property
+    def cost(self) -> int:
+        return self.stop - self.first
+
+    def run(self, common: object) -> PartsFound | None:
+        """None when no record is found near the beginning, or when there are too many parts."""
+        base = self.segment.start_offset
+        with mapped(self.segment.path) as view:
+            near = min(self.stop, self.first + GUESS_BYTES)
+            begin = base if self.first == base else sync(view, base, self.first, near, limit=self.segment_stop)
+        return None if begin is None else self.found_from(begin)
+
+    def found_from(self, begin: int) -> PartsFound | None:
+        """The parts from the record, or the damage, at `begin` on."""
+        base, at = self.segment.start_offset, begin
+        found = PartsFound(begin, [], [], begin)
+        with mapped(self.segment.path) as view:
+            while at < self.stop:
+                walked = walk(view, base, at, self.stop, limit=self.segment_stop, check_crc=False)
+                if not self._add_parts(view, at, walked.end_offset, found):
+                    return None
+                at = walked.end_offset
+                if at >= self.stop:
+                    break
+                if walked.reason == CaseLabel.BLANK and self.segment_stop == self.segment_end:
+                    at = self.segment_end
+                elif len(found.passed) == _PARTS_MAX:
+                    return None
+                else:
+                    found.passed.append(step_over(view, base, at, self.segment_stop, walked.reason))
+                    at = found.passed[-1].following
+        return found._replace(end=at)
+
+    def _add_parts(self, view: mmap.mmap, begin: int, end: int, found: PartsFound) -> bool:
+        """Halve whole records until the offsets of each queue follow each other; False for too many parts."""
+        base, wanted = self.segment.start_offset, [(begin, end)]
+        while wanted:
+            begin, end = wanted.pop()
+            if begin == end:
+                continue
+            queues = touched_queues(view, base, begin, end, multi_dispatch=True).queues
+            middle = walk(view, base, begin, max(begin + 1, (begin + end) // 2), limit=end, check_crc=False).end_offset
+            if middle == end:
+                middle = walk(view, base, begin, begin + 1, limit=end, check_crc=False).end_offset
+            if middle == end or all(queue.count == queue.max_queue_offset - queue.min_queue_offset + 1 for queue in queues):
+                if len(found.parts) == _PARTS_MAX:
+                    return False
+                found.parts.append((LogRange(self.segment, begin, end), queues, count_keys(view, base, begin, end)))
+            else:
+                wanted += [(middle, end), (begin, middle)]
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class EntriesUnit:
-    """The entries of one range."""
+    """The entries of one range; `begins`: see put_entries."""
 
     range: LogRange
-    queues: list[TouchedQueue]
+    begins: dict[Queue, int | None]
+    expected: int
 
     @property
     def cost(self) -> int:
         return self.range.end - self.range.begin
 
     def run(self, made: Made) -> bool:
-        return put_entries(made.store, self.range, self.queues, message_delay_level=made.message_delay_level,
+        return put_entries(made.store, self.range, self.begins, self.expected, message_delay_level=made.message_delay_level,
                            multi_dispatch=True)
 
 
@@ -157,9 +258,18 @@ class _Parts:
     queues: list[list[TouchedQueue]] = field(default_factory=list)
     keys: list[int] = field(default_factory=list)
 
+    def add(self, one: LogRange, queues: list[TouchedQueue], keys: int) -> None:
+        self.ranges.append(one)
+        self.queues.append(queues)
+        self.keys.append(keys)
+
     @property
     def end(self) -> int:
         return self.ranges[-1].end if self.ranges else 0
+
+    @property
+    def bytes(self) -> int:
+        return self.end - self.ranges[0].begin if self.ranges else 0
 
 
 class WorkersRebuild(RebuildWork):
@@ -170,48 +280,92 @@ class WorkersRebuild(RebuildWork):
         self._task_bytes = task_bytes
         self._progress = progress
         self._parts: _Parts | None = None
-        self._ends: dict[Queue, tuple[int, int]] = {}
+        self._is_late = False  # the files are made within the recovery, from the log as it has left it
 
     def look(self, store: MessageStore, options: RecoveryOptions, log: LogView, progress: Progress) -> Look:
-        why = _why_alone(store, options)
-        if not why:
-            self._parts = self._walk(log, options)
-            why = self._why_irregular(log)
-        if why:
-            self._parts, self.note = None, f"made by one process: {why}"
+        if options.enable_consume_queue_ext:
+            self.note = "made by one process: its queues have an extension, whose units are in the order of the log"
             return super().look(store, options, log, progress)
-        return Look(log, in_log=set(self._ends))
+        if not _was_cut_short(store):
+            self._parts = self._walk(log, options)
+            if self._is_regular(log) and self._parts.end == _end_of_recovery(store, log, options):
+                return Look(log, in_log={(queue.topic, queue.queue_id) for queues in self._parts.queues for queue in queues})
+        self._parts, self._is_late = None, True
+        return super().look(store, options, log, progress)
 
     def make(
         self, store: MessageStore, options: RecoveryOptions, made: Collection[Queue], marker: RebuildMarker
     ) -> int | None:
-        if self._parts is None:
+        parts = self._parts
+        if parts is None:
             return None
         move_away(store.root, marker)
+        self.note = self._make_files(store, options, parts)
+        if self.note:
+            return None
+        self.made_bytes = parts.bytes
+        return parts.end
+
+    def dispatch(self, work: Work, log: LogView, start: int, end: int) -> bool:
+        marker = read_rebuild_marker(work.store)
+        if not self._is_late or start != max(log.min_offset, 0) or marker is None:
+            return False
+        parts, passed = self._parts_between(work.store, log, start, end)
+        note = "made by one process: the log has more places where it does not go on than are worth their own parts"
+        if parts is not None:
+            note = self._make_files(work.store, work.options, parts)
+            if not note:
+                work.notes.extend(one.note for one in passed)
+                return True
+            move_away(work.store.root, marker)  # what is half made goes
+        work.notes.append(note)
+        return False
+
+    def _make_files(self, store: MessageStore, options: RecoveryOptions, parts: _Parts) -> str:
+        """Queues and index of these parts, where none is; why that gave what one process would not have made, or nothing."""
         layout = store.geometry.index_layout
-        for queue, (first, last) in sorted(self._ends.items()):
+        units, ends, why = _entries_of(store, parts)
+        if why:
+            return f"made by one process: {why}"
+        for queue, (first, last) in sorted(ends.items()):
             make_queue_files(store.queue_folder(*queue), store.queue_file_bytes, first, last)
-        parts = self._parts
-        units: list[Unit] = [EntriesUnit(one, queues) for one, queues in zip(parts.ranges, parts.queues) if queues]
         files = plan_index_files(parts, layout) if options.message_index_enable else []
         folder = store.index
         names = IndexFiles(folder, layout).next_names(len(files))
         keys: list[Unit] = [KeysUnit(sibling_of(folder), name, *file) for name, file in zip(names, files)]
         common = Made(store, options.message_delay_level, parts.ranges)
-        total = parts.end - parts.ranges[0].begin if parts.ranges else 0
         with _unfinished(sibling_of(folder), needed=bool(keys)):
             outcomes = run_units(self._spark, [*units, *keys], common, task_bytes=self._task_bytes,
-                                 progress=lambda done, whole: self._progress(total + done, total + whole))
+                                 progress=lambda done, whole: self._progress(parts.bytes + done, parts.bytes + whole))
             filled = outcomes[len(units) :]
             if not all(outcomes[: len(units)]):
-                self.note = "made by one process: queue offsets do not follow each other in the log"
-                return None
+                return "made by one process: queue offsets do not follow each other in the log"
             if keys and not _is_as_counted(filled, sum(parts.keys), layout):
-                self.note = "made by one process: the index that the workers made does not hold the keys that they had counted"
-                return None
+                return "made by one process: the index that the workers made does not hold the keys that they had counted"
             _name_index_files(folder, names, filled)
-        self.made_bytes = total
-        return parts.end
+        return ""
+
+    def _parts_between(self, store: MessageStore, log: LogView, start: int, end: int) -> tuple[_Parts | None, list[Passed]]:
+        """The parts of [start, end) and what is between them, as one walk finds them; None where there are too many."""
+        units = [PartsUnit(segment, first, min(first + self._task_bytes, stop), stop, segment.start_offset + log.size_bytes)
+                 for segment in segments_between(store, start, end)
+                 for stop in [min(end, segment.start_offset + log.size_bytes)]
+                 for first in range(max(start, segment.start_offset), stop, self._task_bytes)]
+        outcomes = run_units(self._spark, units, None, task_bytes=self._task_bytes)
+        parts, passed, at = _Parts(), [], start
+        for unit, found in zip(units, outcomes):
+            at = max(at, unit.segment.start_offset)
+            if at >= unit.stop:
+                continue
+            if found is None or found.begin != at:
+                found = unit.found_from(at)
+            if found is None:
+                return None, []
+            for one, queues, keys in found.parts:
+                parts.add(one, queues, keys)
+            passed += found.passed
+            at = found.end
+        return parts, passed
 
     def _walk(self, log: LogView, options: RecoveryOptions) -> _Parts:
         """The log's parts as far as records reach from its beginning."""
@@ -234,42 +388,71 @@ class WorkersRebuild(RebuildWork):
                 at, reason = part.walk.end_offset, part.walk.reason
                 if part.begin < at:
                     one = LogRange(segment, part.begin, at)
-                    parts.ranges.append(one)
-                    parts.queues.append(part.queues)
                     known = keys.get((segment, part.begin))
-                    parts.keys.append(_count(one) if known is None else known)
+                    parts.add(one, part.queues, _count(one) if known is None else known)
             position = at - segment.start_offset
             if reason != "blank" and position != log.size_bytes:
                 is_over = True
                 self._is_whole = used_end(segment.path, position) == position
         return parts
 
-    def _why_irregular(self, log: LogView) -> str:
-        """Why one process must make the files, or nothing. Sets the queues' first and last offsets."""
+    def _is_regular(self, log: LogView) -> bool:
+        """Whether the log is whole, and in its order each queue's offsets follow each other."""
         parts = self._parts
         assert parts is not None
         if not self._is_whole or (log.watermark is not None and parts.end < log.watermark):
-            return "the log has damage, or bytes after its end"
-        ends = self._ends = {}
+            return False
+        reached: dict[Queue, int] = {}
         for queue in (queue for queues in parts.queues for queue in queues):
             key = queue.topic, queue.queue_id
-            if _UNREADABLE in queue.topic or not is_queue_name(queue.topic.encode()):
-                return f"no folder can have the name of topic {queue.topic!r}"
-            first, before = ends.get(key, (queue.min_queue_offset, queue.min_queue_offset - 1))
-            follows = queue.min_queue_offset == before + 1
-            if not follows or queue.count != queue.max_queue_offset - before or not 0 <= first <= _QUEUE_OFFSET_MAX:
-                return f"the offsets of queue {queue.queue_id} of {queue.topic} do not follow each other in the log"
-            ends[key] = first, queue.max_queue_offset
-        return ""
+            before = reached.get(key, queue.min_queue_offset - 1)
+            if queue.min_queue_offset != before + 1 or queue.count != queue.max_queue_offset - before:
+                return False
+            reached[key] = queue.max_queue_offset
+        return True
 
 
-def _why_alone(store: MessageStore, options: RecoveryOptions) -> str:
+def _was_cut_short(store: MessageStore) -> bool:
+    """Whether the store was not stopped in order, or a sync had failed."""
     marker = read_marker(store)
-    if store.abort_exists() or (marker is not None and marker.path is RecoveryPath.ABNORMAL):
-        return "the store was not stopped in order"
-    if options.enable_consume_queue_ext:
-        return "its queues have an extension, whose units are in the order of the log"
-    return ""
+    return store.abort_exists() or read_sync_failure(store) is not None or (marker is not None and marker.path is RecoveryPath.ABNORMAL)
+
+
+def _end_of_recovery(store: MessageStore, log: LogView, options: RecoveryOptions) -> int:
+    """Where the recovery of a store that was stopped in order will end its log; an earlier rebuild may have begun one."""
+    _, first = where_to_read(store.root, log)
+    if log.owner is Owner.THEIRS and read_marker(store) is None:
+        first = len(log.segments) - 1  # rebuild's marker will say so
+    return plan_log(log, first, None, check_crc=options.check_crc_on_recover).end_offset
+
+
+def _entries_of(store: MessageStore, parts: _Parts) -> tuple[list[EntriesUnit], dict[Queue, tuple[int, int]], str]:
+    """A unit for each part with entries, the first and last offset of each queue, and why one process must make them, or nothing."""
+    first: dict[Queue, int] = {}
+    reached: dict[Queue, int | None] = {}  # None: the queue gets no entries
+    units = []
+    for one, queues in zip(parts.ranges, parts.queues):
+        begins: dict[Queue, int | None] = {}
+        expected = 0
+        for queue in queues:
+            key = queue.topic, queue.queue_id
+            if key not in reached:
+                is_named = is_queue_name(queue.topic.encode()) and _UNREADABLE not in queue.topic
+                reached[key] = queue.min_queue_offset if is_named and 0 <= queue.min_queue_offset <= _QUEUE_OFFSET_MAX else None
+                if reached[key] is not None:
+                    first[key] = queue.min_queue_offset
+                    if find_queue_end(store.queue_folder(*key), store.queue_file_bytes).max_physical >= 0:
+                        return [], {}, f"queue {queue.queue_id} of {queue.topic} has entries of messages that are not in the log"
+                    remove_void_files(store.queue_folder(*key), store.queue_file_bytes)
+                    sync_names(store.queue_folder(*key))
+            begin = begins[key] = reached[key]
+            if begin is not None:
+                count = run_into(queue, begin)
+                expected += count
+                reached[key] = begin + count
+        if queues:
+            units.append(EntriesUnit(one, begins, expected))
+    return units, {key: (offset, (reached[key] or 0) - 1) for key, offset in first.items()}, ""
 
 
 def _count(one: LogRange) -> int:

@@ -24,8 +24,9 @@ A rebuild with many processes makes queues and index files piece by piece, to th
              full. How many keys each range has must have been counted before. It is a new file at each call,
              beside the folder of the index: a task may be tried again, or twice at once.
 
-That holds where the offsets of each queue follow each other without a gap or a double;
-`put_entries` says when they do not. Everything written is synced before a function here returns.
+Where a queue's offsets have gaps or doubles an entry's place depends on those before it: the caller tells which offset each
+queue has reached before the range (`run_into`), and how many entries it will put; `put_entries` says when that was wrong.
+Everything written is synced before a function here returns.
 
 pyengine.spark.store_rebuild does so; the store's owner makes the queues' files before, and gives one of the filled index
 files its name.
@@ -79,7 +80,7 @@ from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import sync_file_system
 from pyengine.native.scan import bounded, count_keys, sync, walk
 from pyengine.storage.consume_queue import sync_ext
-from pyengine.storage.dispatcher import GAP, Dispatcher, DispatchOptions, QueueGap
+from pyengine.storage.dispatcher import GAP, Dispatcher, DispatchOptions, QueueGap, is_queue_name
 from pyengine.storage.durable_writes import FILE_MODE, MANY_FILES, sync_file, sync_folder
 from pyengine.storage.index_file import map_index_file
 from pyengine.storage.log_scan import LogView
@@ -170,12 +171,19 @@ def _mapped_parts(log: LogView, start: int, end: int) -> Iterator[tuple[mmap.mma
                 yield view, base, at, stop
 
 
+# Makes queues and index of [start, end) of the log from nothing, durable, in other processes; False: it shall be done here.
+DispatchElsewhere = Callable[[Work, LogView, int, int], bool]
+
+
 class LogDispatch:
     """Puts what the log has into queues and index, and makes them durable."""
 
-    def __init__(self, work: Work, log: LogView, plan: LogPlan, index_progress: bytes | None) -> None:
+    def __init__(
+        self, work: Work, log: LogView, plan: LogPlan, index_progress: bytes | None, elsewhere: DispatchElsewhere | None = None
+    ) -> None:
         """`index_progress`: the index undo of shared memory that counts, else None."""
         self._work, self._log, self._plan, self._index_progress = work, log, plan, index_progress
+        self._elsewhere = elsewhere
 
     def run(self, start: int) -> tuple[int, list[QueueState]]:
         """Bring queues and index up to the log and make them durable; returns where that began, and the queues as they are then."""
@@ -183,7 +191,9 @@ class LogDispatch:
         if start < end or self._index_progress is not None:
             self._work.on_step("dispatch")
             try:
-                while (gap := self._until_gap(start)) is not None:
+                is_done = self._elsewhere is not None and self._index_progress is None and self._elsewhere(
+                    self._work, self._log, start, end)
+                while not is_done and (gap := self._until_gap(start)) is not None:
                     log_min = max(self._log.min_offset, 0)
                     earlier = record_start(self._log, max(log_min, gap.max_physical))
                     if earlier >= start:  # it lacks an entry and knows later ones: no start in the middle mends that
@@ -245,10 +255,9 @@ class LogDispatch:
 
     def _step_over(self, view: mmap.mmap, base: int, at: int, stop: int, reason: str) -> int:
         """Where dispatch goes on when it cannot pass `at`: RocketMQ's log may hold what its recovery never looks at."""
-        following = sync(view, base, at + 1, stop) if at + 1 < stop else None
-        following = stop if following is None else following
-        self._work.notes.append(f"nothing between {at} and {following} could be dispatched ({reason})")
-        return following
+        passed = step_over(view, base, at, stop, reason)
+        self._work.notes.append(passed.note)
+        return passed.following
 
     def _dispatcher(self, on_gap: Callable[[QueueGap], bool]) -> Dispatcher:
         return Dispatcher(
@@ -281,20 +290,43 @@ class KeyPlace(NamedTuple):
     store_timestamp_ms: int
 
 
-def put_entries(store: MessageStore, part: LogRange, queues: Sequence[TouchedQueue], *,
-                message_delay_level: str, multi_dispatch: bool) -> bool:
-    """Put the entries of one range; `queues`: what it holds of each queue.
+class Passed(NamedTuple):
+    """A place of the log that cannot be dispatched."""
 
-    False when queue offsets do not follow each other: then the queues are not what one
-    dispatch makes, and must be made again. Raises DiskError, FlushError.
+    at: int
+    following: int
+    reason: str
+
+    @property
+    def note(self) -> str:
+        return f"nothing between {self.at} and {self.following} could be dispatched ({self.reason})"
+
+
+def step_over(view: mmap.mmap, base: int, at: int, stop: int, reason: str) -> Passed:
+    """Where whole records follow what cannot be dispatched at `at`; `stop` without any before it."""
+    following = sync(view, base, at + 1, stop) if at + 1 < stop else None
+    return Passed(at, stop if following is None else following, reason)
+
+
+def run_into(queue: TouchedQueue, next_offset: int) -> int:
+    """How many entries a queue that has reached `next_offset` gets from offsets that follow each other.
+
+    What is below is there already; the first one beyond goes to the queue's end, and so do all after it.
     """
-    begins = {(queue.topic, queue.queue_id): queue.min_queue_offset for queue in queues}
-    with mapped(part.segment.path) as view, _RangeDispatcher(
-        store, begins, DispatchOptions(False, message_delay_level, multi_dispatch)
-    ) as dispatcher:
+    return min(queue.count, max(0, queue.max_queue_offset + 1 - next_offset))
+
+
+def put_entries(store: MessageStore, part: LogRange, begins: Mapping[Queue, int | None], expected: int, *,
+                message_delay_level: str, multi_dispatch: bool) -> bool:
+    """Put the entries of one range; `begins`: the offset that each queue has reached before it, None: it gets none.
+
+    False when other than `expected` entries were put: then the queues are not what one dispatch makes, and must be made
+    again. Raises DiskError, FlushError.
+    """
+    dispatcher = _RangeDispatcher(store, begins, DispatchOptions(False, message_delay_level, multi_dispatch))
+    with mapped(part.segment.path) as view, dispatcher:
         reached = dispatcher.dispatch(view, part.segment.start_offset, part.begin, part.end)
-        # Every entry found its own place, and each of them was put.
-        return reached == part.end and dispatcher.out_of_order == 0 and dispatcher.entries == sum(q.count for q in queues)
+        return reached == part.end and dispatcher.is_known and dispatcher.entries == expected
 
 
 class _RangeDispatcher(Dispatcher):
@@ -302,13 +334,17 @@ class _RangeDispatcher(Dispatcher):
 
     _may_make_files = False
 
-    def __init__(self, store: MessageStore, begins: Mapping[Queue, int], options: DispatchOptions) -> None:
+    def __init__(self, store: MessageStore, begins: Mapping[Queue, int | None], options: DispatchOptions) -> None:
         super().__init__(store, store.geometry, options)
         self._begins = begins
+        self.is_known = True
 
     def _add_queue(self, topic: bytes, queue_id: int, queue_offset: int) -> bool:
         queue = self._loop.queues[self._loop.queues.add(topic, queue_id)]
-        queue.next_offset = self._begins[topic.decode("utf-8"), queue_id]
+        begin = self._begins.get((topic.decode("utf-8"), queue_id), -1) if is_queue_name(topic) else None
+        self.is_known = self.is_known and begin != -1
+        queue.next_offset = max(begin or 0, 0)
+        queue.refused = begin is None or begin < 0
         return True
 
     def _close_file(self, number: int) -> None:

@@ -30,6 +30,7 @@ from pyengine.native.scan import sync
 from pyengine.storage.log_scan import LogView, own_watermark, scan_log
 from pyengine.storage.mapped_file import list_segments, mapped
 from pyengine.storage.message_store import MessageStore
+from pyengine.storage.recovery.log import Work
 from pyengine.storage.recovery.markers import (
     RebuildMarker,
     RecoveryMarker,
@@ -148,6 +149,10 @@ class RebuildWork:
         """Move the pieces of `marker` and make them again, durable; up to which offset of the log. None: recovery shall."""
         return None
 
+    def dispatch(self, work: Work, log: LogView, start: int, end: int) -> bool:
+        """Queues and index of the log as recovery has left it, where `make` did not make them: see DispatchElsewhere."""
+        return False
+
 
 def rebuild(
     store: MessageStore,
@@ -197,7 +202,8 @@ def rebuild(
         on_step("made")
         write_rebuild_marker(store, replace(marker, is_made=True))
         _ask_for_the_rest(store, made_to)
-    report = recover(store, options=options, shared=shared, progress=_second_half(steps), on_step=on_step)
+    report = recover(store, options=options, shared=shared, progress=_second_half(steps), on_step=on_step,
+                     elsewhere=work.dispatch)
     steps.finish()
     is_refused = report.state is RecoveryState.DEGRADED
     there = store.quarantine / marker.folder

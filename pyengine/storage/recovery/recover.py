@@ -61,6 +61,7 @@ from pyengine.storage.log_scan import (
 from pyengine.storage.mapped_file import MappedFile, forget_cached, mapped
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.dispatch import (
+    DispatchElsewhere,
     IndexPlan,
     LogDispatch,
     delete_index_files,
@@ -129,6 +130,7 @@ def recover(
     shared: SharedState | None = None,
     options: RecoveryOptions | None = None,
     on_step: OnStep | None = None,
+    elsewhere: DispatchElsewhere | None = None,
 ) -> RecoveryReport:
     """Recover the store; everything up to the report's end offset is durable when this returns.
 
@@ -138,9 +140,10 @@ def recover(
     NotAStoreError, DiskFullError, DiskError, FlushError. Damage below our own watermark is no exception but a report
     with state DEGRADED, and nothing was changed; with `accept_loss` the log is cut there and the rest goes to quarantine.
     A sync that failed is noted in config/sync-failure, and the next recovery of this boot believes none.
+    `elsewhere` may dispatch for it.
     """
     started_s = time.monotonic()
-    recovery = _Recovery(store, options or RecoveryOptions(), progress, on_step)
+    recovery = _Recovery(store, options or RecoveryOptions(), progress, on_step, elsewhere=elsewhere)
     try:
         report = recovery.run(shared, accept_loss)
     except FlushError as error:
@@ -200,6 +203,7 @@ class _Recovery:
     def __init__(
         self, store: MessageStore, options: RecoveryOptions, progress: Progress | None = None,
         on_step: OnStep | None = None, copied: DurableWatermark | None = None, is_dry_run: bool = False,
+        elsewhere: DispatchElsewhere | None = None,
     ) -> None:
         self._store = store
         self._is_dry_run = is_dry_run
@@ -209,6 +213,7 @@ class _Recovery:
         self._quarantine = Quarantine(store, dry_run=is_dry_run)
         self._notes: list[str] = []
         self._work = Work(self._store, options, self._progress, self._on_step, self._quarantine, self._notes)
+        self._elsewhere = elsewhere
         self._dispatched_from: int | None = None
         self._was_cut = False
         self._copied = copied  # the watermark that came with a copied directory
@@ -412,7 +417,8 @@ class _Recovery:
             failpoint("recovery_loss_accepted")
         change.apply()
         self._change_queues_and_index(plan)
-        self._dispatched_from, queues = LogDispatch(self._work, log, plan.log, plan.index_progress).run(plan.dispatch_from)
+        self._dispatched_from, queues = LogDispatch(
+            self._work, log, plan.log, plan.index_progress, self._elsewhere).run(plan.dispatch_from)
         self._finish(log, plan, watermark)
         return queues
 
