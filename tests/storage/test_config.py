@@ -12,6 +12,7 @@ import pyengine
 from fix_golden import RECIPES
 from pyengine.engine_config import EngineConfig, delay_levels_ms
 from pyengine.errors import ConfigError, ExitCode
+from pyengine.settings import split_address
 from pyengine.storage.config import (
     FIXED_NAMES,
     SETTINGS,
@@ -312,3 +313,24 @@ def test_what_the_queues_hold_is_kept_from_the_last_start(tmp_path):
     text = path.read_text()
     assert "# mine\n" in text and "spin = 0\n" in text and "enableLmq" not in text and "consume_queue_ext =" not in text
     assert not keep_sizes(tmp_path, again)
+
+
+@pytest.mark.parametrize(("text", "pair"), [
+    ("10.0.0.1:10912", ("10.0.0.1", 10912)), ("[::1]:10912", ("::1", 10912)), ("master.example:1", ("master.example", 1)),
+    ("0.0.0.0:0", ("0.0.0.0", 0)), ("10.0.0.1", None), (":10912", None), ("[]:10912", None), ("10.0.0.1:", None),
+    ("10.0.0.1:65536", None), ("10.0.0.1:1_0", None), ("10.0.0.1:-1", None), ("", None),
+])
+def test_a_host_and_a_port_are_told_apart_or_refused(text, pair):
+    if pair is None:
+        with pytest.raises(ValueError, match=re.escape(f"{text} is no host:port")):
+            split_address(text)
+    else:
+        assert split_address(text) == pair
+
+
+@pytest.mark.parametrize("setting", ["ha_master_address", "ha_peers"])
+@pytest.mark.parametrize("text", ["10.0.0.1", "10.0.0.1:0", "10.0.0.1:65536"])
+def test_an_address_of_another_store_needs_a_port_that_can_be(setting, text):
+    """Port 0 is "any free one", to which nothing connects."""
+    with pytest.raises(ConfigError, match=rf"{setting} = {text} is no address: give host:port"):
+        EngineConfig(**{setting: text}, ha_secret_file="secret")
