@@ -72,6 +72,9 @@ static int report(struct ms_ha_follow *follow)
     ms_put_64(follow->report, (uint64_t)end);
     ms_seal_put(follow->seal_out, 0, follow->report, MS_HA_REPORT_BYTES);
     follow->report_bytes = MS_HA_REPORT_BYTES + (int32_t)ms_seal_room(follow->seal_out);
+    if (end > ms_load_relaxed(&control->confirm.value)) /* before the report: what a master acknowledged must count as confirmed here */
+        ms_control_publish_confirm(control, end);
+    MS_FAILPOINT("run_confirmed");
     const ssize_t sent = send(follow->fd, follow->report, (size_t)follow->report_bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent <= 0)
         return MS_FOLLOW_REPORT;
@@ -80,9 +83,6 @@ static int report(struct ms_ha_follow *follow)
     follow->acked = end;
     follow->has_reported = 1;
     follow->unsent_bytes = follow->report_bytes - (int32_t)sent;
-    if (end > ms_load_relaxed(&control->confirm.value))
-        ms_control_publish_confirm(control, end);
-    MS_FAILPOINT("run_confirmed");
     if (follow->row != NULL) {
         ms_store_relaxed(&follow->row->acked, end);
         ms_store_relaxed(&follow->row->acked_ms, ms_wall_ms());

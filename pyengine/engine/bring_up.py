@@ -125,6 +125,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         remembered = left.confirm
         report = recover(store, progress=progress, shared=left.shared, options=RecoveryOptions.of(config))
         if report.state is RecoveryState.RECOVERED:
+            _keep_confirmed(root, remembered)
             raise_epoch(root)  # from here on the memory that is left is not believed
             failpoint("epoch_raised")
         elif left.undrained_bytes:
@@ -193,6 +194,22 @@ def _enter_topics(store: MessageStore, config: EngineConfig, report: RecoveryRep
     return ()
 
 
+def _keep_confirmed(root: Path, remembered: int) -> None:
+    """Note what only the dead engine's memory knows, which is about to go: a start that is refused or killed is not the last."""
+    file = ReplicationStateFile(root)
+    noted = file.read().state
+    if noted is not None and remembered > noted.confirm:
+        file.write(replace(noted, confirm=remembered))
+
+
+def _be_slave(root: Path) -> None:
+    """Note that the store is no master any more: what is about to be cut would be missing from one."""
+    file = ReplicationStateFile(root)
+    noted = file.read().state
+    if noted is not None and noted.role != SLAVE:
+        file.write(replace(noted, role=SLAVE))
+
+
 def _join_master(root: Path, config: EngineConfig, report: RecoveryReport, remembered: int,
                  progress: Progress | None) -> tuple[RecoveryReport, MasterLink | None]:
     """Where a new slave's log begins, and what of another's goes because its master does not have it (services/replication/ha_join.py)."""
@@ -200,6 +217,7 @@ def _join_master(root: Path, config: EngineConfig, report: RecoveryReport, remem
     found = join(store, config, report.min_offset, report.end_offset, remembered)
     if found.cut_at is not None:
         failpoint("cut_decided")
+        _be_slave(root)
         intend_cut(root, Cut(found.cut_at, report.end_offset, found.notes[0]))
         failpoint("cut_intended")
         again = recover(store, progress=progress, options=RecoveryOptions.of(config))

@@ -35,6 +35,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pyengine.errors import DiskError, DiskFullError, FlushError, InvariantError, disk_errors
+from pyengine.formats.small_file import PASSING_ERRNOS
 from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import SharedObject
@@ -357,10 +358,13 @@ class CommitRealTimeService(Service):
             if why == flush.FAILED:
                 raise_disk_error(-self._loop.error_number, "write", self._path)
         except DiskFullError as error:
-            self._wait_for_room(error)
+            self._wait_for_room(error, "free space")
             return False
         except DiskError as error:
-            self._freeze(error)
+            if error.errno in PASSING_ERRNOS:  # the file was not opened: nothing was written, and nothing is lost
+                self._wait_for_room(error, "raise the limits of the machine")
+            else:
+                self._freeze(error)
             return False
         committed = self._loop.committed
         if why == flush.BROKEN:
@@ -381,8 +385,8 @@ class CommitRealTimeService(Service):
         if self._memory.identity.replicates:
             self._memory.wake(native.REPLICATOR)
 
-    def _wait_for_room(self, error: DiskFullError) -> None:
-        self._blocked.set(f"cannot commit what is in the pool: {error}; trying again each {RETRY_NS / 1e9:g} s: free space",
+    def _wait_for_room(self, error: DiskError, remedy: str) -> None:
+        self._blocked.set(f"cannot commit what is in the pool: {error}; trying again each {RETRY_NS / 1e9:g} s: {remedy}",
                           error_number=error.errno or 0)
         native.store(self._line, "error_number", error.errno)
         self._count_error()

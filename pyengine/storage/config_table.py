@@ -116,18 +116,33 @@ class ConfigTable(Generic[Row]):
 
 @contextlib.contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Be the one process that changes this config/*.json inside the block: a lock on `<name>.lock`, which dies with its process."""
+    """Be the one process that changes this config/*.json inside the block: a lock on `<name>.lock`, which dies with its process.
+
+    StoreBusyError where another process holds it for LOCK_WAIT_S: a stopped one must not stop the checkpointer. No other user
+    may open the file.
+    """
     make_folders(path.parent)
     lock = path.with_name(path.name + ".lock")
     with disk_errors("open", lock):
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, LOCK_MODE)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # an older version made it for all to read, which is enough to hold it
+            os.fchmod(descriptor, LOCK_MODE)
+        until_s = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until_s:
+                    raise StoreBusyError(f"{path.name} is not changed: another process has held {lock} for {LOCK_WAIT_S:g} s") from None
+            time.sleep(LOCK_STEP_S)
         yield
     finally:
         os.close(descriptor)
 
 
+LOCK_MODE, LOCK_WAIT_S, LOCK_STEP_S = 0o600, 10.0, 0.01
 TOPICS_NAME = "topics.json"
 PERM_INHERIT, PERM_WRITE, PERM_READ, PERM_PRIORITY = 1, 2, 4, 8
 QUEUE_NUMS_ABSENT = 16  # what TopicConfig has where the file does not say

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
-from pyengine.errors import DiskError
+from pyengine.errors import DiskError, disk_error
 from pyengine.formats.paths import Root, StorePaths
 from pyengine.storage.durable_file import DurableRecord
 
@@ -66,12 +66,18 @@ def remove_log_hold(root: Root, name: str) -> None:
     _record(name).remove(root)
 
 
-def read_log_holds(root: Root) -> list[LogHold]:
-    """Every hold, the lowest offset first; expired ones and files that cannot be believed too."""
+def read_log_holds(root: Root, *, may_miss: bool = True) -> list[LogHold]:
+    """Every hold, the lowest offset first; expired ones and files that cannot be believed too.
+
+    Without `may_miss` DiskError for a hold that cannot be read now: it may keep something.
+    """
+    folder = StorePaths(root).config / FOLDER
     try:
-        names = os.listdir(StorePaths(root).config / FOLDER)
+        names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise disk_error(error, "list", folder) from error
     found = []
     for name in filter(_NAME.fullmatch, names):
         if name.endswith(".tmp"):
@@ -79,6 +85,8 @@ def read_log_holds(root: Root) -> list[LogHold]:
         try:
             hold, damage = _record(name).read(root)
         except DiskError as error:
+            if not may_miss:
+                raise
             hold, damage = None, f"cannot be read: {error}"
         if hold is not None and hold.name == name:
             found.append(hold)
@@ -88,8 +96,8 @@ def read_log_holds(root: Root) -> list[LogHold]:
 
 
 def lowest_log_hold(root: Root, now_ms: int) -> LogHold | None:
-    """The active hold that keeps the most of the log, None without one."""
-    return next((hold for hold in read_log_holds(root) if hold.is_active(now_ms)), None)
+    """The active hold that keeps the most of the log, None without one. DiskError where a hold cannot be read now."""
+    return next((hold for hold in read_log_holds(root, may_miss=False) if hold.is_active(now_ms)), None)
 
 
 class KeptHold:

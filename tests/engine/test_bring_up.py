@@ -174,6 +174,35 @@ def test_what_the_dead_engine_knew_counts_more_than_what_it_had_noted(store):
         assert position(memory, "confirm") == position(memory, "reput_from") == ends[1]
 
 
+def test_what_only_the_dead_engine_knew_outlives_a_start_that_is_refused(store, monkeypatch):
+    root, ends = store
+    ReplicationStateFile(root).write(ReplicationState("SLAVE", ends[0], term=4))
+    slave = {"broker_role": "SLAVE", "ha_master_address": "127.0.0.1:9"}
+    config = load_config(root, slave, {})
+    with StoreLock(root, create=True) as lock:
+        lock.own()
+        memory = bring_up(root, config, lock).memory
+        native.store_position(memory.control.confirm, ends[1])
+        sessions.remove_attach_count(memory.identity.sysv_semaphore_id)
+        memory.close()  # as kill -9 leaves it
+    remembered = []
+
+    def refuse(store, config, low, end, known):
+        remembered.append(known)
+        raise EngineError("refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pyengine.engine.bring_up.join", refuse)
+        for _ in range(2):
+            with StoreLock(root) as lock, pytest.raises(EngineError, match="refused"):
+                lock.own()
+                bring_up(root, config, lock)
+    assert remembered == [ends[1], 0], "the memory is gone after the first"
+    assert ReplicationStateFile(root).read().state == ReplicationState("SLAVE", ends[1], term=4)
+    with brought_up(root, **slave) as memory:
+        assert position(memory, "confirm") == ends[1]
+
+
 def test_with_the_setting_gone_everything_is_seen_again(store):
     root, ends = store
     with brought_up(root, **MASTER):

@@ -186,6 +186,25 @@ def test_a_disk_without_room_is_waited_for(rig, monkeypatch):
     assert native.load(owner.worker(native.COMMITTER), "error_number") == 0 and service.blocked_reason == ""
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM], ids=errno.errorcode.get)
+def test_a_segment_that_cannot_be_opened_now_is_opened_later_and_freezes_nothing(rig, monkeypatch, number):
+    owner, writer, service = rig
+    monkeypatch.setattr(flush_commit_log, "RETRY_NS", 0)
+    writer.put(b"x" * 100)
+    really_open = os.open
+
+    def refuse(path, flags, *mode, **at):
+        if "commitlog" in str(path):
+            raise OSError(number, os.strerror(number), str(path))
+        return really_open(path, flags, *mode, **at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        assert not service.work() and not service.work()
+    assert native.load(owner.control.state, "frozen") == 0 and os.strerror(number) in service.blocked_reason
+    assert service.work() and committed(owner) == writer.end and service.blocked_reason == ""
+
+
 def test_rubbish_in_a_buffer_is_a_broken_promise_not_a_record(rig):
     owner, writer, service = rig
     writer.put(b"x" * 100)

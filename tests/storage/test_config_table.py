@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
+import stat
 import threading
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from broker_lock import held_by_a_broker
 from pyengine.errors import DiskError, StoreBusyError, UsageError
 from pyengine.formats.small_file import read_small_file
+from pyengine.storage import config_table
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig, TopicConfigs
 
 # As fastjson writes it; `attributes` is of a later RocketMQ.
@@ -183,6 +186,19 @@ def test_a_file_that_cannot_be_read_is_not_replaced_by_one_of_the_new_topics(tmp
     with pytest.raises(DiskError, match="it is not changed; repair the file or remove it"):
         found.enter({"orders": 0})
     assert found.path.read_text() == "{"
+
+
+def test_a_lock_that_another_process_keeps_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+    table = configs(tmp_path, ROCKETMQ)
+    monkeypatch.setattr(config_table, "LOCK_WAIT_S", 0.05)
+    lock = tmp_path / "config" / "topics.json.lock"
+    lock.touch(0o644)
+    with open(lock) as held:  # to read is enough
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(StoreBusyError, match="another process has held .*topics.json.lock for"):
+            table.create(TopicConfig("new"))
+    table.create(TopicConfig("new"))
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o600, "another user cannot open it any more"
 
 
 def refused(patch, number, times):

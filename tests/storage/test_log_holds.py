@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
+from pyengine.errors import DiskError
 from pyengine.storage import log_holds
 from pyengine.storage.log_holds import (
     CLOCK_GRACE_MS,
@@ -46,6 +49,22 @@ def test_a_file_that_cannot_be_believed_holds_nothing_and_is_named(tmp_path, con
     (found,) = read_log_holds(tmp_path)
     assert "config/log-holds/a" in found.damage and "holds nothing" in found.damage
     assert lowest_log_hold(tmp_path, NOW_MS) is None
+
+
+@pytest.mark.parametrize("number", [errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EACCES], ids=errno.errorcode.get)
+def test_a_hold_that_cannot_be_read_now_may_hold_everything(tmp_path, monkeypatch, number):
+    hold = LogHold("a", "backup", 500, NOW_MS + 2000)
+    write_log_hold(tmp_path, hold)
+
+    def refuse(path):
+        raise OSError(number, "refused", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pyengine.storage.durable_file.read_small_file", refuse)
+        with pytest.raises(DiskError, match="cannot read .*log-holds/a: refused"):
+            lowest_log_hold(tmp_path, NOW_MS)
+        assert "refused" in read_log_holds(tmp_path)[0].damage, "status shows it"
+    assert lowest_log_hold(tmp_path, NOW_MS) == hold
 
 
 def test_every_flipped_bit_is_found(tmp_path):

@@ -541,12 +541,12 @@ class HAClient(Service):
             goal = min(goal, self._load_flushed())
         if goal > self._acked:
             self._acked = goal
+            if goal > self._load_confirm():  # before the report: what a master acknowledged must count as confirmed here
+                native.publish_confirm(self._control, goal)
+                failpoint("slave_confirmed")
             link.report(goal)
             failpoint("slave_reported")
             self._sent_ns = now_ns
-            if goal > self._load_confirm():
-                native.publish_confirm(self._control, goal)
-                failpoint("slave_confirmed")
             if self._look is not None:
                 self._look.acked(goal)
         elif now_ns - self._sent_ns >= self._heartbeat_ns and not self._is_first_header:

@@ -363,7 +363,7 @@ class HAConnection:
         if seal is None or self._peer is None or not self.positioned or self.ended or self._refused_until_ns or not self._told_end:
             return
         self._take_half_frame()
-        for kind, table in tables.items():
+        for kind, table in dict(tables).items():  # another thread may add to them
             if self._tables_given.get(kind) is not table:
                 self._tables_due.setdefault(kind, table)  # an older one first: its bytes have gone sooner
         for kind, table in list(self._tables_due.items()):

@@ -101,11 +101,18 @@ def _introduce(root: str | os.PathLike[str], *, is_master: bool) -> Introduction
 
 
 def _meet(root: str | os.PathLike[str], config: EngineConfig, master: Introduction) -> None:
-    """As a slave: note the master's term before anything of its log counts."""
+    """As a slave: note the master's term before anything of its log counts.
+
+    A store that was a master last stays one that is fenced until its replicator follows (ReplicationNotes.follow): a start
+    that is refused, or killed, must not leave a master of the new term.
+    """
     file = ReplicationStateFile(root)
     state = file.read().state or ReplicationState(config.broker_role, 0)
     may_follow(master, state.known_term)
-    if master.term > state.term:
+    if state.role != "SLAVE":
+        if master.term > state.known_term:
+            file.write(replace(state, fenced_by=master.term))
+    elif master.term > state.term:
         file.write(replace(state, term=master.term))
 
 

@@ -443,10 +443,11 @@ class HAService(Service):
         """From either thread: what another store that has the secret says of its term."""
         own = self._notes.term
         if peer.term > own:
-            if native.load(self._control.state, "refuse_puts") & native.REFUSE_FENCED:
-                return
+            is_known = native.load(self._control.state, "refuse_puts") & native.REFUSE_FENCED
             native.refuse_puts(self._control, native.REFUSE_FENCED)
-            self._notes.fence(peer.term)
+            self._notes.fence(peer.term)  # also where puts are refused already: who did that may have died before its note
+            if is_known:
+                return
             self._report(Event.FENCED, f"{address} knows a master of term {peer.term}, and this one is of term {own}: puts are refused "
                                        "from now on; start this store as that one's slave")
         elif peer.is_master and peer.term == own and not (peer.is_fenced or self._notes.is_fenced or peer.store_uuid in self._equals):

@@ -11,6 +11,7 @@ import pytest
 from logs import LogBuilder
 from pyengine.errors import EngineUnavailableError
 from pyengine.formats import ha_wire
+from pyengine.formats.ha_wire import Introduction
 from pyengine.formats.paths import segment_name
 from pyengine.services.replication import ha_join
 from pyengine.services.replication.ha_greeting import Seals
@@ -214,6 +215,21 @@ def test_what_was_confirmed_is_not_cut_unless_it_is_allowed(tmp_path, masters):
         assert joined(tmp_path, log, master, ha_cut="any").cut_at == border
     with pytest.raises(JoinRefusedError, match="ha_cut=any"):  # the note is older than what a dead engine's memory says
         join(MessageStore(tmp_path), config_of(tmp_path, master), 0, log.end, remembered=borders_of(log)[31])
+
+
+@pytest.mark.parametrize("fenced_by", [0, 1])
+def test_a_master_that_is_started_as_a_slave_does_not_have_the_new_term_before_it_follows(tmp_path, fenced_by):
+    """A start that is refused or killed after the meeting leaves no master of that term."""
+    (tmp_path / "config").mkdir()
+    file = ReplicationStateFile(tmp_path)
+    file.write(ReplicationState("ASYNC_MASTER", 100, term=0, fenced_by=fenced_by))
+    config = load_config(tmp_path, {"broker_role": "SLAVE", "ha_master_address": "127.0.0.1:9"})
+    ha_join._meet(tmp_path, config, Introduction(b"m" * 16, 1, is_master=True))
+    state = file.read().state
+    assert state == ReplicationState("ASYNC_MASTER", 100, term=0, fenced_by=1) and state.is_fenced and state.known_term == 1
+    ReplicationStateFile(tmp_path).write(ReplicationState("SLAVE", 100, term=0))
+    ha_join._meet(tmp_path, config, Introduction(b"m" * 16, 2, is_master=True))
+    assert ReplicationStateFile(tmp_path).read().state.term == 2, "a slave has it at once"
 
 
 def test_a_connection_stands_from_the_first_look_until_the_replicator_has_its_own(tmp_path, masters):

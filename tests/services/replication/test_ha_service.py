@@ -893,6 +893,15 @@ def test_a_master_that_meets_a_higher_term_refuses_puts_and_remembers_it(make_ri
     other.close()
 
 
+def test_a_master_that_was_killed_before_it_noted_who_is_above_it_is_noted_by_the_next(make_rig, secret):
+    rig = make_rig(ha_secret_file=secret)
+    native.refuse_puts(rig.owner.control, native.REFUSE_FENCED)  # the predecessor came as far as that
+    peer = rig.sealed_slave(call_of(secret, Introduction(b"x" * 16, 3, is_master=True)))
+    rig.slaves.remove(peer)
+    rig.until(lambda: ReplicationStateFile(rig.owner.root).read().state.fenced_by == 3, "the note is made after all")
+    peer.close()
+
+
 def test_a_plain_peer_and_one_of_a_lower_or_equal_term_fence_nothing(make_rig, secret):
     rig = make_rig(ha_secret_file=secret)
     rig.service.close()
