@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -28,6 +29,7 @@ HELD_NS = 200_000_000  # most of what a put waits, on a loaded machine too
 SLOW_FLUSH_US = 40_000
 SEGMENT_BYTES = 4096 * 16
 LARGE = b"x" * (SEGMENT_BYTES // 3)
+FIFREEZE, FITHAW = 0xC0045877, 0xC0045878  # linux/fs.h
 
 
 def told(root) -> why.Why:
@@ -200,6 +202,32 @@ def test_a_full_disk(make_engine, make_small_disk):
         eventually(lambda: not producer.put("T", LARGE).ok, "a put is refused")
     full = eventually(lambda: [one for one in told(engine.root).others if one.cause == "no_room"], "it is recorded")
     assert full[0].said == "the disk was full, from here on"
+
+
+@pytest.mark.block
+def test_a_file_system_that_is_frozen(tmp_path):
+    found = with_own_mounts(put_on_a_frozen_disk, tmp_path)
+    assert (found.worker, found.what, found.cause) == ("writer", "puts", "fault")
+
+
+def put_on_a_frozen_disk(folder):
+    with logged_disk(build_server(folder), folder) as disk:
+        start_engine(disk.store, SETTINGS, timeout_s=60)
+        inside = os.open(disk.store, os.O_RDONLY)
+        try:
+            with pyengine.connect(disk.store) as producer:
+                assert producer.put("T", b"x").ok
+                fcntl.ioctl(inside, FIFREEZE, 0)
+                try:
+                    future, began_ns = producer.put_async("T", b"x"), monotonic_ns()
+                    eventually(lambda: monotonic_ns() - began_ns >= HELD_NS, "it was held for long enough")
+                finally:
+                    fcntl.ioctl(inside, FITHAW, 0)
+                assert future.result(60).ok
+            return eventually(lambda: [one for one in told(disk.store).waits if one.took_ms >= HELD_NS / 1e6 / 2], "it is recorded")[-1]
+        finally:
+            os.close(inside)
+            stop_engine(disk.store, timeout_s=60)
 
 
 @pytest.mark.block
