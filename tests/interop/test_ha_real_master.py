@@ -11,6 +11,7 @@ import threading
 import pytest
 
 import needs
+from fix_cli import run
 from fix_replication import free_port, log_bytes
 from ha_proxy import CLEAN, FaultProxy, Faults
 from interop.judge import Judge
@@ -248,6 +249,7 @@ def test_a_slave_that_diverged_goes_back_to_where_the_logs_part(make_engine, mas
     master.put(200)
     common = wait_equal(slave, master)
     assert slave.stop()
+    assert run("promote", slave.root).code == 0
     slave.settings = {**slave.settings, "broker_role": "ASYNC_MASTER", "ha_master_address": ""}
     slave.start()
     with pyengine.connect(slave.root) as producer:
