@@ -161,6 +161,7 @@ RUN_ELSEWHERE = {
     "docs/upgrades.md": "tests/test_docs.py",
     "docs/arrow.md": "tests/storage/test_to_arrow.py",
     "docs/faults.md": "tests/test_docs.py",
+    "docs/drills.md": "tests/scripts/test_drills.py",
     "docs/delayed.md": "tests/test_docs_delivery.py",
     "docs/topics.md": "tests/test_docs_delivery.py",
     "docs/transactions.md": "tests/test_docs_delivery.py",

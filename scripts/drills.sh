@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# The drills of docs/drills.md, each as its page has it, in an empty folder, and how long each took.
+# usage: scripts/drills.sh [--list] [NAME]...     exit 0: each did what its page says, 1: one did not, 2: cannot be done here
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+# name, whose rights it needs, page, heading above its block
+drills='backup-and-restore|user|backup.md|A drill
+failover|user|drills.md|Failover
+upgrade|user|upgrades.md|Without a stop
+full-disk|root|drills.md|Full disk
+hung-disk|root|drills.md|Hung disk
+lost-shared-memory|user|drills.md|Lost shared memory'
+
+case ${1-} in
+  --list) cut -d'|' -f1,3,4 <<<"$drills" | tr '|' '\t'; exit 0 ;;
+  -*) sed -n '2,3s/^# \{0,1\}//p' "$0" >&2; [ "$1" = --help ] || exit 2; exit 0 ;;
+esac
+for name in "$@"; do
+  grep -q "^$name|" <<<"$drills" || { note "${0##*/}: no drill $name: --list shows them"; exit 2; }
+done
+use_project
+work=$(mktemp -d)
+end() {
+  for store in "$work"/*/*/config "$work"/*/*/*/config; do
+    [ ! -d "$store" ] || pyengine stop "${store%/config}" >/dev/null 2>&1 || true
+  done
+  rm -rf --one-file-system "$work"
+}
+trap end EXIT
+mkdir "$work/bin"
+printf '#!/bin/sh\nexec %q -P -m pyengine "$@"\n' "$PYTHON" >"$work/bin/pyengine"
+chmod +x "$work/bin/pyengine"
+export PATH=$work/bin:$PATH
+port=$("$PYTHON" -c 'import socket; print(socket.create_server(("127.0.0.1", 0)).getsockname()[1])')
+export port
+cd "$work"
+failed=0
+printf '| drill | took |\n|---|---:|\n'
+while IFS='|' read -r name rights page heading; do
+  [ $# = 0 ] || [[ " $* " == *" $name "* ]] || continue
+  if [ "$rights" = root ] && [ "$(id -u)" != 0 ]; then
+    note "$name: only root may mount a disk"
+    [ "$failed" != 0 ] || failed=2
+    continue
+  fi
+  block=$(awk -v heading="$heading" '
+    /^#+ / { here = ($0 ~ "^#+ " heading "$") }
+    /^```$/ && shows { exit }
+    shows
+    /^```bash$/ && here { shows = 1 }' "$checkout/docs/$page")
+  mkdir "$work/$name"
+  began=$EPOCHREALTIME
+  if (cd "$work/$name" && exec bash -euo pipefail -c "$block") >"$work/$name.log" 2>&1 </dev/null; then
+    awk -v name="$name" -v began="$began" -v now="$EPOCHREALTIME" 'BEGIN { printf "| %s | %.1f s |\n", name, now - began }'
+  else
+    note "$name did not do what docs/$page says:"
+    tail -n 40 "$work/$name.log" >&2
+    failed=1
+  fi
+done <<<"$drills"
+exit "$failed"
