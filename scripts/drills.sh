@@ -32,7 +32,19 @@ mkdir "$work/bin"
 printf '#!/bin/sh\nexec %q -P -m pyengine "$@"\n' "$PYTHON" >"$work/bin/pyengine"
 chmod +x "$work/bin/pyengine"
 export PATH=$work/bin:$PATH
-port=$("$PYTHON" -c 'import socket; print(socket.create_server(("127.0.0.1", 0)).getsockname()[1])')
+# Two ports next to each other, of those that the system gives to no connection by itself.
+port=$("$PYTHON" - <<'EOF'
+import random, socket
+while True:
+    port = random.randrange(20_000, 30_000)
+    try:
+        with socket.create_server(("127.0.0.1", port)), socket.create_server(("127.0.0.1", port + 1)):
+            break
+    except OSError:
+        continue
+print(port)
+EOF
+)
 export port
 cd "$work"
 failed=0

@@ -174,10 +174,11 @@ def header(kind: int, *, queue_id: int = 0, payload_bytes: int, topic: bytes, pr
     return head
 
 
-def submit(producer, kind: int, topic: bytes, properties: bytes, first: bytes, second: bytes = b"", **fields) -> int:
+def submit(producer, kind: int, topic: bytes, properties: bytes, first: bytes, second: bytes = b"", *, timeout_s: float = 5,
+           **fields) -> int:
     """Publish an entry; its sequence number."""
     head = header(kind, payload_bytes=len(first) + len(second), topic=topic, properties=properties, **fields)
-    why = producer.submit(head, topic, properties, first, second, lib.ms_clock_monotonic_ns() + int(patience(5) * 1e9))
+    why = producer.submit(head, topic, properties, first, second, lib.ms_clock_monotonic_ns() + int(patience(timeout_s) * 1e9))
     assert why == 0
     return producer.sequence
 

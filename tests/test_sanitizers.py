@@ -35,8 +35,7 @@ LEFT_OUT = [
     "--deselect=tests/ipc/test_control_block.py::test_a_producer_cannot_write_the_control_block",
     "-m", "not java and not spark and not maven",
 ]
-SHORT = ["tests/native", "tests/client/test_producer.py", "tests/client/test_front.py", "-k",
-         "not kill and not [sync and (native or put_many or put_batch or frozen or future)"]  # sync differs behind the ring alone
+SHORT = ["tests/native", "tests/client/test_producer.py", "tests/client/test_front.py", "-k", "not kill"]
 LONG = ["tests/native", "tests/storage", "tests/services", "tests/ipc", "tests/client/test_producer.py", "tests/client/test_front.py"]
 
 

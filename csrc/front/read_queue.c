@@ -209,7 +209,7 @@ static PyObject *read_entries(PyObject *arguments, struct records *records)
         return NULL;
     PyObject *result = NULL;
     const uint8_t *const bytes = entries.buf;
-    int64_t skip_below = -1, total_bytes = 0;
+    int64_t gone_from = 0, gone_to = -1, total_bytes = 0;
     long long count = 0;
     enum outcome status = NOTHING_MATCHED;
     Py_ssize_t at = first;
@@ -227,7 +227,7 @@ static PyObject *read_entries(PyObject *arguments, struct records *records)
     for (; end - at >= MS_QUEUE_ENTRY_BYTES; at += MS_QUEUE_ENTRY_BYTES) {
         const int64_t physical_offset = ms_get_i64(bytes + at);
         const int32_t size = ms_get_i32(bytes + at + 8);
-        if (physical_offset < skip_below && physical_offset >= reading.segment.start)
+        if (physical_offset >= gone_from && physical_offset < gone_to)
             continue;
         if (count > 0) {
             const int is_on_disk = physical_offset < limits.log_end - limits.in_memory_bytes;
@@ -256,13 +256,12 @@ static PyObject *read_entries(PyObject *arguments, struct records *records)
             status = count > 0 ? status : taken == NOT_THERE ? WAS_REMOVED
                                                              : NOTHING_MATCHED;
             if (taken == NOT_THERE && is_offset && reading.segment.view.obj == NULL && size != MS_QUEUE_FILLER_SIZE)
-                skip_below = reading.segment.end; /* the whole file is gone, or damage names one: its other messages need no look */
+                gone_from = reading.segment.start, gone_to = reading.segment.end; /* its other messages need no look */
             continue;
         }
         count++;
         total_bytes += size;
         status = FOUND;
-        skip_below = -1;
     }
     at = (at - first) / MS_QUEUE_ENTRY_BYTES;
     if (records == NULL)

@@ -237,7 +237,7 @@ class Names:
         def write() -> None:
             with exclusive(self._key_value_file.path):
                 found = self._key_value_file.read()
-                if found.is_unread or (found.value is None and found.said):
+                if found.is_unread or (found.value is None and found.said and not found.is_empty):
                     raise DiskError(f"{found.said}: it is not changed; repair the file or remove it", path=str(self._key_value_file.path))
                 table = found.value or {}
                 change(table)

@@ -69,13 +69,14 @@ class RowFormat(Generic[Row]):
 @dataclass(frozen=True, slots=True)
 class NamedRows(Generic[Row]):
     """The file as a whole; `said` is a sentence about a bad file, `is_lost` whether nothing of it could be used, or it may be whole
-    and could not be read."""
+    and could not be read, `is_empty` whether nothing stands in it that could be lost."""
 
     rows: dict[str, Row]
     counter: int = 0
     timestamp_ms: int = 0
     said: str = ""
     is_lost: bool = False
+    is_empty: bool = False
 
 
 class ConfigTable(Generic[Row]):
@@ -89,8 +90,10 @@ class ConfigTable(Generic[Row]):
 
     def read(self) -> NamedRows[Row]:
         """What the file, or in its place `.bak`, says; a bad file is told in `said`. DiskError for want of a descriptor or of memory."""
-        table, said, _, is_unread = self._file.read()
-        return NamedRows({}, said=said, is_lost=bool(said)) if table is None else replace(table, said=said, is_lost=is_unread)
+        found = self._file.read()
+        if found.value is None:
+            return NamedRows({}, said=found.said, is_lost=bool(found.said), is_empty=found.is_empty)
+        return replace(found.value, said=found.said, is_lost=found.is_unread)
 
     @contextlib.contextmanager
     def changed(self) -> Iterator[NamedRows[Row]]:
@@ -105,7 +108,7 @@ class ConfigTable(Generic[Row]):
             if use is StoreUse.CLOSED:
                 require_known_format(self._root)
             table = self.read()
-            if table.is_lost:
+            if table.is_lost and not table.is_empty:
                 raise DiskError(f"{table.said}: it is not changed; repair the file or remove it", path=str(self.path))
             before = dict(table.rows)
             yield table
@@ -240,6 +243,8 @@ class TopicConfigs(ConfigTable[TopicConfig]):
         if not wanted or not _lacking(self.read().rows, wanted):
             return []
         with self.changed() as table:
+            if table.is_lost:
+                raise DiskError(f"{table.said}: new topics are not entered; repair the file or remove it", path=str(self.path))
             topics = table.rows
             lacking = _lacking(topics, wanted)
             for topic in lacking:

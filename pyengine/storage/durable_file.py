@@ -87,12 +87,13 @@ class DurableRecord(Generic[Value]):
 
 class ReadConfig(NamedTuple, Generic[Value]):
     """What a file says, or None; a sentence about what was wrong; whether `.bak` said it; whether the file may be whole,
-    although it could not be read: then nothing may be written in its place."""
+    although it could not be read: then nothing may be written in its place; whether nothing stands in either file."""
 
     value: Value | None
     said: str = ""
     from_backup: bool = False
     is_unread: bool = False
+    is_empty: bool = False
 
 
 class ConfigFile(Generic[Value]):
@@ -134,7 +135,8 @@ class ConfigFile(Generic[Value]):
                               is_unread)
         if why == old_why == _MISSING:
             return ReadConfig(None)
-        return ReadConfig(None, f"{path} {why} and {backup.name} {old_why}: nothing of it is used", False, is_unread or is_old_unread)
+        return ReadConfig(None, f"{path} {why} and {backup.name} {old_why}: nothing of it is used", False, is_unread or is_old_unread,
+                          {why, old_why} <= {_MISSING, _EMPTY})
 
     def _try(self, path: Path) -> tuple[Value | None, str, bool]:
         """(value, why not, whether it may be whole); an empty file counts as damaged: RocketMQ never writes one on purpose."""
@@ -149,11 +151,11 @@ class ConfigFile(Generic[Value]):
         except UnicodeDecodeError:
             return None, "is no text", False
         if not text.strip("\0 \t\r\n"):
-            return None, "is empty", False
+            return None, _EMPTY, False
         try:
             return self._decode(text), "", False
         except FormatError as error:
             return None, f"is damaged ({error})", False
 
 
-_MISSING = "is not there"
+_MISSING, _EMPTY = "is not there", "is empty"

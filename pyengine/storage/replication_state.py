@@ -76,7 +76,7 @@ class ReplicationStateFile:
 
         Its role may be older too: with a sentence the store does not start as a master (pyengine/engine/bring_up.py).
         """
-        state, said, _, is_unread = self._file.read()
+        state, said, _, is_unread, _ = self._file.read()
         self._unread = said if is_unread else ""
         self._dispatch_at = (state and state.dispatch_at) or DISPATCH_AT[0]
         if state is not None:

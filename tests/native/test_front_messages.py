@@ -72,11 +72,11 @@ def records(log: Log, messages_max: int, tags: frozenset[str] | None, limits: tu
 def walk(log: Log, messages_max: int, tags: frozenset[str] | None, limits: tuple[int, ...], find_code):
     """The same in plain Python."""
     log_end, in_memory, *both = limits
-    status, messages, numbers, total, skip_below, at = GetStatus.NO_MATCHED_MESSAGE, [], [], 0, -1, 0
+    status, messages, numbers, total, gone, at = GetStatus.NO_MATCHED_MESSAGE, [], [], 0, range(0), 0
     codes = {string_hash(tag) for tag in tags or ()}
     for at in range(0, len(log.entries), CQ_ENTRY_BYTES):
         offset, size, code = ENTRY.unpack_from(log.entries, at)
-        if offset < skip_below:
+        if offset in gone:
             continue
         if messages:
             bytes_max, count_max = both[2:] if log_end - offset > in_memory else both[:2]
@@ -95,7 +95,7 @@ def walk(log: Log, messages_max: int, tags: frozenset[str] | None, limits: tuple
         if message is None or (message.physical_offset, message.size_bytes) != (offset, size) or not belongs_to(message, "T", 0):
             status = status if messages else GetStatus.MESSAGE_WAS_REMOVING
             if view is None and size != CQ_FILLER_SIZE:
-                skip_below = end
+                gone = range(base, end)
             continue
         if tags is not None and message.tags not in tags:
             status = status if messages else GetStatus.NO_MATCHED_MESSAGE
@@ -103,7 +103,7 @@ def walk(log: Log, messages_max: int, tags: frozenset[str] | None, limits: tuple
         messages.append(message)
         numbers.append(at // CQ_ENTRY_BYTES)
         total += size
-        status, skip_below = GetStatus.FOUND, -1
+        status = GetStatus.FOUND
     else:
         at = len(log.entries)
     return status, messages, numbers, at // CQ_ENTRY_BYTES
