@@ -30,7 +30,6 @@ COMMIT_FLAG, SUSPEND_FLAG, SUBSCRIPTION_FLAG = 1, 2, 4  # of a pull's sysFlag
 SUSPEND_MS_MAX = 120_000
 TICK_S = 0.2              # how exact the end of a held pull is
 LOOK_S = 0.05             # of one turn of the loop, for held pulls
-NEAR_BYTES = 64 << 20     # of the log's end: what begins there was written just now and is in memory; read in the loop's thread
 _CODES = {
     GetStatus.FOUND: codes.SUCCESS,
     GetStatus.MESSAGE_WAS_REMOVING: codes.PULL_RETRY_IMMEDIATELY,
@@ -155,7 +154,7 @@ class Pulls:
             found = known
         return expression_fault(found.expression_type, found.text) or found
 
-    def _near(self, pull: Pull, near_bytes: int = NEAR_BYTES) -> GetRecords | None:
+    def _near(self, pull: Pull, near_bytes: int | None = None) -> GetRecords | None:
         """The messages of a pull without a condition; None where they are not near the log's end."""
         return self._reader.get_records(pull.topic, pull.queue_id, pull.offset, pull.most, pull.subscription.tag_filter, LEVEL, near_bytes)
 

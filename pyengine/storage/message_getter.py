@@ -116,6 +116,7 @@ class GetStatistics:
 
 
 _size_bytes = attrgetter("size_bytes")
+NEAR_BYTES_MAX = 1 << 30  # of the log's end: a reader that must not wait for a disk reads there
 ENTRIES_WALKED_MIN = 800  # a filter may reject as many in one call (16,000 bytes of entries)
 
 
@@ -136,6 +137,7 @@ class MessageGetter:
         self._log = commit_log
         physical_memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self._in_memory_bytes = physical_memory_bytes * config.access_message_in_memory_max_ratio // 100
+        self._near_bytes = min(NEAR_BYTES_MAX, self._in_memory_bytes)
         self.transfer_limits = (
             config.max_transfer_bytes_on_message_in_memory_bytes,
             config.max_transfer_count_on_message_in_memory,
@@ -174,13 +176,14 @@ class MessageGetter:
         return GetResult(status, messages, offset + walked, min_offset, max_offset, numbers)
 
     def records(self, queue: ConsumeQueue, offset: int, messages_max: int, tag_filter: TagFilter | None, limit: int, min_offset: int,
-                max_offset: int, near_bytes: int) -> GetRecords | None:
+                max_offset: int, near_bytes: int | None) -> GetRecords | None:
         """The same without a condition, as they are in the log; None where get() has to read: the first message is farther than
-        `near_bytes` from the log's end, or was deleted while it was read."""
+        `near_bytes` (None: what the memory is taken to hold, and NEAR_BYTES_MAX at most) from the log's end, or was deleted while it
+        was read."""
         bounds = self._bounds(queue, offset, min_offset, max_offset)
         if isinstance(bounds, _Outside):
             return GetRecords(bounds.status, b"", 0, bounds.next_offset, min_offset, max_offset)
-        if limit - I64.unpack_from(bounds[0], bounds[1])[0] > near_bytes:
+        if limit - I64.unpack_from(bounds[0], bounds[1])[0] > (self._near_bytes if near_bytes is None else near_bytes):
             return None
         status, records, count, walked, first_offset = read_records(*self._arguments(
             queue, bounds, offset, messages_max, tag_filter, (limit, self._in_memory_bytes, *self.transfer_limits)))

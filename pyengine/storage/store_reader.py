@@ -145,10 +145,10 @@ class StoreReader:
         return self._counted_get(topic, queue_id, offset, min(max_messages, _COUNT_MAX), Wanted.of(tags, sql), level, None)
 
     def get_records(self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None,
-                    level: ReadLevel | str | None, near_bytes: int) -> GetRecords | None:
+                    level: ReadLevel | str | None, near_bytes: int | None) -> GetRecords | None:
         """What get_message gives, as it is in the log, for a gateway that sends it on. None where get_message has to be asked:
-        the messages are more than `near_bytes` before the log's end, so that they may have to come from the disk, or were
-        deleted just now."""
+        the messages are more than `near_bytes` (None: what the memory is taken to hold, and NEAR_BYTES_MAX at most) before the
+        log's end, so that they may have to come from the disk, or were deleted just now."""
         began_ns = time.perf_counter_ns()
         limit = self._queue_limit(level)
         queue = self.queue(topic, queue_id)

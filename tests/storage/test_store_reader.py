@@ -268,6 +268,9 @@ def test_records_are_what_get_message_gives_as_they_are_in_the_log(builder, monk
         assert transferred == 2 * sum(len(store.get_records("T", 0, at, 32, None, None, far).records) for at in (0, 7, 45, 59))
         assert store.get_records("T", 0, 0, 32, None, None, 4096) is None, "far from the log's end"
         assert store.get_records("T", 0, 59, 32, None, None, 4096).status is GetStatus.FOUND
+        assert store.get_records("T", 0, 0, 32, None, None, None).status is GetStatus.FOUND, "near enough to be in memory"
+        monkeypatch.setattr(store.getter, "_near_bytes", 4096)
+        assert store.get_records("T", 0, 0, 32, None, None, None) is None
         real = message_getter.read_records
 
         def delete_then_read(*args):
