@@ -160,16 +160,20 @@ def test_a_slave_that_lost_what_it_had_reported_reports_what_it_has(store):
     assert ReplicationStateFile(root).read().state.confirm == ends[2]
 
 
-def test_what_the_dead_engine_knew_counts_more_than_what_it_had_noted(store):
-    root, ends = store
-    ReplicationStateFile(root).write(ReplicationState("SYNC_MASTER", ends[0]))
-    config = load_config(root, MASTER, {})
+def killed_with_confirm(root, config, confirm):
+    """An engine whose memory has that as confirmed, as kill -9 leaves it: it was not said that it is over."""
     with StoreLock(root, create=True) as lock:
         lock.own()
         memory = bring_up(root, config, lock).memory
-        native.store_position(memory.control.confirm, ends[1])
+        native.store_position(memory.control.confirm, confirm)
         sessions.remove_attach_count(memory.identity.sysv_semaphore_id)
-        memory.close()  # as kill -9 leaves it: nobody said that it is over
+        memory.close()
+
+
+def test_what_the_dead_engine_knew_counts_more_than_what_it_had_noted(store):
+    root, ends = store
+    ReplicationStateFile(root).write(ReplicationState("SYNC_MASTER", ends[0]))
+    killed_with_confirm(root, load_config(root, MASTER, {}), ends[1])
     with brought_up(root, **MASTER) as memory:
         assert position(memory, "confirm") == position(memory, "reput_from") == ends[1]
 
@@ -179,12 +183,7 @@ def test_what_only_the_dead_engine_knew_outlives_a_start_that_is_refused(store, 
     ReplicationStateFile(root).write(ReplicationState("SLAVE", ends[0], term=4))
     slave = {"broker_role": "SLAVE", "ha_master_address": "127.0.0.1:9"}
     config = load_config(root, slave, {})
-    with StoreLock(root, create=True) as lock:
-        lock.own()
-        memory = bring_up(root, config, lock).memory
-        native.store_position(memory.control.confirm, ends[1])
-        sessions.remove_attach_count(memory.identity.sysv_semaphore_id)
-        memory.close()  # as kill -9 leaves it
+    killed_with_confirm(root, config, ends[1])
     remembered = []
 
     def refuse(store, config, low, end, known):
