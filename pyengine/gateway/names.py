@@ -236,10 +236,7 @@ class Names:
         """Change it, durable before this returns; UsageError where it would be longer than KEY_VALUES_CHARS_MAX."""
         def write() -> None:
             with exclusive(self._key_value_file.path):
-                found = self._key_value_file.read()
-                if found.is_unread or (found.value is None and found.said and not found.is_empty):
-                    raise DiskError(f"{found.said}: it is not changed; repair the file or remove it", path=str(self._key_value_file.path))
-                table = found.value or {}
+                table = self._key_value_file.read_to_change().value or {}
                 change(table)
                 text = encode_config({"configTable": {namespace: values for namespace, values in table.items() if values}})
                 if len(text) > KEY_VALUES_CHARS_MAX:

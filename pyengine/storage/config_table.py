@@ -32,7 +32,7 @@ from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError, 
 from pyengine.formats.constants import LMQ_PREFIX, SCHEDULE_TOPIC
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config
-from pyengine.storage.durable_file import ConfigFile
+from pyengine.storage.durable_file import ConfigFile, ReadConfig
 from pyengine.storage.durable_writes import make_folders
 from pyengine.storage.later_format import require_known_format
 from pyengine.storage.read_level import StoreUse, store_use
@@ -68,15 +68,13 @@ class RowFormat(Generic[Row]):
 
 @dataclass(frozen=True, slots=True)
 class NamedRows(Generic[Row]):
-    """The file as a whole; `said` is a sentence about a bad file, `is_lost` whether nothing of it could be used, or it may be whole
-    and could not be read, `is_empty` whether nothing stands in it that could be lost."""
+    """The file as a whole; `said` is a sentence about a bad file, `is_lost` whether nothing of it could be used."""
 
     rows: dict[str, Row]
     counter: int = 0
     timestamp_ms: int = 0
     said: str = ""
     is_lost: bool = False
-    is_empty: bool = False
 
 
 class ConfigTable(Generic[Row]):
@@ -90,10 +88,12 @@ class ConfigTable(Generic[Row]):
 
     def read(self) -> NamedRows[Row]:
         """What the file, or in its place `.bak`, says; a bad file is told in `said`. DiskError for want of a descriptor or of memory."""
-        found = self._file.read()
+        return self._rows(self._file.read())
+
+    def _rows(self, found: ReadConfig[NamedRows[Row]]) -> NamedRows[Row]:
         if found.value is None:
-            return NamedRows({}, said=found.said, is_lost=bool(found.said), is_empty=found.is_empty)
-        return replace(found.value, said=found.said, is_lost=found.is_unread)
+            return NamedRows({}, said=found.said, is_lost=bool(found.said))
+        return replace(found.value, said=found.said)
 
     @contextlib.contextmanager
     def changed(self) -> Iterator[NamedRows[Row]]:
@@ -107,9 +107,7 @@ class ConfigTable(Generic[Row]):
                 raise StoreBusyError(f"{self._root} is open in another program, which keeps {self.path.name} itself")
             if use is StoreUse.CLOSED:
                 require_known_format(self._root)
-            table = self.read()
-            if table.is_lost and not table.is_empty:
-                raise DiskError(f"{table.said}: it is not changed; repair the file or remove it", path=str(self.path))
+            table = self._rows(self._file.read_to_change())
             before = dict(table.rows)
             yield table
             if table.rows != before:

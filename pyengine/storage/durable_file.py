@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from pyengine.errors import FormatError, disk_error
+from pyengine.errors import DiskError, FormatError, disk_error
 from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, PASSING_ERRNOS, read_small_file
 from pyengine.storage.durable_writes import sync_folder, write_config
@@ -114,6 +114,13 @@ class ConfigFile(Generic[Value]):
         backup = self.path.with_name(self.path.name + ".bak")
         found = self._read(self.path, backup)
         self._keep_backup = not found.from_backup
+        return found
+
+    def read_to_change(self) -> ReadConfig[Value]:
+        """The same before a write; DiskError too where what stands there would be lost by it: it could not be read, or used."""
+        found = self.read()
+        if found.is_unread or (found.value is None and found.said and not found.is_empty):
+            raise DiskError(f"{found.said}: it is not changed; repair the file or remove it", path=str(self.path))
         return found
 
     def write(self, text: str) -> None:
