@@ -109,8 +109,9 @@ int ms_group_commit_once(struct ms_group_commit *group)
     return 1;
 }
 
-int ms_group_commit_run(struct ms_group_commit *group, int64_t deadline_ns)
+int ms_group_commit_run(struct ms_group_commit *group, int64_t deadline_ns, int64_t busy_ns)
 {
+    int is_busy = 0;
     struct ms_latch *latch = &group->control->latch[MS_FLUSHER];
     struct ms_worker *worker = &group->control->workers[MS_FLUSHER];
     for (;;) {
@@ -122,6 +123,11 @@ int ms_group_commit_run(struct ms_group_commit *group, int64_t deadline_ns)
             return -moved;
         int64_t now_ns = ms_monotonic_ns();
         ms_store_relaxed(&worker->heartbeat_ns, now_ns);
+        if (moved && !is_busy) {
+            is_busy = 1;
+            if (now_ns + busy_ns < deadline_ns)
+                deadline_ns = now_ns + busy_ns;
+        }
         if (now_ns >= deadline_ns) {
             ms_latch_disarm(latch);
             return MS_GROUP_TIME;

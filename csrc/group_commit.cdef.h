@@ -35,7 +35,9 @@ struct ms_group_commit {
     int32_t fd[MS_GROUP_SEGMENTS_MAX];
 };
 
-int ms_group_commit_run(struct ms_group_commit *group, int64_t deadline_ns);
+/* Rounds until the deadline, and at most `busy_ns` longer than the first that moved `flushed`: an idle flusher sleeps long,
+ * one that works is back soon to open segments. */
+int ms_group_commit_run(struct ms_group_commit *group, int64_t deadline_ns, int64_t busy_ns);
 /* One round without waiting: sync [flushed, committed) and publish. 1 moved, 0 nothing to do or not verified
  * yet, or -MS_GROUP_SEGMENT, -MS_GROUP_FAILED. */
 int ms_group_commit_once(struct ms_group_commit *group);

@@ -34,7 +34,7 @@ static void *flusher(void *unused)
     group.fd[0] = fd;
     while (!__atomic_load_n(&done, __ATOMIC_ACQUIRE))
         /* So long that a wake-up which is slept through shows as a waiter's lost patience. */
-        CHECK(ms_group_commit_run(&group, ms_monotonic_ns() + 2 * PATIENCE_NS) == MS_GROUP_TIME);
+        CHECK(ms_group_commit_run(&group, ms_monotonic_ns() + 2 * PATIENCE_NS, 2 * PATIENCE_NS) == MS_GROUP_TIME);
     return NULL;
 }
 

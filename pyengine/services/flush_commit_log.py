@@ -53,7 +53,8 @@ if TYPE_CHECKING:
     from pyengine.native.waiting import Latch
 
 RECHECK_S = 0.02
-ROUND_NS = 100_000_000
+ROUND_NS = 100_000_000        # of group commits
+IDLE_ROUND_NS = 1_000_000_000  # while none comes
 RECHECK_NS = 5_000_000
 
 
@@ -204,10 +205,10 @@ class GroupCommitService(FlushService):
         self._group.follow_writer()
 
     def work(self) -> bool:
-        """A tenth of a second of group commits."""
+        """A tenth of a second of group commits, once the first has come."""
         self._follow()
         self._group.use(self._segments.descriptors)
-        outcome = self._group.run(monotonic_ns() + (ROUND_NS if self._is_verified else RECHECK_NS))
+        outcome = self._group.run(monotonic_ns() + (IDLE_ROUND_NS if self._is_verified else RECHECK_NS), ROUND_NS)
         if outcome == flush.GROUP_FAILED:
             self._freeze_after_sync()
         return outcome == flush.GROUP_SEGMENT
