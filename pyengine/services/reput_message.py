@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyengine._native import ms_position, ms_topic_stats
     from pyengine.native.waiting import Latch
 
+NEAR_BYTES = 64 << 20      # what was written so lately is in memory
 BATCH_BYTES = 4 << 20      # `reput_from` moves at least this often
 NAP_NS = 250_000           # in a stream of puts, what comes within this time is dispatched together
 QUIET_NS = 1_000_000       # the stream is over after so long without one
@@ -127,6 +128,9 @@ class ReputMessageService(Service):
             raise DiskError(f"{path} is gone, but not dispatched yet", path=str(path)) from error
         if len(view) < self._segment_bytes:
             raise DiskError(f"{path} has {len(view)} bytes, not {self._segment_bytes}", path=str(path))
+        if native.load_position(self._limit) - self._loop.reput_from <= NEAR_BYTES:
+            # The kernel would read ahead of the writer: pages of zeros, made here and then written over.
+            view.madvise(mmap.MADV_RANDOM)
         self._close_view()
         self._view = view
         self._loop.use_segment(view, base)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,27 @@ def test_what_is_committed_becomes_visible_and_consumers_are_woken(make_owner):
         assert [found.body for found in store.query_message("orders", "k1")] == [b"hello"]
     assert not service.work()
     service.close()
+
+
+def read_ahead_of(path):
+    """Whether the kernel reads ahead in this process's mappings of the file."""
+    maps = Path("/proc/self/smaps").read_text().split(str(path))[1:]
+    return ["rr" not in text.partition("VmFlags:")[2].partition("\n")[0].split() for text in maps]
+
+
+def test_the_log_is_read_ahead_only_far_behind_the_writer(make_owner, monkeypatch):
+    """Close behind it the kernel would make pages of zeros where the writer is about to write."""
+    owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
+    segment = StorePaths(owner.root).commit_log / f"{0:020}"
+    others = len(read_ahead_of(segment))
+    for near_bytes, reads_ahead in ((64, True), (reput_message.NEAR_BYTES, False)):
+        monkeypatch.setattr(reput_message, "NEAR_BYTES", near_bytes)
+        writer.put(b"x" * 100)
+        service = service_of(owner)
+        assert service.work()
+        flags = read_ahead_of(segment)
+        assert len(flags) == others + 1 and (False in flags) != reads_ahead
+        service.close()
 
 
 def test_nothing_beyond_committed_is_dispatched(make_owner):
