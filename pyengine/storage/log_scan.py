@@ -30,13 +30,14 @@ from pyengine.formats.record_case import CaseLabel, WalkResult
 from pyengine.formats.small_file import Checkpoint
 from pyengine.native.scan import classify, sync, walk
 from pyengine.storage.checkpoint import DurableWatermark, WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
-from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, mapped, used_end
+from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, map_read_only, mapped, used_end
 from pyengine.storage.recovery.markers import read_kept_from, read_marker
 from pyengine.storage.recovery.report import Progress, RecoveryPath
 
 SLICE_BYTES = 32 << 20            # how much is walked between two calls of `progress`, and by one processor at a time
 CLEAN_VERIFY_BYTES_MAX = 1 << 30  # read after a clean stop of our own store: it must start within a second
 NORMAL_SEGMENTS = 3               # CommitLog.recoverNormally reads this many again
+KEPT_MAX = 16                     # mappings that one recovery keeps; each holds a descriptor
 MISSING_SEGMENT = "missing_segment"  # a reason beside formats.record_case: the log has a gap
 HEAD_BYTES = 68 + 8               # the store time is readable in these, also after a 20-byte host
 # The first record of a piece is looked for no further than this after its border: what lies beyond the log's end may
@@ -61,6 +62,7 @@ class LogView:
     size_bytes: int
     watermark: int | None  # our own; None for a store without one
     verified_from: int = 0  # below it our watermark does not vouch for anything
+    kept: dict[Path, mmap.mmap] | None = field(default=None, repr=False, compare=False)  # mappings for the next step; None: none
 
     @classmethod
     def of(cls, segments: Sequence[MappedFile], size_bytes: int, watermark: DurableWatermark | None) -> LogView:
@@ -105,11 +107,35 @@ class LogView:
         with mapped(segment.path) as view:
             return classify(view, offset - start, start + self.size_bytes - offset, offset, check_crc=False)
 
+    def keeping(self) -> LogView:
+        """The same log, whose mappings stay from one step to the next: a page that one has touched costs the next no fault."""
+        return replace(self, kept={})
+
+    def forget(self, path: Path | None = None) -> None:
+        """Keep the mapping of that segment no longer, None: of all. Before it is deleted, so that its room is free at once."""
+        if self.kept is not None and path is None:
+            self.kept.clear()
+        elif self.kept is not None and path is not None:
+            self.kept.pop(path, None)
+
+    @contextlib.contextmanager
+    def mapped(self, segment: MappedFile) -> Iterator[mmap.mmap]:
+        """The segment's bytes, read-only, for the length of a block."""
+        if self.kept is None:
+            with mapped(segment.path) as view:
+                yield view
+            return
+        if segment.path not in self.kept:
+            if len(self.kept) >= KEPT_MAX:
+                del self.kept[next(iter(self.kept))]  # closed with its last use, as all that are kept
+            self.kept[segment.path] = map_read_only(segment.path)
+        yield self.kept[segment.path]
+
     def walk(
         self, segment: MappedFile, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool
     ) -> Generator[WalkResult, None, None]:
         """As walk_pieces(), in one segment."""
-        with mapped(segment.path) as view:
+        with self.mapped(segment) as view:
             view.madvise(mmap.MADV_SEQUENTIAL)
             part = SegmentWalk(view, segment.start_offset, limit, check_crc, check_offset=self.owner is Owner.OURS)
             yield from walk_pieces(part, start, pieces)

@@ -241,7 +241,7 @@ class LogDispatch:
         with contextlib.closing(self._dispatcher(on_gap)) as dispatcher:
             for segment in segments_between(self._work.store, start, end):
                 base = segment.start_offset
-                with mapped(segment.path) as view:
+                with self._log.mapped(segment) as view:
                     at, stop = max(start, base), min(end, base + self._log.size_bytes)
                     while at < stop:
                         reached = dispatcher.dispatch(view, base, at, min(stop, at + DISPATCH_SLICE_BYTES))

@@ -342,6 +342,7 @@ class LogChange:
         for segment, _, label in reversed(self._plan.extra):
             if label == SPARE:
                 self._work.on_step("delete spare segment")
+                self._log.forget(segment.path)
                 segment.path.unlink(missing_ok=True)
                 sync_folder(segment.path.parent)
 
@@ -354,6 +355,7 @@ class LogChange:
             if label == SPARE:
                 continue
             self._work.on_step(f"{decision.value} segment")
+            self._log.forget(segment.path)
             if decision is FileDecision.QUARANTINE:
                 self._keep_segment(segment, label)
             else:
@@ -407,6 +409,8 @@ class LogChange:
         """
         end, size_bytes = self._plan.end_offset, self._log.size_bytes
         sure = end if self._sure_end is None else max(self._sure_end, self._plan.scan.scan_from)
+        if sure < end:
+            self._log.forget()  # it is read again from the disk
         if self._is_doubted:
             holder = self._log.index_of(end)
             if holder is not None:

@@ -239,7 +239,7 @@ class _Recovery:
             self._was_cut, shared = True, None
             segments, reading = self._store.list_log(), self._store.read_watermark()
         reading = self._own_reading(reading, segments)
-        log = LogView.of(segments, size_bytes, reading.watermark)
+        log = LogView.of(segments, size_bytes, reading.watermark).keeping()
         if rebuilt is not None and is_rebuilding:
             self._on_step("move")
             move_away(self._store.root, rebuilt)

@@ -73,6 +73,38 @@ def test_a_killed_store_keeps_every_record_and_gets_queues_index_checkpoint(buil
     assert not (store.root / "quarantine").exists()
 
 
+def mapped_segments(store) -> list[str]:
+    """Segments that this process has mapped; one that was deleted ends in "(deleted)"."""
+    folder = str(store.root / "commitlog")
+    return [line.partition(folder)[2] for line in Path("/proc/self/maps").read_text().splitlines() if folder in line]
+
+
+def test_what_was_walked_stays_mapped_for_dispatch_and_what_is_deleted_does_not(build_store):
+    """A mapping holds the room of a deleted file, and on a full disk dispatch needs it."""
+    store = build_store(40, flushed=build_store(40, name="same").end)
+    create_abort_file(store.root)
+    seen = {}
+    recovered(store, on_step=lambda name: seen.update({name: mapped_segments(store)}))
+    assert seen["delete spare segment"] and seen["dispatch"]
+    assert not any("deleted" in name for names in seen.values() for name in names)
+    assert mapped_segments(store) == []
+
+
+def test_what_is_written_over_itself_is_not_mapped_meanwhile(build_store, monkeypatch):
+    """It is read again from the disk afterwards."""
+    store = build_store(40, flushed=0)
+    create_abort_file(store.root)
+    seen = []
+
+    def rewrite(path, start, end):
+        seen.append(mapped_segments(store))
+        durable_writes.rewrite(path, start, end)
+
+    monkeypatch.setattr(recovery_log, "rewrite", rewrite)
+    recovered(store)
+    assert seen and not any(seen)
+
+
 def test_a_second_recovery_writes_nothing(build_store):
     store = build_store(40)
     create_abort_file(store.root)
