@@ -20,6 +20,7 @@ from pyengine.cli.verdict import (
     conclude_unseen,
     judge,
     slaves_that_stay,
+    why_elsewhere,
     why_lost,
     why_otherwise,
 )
@@ -260,7 +261,8 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
         state, reason = "running", f"its counters cannot be seen: {why_unseen}"
         with contextlib.suppress(EngineUnavailableError, PermissionError):  # another user's may not be listed
             if CONTROL not in (folder := find_folder(root)).names():
-                reason = why_lost(root, [str(folder.path / CONTROL)], living)
+                control = folder.path / CONTROL
+                reason = why_elsewhere(root, control, living) or why_lost(root, [str(control)], living)
     elif holder.kind == "owner" or living:
         state, reason = "recovering", "its owner is recovering it or starting"
     elif unclean:

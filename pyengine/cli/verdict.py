@@ -7,6 +7,7 @@ the table of words. Nothing is read here but the control block that the caller h
 from __future__ import annotations
 
 import enum
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from pyengine.errors import ConfigError
 from pyengine.ipc.control_block import EngineMemory, Identity, boot_ns, now_ms
 from pyengine.ipc.heartbeat import is_stopped
 from pyengine.ipc.shared_objects import KIND_NAMES, removed_names
-from pyengine.ipc.store_lock import name_processes
+from pyengine.ipc.store_lock import kind_holder, name_processes
 from pyengine.native import control as native
 from pyengine.storage.config import DEFAULT, FILE, LIVE, SETTINGS, EngineConfig, config_path, read_file
 
@@ -126,6 +127,15 @@ def why_lost(root: Path, missing: list[str], living: Sequence[int]) -> str:
     else:
         then = f"its workers end in order by themselves, then `pyengine start {root}` recovers the store"
     return f"{removed_names(missing)}: {then}. Alive: {processes}; kill -9 what does not end"
+
+
+def why_elsewhere(root: Path, control: Path, living: Sequence[int]) -> str:
+    """Where this process has no such control block because it sees other tmpfs than the engine's processes, which keep theirs."""
+    holders = [pid for kind in living if (pid := kind_holder(root, kind)) is not None]
+    if not all(os.path.lexists(f"/proc/{pid}/root{control}") for pid in holders):
+        return ""
+    return (f"its shared memory ({control.parent}) is not seen here: it runs in another container, or as another user; "
+            "run this where it runs (docs/containers.md)")
 
 
 def _why_full(refused: int, disk: dict[str, Any]) -> str:

@@ -304,6 +304,10 @@ def test_as_process_1_with_a_read_only_root_and_little_shared_memory(tmp_path):
 
         stored = within("put", root, "--topic", "t", "hello")
         assert stored.returncode == 0 and "PUT_OK" in stored.stdout, stored
+        for elsewhere in ([], ["unshare", "--mount", "--pid", "--fork", "--mount-proc"]):  # the host, and a place without its processes
+            told = subprocess.run([*elsewhere, *command_line("status", root)], capture_output=True, text=True, timeout=120,
+                                  env=environment(), check=False)
+            assert "runs in another container" in told.stdout and "removed" not in told.stdout, told
         os.kill(init, signal.SIGTERM)
         assert outer.wait(60) == 0, log.read_text()
     finally:
@@ -325,6 +329,12 @@ def test_the_compose_file_names_settings_and_files_that_exist():
     assert len(paths) == 2 and all((CONTAINERS / path).is_file() for path in paths)
     assert (CONTAINERS / ".." / re.search(r"dockerfile: (\S+)", compose)[1]).is_file()
     assert re.search(r"rule_files:\n  - (\S+)", (CONTAINERS / "prometheus.yml").read_text())[1] == "alerts.yml"
+
+
+def test_what_was_built_here_is_not_sent_to_a_build():
+    """In the file that podman and docker both read."""
+    left_out = set((SOURCES / ".dockerignore").read_text().split())
+    assert {".git", ".venv", "build", "dist", "**/*.so", ".*_cache"} <= left_out and not (SOURCES / ".containerignore").exists()
 
 
 def test_the_containers_command_is_one(tmp_path):
