@@ -1,8 +1,8 @@
 """Topics and groups as the gateway's clients see them: what a name may be, which there are, their queues, and their routes.
 
 RocketMQ's topics.json and subscriptionGroup.json are the truth, as they are for its broker; files that others change are
-noticed at the next question. (A topic that a program makes by a put is entered by the checkpointer.) RocketMQ's system
-topics are there without being written down.
+noticed at the next question. (A topic that a program makes by a put is entered by the checkpointer.) RocketMQ's own
+topics and groups are there without being written down.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ CHECKED_OUT_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 FORBIDDEN_TOPICS = frozenset((SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC, CHECKED_OUT_TOPIC, TIMER_TOPIC,
                               "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"))
+SYSTEM_GROUPS = ("TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL",
+                 "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER")  # which a broker always has, whatever the settings say
 SYSTEM_TOPICS = FORBIDDEN_TOPICS | {DEFAULT_TOPIC, "BenchmarkTest", TRACE_TOPIC}
 _NAME_CHARS = frozenset("%|_-0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _READ_WRITE = PERM_READ | PERM_WRITE
@@ -138,7 +140,9 @@ class Names:
         self._key_values = _CachedFile(self._key_value_file.path, lambda: self._key_value_file.read().value or {})
         self._making: dict[str, asyncio.Future[Any]] = {}
         cluster = config.broker_cluster_name
+        inherited = _READ_WRITE | PERM_INHERIT
         self._system = {topic.topic: topic for topic in (
+            TopicConfig(cluster, 16, 16, inherited), TopicConfig(config.broker_name, 1, 1, inherited),
             TopicConfig("SELF_TEST_TOPIC", 1, 1), TopicConfig("BenchmarkTest", 1024, 1024),
             TopicConfig("OFFSET_MOVED_EVENT", 1, 1), TopicConfig(SCHEDULE_TOPIC, len(config.delay_levels_ms), len(config.delay_levels_ms)),
             TopicConfig(TRANSACTION_HALF_TOPIC, 1, 1), TopicConfig(TRANSACTION_OP_TOPIC, 1, 1),
@@ -146,7 +150,8 @@ class Names:
         )}
         if config.auto_create_topic_enable:
             number = config.default_topic_queue_nums
-            self._system[DEFAULT_TOPIC] = TopicConfig(DEFAULT_TOPIC, number, number, _READ_WRITE | PERM_INHERIT)
+            self._system[DEFAULT_TOPIC] = TopicConfig(DEFAULT_TOPIC, number, number, inherited)
+        self._system_groups = {name: SubscriptionGroup(name) for name in SYSTEM_GROUPS}
 
     # ---- topics -------------------------------------------------------------------
 
@@ -207,12 +212,12 @@ class Names:
     # ---- groups -------------------------------------------------------------------
 
     def group(self, name: str) -> SubscriptionGroup | None:
-        """What subscriptionGroup.json says of a group."""
-        return self._groups.table().get(name)
+        """What subscriptionGroup.json says of a group, or RocketMQ of one of its own."""
+        return self._groups.table().get(name) or self._system_groups.get(name)
 
     def groups(self) -> dict[str, SubscriptionGroup]:
-        """Every group of subscriptionGroup.json."""
-        return self._groups.table()
+        """Every group of subscriptionGroup.json, and RocketMQ's own."""
+        return self._system_groups | self._groups.table()
 
     async def group_or_new(self, name: str) -> SubscriptionGroup | None:
         """The group, entered where it is new and may be (autoCreateSubscriptionGroup); None where it may not.

@@ -8,7 +8,7 @@ import json
 import pytest
 
 import pyengine
-from fix_gateway import beat, pull_fields, send_fields
+from fix_gateway import beat, pull_fields, send_fields, start_served
 from pyengine.errors import DiskError
 from pyengine.gateway import codes
 from pyengine.gateway.names import GROUP_CHARS_MAX, Names, group_fault, topic_fault
@@ -61,6 +61,33 @@ def test_a_first_message_creates_its_topic_as_the_broker_would(served):
     topics = json.loads(served.name_server().ask(codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body)["topicList"]
     assert {"fresh", "TBW102", "SCHEDULE_TOPIC_XXXX"} <= set(topics)
     assert json.loads(served.name_server().ask(codes.GET_TOPICS_BY_CLUSTER, {"cluster": "another"}).body) == {"topicList": []}
+
+
+def test_a_message_to_the_topic_that_new_ones_are_made_after_does_not_end_that(served):
+    client = served.broker()
+    assert client.ask(codes.SEND_MESSAGE_V2, send_fields("TBW102"), b"x").code == codes.SUCCESS
+    with pyengine.connect(served.root) as producer:
+        producer.put("entered_after_it", b"x").raise_for_status()
+    eventually(lambda: "entered_after_it" in TopicConfigs(served.root).read().rows, "the checkpointer has entered new topics")
+    assert client.ask(codes.SEND_MESSAGE_V2, send_fields("made_after_it"), b"x").code == codes.SUCCESS
+
+
+def test_rocketmqs_own_topics_and_groups_are_there_whatever_may_be_made(tmp_path):
+    served = start_served(tmp_path / "store", auto_create_topic_enable=False, auto_create_subscription_group=False)
+    try:
+        for topic, perm, queues in (("DefaultCluster", 7, 16), ("broker-a", 7, 1), ("SELF_TEST_TOPIC", 6, 1)):
+            told = json.loads(served.name_server().ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}).body)["queueDatas"][0]
+            assert (told["perm"], told["readQueueNums"], told["writeQueueNums"]) == (perm, queues, queues)
+        client = served.broker()
+        assert client.ask(codes.SEND_MESSAGE_V2, send_fields("broker-a"), b"x").code == codes.SUCCESS
+        pulled = client.ask(codes.PULL_MESSAGE, pull_fields("broker-a", group="TOOLS_CONSUMER"))
+        assert pulled.code in (codes.SUCCESS, codes.PULL_NOT_FOUND)
+        unknown = client.ask(codes.PULL_MESSAGE, pull_fields("broker-a", group="another"))
+        assert unknown.code == codes.SUBSCRIPTION_GROUP_NOT_EXIST
+        groups = json.loads(client.ask(codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG).body)["subscriptionGroupTable"]
+        assert "TOOLS_CONSUMER" in groups and "another" not in groups
+    finally:
+        served.close()
 
 
 def test_a_topic_is_not_made_after_one_that_does_not_let_it(served):

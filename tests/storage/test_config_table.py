@@ -177,7 +177,8 @@ def test_an_entry_is_only_raised_where_a_broker_would_not_serve_a_queue(tmp_path
 
 def test_light_queues_and_a_brokers_own_topics_get_no_entry(tmp_path):
     found = configs(tmp_path)
-    assert found.enter({"%LMQ%1": 0, "SCHEDULE_TOPIC_XXXX": 2, "RMQ_SYS_TRANS_HALF_TOPIC": 0, "rmq_sys_wheel_timer": 0}) == []
+    assert found.enter({"%LMQ%1": 0, "SCHEDULE_TOPIC_XXXX": 2, "RMQ_SYS_TRANS_HALF_TOPIC": 0, "rmq_sys_wheel_timer": 0, "TBW102": 0,
+                        "BenchmarkTest": 9}) == []
     assert not found.path.exists() and found.stamp == 0
 
 
