@@ -1,6 +1,7 @@
 """What RocketMQ's tools ask (mqadmin, the dashboard): topics and groups to be changed, who is connected, how far groups are.
 
-RocketMQ: AdminBrokerProcessor. Figures that pyengine does not count are told as 0, under the names that the tools look for.
+RocketMQ: AdminBrokerProcessor, BrokerStatsManager. Figures that pyengine does not count are told as 0, under the names that the
+tools look for.
 """
 
 from __future__ import annotations
@@ -8,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from pyengine.engine_config import SETTINGS
 from pyengine.errors import EngineError, UsageError
+from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Handlers, Request
@@ -34,10 +38,10 @@ from pyengine.gateway.wire import INT64_MAX, IntKeys, ObjectKeys, WireError, rea
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.ipc.statistics import WINDOWS_S, read_statistics
+from pyengine.ipc.statistics import WINDOWS_S, Statistics, read_statistics
 from pyengine.services.retention.clean_files import Request as CleanRequest
 from pyengine.services.retention.clean_resource import ask_to_clean
-from pyengine.storage.config_table import TopicConfig, group_of
+from pyengine.storage.config_table import PERM_READ, PERM_WRITE, TopicConfig, group_of
 from pyengine.storage.consumer_offset import DelayOffsets
 
 VERSION_TEXT = "V4_9_8"
@@ -45,7 +49,76 @@ QUEUES_SHOWN_MAX = 100_000  # of one answer
 ENTRIES_SHOWN_MAX = 1024    # of a consume queue in one answer
 CLEAN_WAIT_S = 2.0          # a tool waits for its answer for 5 s
 CLEAN_S = 10.0              # one of the executor's threads waits so long at most
+COUNT_S = 10.0              # between two samples of the counters, as in RocketMQ
+COUNTS_KEPT_S = 1.0         # so old the engine's may be
+COUNTED_MAX = 10_000        # groups of a topic whose messages are counted
+TOPIC_PUTS, GROUP_GETS, ALL_GETS = "TOPIC_PUT_NUMS", "GROUP_GET_NUMS", ""
 Found = TypeVar("Found")
+Counter = tuple[str, str]   # RocketMQ's name of a statistic, and of what it is
+
+
+class Counts:
+    """How many messages came to a topic and went to a group in the last minute, hour and day.
+
+    The engine counts what is put, whoever puts it; the gateway what it gives to groups. Used in the loop's thread.
+    """
+
+    def __init__(self, puts: Callable[[], Mapping[str, int]], *, clock_s: Callable[[], float] = time.monotonic) -> None:
+        """`puts` gives the messages of each topic since some moment; it raises EngineError where no engine runs."""
+        self._puts = puts
+        self._clock_s = clock_s
+        self._got: dict[Counter, int] = {(ALL_GETS, ALL_GETS): 0}
+        self._put: dict[Counter, int] = {}
+        self._looked_s: float | None = None
+        # By window: its length, the pause between two of its samples, and the samples, of which the first is its begin.
+        self._windows = [(60.0, COUNT_S, deque[tuple[float, dict[Counter, int]]]()), (3600.0, 600.0, deque()), (86400.0, 3600.0, deque())]
+        self.sample()
+
+    def give(self, topic: str, group: str, number: int) -> None:
+        """Count messages that a group was given."""
+        key = GROUP_GETS, f"{topic}@{group}"
+        self._got[ALL_GETS, ALL_GETS] += number
+        if key in self._got or len(self._got) < COUNTED_MAX:
+            self._got[key] = self._got.get(key, 0) + number
+
+    @property
+    def given(self) -> int:
+        """How many messages all groups were given since the gateway's start."""
+        return self._got[ALL_GETS, ALL_GETS]
+
+    def sample(self) -> None:
+        """Look at the counters; each COUNT_S."""
+        now_s = self._clock_s()
+        now: dict[Counter, int] | None = None
+        for length_s, pause_s, samples in self._windows:
+            if not samples or now_s - samples[-1][0] >= pause_s:
+                now = now if now is not None else self._now()
+                samples.append((now_s, now))
+            while len(samples) > 1 and now_s - samples[1][0] >= length_s:
+                samples.popleft()
+
+    def _now(self) -> dict[Counter, int]:
+        now_s = self._clock_s()
+        if self._looked_s is None or now_s - self._looked_s >= COUNTS_KEPT_S:
+            self._looked_s = now_s
+            try:
+                self._put = {(TOPIC_PUTS, topic): number for topic, number in self._puts().items()}
+            except EngineError:  # it does not run
+                self._put = {}
+        return self._put | self._got
+
+    def windows(self, name: str, key: str) -> list[tuple[int, float]] | None:
+        """(messages, messages a second) of the last minute, hour and day; None for what was never counted."""
+        number = self._now().get((name, key))
+        if number is None:
+            return None
+        found = []
+        for _, _, samples in self._windows:
+            then_s, then = samples[0]
+            before = then.get((name, key), 0)
+            grown = number - before if number >= before else number  # another engine has begun to count
+            found.append((grown, grown / max(1.0, self._clock_s() - then_s)))
+        return found
 
 
 class Admin:
@@ -60,6 +133,7 @@ class Admin:
         self._address = address
         self._executor = executor
         self._began_ms = time.time_ns() // 1_000_000
+        self.counts = Counts(lambda: {topic: each.messages for topic, each in self._figures().topics.items()})
         self._cleaning: asyncio.Future[None] | None = None  # one at a time
         self.handlers: Handlers = {
             codes.UPDATE_AND_CREATE_TOPIC: self.update_topic,
@@ -84,7 +158,7 @@ class Admin:
             codes.GET_BROKER_CONSUME_STATS: self.all_consume_stats,
             codes.CLONE_GROUP_OFFSET: self.clone_offsets,
             codes.QUERY_CONSUME_QUEUE: self.queue_entries,
-            codes.VIEW_BROKER_STATS_DATA: self.no_statistics,
+            codes.VIEW_BROKER_STATS_DATA: self.statistics,
             codes.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean,
             codes.DELETE_EXPIRED_COMMITLOG: self.clean,
         }
@@ -196,11 +270,15 @@ class Admin:
         return Answer(body=write_json({"dataVersion": self._version(), "subscriptionGroupTable": rows}))
 
     async def consume_stats(self, request: Request) -> Answer:
-        """How far a group is in each queue, in one topic or in all that it has offsets or subscriptions of."""
+        """How far a group is in each queue, in one topic or in all: those that it subscribes to, or, while it is away, has
+        offsets of."""
         group, only = request.text("consumerGroup"), request.frame.fields.get("topic")
         offsets = self._offsets.of_group(group)
         members = self._members.consumers.get(group)
-        topics = [only] if only else sorted({*offsets, *(members.subscriptions if members is not None else ())})
+        subscribed = members.subscriptions if members is not None else {}
+        topics = [only] if only else sorted(subscribed or offsets)
+        if subscribed:
+            topics = [name for name in topics if name in subscribed]
 
         def look() -> ObjectKeys:
             rows = ObjectKeys()
@@ -351,56 +429,70 @@ class Admin:
 
     async def runtime_info(self, request: Request) -> Answer:
         """What `clusterList` and `brokerStatus` show."""
+        gets = self.counts.windows(ALL_GETS, ALL_GETS) or [(0, 0.0)]
+        get_tps = " ".join(f"{tps:.2f}" for _, tps in (gets[0], *gets[:2]))
 
         def look() -> dict[str, str]:
             disk = os.statvfs(self._reader.root)
             used = f"{1 - disk.f_bavail / max(1, disk.f_blocks):.4f}"
             low, high = self._reader.min_physical_offset, self._reader.max_physical_offset(LEVEL)
             first = self._reader.message_at(low, LEVEL) if low >= 0 else None
-            zero = "0.0 0.0 0.0"
-            puts, put_tps = self._put_figures()
+            delays, _ = DelayOffsets(self._reader.root).read()
             return {
                 "brokerVersion": "409", "brokerVersionDesc": VERSION_TEXT, "bootTimestamp": str(self._began_ms),
+                "startAcceptSendRequestTimeStamp": "0",
                 "commitLogMinOffset": str(max(0, low)), "commitLogMaxOffset": str(high),
                 "commitLogDiskRatio": used, "consumeQueueDiskRatio": used,
+                "commitLogDirCapacity": f"Total : {_gib(disk.f_blocks * disk.f_frsize)}, Free : {_gib(disk.f_bavail * disk.f_frsize)}.",
                 "earliestMessageTimeStamp": str(first.store_timestamp_ms if first is not None else -1),
-                "putTps": put_tps, "putMessageTimesTotal": puts,
-                "getTransferedTps": zero, "getTotalTps": zero, "getFoundTps": zero, "getMissTps": zero,
-                "msgPutTotalYesterdayMorning": "0", "msgPutTotalTodayMorning": "0", "msgPutTotalTodayNow": "0",
-                "msgGetTotalYesterdayMorning": "0", "msgGetTotalTodayMorning": "0", "msgGetTotalTodayNow": "0",
+                **self._put_figures(),
+                "getTransferedTps": get_tps, "getTotalTps": get_tps, "getFoundTps": get_tps, "getMissTps": "0.0 0.0 0.0",
+                "msgPutTotalYesterdayMorning": "0", "msgPutTotalTodayMorning": "0",
+                "msgGetTotalYesterdayMorning": "0", "msgGetTotalTodayMorning": "0", "msgGetTotalTodayNow": str(self.counts.given),
                 "sendThreadPoolQueueSize": "0", "sendThreadPoolQueueCapacity": "0", "sendThreadPoolQueueHeadWaitTimeMills": "0",
                 "pullThreadPoolQueueSize": "0", "pullThreadPoolQueueCapacity": "0", "pullThreadPoolQueueHeadWaitTimeMills": "0",
                 "queryThreadPoolQueueSize": "0", "queryThreadPoolQueueCapacity": "0", "queryThreadPoolQueueHeadWaitTimeMills": "0",
                 "EndTransactionQueueSize": "0", "EndTransactionThreadPoolQueueCapacity": "0", "pageCacheLockTimeMills": "0",
-                "dispatchMaxBuffer": "0", "dispatchBehindBytes": "0",
+                "dispatchMaxBuffer": "0", "dispatchBehindBytes": str(max(0, high - self._reader.dispatched_offset(LEVEL))),
+                **{f"scheduleMessageOffset_{level}": f"{offset},{self._reader.queue_range(SCHEDULE_TOPIC, level - 1, LEVEL)[1]}"
+                   for level, offset in delays.items()},
                 "runtime": f"{(time.time_ns() // 1_000_000 - self._began_ms) // 1000} s",
             }
 
         return Answer(body=write_json({"table": await self._in_executor(look)}))
 
-    def _put_figures(self) -> tuple[str, str]:
-        """How many messages have been put since the engine's start, and a second in the last 10, 60 and 600 s."""
+    def _figures(self) -> Statistics:
+        """The engine's; EngineError where it does not run."""
+        with EngineMemory.attach(find_folder(self._reader.root)) as memory:
+            return read_statistics(memory)
+
+    def _put_figures(self) -> dict[str, str]:
+        """What has been put since the engine's start, and a second in the last 10, 60 and 600 s."""
         try:
-            with EngineMemory.attach(find_folder(self._reader.root)) as memory:
-                figures = read_statistics(memory)
+            figures = self._figures()
         except EngineError:  # it does not run
-            return "0", "0.0 0.0 0.0"
-        return str(figures.put_messages), " ".join(f"{figures.put_tps[window_s] or 0.0:.2f}" for window_s in WINDOWS_S)
+            return {"putTps": "0.0 0.0 0.0", "putMessageTimesTotal": "0", "msgPutTotalTodayNow": "0"}
+        number = figures.put_messages
+        return {
+            "putTps": " ".join(f"{figures.put_tps[window_s] or 0.0:.2f}" for window_s in WINDOWS_S),
+            "putMessageTimesTotal": str(number), "msgPutTotalTodayNow": str(number),
+            "putMessageSizeTotal": str(figures.put_bytes), "putMessageAverageSize": f"{figures.put_bytes / max(1, number):.1f}",
+            "putMessageFailedTimes": str(sum(figures.refused.values())),
+            "putMessageEntireTimeMax": f"{figures.put_latency.max_ms or 0:.0f}",
+            "putLatency99": f"{figures.put_latency.p99_ms or 0:.3f}", "putLatency999": f"{figures.put_latency.p999_ms or 0:.3f}"}
 
     def broker_config(self, request: Request) -> Answer:
-        """The settings that a broker would have, as lines of `key=value`."""
+        """The settings that a broker would have, as lines of `key=value`: those that pyengine has, under RocketMQ's keys."""
         config = self._reader.config
-        lines = {
+        host, _, port = self._address.broker.rpartition(":")
+        lines = {row.key: row.show(getattr(config, name)) for name, row in SETTINGS.items() if row.key} | {
             "brokerName": self._address.broker_name, "brokerClusterName": self._address.cluster, "brokerId": "0",
-            "brokerRole": config.broker_role, "flushDiskType": config.flush_disk_type,
-            "autoCreateTopicEnable": str(config.auto_create_topic_enable).lower(),
-            "autoCreateSubscriptionGroup": str(config.auto_create_subscription_group).lower(),
-            "defaultTopicQueueNums": str(config.default_topic_queue_nums), "maxMessageSize": str(config.max_message_size_bytes),
-            "messageDelayLevel": config.message_delay_level, "fileReservedTime": str(config.file_reserved_time_hours),
+            "brokerIP1": host, "listenPort": port, "brokerPermission": str(PERM_READ | PERM_WRITE),
+            "storePathRootDir": str(self._reader.root),
             "filterServerNums": "0", "msgTraceTopicName": TRACE_TOPIC, "slaveReadEnable": "false", "traceOn": "true",
-            "traceTopicEnable": "false", "useTLS": "false",
+            "traceTopicEnable": "false", "enablePropertyFilter": "true", "useTLS": "false",
         }
-        body = "".join(f"{name}={value}\n" for name, value in lines.items()).encode()
+        body = "".join(f"{name}={value}\n" for name, value in sorted(lines.items())).encode()
         return Answer(fields={"version": write_json(self._version()).decode()}, body=body)
 
     def system_topics(self, request: Request) -> Answer:
@@ -431,10 +523,14 @@ class Admin:
 
         return await self._in_executor(look)
 
-    def no_statistics(self, request: Request) -> Answer:
-        """What RocketMQ answers where nothing was counted: the gateway counts nothing by topic and group."""
+    def statistics(self, request: Request) -> Answer:
+        """How many messages came to a topic or went to a group lately. RocketMQ has more, for which no tool asks."""
         name, key = request.text("statsName"), request.text("statsKey")
-        return Answer(codes.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
+        found = self.counts.windows(name, key)
+        if found is None:
+            return Answer(codes.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
+        return Answer(body=write_json({window: {"avgpt": 1.0 if number else 0.0, "sum": number, "tps": tps}
+                                       for window, (number, tps) in zip(("statsMinute", "statsHour", "statsDay"), found, strict=True)}))
 
     async def clean(self, request: Request) -> Answer:
         """Let the engine's cleaner delete, now, what is old enough. It goes on where that takes longer than a tool waits."""
@@ -465,6 +561,10 @@ class Admin:
 
     async def _in_executor(self, call: Callable[[], Found]) -> Found:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 30):.1f} GiB"
 
 
 def _object(value: object) -> dict[str, Any]:

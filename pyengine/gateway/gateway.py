@@ -22,7 +22,7 @@ from pyengine.errors import EngineError, os_error_sentence
 from pyengine.events import Event, Report
 from pyengine.gateway import codes
 from pyengine.gateway.access import LOOK_S, AccessList, Door
-from pyengine.gateway.admin import Admin
+from pyengine.gateway.admin import COUNT_S, Admin
 from pyengine.gateway.connections import Connection, Connections, Handlers, Limits
 from pyengine.gateway.members import Members
 from pyengine.gateway.names import Address, Names, NameServer
@@ -128,10 +128,10 @@ class Gateway:
         address = Address(f"{shown}:{broker_port}", config.broker_name, config.broker_cluster_name)
         members = self.members = Members(names)
         positions = Positions(reader, names, self._offsets, executor)
-        pulls = self.pulls = Pulls(reader, names, members, positions, executor, self.connections.report)
+        admin = Admin(reader, names, members, self._offsets, address, executor)
+        pulls = self.pulls = Pulls(reader, names, members, positions, executor, self.connections.report, admin.counts.give)
         ends = self._ends = Ends(self._puts, reader, members, address)
         sends = Sends(self._puts, reader, names, address, executor, ends.prepare, members.producer)
-        admin = Admin(reader, names, members, self._offsets, address, executor)
         relays = Relays(reader, names, members, self._offsets, positions, address, executor)
         for part in (members, positions, pulls, sends, ends, admin, relays):
             broker.update(part.handlers)
@@ -149,6 +149,7 @@ class Gateway:
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(work) for work in (
             repeat(FLUSH_S, self._offsets.flush, self._report, "the groups' offsets cannot be written, and wait"),
+            repeat(COUNT_S, admin.counts.sample, self._report, "messages cannot be counted"),
             repeat(EXPIRE_S, members.expire, self._report, "clients that are silent cannot be left out"),
             repeat(ends.interval_s, ends.ask_for_ends, self._report, "transactions could not be checked"),
             *(repeat(LOOK_S, partial(self._look, watched), self._report, watched.TROUBLE) for watched in self._watched))]

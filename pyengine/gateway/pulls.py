@@ -60,8 +60,9 @@ class Pulls:
     """All pulls of the gateway. Used in the loop's thread, but for the thread that waits for arrivals."""
 
     def __init__(self, reader: LiveStoreReader, names: Names, members: Members, positions: Positions, executor: Executor,
-                 report: Callable[[str, str], None]) -> None:
-        """`report(host, sentence)` is told what held pulls failed with."""
+                 report: Callable[[str, str], None], given: Callable[[str, str, int], None] = lambda topic, group, number: None) -> None:
+        """`report(host, sentence)` is told what held pulls failed with, `given` how many messages of a topic a group was given."""
+        self._given = given
         self._reader = reader
         self._report = report
         self._names = names
@@ -172,6 +173,8 @@ class Pulls:
             code = codes.PULL_NOT_FOUND if pull.offset == 0 else codes.PULL_OFFSET_MOVED
         if code == codes.PULL_NOT_FOUND and pull.offset != pull.asked_offset:
             code = codes.PULL_RETRY_IMMEDIATELY  # it went over messages of other tags: its client has to go on from there
+        if result.message_count:
+            self._given(pull.topic, pull.request.text("consumerGroup"), result.message_count)
         return Answer(code, result.status.name, {
             "nextBeginOffset": str(result.next_begin_offset), "minOffset": str(result.min_offset),
             "maxOffset": str(result.max_offset), "suggestWhichBrokerId": "0"}, result.records)

@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import pyengine
-from fix_gateway import beat, send_fields, subscription
+from fix_engine import SMALL
+from fix_gateway import beat, pull_fields, send_fields, subscription
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import UsageError
+from pyengine.gateway import admin as admin_module
 from pyengine.gateway import codes
-from pyengine.gateway.admin import Admin
+from pyengine.gateway.admin import Admin, Counts
 from pyengine.gateway.connections import Request
 from pyengine.gateway.names import Names
 from pyengine.gateway.wire import Frame
@@ -111,7 +113,11 @@ def test_queues_and_groups_are_shown_as_the_tools_read_them(served, topic):
     client.ask(codes.UPDATE_CONSUMER_OFFSET, {"topic": topic, "queueId": 1, "consumerGroup": "shown", "commitOffset": 1})
     shown = client.ask(codes.GET_CONSUME_STATS, {"consumerGroup": "shown"}).body.decode()
     assert '"queueId":1,"topic":"' + topic + '"}:{"brokerOffset":1,"consumerOffset":1,' in shown
-    assert client.ask(codes.GET_CONSUME_STATS, {"consumerGroup": "nobody"}).body == b'{"consumeTps":0.0,"offsetTable":{}}'
+    nothing = b'{"consumeTps":0.0,"offsetTable":{}}'
+    assert client.ask(codes.GET_CONSUME_STATS, {"consumerGroup": "nobody"}).body == nothing
+    beat(client, "one", "shown", subscription("another"))
+    assert client.ask(codes.GET_CONSUME_STATS, {"consumerGroup": "shown"}).body == nothing, "it has left the topic"
+    client.ask(codes.UNREGISTER_CLIENT, {"clientID": "one", "consumerGroup": "shown"})
     assert json.loads(client.ask(codes.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": topic}).body) == {"groupList": ["shown"]}
 
 
@@ -133,7 +139,56 @@ def test_the_broker_tells_about_itself(served):
     table = json.loads(client.ask(codes.GET_BROKER_RUNTIME_INFO).body)["table"]
     assert all(isinstance(value, str) for value in table.values()) and int(table["commitLogMaxOffset"]) >= 0
     config = client.ask(codes.GET_BROKER_CONFIG)
-    assert b"brokerName=broker-a\n" in config.body and config.fields["version"].startswith("{")
+    assert config.fields["version"].startswith("{")
+    lines = dict(line.split("=", 1) for line in config.body.decode().splitlines())
+    told = {"brokerName": "broker-a", "listenPort": str(served.ports[1]), "fileReservedTime": "72", "flushDiskType": "ASYNC_FLUSH",
+            "mappedFileSizeCommitLog": str(SMALL["mapped_file_size_commit_log_bytes"]), "storePathRootDir": str(served.root)}
+    assert told.items() <= lines.items()
+
+
+def test_messages_of_topics_and_groups_are_counted(served, topic):
+    client = served.broker()
+    for body in (b"2", b"3", b"4"):  # the first one made the topic
+        client.ask(codes.SEND_MESSAGE_V2, send_fields(topic), body)
+    group = f"counting_{topic}"
+    eventually(lambda: client.ask(codes.GET_MAX_OFFSET, {"topic": topic, "queueId": 0}).fields["offset"] == "4", "all are in the queue")
+    client.ask(codes.PULL_MESSAGE, pull_fields(topic, offset=2, group=group))
+
+    def counted(name, key):
+        answer = client.ask(codes.VIEW_BROKER_STATS_DATA, {"statsName": name, "statsKey": key})
+        return json.loads(answer.body) if answer.code == codes.SUCCESS else None
+
+    eventually(lambda: counted("TOPIC_PUT_NUMS", topic), "the gateway has looked at the engine's counters")
+    for name, key, number in (("TOPIC_PUT_NUMS", topic, 4), ("GROUP_GET_NUMS", f"{topic}@{group}", 2)):
+        found = counted(name, key)
+        assert list(found) == ["statsMinute", "statsHour", "statsDay"]
+        assert found["statsDay"]["sum"] == number and found["statsDay"]["tps"] > 0
+    table = json.loads(client.ask(codes.GET_BROKER_RUNTIME_INFO).body)["table"]
+    assert int(table["msgPutTotalTodayNow"]) >= 4 and int(table["msgGetTotalTodayNow"]) >= 2
+
+
+def test_a_window_ends_with_what_is_older_and_another_engines_counters_begin_anew():
+    now_s, puts = 1000.0, {"T": 5}
+    counts = Counts(lambda: puts, clock_s=lambda: now_s)
+    assert counts.windows("TOPIC_PUT_NUMS", "gone") is None
+    assert [number for number, _ in counts.windows("TOPIC_PUT_NUMS", "T")] == [0, 0, 0], "what was before does not count"
+    for _ in range(9):
+        now_s += 10
+        puts = {"T": puts["T"] + 10}
+        counts.give("T", "g", 1)
+        counts.sample()
+    assert counts.windows("TOPIC_PUT_NUMS", "T") == [(60, 1.0), (90, 1.0), (90, 1.0)]
+    assert counts.windows("GROUP_GET_NUMS", "T@g") == [(6, 0.1), (9, 0.1), (9, 0.1)] and counts.given == 9
+    now_s, puts = now_s + 10, {"T": 2}
+    assert counts.windows("TOPIC_PUT_NUMS", "T")[0][0] == 2
+
+
+def test_no_more_groups_are_counted_than_there_is_room_for(monkeypatch):
+    monkeypatch.setattr(admin_module, "COUNTED_MAX", 3)
+    counts = Counts(dict)
+    for number in range(9):
+        counts.give("T", f"g{number}", 1)
+    assert counts.given == 9 and [number for number in range(9) if counts.windows("GROUP_GET_NUMS", f"T@g{number}")] == [0, 1]
 
 
 def test_a_groups_progress_is_told_in_all_the_ways_of_the_tools(served, topic):

@@ -206,7 +206,8 @@ def test_the_other_tools_work_too(served, clients, tmp_path):
     eventually(lambda: sum(ConsumerOffsets(served.root).read("tools", "tool_group").values()) == 3, "its offsets are written", timeout_s=60)
     assert "tool_group" in admin("brokerConsumeStats", "-b", broker)  # once in a JVM: this command keeps a closed client
     assert "producer group (senders)" in admin("producer", "-b", broker)
-    assert "tools" in admin("statsAll", "-t", "tools")
+    assert re.search(r"tools\s+tool_group\s+\d+\s+\S+\s+\S+\s+3\s+3\s", admin("statsAll", "-t", "tools")), "3 came in a day, and 3 went"
+    assert re.search(r"broker-a\s+0\s+0\s+[1-9]\d*\s+[1-9]", admin("clusterList", "-m"))
     assert "tagsCode=97" in admin("queryCq", "-t", "tools", "-q", queue, "-i", "0", "-c", "5", "-b", broker)
     assert "Queue Offset:        0" in admin("queryMsgByOffset", "-t", "tools", "-b", "broker-a", "-i", queue, "-o", "0")
     assert sent[0]["unique"] in admin("queryMsgByUniqueKey", "-t", "tools", "-i", sent[0]["unique"])
@@ -231,6 +232,7 @@ def test_the_other_tools_work_too(served, clients, tmp_path):
     assert "SEND_OK" in admin("sendMessage", "-t", "tools", "-p", "hello")
     assert "Consume ok" in admin("consumeMessage", "-t", "tools", "-c", "3")
     assert sent[0]["unique"] in admin("printMsgByQueue", "-t", "tools", "-a", "broker-a", "-i", queue, "-p", "true")
+    assert "#offset" in admin("skipAccumulatedMessage", "-g", "tool_group", "-t", "tools")
     # A group that is away: the tool sets each queue's offset itself.
     clients.ask("stop", name="tools")
     assert "#rollbackOffset" in admin("resetOffsetByTime", "-g", "tool_group", "-t", "tools", "-s", "0")
