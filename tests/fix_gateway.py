@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import trustme
 
 from fix_engine import SMALL, RunningEngine
 from pyengine.gateway import codes
@@ -150,6 +151,22 @@ def served(tmp_path_factory):
     store = start_served(tmp_path_factory.mktemp("served") / "store")
     yield store
     store.close()
+
+
+def put_private(path: Path, text: bytes, mode: int = 0o600) -> Path:
+    """Put a file in the place of `path`, as an editor does: another one, of this mode."""
+    new = path.with_name(f"{path.name}.new")
+    new.touch(mode=0o600)
+    new.write_bytes(text)
+    new.chmod(mode)
+    return new.replace(path)
+
+
+def put_certificate(folder: Path, authority: trustme.CA, name: str = "localhost") -> dict[str, object]:
+    """Issue a certificate of this machine into a folder; the settings with which a gateway shows it."""
+    made = authority.issue_cert("127.0.0.1", name)
+    return {"gateway_tls_cert_file": str(put_private(folder / "cert.pem", b"".join(one.bytes() for one in made.cert_chain_pems))),
+            "gateway_tls_key_file": str(put_private(folder / "key.pem", made.private_key_pem.bytes()))}
 
 
 def signed(fields: dict[str, object], body: bytes, account: tuple[str, str]) -> dict[str, str]:

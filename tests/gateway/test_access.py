@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import trustme
 
-from fix_gateway import Client, beat, pull_fields, send_fields, signed, start_served, subscription
+from fix_gateway import Client, beat, pull_fields, put_certificate, put_private, send_fields, signed, start_served, subscription
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import ConfigError, EngineError
 from pyengine.gateway import access as access_module
@@ -45,12 +45,7 @@ REFUSED = "org.apache.rocketmq.acl.common.AclException: "
 
 
 def write_list(path, text: str = LIST, mode: int = 0o600) -> None:
-    """As an editor does: another file in its place."""
-    new = path.with_suffix(".new")
-    new.touch(mode=0o600)
-    new.write_text(text)
-    new.chmod(mode)
-    new.replace(path)
+    put_private(path, text.encode(), mode)
 
 
 @pytest.fixture
@@ -290,21 +285,11 @@ def guarded(tmp_path_factory):
     write_list(root / "plain_acl.yml", LIST + "- {accessKey: all-topics, secretKey: all-topics-secret, defaultTopicPerm: PUB|SUB,"
                                               " defaultGroupPerm: SUB}\n")
     authority = trustme.CA()
-    put_certificate(root, authority)
     store = start_served(root / "store", acl_enable=True, gateway_acl_file=str(root / "plain_acl.yml"), gateway_tls_mode="permissive",
-                         gateway_tls_cert_file=str(root / "cert.pem"), gateway_tls_key_file=str(root / "key.pem"))
+                         **put_certificate(root, authority))
     store.files, store.authority = root, authority
     yield store
     store.close()
-
-
-def put_certificate(folder, authority, name: str = "localhost") -> None:
-    made = authority.issue_cert("127.0.0.1", name)
-    for file, pem in (("cert.pem", b"".join(one.bytes() for one in made.cert_chain_pems)), ("key.pem", made.private_key_pem.bytes())):
-        new = folder / f"{file}.new"
-        new.touch(mode=0o600)
-        new.write_bytes(pem)
-        new.replace(folder / file)
 
 
 ALL = ("all-topics", "all-topics-secret")

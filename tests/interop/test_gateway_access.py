@@ -10,7 +10,7 @@ import pytest
 import trustme
 
 import needs
-from fix_gateway import Client, pull_fields, send_fields, signed, start_served, subscription
+from fix_gateway import Client, pull_fields, put_certificate, put_private, send_fields, signed, start_served, subscription
 from fix_replication import free_port
 from interop.clients import FLAGS, ClientError, Clients
 from interop.judge import JudgeUnavailableError
@@ -37,9 +37,7 @@ accounts:
 
 
 def write_list(path) -> str:
-    path.touch(mode=0o600)
-    path.write_text(LIST)
-    return str(path)
+    return str(put_private(path, LIST.encode()))
 
 
 @contextlib.contextmanager
@@ -57,14 +55,9 @@ def rig(tmp_path_factory):
     """(store, function that starts clients): the gateway has a list and takes TLS alone, the clients check its certificate."""
     scratch = tmp_path_factory.mktemp("access")
     authority = trustme.CA()
-    made = authority.issue_cert("127.0.0.1", "localhost")
-    (scratch / "cert.pem").write_bytes(b"".join(one.bytes() for one in made.cert_chain_pems))
-    (scratch / "key.pem").touch(mode=0o600)
-    (scratch / "key.pem").write_bytes(made.private_key_pem.bytes())
     authority.cert_pem.write_to_path(scratch / "ca.pem")
     store = start_served(scratch / "store", acl_enable=True, gateway_acl_file=write_list(scratch / "plain_acl.yml"),
-                         gateway_tls_mode="enforcing", gateway_tls_cert_file=str(scratch / "cert.pem"),
-                         gateway_tls_key_file=str(scratch / "key.pem"))
+                         gateway_tls_mode="enforcing", **put_certificate(scratch, authority))
     with contextlib.closing(store), available(), contextlib.ExitStack() as running:
         def clients(account=(), ca=scratch / "ca.pem", name="clients"):
             (scratch / name).mkdir()

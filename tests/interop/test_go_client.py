@@ -1,4 +1,4 @@
-"""Apache RocketMQ's client for Go, unchanged, on a gateway: the program of examples/clients/go."""
+"""Apache RocketMQ's client for Go, unchanged, on a gateway: the program of examples/clients/go, with an access key and with TLS."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 import subprocess
 
 import pytest
+import trustme
 
 from fix_cli import SOURCES
-from fix_gateway import start_served
+from fix_gateway import put_certificate, put_private, start_served
 from interop.judge import cache_folder
 from pyengine import open_store
 from waiting import patience
@@ -19,29 +20,78 @@ PROGRAM = SOURCES / "examples" / "clients" / "go"
 pytestmark = [pytest.mark.go, pytest.mark.long, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory):
+LIST = b"""
+accounts:
+- {accessKey: shop-key, secretKey: shop-secret, defaultTopicPerm: DENY, defaultGroupPerm: DENY, topicPerms: [orders=PUB|SUB],
+   groupPerms: [billing=SUB]}
+"""
+
+
+def build(folder, *arguments):
     """The example, built."""
-    built = tmp_path_factory.mktemp("go") / "example"
+    built = folder / "example"
     environ = os.environ | {"GOCACHE": str(cache_folder() / "go-build"), "GOFLAGS": "-buildvcs=false"}
-    done = subprocess.run(["go", "build", "-o", built, "."], cwd=PROGRAM, env=environ, capture_output=True, text=True,
+    done = subprocess.run(["go", "build", "-o", built, *arguments, "."], cwd=PROGRAM, env=environ, capture_output=True, text=True,
                           timeout=patience(600))
     assert done.returncode == 0, done.stderr
     return built
 
 
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """With the newest release of the client, which has no TLS."""
+    return build(tmp_path_factory.mktemp("go"))
+
+
+@pytest.fixture(scope="module")
+def program_with_tls(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("go"), "-modfile", "tls.mod", "-tags", "tls")
+
+
+def run(program, served, *arguments, secret: str = "", limit_s: float = 120):
+    return subprocess.run(
+        [program, "-namesrv", f"127.0.0.1:{served.ports[0]}", "-count", "20", "-limit", f"{patience(limit_s):.0f}s", *arguments],
+        env=os.environ | {"ROCKETMQ_SECRET_KEY": secret}, capture_output=True, text=True, timeout=patience(240))
+
+
+def check_all_came(shown):
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    lines = shown.stdout.splitlines()
+    assert [line for line in lines if line.startswith("put")] == [f"put true {number}" for number in range(20)]
+    assert sorted(line for line in lines if line.startswith("got")) == sorted(f"got order {number}" for number in range(20))
+
+
 def test_the_go_client_puts_and_consumes(program, tmp_path):
     served = start_served(tmp_path / "store")
     try:
-        shown = subprocess.run(
-            [program, "-namesrv", f"127.0.0.1:{served.ports[0]}", "-count", "20", "-limit", f"{patience(120):.0f}s"],
-            capture_output=True, text=True, timeout=patience(240))
-        assert shown.returncode == 0, shown.stdout + shown.stderr
-        lines = shown.stdout.splitlines()
-        assert [line for line in lines if line.startswith("put")] == [f"put true {number}" for number in range(20)]
-        assert sorted(line for line in lines if line.startswith("got")) == sorted(f"got order {number}" for number in range(20))
+        check_all_came(run(program, served))
         with open_store(served.engine.root) as store:
             found = [message for queue_id in store.topics()["orders"] for message in store.get_message("orders", queue_id, 0).messages]
         assert {message.tags for message in found} == {"paid"} and len(found) == 20
+    finally:
+        served.close()
+
+
+def test_the_go_client_with_a_key_does_what_its_account_may(program, tmp_path):
+    served = start_served(tmp_path / "store", acl_enable=True, gateway_acl_file=str(put_private(tmp_path / "plain_acl.yml", LIST)))
+    try:
+        check_all_came(run(program, served, "-access-key", "shop-key", secret="shop-secret"))
+        for key, secret, topic, why in (("shop-key", "wrong-secret", "orders", "Check signature failed for accessKey=shop-key"),
+                                        ("", "", "orders", "No accessKey is configured"),
+                                        ("shop-key", "shop-secret", "prices", "No default permission for topic:prices")):
+            shown = run(program, served, "-access-key", key, "-topic", topic, secret=secret)
+            assert shown.returncode != 0 and why in shown.stderr, shown.stdout + shown.stderr
+    finally:
+        served.close()
+
+
+def test_the_go_client_with_tls_and_a_key_puts_and_consumes_and_without_tls_is_refused(program, program_with_tls, tmp_path):
+    served = start_served(tmp_path / "store", acl_enable=True, gateway_acl_file=str(put_private(tmp_path / "plain_acl.yml", LIST)),
+                          gateway_tls_mode="enforcing", **put_certificate(tmp_path, trustme.CA()))
+    try:
+        check_all_came(run(program_with_tls, served, "-access-key", "shop-key", secret="shop-secret"))
+        shown = run(program, served, "-access-key", "shop-key", secret="shop-secret")
+        assert shown.returncode != 0 and "put" not in shown.stdout, shown.stdout + shown.stderr
+        assert "it does not begin with TLS" in served.engine.log()
     finally:
         served.close()
