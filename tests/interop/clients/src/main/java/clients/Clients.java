@@ -77,7 +77,7 @@ public class Clients {
             case "request": return request(told);
             case "load": return Load.send(producer(told.getString("group")), told);
             case "stream": return Load.stream(producer(told.getString("group")), told);
-            case "drain": return Load.drain(address, told);
+            case "drain": return Load.drain(address, signs, told);
             case "decide": decides = told.getBooleanValue("yes"); return true;
             case "view": return row(producer("viewer").viewMessage(told.getString("topic"), told.getString("id")));
             case "query": return query(told);

@@ -9,10 +9,12 @@ import java.util.concurrent.atomic.AtomicLong;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /** Load for benches: threads that send one message after the other, and a consumer that takes all there are. */
 class Load {
@@ -83,8 +85,8 @@ class Load {
     }
 
     /** Consume so many messages of a topic with a new group; how long it took from the first to the last. */
-    static JSONObject drain(String address, JSONObject told) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(told.getString("group"));
+    static JSONObject drain(String address, RPCHook signs, JSONObject told) throws Exception {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(told.getString("group"), signs, new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(address);
         consumer.setInstanceName(told.getString("group"));
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
