@@ -61,7 +61,7 @@ def explain(store: Path | None, settings: dict[str, str], as_json: bool, broker_
     """Show every setting: value, default, where the value came from, and when a change takes effect.
 
     Sources, the later wins: STORE/config/engine.toml, environment variables
-    PYENGINE_NAME, --set. File sizes of a store without engine.toml are worked out
+    PYENGINE_NAME, a broker's file, --set. File sizes of a store without engine.toml are worked out
     from its files. Without STORE: the settings that a new store would get.
     While an engine runs (and without --set and --broker-conf): its own values, `live` for
     those that `pyengine config set` has changed since its start.
@@ -77,7 +77,9 @@ def explain(store: Path | None, settings: dict[str, str], as_json: bool, broker_
     told = None if broker_conf is None else read_broker_conf(broker_conf, store, settings)
     running = None if settings or store is None or told is not None else _running(store)
     loaded = running or load_config(store, settings if told is None else told.settings)
-    rows = [row for row in loaded.explain() if not changed or row[1] != row[2]]
+    of_broker = set() if told is None else told.settings.keys() - settings.keys()
+    rows = [(name, value, default, told.name if told is not None and name in of_broker else origin)
+            for name, value, default, origin in loaded.explain() if not changed or value != default]
     if as_json:
         output.write_json({
             "store": str(store) if store else None, "mode": loaded.mode, "running": running is not None, "settings": [

@@ -113,6 +113,8 @@ def test_a_brokers_file_is_taken_and_what_differs_is_named(golden, broker_conf):
     assert said["mapedFileSizeCommitLog"] == "differs: the store's files have 16384, which stays"
     assert said["storePathRootDir"] == f"differs: the command names {store.root}"
     assert "raft" in said["enableDLegerCommitLog"] and said["brokerName"] == "taken as broker_name"
+    origins = {row["name"]: row["from"] for row in document["settings"]}
+    assert (origins["broker_name"], origins["file_reserved_time_hours"], origins["ha_listen_port"]) == ("broker.conf", "--set", "default")
     text = run("config", "explain", store.root, "--broker-conf", broker_conf, "--changed").stdout
     assert "in broker.conf" in text and "10.2.3.4:10931" in text
 
