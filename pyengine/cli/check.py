@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 def check(store: Path, settings: dict[str, str], as_json: bool, acked: Path | None, on_spark: bool, master: str | None) -> int:
     """Check a whole store: log chain, CRCs, queues, index, config, checkpoint. Changes nothing.
 
-    Beside a running engine everything that is dispatched is checked, beside a degraded one everything,
-    beside a RocketMQ broker what its checkpoint calls flushed and is older than 3 s. Each finding has a
-    grade, and says what to do: a notice needs nothing, what is repairable is still wholly in
-    the log, a loss is a message that is gone, damaged or out of reach in this copy. An error
-    (exit code 3) breaks a promise of the store; a warning is what recovery settles, or what
-    RocketMQ leaves that way; an info is worth knowing.
+    Beside a running engine everything that is dispatched is checked but the newest index file, which is
+    being written; beside a degraded one everything; beside a RocketMQ broker what its checkpoint calls
+    flushed and is older than 3 s. Each finding has a grade, and says what to do: a notice
+    needs nothing, what is repairable is still wholly in the log, a loss is a message that is
+    gone, damaged or out of reach in this copy. An error (exit code 3) breaks a promise of the
+    store; a warning is what recovery settles, or what RocketMQ leaves that way; an info is
+    worth knowing.
 
     --spark finds the same, with the reading done in Spark's workers, on several processors or
     hosts (docs/spark.md); a store of some GiB on one host is checked sooner without.
