@@ -60,7 +60,7 @@ Counter = tuple[str, str]   # RocketMQ's name of a statistic, and of what it is
 class Counts:
     """How many messages came to a topic and went to a group in the last minute, hour and day.
 
-    The engine counts what is put, whoever puts it; the gateway what it gives to groups. Used in the loop's thread.
+    The engine counts what any program puts, the gateway what it gives to groups. Used in the loop's thread.
     """
 
     def __init__(self, puts: Callable[[], Mapping[str, int]], *, clock_s: Callable[[], float] = time.monotonic) -> None:
