@@ -111,7 +111,7 @@ int ms_group_commit_once(struct ms_group_commit *group)
 
 int ms_group_commit_run(struct ms_group_commit *group, int64_t deadline_ns, int64_t busy_ns)
 {
-    int is_busy = 0;
+    int is_busy = 0, woken = 0;
     struct ms_latch *latch = &group->control->latch[MS_FLUSHER];
     struct ms_worker *worker = &group->control->workers[MS_FLUSHER];
     for (;;) {
@@ -128,15 +128,17 @@ int ms_group_commit_run(struct ms_group_commit *group, int64_t deadline_ns, int6
             if (now_ns + busy_ns < deadline_ns)
                 deadline_ns = now_ns + busy_ns;
         }
-        if (now_ns >= deadline_ns) {
+        if (now_ns >= deadline_ns || (woken && !moved)) { /* woken for something else: a segment, settings, the end */
             ms_latch_disarm(latch);
             return MS_GROUP_TIME;
         }
+        woken = 0;
         if (moved) {
             ms_home_follow(&group->home, ms_load_relaxed(&group->control->workers[MS_WRITER].cpu));
             continue;
         }
-        if (ms_latch_wait(latch, group->semaphore, deadline_ns - now_ns) == -EINTR)
+        woken = ms_latch_wait(latch, group->semaphore, deadline_ns - now_ns);
+        if (woken == -EINTR)
             return MS_GROUP_TIME;
     }
 }

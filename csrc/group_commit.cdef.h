@@ -12,7 +12,7 @@
 #define MS_GROUP_STREAM_NS 1000000  /* flushes that follow each other within this time are a stream */
 
 /* Why ms_group_commit_run returned. */
-#define MS_GROUP_TIME 0          /* the deadline, or a signal: do the housekeeping, call again */
+#define MS_GROUP_TIME 0          /* the deadline, a signal, or woken without a commit: do the housekeeping, call again */
 #define MS_GROUP_SEGMENT 1       /* a segment of [flushed, committed) is not among `base` */
 #define MS_GROUP_FAILED 2        /* fdatasync failed: error_number, failed_base */
 

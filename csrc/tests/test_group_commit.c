@@ -3,10 +3,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 
+#include "../atomics.h"
 #include "../futex.h"
 #include "../group_commit.h"
+#include "../latch.h"
 
 #define SEGMENT 4096
 
@@ -31,6 +35,15 @@ static int open_file(const char *path)
     unlink(path);
     CHECK(posix_fallocate(fd, 0, SEGMENT) == 0);
     return fd;
+}
+
+static void *wake(void *unused)
+{
+    (void)unused;
+    while (ms_load_acquire(&control.latch[MS_FLUSHER].has_notified) != 0)
+        sched_yield();
+    ms_latch_wakeup(&control.latch[MS_FLUSHER], &semaphore);
+    return NULL;
 }
 
 int main(void)
@@ -79,6 +92,11 @@ int main(void)
     int64_t patience_ends_ns = ms_monotonic_ns() + 20000000000;
     CHECK(ms_group_commit_run(&group, patience_ends_ns, 0) == MS_GROUP_TIME); /* back behind the first that moved */
     CHECK(control.flushed.value == SEGMENT + 60 && ms_monotonic_ns() < patience_ends_ns);
+
+    pthread_t other; /* wakes it for something else than a commit, once it sleeps */
+    CHECK(pthread_create(&other, NULL, wake, NULL) == 0);
+    CHECK(ms_group_commit_run(&group, patience_ends_ns, 0) == MS_GROUP_TIME);
+    CHECK(pthread_join(other, NULL) == 0 && ms_monotonic_ns() < patience_ends_ns);
 
     commit(SEGMENT + 100, 5000, 0); /* a descriptor that cannot be synced */
     int pipes[2];

@@ -118,8 +118,8 @@ class AllocateMappedFileService(Service):
         failpoint("segment_made")
         native.store(self._allocator, "ready_end", start + self._segment_bytes)
         failpoint("segment_ready")
+        self._memory.wake(native.FLUSHER)  # first: it opens the segment before anything is written to it
         self._memory.wake(native.WRITER)
-        self._memory.wake(native.FLUSHER)  # it opens the segment before anything is written to it
         return True
 
     def _create(self, start: int) -> None:
