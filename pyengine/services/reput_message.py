@@ -56,6 +56,7 @@ class ReputMessageService(Service):
             index_progress=ffi.addressof(self._control, "index_progress"),
             topic_stats=_topic_stats(memory))
         self._view: mmap.mmap | None = None
+        self._advice = mmap.MADV_NORMAL  # of the view
         self._retry_ns = 0
         follows_disk = memory.identity.mode == native.MODE_SYNC or memory.identity.role in (native.SYNC_MASTER, native.SLAVE)
         nap_ns, quiet_ns = (SYNC_NAP_NS, SYNC_QUIET_NS) if follows_disk else (NAP_NS, QUIET_NS)
@@ -84,6 +85,7 @@ class ReputMessageService(Service):
         if self._retry_ns and monotonic_ns() < self._retry_ns:
             return False
         before = self._loop.reput_from
+        self._advise()
         try:
             why = self._loop.run(until_ns, may_sleep=may_sleep)
             if why == dispatch.SEGMENT:
@@ -128,12 +130,18 @@ class ReputMessageService(Service):
             raise DiskError(f"{path} is gone, but not dispatched yet", path=str(path)) from error
         if len(view) < self._segment_bytes:
             raise DiskError(f"{path} has {len(view)} bytes, not {self._segment_bytes}", path=str(path))
-        if native.load_position(self._limit) - self._loop.reput_from <= NEAR_BYTES:
-            # The kernel would read ahead of the writer: pages of zeros, made here and then written over.
-            view.madvise(mmap.MADV_RANDOM)
         self._close_view()
-        self._view = view
+        self._view, self._advice = view, mmap.MADV_NORMAL
+        self._advise()
         self._loop.use_segment(view, base)
+
+    def _advise(self) -> None:
+        """No read-ahead close behind the writer: the kernel would make pages of zeros that are then written over."""
+        behind_bytes = native.load_position(self._control.committed) - self._loop.reput_from
+        advice = mmap.MADV_RANDOM if behind_bytes <= NEAR_BYTES else mmap.MADV_NORMAL
+        if self._view is not None and advice != self._advice:
+            self._view.madvise(advice)
+            self._advice = advice
 
     def _close_view(self) -> None:
         self._loop.use_segment(None, -1)

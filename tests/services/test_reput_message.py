@@ -66,14 +66,14 @@ def test_the_log_is_read_ahead_only_far_behind_the_writer(make_owner, monkeypatc
     owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
     segment = StorePaths(owner.root).commit_log / f"{0:020}"
     others = len(read_ahead_of(segment))
-    for near_bytes, reads_ahead in ((64, True), (reput_message.NEAR_BYTES, False)):
+    service = service_of(owner)
+    for near_bytes, reads_ahead in ((64, True), (reput_message.NEAR_BYTES, False), (64, True)):
         monkeypatch.setattr(reput_message, "NEAR_BYTES", near_bytes)
         writer.put(b"x" * 100)
-        service = service_of(owner)
         assert service.work()
         flags = read_ahead_of(segment)
         assert len(flags) == others + 1 and (False in flags) != reads_ahead
-        service.close()
+    service.close()
 
 
 def test_nothing_beyond_committed_is_dispatched(make_owner):
