@@ -37,7 +37,7 @@ from pyengine.storage.recovery.report import Progress, RecoveryPath
 SLICE_BYTES = 32 << 20            # how much is walked between two calls of `progress`, and by one processor at a time
 CLEAN_VERIFY_BYTES_MAX = 1 << 30  # read after a clean stop of our own store: it must start within a second
 NORMAL_SEGMENTS = 3               # CommitLog.recoverNormally reads this many again
-KEPT_MAX = 16                     # mappings that one recovery keeps; each holds a descriptor
+KEPT_MAX = 4                      # mappings that one recovery keeps; each holds a descriptor
 MISSING_SEGMENT = "missing_segment"  # a reason beside formats.record_case: the log has a gap
 HEAD_BYTES = 68 + 8               # the store time is readable in these, also after a 20-byte host
 # The first record of a piece is looked for no further than this after its border: what lies beyond the log's end may
@@ -121,15 +121,14 @@ class LogView:
     @contextlib.contextmanager
     def mapped(self, segment: MappedFile) -> Iterator[mmap.mmap]:
         """The segment's bytes, read-only, for the length of a block."""
-        if self.kept is None:
-            with mapped(segment.path) as view:
-                yield view
+        view = None if self.kept is None else self.kept.get(segment.path)
+        if view is None and self.kept is not None and len(self.kept) < KEPT_MAX:
+            view = self.kept[segment.path] = map_read_only(segment.path)
+        if view is not None:
+            yield view
             return
-        if segment.path not in self.kept:
-            if len(self.kept) >= KEPT_MAX:
-                del self.kept[next(iter(self.kept))]  # closed with its last use, as all that are kept
-            self.kept[segment.path] = map_read_only(segment.path)
-        yield self.kept[segment.path]
+        with mapped(segment.path) as view:
+            yield view
 
     def walk(
         self, segment: MappedFile, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool
