@@ -103,8 +103,8 @@ class Counts:
             self._looked_s = now_s
             try:
                 self._put = {(TOPIC_PUTS, topic): number for topic, number in self._puts().items()}
-            except EngineError:  # it does not run
-                self._put = {}
+            except (EngineError, OSError):  # it does not run: what it has counted stands
+                pass
         return self._put | self._got
 
     def windows(self, name: str, key: str) -> list[tuple[int, float]] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +13,7 @@ import pyengine
 from fix_engine import SMALL
 from fix_gateway import beat, pull_fields, send_fields, subscription
 from pyengine.engine_config import EngineConfig
-from pyengine.errors import UsageError
+from pyengine.errors import EngineUnavailableError, UsageError
 from pyengine.gateway import admin as admin_module
 from pyengine.gateway import codes
 from pyengine.gateway.admin import Admin, Counts
@@ -181,6 +182,24 @@ def test_a_window_ends_with_what_is_older_and_another_engines_counters_begin_ane
     assert counts.windows("GROUP_GET_NUMS", "T@g") == [(6, 0.1), (9, 0.1), (9, 0.1)] and counts.given == 9
     now_s, puts = now_s + 10, {"T": 2}
     assert counts.windows("TOPIC_PUT_NUMS", "T")[0][0] == 2
+
+
+@pytest.mark.parametrize("error", [EngineUnavailableError("it starts again"), OSError(errno.EMFILE, "no descriptor")])
+def test_counters_that_cannot_be_read_for_a_while_are_no_new_messages(error):
+    now_s, answers = 1000.0, [{"T": 500}]
+
+    def puts():
+        answer = answers[-1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    counts = Counts(puts, clock_s=lambda: now_s)
+    for answer in (error, {"T": 501}):
+        now_s += 10
+        answers.append(answer)
+        counts.sample()
+    assert counts.windows("TOPIC_PUT_NUMS", "T")[0][0] == 1
 
 
 def test_no_more_groups_are_counted_than_there_is_room_for(monkeypatch):
