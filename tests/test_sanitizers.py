@@ -82,7 +82,7 @@ class SanitizedTree:
         }
         return subprocess.run(
             [sys.executable, *arguments], cwd=self.folder, env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s)
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=patience(timeout_s))
 
     def take_reports(self) -> str:
         """What the sanitizers wrote since the last call."""
