@@ -111,7 +111,7 @@ int ms_group_commit_once(struct ms_group_commit *group)
 
 int ms_group_commit_run(struct ms_group_commit *group, int64_t deadline_ns, int64_t busy_ns)
 {
-    int is_busy = 0, woken = 0;
+    int woken = 0;
     struct ms_latch *latch = &group->control->latch[MS_FLUSHER];
     struct ms_worker *worker = &group->control->workers[MS_FLUSHER];
     for (;;) {
@@ -123,11 +123,8 @@ int ms_group_commit_run(struct ms_group_commit *group, int64_t deadline_ns, int6
             return -moved;
         int64_t now_ns = ms_monotonic_ns();
         ms_store_relaxed(&worker->heartbeat_ns, now_ns);
-        if (moved && !is_busy) {
-            is_busy = 1;
-            if (now_ns + busy_ns < deadline_ns)
-                deadline_ns = now_ns + busy_ns;
-        }
+        if (moved && now_ns + busy_ns < deadline_ns) /* at the first that moves; those behind it come later */
+            deadline_ns = now_ns + busy_ns;
         if (now_ns >= deadline_ns || (woken && !moved)) { /* woken for something else: a segment, settings, the end */
             ms_latch_disarm(latch);
             return MS_GROUP_TIME;
