@@ -113,22 +113,20 @@ class LogView:
 
     def forget(self, path: Path | None = None) -> None:
         """Keep the mapping of that segment no longer, None: of all. Before it is deleted, so that its room is free at once."""
-        if self.kept is not None and path is None:
+        if self.kept is None:
+            return
+        if path is None:
             self.kept.clear()
-        elif self.kept is not None and path is not None:
+        else:
             self.kept.pop(path, None)
 
-    @contextlib.contextmanager
-    def mapped(self, segment: MappedFile) -> Iterator[mmap.mmap]:
+    def mapped(self, segment: MappedFile) -> contextlib.AbstractContextManager[mmap.mmap]:
         """The segment's bytes, read-only, for the length of a block."""
-        view = None if self.kept is None else self.kept.get(segment.path)
-        if view is None and self.kept is not None and len(self.kept) < KEPT_MAX:
-            view = self.kept[segment.path] = map_read_only(segment.path)
-        if view is not None:
-            yield view
-            return
-        with mapped(segment.path) as view:
-            yield view
+        if self.kept is None or segment.path not in self.kept and len(self.kept) >= KEPT_MAX:
+            return mapped(segment.path)
+        if segment.path not in self.kept:
+            self.kept[segment.path] = map_read_only(segment.path)
+        return contextlib.nullcontext(self.kept[segment.path])
 
     def walk(
         self, segment: MappedFile, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool
