@@ -25,6 +25,8 @@ from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Handlers, Request
 from pyengine.gateway.wire import IntKeys, write_json
 from pyengine.storage.config_table import (
+    BROKERS_TOPICS,
+    DEFAULT_TOPIC,
     PERM_INHERIT,
     PERM_READ,
     PERM_WRITE,
@@ -36,7 +38,6 @@ from pyengine.storage.config_table import (
 )
 from pyengine.storage.durable_file import ConfigFile
 
-DEFAULT_TOPIC = "TBW102"        # the topic whose queues and rights a new topic inherits
 RETRY_PREFIX, DEAD_PREFIX = "%RETRY%", "%DLQ%"
 GROUP_CHARS_MAX = TOPIC_BYTES_MAX - len(RETRY_PREFIX)  # a group's retry topic has to be a topic, too
 TOPICS_MAX = 10_000             # that clients may create by sending to them; tools may create more
@@ -49,11 +50,10 @@ OWN_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_PYENGINE_")  # whose offsets no clien
 TRANSACTION_OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 CHECKED_OUT_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
-FORBIDDEN_TOPICS = frozenset((SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC, CHECKED_OUT_TOPIC, TIMER_TOPIC,
-                              "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"))
+SYSTEM_TOPICS = BROKERS_TOPICS | {TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC, CHECKED_OUT_TOPIC, TIMER_TOPIC, TRACE_TOPIC}
+FORBIDDEN_TOPICS = SYSTEM_TOPICS - {DEFAULT_TOPIC, "BenchmarkTest", TRACE_TOPIC}  # to which no client sends
 SYSTEM_GROUPS = ("TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL",
                  "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER")  # which a broker always has, whatever the settings say
-SYSTEM_TOPICS = FORBIDDEN_TOPICS | {DEFAULT_TOPIC, "BenchmarkTest", TRACE_TOPIC}
 _NAME_CHARS = frozenset("%|_-0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _READ_WRITE = PERM_READ | PERM_WRITE
 

@@ -150,8 +150,9 @@ QUEUE_NUMS_ABSENT = 16  # what TopicConfig has where the file does not say
 QUEUE_NUMS_MAX = 65_536
 QUEUE_NUMS_NEW = 8
 GROUP_TOPIC_PREFIXES = ("%RETRY%", "%DLQ%")  # a broker makes these with one queue
-# A broker's own, with queues and rights of its own: an entry that says less of TBW102 would end the making of topics by clients.
-_BROKERS_TOPICS = frozenset((SCHEDULE_TOPIC, "TBW102", "BenchmarkTest", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"))
+DEFAULT_TOPIC = "TBW102"  # the topic whose queues and rights a new topic inherits
+# A broker's own, with queues and rights of its own: an entry that says less of DEFAULT_TOPIC would end the making of topics by clients.
+BROKERS_TOPICS = frozenset((SCHEDULE_TOPIC, DEFAULT_TOPIC, "BenchmarkTest", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +261,7 @@ class TopicConfigs(ConfigTable[TopicConfig]):
 
 def _has_entry(topic: str) -> bool:
     """Whether a broker would enter a topic of this name when a message comes."""
-    return topic not in _BROKERS_TOPICS and not topic.upper().startswith("RMQ_SYS_") and not topic.startswith(LMQ_PREFIX)
+    return topic not in BROKERS_TOPICS and not topic.upper().startswith("RMQ_SYS_") and not topic.startswith(LMQ_PREFIX)
 
 
 def _lacking(topics: Mapping[str, TopicConfig], wanted: Mapping[str, int]) -> list[str]:
