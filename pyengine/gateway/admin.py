@@ -92,12 +92,13 @@ class Counts:
         now: dict[Counter, int] | None = None
         for length_s, pause_s, samples in self._windows:
             if not samples or now_s - samples[-1][0] >= pause_s:
-                now = now if now is not None else self._now()
+                now = now if now is not None else self._look() | self._got
                 samples.append((now_s, now))
             while len(samples) > 1 and now_s - samples[1][0] >= length_s:
                 samples.popleft()
 
-    def _now(self) -> dict[Counter, int]:
+    def _look(self) -> dict[Counter, int]:
+        """The engine's counters."""
         now_s = self._clock_s()
         if self._looked_s is None or now_s - self._looked_s >= COUNTS_KEPT_S:
             self._looked_s = now_s
@@ -105,11 +106,11 @@ class Counts:
                 self._put = {(TOPIC_PUTS, topic): number for topic, number in self._puts().items()}
             except (EngineError, OSError):  # it does not run: what it has counted stands
                 pass
-        return self._put | self._got
+        return self._put
 
     def windows(self, name: str, key: str) -> list[tuple[int, float]] | None:
         """(messages, messages a second) of the last minute, hour and day; None for what was never counted."""
-        number = self._now().get((name, key))
+        number = (self._look() if name == TOPIC_PUTS else self._got).get((name, key))
         if number is None:
             return None
         found = []
