@@ -94,7 +94,7 @@ def walk(log: Log, messages_max: int, tags: frozenset[str] | None, limits: tuple
             message = None
         if message is None or (message.physical_offset, message.size_bytes) != (offset, size) or not belongs_to(message, "T", 0):
             status = status if messages else GetStatus.MESSAGE_WAS_REMOVING
-            if view is None and size != CQ_FILLER_SIZE:
+            if offset >= 0 and view is None and size != CQ_FILLER_SIZE:
                 gone = range(base, end)
             continue
         if tags is not None and message.tags not in tags:
