@@ -15,7 +15,6 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from pyengine.engine_config import SETTINGS
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.small_file import PARSE_ERRORS
@@ -35,12 +34,14 @@ from pyengine.gateway.names import (
 )
 from pyengine.gateway.positions import LEVEL, OFFSETS_MAX, GroupOffsets
 from pyengine.gateway.wire import INT64_MAX, IntKeys, ObjectKeys, WireError, read_json, write_json
-from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.control_block import EngineMemory, read_run_settings
 from pyengine.ipc.live_reader import LiveStoreReader
+from pyengine.ipc.session_client import ask_for_settings
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.statistics import WINDOWS_S, Statistics, read_statistics
 from pyengine.services.retention.clean_files import Request as CleanRequest
 from pyengine.services.retention.clean_resource import ask_to_clean
+from pyengine.storage.config import SETTINGS, set_durably, settings_to_set
 from pyengine.storage.config_table import PERM_READ, PERM_WRITE, TopicConfig, group_of
 from pyengine.storage.consumer_offset import DelayOffsets
 
@@ -150,6 +151,7 @@ class Admin:
             codes.GET_PRODUCER_CONNECTION_LIST: self.producer_connections,
             codes.GET_BROKER_RUNTIME_INFO: self.runtime_info,
             codes.GET_BROKER_CONFIG: self.broker_config,
+            codes.UPDATE_BROKER_CONFIG: self.update_broker_config,
             codes.GET_ALL_PRODUCER_INFO: self.all_producers,
             codes.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
             codes.GET_ALL_DELAY_OFFSET: self.delay_offsets,
@@ -482,9 +484,28 @@ class Admin:
             "putMessageEntireTimeMax": f"{figures.put_latency.max_ms or 0:.0f}",
             "putLatency99": f"{figures.put_latency.p99_ms or 0:.3f}", "putLatency999": f"{figures.put_latency.p999_ms or 0:.3f}"}
 
-    def broker_config(self, request: Request) -> Answer:
+    async def update_broker_config(self, request: Request) -> Answer:
+        """Change settings of the running engine, given under RocketMQ's keys: all or none, durably, as `pyengine config set` does.
+
+        What a broker passes over is refused here: a key that pyengine does not have, and one that needs a restart.
+        """
+
+        def change() -> None:
+            values = settings_to_set([line for line in request.frame.body.decode().splitlines() if line and not line.startswith("#")])
+            if later := [SETTINGS[name].key or name for name in values if not SETTINGS[name].live]:
+                raise UsageError(f"{', '.join(later)}: taken at a start only: pyengine config set, then stop and start the engine")
+            set_durably(self._reader.root, values)
+            ask_for_settings(self._reader.root, {name: SETTINGS[name].show(value) for name, value in values.items()})
+
+        try:
+            await self._in_executor(change)
+        except (EngineError, UnicodeDecodeError) as error:
+            return Answer(codes.SYSTEM_ERROR, str(error))
+        return Answer()
+
+    async def broker_config(self, request: Request) -> Answer:
         """The settings that a broker would have, as lines of `key=value`: those that pyengine has, under RocketMQ's keys."""
-        config = self._reader.config
+        config = await self._in_executor(lambda: read_run_settings(find_folder(self._reader.root)))
         host, _, port = self._address.broker.rpartition(":")
         lines = {row.key: row.show(getattr(config, name)) for name, row in SETTINGS.items() if row.key} | {
             "brokerName": self._address.broker_name, "brokerClusterName": self._address.cluster, "brokerId": "0",

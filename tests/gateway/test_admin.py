@@ -22,6 +22,7 @@ from pyengine.gateway.names import Names
 from pyengine.gateway.wire import Frame
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.ipc.shared_objects import find_folder
+from pyengine.storage.config import config_path, read_file
 from pyengine.storage.config_table import SubscriptionGroups, TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from waiting import eventually
@@ -145,6 +146,26 @@ def test_the_broker_tells_about_itself(served):
     told = {"brokerName": "broker-a", "listenPort": str(served.ports[1]), "fileReservedTime": "72", "flushDiskType": "ASYNC_FLUSH",
             "mappedFileSizeCommitLog": str(SMALL["mapped_file_size_commit_log_bytes"]), "storePathRootDir": str(served.root)}
     assert told.items() <= lines.items()
+
+
+def broker_settings(client):
+    return dict(line.split("=", 1) for line in client.ask(codes.GET_BROKER_CONFIG).body.decode().splitlines())
+
+
+def test_settings_of_the_running_engine_are_changed_all_or_none(served):
+    client = served.broker()
+    before = broker_settings(client)
+    assert client.ask(codes.UPDATE_BROKER_CONFIG, {}, b"fileReservedTime=48\ndeleteWhen=05\n").code == codes.SUCCESS
+    changed = before | {"fileReservedTime": "48", "deleteWhen": "05"}
+    assert broker_settings(client) == changed
+    assert {"file_reserved_time_hours": 48, "delete_when": "05"}.items() <= read_file(config_path(served.root)).items()
+    for body, why in ((b"deleteWhen=06\nfileReservedTime=long\n", "file_reserved_time_hours = long"),
+                      (b"deleteWhen=06\nnotASetting=1\n", "notASetting"),
+                      (b"deleteWhen=06\nflushDiskType=SYNC_FLUSH\n", "flushDiskType: taken at a start only"),
+                      (b"deleteWhen=06\nmappedFileSizeCommitLog=1024\n", "fixed at creation"), (b"deleteWhen=06\n\xff", "decode")):
+        answer = client.ask(codes.UPDATE_BROKER_CONFIG, {}, body)
+        assert answer.code == codes.SYSTEM_ERROR and why in answer.remark
+    assert broker_settings(client) == changed
 
 
 def test_messages_of_topics_and_groups_are_counted(served, topic):

@@ -222,6 +222,8 @@ def test_the_other_tools_work_too(served, clients, tmp_path):
     assert "broker-a" in admin("allocateMQ", "-t", "tools", "-i", "192.0.2.1,192.0.2.2")
     # The broker's.
     assert "maxMessageSize" in admin("getBrokerConfig", "-b", broker) and "retryMaxTimes" in admin("getConsumerConfig", "-g", "tool_group")
+    assert "success" in admin("updateBrokerConfig", "-b", broker, "-k", "fileReservedTime", "-v", "71")
+    assert re.search(r"^fileReservedTime\s*=\s*71$", admin("getBrokerConfig", "-b", broker), re.MULTILINE)
     assert "success" in admin("cleanExpiredCQ", "-b", broker) and "success" in admin("deleteExpiredCommitLog", "-b", broker)
     assert "equals to the old one" in admin("updateTopicPerm", "-b", broker, "-t", "tools", "-p", "6")
     for command in ("exportMetadata", "exportConfigs", "exportMetrics"):
