@@ -17,7 +17,7 @@ from pyarrow import parquet
 from fix_cli import run
 from fix_store_builder import StoreBuilder
 from pyengine.errors import EngineError, UsageError
-from pyengine.spark import export
+from pyengine.spark import export, spark_session
 from pyengine.spark.export import STATE, SUCCESS, PartFiles, Place, Target, escaped, export_parquet, write_groups
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError
@@ -92,6 +92,7 @@ def exported(spark, folder: Path) -> list[tuple]:
     return sorted((row.physicalOffset, row.topic, row.offset, bytes(row.value)) for row in df.collect())
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 @pytest.mark.java
 def test_an_incremental_export_by_topic_and_day_holds_every_row_once_whatever_was_killed(spark, builder, tmp_path):
@@ -274,13 +275,13 @@ def test_a_destination_that_cannot_be_reached_is_refused_before_anything_is_made
     assert list((tmp_path / "here").iterdir()) == []
 
 
-@pytest.mark.spark
-@pytest.mark.java
-def test_the_command_refuses_what_is_neither_a_path_nor_a_uri(builder):
+def test_the_command_refuses_what_is_neither_a_path_nor_a_uri(builder, monkeypatch):
+    monkeypatch.setattr(spark_session, "borrowed_session", None)  # none is started for it
     done = run("export", builder.root, "s3:/bucket/x")
     assert done.code == 2 and "write s3://bucket/x" in done.stderr
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 @pytest.mark.java
 def test_tasks_of_a_killed_run_do_not_count_once_another_has_begun(spark, builder, tmp_path, monkeypatch):
