@@ -1,4 +1,4 @@
-"""How the tests run: needs, long forms, seeds, fixtures, and the table of what was left out.
+"""How the tests run: needs, forms, seeds, fixtures, and the table of what was left out.
 
 Fixtures live in tests/fix_<topic>.py; each is loaded as a plugin. Needs stand in needs.py.
 """
@@ -23,6 +23,7 @@ sys.dont_write_bytecode = False
 pytest_plugins = sorted(path.stem for path in Path(__file__).parent.glob("fix_*.py"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--ci", action="store_true", help="run what .ci/run adds to the default run")
     parser.addoption("--long", action="store_true", help="run the long forms too (also PYENGINE_LONG=1)")
 
 
@@ -34,6 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.run_long = (
         config.getoption("--long") or os.environ.get("PYENGINE_LONG", "0") != "0" or "long" in config.required_needs
     )
+    config.run_ci = config.run_long or config.getoption("--ci") or "ci" in config.required_needs
     # A shell's background job starts with SIGINT ignored, nohup's with SIGHUP, and so would everything that tests start.
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -67,6 +69,8 @@ def why_left_out(item: pytest.Item) -> tuple[str, str] | None:
     """The first need of the test that is not met, with the reason."""
     if item.get_closest_marker("long") and not item.config.run_long:
         return "long", "runs with --long or PYENGINE_LONG=1"
+    if item.get_closest_marker("ci") and not item.config.run_ci:
+        return "ci", "runs with --ci, as .ci/run does, or --long"
     for name, need in needs.NEEDS.items():
         if item.get_closest_marker(name) and (reason := need.absent()):
             return name, reason
@@ -92,13 +96,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
-    """A skip of a test with a required need is a failure, wherever it came from; but a long form that was not asked
-    for is left out whatever else it needs."""
+    """A skip of a test with a required need is a failure, wherever it came from; but what the run does not
+    ask for, such as a long form, is left out whatever else it needs."""
     report = yield
     if report.skipped and not hasattr(report, "wasxfail"):
         reason = _reason(report)
         why = reason.partition(": ")[0]  # left out for that need alone, whatever else it needs
-        wanted = {why} if why == "long" or why in needs.NEEDS else item.config.required_needs
+        wanted = {why} if why in needs.FORMS or why in needs.NEEDS else item.config.required_needs
         broken = sorted(name for name in wanted & item.config.required_needs if item.get_closest_marker(name))
         if broken:
             report.outcome = "failed"

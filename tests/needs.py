@@ -161,12 +161,15 @@ NEEDS = {
 }
 
 
+FORMS = ("ci", "long")  # markers of what runs only where it is asked for
+
+
 def required_needs() -> frozenset[str]:
     """The needs that PYENGINE_REQUIRE names; ValueError for a name that is no need."""
     names = frozenset(os.environ.get("PYENGINE_REQUIRE", "").replace(",", " ").split())
-    unknown = names - NEEDS.keys() - {"long"}
+    unknown = names - NEEDS.keys() - set(FORMS)
     if unknown:
-        known = ", ".join([*NEEDS, "long"])
+        known = ", ".join([*NEEDS, *FORMS])
         raise ValueError(f"PYENGINE_REQUIRE names {', '.join(sorted(unknown))}; known are {known}")
     return names
 

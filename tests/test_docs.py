@@ -256,6 +256,7 @@ def test_the_blocks_of_the_readme_run(reader):
     assert shell.count("one apple") == 2 and "running" in shell
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_the_block_of_the_containers_page_runs(reader):
     (serve,) = runnable("docs/containers.md")
@@ -268,6 +269,7 @@ def test_the_block_of_the_capacity_page_runs(reader):
     assert reader.run(block).count("file system") == 2
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_the_block_of_the_upgrades_page_runs(reader):
     (block,) = runnable("docs/upgrades.md")
@@ -275,6 +277,7 @@ def test_the_block_of_the_upgrades_page_runs(reader):
     assert "living workers were taken over" in shown and "ok: it takes puts" in shown
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_the_blocks_of_the_consumers_page_run(reader):
     _, first, second, condition, shell = [reader.run(block) for block in blocks_of("docs/consumers.md")]
@@ -284,6 +287,7 @@ def test_the_blocks_of_the_consumers_page_run(reader):
     assert len(re.findall(r"\| order \d", shell)) == 4, "after the reset everything came again"
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_the_blocks_of_the_retries_page_run(reader):
     handler, tasks, by_hand, shell = [reader.run(block) for block in blocks_of("docs/retries.md")]
@@ -293,6 +297,7 @@ def test_the_blocks_of_the_retries_page_run(reader):
     assert "1 put back for by-hand" in shell and "two" in shell
 
 
+@pytest.mark.ci
 @pytest.mark.java
 @pytest.mark.spark
 @pytest.mark.timeout(600)
@@ -303,6 +308,7 @@ def test_the_spark_block_of_the_readme_runs(reader):
     assert re.search(r"\|\s*orders\s*\|\s*1\s*\|", reader.run(spark))
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_the_blocks_of_the_statistics_page_run(reader):
     shell, program, why = runnable("docs/statistics.md")
@@ -313,6 +319,7 @@ def test_the_blocks_of_the_statistics_page_run(reader):
     assert "the engine was started" in shown and '"threshold_ms": 5.0' in shown
 
 
+@pytest.mark.ci
 def test_the_blocks_of_the_faults_page_run(reader):
     kill, steps = runnable("docs/faults.md")
     shown = reader.run(kill)
@@ -321,6 +328,7 @@ def test_the_blocks_of_the_faults_page_run(reader):
     assert shown.count("dead, with") == 2 and "Recovered by the abnormal path" in shown
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_the_blocks_of_the_cleaning_page_run(reader):
     shell, program = runnable("docs/cleaning.md")
@@ -329,6 +337,7 @@ def test_the_blocks_of_the_cleaning_page_run(reader):
     assert reader.run(program) == "True b'one apple'\n"
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_the_blocks_of_the_tables_page_run(reader):
     for package in ("deltalake", "pyiceberg", "sqlalchemy"):
@@ -339,6 +348,7 @@ def test_the_blocks_of_the_tables_page_run(reader):
     assert reader.run(program) == "101 b'order 101'\n101\n"
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_the_drill_of_the_backup_page_runs(reader):
     (drill,) = runnable("docs/backup.md")
@@ -346,6 +356,7 @@ def test_the_drill_of_the_backup_page_runs(reader):
     assert "backup 2 of my-store" in shown and "read back" in shown and "2001 messages" in shown and "order 2001" in shown
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_the_blocks_of_the_replication_page_run(reader):
     pair, comparison = runnable("docs/replication.md")

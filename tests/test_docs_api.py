@@ -35,6 +35,7 @@ def test_every_public_name_has_an_entry_and_an_example():
         assert re.search(rf"\b{name.rpartition('.')[2]}\b", programs), f"no example on its page uses {name}"
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", [WITH_SPARK if page == "spark.md" else page for page in PAGES])
 def test_the_examples_of_a_page_print_what_it_says(page, reader):  # noqa: F811

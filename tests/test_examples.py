@@ -34,6 +34,7 @@ def test_produce_consume_and_tail_queue(tmp_path):
     assert lines == ["0 paid 17 paid", "1 sent 18 sent", "2 sent 19 sent"]
 
 
+@pytest.mark.ci
 @pytest.mark.java
 @pytest.mark.spark
 def test_the_spark_example_counts_messages_by_queue(golden):

@@ -21,6 +21,7 @@ addopts = --import-mode=importlib
 markers =
     java
     spark
+    ci
     long
 """
 
@@ -32,6 +33,9 @@ def test_with_java(): pass
 
 @pytest.mark.long
 def test_long(): pass
+
+@pytest.mark.ci
+def test_of_ci(): pass
 
 def test_plain(rng): assert rng.random() < 1
 
@@ -76,7 +80,8 @@ def test_what_is_left_out_stands_in_the_table(run_sample):
     table = output.split(" left out ")[1]
     assert "1  java: no Java was found (JAVA_HOME, PATH)" in table
     assert "1  long: runs with --long or PYENGINE_LONG=1" in table
-    assert "1 passed, 3 skipped" in output.splitlines()[-1]
+    assert "1  ci: runs with --ci, as .ci/run does, or --long" in table
+    assert "1 passed, 4 skipped" in output.splitlines()[-1]
 
 
 def test_a_required_need_that_is_absent_fails(run_sample):
@@ -101,6 +106,14 @@ def test_an_old_java_is_no_java(run_sample):
 def test_long_forms_run_when_asked_for(run_sample, how):
     arguments, environ = (how, {}) if isinstance(how, list) else ([], how)
     code, output = run_sample("-k", "test_long", *arguments, **environ)
+    assert code == 0
+    assert "nothing: every selected test ran" in output
+
+
+@pytest.mark.parametrize("how", [["--ci"], ["--long"], {"PYENGINE_REQUIRE": "ci"}])
+def test_what_ci_adds_runs_when_asked_for(run_sample, how):
+    arguments, environ = (how, {}) if isinstance(how, list) else ([], how)
+    code, output = run_sample("-k", "test_of_ci", *arguments, **environ)
     assert code == 0
     assert "nothing: every selected test ran" in output
 

@@ -142,6 +142,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.ci
 def test_the_sdist_holds_what_a_build_needs_and_the_wheel_every_module(installed):
     inside = {name.partition("/")[2] for name in installed.sdist}
     assert {f"csrc/{path.name}" for path in (ROOT / "csrc").iterdir() if path.suffix in (".c", ".h", ".py")} <= inside
@@ -156,6 +157,7 @@ def test_the_sdist_holds_what_a_build_needs_and_the_wheel_every_module(installed
     assert {name for name in names if ".dist-info/" not in name} == modules | beside
 
 
+@pytest.mark.ci
 def test_one_wheel_is_for_every_python_from_3_11_on(installed):
     assert re.fullmatch(r"pyengine-[\d.]+-cp311-abi3-linux_\w+\.whl", installed.wheel.name)
 
@@ -173,6 +175,7 @@ def test_a_program_with_packages_of_these_names_runs_from_the_wheel(installed, o
     assert Path(done.stdout.strip()).is_relative_to(installed.python.parents[1])
 
 
+@pytest.mark.ci
 def test_commands_run_from_the_wheel_in_a_folder_with_packages_of_these_names(installed, own_folder):
     for arguments, says in (
             (["start", "store", *SMALL], "running"), (["put", "store", "--topic", "orders", "one apple"], "PUT_OK"),
@@ -181,6 +184,7 @@ def test_commands_run_from_the_wheel_in_a_folder_with_packages_of_these_names(in
         assert done.returncode == 0 and says in done.stdout, (arguments, done.stdout, done.stderr)
 
 
+@pytest.mark.ci
 def test_strict_mypy_accepts_the_programs_of_the_readme_and_the_examples(installed, tmp_path):
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     for number, block in enumerate(blocks):

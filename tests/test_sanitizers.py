@@ -113,6 +113,7 @@ def tree(tmp_path_factory) -> SanitizedTree:
     return SanitizedTree(folder, reports, libraries)
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("kind", "call"), [
     ("heap-buffer-overflow", "lib.ms_crc32(0, memory, len(memory) + 1000)"),
@@ -136,6 +137,7 @@ def run_tests(tree: SanitizedTree, chosen: list[str], seed: int, timeout_s: floa
     assert " passed" in run.stdout.splitlines()[-1], run.stdout[-2000:]
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(600)
 def test_the_c_module_is_clean_under_sanitizers(tree, rng):
     run_tests(tree, SHORT, rng.randrange(1 << 32), timeout_s=560)

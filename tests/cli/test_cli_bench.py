@@ -13,6 +13,7 @@ from pyengine.cli.bench_producer import PUTS
 from pyengine.errors import EngineError
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_every_line_is_measured_and_nothing_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "VISIBLE_PUTS", 5)

@@ -85,6 +85,7 @@ def test_an_interrupted_salvage_leaves_no_half_store(golden, tmp_path, function)
     assert run("salvage", store.root, made).code == 0
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 @pytest.mark.java
 def test_an_interrupted_export_has_no_mark_of_success(golden, tmp_path):

@@ -11,6 +11,7 @@ from pyengine.storage.file_system import file_system_of
 SECONDS = 0.1  # one round of each mode
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_every_mode_is_tortured_and_nothing_stays(tmp_path):
     done = run("prove", tmp_path, "--minutes", SECONDS / 60, "--json")

@@ -139,6 +139,7 @@ def test_each_topic_is_a_table_and_a_second_run_adds_what_is_new(engine, tmp_pat
     assert write_tables(engine.root, tmp_path / "lake", to).commits == 0
 
 
+@pytest.mark.ci
 @both
 def test_kills_after_random_commits_lose_and_double_nothing(engine, tmp_path, rng, to):
     steps = {"delta": ("table_data_durable", "table_committed", "tables_noted"),

@@ -51,8 +51,8 @@ def wait_again(engine, processes, epoch=2):
 
 
 @pytest.mark.parametrize(("mode", "remove"), [
-    ("async", remove_all), ("pool", remove_all), ("sync", remove_one("control")), ("async", remove_one("socket")),
-    ("async", remove_a_semaphore), ("async", remove_one("cleaning"))])
+    ("pool", remove_all), ("sync", remove_one("control")), *(pytest.param("async", remove, marks=pytest.mark.ci) for remove in (
+        remove_all, remove_one("socket"), remove_a_semaphore, remove_one("cleaning")))])
 def test_an_engine_whose_names_were_removed_stops_in_order_and_starts_again(make_engine, mode, remove):
     engine = make_engine(mode)
     engine.start()
@@ -74,6 +74,7 @@ def test_an_engine_whose_names_were_removed_stops_in_order_and_starts_again(make
     assert set(stored(engine)) >= {*bodies, b"000099"}
 
 
+@pytest.mark.ci
 def test_a_supervisor_that_dies_while_it_names_the_memory_again_leaves_a_store_that_starts(make_engine, tmp_path, monkeypatch):
     board = Board(tmp_path / "board")
     monkeypatch.setenv(VARIABLE, str(board.path))
@@ -98,6 +99,7 @@ def test_a_supervisor_that_dies_while_it_names_the_memory_again_leaves_a_store_t
     assert found == bodies[:len(found)], "what stood in the pool alone is lost with its only process"
 
 
+@pytest.mark.ci
 def test_pool_bytes_outlive_their_names_and_the_death_of_their_workers(make_engine):
     engine = make_engine("pool")
     engine.start()

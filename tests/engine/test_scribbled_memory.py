@@ -118,6 +118,7 @@ def scribbled_everywhere(engine, rng, count: int) -> list[str]:
     return bad
 
 
+@pytest.mark.ci
 def test_whatever_stands_in_shared_memory_is_looked_at_without_harm(make_dead, tmp_path, rng):
     dead = make_dead("pool")
     control = find_folder(dead.root).path / "control"

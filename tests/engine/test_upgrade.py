@@ -115,6 +115,7 @@ def test_the_same_build_restarts_nothing(make_engine):
     assert after.pop("supervisor") != before.pop("supervisor") and after == before and "another build" not in engine.log()
 
 
+@pytest.mark.ci
 def test_a_worker_that_does_not_finish_is_killed_and_replaced(make_engine, other_build):
     """Under load a writer always has more to do."""
     engine = make_engine()

@@ -148,6 +148,7 @@ def test_what_a_worker_is_at_is_told_while_it_lasts(make_engine):
     eventually(lambda: not told(engine.root).now, "it is over")
 
 
+@pytest.mark.ci
 def test_a_writer_without_a_processor(make_engine):
     """It runs only where nothing else does, on a processor that two others share."""
     engine = make_engine("async")

@@ -27,8 +27,8 @@ OTHERS = {
     "kill_during_recovery": (("--rounds", "1"), 40),
     "hang_worker": (("--rounds", "1", "--kind", "writer", "--kind", "reputter"), 10),
 }
-SHORT = [("writer", "async"), ("scheduler", "async"), ("supervisor", "async"), ("producer", "async"), ("flusher", "sync"),
-         ("committer", "pool"), ("everything", "pool")]
+SHORT = [("writer", "async"), ("everything", "pool"), *(pytest.param(*pair, marks=pytest.mark.ci) for pair in (
+    ("scheduler", "async"), ("supervisor", "async"), ("producer", "async"), ("flusher", "sync"), ("committer", "pool")))]
 LONG_ROUNDS = 60
 
 
@@ -87,6 +87,7 @@ def test_nothing_acknowledged_is_lost_by(name, rng):
         assert summary["stops"] == 4 and summary["went_on"] == 2  # puts do not need a reputter
 
 
+@pytest.mark.ci
 @pytest.mark.root
 def test_a_full_disk_loses_nothing(rng):
     summary = summary_of("disk_full", rng.randrange(1 << 32), "--rounds", "1", "--no-peer")

@@ -42,7 +42,8 @@ def with_company(company):
     return "+".join(company) or "alone"
 
 
-@pytest.mark.parametrize("mode, company", [("sync", ("delayed", "consumers")), ("async", COMPANY), ("pool", COMPANY)],
+@pytest.mark.parametrize("mode, company", [("sync", ("delayed", "consumers")), pytest.param("async", COMPANY, marks=pytest.mark.ci),
+                                           pytest.param("pool", COMPANY, marks=pytest.mark.ci)],
                          ids=lambda of: of if isinstance(of, str) else with_company(of))
 def test_what_was_promised_survives_every_cut(shim, tmp_path, seed, mode, company):
     outcome = cut(shim, tmp_path, seed, mode, STATES, here(), company)
@@ -59,6 +60,7 @@ def test_what_is_done_after_a_kill_survives_every_cut(shim, tmp_path, seed, mode
     assert outcome.bad == []
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "mutant, mode, then",
     [(FORGETS_RECOVERY_SYNC, "async", "recover"), (FORGETS_RECOVERY_SYNC, "sync", "rebuild"),
@@ -74,6 +76,7 @@ def test_what_is_done_after_a_kill_without_a_sync_is_caught(shim, broken_build, 
     print(outcome.caught[0])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "mutant, mode, company, states",
     [(NEVER_SYNCS, "sync", (), 100), (PUBLISHES_BEFORE_SYNC, "sync", (), 400), (FORGETS_FOLDER, "sync", (), 200),

@@ -122,8 +122,8 @@ def test_a_disk_that_fails_is_told_and_survived(shim, tmp_path, seed):
 
 
 @pytest.mark.parametrize("mode, kind, file_system", [
-    ("sync", "writer", ""), ("pool", "committer", ""), ("async", "writer", ""), ("async", "writer", BTRFS),
-    ("async", "reputter", BTRFS)])
+    ("sync", "writer", ""), *(pytest.param(*row, marks=pytest.mark.ci) for row in (
+        ("pool", "committer", ""), ("async", "writer", ""), ("async", "writer", BTRFS), ("async", "reputter", BTRFS)))])
 def test_a_log_that_finds_no_room_waits_for_it_and_is_never_read_only(shim, tmp_path, seed, mode, kind, file_system):
     environment = {"PYENGINE_FAKED_FILE_SYSTEM": file_system} if file_system else {}
     cases = [[kind, "pwrite", "ENOSPC", "once"], [kind, "pwrite", "ENOSPC", "lasting"], [kind, "pwrite", "EDQUOT", "once"]]
@@ -134,6 +134,7 @@ def test_a_log_that_finds_no_room_waits_for_it_and_is_never_read_only(shim, tmp_
     assert [row["reason"] for row in rows[:-1] if row["how"] == "lasting" and "No space left" in row["reason"]]
 
 
+@pytest.mark.ci
 def test_a_large_async_pass_whose_write_fails_is_told_and_survived(shim, tmp_path, seed):
     rows = fail_engine(shim, tmp_path, "async", [["writer", "pwrite", name, "once"] for name in ("SHORT", "EINTR", "EIO")], 2, seed,
                        "--traffic", "30")
@@ -142,6 +143,7 @@ def test_a_large_async_pass_whose_write_fails_is_told_and_survived(shim, tmp_pat
     assert {row["errno"] for row in rows[:-1] if row["read_only"]} == {"EIO"}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("mode, kind, step", [("sync", "writer", "pass_without_room"), ("pool", "committer", "pool_without_room")])
 def test_who_dies_over_a_full_disk_has_a_successor_that_loses_nothing(shim, tmp_path, seed, mode, kind, step):
     rows = fail_engine(shim, tmp_path, mode, [[kind, "pwrite", "ENOSPC", "once"]], 3, seed, "--traffic", "30",

@@ -39,6 +39,7 @@ def test_a_worker_dies_at_a_step_and_alone_or_with_all_others_loses_nothing(brok
     assert summary["kills"] == 2 * len(IN_LIFE)
 
 
+@pytest.mark.ci
 def test_a_slave_dies_between_its_append_and_its_report_in_part_or_whole_and_both_logs_are_equal(broken_build, rng):
     assert rounds(broken_build, rng, REPLICATED, "async", ("run_answered",), "--way", "restart", "--way", "crash")["kills"] == 2
 

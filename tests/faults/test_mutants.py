@@ -91,6 +91,7 @@ def rounds(broken_build, mutant, tmp_path, rng, *options: str) -> subprocess.Com
     return done
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("mutant", SEEN_BY_KILLS, ids=lambda mutant: mutant.id)
 def test_a_broken_writer_is_caught(broken_build, mutant, tmp_path, rng):
     for _ in range(TURNS):
@@ -101,6 +102,7 @@ def test_a_broken_writer_is_caught(broken_build, mutant, tmp_path, rng):
     assert any(word in done.stderr for word in COMPLAINTS)
 
 
+@pytest.mark.ci
 def test_the_same_build_with_nothing_broken_holds(broken_build, tmp_path, rng):
     assert rounds(broken_build, None, tmp_path, rng, "--rounds", "2", "--aim", "1").returncode == 0
 

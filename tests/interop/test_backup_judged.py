@@ -20,6 +20,7 @@ SIZES = {"mappedFileSizeCommitLog": "65536", "mappedFileSizeConsumeQueue": "400"
 OURS = ("mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes", "max_hash_slot_num", "max_index_num")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("mode", ["async", pytest.param("pool", marks=pytest.mark.long), pytest.param("sync", marks=pytest.mark.long)])
 def test_the_real_store_opens_a_restored_backup(make_engine, judge, tmp_path, mode):
     engine = make_engine(mode, **SIZES)

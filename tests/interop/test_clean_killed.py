@@ -22,6 +22,7 @@ EAGER = {"file_reserved_time_hours": 0, "delete_when": ";".join(map(str, range(2
 KILLS = 5
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("mode", [pytest.param("async", marks=pytest.mark.long), "pool"])
 def test_the_real_store_opens_what_a_killed_cleaner_left(make_engine, judge, rng, mode):
     engine = make_engine(mode, **SIZES, **EAGER)

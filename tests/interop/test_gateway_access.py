@@ -19,7 +19,7 @@ from pyengine.gateway import codes
 from pyengine.storage.config_table import TopicConfigs
 from waiting import eventually
 
-pytestmark = [pytest.mark.java, pytest.mark.maven, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ci, pytest.mark.java, pytest.mark.maven, pytest.mark.timeout(300)]
 
 ADMIN, USER = ("admin-key", "admin-secret"), ("user-key", "user-secret")
 WRONG, STRANGER = ("user-key", "wrong-secret"), ("no-such-key", "none-none")

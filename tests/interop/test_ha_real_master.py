@@ -118,6 +118,7 @@ def assert_whole(slave, messages=None):
         assert report.messages == messages == report.queue_entries
 
 
+@pytest.mark.ci
 def test_a_real_sync_master_gets_its_puts_acknowledged_and_a_stopped_slave_resumes(make_engine, masters, judge):
     master = masters("SYNC_MASTER", slaveTimeout=20000)
     slave = slave_of(make_engine, master.address)

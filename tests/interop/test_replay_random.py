@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.java, pytest.mark.maven]
 PUTS = 400
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.long) for turn in range(1, 15))])
 def test_equal_puts_make_equal_stores(judge, tmp_path, seed, turn):
     rng = random.Random(seed)

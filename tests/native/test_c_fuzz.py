@@ -33,6 +33,7 @@ def fuzz(*arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
                           env={**os.environ, "TMPDIR": str(folder)})
 
 
+@pytest.mark.ci
 def test_no_parser_trips_over_hostile_bytes(tmp_path, rng, build):
     done = fuzz("--build", build, "--runs", 3000, "--seed", rng.randrange(1 << 31), folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -49,6 +50,7 @@ def test_no_parser_trips_over_two_million_hostile_inputs(tmp_path, rng, proof):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.ci
 def test_a_planted_overread_is_found_and_its_input_kept(tmp_path, build):
     done = fuzz("--build", build, "--planted-bug", "--runs", 20000, "--seed", 1, "fuzz_scan", folder=tmp_path)
     assert done.returncode == 1 and "failed: fuzz_scan" in done.stderr, done.stdout + done.stderr

@@ -27,7 +27,7 @@ def sanitizers_work(sanitizers: str, folder: Path) -> bool:
     return built.returncode == 0 and subprocess.run([program], capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize("flavour", SANITIZERS)
+@pytest.mark.parametrize("flavour", [name if name == "plain" else pytest.param(name, marks=pytest.mark.ci) for name in SANITIZERS])
 def test_c_units(flavour, tmp_path, rng):
     if shutil.which(COMPILER) is None:
         pytest.skip(f"no C compiler called {COMPILER}")

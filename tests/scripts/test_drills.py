@@ -31,16 +31,19 @@ def took(scratch: Path, name: str) -> None:
     assert list(scratch.iterdir()) == [], "nothing is left"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", FOR_USERS)
 def test_a_drill_does_what_its_page_says(tmp_path, name):
     took(tmp_path, name)
 
 
+@pytest.mark.ci
 @pytest.mark.root
 def test_the_drill_of_a_full_disk_does_what_its_page_says(tmp_path):
     took(tmp_path, "full-disk")
 
 
+@pytest.mark.ci
 @pytest.mark.root
 @pytest.mark.block
 def test_the_drill_of_a_hung_disk_does_what_its_page_says(tmp_path):

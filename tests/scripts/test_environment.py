@@ -34,6 +34,7 @@ def test_no_python_is_said_with_what_to_install(tmp_path, tools):
     assert "no Python 3.11 or later with the venv module was found: install one" in done.stderr
 
 
+@pytest.mark.ci
 def test_no_compiler_is_said(tmp_path):
     done = use_environment(tmp_path, {}, PYENGINE_PYTHON=sys.executable)
     assert done.returncode == 1

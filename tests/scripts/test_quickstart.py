@@ -22,6 +22,7 @@ def run_quickstart(*arguments: object) -> subprocess.CompletedProcess[str]:
                           env=environ, timeout=patience(240))
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 @pytest.mark.java
 def test_what_was_put_is_what_spark_counts_though_a_worker_was_killed(tmp_path):

@@ -37,6 +37,7 @@ def ours(folder: Path) -> list[psutil.Process]:
             if any(f"{folder}/" in word for word in process.info["cmdline"] or ()) and process.pid != os.getpid()]
 
 
+@pytest.mark.ci
 def test_a_command_runs_beside_it_on_loopback_and_nothing_stays(tmp_path):
     folder = tmp_path / "cluster with space"
     done = subprocess.run([SCRIPT, "--workers", "1", "--memory", "512m", "--folder", folder, sys.executable, "-c", LISTENING],

@@ -65,6 +65,7 @@ def test_every_drill_holds(tmp_path, rng, mode):
     assert "the start says: cannot open " in told and "the start says: no room in " in told
 
 
+@pytest.mark.ci
 @pytest.mark.root
 @pytest.mark.systemd
 @pytest.mark.timeout(300)

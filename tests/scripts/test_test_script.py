@@ -36,6 +36,7 @@ def scripts_test(folder: Path, tests: dict[str, str], *arguments: str) -> subpro
     return subprocess.run(["bash", str(folder / "scripts/test"), *arguments], env=environ, capture_output=True, text=True, timeout=200)
 
 
+@pytest.mark.ci
 def test_a_test_that_passes_alone_is_named_and_its_failure_shown(tmp_path):
     done = scripts_test(tmp_path / "a b", {"test_a.py": PASSES, "test_b.py": FAILS_BESIDE_OTHERS})
     assert done.returncode == 0, done.stdout + done.stderr
@@ -46,6 +47,7 @@ def test_a_test_that_passes_alone_is_named_and_its_failure_shown(tmp_path):
     ]
 
 
+@pytest.mark.ci
 def test_a_test_that_fails_alone_too_fails_the_run(tmp_path):
     done = scripts_test(tmp_path / "tree", {"test_b.py": FAILS_BESIDE_OTHERS, "test_c.py": FAILS})
     assert done.returncode == 1
@@ -53,6 +55,7 @@ def test_a_test_that_fails_alone_too_fails_the_run(tmp_path):
     assert "passed alone" not in done.stderr
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("tests", "arguments"),
     [({"test_d.py": SIX_FAIL_BESIDE_OTHERS}, []), ({"test_c.py": FAILS}, ["-n", "0"]), ({"test_c.py": FAILS}, ["tests/test_c.py"])],
@@ -65,6 +68,7 @@ def test_nothing_runs_again(tmp_path, tests, arguments):
     assert "alone" not in done.stderr
 
 
+@pytest.mark.ci
 def test_a_green_run_has_the_closing_line_alone(tmp_path):
     done = scripts_test(tmp_path / "tree", {"test_a.py": PASSES})
     assert (done.returncode, done.stderr) == (0, "")

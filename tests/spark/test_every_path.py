@@ -112,6 +112,7 @@ def test_every_path_agrees_on_what_a_crash_has_left(golden, recipe):
     assert plain(streamed(store.root, readLevel="committed", **OF_LOG, **allowing(recipe))) == wanted
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 @pytest.mark.java
 @pytest.mark.parametrize("recipe", usual(WHOLE, ("tx",)))

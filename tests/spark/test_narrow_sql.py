@@ -69,6 +69,7 @@ def plain(rows) -> list[str]:
     return sorted(map(str, rows))
 
 
+@pytest.mark.ci
 def test_each_query_gives_the_rows_of_the_plain_view_and_reads_what_it_uses(spark, root, request):
     from pyengine.spark import sql
 

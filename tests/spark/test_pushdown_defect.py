@@ -85,6 +85,7 @@ def test_spark_refuses_a_reader_with_pushdown_while_it_is_off(spark):
         spark.read.format("toy_with_pushdown").load().count()
 
 
+@pytest.mark.ci
 def test_our_source_has_none_so_a_dataframe_used_twice_is_right(spark, tmp_path):
     root = unpack("roll", tmp_path)
 

@@ -102,6 +102,7 @@ def wanted(root: Path) -> list[tuple]:
     return sorted(rows(root, columns=COLUMNS))
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 @pytest.mark.java
 def test_an_incremental_export_from_a_bucket_into_a_bucket_has_every_row_once(spark, bucket, builder):
@@ -143,6 +144,7 @@ def test_a_bucket_that_does_not_exist_is_said_before_a_task_runs(bucket, builder
         assert "of-this-project" not in str(told.value)
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 @pytest.mark.java
 def test_spark_reads_streams_and_counts_a_store_in_a_bucket(spark, bucket, builder, tmp_path):
@@ -165,6 +167,7 @@ def test_spark_reads_streams_and_counts_a_store_in_a_bucket(spark, bucket, build
     assert source_metrics(query, far)[0].rows == 40
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 @pytest.mark.java
 def test_the_commands_read_and_write_buckets(bucket, builder):
@@ -192,6 +195,7 @@ def driver(builder: StoreBuilder, dest: str) -> psutil.Popen:
                         stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 @pytest.mark.java
 @pytest.mark.timeout(900)

@@ -73,6 +73,7 @@ def committed(folder: Path) -> list[Path]:
     return sorted((path for path in (folder / "checkpoint" / "commits").glob("*") if path.name.isdecimal()), key=lambda p: int(p.name))
 
 
+@pytest.mark.ci
 def test_a_stream_goes_on_from_its_checkpoint_and_doubles_no_batch_that_runs_again(spark, source, sink_store, tmp_path):
     query = run(spark, source.root, sink_store, tmp_path, "Again", availableNow=True)
     assert query.awaitTermination(240) and query.exception() is None
@@ -89,6 +90,7 @@ def test_a_stream_goes_on_from_its_checkpoint_and_doubles_no_batch_that_runs_aga
     assert bodies(sink_store, "Again") == wanted + Counter(b"more %d" % number for number in range(50))
 
 
+@pytest.mark.ci
 def test_python_workers_that_are_killed_lose_and_double_nothing(spark, source, sink_store, tmp_path):
     query = run(spark, source.root, sink_store, tmp_path, "Killed", processingTime="0 seconds")
     try:

@@ -131,6 +131,7 @@ def test_modules_that_spark_imports_to_find_formats_load_neither_arrow_nor_c(tmp
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
+@pytest.mark.ci
 def test_the_page_of_docs_runs(spark, root, tmp_path, capsys, monkeypatch):
     """Every Python block of docs/spark.md in order, in one namespace; then its shell commands, in this process."""
     from fix_cli import run

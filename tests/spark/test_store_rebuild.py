@@ -258,6 +258,7 @@ def test_workers_make_what_one_process_makes(spark, tmp_path, recipe):
     compare(store, 20_000, {}, spark)
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 @pytest.mark.java
 def test_the_rebuild_command_makes_the_same_with_spark(spark, tmp_path):

@@ -243,6 +243,7 @@ def test_logs_that_went_apart_differ_alike(here, tmp_path, rng):
         assert found["records"]["equal"] >= 50 and found["left_out"] > 0
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 @pytest.mark.java
 def test_the_diff_command_finds_the_same_with_spark(spark, tmp_path):

@@ -79,6 +79,7 @@ def test_topics_by_the_offsets_of_their_queues(spark, builder, tmp_path):
     assert read_back(spark, tmp_path) == [row for row in wanted(builder.root) if row[3] not in start]
 
 
+@pytest.mark.ci
 def test_a_running_query_sees_what_is_put_while_it_runs(spark, tmp_path):
     import pyengine
 
@@ -148,6 +149,7 @@ def test_a_query_tells_how_much_it_has_read_and_what_waits(spark, builder, tmp_p
         assert sum(one.bytes for one in told[1:]) == told[0].lag_bytes and 0 < told[0].lag_bytes < total
 
 
+@pytest.mark.ci
 def test_what_is_wrong_ends_the_query_with_a_sentence(spark, builder, tmp_path):
     with pytest.raises(Exception, match="a stream has no end"):
         all_there_is(stream(spark, builder.root, endingTimestamp="5"), tmp_path / "other")

@@ -281,6 +281,7 @@ def boot(tmp_path: Path, script: str, *options: str, limit_s: int = 240, **varia
     return told
 
 
+@pytest.mark.ci
 @pytest.mark.root
 @pytest.mark.systemd
 @pytest.mark.timeout(400)
@@ -306,6 +307,7 @@ def test_deaths_in_a_row_a_store_that_is_busy_and_odd_places_are_got_over(tmp_pa
     boot(tmp_path, "persistent.sh", limit_s=600)
 
 
+@pytest.mark.ci
 @pytest.mark.root
 @pytest.mark.systemd
 @pytest.mark.timeout(400)
