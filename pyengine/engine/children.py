@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 BOOT_FAILURES_MAX = 5     # in a row, of a worker that had come up before
 ABORT_TIMEOUT_S = 5.0    # from SIGABRT to SIGKILL
 BYTE_STEP_S = 0.01
+STOP_STEP_S = 0.02       # between two wake-ups of a worker that is to finish
 SPAWN_RETRY_S = 1.0
 RENEW_TIMEOUT_S = 5.0    # for a worker of another build to finish; under load there is always more to do, so it is killed then
 ALIVE_TIMEOUT_S = 5.0    # for a worker to go round once when an orderly stop begins
@@ -314,8 +315,6 @@ class Children:
         """Have every worker up. One that was killed just now looks ready until its end is seen: each shows that it lives."""
         asked_ns, alive_by_s = monotonic_ns(), time.monotonic() + ALIVE_TIMEOUT_S
         started: set[int] = set()
-        for child in self._children.values():
-            self._memory.wake(child.kind.number)  # it goes round, and so beats
         while (now_s := time.monotonic()) < deadline_s:
             waits = False
             for child in self._children.values():
@@ -325,6 +324,8 @@ class Children:
                 self._resume(child)
                 line = self._memory.control.workers[child.kind.number]
                 is_silent = now_s < alive_by_s and native.load(line, "heartbeat_ns") < asked_ns
+                if is_silent:
+                    self._memory.wake(child.kind.number)  # it goes round, and so beats
                 waits = waits or bool(child.pid) and (is_silent or not self._is_ready(child))
             if not waits:
                 return
@@ -343,12 +344,12 @@ class Children:
                 pump(0.02)
             if self._is_ready(child):
                 self._signal(child, signal.SIGTERM)
-                self._memory.wake(child.kind.number)
             elif child.pid and in_vain:
                 return f"the {child.kind.name} did not come up"
             while child.pid and time.monotonic() < deadline_s:
                 self._resume(child)
-                pump(0.1)
+                self._memory.wake(child.kind.number)  # each time: a loop in C may arm its latch after the signal, without a look at it
+                pump(STOP_STEP_S)
             if child.pid:
                 return f"the {child.kind.name} did not finish in time"
             if child.exit_code in (WorkerExit.CLEAN, None):

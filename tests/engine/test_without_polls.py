@@ -134,6 +134,26 @@ def test_what_comes_between_the_last_look_and_the_arming_of_a_latch_is_seen(make
         assert future.result(60).ok
 
 
+def test_an_end_that_comes_while_a_loop_in_c_arms_its_latch_is_seen(make_parts, broken_build, tmp_path):
+    board = Board(tmp_path / "board")
+    environ = environment(broken_build, *WITHOUT_POLLS) | {VARIABLE: str(tmp_path / "board")}
+    parts = make_parts(more=(native.REPUTTER,), environments={native.REPUTTER: environ})
+    reputter = parts.workers[native.REPUTTER]
+    with parts.producer() as producer:
+        arm(board, environ, "latch_arming", "reputter")
+        assert producer.put("T", b"1").ok
+        eventually(lambda: board.struck_pid == reputter.pid, "stopped before it arms")
+        reputter.send_signal(signal.SIGTERM)
+        parts.owner.memory.wake(native.REPUTTER)  # its latch is not armed: nothing is posted
+        os.kill(reputter.pid, signal.SIGCONT)
+
+        def has_ended() -> bool:
+            parts.owner.memory.wake(native.REPUTTER)  # as the supervisor does until it has ended
+            return reputter.poll() is not None
+
+        eventually(has_ended, "it ends")
+
+
 def test_an_answer_that_comes_after_its_sync_is_over_is_waited_for_itself(make_parts, broken_build, tmp_path):
     """The flusher may be done before the writer, which woke it, goes on: no sync follows, and nobody raises its number again."""
     environ = environment(broken_build, *WITHOUT_POLLS)

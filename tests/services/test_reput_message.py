@@ -55,6 +55,17 @@ def test_what_is_committed_becomes_visible_and_consumers_are_woken(make_owner):
     service.close()
 
 
+@pytest.mark.timeout(60)
+def test_woken_for_something_else_than_records_it_lets_its_worker_look(make_owner):
+    owner, _ = store_with_writer(make_owner, mode=native.MODE_MAPPED)
+    service = service_of(owner)
+    latch = owner.memory.latch(native.REPUTTER)
+    latch.arm()
+    owner.memory.wake(native.REPUTTER)
+    assert not service.wait(latch, 3600)
+    service.close()
+
+
 def read_ahead_of(path):
     """Whether the kernel reads ahead in this process's mappings of the file."""
     maps = Path("/proc/self/smaps").read_text().split(str(path))[1:]
