@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Kill or stop one process at each step of the list of failpoints, in every scene and mode; then audit.
-# usage: scripts/failpoints.sh [--seed S] [--nth N] [--way restart|crash|hang]... [--scene S] [--mode M] [--json] [--peer]
+# usage: scripts/failpoints.sh [--seed S] [--nth N] [--way restart|crash|hang]... [--scene S] [--mode M] [--share K/N] [--json] [--peer]
 # exit 0: held, 1: lost
 #
 # It makes a build of its own, outside the checkout, in which the steps in C are there.
@@ -35,8 +35,13 @@ for scene in $scenes; do
     done
     continue
   fi
+  shares=1
+  case "$scene ${more[*]-} " in "puts "* | "replicated "*) shares=4 ;; esac # each round checks all that was put
+  case " ${more[*]-} " in *" --point"* | *" --share"*) shares=1 ;; esac
   for mode in $modes; do
-    at_scene "$scene" --mode "$mode" ${more[@]+"${more[@]}"}
+    for ((share = 1; share <= shares; share++)); do
+      at_scene "$scene" --mode "$mode" --share "$share/$shares" ${more[@]+"${more[@]}"}
+    done
   done
 done
 exit $failed

@@ -1,7 +1,8 @@
 """Kill or stop one process at each step of the list of failpoints, while producers put; then audit.
 
     python -m crash.failpoints [--mode async|pool|sync] [--scene puts|cleaning|...]
-                                     [--point NAME]... [--way restart|crash|hang]... [--nth 1] [--seed N] [--json]
+                                     [--point NAME]... [--share K/N] [--way restart|crash|hang]... [--nth 1] [--seed N]
+                                     [--json]
 
 The steps and what lies in their gaps: pyengine/native/failpoints.py. Three ways, each for each step:
 
@@ -17,6 +18,7 @@ A step that is not reached is a failure. Exit 0: held. 1: something was lost, to
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
@@ -28,6 +30,14 @@ from pyengine.native.failpoint import is_built
 from pyengine.native.failpoints import FAILPOINTS, PROMOTED, PUTS, REPLICATED, TABLES
 
 
+def share(text: str) -> tuple[int, int]:
+    """`2/4` as (2, 4)."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no share: give K/N, as 1/4")
+    return int(found[1]), int(found[2])
+
+
 @ended_in_order
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -36,12 +46,15 @@ def main() -> int:
     parser.add_argument("--scene", choices=SCENES, default=PUTS)
     parser.add_argument("--point", action="append", choices=sorted(FAILPOINTS), metavar="NAME",
                         help="only this step; may be repeated")
+    parser.add_argument("--share", type=share, default=(1, 1), metavar="K/N",
+                        help="only the K-th of N shares of the steps: each round checks all that was put into its store, so that a "
+                             "long scene is over sooner in several")
     parser.add_argument("--way", action="append", choices=WAYS, help="only this way; may be repeated")
     parser.add_argument("--nth", type=int, default=1, help="which passing of the step strikes (1)")
     arguments = parser.parse_args()
 
     points = [point for point in points_of(arguments.scene, arguments.mode)
-              if not arguments.point or point.name in arguments.point]
+              if not arguments.point or point.name in arguments.point][arguments.share[0] - 1::arguments.share[1]]
     there = [point for point in points if is_built(point)]
     if not there:
         parser.error("none of these steps is in this scene, mode and build")

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from crash import failpoints
 from crash.failpoint_rounds import PROMOTED, REPLICATED, SCENES, TABLES, points_of, ways_of
 from crash.failpoints import main
 from faults.mutants import environment
@@ -42,6 +43,34 @@ def test_a_worker_dies_at_a_step_and_alone_or_with_all_others_loses_nothing(brok
 @pytest.mark.ci
 def test_a_slave_dies_between_its_append_and_its_report_in_part_or_whole_and_both_logs_are_equal(broken_build, rng):
     assert rounds(broken_build, rng, REPLICATED, "async", ("run_answered",), "--way", "restart", "--way", "crash")["kills"] == 2
+
+
+def test_the_shares_of_a_scene_are_all_its_steps_once(monkeypatch):
+    gone_through = []
+    monkeypatch.setattr(failpoints, "is_built", lambda point: True)
+    monkeypatch.setattr(failpoints, "finish", lambda arguments, make, go, words: go(Named(gone_through)))
+    for number in (1, 2, 3):
+        monkeypatch.setattr(sys, "argv", ["failpoints", "--share", f"{number}/3"])
+        main()
+    assert sorted(gone_through) == sorted(point.name for point in points_of(PUTS, "async"))
+
+
+class Named:
+    """A run that notes the steps it is to go through."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+
+    def go_through(self, points, ways, nth) -> None:
+        self._names += [point.name for point in points]
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "1", "1/0", "a/b"])
+def test_what_is_no_share_is_refused(monkeypatch, capsys, text):
+    monkeypatch.setattr(sys, "argv", ["failpoints", "--share", text])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and "is no share: give K/N" in capsys.readouterr().err
 
 
 def test_wrong_arguments_are_explained(broken_build):
