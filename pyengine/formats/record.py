@@ -227,7 +227,7 @@ class Message:
 
     topic: str
     body: bytes
-    """As stored: compressed if sys_flag says so."""
+    """As stored: compressed if sys_flag says so; `content` is what the producer had."""
     queue_id: int
     queue_offset: int
     """Its number in its queue."""
@@ -254,6 +254,14 @@ class Message:
     body_crc: int = 0
     """The checksum of the body as stored."""
     _properties: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def content(self) -> bytes:
+        """The body as its producer had it: decompressed where RocketMQ's client compressed it, as it does above 4 KiB.
+
+        FormatError where that cannot be done: another compression than zlib, which 4.9's clients do not use, or more than 256 MiB.
+        """
+        return decompress_body(self.body, self.sys_flag)
 
     @property
     def properties(self) -> dict[str, str]:

@@ -13,6 +13,7 @@ from pyengine.errors import FormatError, UsageError
 from pyengine.formats import constants
 from pyengine.formats.record import (
     BatchMember,
+    Message,
     body_crc,
     compression_of,
     decode_batch,
@@ -259,10 +260,12 @@ ZLIB = zlib.compress(b"a body " * 1000, 5)
 @pytest.mark.parametrize("sys_flag", [0x1, 0x1 | 0x10 | 0x4, 0x301], ids=["first clients", "other flags", "zlib named"])
 def test_a_compressed_body_is_what_the_producer_had(sys_flag):
     assert decompress_body(ZLIB, sys_flag) == decompress_body(memoryview(ZLIB), sys_flag) == b"a body " * 1000
+    assert Message("T", ZLIB, 0, 0, 0, 0, sys_flag=sys_flag).content == b"a body " * 1000
 
 
 def test_a_body_without_the_flag_is_left_as_it_is():
     assert decompress_body(ZLIB, 0x300) == ZLIB and compression_of(0x300) is None
+    assert Message("T", ZLIB, 0, 0, 0, 0).content == ZLIB
 
 
 @pytest.mark.parametrize(("body", "sys_flag", "why"), [

@@ -63,6 +63,10 @@ def test_messages_sent_in_every_way_are_consumed_once_each(served, clients):
     expected = sorted(["sync-1", "sync-2", "large " * 4000, *asynchronous, "one-way", "batch-1", "batch-2", "batch-3"])
     clients.ask("subscribe", name="all", group="all_readers", topic="all_ways")
     assert consumed(clients, "all", len(expected)) == expected
+    with pyengine.open_store(served.root) as store:
+        found = [message for queue_id in range(4) for message in store.get_message("all_ways", queue_id, 0, 100).messages]
+    assert sorted(message.content.decode() for message in found) == expected
+    assert [message.content == message.body for message in found].count(False) == 1, "the client compressed the large one"
     assert TopicConfigs(served.root).read().rows["all_ways"].write_queue_nums == 4
     found = clients.ask("view", topic="all_ways", id=sync[0]["id"])
     assert (found["body"], found["born"]) == ("sync-1", "127.0.0.1")
