@@ -1,4 +1,4 @@
-"""`pyengine serve`: the engine of a store as the main process of a container, process 1 or not.
+"""`pyengine serve`: the engine of a store and its gateway as the main process of a container, process 1 or not.
 
 It moves no message and opens no file of the store. It starts the supervisor, and the endpoint of the figures beside it if asked;
 collects every process that ends; passes signals on; starts what was killed again, of which the supervisor takes the living
@@ -48,11 +48,14 @@ _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 def serve(
     store: Path, settings: dict[str, str], as_json: bool, metrics: tuple[str, int] | None, broker_conf: Path | None,
 ) -> int:
-    """Run the engine of a store as a container's main process, until SIGTERM.
+    """Run the engine of a store, with its gateway, as a container's main process, until SIGTERM.
 
     Stays in the foreground and logs on stderr. As process 1 it collects what ends. SIGTERM
     and Ctrl-C stop the engine in order, SIGHUP reads the settings again. A supervisor
     that was killed is started again and takes the living workers over.
+
+    The gateway serves RocketMQ's clients at 127.0.0.1:9876; gateway_listen_host lets other
+    machines in, gateway_enable=false leaves it out.
 
     Shared memory goes to the roomiest tmpfs if /dev/shm is too small for the engine, which
     a note on stderr says, unless shm_directory is set. --metrics answers GET /metrics,
@@ -65,9 +68,13 @@ def serve(
     Examples:
       pyengine serve /data
       pyengine serve /data --metrics 0.0.0.0:9464 --set flush_disk_type=SYNC_FLUSH
+      pyengine serve /data --set gateway_listen_host=0.0.0.0 --set gateway_advertised_host=log.example.com
     """
     settings, notes = with_broker_conf(broker_conf, store, settings)
     config = load_config(store, settings)
+    if "gateway_enable" not in config.origins:  # from outside a container the shared memory is out of reach
+        settings = {**settings, "gateway_enable": "true"}
+        config = load_config(store, settings)
     check_space(store, config)
     directory, of_memory = shm_directory(store, config)
     notes += of_memory

@@ -18,9 +18,11 @@ import pytest
 import pyengine
 from fix_cli import SOURCES, command_line, environment, run, spawn
 from fix_engine import SMALL, wait_noted
+from fix_gateway import Client
 from pyengine.cli import serve as serve_module
 from pyengine.cli.serve import shm_directory, wanted_bytes
 from pyengine.errors import EngineUnavailableError
+from pyengine.gateway import codes
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import kind_holder, living_kinds
 from pyengine.native import control as native
@@ -28,7 +30,8 @@ from pyengine.storage.config import SETTINGS, load_config
 from waiting import eventually
 
 CONTAINERS = SOURCES / "containers"
-SIZES = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
+PORTS = {"gateway_namesrv_port": 0, "gateway_broker_port": 0}
+SIZES = [word for name, value in (SMALL | PORTS).items() for word in ("--set", f"{name}={value}")]
 
 
 class Served:
@@ -95,6 +98,20 @@ def test_it_serves_until_sigterm_and_stops_in_order(serve):
     assert again.end(signal.SIGINT) == 0
     with pyengine.open_store(again.root) as reader:
         assert [message.body for message in reader.get_message("t", 0, 0, 9).messages] == [b"1", b"2"]
+
+
+def test_clients_of_rocketmq_are_served_unless_a_setting_leaves_them_out(serve):
+    one = serve()
+    port = int(eventually(lambda: (found := re.search(r"name server at \S+:(\d+)", one.said())), "the gateway listens")[1])
+    client = Client(port)
+    try:
+        topics = json.loads(client.ask(codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body)["topicList"]
+    finally:
+        client.close()
+    assert "TBW102" in topics and one.end() == 0
+    alone = serve("--set", "gateway_enable=false", name="alone")
+    alone.put(b"1")
+    assert native.GATEWAY not in living_kinds(alone.root) and alone.end() == 0
 
 
 def test_a_killed_supervisor_is_started_again_and_takes_the_workers_over(serve):
