@@ -79,6 +79,7 @@ static int run(struct ms_pool_commit *pool, int64_t until_ns, int may_sleep, int
     struct ms_control *const control = pool->control;
     struct ms_latch *const latch = &control->latch[MS_COMMITTER];
     const int64_t round_ends_ns = ms_monotonic_ns() + MS_COMMIT_ROUND_NS;
+    int woken = 0;
     for (;;) {
         if (ms_load_acquire(&control->state.frozen) != 0)
             return MS_COMMIT_IDLE;
@@ -103,16 +104,18 @@ static int run(struct ms_pool_commit *pool, int64_t until_ns, int may_sleep, int
             return moved ? MS_COMMIT_TIME : MS_COMMIT_IDLE;
         if (moved && pool->committed == pool->base + pool->segment_bytes)
             return MS_COMMIT_SEGMENT; /* its buffer is free */
-        if (moved)
+        if (moved) {
+            woken = 0;
             continue;
-        if (!may_sleep)
+        }
+        if (!may_sleep || woken > 0) /* woken for something else: settings, the end */
             return MS_COMMIT_IDLE;
         if (!*is_armed) {
             ms_latch_arm(latch, pool->semaphore);
             *is_armed = 1; /* and look once more: a wake-up before arming was not posted */
             continue;
         }
-        const int woken = ms_latch_wait(latch, pool->semaphore, until_ns - now_ns);
+        woken = ms_latch_wait(latch, pool->semaphore, until_ns - now_ns);
         *is_armed = 0;
         if (woken == -EINTR)
             return MS_COMMIT_IDLE;

@@ -37,5 +37,6 @@ struct ms_pool_commit {
 
 /* Commit what lies below `wrote`, piece by piece, and what comes meanwhile, until CLOCK_MONOTONIC `until_ns`; in a stream for
  * MS_COMMIT_ROUND_NS at the most. Where nothing is left and there is no stream it returns, or, with `may_sleep`, sleeps on
- * the latch, which the caller has armed. MS_COMMIT_*; IDLE also where a signal came. The latch is disarmed then. */
+ * the latch, which the caller has armed. MS_COMMIT_*; IDLE also where a signal came, or a wake-up
+ * without bytes to commit. The latch is disarmed then. */
 int ms_pool_commit_run(struct ms_pool_commit *pool, int64_t until_ns, int may_sleep);

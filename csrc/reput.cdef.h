@@ -44,7 +44,8 @@ struct ms_reput {
 
 /* Dispatch what lies below `limit`, batch by batch, and what comes meanwhile, until CLOCK_MONOTONIC `until_ns`; in a
  * stream for MS_REPUT_ROUND_NS at the most. Where nothing is left and there is no stream it returns, or, with `may_sleep`,
- * sleeps on the latch, which the caller has armed. MS_REPUT_*; IDLE also where a signal came. The latch is disarmed then. */
+ * sleeps on the latch, which the caller has armed. MS_REPUT_*; IDLE also where a signal came, or a
+ * wake-up without records. The latch is disarmed then. */
 int ms_reput_run(struct ms_reput *reput, int64_t until_ns, int may_sleep);
 /* What was dispatched up to `reached` becomes visible. `behind_bytes` (statistics): what was to be dispatched before. */
 void ms_reput_publish(struct ms_reput *reput, int64_t reached, int64_t behind_bytes);

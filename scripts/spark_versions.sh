@@ -26,7 +26,7 @@ for version in "${versions[@]}"; do
     "$PYTHON" -c "import sys, pyspark; sys.exit(not (pyspark.__version__ + '.').startswith('$version.'))" 2>/dev/null ||
       run_logged "installing Spark $version" "$PYTHON" -m pip install --disable-pip-version-check "pyspark==$version.*"
     cd "$checkout"
-    exec "$PYTHON" -m pytest tests/spark "$@"
+    exec "$PYTHON" -m pytest --ci tests/spark "$@"
   ) || failed+=("$version")
 done
 [ ${#failed[@]} -eq 0 ] || give_up "failed with Spark ${failed[*]}"

@@ -260,7 +260,7 @@ def test_the_blocks_of_the_readme_run(reader):
 @pytest.mark.timeout(600)
 def test_the_block_of_the_containers_page_runs(reader):
     (serve,) = runnable("docs/containers.md")
-    reader.environment |= {"PYENGINE_GATEWAY_NAMESRV_PORT": "0", "PYENGINE_GATEWAY_BROKER_PORT": "0"}  # the page's own may be another test's
+    reader.environment |= {"PYENGINE_GATEWAY_NAMESRV_PORT": "0", "PYENGINE_GATEWAY_BROKER_PORT": "0"}  # not another test's
     assert reader.run(serve).startswith("PUT_OK")
     assert not (reader.folder / "my-store" / "abort").exists()
 

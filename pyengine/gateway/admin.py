@@ -15,6 +15,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from pyengine.engine_config import AT_ONCE
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.small_file import PARSE_ERRORS
@@ -48,6 +49,8 @@ from pyengine.storage.consumer_offset import DelayOffsets
 VERSION_TEXT = "V4_9_8"
 QUEUES_SHOWN_MAX = 100_000  # of one answer
 ENTRIES_SHOWN_MAX = 1024    # of a consume queue in one answer
+SETTINGS_BYTES_MAX = 2048   # of one update: all that are live fit
+SETTINGS_WAIT_S = 3.0       # for the supervisor; a tool waits for 5 s
 CLEAN_WAIT_S = 2.0          # a tool waits for its answer for 5 s
 CLEAN_S = 10.0              # one of the executor's threads waits so long at most
 COUNT_S = 10.0              # between two samples of the counters, as in RocketMQ
@@ -137,6 +140,7 @@ class Admin:
         self._began_ms = time.time_ns() // 1_000_000
         self.counts = Counts(lambda: {topic: each.messages for topic, each in self._figures().topics.items()})
         self._cleaning: asyncio.Future[None] | None = None  # one at a time
+        self._changing = asyncio.Lock()                      # settings, the same
         self.handlers: Handlers = {
             codes.UPDATE_AND_CREATE_TOPIC: self.update_topic,
             codes.DELETE_TOPIC_IN_BROKER: self.delete_topic,
@@ -485,20 +489,33 @@ class Admin:
             "putLatency99": f"{figures.put_latency.p99_ms or 0:.3f}", "putLatency999": f"{figures.put_latency.p999_ms or 0:.3f}"}
 
     async def update_broker_config(self, request: Request) -> Answer:
-        """Change settings of the running engine, given under RocketMQ's keys: all or none, durably, as `pyengine config set` does.
+        """Change settings of the running engine, given under RocketMQ's keys, as `pyengine config set` does: the file durably, then the
+        engine.
 
-        What a broker passes over is refused here: a key that pyengine does not have, and one that needs a restart.
+        What a broker passes over is refused here, and then nothing has changed: a key that pyengine does not have, and one that
+        a restart alone brings to all that runs, this gateway included.
         """
+        body = request.frame.body
+        if len(body) > SETTINGS_BYTES_MAX:
+            return Answer(codes.SYSTEM_ERROR, f"{len(body):,} bytes of settings are more than {SETTINGS_BYTES_MAX:,}")
 
         def change() -> None:
-            values = settings_to_set([line for line in request.frame.body.decode().splitlines() if line and not line.startswith("#")])
-            if later := [SETTINGS[name].key or name for name in values if not SETTINGS[name].live]:
+            lines = [line for line in body.decode().splitlines() if line and not line.startswith("#")]
+            values = settings_to_set(lines, "updateBrokerConfig")
+            if not values:
+                raise UsageError("no setting is given: give key=value")
+            if later := [SETTINGS[name].key or name for name in values if SETTINGS[name].live != AT_ONCE]:
                 raise UsageError(f"{', '.join(later)}: taken at a start only: pyengine config set, then stop and start the engine")
             set_durably(self._reader.root, values)
-            ask_for_settings(self._reader.root, {name: SETTINGS[name].show(value) for name, value in values.items()})
+            try:
+                ask_for_settings(self._reader.root, {name: SETTINGS[name].show(value) for name, value in values.items()}, SETTINGS_WAIT_S)
+            except EngineError as error:
+                raise EngineError(f"the store's settings have it now, but the engine could not be told: {error}. It takes it at its next "
+                                  "start") from None
 
         try:
-            await self._in_executor(change)
+            async with self._changing:
+                await self._in_executor(change)
         except (EngineError, UnicodeDecodeError) as error:
             return Answer(codes.SYSTEM_ERROR, str(error))
         return Answer()

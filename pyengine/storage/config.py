@@ -83,13 +83,13 @@ def check_keywords(call: Callable[..., object], settings: Mapping[str, object]) 
         SETTINGS[setting_name(key, f"{call.__name__}()", own)].read(value, f"{call.__name__}()")
 
 
-def parse_set(pairs: tuple[str, ...] | list[str]) -> dict[str, str]:
-    """`--set key=value` arguments as a mapping; the last of a doubled key wins."""
+def parse_set(pairs: tuple[str, ...] | list[str], where: str = "--set") -> dict[str, str]:
+    """`key=value` texts as a mapping, those of --set or of `where`; the last of a doubled key wins."""
     overrides = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"--set {pair}: give key=value")
+            raise ConfigError(f"{where} {pair}: give key=value")
         overrides[key.strip()] = value.strip()
     return overrides
 
@@ -228,13 +228,13 @@ def set_in_file(path: Path, values: Mapping[str, Value], without: tuple[str, ...
     write_config(path, changed.encode())
 
 
-def settings_to_set(pairs: Sequence[str]) -> dict[str, Value]:
-    """`key=value` arguments of `pyengine config set`, typed; ConfigError where one cannot be changed, or has no effect."""
+def settings_to_set(pairs: Sequence[str], where: str = "config set") -> dict[str, Value]:
+    """`key=value` arguments of `pyengine config set`, or of `where`, typed; ConfigError where one cannot be changed, or has no effect."""
     values: dict[str, Value] = {}
-    for key, text in parse_set(list(pairs)).items():
-        name = setting_name(key, "config set")
+    for key, text in parse_set(list(pairs), where).items():
+        name = setting_name(key, where)
         row = SETTINGS[name]
-        values[name] = row.read(text, "config set")
+        values[name] = row.read(text, where)
         if row.fixed:
             raise ConfigError(f"{name} is fixed at creation: the store's files have that size. Make a new store")
         if row.inert:

@@ -102,7 +102,7 @@ def test_it_serves_until_sigterm_and_stops_in_order(serve):
 
 def test_clients_of_rocketmq_are_served_unless_a_setting_leaves_them_out(serve):
     one = serve()
-    port = int(eventually(lambda: (found := re.search(r"name server at \S+:(\d+)", one.said())), "the gateway listens")[1])
+    port = int(eventually(lambda: re.search(r"name server at \S+:(\d+)", one.said()), "the gateway listens")[1])
     client = Client(port)
     try:
         topics = json.loads(client.ask(codes.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body)["topicList"]

@@ -59,6 +59,15 @@ def test_a_put_on_an_idle_store_is_committed_in_one_round(rig):
     assert not service.work()
 
 
+@pytest.mark.timeout(60)
+def test_woken_for_something_else_than_bytes_it_lets_its_worker_look(rig):
+    owner, _, service = rig
+    latch = owner.memory.latch(native.COMMITTER)
+    latch.arm()
+    owner.memory.wake(native.COMMITTER)
+    assert not service.wait(latch, 3600)
+
+
 def test_over_rolls_the_file_holds_records_and_zeros_never_stale_filler(rig):
     owner, writer, service = rig
     for number in range(160):
