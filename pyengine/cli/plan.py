@@ -108,14 +108,15 @@ def make_plan(load: Load, config: EngineConfig, read_bytes_per_s: float) -> Plan
     disk = log + queue + index
     reread = min(log, segment + math.ceil(load.bytes_per_s * CHECKPOINT_S))
     pool_buffers = config.transient_store_pool_size if config.pool_enabled else 0
+    connections, connections_bytes = (config.gateway_connections_max, config.gateway_memory_max_bytes) if config.gateway_enable else (0, 0)
     return Plan(
         record_bytes=load.record_bytes, log_bytes_per_day=math.ceil(per_day), kept_s=kept_s, messages=messages, log_bytes=log,
         queue_bytes=queue, index_bytes=index, disk_bytes=disk,
         file_system_bytes=math.ceil(disk / (config.disk_max_used_space_ratio / 100)),
         shared_memory_bytes=shared_memory_bytes(config, load.producers, load.queues),
-        process_bytes=(PROCESSES + config.pool_enabled + config.gateway_enable) * PROCESS_BYTES,
+        process_bytes=(PROCESSES + config.pool_enabled + config.replicates + config.gateway_enable) * PROCESS_BYTES + connections_bytes,
         page_cache_bytes=math.ceil(load.bytes_per_s * load.lag_s) + SEGMENTS_AHEAD * segment,
-        descriptors=DESCRIPTORS + load.producers + pool_buffers + load.queues,
+        descriptors=DESCRIPTORS + load.queues + max(load.producers + pool_buffers, connections),
         recovery_read_bytes=reread, recovery_read_bytes_per_s=int(read_bytes_per_s), recovery_s=reread / read_bytes_per_s)
 
 

@@ -115,6 +115,15 @@ def test_memory_and_descriptors_take_no_more_than_planned(measured):
     assert 0.3 * made.descriptors <= seen["descriptors"] <= made.descriptors
 
 
+def test_a_master_and_a_gateway_are_in_the_plan():
+    load = Load(rate=1, body_bytes=300, topic_bytes=1, producers=2)
+    alone, master, gateway = (make_plan(load, EngineConfig(**settings), READ) for settings in (
+        {}, {"broker_role": "SYNC_MASTER"}, {"gateway_enable": True, "gateway_connections_max": 100, "gateway_memory_max_bytes": 1 << 30}))
+    assert master.process_bytes - alone.process_bytes == plan_module.PROCESS_BYTES
+    assert gateway.process_bytes - alone.process_bytes == plan_module.PROCESS_BYTES + (1 << 30)
+    assert gateway.descriptors - alone.descriptors == 100 - 2
+
+
 def test_a_recovery_reads_no_more_than_planned(measured, make_engine):
     engine = make_engine("async", **SETTINGS)
     engine.start()

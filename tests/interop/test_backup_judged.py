@@ -1,4 +1,5 @@
-"""The real store opens what was restored from a backup that was taken while producers put, and reads what we read."""
+"""The real store opens what was restored from a backup that was taken while producers put, and reads what we read. The original was
+cleaned, killed, recovered and deleted meanwhile."""
 
 from __future__ import annotations
 
@@ -44,7 +45,10 @@ def test_the_real_store_opens_a_restored_backup(make_engine, judge, tmp_path, mo
     finally:
         over.set()
         producer.join()
+    engine.wait_noted()
+    assert run("clean", engine.root, "--older-than", 0, "--json").document["segments"] > 0
     engine.kill_all()
+    assert run("recover", engine.root).code == 0
     shutil.rmtree(engine.root)
     assert restore_store(Folder(tmp_path / "dest"), tmp_path / "new").exit_code == 0
     found = judge.verify(tmp_path / "new", SIZES).result(timeout=patience(240))
