@@ -103,6 +103,17 @@ fi
 step "this version starts" "$new" start "$store"
 read_back "$new"
 put "$new"
+if [ "$(layout "$work/env/bin/python")" = "$(layout "$PYTHON")" ]; then
+  step "back: the other version takes the running engine over" "$old" start "$store" --take-over
+  put "$old"
+  read_back "$old"
+  step "and this version takes it over again" "$new" start "$store" --take-over
+else # an older version has words of its own for it
+  ! "$old" start "$store" --take-over >"$work/log" 2>&1 || give_up "the other version took over an engine whose memory it does not know"
+  ! "$old" put "$store" --topic orders "refused" >"$work/log" 2>&1 || give_up "the other version put into an engine whose memory it does not know"
+fi
+read_back "$new"
+put "$new" # the engine has come to no harm
 quietly pkill -KILL -f "pyengine[.]workers[.][a-z]+ $store"
 step "this version recovers after a kill of all its processes" "$new" start "$store"
 read_back "$new"
