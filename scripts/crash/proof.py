@@ -37,7 +37,7 @@ FIELDS = {"rig": str, "what": str, "counts": dict, "held": bool, "seed": str, "c
 HARM = ("lost", "bad", "not caught")
 GIVEN = ("seed", "seconds", "depth")  # of a run, and no count of what it did
 NO_SUMMARY = "ended without a summary: "
-ENGINE = ("csrc", "pyengine", "workers")
+ENGINE = ("csrc", "pyengine", "workers", ":!pyengine/cli", ":!pyengine/spark")
 PARTS = {"kills": "kills", "restarts": "restarts", "failpoints": "failpoints", "power cut": "powercut",
          "power cut, blocks": "powercut", "failing disk, engine": "disk", "failing disk, recovery": "disk",
          "failing disk, commits": "disk", "corruption": "corruption", "fuzz": "fuzz", "broken builds": "mutants",
@@ -46,9 +46,9 @@ HEAD = """# What was proved
 
 A row for each class of faults, made by `scripts/crash/proof.py` from the last run of everything in the class, never by
 hand. *Held* counts what was tried in different ways, and how many of those did no harm: nothing acknowledged was lost,
-doubled or torn, nothing broken went unnoticed. *Since* is the number of commits to the engine after the oldest run of the
-row. [faults.md](faults.md) tells what the classes are; `scripts/prove_all.sh PART` runs the classes of a part anew and
-replaces their rows.
+doubled or torn, nothing broken went unnoticed. *Since* is the number of commits to the engine (without commands and
+Spark) after the oldest run of the row. [faults.md](faults.md) tells what the classes are; `scripts/prove_all.sh PART` runs the
+classes of a part anew and replaces their rows.
 
 """
 COLUMNS = ("class", "held", "counts", "hours", "commit", "since", "date", "part")
