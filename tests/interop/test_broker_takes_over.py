@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
 
 import pytest
@@ -10,9 +10,9 @@ import pytest
 import needs
 import pyengine
 from fix_gateway import start_served
+from fix_judge import available
 from fix_replication import free_port
 from interop.clients import Clients
-from interop.judge import JudgeUnavailableError
 from interop.real_broker import RealBroker
 from pyengine.ipc.live_reader import check_now
 from pyengine.storage.config import load_config
@@ -32,7 +32,7 @@ def rig(tmp_path):
     java = needs.java_command()
     served = start_served(tmp_path / "store", gateway_namesrv_port=name_server, gateway_broker_port=broker, message_delay_level=DELAYS,
                           transaction_timeout_ms=600_000)
-    try:
+    with contextlib.closing(served), available():
         real = RealBroker(java, served.root, tmp_path / "real", name_server, broker, mappedFileSizeCommitLog=1 << 20,
                           mappedFileSizeConsumeQueue=6000, maxHashSlotNum=1000, maxIndexNum=4000, messageDelayLevel=DELAYS,
                           transactionTimeOut=1000, transactionCheckInterval=1000, transactionCheckMax=1000)
@@ -41,12 +41,6 @@ def rig(tmp_path):
                 yield served, real, clients
         finally:
             real.kill()
-    except JudgeUnavailableError as error:
-        if os.environ.get("PYENGINE_REQUIRE"):
-            raise
-        pytest.skip(f"maven: {error}")
-    finally:
-        served.close()
 
 
 class Side:

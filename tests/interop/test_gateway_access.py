@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 
 import pytest
 import trustme
 
 import needs
 from fix_gateway import Client, pull_fields, put_certificate, put_private, send_fields, signed, start_served, subscription
+from fix_judge import available
 from fix_replication import free_port
 from interop.clients import FLAGS, ClientError, Clients
-from interop.judge import JudgeUnavailableError
 from interop.real_broker import RealBroker
 from pyengine.gateway import codes
 from pyengine.storage.config_table import TopicConfigs
@@ -38,16 +37,6 @@ accounts:
 
 def write_list(path) -> str:
     return str(put_private(path, LIST.encode()))
-
-
-@contextlib.contextmanager
-def available():
-    try:
-        yield
-    except JudgeUnavailableError as error:
-        if os.environ.get("PYENGINE_REQUIRE"):
-            raise
-        pytest.skip(f"maven: {error}")
 
 
 @pytest.fixture(scope="module")
