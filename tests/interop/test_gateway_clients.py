@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import pytest
@@ -10,9 +9,9 @@ import pytest
 import needs
 import pyengine
 from fix_gateway import start_served
+from fix_judge import available
 from fix_replication import free_port
-from interop.clients import Clients
-from interop.judge import JudgeUnavailableError
+from interop.clients import FLAGS, Clients
 from pyengine.ipc.live_reader import check_now
 from pyengine.storage.check.report import Severity
 from pyengine.storage.config import load_config
@@ -34,13 +33,7 @@ def served(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def clients(served, tmp_path_factory):
-    try:
-        running = Clients(needs.java_command(), f"127.0.0.1:{served.ports[0]}", tmp_path_factory.mktemp("clients"))
-    except JudgeUnavailableError as error:
-        if os.environ.get("PYENGINE_REQUIRE"):
-            raise
-        pytest.skip(f"maven: {error}")
-    with running:
+    with available(), Clients(needs.java_command(), f"127.0.0.1:{served.ports[0]}", tmp_path_factory.mktemp("clients")) as running:
         yield running
 
 
@@ -85,6 +78,45 @@ def test_a_group_goes_on_where_it_stopped(served, clients):
     send("three")
     clients.ask("subscribe", name="after", group="resumers", topic="resumed")
     assert consumed(clients, "after", 1) == ["three"]
+
+
+@pytest.mark.ci
+def test_a_lite_pull_consumer_seeks_and_commits_with_queues_of_its_group_or_of_its_own(served, clients):
+    def send(*bodies):
+        clients.ask("send", group="senders", how="ordered", topic="polled", queue=1, bodies=list(bodies))
+
+    def polled(name, count):
+        return [row["body"] for row in clients.ask("poll", name=name, count=count, timeout_s=60)]
+
+    send("one", "two", "three")
+    clients.ask("open_puller", name="before", group="pollers", topic="polled")
+    assert polled("before", 3) == ["one", "two", "three"]
+    assert clients.ask("seek_to_begin", name="before") == 4
+    assert polled("before", 3) == ["one", "two", "three"]
+    clients.ask("commit", name="before")
+    clients.ask("stop_puller", name="before")
+    eventually(lambda: sum(ConsumerOffsets(served.root).read("polled", "pollers").values()) == 3, "the group's offsets are written")
+    send("four")
+    clients.ask("open_puller", name="after", group="pollers", topic="polled")
+    assert polled("after", 1) == ["four"]
+    clients.ask("stop_puller", name="after")
+    clients.ask("open_puller", name="assigned", group="pollers", topic="polled", assigned=True)
+    assert clients.ask("seek_to_begin", name="assigned") == 4
+    assert polled("assigned", 4) == ["one", "two", "three", "four"]
+    clients.ask("stop_puller", name="assigned")
+
+
+@pytest.mark.ci
+def test_a_client_with_binary_headers_sends_and_consumes(served, tmp_path):
+    flags = [*FLAGS, "-Drocketmq.serialize.type=ROCKETMQ"]
+    with available(), Clients(needs.java_command(), f"127.0.0.1:{served.ports[0]}", tmp_path, flags) as clients:
+        assert clients.ask("header_form") == "ROCKETMQ"
+        (sent,) = clients.ask("send", group="senders", how="sync", topic="binary", tags="t", property="red", bodies=["one"])
+        (batch,) = clients.ask("send", group="senders", how="batch", topic="binary", tags="t", bodies=["two", "three"])
+        assert sent["status"] == batch["status"] == "SEND_OK"
+        clients.ask("subscribe", name="binary", group="binary_readers", topic="binary", tags="t")
+        assert consumed(clients, "binary", 3) == ["one", "three", "two"]
+        assert clients.ask("view", topic="binary", id=sent["id"])["body"] == "one"
 
 
 def test_an_ordered_consumer_gets_a_queue_in_order(clients):

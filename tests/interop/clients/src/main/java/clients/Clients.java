@@ -16,6 +16,7 @@ import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.acl.common.AclClientRPCHook;
 import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.QueryResult;
+import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
@@ -33,8 +34,10 @@ import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.common.protocol.heartbeat.MessageModel;
 import org.apache.rocketmq.remoting.RPCHook;
+import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 import org.apache.rocketmq.tools.command.MQAdminStartup;
 
 /** Real clients, told what to do by lines of JSON: each line is a command, each gets one line of JSON as its answer. */
@@ -42,6 +45,7 @@ public class Clients {
     private static final PrintStream ANSWERS = System.out;
     private static final Map<String, DefaultMQProducer> PRODUCERS = new HashMap<>();
     private static final Map<String, Consuming> CONSUMERS = new HashMap<>();
+    private static final Map<String, DefaultLitePullConsumer> PULLERS = new HashMap<>();
     private static String address;
     private static RPCHook signs;  // null without an access key
     private static int instances;
@@ -74,6 +78,12 @@ public class Clients {
             case "subscribe": return subscribe(told);
             case "take": return CONSUMERS.get(told.getString("name")).take(told.getIntValue("count"), told.getIntValue("timeout_s"));
             case "stop": CONSUMERS.remove(told.getString("name")).consumer.shutdown(); return true;
+            case "open_puller": return openPuller(told);
+            case "poll": return poll(PULLERS.get(told.getString("name")), told.getIntValue("count"), told.getIntValue("timeout_s"));
+            case "seek_to_begin": return seekToBegin(PULLERS.get(told.getString("name")));
+            case "commit": PULLERS.get(told.getString("name")).commitSync(); return true;
+            case "stop_puller": PULLERS.remove(told.getString("name")).shutdown(); return true;
+            case "header_form": return RemotingCommand.getSerializeTypeConfigInThisServer().name();
             case "request": return request(told);
             case "load": return Load.send(producer(told.getString("group")), told);
             case "stream": return Load.stream(producer(told.getString("group")), told);
@@ -260,6 +270,44 @@ public class Clients {
     private static Object subscribe(JSONObject told) throws Exception {
         CONSUMERS.put(told.getString("name"), new Consuming(told));
         return true;
+    }
+
+    /** A consumer that commits when it is told to; with `assigned` it takes all queues itself, else the group shares them out. */
+    private static Object openPuller(JSONObject told) throws Exception {
+        DefaultLitePullConsumer puller = new DefaultLitePullConsumer(told.getString("group"), signs);
+        puller.setNamesrvAddr(address);
+        puller.setInstanceName("puller-" + ++instances);
+        puller.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        puller.setAutoCommit(false);
+        if (told.getBooleanValue("assigned")) {
+            puller.start();
+            puller.assign(puller.fetchMessageQueues(told.getString("topic")));
+        } else {
+            puller.subscribe(told.getString("topic"), "*");
+            puller.start();
+        }
+        PULLERS.put(told.getString("name"), puller);
+        return true;
+    }
+
+    private static JSONArray poll(DefaultLitePullConsumer puller, int count, int timeoutS) {
+        JSONArray rows = new JSONArray();
+        long until = System.currentTimeMillis() + timeoutS * 1000L;
+        while (rows.size() < count && System.currentTimeMillis() < until) {
+            for (MessageExt message : puller.poll(100)) {
+                rows.add(row(message));
+            }
+        }
+        return rows;
+    }
+
+    private static int seekToBegin(DefaultLitePullConsumer puller) throws Exception {
+        int queues = 0;
+        for (MessageQueue queue : puller.assignment()) {
+            puller.seekToBegin(queue);
+            queues++;
+        }
+        return queues;
     }
 
     private static class Consuming {
