@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 import pyengine
-from fix_gateway import beat, send_fields
+from fix_engine import SMALL
+from fix_gateway import beat, send_fields, start_served
+from fix_replication import free_port
 from pyengine.formats.record import BatchMember, decode_message_id, encode_batch
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Connection, Connections, Limits, Request
 from pyengine.gateway.names import Address
 from pyengine.gateway.sends import _STORED, LARGE_BATCH_BYTES, Sends
 from pyengine.gateway.wire import ANSWER, Frame, encode_frame
+from pyengine.ipc.control_block import now_ms
+from pyengine.native import control as native
 from pyengine.results import PutResult, PutStatus
 from pyengine.storage.config_table import TopicConfig
 from waiting import eventually
@@ -26,6 +32,17 @@ def stored(served, topic, queue_id, offset):
     with pyengine.open_store(served.root) as store:
         assert store.wait_for_message(topic, queue_id, offset, timeout_s=30, level="committed")
         return store.get_message(topic, queue_id, offset, 1, level="committed").messages[0]
+
+
+@contextlib.contextmanager
+def held(served, kind):
+    """Inside, a worker stands still."""
+    pid = served.engine.kill(kind, signal.SIGSTOP)
+    try:
+        eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, f"{kind} has stopped")
+        yield
+    finally:
+        served.engine.kill(kind, signal.SIGCONT)
 
 
 def test_a_message_is_stored_as_its_client_sent_it(served, topic):
@@ -169,12 +186,9 @@ def test_sends_that_are_taken_without_an_object_are_stored_and_answered_as_all_o
 def test_sends_under_way_when_the_writer_stops_are_answered_when_it_goes_on(served, topic):
     client = served.broker()
     client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"makes the topic known")
-    served.engine.kill("writer", signal.SIGSTOP)
-    try:
+    with held(served, "writer"):
         numbers = [client.send(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"%d" % number) for number in range(100)]
         assert client.is_silent()
-    finally:
-        served.engine.kill("writer", signal.SIGCONT)
     answers = [client.wait(number) for number in numbers]
     assert [(answer.code, int(answer.fields["queueOffset"])) for answer in answers] == [(0, 1 + number) for number in range(100)]
 
@@ -189,10 +203,84 @@ def test_a_topic_that_is_deleted_is_noticed_by_the_sends_of_a_client_that_goes_o
     assert refused.code == codes.TOPIC_NOT_EXIST
 
 
-def test_a_store_that_is_stopped_and_started_again_is_served_again(tmp_path):
-    from fix_gateway import start_served
-    from fix_replication import free_port
+@pytest.fixture
+def ready(served, topic):
+    """A client whose sends are taken without an object from now on: its topic is known and its gateway has a session."""
+    client = served.broker()
+    for offset in range(2):
+        assert client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"before").fields["queueOffset"] == str(offset)
+    return client
 
+
+def ask_in_every_way(client, topic):
+    """The answers to a send that is taken without an object, one of the common way, and a batch."""
+    fields = send_fields(topic, 1)
+    return [client.ask(codes.SEND_MESSAGE_V2, fields, b"refused"), client.ask(codes.SEND_MESSAGE_V2, fields | {"z": "1"}, b"refused"),
+            client.ask(codes.SEND_BATCH_MESSAGE, send_fields(topic, 1, m="true"), encode_batch([BatchMember(b"refused", 0, "")]))]
+
+
+def test_while_the_page_cache_is_busy_sends_are_answered_as_busy_and_nothing_is_stored(served, topic, ready):
+    with served.engine.memory(writable=True) as memory:
+        writer = memory.control.writer
+        with held(served, "writer"):  # as if it were caught in a page fault
+            native.store(writer, "pass_started_ms", now_ms() - 2 * SMALL["os_page_cache_busy_timeout_ms"])
+            try:
+                answers = ask_in_every_way(ready, topic)
+            finally:
+                native.store(writer, "pass_started_ms", 0)
+        del writer
+    for answer in answers:
+        assert (answer.code, answer.remark) == (codes.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
+        assert "msgId" not in answer.fields
+    assert ready.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"after").fields["queueOffset"] == "2"
+
+
+def test_while_the_disk_is_full_sends_are_refused_with_the_cause_and_nothing_is_stored(served, topic, ready):
+    with served.engine.memory(writable=True) as memory:
+        with held(served, "cleaner"):  # it would find that there is room, as it does at the end
+            native.refuse_puts(memory.control, native.REFUSE_DISK_FULL)
+            answers = ask_in_every_way(ready, topic)
+        eventually(lambda: native.load(memory.control.state, "refuse_puts") == 0, "the room is seen")
+    for answer in answers:
+        assert answer.code == codes.SERVICE_NOT_AVAILABLE and "msgId" not in answer.fields
+        assert answer.remark.startswith("service not available now.") and "the disk is too full" in answer.remark
+    assert ready.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"after").fields["queueOffset"] == "2"
+
+
+def test_a_send_that_is_not_flushed_in_time_says_so_and_is_stored(tmp_path, topic):
+    served = start_served(tmp_path / "store", flush_disk_type="SYNC_FLUSH", sync_flush_timeout_ms=300, put_timeout_ms=2000)
+    try:
+        client = served.broker()
+        assert client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"in time").code == codes.SUCCESS
+        with held(served, "flusher"):
+            answer = client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"too late")
+            offset = decode_message_id(answer.fields["msgId"])[1]
+            assert served.engine.positions()["flushed"] <= offset
+        eventually(lambda: served.engine.positions()["flushed"] > offset, "the flusher goes on")
+        assert (answer.code, answer.fields["queueOffset"]) == (codes.FLUSH_DISK_TIMEOUT, "1")
+        message = stored(served, topic, 1, 1)
+        assert (message.body, message.msg_id) == (b"too late", answer.fields["msgId"])
+        assert client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"in time again").code == codes.SUCCESS
+    finally:
+        served.close()
+
+
+def test_a_send_to_a_synchronous_master_without_slaves_says_so_and_is_stored(tmp_path, topic):
+    served = start_served(tmp_path / "store", broker_role="SYNC_MASTER", ha_allow_plain="127.0.0.1", ha_listen_port=0)
+    try:
+        client = served.broker()
+        for offset in range(2):  # a topic that is made by its first send, and one that is known
+            answer = client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"%d" % offset)
+            assert (answer.code, answer.fields["queueOffset"]) == (codes.SLAVE_NOT_AVAILABLE, str(offset))
+            message = stored(served, topic, 1, offset)
+            assert (message.body, message.msg_id) == (b"%d" % offset, answer.fields["msgId"])
+        answer = client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1, "WAIT\x01false"), b"waits for none")
+        assert (answer.code, answer.fields["queueOffset"]) == (codes.SUCCESS, "2")
+    finally:
+        served.close()
+
+
+def test_a_store_that_is_stopped_and_started_again_is_served_again(tmp_path):
     served = start_served(tmp_path / "store", gateway_broker_port=free_port(), flush_disk_type="SYNC_FLUSH")
     try:
         client = served.broker()
