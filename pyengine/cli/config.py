@@ -29,6 +29,7 @@ from pyengine.storage.config import (
     set_durably,
     setting_name,
     settings_to_set,
+    telling_engine,
 )
 
 broker_conf_option = click.option(
@@ -165,12 +166,9 @@ def _tell(store: Path, live: dict[str, str]) -> None:
     """Let the engine take `live`, and wait until each worker has."""
     from pyengine.ipc.session_client import ask_for_settings
 
-    try:
+    with telling_engine(store):
         number = ask_for_settings(store, live)["number"]
         slow = _slow(store, number)
-    except EngineError as error:
-        raise EngineError(f"{config_path(store)} gives it now, but the engine could not be told: {error}. It takes it when its "
-                          "supervisor gets SIGHUP, or at its next start") from None
     if slow:
         raise EngineError(f"{config_path(store)} gives it now, and the engine was told, but not yet taken by: {', '.join(slow)}: "
                           "`pyengine status` says what keeps them")

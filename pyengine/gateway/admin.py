@@ -42,7 +42,7 @@ from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.statistics import WINDOWS_S, Statistics, read_statistics
 from pyengine.services.retention.clean_files import Request as CleanRequest
 from pyengine.services.retention.clean_resource import ask_to_clean
-from pyengine.storage.config import SETTINGS, set_durably, settings_to_set
+from pyengine.storage.config import SETTINGS, set_durably, settings_to_set, telling_engine
 from pyengine.storage.config_table import PERM_READ, PERM_WRITE, TopicConfig, group_of
 from pyengine.storage.consumer_offset import DelayOffsets
 
@@ -507,11 +507,8 @@ class Admin:
             if later := [SETTINGS[name].key or name for name in values if SETTINGS[name].live != AT_ONCE]:
                 raise UsageError(f"{', '.join(later)}: taken at a start only: pyengine config set, then stop and start the engine")
             set_durably(self._reader.root, values)
-            try:
+            with telling_engine(self._reader.root):
                 ask_for_settings(self._reader.root, {name: SETTINGS[name].show(value) for name, value in values.items()}, SETTINGS_WAIT_S)
-            except EngineError as error:
-                raise EngineError(f"the store's settings have it now, but the engine could not be told: {error}. It takes it at its next "
-                                  "start") from None
 
         try:
             async with self._changing:

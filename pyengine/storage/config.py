@@ -13,13 +13,14 @@ so `PYENGINE_FLUSH_DISK_TYPE` and `flushDiskType` are the same setting.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES, SETTINGS, EngineConfig
-from pyengine.errors import ConfigError
+from pyengine.errors import ConfigError, EngineError
 from pyengine.formats.paths import tell_log_folders
 from pyengine.formats.small_file import read_small_text
 from pyengine.settings import Value
@@ -256,6 +257,16 @@ def set_durably(root: str | os.PathLike[str], values: Mapping[str, Value]) -> No
         set_in_file(path, values)
     finally:
         os.close(folder)
+
+
+@contextlib.contextmanager
+def telling_engine(root: str | os.PathLike[str]) -> Iterator[None]:
+    """Around what lets a running engine take settings that set_durably() has written: EngineError says that the file has them."""
+    try:
+        yield
+    except EngineError as error:
+        raise EngineError(f"{config_path(root)} gives it now, but the engine could not be told: {error}. It takes it when its "
+                          "supervisor gets SIGHUP, or at its next start") from None
 
 
 def _name_of_line(line: str) -> str | None:
