@@ -20,7 +20,6 @@ from pyengine.cli.output import (
     spark_source,
     store_or_uri_argument,
 )
-from pyengine.errors import require_extra
 
 if TYPE_CHECKING:
     from pyengine.spark.message_stats import By, StatsRow
@@ -136,13 +135,13 @@ def export(
         options["readLevel"] = level
     if columns is not None:
         options["columns"] = columns
-    require_extra("pyspark", "pyarrow", "pandas")
-    from pyengine.spark.export import Place, export_parquet
-    from pyengine.spark.options import AUTO
+    from pyengine.spark.options import AUTO, destination
 
-    Place.of(dest, AUTO)  # refused before Java starts
+    destination(dest)  # refused before Java starts
     begun_s = time.monotonic()
     with spark_session("pyengine export", master) as spark, byte_bar("exporting", None) as show:
+        from pyengine.spark.export import export_parquet
+
         done = export_parquet(spark, source, dest, topics or None, compression=compression, overwrite=overwrite,
                               partitioned=partitioned, incremental=incremental, dest_file_system=AUTO, progress=show, **options)
     seconds = time.monotonic() - begun_s

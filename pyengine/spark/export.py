@@ -31,7 +31,7 @@ from pyarrow import parquet
 from pyengine.errors import DiskError, EngineError, UsageError, disk_errors
 from pyengine.spark.file_access import FileTree, open_tree, reach_tree
 from pyengine.spark.jobs import Part, batches_of, given_options, run_in_workers, watched
-from pyengine.spark.options import AUTO, ReadOptions, location, read_options, shown
+from pyengine.spark.options import AUTO, ReadOptions, destination, read_options, shown
 from pyengine.spark.partitions import LogRange
 from pyengine.spark.plan import plan
 from pyengine.spark.schema import Column, chosen_columns, find_column
@@ -267,12 +267,7 @@ class Place:
     @classmethod
     def of(cls, dest: str, file_system: str) -> Place:
         """UsageError for what is neither a path nor a URI."""
-        if file_system != AUTO:
-            return cls(dest, file_system)
-        try:
-            return cls(location(dest))
-        except ValueError as error:
-            raise UsageError(f"destination {dest!r}: {error}") from None
+        return cls(dest, file_system) if file_system != AUTO else cls(destination(dest))
 
     def open(self) -> Target:
         """The folder, in a task."""

@@ -149,6 +149,14 @@ def location(value: str) -> str:
     return value
 
 
+def destination(value: str) -> str:
+    """The location that a job writes to; UsageError for what is neither a path nor a URI."""
+    try:
+        return location(value)
+    except ValueError as error:
+        raise UsageError(f"destination {value!r}: {error}") from None
+
+
 def _file_system(value: str) -> str:
     text = value.strip()
     if text not in (AUTO, ARROW) and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
