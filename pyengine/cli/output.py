@@ -202,11 +202,9 @@ def time_text(timestamp_ms: int | None) -> str:
 
 def shown_body(message: Message, raw: bool = False) -> tuple[bytes, str]:
     """The body that a command shows, decompressed unless `raw`; and why it is the stored one although it is compressed."""
-    from pyengine.formats.record import decompress_body
-
     if not raw:
         try:
-            return decompress_body(message.body, message.sys_flag), ""
+            return message.content, ""
         except FormatError as error:
             return message.body, str(error)
     return message.body, ""
