@@ -97,8 +97,7 @@ static int run(struct ms_reput *reput, int64_t until_ns, int may_sleep, int *is_
 {
     struct ms_latch *const latch = &reput->control->latch[MS_REPUTTER];
     const int64_t round_ends_ns = ms_monotonic_ns() + MS_REPUT_ROUND_NS;
-    int64_t seen_committed = -1;
-    int woken = 0;
+    int64_t woken_at = -1; /* where `committed` was before a wake-up since which nothing was dispatched */
     for (;;) {
         const int why = advance(reput);
         if (why != ADVANCED && why != MS_REPUT_IDLE)
@@ -112,22 +111,22 @@ static int run(struct ms_reput *reput, int64_t until_ns, int may_sleep, int *is_
             return why == ADVANCED ? MS_REPUT_TIME : MS_REPUT_IDLE;
         const int64_t seen = reput->reput_from > reput->incomplete_end ? reput->reput_from : reput->incomplete_end;
         if (ms_stream_wait(&reput->stream, reput->limit, seen, reput->has_backlog) || why == ADVANCED) {
-            woken = 0;
+            woken_at = -1;
             continue;
         }
         const int64_t committed = ms_load_acquire(&reput->control->committed.value);
-        if (!may_sleep || (woken > 0 && committed == seen_committed)) /* woken for something else: settings, the end */
+        if (!may_sleep || committed == woken_at) /* woken for something else: settings, the end */
             return MS_REPUT_IDLE;
         if (!*is_armed) {
             ms_latch_arm(latch, reput->semaphore);
             *is_armed = 1; /* and look once more: a wake-up before arming was not posted */
             continue;
         }
-        seen_committed = committed; /* what is committed and not confirmed yet wakes too: then it sleeps on */
-        woken = ms_latch_wait(latch, reput->semaphore, until_ns - now_ns);
+        const int woken = ms_latch_wait(latch, reput->semaphore, until_ns - now_ns);
         *is_armed = 0;
         if (woken == -EINTR)
             return MS_REPUT_IDLE;
+        woken_at = woken > 0 ? committed : -1; /* what is committed and not confirmed yet wakes too: then it sleeps on */
     }
 }
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 BOOT_FAILURES_MAX = 5     # in a row, of a worker that had come up before
 ABORT_TIMEOUT_S = 5.0    # from SIGABRT to SIGKILL
 BYTE_STEP_S = 0.01
-STOP_STEP_S = 0.02       # between two wake-ups of a worker that is to finish
+STEP_S = 0.02            # between two looks at a worker that is to come up, to beat or to finish
 SPAWN_RETRY_S = 1.0
 RENEW_TIMEOUT_S = 5.0    # for a worker of another build to finish; under load there is always more to do, so it is killed then
 ALIVE_TIMEOUT_S = 5.0    # for a worker to go round once when an orderly stop begins
@@ -329,7 +329,7 @@ class Children:
                 waits = waits or bool(child.pid) and (is_silent or not self._is_ready(child))
             if not waits:
                 return
-            pump(0.02)
+            pump(STEP_S)
 
     def _stop_one(self, child: _Child, pump: Callable[[float], None], deadline_s: float) -> str:
         for _ in range(2):
@@ -341,7 +341,7 @@ class Children:
             up_by_s = min(deadline_s, time.monotonic() + HALTED_TIMEOUT_S) if in_vain else deadline_s
             while child.pid and not self._is_ready(child) and time.monotonic() < up_by_s:
                 self._resume(child)
-                pump(0.02)
+                pump(STEP_S)
             if self._is_ready(child):
                 self._signal(child, signal.SIGTERM)
             elif child.pid and in_vain:
@@ -349,7 +349,7 @@ class Children:
             while child.pid and time.monotonic() < deadline_s:
                 self._resume(child)
                 self._memory.wake(child.kind.number)  # each time: a loop in C may arm its latch after the signal, without a look at it
-                pump(STOP_STEP_S)
+                pump(STEP_S)
             if child.pid:
                 return f"the {child.kind.name} did not finish in time"
             if child.exit_code in (WorkerExit.CLEAN, None):
