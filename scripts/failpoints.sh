@@ -35,9 +35,11 @@ for scene in $scenes; do
     done
     continue
   fi
-  shares=1
-  case "$scene ${more[*]-} " in "puts "* | "replicated "*) shares=4 ;; esac # each round checks all that was put
-  case " ${more[*]-} " in *" --point"* | *" --share"*) shares=1 ;; esac
+  case "$scene ${more[*]-}" in
+    *" --point"* | *" --share"*) shares=1 ;;
+    puts* | replicated*) shares=4 ;; # each round checks all that was put
+    *) shares=1 ;;
+  esac
   for mode in $modes; do
     for ((share = 1; share <= shares; share++)); do
       at_scene "$scene" --mode "$mode" --share "$share/$shares" ${more[@]+"${more[@]}"}

@@ -70,6 +70,8 @@ supervisor() {
     "$PYTHON" -c 'import json, sys; print(next(one["pid"] for one in json.load(sys.stdin)["workers"] if one["kind"] == "supervisor"))'
 }
 layout() { "$1" -c 'from pyengine.native import control; print(control.lib.MS_CONTROL_LAYOUT_VERSION)'; }
+share_memory=false # whether each knows the memory of the other's engine
+[ "$(layout "$work/env/bin/python")" != "$(layout "$PYTHON")" ] || share_memory=true
 
 sizes=(--set mapped_file_size_commit_log_bytes=1MiB --set max_index_num=4000 --set max_hash_slot_num=1000)
 step "the other version makes a store" "$old" start "$store" "${sizes[@]}"
@@ -84,7 +86,7 @@ step "back: the other version starts on it" "$old" start "$store"
 read_back "$old"
 put "$old"
 
-if [ "$(layout "$work/env/bin/python")" = "$(layout "$PYTHON")" ]; then
+if $share_memory; then
   step "this version takes the running engine over" "$new" start "$store" --take-over
   put "$new"
   read_back "$new"
@@ -103,7 +105,7 @@ fi
 step "this version starts" "$new" start "$store"
 read_back "$new"
 put "$new"
-if [ "$(layout "$work/env/bin/python")" = "$(layout "$PYTHON")" ]; then
+if $share_memory; then
   step "back: the other version takes the running engine over" "$old" start "$store" --take-over
   put "$old"
   read_back "$old"
