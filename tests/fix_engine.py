@@ -15,6 +15,7 @@ from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError
 from pyengine.ipc import sessions
 from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.heartbeat import is_stopped
 from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder, session_name
 from pyengine.ipc.store_lock import living_kinds
@@ -75,6 +76,12 @@ class RunningEngine:
         """Signal one process; its pid."""
         pid = self.pid(kind)
         os.kill(pid, number)
+        return pid
+
+    def suspend(self, kind: str) -> int:
+        """SIGSTOP to a process that stands still when this returns; its pid."""
+        pid = self.kill(kind, signal.SIGSTOP)
+        eventually(lambda: is_stopped(pid), f"{kind} has stopped")
         return pid
 
     def wait_back(self, kind: str, incarnation: int) -> None:

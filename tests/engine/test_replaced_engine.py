@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 
-import psutil
 import pytest
 
 import pyengine
@@ -36,16 +35,9 @@ CALLS = {
 }
 
 
-def stop(engine, kind: str) -> int:
-    """SIGSTOP to a worker that stands still when this returns; its pid."""
-    pid = engine.kill(kind, signal.SIGSTOP)
-    eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, f"{kind} has stopped")
-    return pid
-
-
 def kill_all(engine, stopped: str) -> None:
     """SIGKILL to all, but first to the one that is stopped: when its supervisor ends, the kernel lets it go on."""
-    stop(engine, "supervisor")
+    engine.suspend("supervisor")
     engine.kill(stopped)
     engine.kill_all()
 
@@ -76,7 +68,7 @@ def test_puts_of_old_producers_leave_the_new_producers_puts_alone(make_engine):
             results[word] = CALLS[call](producer, word * (size // len(word)))
 
         threads = [threading.Thread(target=put, args=(new, b"new")), threading.Thread(target=put, args=(old, b"old"))]
-        writer = stop(engine, "writer")
+        writer = engine.suspend("writer")
         try:
             threads[0].start()
             eventually(lambda: new._puts.native.sequence == 1, "the new producer's entry waits for the writer")
@@ -126,7 +118,7 @@ def test_puts_under_way_get_their_answer_when_the_engine_dies(make_engine, mode)
     for name in names:
         with pyengine.connect(engine.root) as producer:
             assert producer.put("T", b"before").ok
-            stop(engine, name)
+            engine.suspend(name)
             futures = [producer.put_async("T", b"x") for _ in range(20)]
             results = []
             thread = threading.Thread(target=lambda: results.append(producer.put("T", b"waits")))
@@ -152,7 +144,7 @@ def test_puts_under_way_do_not_wait_for_the_recovery_of_the_next_start(make_engi
     engine.start()
     with pyengine.connect(engine.root) as producer:
         assert producer.put("T", b"before").ok
-        stop(engine, "writer")
+        engine.suspend("writer")
         future = producer.put_async("T", b"x")
         kill_all(engine, "writer")
         board.arm("epoch_raised", action="stop", process="supervisor")

@@ -37,17 +37,11 @@ def told(root) -> why.Why:
     return why.explain(why.read_recorder(root), living_kinds(root), now_ns - HOUR_NS, now_ns, time.time() * 1000)
 
 
-def is_stopped(pid: int) -> bool:
-    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-        return file.read().rpartition(")")[2].split()[0] == "T"
-
-
 class Held:
     """A process that is stopped, and kept so until a put has waited for it for long enough."""
 
     def __init__(self, engine, kind: str) -> None:
-        self._pid = engine.kill(kind, signal.SIGSTOP)
-        eventually(lambda: is_stopped(self._pid), "it is stopped")
+        self._pid = engine.suspend(kind)
 
     def while_waits(self, future):
         began_ns = monotonic_ns()

@@ -8,7 +8,6 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 import pyengine
@@ -37,9 +36,8 @@ def stored(served, topic, queue_id, offset):
 @contextlib.contextmanager
 def held(served, kind):
     """Inside, a worker stands still."""
-    pid = served.engine.kill(kind, signal.SIGSTOP)
+    served.engine.suspend(kind)
     try:
-        eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, f"{kind} has stopped")
         yield
     finally:
         served.engine.kill(kind, signal.SIGCONT)

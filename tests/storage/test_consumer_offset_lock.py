@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from fix_cli import environment
+from pyengine.ipc.heartbeat import is_stopped
 from pyengine.storage.consumer_offset import LockPassedOnError, OffsetLock
 from waiting import eventually
 
@@ -36,11 +37,6 @@ except LockPassedOnError:
 
 def lock_of(folder, **options) -> OffsetLock:
     return OffsetLock(folder / "file", folder / "consumers", **options)
-
-
-def is_stopped(pid: int) -> bool:
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] == "T"
 
 
 def test_a_replaced_file_keeps_the_one_before(tmp_path):
