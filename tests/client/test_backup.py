@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import threading
 from dataclasses import replace
 
@@ -11,7 +13,7 @@ import pytest
 
 import pyengine
 from fix_cli import run
-from fix_engine import wait_noted
+from fix_engine import EACH_MODE, wait_noted
 from fix_golden import CLEAN, compare_inspect, usual
 from pyengine.client import backup as backup_module
 from pyengine.client.backup import backup_store, check_backup, restore_store
@@ -19,6 +21,7 @@ from pyengine.errors import CorruptionError, EngineError, StoreBusyError, StoreR
 from pyengine.ipc.live_reader import open_store
 from pyengine.storage import log_holds
 from pyengine.storage.backup_files import Folder, Remote, read_manifest
+from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.config import load_config
 from pyengine.storage.engine_id import read_engine_id
 from pyengine.storage.log_holds import read_log_holds
@@ -408,6 +411,77 @@ def test_any_file_system_of_pyarrow_holds_a_backup(stopped, tmp_path):
     assert report.new_bytes == 0 and report.checked_bytes == report.bytes
     assert restore_store(dest, tmp_path / "new").exit_code == 0
     assert bodies(tmp_path / "new", "T", 1) == bodies(stopped, "T", 1)
+
+
+@pytest.mark.ci
+@pytest.mark.s3
+def test_a_bucket_holds_a_backup_that_grows_and_is_restored_by_its_uri(make_engine, bucket, tmp_path):
+    engine = make_engine(**SIZES)
+    engine.start()
+    put_segments(engine.root, 2)
+    dest = f"s3://{bucket.name}/backups/orders"
+    assert run("backup", engine.root, dest, "--json").document["number"] == 1
+    first = bucket.objects("backups/orders")
+    with Acked(engine) as live:
+        eventually(lambda: len(live.results) > 300, "producers put")
+        acked = {body for _, body in live.results}
+        second = run("backup", engine.root, dest, "--check", "--json").document
+    assert second["exit_code"] == 0 and second["checked_bytes"] == second["bytes"] > second["new_bytes"] > 0
+    grown = bucket.objects("backups/orders")
+    assert {name: grown.get(name) for name in first if name.startswith("commitlog/")}.items() <= first.items() and len(grown) > len(first)
+    engine.stop()
+    here = bodies(engine.root, "T", 1)
+    shutil.rmtree(engine.root)
+    assert run("restore", dest, tmp_path / "new", "--json").document["exit_code"] == 0 and is_whole(tmp_path / "new")
+    assert bodies(tmp_path / "new", "T", 1) == here
+    assert not acked - {body for queue_id in range(3) for _, body in bodies(tmp_path / "new", "live", queue_id)}
+
+
+# ---- other ways to copy a store --------------------------------------------------
+
+
+def cp(*words):
+    subprocess.run(["cp", *map(str, words)], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("mode", EACH_MODE)
+def test_a_cp_of_a_running_store_that_takes_the_log_last_has_all_that_was_flushed_before(make_engine, tmp_path, mode):
+    engine, copy = make_engine(mode, **SIZES), make_engine(mode, "copy", **SIZES)
+    engine.start()
+    copy.root.mkdir()
+    with Acked(engine) as live:
+        eventually(lambda: engine.positions()["flushed"] > 2 * SEGMENT, "some segments are flushed")
+        eventually(lambda: (found := read_watermark(engine.root).watermark) and found.flushed > SEGMENT, "a watermark names some")
+        flushed = engine.positions()["flushed"]
+        before = {offset: body for offset, body in list(live.results) if offset < flushed}
+        for path in sorted(engine.root.iterdir(), key=lambda path: path.name == "commitlog"):
+            count = len(live.results)
+            eventually(lambda count=count: len(live.results) > count + 50, "producers go on")
+            cp("-a", path, copy.root)
+    assert before
+    assert run("check", copy.root).code == 0
+    ready = copy.start()
+    end, named = map(int, re.search(r"its log ends at (\d+), and the watermark that came with it names (\d+)", ready["recovery"]).groups())
+    assert ready["state"] == "running" and end >= flushed >= named > 0, ready
+    assert read_engine_id(copy.root).uuid != read_engine_id(engine.root).uuid
+    with open_store(copy.root) as store:
+        assert {offset: store.message_at(offset).body for offset in before} == before
+    found = [{body for _, body in bodies(copy.root, "live", queue_id)} for queue_id in range(3)]
+    assert not set(before.values()) - set.union(*found)
+    assert copy.stop() and is_whole(copy.root)
+
+
+def test_a_hard_link_to_a_segment_is_no_backup_since_the_cleaner_empties_it(stopped, tmp_path):
+    backup_store(stopped, Folder(tmp_path / "dest"))
+    cp("-al", stopped, tmp_path / "linked")
+    cp("-a", stopped, tmp_path / "copied")
+    first = tmp_path / "linked/commitlog" / ("0" * 20)
+    before = bodies(tmp_path / "copied", "T", 1)
+    assert first.stat().st_blocks > 0 and any(first.read_bytes())
+    assert run("clean", stopped, "--older-than", 0, "--json").document["segments"] == 3
+    assert (first.stat().st_size, any(first.read_bytes())) == (SEGMENT, False)
+    assert restore_store(Folder(tmp_path / "dest"), tmp_path / "new").exit_code == 0
+    assert bodies(tmp_path / "new", "T", 1) == bodies(tmp_path / "copied", "T", 1) == before
 
 
 # ---- refusals --------------------------------------------------------------------
