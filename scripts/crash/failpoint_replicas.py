@@ -109,6 +109,7 @@ class PromotedRun(FailpointRun, ReplicatorRun):
         self.ports = {self.store: int(self.settings["ha_listen_port"]), self.slave: free_port()}
         self.settings |= {"mapped_file_size_commit_log_bytes": SEGMENT_BYTES, "dispatch_at": "replicated"}
         self.slave_settings |= {name: value for name, value in self.settings.items() if name.startswith("ma")}
+        self._changes = 0  # of places, of which a round may take some: no two have the same bodies
 
     def start_engine(self) -> dict[str, object]:
         self.settings["ha_listen_port"] = self.ports[self.store]
@@ -128,6 +129,7 @@ class PromotedRun(FailpointRun, ReplicatorRun):
 
         One of the two last is struck, if the step comes. What was acknowledged the slave must have had when it was killed.
         """
+        self._changes += 1
         self.kill_engine(self.slave)
         self.end_producers()
         with EngineWatch(self.slave) as slave:
@@ -143,7 +145,7 @@ class PromotedRun(FailpointRun, ReplicatorRun):
         self.store, self.slave = self.slave, self.store  # from here on by their new roles
         if self.rng.random() < 0.5:  # else the old master's log is longer, and not another one
             with pyengine.connect(self.store) as producer:
-                producer.put("crash-promoted", make_body(f"new-{self.summary.rounds}", 0, b""), timeout_s=5.0)
+                producer.put("crash-promoted", make_body(f"new-{self._changes}", 0, b""), timeout_s=5.0)
         was_struck |= self.return_old_master(point)
         self.board.disarm()
         self.summary.failures += not_kept(self.slave, tail)
@@ -156,7 +158,7 @@ class PromotedRun(FailpointRun, ReplicatorRun):
         with EngineWatch(self.store) as watch, pyengine.connect(self.store) as producer:
             number = 0
             while watch.positions().wrote < end + TAIL_BYTES:
-                body = make_body(f"lost-{self.summary.rounds}", number, self.rng.randbytes(2000))
+                body = make_body(f"lost-{self._changes}", number, self.rng.randbytes(2000))
                 if producer.put("crash-a", body, timeout_s=10.0).status is PutStatus.PUT_OK:
                     self.summary.failures.append("PUT_OK without a slave")
                     return
