@@ -1,9 +1,10 @@
-"""A real broker opens the directory that the gateway left, and the gateway the one that the broker left: both go on."""
+"""A real broker opens the directory that the engine and its gateway left, and they the one that the broker left: both go on."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import time
 
 import pytest
 
@@ -14,6 +15,7 @@ from fix_judge import available
 from fix_replication import free_port
 from interop.clients import Clients
 from interop.real_broker import RealBroker
+from pyengine.formats.constants import SCHEDULE_TOPIC, TIMER_TOPIC
 from pyengine.ipc.live_reader import check_now
 from pyengine.storage.config import load_config
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -127,6 +129,48 @@ def test_a_real_broker_takes_the_directory_over_and_gives_it_back(rig):
     assert not (told := check_now(served.root, load_config(served.root))).findings, told.to_dict()
 
 
+def test_a_real_broker_routes_a_topic_of_a_plain_put_and_keeps_messages_with_times_of_their_own(rig):
+    served, real, clients = rig
+    with pyengine.connect(served.root) as producer:
+        for number in range(5):
+            assert producer.put("plain", b"plain-%d" % number, queue_id=number % 4).ok
+        soon_ms = int(time.time() * 1000) + 45_000  # more than level 2, so that it waits again in any case
+        assert producer.put("plain", b"soon", queue_id=1, tags="t", keys="k", deliver_at=soon_ms).topic == SCHEDULE_TOPIC
+        assert producer.put("plain", b"in a day", queue_id=2, deliver_at=soon_ms + 86_400_000).topic == SCHEDULE_TOPIC
+    assert served.engine.stop()
+    assert queue_end(served.root, TIMER_TOPIC) == 0
+
+    real.start()
+    theirs = Side(served, clients, "theirs")
+    route = "".join(eventually(lambda: "readQueueNums" in (told := theirs.admin("topicRoute", "-t", "plain")) and told, "it is routed"))
+    assert '"readQueueNums":8' in "".join(route.split())
+    clients.ask("subscribe", name="plain", group="plain-readers", topic="plain")
+    plain = {f"plain-{number}" for number in range(5)}
+    eventually(lambda: theirs.taken("plain") == plain, "a client of the broker consumes them", timeout_s=120)
+    eventually(lambda: queue_end(served.root, TIMER_TOPIC) == 2, "the broker has delivered both to our own topic", timeout_s=120)
+    assert theirs.taken("plain") == plain, "neither came early"
+    clients.ask("stop", name="plain")
+    real.stop()
+
+    assert not (told := check_now(served.root, load_config(served.root))).findings, told.to_dict()
+    served.engine.start()
+    with pyengine.consume(served.root, "plain", group="back", from_="first") as consumer:
+        found = []
+        eventually(lambda: found.extend(consumer.pull(timeout_s=1)) or len(found) >= 6, "what waited for less is delivered", timeout_s=120)
+    (soon,) = [one for one in found if one.body == b"soon"]
+    assert (soon.queue_id, soon.tags, soon.keys) == (1, "t", "k") and soon.store_timestamp_ms >= soon_ms
+    assert {one.body.decode() for one in found} == plain | {"soon"}
+    with pyengine.open_store(served.root) as store:
+        waiting = store.get_message(SCHEDULE_TOPIC, LATER - 1, 2, level="committed").messages
+    assert any(one.body == b"in a day" for one in waiting), "the other waits on"
+    assert served.engine.stop()
+    assert not (told := check_now(served.root, load_config(served.root))).findings, told.to_dict()
+
+
 def half_messages(root):
+    return queue_end(root, "RMQ_SYS_TRANS_HALF_TOPIC")
+
+
+def queue_end(root, topic):
     with pyengine.open_store(root) as store:
-        return store.queue_range("RMQ_SYS_TRANS_HALF_TOPIC", 0, "committed")[1]
+        return store.queue_range(topic, 0, "committed")[1]
