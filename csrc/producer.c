@@ -362,6 +362,13 @@ int ms_producer_wait_kept(struct ms_producer *producer, int64_t end_offset, int 
     return late;
 }
 
+int64_t ms_producer_stored_ns(int64_t submitted_ns, int64_t store_timestamp_ms)
+{
+    const int64_t age_ms = ms_wall_ms() - store_timestamp_ms, now_ns = ms_monotonic_ns();
+    const int64_t stored_ns = age_ms > 0 ? now_ns - age_ms * 1000000 : now_ns;
+    return stored_ns > submitted_ns ? stored_ns : submitted_ns;
+}
+
 /* A put of sync mode is answered long before its sync is over, so one sleep does for both: on the flush sequence. The
  * writer raises it too after an answer that no sync follows. Woken without an answer, or too late to sleep, the caller
  * waits for the answer itself. */
@@ -425,6 +432,7 @@ int ms_producer_put_entry(struct ms_producer *producer, struct ms_entry *header,
 {
     header->submitted_ns = ms_monotonic_ns();
     int64_t slice_end_ns = header->submitted_ns + MS_PUT_SLICE_NS;
+    producer->submitted_ns = header->submitted_ns;
     producer->stage = MS_STAGE_NOT_SUBMITTED;
     int why = ms_producer_submit(producer, header, topic, properties, first, first_bytes, second, second_bytes,
                                  earlier(slice_end_ns, deadline_ns));
@@ -505,6 +513,7 @@ const struct ms_producer_calls *ms_producer_calls(void)
         ms_producer_is_answered,
         ms_producer_await,
         ms_producer_wait_acked,
+        ms_producer_stored_ns,
         ms_producer_wait_kept,
         ms_producer_finish,
         ms_producer_is_closed,

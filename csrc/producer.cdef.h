@@ -85,6 +85,9 @@ void ms_entry_fill(uint8_t *to, const struct ms_entry *header, const uint8_t *to
 int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int64_t deadline_ns, struct ms_completion *answer);
 #define MS_PUT_DURABLE 1         /* wait for `flushed` too */
 #define MS_PUT_CONFIRMED 4       /* wait for `confirm` too */
+/* When the writer stored what it answered, on the monotonic clock, for a caller that may see the answer long after. Not before
+ * the submission, nor after now, however the wall clock was set meanwhile. */
+int64_t ms_producer_stored_ns(int64_t submitted_ns, int64_t store_timestamp_ms);
 /* 0 once `flushed` (DURABLE) and `confirm` (CONFIRMED) reached end_offset, each by its own deadline. FROZEN,
  * CLOSED; NO_SLAVE, UNCONFIRMED; AGAIN: only the disk was late. As in CommitLog.putMessage, where the slaves'
  * outcome replaces the disk's. */
@@ -117,6 +120,7 @@ struct ms_producer_calls {
     int (*is_answered)(const struct ms_producer *producer, int spins);
     int (*await)(struct ms_producer *producer, int how);
     int (*wait_acked)(struct ms_producer *producer, uint64_t sequence, int64_t deadline_ns, struct ms_completion *answer);
+    int64_t (*stored_ns)(int64_t submitted_ns, int64_t store_timestamp_ms);
     int (*wait_kept)(struct ms_producer *producer, int64_t end_offset, int how, int64_t flush_deadline_ns,
                      int64_t slave_deadline_ns);
     void (*finish)(struct ms_producer *producer, uint64_t sequence);

@@ -51,7 +51,6 @@ struct session_object {
     PyObject *owner;                          /* callables of the producer: see SessionFront */
     PyObject *result_type;
     PyObject *store_host;
-    int64_t flush_timeout_ns, slave_timeout_ns;
     uint64_t first;                           /* no entry before it has a future that waits */
     struct pending_object **slots;            /* borrowed, by sequence */
     struct pending_object *answered;          /* borrowed, a list: answered, but not known to be kept */

@@ -43,10 +43,6 @@ void pending_submitted(struct pending_object *pending, struct session_object *se
     pending->queue_id = queue_id;
     pending->how = how;
     pending->submitted_ns = producer->submitted_ns;
-    if (how) {
-        pending->flush_deadline_ns = producer->submitted_ns + producer->timeout_ns + session->flush_timeout_ns;
-        pending->slave_deadline_ns = producer->submitted_ns + session->slave_timeout_ns;
-    }
     pending->sequence = producer->sequence;
     pending->state = PENDING_WAITS;
     producer->unclaimed = 0; /* its answer is this object's business */
@@ -76,6 +72,9 @@ void pending_take(struct pending_object *pending, const struct ms_completion *an
     pending->state = PENDING_ANSWERED;
     if (pending->how == 0 || answer->status != 0)
         return;
+    const int64_t stored_ns = session->calls->stored_ns(pending->submitted_ns, answer->store_timestamp_ms);
+    pending->flush_deadline_ns = stored_ns + session->producer->flush_timeout_ns;
+    pending->slave_deadline_ns = stored_ns + session->producer->slave_timeout_ns;
     *session->answered_end = pending; /* in order of submission */
     pending->link = session->answered_end;
     pending->next = NULL;
@@ -175,10 +174,9 @@ static int hand_over_once(struct pending_object *pending)
     const enum pending_state before = pending->state;
     PyObject *answer = before == PENDING_ANSWERED ? answer_tuple(&pending->answer) : Py_NewRef(Py_None);
     PyObject *ready = answer == NULL ? NULL
-                                     : PyObject_CallMethod(session->owner, "hand_over", "OKOOLiLL", (PyObject *)pending,
+                                     : PyObject_CallMethod(session->owner, "hand_over", "OKOOLiL", (PyObject *)pending,
                                                            (unsigned long long)pending->sequence, answer, topic, pending->queue_id,
-                                                           pending->how, (long long)pending->flush_deadline_ns,
-                                                           (long long)pending->slave_deadline_ns);
+                                                           pending->how, (long long)pending->submitted_ns);
     PyObject *own_fields = ready == NULL ? NULL : PyObject_GenericGetDict((PyObject *)pending, NULL);
     PyObject *put, *entry, *fields;
     int failed = own_fields == NULL || !PyArg_ParseTuple(ready, "OOO!:hand_over", &put, &entry, &PyDict_Type, &fields);

@@ -46,15 +46,14 @@ int session_wait(struct session_object *session, uint64_t sequence, int64_t slic
     return PyErr_CheckSignals();
 }
 
-/* SessionFront(producer, calls, keeps, owner, result_type, store_host, flush_timeout_ns, slave_timeout_ns) */
+/* SessionFront(producer, calls, keeps, owner, result_type, store_host) */
 static PyObject *session_new(PyTypeObject *type, PyObject *arguments, PyObject *names)
 {
     (void)names;
     unsigned long long producer, calls;
-    long long flush_timeout_ns, slave_timeout_ns;
     PyObject *keeps, *owner, *result_type, *store_host;
-    if (!PyArg_ParseTuple(arguments, "KKOOO!SLL:SessionFront", &producer, &calls, &keeps, &owner, &PyType_Type, &result_type,
-                          &store_host, &flush_timeout_ns, &slave_timeout_ns))
+    if (!PyArg_ParseTuple(arguments, "KKOOO!S:SessionFront", &producer, &calls, &keeps, &owner, &PyType_Type, &result_type,
+                          &store_host))
         return NULL;
     if (!PyType_IsSubtype((PyTypeObject *)result_type, result_base)) {
         PyErr_SetString(PyExc_TypeError, "results are made of a subclass of Result");
@@ -80,8 +79,6 @@ static PyObject *session_new(PyTypeObject *type, PyObject *arguments, PyObject *
     session->owner = Py_NewRef(owner);
     session->result_type = Py_NewRef(result_type);
     session->store_host = Py_NewRef(store_host);
-    session->flush_timeout_ns = flush_timeout_ns;
-    session->slave_timeout_ns = slave_timeout_ns;
     session->first = session->producer->sequence + 1;
     session->answered_end = &session->answered;
     return (PyObject *)session;

@@ -389,8 +389,7 @@ class PutContext:
     store_host: bytes
     waits: int                      # for what: native.producer.DURABLE, CONFIRMED, both or 0
     sizes: Sequence[int] = ()       # batch: of each record, for the message ids
-    flush_deadline_ns: int = 0
-    slave_deadline_ns: int = 0
+    submitted_ns: int = 0           # on the monotonic clock
     side: Path | None = None
 
 

@@ -128,8 +128,7 @@ class Submitter(SubmitterFront):
                 pending.end()
                 return
             owner = _FrontOwner(end, pending, self._store_host, identity.sync_flush_timeout_ms / 1000)
-            front = SessionFront(*end.front(), end, owner, PutResult, self._store_host, identity.sync_flush_timeout_ms * 1_000_000,
-                                 identity.slave_timeout_ms * 1_000_000)
+            front = SessionFront(*end.front(), end, owner, PutResult, self._store_host)
             self._lines["front"] = front  # before the thread that it hands its futures to
             self._lines["pending"] = pending
             self.root = session.root
@@ -214,15 +213,15 @@ class Submitter(SubmitterFront):
     def put_and_wait(self, entry: PutEntry, timeout_s: float | None) -> PutOutcome:
         """One native call from submission to answer where that is short; else the answers' thread has the rest."""
         limit_s = self._limit_s(timeout_s)
-        deadline_ns = monotonic_ns() + int(limit_s * 1e9)
         context, size_bytes = entry.context, entry.size_bytes
+        context.submitted_ns = monotonic_ns()
+        deadline_ns = context.submitted_ns + int(limit_s * 1e9)
 
         def attempt(session: native.ProducerSession) -> object:
             if size_bytes > session.entry_limit:
                 if self._pending.in_own_thread:
                     return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
                                    "a put this large cannot be made in a callback of put_async: make it in another thread")
-                self._set_deadlines(context, deadline_ns)
                 return self._submit_now(session, entry, deadline_ns, PutAnswer())
             code = session.put_entry(entry.header, entry.topic, entry.properties, entry.payload, entry.rest, context.waits,
                                      deadline_ns)
@@ -236,7 +235,6 @@ class Submitter(SubmitterFront):
         session = self.native
         if code == native.UNFINISHED:
             claim = session.claim()
-            self._set_deadlines(context, monotonic_ns())
             if self._pending.in_own_thread:  # waiting for itself would last for ever
                 return partial(self._pending.result_here, claim, context)
             return self._pending.add(claim, context, PutAnswer())
@@ -270,13 +268,14 @@ class Submitter(SubmitterFront):
     def settle_put(self, code: int, topic: str, queue_id: int, waits: int) -> object:
         """What a put of the short way came to, if not to PUT_OK: its result, None when nothing was submitted, or what
         wait_settled needs. The lock is held."""
-        return self._settle_short(code, PutContext(native.PUT, topic, queue_id, self._store_host, waits))
+        return self._settle_short(code, native.PUT, topic, queue_id, waits)
 
     def settle_many(self, code: int, topic: str, queue_id: int, waits: int) -> object:
         """As settle_put, for put_many, PUT_OK too."""
-        return self._settle_short(code, PutContext(native.MANY, topic, queue_id, self._store_host, waits))
+        return self._settle_short(code, native.MANY, topic, queue_id, waits)
 
-    def _settle_short(self, code: int, context: PutContext) -> object:
+    def _settle_short(self, code: int, kind: int, topic: str, queue_id: int, waits: int) -> object:
+        context = PutContext(kind, topic, queue_id, self._store_host, waits, submitted_ns=self.native.submitted_ns)
         found = self.settle(code, context)
         return (found, context) if isinstance(found, PutAnswer | partial) else found
 
@@ -293,11 +292,6 @@ class Submitter(SubmitterFront):
     def may_wait(self) -> bool:
         """Whether put_async may wait for room: not in an event loop, not in a callback of a future."""
         return not (_in_event_loop() or self._pending.in_own_thread)
-
-    def _set_deadlines(self, context: PutContext, answered_ns: int) -> None:
-        if context.waits:
-            context.flush_deadline_ns = answered_ns + int(self._flush_timeout_s * 1e9)
-            context.slave_deadline_ns = monotonic_ns() + int(self._slave_timeout_s * 1e9)
 
     def _limit_s(self, timeout_s: float | None) -> float:
         return min(self.timeout_s if timeout_s is None else arguments.number(timeout_s, "timeout_s"), _TIMEOUT_S_MAX)
@@ -348,8 +342,8 @@ class Submitter(SubmitterFront):
     def _submit(self, entry: PutEntry, timeout_s: float | None, future: PutFuture | PutCall) -> object:
         """`future`, or the result of what was not submitted."""
         limit_s = self._limit_s(timeout_s)
-        deadline_ns = monotonic_ns() + int(limit_s * 1e9)
-        self._set_deadlines(entry.context, deadline_ns)
+        entry.context.submitted_ns = monotonic_ns()
+        deadline_ns = entry.context.submitted_ns + int(limit_s * 1e9)
 
         def attempt(session: native.ProducerSession) -> object:
             return self._submit_now(session, entry, deadline_ns, future)
@@ -473,11 +467,9 @@ class _FrontOwner:
         return outcome(self._session, code, native.ANSWERED, answer, context, self._flush_timeout_s)
 
     def hand_over(self, future: PutFuture, sequence: int, answer: tuple[int, ...] | None, topic: str, queue_id: int, waits: int,
-                  flush_deadline_ns: int,
-                  slave_deadline_ns: int) -> tuple[Callable[[tuple[Any, ...]], None], tuple[Any, ...], dict[str, object]]:
+                  submitted_ns: int) -> tuple[Callable[[tuple[Any, ...]], None], tuple[Any, ...], dict[str, object]]:
         """What makes the answers' thread resolve the future, with the answer if the writer has given it: see to_hand_over."""
-        context = PutContext(native.PUT, topic, queue_id, self._store_host, waits)
-        context.flush_deadline_ns, context.slave_deadline_ns = flush_deadline_ns, slave_deadline_ns
+        context = PutContext(native.PUT, topic, queue_id, self._store_host, waits, submitted_ns=submitted_ns)
         return self._pending.to_hand_over(sequence, context, future, answer)
 
     def lost(self, topic: str, queue_id: int) -> PutOutcome:
@@ -500,9 +492,9 @@ def _finish(flush_timeout_s: float, session: native.ProducerSession, code: int, 
     if code:
         return outcome(session, code, native.SUBMITTED, answer, context, flush_timeout_s)
     if context.waits and answer[5] == 0:
-        give_up_ns = give_up_ns or max(context.flush_deadline_ns, context.slave_deadline_ns)
-        code = session.wait_kept(answer[2], context.waits, min(context.flush_deadline_ns, give_up_ns),
-                                 min(context.slave_deadline_ns, give_up_ns))
+        flush_ns, slave_ns = session.deadlines_ns(context.submitted_ns, answer[4])
+        give_up_ns = give_up_ns or max(flush_ns, slave_ns)
+        code = session.wait_kept(answer[2], context.waits, min(flush_ns, give_up_ns), min(slave_ns, give_up_ns))
     return outcome(session, code, native.ANSWERED, answer, context, flush_timeout_s)
 
 

@@ -171,6 +171,11 @@ class ProducerSession:
         return self._producer.stage
 
     @property
+    def submitted_ns(self) -> int:
+        """When the last put that is waited for began, on the monotonic clock."""
+        return self._producer.submitted_ns
+
+    @property
     def sequence(self) -> int:
         """Sequence number of the last submitted entry."""
         return self._producer.sequence
@@ -271,6 +276,11 @@ class ProducerSession:
         """0 once everything below `end_offset` is durable (DURABLE) and confirmed (CONFIRMED). AGAIN: not durable in
         time; NO_SLAVE, UNCONFIRMED; FROZEN, CLOSED. Any thread."""
         return lib.ms_producer_wait_kept(self._producer, end_offset, how, flush_deadline_ns, slave_deadline_ns)
+
+    def deadlines_ns(self, submitted_ns: int, store_timestamp_ms: int) -> tuple[int, int]:
+        """Until when a put may wait for the disk and for slaves that the writer has answered, now or earlier."""
+        stored_ns = lib.ms_producer_stored_ns(submitted_ns, store_timestamp_ms)
+        return stored_ns + self._producer.flush_timeout_ns, stored_ns + self._producer.slave_timeout_ns
 
 
 class Sends:

@@ -21,6 +21,7 @@ import numpy
 import pytest
 
 from pyengine import _front
+from pyengine._native import lib
 from pyengine.client.pending_puts import PutFuture
 from pyengine.client.producer import Producer
 from pyengine.client.submission import Submitter, _FrontOwner
@@ -165,17 +166,31 @@ def test_in_sync_mode_a_future_is_done_when_it_is_durable(make_parts):
 
 
 def test_futures_whose_sync_comes_too_late_say_so(make_parts):
-    parts = make_parts(mode=native.MODE_SYNC, session_ring_bytes_default=1 << 20, sync_flush_timeout_ms=100, put_timeout_ms=100)
+    """From the writer's answer on: the hour that a put may wait for that answer does not count."""
+    parts = make_parts(mode=native.MODE_SYNC, session_ring_bytes_default=1 << 16, sync_flush_timeout_ms=100, put_timeout_ms=3_600_000)
     flusher = parts.workers[native.FLUSHER]
     with parts.producer() as producer:
         assert producer.put("T", b"first").ok
         flusher.send_signal(signal.SIGSTOP)
         try:
-            results = [future.result(30) for future in [producer.put_async("T", b"late") for _ in range(3)]]
+            futures = [producer.put_async("T", b"late") for _ in range(6)]
+            futures[3].add_done_callback(lambda future: None)  # from here on the answers' thread's
+            results = [future.result(30) for future in futures]
+            results += [producer.put("T", b"late"), producer.put("T", bytes(50_000))]  # the last one goes beside the ring
         finally:
             flusher.send_signal(signal.SIGCONT)
         assert {result.status for result in results} == {PutStatus.FLUSH_DISK_TIMEOUT}
         assert all(result.stored and not result.ok and "not durable" in result.reason for result in results)
+
+
+@pytest.mark.parametrize("ahead_ms", [-10**12, -5000, 0, 3_600_000], ids=["replayed", "a while ago", "now", "the clock was set back"])
+def test_a_timestamp_tells_when_it_was_stored_between_submission_and_now(ahead_ms):
+    submitted_ns = time.monotonic_ns() - 3_000_000_000
+    stored_ns = lib.ms_producer_stored_ns(submitted_ns, time.time_ns() // 1_000_000 + ahead_ms)
+    if ahead_ms < -3000:
+        assert stored_ns == submitted_ns
+    else:
+        assert submitted_ns < stored_ns <= time.monotonic_ns()
 
 
 def test_callbacks_and_awaits_get_the_same_future(parts, producer):
@@ -326,9 +341,9 @@ def test_two_builds_do_not_work_together(producer):
     calls.bytes = ffi.sizeof("struct ms_producer_calls") + 8
     address = int(ffi.cast("uintptr_t", calls))
     with pytest.raises(ImportError, match="of two builds"):
-        _front.SessionFront(producer._puts.native.front()[0], address, producer._puts.native, None, PutResult, b"", 0, 0)
+        _front.SessionFront(producer._puts.native.front()[0], address, producer._puts.native, None, PutResult, b"")
     with pytest.raises(TypeError):
-        _front.SessionFront(*producer._puts.native.front(), producer._puts.native, None, int, b"", 0, 0)
+        _front.SessionFront(*producer._puts.native.front(), producer._puts.native, None, int, b"")
 
 
 # ---- what a program may do that a writer of such code does not think of ----------

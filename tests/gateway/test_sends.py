@@ -246,7 +246,7 @@ def test_while_the_disk_is_full_sends_are_refused_with_the_cause_and_nothing_is_
 
 
 def test_a_send_that_is_not_flushed_in_time_says_so_and_is_stored(tmp_path, topic):
-    served = start_served(tmp_path / "store", flush_disk_type="SYNC_FLUSH", sync_flush_timeout_ms=300, put_timeout_ms=2000)
+    served = start_served(tmp_path / "store", flush_disk_type="SYNC_FLUSH", sync_flush_timeout_ms=300, put_timeout_ms=3_600_000)
     try:
         client = served.broker()
         assert client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"in time").code == codes.SUCCESS
