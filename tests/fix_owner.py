@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,10 +118,15 @@ class Owner:
 @pytest.fixture
 def make_owner(tmp_path):
     """make_owner(**identity) -> Owner of a new store; swept at the end."""
+    yield from owners_below(tmp_path)
+
+
+def owners_below(folder: Path) -> Iterator[Callable[..., Owner]]:
+    """The body of a fixture such as make_owner, of any scope."""
     owners = []
 
     def make(name: str = "store", **identity) -> Owner:
-        owners.append(Owner(tmp_path / name, **identity))
+        owners.append(Owner(folder / name, **identity))
         return owners[-1]
 
     yield make

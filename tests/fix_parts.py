@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import selectors
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import pytest
 
-from fix_owner import Owner
+from fix_owner import Owner, owners_below
 from pyengine.client.producer import Producer
 from pyengine.ipc import shared_objects
 from pyengine.ipc.session_client import open_session
@@ -92,6 +93,17 @@ class Parts:
 @pytest.fixture
 def make_parts(make_owner):
     """make_parts(**identity) -> Parts, running; `more`: further kinds, `environments`: by kind, other than the test's own."""
+    yield from _parts_of(make_owner)
+
+
+@pytest.fixture(scope="module")
+def shared_parts(tmp_path_factory):
+    """Parts for the tests of a module that leave them as they were, whatever is in the log."""
+    with contextmanager(owners_below)(tmp_path_factory.mktemp("shared")) as make_owner, contextmanager(_parts_of)(make_owner) as make:
+        yield make(session_ring_bytes_default=1 << 20)
+
+
+def _parts_of(make_owner: Callable[..., Owner]) -> Iterator[Callable[..., Parts]]:
     made = []
 
     def make(more: tuple[int, ...] = (), environments: Mapping[int, dict[str, str]] | None = None, **identity) -> Parts:

@@ -181,14 +181,14 @@ def test_threads_share_a_producer(parts):
     ({"queue_id": -1}, "MESSAGE_ILLEGAL", "queue id"),
     ({"delay_level": -1}, "MESSAGE_ILLEGAL", "negative"),
 ])
-def test_bad_input_is_refused_with_a_status_and_a_sentence(make_parts, arguments, status, says):
-    parts = make_parts()
-    with parts.producer() as producer:
+def test_bad_input_is_refused_with_a_status_and_a_sentence(shared_parts, arguments, status, says):
+    with shared_parts.producer() as producer:
+        before = producer.put("T", b"fine")
         result = producer.put(**{"topic": "T", "body": b"x", **arguments})
         assert (result.status.name, result.indeterminate) == (status, False)
         assert says in result.reason, result.reason
         assert producer.put_async(**{"topic": "T", "body": b"x", **arguments}).result(10).status.name == status
-        assert producer.put("T", b"fine").physical_offset == 0
+        assert producer.put("T", b"fine").physical_offset == before.physical_offset + before.size_bytes, "nothing was stored"
 
 
 def test_text_bodies_are_a_type_error(make_parts):
@@ -906,8 +906,8 @@ NOT_PLAIN = {
 
 
 @pytest.mark.parametrize("changes", NOT_PLAIN.values(), ids=[name.replace(" ", "-") for name in NOT_PLAIN])
-def test_what_is_no_plain_send_is_left_to_be_read(make_parts, changes):
-    with make_parts(**ROOMY).producer() as producer:
+def test_what_is_no_plain_send_is_left_to_be_read(shared_parts, changes):
+    with shared_parts.producer() as producer:
         first, other = send_frame(1), send_frame(2, **changes)
         assert exchange(producer, made_sends(), first + other + first)[0] == len(first)
 
@@ -919,8 +919,8 @@ def test_what_is_no_plain_send_is_left_to_be_read(make_parts, changes):
     send_frame(2).replace(b"WAIT", b"\xff\xfeIT"), send_frame(2, b"x" * (4 << 20)),
 ], ids=["a short frame", "a long one", "a header beyond it", "the binary form", "a key twice", "no JSON number", "a line break", "no queue",
         "no end", "no UTF-8", "a long body"])
-def test_bytes_that_are_no_plain_send_are_left_where_they_are(make_parts, frame):
-    with make_parts(**ROOMY).producer() as producer:
+def test_bytes_that_are_no_plain_send_are_left_where_they_are(shared_parts, frame):
+    with shared_parts.producer() as producer:
         assert exchange(producer, made_sends(), send_frame(1) + frame)[0] == len(send_frame(1))
 
 
