@@ -30,9 +30,9 @@ CLEAN = tuple(name for name in RECIPES if name not in HALTED)
 USUAL = ("roll", "tx", "delay", "lmq", "multi-index", "ipv6", "cleaned", "cqext", "abnormal-multi", "abnormal-garbled")
 
 
-def usual(names: Iterable[Any], wanted: Collection[Any] = USUAL) -> list[Any]:
-    """What to parametrize a test with, recipes or others: what is not `wanted` runs with --long only."""
-    return [name if name in wanted else pytest.param(name, marks=pytest.mark.long) for name in names]
+def usual(names: Iterable[Any], wanted: Collection[Any] = USUAL, rest: pytest.MarkDecorator = pytest.mark.long) -> list[Any]:
+    """What to parametrize a test with, recipes or others: what is not `wanted` runs with --long only, or where `rest` says."""
+    return [name if name in wanted else pytest.param(*(name if isinstance(name, tuple) else (name,)), marks=rest) for name in names]
 
 
 SIZE_SETTINGS = {

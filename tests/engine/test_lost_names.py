@@ -12,6 +12,7 @@ import pytest
 import pyengine
 from fix_cli import run
 from fix_engine import put_numbers, stored
+from fix_golden import usual
 from pyengine.engine.embedded import stop_engine
 from pyengine.errors import EngineError
 from pyengine.ipc.shared_objects import find_folder, semaphore_name, unlink_semaphores
@@ -50,9 +51,11 @@ def wait_again(engine, processes, epoch=2):
     eventually(is_back, "the engine is back", timeout_s=90)
 
 
-@pytest.mark.parametrize(("mode", "remove"), [
-    ("pool", remove_all), ("sync", remove_one("control")), *(pytest.param("async", remove, marks=pytest.mark.ci) for remove in (
-        remove_all, remove_one("socket"), remove_a_semaphore, remove_one("cleaning")))])
+REMOVALS = [("pool", remove_all), ("sync", remove_one("control")), ("async", remove_all), ("async", remove_one("socket")),
+            ("async", remove_a_semaphore), ("async", remove_one("cleaning"))]
+
+
+@pytest.mark.parametrize(("mode", "remove"), usual(REMOVALS, REMOVALS[:2], pytest.mark.ci))
 def test_an_engine_whose_names_were_removed_stops_in_order_and_starts_again(make_engine, mode, remove):
     engine = make_engine(mode)
     engine.start()

@@ -18,6 +18,7 @@ from crash.disk_full_rounds import DiskFullRun, SmallDisk
 from crash.peer import judge_answer
 from crash.report import ended_in_order, finish
 from crash.rounds import VICTIMS
+from fix_golden import usual
 from pyengine.cli.torture import processes_of, wait_for
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -27,8 +28,8 @@ OTHERS = {
     "kill_during_recovery": (("--rounds", "1"), 40),
     "hang_worker": (("--rounds", "1", "--kind", "writer", "--kind", "reputter"), 10),
 }
-SHORT = [("writer", "async"), ("everything", "pool"), *(pytest.param(*pair, marks=pytest.mark.ci) for pair in (
-    ("scheduler", "async"), ("supervisor", "async"), ("producer", "async"), ("flusher", "sync"), ("committer", "pool")))]
+SHORT = usual([("writer", "async"), ("everything", "pool"), ("scheduler", "async"), ("supervisor", "async"), ("producer", "async"),
+               ("flusher", "sync"), ("committer", "pool")], [("writer", "async"), ("everything", "pool")], pytest.mark.ci)
 LONG_ROUNDS = 60
 
 
@@ -78,7 +79,7 @@ def test_nothing_acknowledged_is_lost_in_many_rounds(kind, mode, rng):
     held(kind, mode, LONG_ROUNDS, rng.randrange(1 << 32))
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", usual(OTHERS, ["restart_loop"], pytest.mark.ci))
 def test_nothing_acknowledged_is_lost_by(name, rng):
     summary = summary_of(name, rng.randrange(1 << 32), *OTHERS[name][0], "--no-peer")
     if name == "kill_during_recovery":

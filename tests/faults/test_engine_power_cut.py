@@ -25,6 +25,7 @@ from faults.mutants import (
     environment,
 )
 from faults.power_cut import build_shim
+from fix_golden import usual
 from waiting import patience
 
 STATES = 30
@@ -38,12 +39,15 @@ def shim(tmp_path_factory):
     return build_shim(tmp_path_factory.mktemp("shim"))
 
 
+SOME_COMPANY = ("delayed", "consumers")
+
+
 def with_company(company):
     return "+".join(company) or "alone"
 
 
-@pytest.mark.parametrize("mode, company", [("sync", ("delayed", "consumers")), pytest.param("async", COMPANY, marks=pytest.mark.ci),
-                                           pytest.param("pool", COMPANY, marks=pytest.mark.ci)],
+@pytest.mark.parametrize("mode, company", usual([("sync", SOME_COMPANY), ("async", COMPANY), ("pool", COMPANY)], [("sync", SOME_COMPANY)],
+                                                pytest.mark.ci),
                          ids=lambda of: of if isinstance(of, str) else with_company(of))
 def test_what_was_promised_survives_every_cut(shim, tmp_path, seed, mode, company):
     outcome = cut(shim, tmp_path, seed, mode, STATES, here(), company)
@@ -51,9 +55,10 @@ def test_what_was_promised_survives_every_cut(shim, tmp_path, seed, mode, compan
     assert outcome.bad == []
 
 
-@pytest.mark.parametrize("mode, then", [("async", "recover"), ("sync", "rebuild"), ("async", "salvage"), ("async", "cut"),
-                                        ("async", "read"), *(pytest.param(mode, then, marks=pytest.mark.long) for mode, then in [
-                                            ("sync", "recover"), ("pool", "recover"), ("sync", "cut"), ("pool", "read")])])
+@pytest.mark.parametrize("mode, then", [
+    *usual([("async", "recover"), ("sync", "rebuild"), ("async", "salvage"), ("async", "cut"), ("async", "read")],
+           [("async", "recover"), ("sync", "rebuild")], pytest.mark.ci),
+    *usual([("sync", "recover"), ("pool", "recover"), ("sync", "cut"), ("pool", "read")], [])])
 def test_what_is_done_after_a_kill_survives_every_cut(shim, tmp_path, seed, mode, then):
     outcome = cut(shim, tmp_path, seed, mode, STATES, here(), then=then)
     assert outcome.acknowledged >= 1

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from faults.failing_calls import build_shim
+from fix_golden import usual
 from pyengine.cli.torture import processes_of
 
 RIG = Path(__file__).with_name("fail_engine.py")
@@ -121,9 +122,9 @@ def test_a_disk_that_fails_is_told_and_survived(shim, tmp_path, seed):
     assert "read-only from now on" in rows[5]["reason"] and "Input/output error" in rows[5]["reason"]
 
 
-@pytest.mark.parametrize("mode, kind, file_system", [
-    ("sync", "writer", ""), *(pytest.param(*row, marks=pytest.mark.ci) for row in (
-        ("pool", "committer", ""), ("async", "writer", ""), ("async", "writer", BTRFS), ("async", "reputter", BTRFS)))])
+@pytest.mark.parametrize("mode, kind, file_system", usual([
+    ("sync", "writer", ""), ("pool", "committer", ""), ("async", "writer", ""), ("async", "writer", BTRFS), ("async", "reputter", BTRFS),
+], [("sync", "writer", "")], pytest.mark.ci))
 def test_a_log_that_finds_no_room_waits_for_it_and_is_never_read_only(shim, tmp_path, seed, mode, kind, file_system):
     environment = {"PYENGINE_FAKED_FILE_SYSTEM": file_system} if file_system else {}
     cases = [[kind, "pwrite", "ENOSPC", "once"], [kind, "pwrite", "ENOSPC", "lasting"], [kind, "pwrite", "EDQUOT", "once"]]

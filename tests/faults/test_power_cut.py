@@ -12,6 +12,7 @@ import pytest
 
 from crash.in_child import InChild
 from faults.power_cut import Disk, Record, build_shim, cut_points, explore, read_journal, shim_environment
+from fix_golden import usual
 
 # A store of numbered 700-byte lines in files of 40 lines; argv: folder, acks, what it forgets.
 TOY = """
@@ -76,7 +77,8 @@ def run_toy(shim, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("forgets", ["nothing", "nothing, with create_file", "nothing, through a mapping"])
+@pytest.mark.parametrize("forgets", usual(["nothing", "nothing, with create_file", "nothing, through a mapping"], ["nothing"],
+                                          pytest.mark.ci))
 def test_a_careful_writer_loses_nothing(run_toy, tmp_path, seed, forgets):
     root, records = run_toy(forgets)
     outcome = explore(records, root, toy_check, states=300, seed=seed, scratch=tmp_path / "scratch")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from faults.power_cut import build_shim, explore, read_journal, shim_environment
+from fix_golden import usual
 from fix_log import SMALL
 from pyengine.formats.paths import segment_name
 from pyengine.storage.check.check import check
@@ -92,7 +93,7 @@ def shim(tmp_path_factory):
 
 
 @pytest.mark.parametrize("derived", [(), ("consumequeue", "index")], ids=["log", "log-and-queues"])
-@pytest.mark.parametrize("cut", [False, True], ids=["killed", "cut"])
+@pytest.mark.parametrize("cut", usual([False, True], [False], pytest.mark.ci), ids=["killed", "cut"])
 def test_what_a_recovery_has_kept_survives_every_cut(shim, build_store, tmp_path, seed, request, cut, derived):
     store = build_store(RECORDS)
     create_abort_file(store.root)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from fix_golden import usual
+
 FOLDER = Path(__file__).parents[2] / "csrc" / "tests"
 COMPILER = os.environ.get("CC", "cc")
 
@@ -27,7 +29,7 @@ def sanitizers_work(sanitizers: str, folder: Path) -> bool:
     return built.returncode == 0 and subprocess.run([program], capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize("flavour", [name if name == "plain" else pytest.param(name, marks=pytest.mark.ci) for name in SANITIZERS])
+@pytest.mark.parametrize("flavour", usual(SANITIZERS, ["plain"], pytest.mark.ci))
 def test_c_units(flavour, tmp_path, rng):
     if shutil.which(COMPILER) is None:
         pytest.skip(f"no C compiler called {COMPILER}")
