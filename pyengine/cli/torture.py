@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError, StoreBusyError
 from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.sessions import remove_attach_count
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
@@ -210,6 +211,15 @@ def kill_engine(store: Path) -> None:
             kill(pid)
 
 
+def remove_memory(store: Path) -> None:
+    """Remove what a killed engine has outside its store: shared memory, semaphores, the count of its producers."""
+    with contextlib.suppress(EngineError):
+        folder = find_folder(store)
+        with contextlib.suppress(EngineError), EngineMemory.attach(folder, writable=False) as memory:
+            remove_attach_count(memory.identity.sysv_semaphore_id)
+        folder.sweep()
+
+
 def processes_of(store: Path, module: bytes) -> list[int]:
     """Processes `python -m MODULE... STORE ...` by their command line; `module` is how the name begins."""
     found = []
@@ -353,9 +363,10 @@ class KillRounds:
         wait_for("acknowledgements move", lambda: self.acked_count() > before, self.ack_timeout_s)
 
     def end_everything(self) -> None:
-        """Kill whatever of this run is still alive; the store stays as it is."""
+        """Kill whatever of this run is still alive and remove its memory; the store stays as it is."""
         try:
             self.end_whatever_lives()
+            remove_memory(self.store)
         except Exception as error:  # noqa: BLE001 - the run is over, and this is one more thing that did not hold
             self.failures.append(f"not all of it could be ended: {as_failure(error)}")
 

@@ -17,13 +17,12 @@ import pyengine
 from crash.acked_producer import make_body
 from crash.report import Summary
 from crash.rounds import CrashRun
-from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, HangError, kill, state_of, stopped, wait_for
+from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, HangError, kill, remove_memory, state_of, stopped, wait_for
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError, ExitCode, StoreBusyError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import pack_entry
 from pyengine.formats.paths import segment_name
-from pyengine.ipc.shared_objects import find_folder
 from pyengine.native.failpoint import VARIABLE, Board
 from pyengine.native.failpoints import (
     CLEANING,
@@ -280,7 +279,7 @@ class FailpointRun(CrashRun):
         with EngineWatch(self.store) as watch:
             end = watch.positions().slot_end
         if point.name in WITHOUT_MEMORY:
-            find_folder(self.store).sweep()
+            remove_memory(self.store)
         if point.name == "recovery_queue_cut":
             self.add_entry_beyond(end)
         if not point.name.startswith(("quarantine_", "zeros_", "recovery_segment_gone", "recovery_tail_cleared")):

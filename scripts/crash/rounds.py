@@ -23,7 +23,6 @@ from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, HangError, Kill
 from pyengine.engine.kinds import KINDS
 from pyengine.errors import EngineError, ExitCode
 from pyengine.formats.constants import SCHEDULE_TOPIC
-from pyengine.ipc.shared_objects import find_folder
 from pyengine.storage.consumer_offset import DelayOffsets
 
 SMALL_FILES = {
@@ -252,13 +251,10 @@ class CrashRun(KillRounds):
         self.summary.failures += check(self.store, rows, self.scratch)
 
     def end_everything(self) -> None:
-        """Kill whatever of this run is still alive, and remove its shared memory."""
         for process in self.producers:
             process.kill()
             process.wait()
         super().end_everything()
-        with contextlib.suppress(EngineError):
-            find_folder(self.store).sweep()
 
     def leave(self, *, held: bool) -> None:
         """Called once, after everything; what the run has outside its folder goes."""

@@ -12,7 +12,6 @@ Exit 0: every drill held. 1: one did not; its store is kept and named. 2: there 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import pwd
@@ -31,12 +30,11 @@ from crash.disk_full_rounds import take_room
 from crash.report import INTERRUPTED, Summary, add_common_options, ended_in_order, finish, tell
 from crash.rounds import CrashRun
 from pyengine.cli.replay import MODES
-from pyengine.cli.torture import HangError, kill, state_of, wait_for
+from pyengine.cli.torture import HangError, kill, remove_memory, state_of, wait_for
 from pyengine.engine.bring_up import MODES as MODE_NUMBERS
 from pyengine.engine.kinds import kinds_for
 from pyengine.engine.unit_files import STORE_UNIT
 from pyengine.errors import EngineError, ExitCode
-from pyengine.ipc.shared_objects import find_folder
 
 STORES = Path("/var/lib/pyengine")
 SETTINGS = Path("/etc/pyengine")
@@ -448,8 +446,7 @@ class MemoryFull(Drill):
         self._ballast.unlink(missing_ok=True)
 
     def leave(self, *, held: bool) -> None:
-        with contextlib.suppress(EngineError):
-            find_folder(self.store).sweep()
+        remove_memory(self.store)
         if GUEST in os.environ:
             run("mount", "-o", "remount,size=50%", self._folder)
         elif self._folder.exists():

@@ -39,10 +39,9 @@ from faults.memory_folder import memory_folder
 from faults.mutants import SEEN_BY_POWER_CUTS, build, environment
 from faults.power_cut import Outcome, Record, append_record, build_shim, explore, read_journal, shim_environment
 from pyengine.cli.replay import MODES
-from pyengine.cli.torture import kill_engine, wait_for
+from pyengine.cli.torture import kill_engine, remove_memory, wait_for
 from pyengine.errors import EngineError
 from pyengine.formats.paths import segment_name
-from pyengine.ipc.shared_objects import find_folder
 from pyengine.storage.config import load_config
 from pyengine.storage.consumer_offset import DelayOffsets
 from pyengine.storage.message_store import MessageStore
@@ -172,8 +171,7 @@ def has_done_enough(store: Path, acks: Path, company: Collection[str], enough: i
 def end_engine(store: Path) -> None:
     """Kills it wherever it stands, and removes its memory."""
     kill_engine(store)
-    with contextlib.suppress(EngineError):
-        find_folder(store).sweep()
+    remove_memory(store)
 
 
 def cut(

@@ -29,7 +29,6 @@ import mmap
 import os
 import random
 import signal
-import sys
 import time
 from collections.abc import Callable
 from hashlib import sha256
@@ -42,10 +41,9 @@ from crash.rounds import RETENTION
 from faults.failing_calls import preload
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.replay import MODES
-from pyengine.cli.torture import HangError, kill, processes_of, state_of, wait_for
+from pyengine.cli.torture import HangError, kill, processes_of, remove_memory, state_of, wait_for
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError
-from pyengine.ipc.shared_objects import find_folder
 from pyengine.results import PutStatus
 
 SETTINGS = {
@@ -208,10 +206,7 @@ class Rig:
         for module in (b"pyengine.workers.supervisor", b"pyengine.workers."):
             for pid in processes_of(self.root, module):
                 kill(pid)
-        try:
-            find_folder(self.root).sweep()
-        except EngineError as error:
-            print(error, file=sys.stderr)
+        remove_memory(self.root)
 
     # -- one failure
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,10 @@ from crash.report import ended_in_order, finish
 from crash.rounds import VICTIMS
 from fix_golden import usual
 from pyengine.cli.torture import processes_of, wait_for
+from pyengine.errors import EngineError
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.shared_objects import find_folder
+from waiting import eventually, patience
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 # Script, what makes it short, how often the long form goes round.
@@ -131,6 +137,75 @@ def test_a_run_that_is_ended_from_outside_leaves_no_process(tmp_path, end):
             script.terminate()  # it would go on for very many rounds
     assert script.returncode == 130 and "interrupted; kept: " in words and "Traceback" not in words
     assert engine() == []
+
+
+# What is begun, and what is on its screen when a round is under way.
+INTERRUPTED = {
+    "crash": (("everything", "--mode", "pool"), "^round 1:"),
+    "crash_all": (("--mode", "sync"), "^round 1:"),
+    "restart_loop": ((), "^round 1:"),
+    "kill_during_recovery": ((), "^round 1:"),
+    "hang_worker": ((), "^round 1:"),
+    "disk_full": ((), "^round 1:"),
+    "failpoints": (("--scene", "puts", "--mode", "sync"), "an engine and its producers work on"),
+    "failpoints-replicas": (("--scene", "replicated", "--mode", "async"), "an engine and its producers work on"),
+    "power_cut": ((), "an engine and its producers work on"),
+    "power_cut-block": (("--block", "--states", "3"), "^seed .* acknowledged, "),
+    "prove_all": (("kills",), "^round 1:"),
+}
+
+
+def processes_in(folder: Path) -> list[int]:
+    """What has `folder` as its TMPDIR: the script, and all that descends from it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"TMPDIR={folder}".encode() in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def attach_counts() -> set[int]:
+    """Of all engines of this machine, this system's own semaphores."""
+    return {int(line.split()[1]) for line in Path("/proc/sysvipc/sem").read_text().splitlines()[1:]}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.root] * (name in ("disk_full", "power_cut-block"))
+                                               + [pytest.mark.block] * (name == "power_cut-block")) for name in INTERRUPTED])
+def test_ctrl_c_in_the_middle_of_a_round_ends_a_script_with_all_that_it_began(tmp_path, name):
+    arguments, begun = INTERRUPTED[name]
+    log, scratch = tmp_path / "log", tmp_path / "scratch"
+    scratch.mkdir()
+    counts: set[int] = set()
+    memory: set[Path] = set()
+
+    def under_way() -> bool:
+        """Whether it has said so and an engine is there; notes what the engines have outside of their stores."""
+        is_begun = re.search(begun, log.read_text(), re.MULTILINE)
+        for store in {path.parents[1] for path in scratch.rglob("config/engine-id")}:
+            with contextlib.suppress(EngineError), EngineMemory.attach(find_folder(store), writable=False) as found:
+                memory.add(found.folder.path)
+                counts.add(found.identity.sysv_semaphore_id)
+        return bool(is_begun and (counts or name == "power_cut-block"))  # that one's store is on a disk of its own
+
+    with log.open("wb") as file, subprocess.Popen([SCRIPTS / f"{name.partition('-')[0]}.sh", *arguments], stderr=file, stdout=file,
+                                                  start_new_session=True,
+                                                  env=os.environ | {"PYTHON": sys.executable, "TMPDIR": str(scratch)}) as script:
+        try:
+            eventually(lambda: script.poll() is not None or under_way(), "a round is under way", timeout_s=240)
+            assert script.poll() is None, log.read_text()
+            began_s = time.monotonic()
+            os.killpg(script.pid, signal.SIGINT)  # as a terminal does
+            assert script.wait(patience(60)) in (130, -signal.SIGINT), log.read_text()  # to a shell both are 130
+            print(f"{name}: ended {time.monotonic() - began_s:.2f} s after Ctrl-C")
+        finally:
+            script.terminate()
+    said = log.read_text()
+    assert "interrupted" in said and "Traceback" not in said, said
+    assert processes_in(scratch) == []
+    assert not [path for path in memory if path.exists()] and not counts & attach_counts()
+    assert str(scratch) not in Path("/proc/self/mounts").read_text()
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
