@@ -16,9 +16,13 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from measure import page_with  # noqa: E402
+
 KEPT = HERE / "figures.json"
 PAGE = HERE.parent / "README.md"
-BEGIN, END = "<!-- figures: made by bench/figures.py -->\n", "<!-- end of figures -->\n"
+NAME, MAKER = "figures", "bench/figures.py"
 NAMES = {"pyengine": "pyengine", "rocketmq": "RocketMQ 4.9.8", "chronicle": "Chronicle Queue", "aeron": "Aeron Archive",
          "sqlite": "SQLite WAL", "lmdb": "LMDB"}
 
@@ -45,15 +49,6 @@ def table(document: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page_with(page: str, lines: str) -> str:
-    """The page with these lines between its markers."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{PAGE.name} has no line {BEGIN.strip()} or {END.strip()}")
-    return before + BEGIN + lines + END + after
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
@@ -64,7 +59,10 @@ def main() -> None:
     if arguments.file:
         KEPT.write_text(json.dumps(json.loads(arguments.file.read_text()), indent=1) + "\n")
     page = PAGE.read_text()
-    wanted = page_with(page, table(json.loads(KEPT.read_text())))
+    try:
+        wanted = page_with(page, NAME, MAKER, table(json.loads(KEPT.read_text())))
+    except ValueError as error:
+        raise SystemExit(f"{PAGE.name} {error}") from None
     if arguments.check and page != wanted:
         sys.exit("README.md is not what bench/figures.json holds: run bench/figures.py")
     if page != wanted:

@@ -7,6 +7,7 @@ import os
 import statistics
 import sys
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
 
 
@@ -85,6 +86,27 @@ def figure(value: float | None) -> str:
     if value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"
+
+
+def page_with(page: str, name: str, maker: str, lines: str) -> str:
+    """The page with these lines between the two markers of what `maker` makes there; ValueError where it has none."""
+    begin, end = markers(name, maker)
+    before, found, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"has no line {begin.strip()} or {end.strip()}")
+    return before + begin + lines + end + after
+
+
+def markers(name: str, maker: str) -> tuple[str, str]:
+    """The lines before and after what a program writes into a page."""
+    return f"<!-- {name}: made by {maker} -->\n", f"<!-- end of {name} -->\n"
+
+
+def conditions() -> str:
+    """For a caption: when and on what it was measured."""
+    python = sys.version.split()[0]
+    return f"{os.cpu_count()} CPUs, Python {python}, load {os.getloadavg()[0]:.1f} before the run, {date.today().isoformat()}"
 
 
 def keep(rows: list[Row], path: Path) -> None:

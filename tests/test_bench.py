@@ -78,15 +78,19 @@ DOCUMENT = {
         {"work": {"name": "put, sync"}, "turns": {"pyengine": turns(950), "rocketmq": turns(512)}}]}
 
 
+BEGIN, END = "<!-- figures: made by bench/figures.py -->\n", "<!-- end of figures -->\n"
+
+
 @pytest.fixture
 def figures(monkeypatch, tmp_path):
     """bench/figures.py over a README and kept figures of the test's own."""
     spec = importlib.util.spec_from_file_location("figures", ROOT / "bench" / "figures.py")
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.syspath_prepend(ROOT / "bench")
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "KEPT", tmp_path / "figures.json")
     monkeypatch.setattr(module, "PAGE", tmp_path / "README.md")
-    module.PAGE.write_text(f"before\n{module.BEGIN}old\n{module.END}after\n")
+    module.PAGE.write_text(f"before\n{BEGIN}old\n{END}after\n")
     return module
 
 
@@ -105,13 +109,13 @@ def test_the_tables_rates_are_medians_in_three_digits(figures, monkeypatch, tmp_
     run.write_text(json.dumps(DOCUMENT))
     run_figures(figures, monkeypatch, run)
     assert figures.PAGE.read_text() == f"""before
-{figures.BEGIN}Messages a second, medians of 3 rounds in turns, 2 CPUs, ext4, 2026-11-23, load 0.2 before the run:
+{BEGIN}Messages a second, medians of 3 rounds in turns, 2 CPUs, ext4, 2026-11-23, load 0.2 before the run:
 
 | work | pyengine | RocketMQ 4.9.8 | SQLite WAL |
 |---|---|---|---|
 | put, 128 B | 865 k | 1.23 M | 42 k |
 | put, sync | 950 | 512 | - |
-{figures.END}after
+{END}after
 """
     run_figures(figures, monkeypatch, "--check")
 
@@ -143,6 +147,41 @@ def test_an_earlier_run_is_shown_beside_this_one(monkeypatch, capsys):
     rivals.names = ("rocketmq",)
     bench_rivals.show([outcome(300, 100)], rivals, {bench_rivals.WORKS[0].name: outcome(200, 100)})
     assert "rocketmq: 2.00 -> 3.00" in capsys.readouterr().out
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_an_engine_without_its_recorder_is_held_against_one_with_it(tmp_path):
+    document = run_bench("recorder.py", tmp_path, "--only", "put, sync")
+    (pairs,) = document["pairs"].values()
+    assert len(pairs) == 3 and all(ratio > 0 for pair in pairs for ratio in pair)
+
+
+@pytest.mark.parametrize(("count", "left_out"), [(5, 0), (6, 0), (9, 1), (40, 13)])
+def test_an_interval_leaves_out_as_much_as_its_level_lets_it(monkeypatch, count, left_out):
+    """By the binomial distribution: of 40 values the 14th and the 27th, as tables of the sign test have it."""
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    recorder = importlib.import_module("recorder")
+    assert recorder.confidence(list(range(count))[::-1]) == (left_out, (count - 1) / 2, count - 1 - left_out)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_recoveries_are_held_against_the_plan(tmp_path):
+    document = run_bench("recovery.py", tmp_path)
+    assert len(document["loads"]) == 3
+    for load in document["loads"]:
+        (found,) = load["rounds"]
+        assert 0 < found["read_bytes"] <= found["planned_bytes"] and found["recovery_s"] > 0 and found["planned_s"] > 0.5
+
+
+@pytest.mark.parametrize("module", ["recorder", "recovery"])
+def test_a_table_has_its_place_on_its_page(monkeypatch, module):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    made = importlib.import_module(module)
+    written = made.page_with(made.PAGE.read_text(), made.NAME, made.MAKER, "| a table |\n")
+    again = made.page_with(written, made.NAME, made.MAKER, "| another |\n")
+    assert written.count("| a table |") == again.count("| another |") == 1 and "| a table |" not in again
 
 
 @pytest.mark.long

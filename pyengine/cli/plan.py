@@ -27,10 +27,12 @@ from pyengine.native import scan
 from pyengine.native.dispatch import WINDOW_BYTES
 from pyengine.native.session import session_bytes
 from pyengine.storage.config import SETTINGS, load_config
+from pyengine.storage.log_scan import CLEAN_VERIFY_BYTES_MAX, NORMAL_SEGMENTS
 
 HOUR_S = 3600
 BLOCK_BYTES = 4096                 # of the file system
 CHECKPOINT_S = 5                   # recovery reads from 3 s before a checkpoint that may be 2 s old
+RECOVERY_START_S = 0.5             # processes and locks, before and after the reading
 OBJECTS_BYTES = 2 << 20            # control block, statistics, recorder and the other objects in shared memory
 QUEUE_SLOT_BYTES = 512             # of a queue in shared memory; the table doubles when it is full
 PROCESS_BYTES = 16 << 20           # of a worker's own memory, without what it maps
@@ -106,7 +108,9 @@ def make_plan(load: Load, config: EngineConfig, read_bytes_per_s: float) -> Plan
     if config.message_index_enable and load.keys:
         index = (math.ceil(messages * load.keys / config.max_index_num) + 1) * _in_blocks(config.geometry.index_layout.size_bytes)
     disk = log + queue + index
-    reread = min(log, segment + math.ceil(load.bytes_per_s * CHECKPOINT_S))
+    # Recovery leaves a log that the next start can read, so it reads as many segments as that one will, too.
+    read_by_start = min(NORMAL_SEGMENTS, max(1, CLEAN_VERIFY_BYTES_MAX // segment)) * segment
+    reread = min(log, max(segment + math.ceil(load.bytes_per_s * CHECKPOINT_S), read_by_start))
     pool_buffers = config.transient_store_pool_size if config.pool_enabled else 0
     connections, connections_bytes = (config.gateway_connections_max, config.gateway_memory_max_bytes) if config.gateway_enable else (0, 0)
     return Plan(
@@ -117,7 +121,8 @@ def make_plan(load: Load, config: EngineConfig, read_bytes_per_s: float) -> Plan
         process_bytes=(PROCESSES + config.pool_enabled + config.replicates + config.gateway_enable) * PROCESS_BYTES + connections_bytes,
         page_cache_bytes=math.ceil(load.bytes_per_s * load.lag_s) + SEGMENTS_AHEAD * segment,
         descriptors=DESCRIPTORS + load.queues + max(load.producers + pool_buffers, connections),
-        recovery_read_bytes=reread, recovery_read_bytes_per_s=int(read_bytes_per_s), recovery_s=reread / read_bytes_per_s)
+        recovery_read_bytes=reread, recovery_read_bytes_per_s=int(read_bytes_per_s),
+        recovery_s=RECOVERY_START_S + reread / read_bytes_per_s)
 
 
 def _in_blocks(size_bytes: int) -> int:

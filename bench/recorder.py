@@ -1,0 +1,163 @@
+"""What the flight recorder costs: one build with and without it, in turns.
+
+usage: python bench/recorder.py [--pairs N] [--quick] [--only TEXT] [--folder DIR] [--json FILE] [--page]
+
+Two engines stand on stores of their own. Of one the recorder's name is removed and its workers are started anew, so that they go on
+without it. Each pair puts as many messages into both, the first of them by turns. Its ratio is with / without: of the writer's CPU
+time for a message, of that of all processes of the engine, and of the messages a second. The table has the median of all pairs and
+its 95 % confidence interval by order statistics, which asks nothing of how the ratios are distributed. --page writes it into
+docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+import pyengine  # noqa: E402
+from measure import conditions, page_with  # noqa: E402
+from pyengine.cli.bench import produce, wait_dispatched  # noqa: E402
+from pyengine.cli.engine_status import engine_status  # noqa: E402
+from pyengine.cli.torture import wait_for  # noqa: E402
+from pyengine.ipc.shared_objects import RECORDER, find_folder  # noqa: E402
+from run import SETTINGS  # noqa: E402
+
+PAGE = HERE.parent / "docs" / "performance.md"
+NAME, MAKER = "recorder", "bench/recorder.py"
+RATIOS = ("writer's CPU a message", "engine's CPU a message", "messages a second")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is put in a turn."""
+
+    name: str
+    kind: str
+    size: int
+    count: int
+    messages: int
+    settings: dict[str, object] = field(default_factory=dict)
+
+
+WORKS = (
+    Work("put, async, 128 B", "put", 128, 1, 100_000),
+    Work("put_many(256), async, 1 KiB", "many", 1024, 256, 100_000),
+    Work("put, sync, 1 KiB", "put", 1024, 1, 1_500, {"flush_disk_type": "SYNC_FLUSH"}),
+)
+
+
+def worker_pids(path: Path) -> dict[str, int]:
+    """The processes of an engine all of whose workers are up; {} for one that is not."""
+    workers = engine_status(path, {})["workers"]
+    return {one["kind"]: one["pid"] for one in workers if one["pid"]} if all(one["state"] == "ready" for one in workers) else {}
+
+
+def leave_out_recorder(path: Path) -> None:
+    """Let all workers of a running engine go on without it."""
+    before = wait_for("all workers are up", lambda: worker_pids(path))
+    find_folder(path).unlink(RECORDER)
+    for kind, pid in before.items():
+        if kind == "supervisor":
+            continue
+        os.kill(pid, signal.SIGTERM)
+        wait_for(f"a new {kind}", lambda kind=kind, pid=pid: worker_pids(path).get(kind, pid) != pid)
+    if RECORDER in find_folder(path).names():
+        raise SystemExit("the recorder came back: nothing can be compared")
+
+
+def cpu_s(path: Path) -> dict[str, float]:
+    """CPU of each process of the engine so far, to the nanosecond."""
+    return {kind: int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9 for kind, pid in worker_pids(path).items()}
+
+
+def turn(path: Path, work: Work) -> tuple[float, float, float]:
+    """What RATIOS are made of, for one engine: s of the writer and of all, and messages a second."""
+    before = cpu_s(path)
+    (done,) = produce(path, work.kind, work.size, 3600.0, work.count, messages_max=work.messages)
+    wait_dispatched(path)
+    after = cpu_s(path)
+    used = {kind: after[kind] - before[kind] for kind in after}
+    return used["writer"] / done.messages, sum(used.values()) / done.messages, done.messages / done.seconds
+
+
+def confidence(values: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
+    """(lowest, median, highest): the median of the values and an interval that has their true median at this level.
+
+    By order statistics: as many values as possible are left out at both ends while those that are left out have the true median with
+    a probability below 1 - level. With fewer than six values it is all of them.
+    """
+    ordered, count, left_out, probability = sorted(values), len(values), 0, 0.0
+    while left_out < count // 2 and (probability := probability + 2 * math.comb(count, left_out) / 2**count) <= 1 - level:
+        left_out += 1
+    at = max(0, left_out - 1)
+    return ordered[at], statistics.median(ordered), ordered[count - 1 - at]
+
+
+def measure(work: Work, pairs: int, folder: Path) -> list[list[float]]:
+    """The ratios of each pair."""
+    with ExitStack() as stack:
+        stores = []
+        for name in ("with", "without"):
+            path = Path(tempfile.mkdtemp(dir=folder)) / name
+            stack.enter_context(pyengine.Engine(path, **{**SETTINGS, **work.settings}))
+            stores.append(path)
+        leave_out_recorder(stores[1])
+        for path in stores:
+            turn(path, work)  # page tables, new files
+        found = []
+        for pair in range(pairs):
+            order = (0, 1) if pair % 2 == 0 else (1, 0)
+            turns = {which: turn(stores[which], work) for which in order}
+            found.append([ours / other for ours, other in zip(turns[0], turns[1], strict=True)])
+        return found
+
+
+def table(document: dict) -> str:
+    """The lines of the page."""
+    lines = [f"With / without, medians of pairs in turns with their 95 % confidence intervals; {document['conditions']}:", "",
+             f"| work | pairs | {' | '.join(RATIOS)} |", "|---|---:|---:|---:|---:|"]
+    for name, pairs in document["pairs"].items():
+        cells = ["{1:.3f} ({0:.3f} to {2:.3f})".format(*confidence([pair[which] for pair in pairs])) for which in range(len(RATIOS))]
+        lines.append(f"| {name} | {len(pairs)} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--quick", action="store_true", help="three pairs of a tenth of the messages")
+    parser.add_argument("--only", default="", help="only works with this in their name")
+    parser.add_argument("--folder", type=Path, help="where the stores go (default: a temporary folder here)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the ratios of every pair")
+    parser.add_argument("--page", action="store_true", help="write the table into docs/performance.md")
+    arguments = parser.parse_args()
+    document: dict = {"conditions": conditions(), "pairs": {}}
+    works = [work for work in WORKS if arguments.only in work.name]
+    with tempfile.TemporaryDirectory(dir=arguments.folder or Path.cwd(), prefix="bench-", ignore_cleanup_errors=True) as folder:
+        for work in works:
+            print(f"{work.name} ...", file=sys.stderr)
+            if arguments.quick:
+                work, arguments.pairs = replace(work, messages=work.messages // 10), 3
+            document["pairs"][work.name] = measure(work, arguments.pairs, Path(tempfile.mkdtemp(dir=folder)))
+    print(table(document), end="")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    if arguments.page:
+        PAGE.write_text(page_with(PAGE.read_text(), NAME, MAKER, table(document)))
+
+
+if __name__ == "__main__":
+    main()
