@@ -6,19 +6,24 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from damage import flip
 from fix_cli import run
-from fix_golden import RECIPES, unpack, usual
+from fix_golden import RECIPES, load_manifest, size_settings, unpack, usual
 from fix_spark import run_units_here
 from pyengine.errors import ConfigError, EngineError
+from pyengine.formats.paths import StorePaths
+from pyengine.formats.record import HEAD_BY_FLAGS, V6_FLAGS
 from pyengine.ipc.live_reader import check_now, diff_now
 from pyengine.spark import store_verify
 from pyengine.spark.store_verify import diff, verify
 from pyengine.storage.config import load_config
 from spark.logs import write_log
+from spark.oracle import log_messages
 from waiting import eventually
 
 FILES = ("commitlog", "consumequeue", "index", "consumequeue_ext")
@@ -64,6 +69,8 @@ def compare(store: Path, task_bytes: int, **sizes: int) -> dict:
 def spoil(store: Path, rng: random.Random) -> str:
     """Damage of one kind somewhere in the store's files; what it was."""
     files = [path for name in FILES for path in sorted((store / name).rglob("*")) if path.is_file() and path.stat().st_size]
+    if not files:
+        return "there is nothing to damage"
     path = rng.choice(files)
     kind = rng.choice(["flip", "flip", "zero", "swap", "gone", "shorter", "copy"])
     data = bytearray(path.read_bytes())
@@ -211,14 +218,37 @@ def compare_diffs(store: Path, other: Path, task_bytes: int, sizes: dict[str, in
     return wanted
 
 
+def sizes_of(recipe: str) -> dict[str, int]:
+    return size_settings(load_manifest(recipe)["config"])
+
+
+def others(recipe: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    """(what it is, where) of stores to compare with a golden one: a copy, changed copies, another golden store."""
+    yield "a copy", unpack(recipe, folder / "copy")
+    segment_bytes = sizes_of(recipe)["mapped_file_size_commit_log_bytes"]
+    messages = [] if recipe == "abnormal-shortfile" else log_messages(folder / "copy" / recipe)  # that one is refused
+    for message in [message for message in messages if message.body][:1]:
+        flipped, at = unpack(recipe, folder / "flipped"), message.physical_offset + HEAD_BY_FLAGS[message.sys_flag & V6_FLAGS].size
+        flip(StorePaths(flipped).commit_log_segment(at // segment_bytes * segment_bytes), at % segment_bytes)
+        yield "a body flipped", flipped
+    shorter = unpack(recipe, folder / "shorter")
+    used = [path for path in sorted((shorter / "commitlog").iterdir()) if path.read_bytes().strip(b"\0")]
+    if used:
+        used[-1].unlink()
+        yield "its last segment missing", shorter
+    following = RECIPES[RECIPES.index(recipe) + 1 :] + RECIPES
+    another = next((name for name in following if name != recipe and sizes_of(name) == sizes_of(recipe)), following[0])
+    yield f"the golden store {another}", unpack(another, folder / "another")
+
+
 @pytest.mark.parametrize("recipe", usual(RECIPES, ("roll", "lmq", "tx", "abnormal-multi", "cleaned", "widetopic")))
-def test_a_golden_store_and_a_damaged_copy_differ_alike_in_parts_of_any_size(golden, here, recipe, rng, request):
+def test_a_golden_store_and_another_differ_alike_in_parts_of_any_size(golden, here, recipe, rng, request, tmp_path):
     store = golden(recipe)
-    copies = golden(recipe)
-    compare_diffs(store.root, copies.root, 30_000 if recipe == "bigmsg" else 4096, store.sizes)
+    for what, other in others(recipe, tmp_path / "others"):
+        print(what)
+        compare_diffs(store.root, other, 30_000 if recipe == "bigmsg" else 4096, store.sizes)
     for round_ in range(20 if request.config.run_long else 2):
-        other = copies.root.with_name(f"damaged-{round_}")
-        shutil.copytree(copies.root, other)
+        other = unpack(recipe, tmp_path / f"damaged-{round_}")
         done = [spoil(other, rng) for _ in range(rng.randrange(1, 4))]
         print(round_, done)
         compare_diffs(store.root, other, rng.choice([30_000 if recipe == "bigmsg" else 700, 100_000, 1 << 30]), store.sizes)
@@ -263,10 +293,16 @@ def test_the_diff_command_finds_the_same_with_spark(spark, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_workers_find_the_differences_that_one_process_finds(spark, tmp_path, recipe, rng):
-    store, other = unpack(recipe, tmp_path / "a"), unpack(recipe, tmp_path / "b")
-    compare_diffs(store, other, 20_000, {}, spark)
-    print(spoil(other, rng))
-    compare_diffs(store, other, 20_000, {}, spark)
+    store, sizes = unpack(recipe, tmp_path / "store"), sizes_of(recipe)
+    found = {"itself": compare_diffs(store, store, 20_000, sizes, spark)}
+    for what, other in others(recipe, tmp_path):
+        found[what] = compare_diffs(store, other, 20_000, sizes, spark)
+    spoiled = unpack(recipe, tmp_path / "spoiled")
+    print(spoil(spoiled, rng))
+    compare_diffs(store, spoiled, 20_000, sizes, spark)
+    wanted = {"itself": True, "a copy": True, "a body flipped": False}
+    assert {what: report["is_equal"] for what, report in found.items() if report and what in wanted} == (
+        {} if recipe == "abnormal-shortfile" else {what: wanted[what] for what in found if what in wanted})
 
 
 @pytest.mark.spark
