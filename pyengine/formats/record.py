@@ -128,33 +128,35 @@ def compression_of(sys_flag: int) -> str | None:
     return COMPRESSION_NAMES[number] if number < len(COMPRESSION_NAMES) else f"compression {number}"
 
 
-def decompress_body(body: bytes | memoryview, sys_flag: int, codec: Callable[[str, bytes, int], bytes] | None = None) -> bytes:
+def decompress_body(body: bytes | memoryview, sys_flag: int, codec: Callable[[str, bytes, int], bytes] | None = None,
+                    most_bytes: int | None = None) -> bytes:
     """The body as the producer had it, whatever its client compressed it with; as it is without SYS_FLAG_COMPRESSED.
 
     zlib, as every client up to 4.9.3 and by default. `codec(kind, body, most_bytes)` decompresses LZ4 and ZSTD, where a caller has
     a library for them; OSError for what is neither. FormatError for another compression, for bytes that are
-    none, and for a body over DECOMPRESSED_BYTES_MAX.
+    none, and for a body over `most_bytes` (DECOMPRESSED_BYTES_MAX).
     """
+    most_bytes = DECOMPRESSED_BYTES_MAX if most_bytes is None else most_bytes
     kind = compression_of(sys_flag)
     if kind is None:
         return bytes(body)
     if codec is not None and kind in ("LZ4", "ZSTD"):
         try:
-            text = codec(kind, bytes(body), DECOMPRESSED_BYTES_MAX + 1)
+            text = codec(kind, bytes(body), most_bytes + 1)
         except OSError as error:
             raise FormatError(f"the body is no {kind} frame ({error}), though sysFlag says so; read the stored bytes") from error
-        if len(text) > DECOMPRESSED_BYTES_MAX:
-            raise FormatError(f"the body has more than {DECOMPRESSED_BYTES_MAX} bytes; read the stored bytes")
+        if len(text) > most_bytes:
+            raise FormatError(f"the body has more than {most_bytes} bytes; read the stored bytes")
         return text
     if kind != "zlib":
         raise FormatError(f"the body is compressed by {kind}, which pyengine does not decompress; read the stored bytes")
     stream = zlib.decompressobj()
     try:
-        text = stream.decompress(body, DECOMPRESSED_BYTES_MAX)
+        text = stream.decompress(body, most_bytes)
     except zlib.error as error:
         raise FormatError(f"the body is no zlib stream ({error}), though sysFlag says so; read the stored bytes") from error
     if not stream.eof:
-        why = f"has more than {DECOMPRESSED_BYTES_MAX} bytes" if stream.unconsumed_tail else "ends within its zlib stream"
+        why = f"has more than {most_bytes} bytes" if stream.unconsumed_tail else "ends within its zlib stream"
         raise FormatError(f"the body {why}; read the stored bytes")
     return text
 

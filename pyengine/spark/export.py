@@ -47,12 +47,13 @@ SUCCESS = "_SUCCESS"
 STATE = "_pyengine_export.json"
 COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
 _SUMMARY_SCHEMA = "file STRING, messages BIGINT, bytes BIGINT"
-ROW_GROUP_BYTES = 64 << 20
+ROW_GROUP_BYTES = 24 << 20  # with pages and what compresses them a task holds it three times (decision 0315)
 OPEN_FILES_MAX, OPEN_OBJECTS_MAX = 128, 16  # an object's stream holds some 10 MB
 _OBJECT_STORES = ("s3", "gcs", "abfs")
 # Columns whose values repeat; a dictionary of bodies or offsets would only be thrown away.
 _DICTIONARY = ["topic", "tags", "bornHost", "storeHost", "partition", "queueId", "flag", "sysFlag", "reconsumeTimes",
                "preparedTransactionOffset", "timestampType"]
+_BODIES = ("value", "body")  # the least and the greatest body say nothing, and the writer would hold both
 # What Spark writes as %XX in the name of a folder key=value; beyond ASCII it escapes nothing.
 _ESCAPED = {*map(chr, range(32)), *"\"#%'*/:=?\\{[]^\x7f"}
 _PART = re.compile(r"\.?part-(\d+)(-\d+)?\.parquet(\..*)?")
@@ -456,17 +457,21 @@ class PartFiles:
         self._rows: dict[str, int] = {}        # file -> rows, by its path below target
         self._unfinished: dict[str, str] = {}
         self._opened: dict[str, int] = {}      # folder -> files so far
+        self._held: dict[str, list[pyarrow.RecordBatch]] = {}  # folder -> rows of its next row group
+        self._held_bytes = 0
 
-    def add(self, table: pyarrow.Table) -> None:
-        """Rows to write; partitioned, the table has the columns topic and timestamp also where files have not."""
-        for folder, rows in self._split(table):
-            if rows.num_rows:
-                opened = self.begin(folder)
-                opened.writer.write_table(rows.select(self._schema.names), row_group_size=rows.num_rows)
-                self._rows[opened.name] += rows.num_rows
+    def add(self, batch: pyarrow.RecordBatch) -> None:
+        """Rows to write, in row groups of at most ROW_GROUP_BYTES of all folders together, or of one batch; partitioned, the batch
+        has the columns topic and timestamp also where files have not."""
+        if self._held_bytes + batch.nbytes > ROW_GROUP_BYTES:
+            self._write()
+        self._held_bytes += batch.nbytes
+        for folder, rows in self._split(batch):
+            self._held.setdefault(folder, []).append(rows)
 
     def finish(self) -> list[tuple[str, int, int]]:
         """Give all files their names: (path below target, rows, bytes) of each."""
+        self._write()
         self._close()
         return [(file, self._rows[file], self._target.move(unfinished, file)) for file, unfinished in self._unfinished.items()]
 
@@ -491,9 +496,18 @@ class PartFiles:
         self._unfinished[file], self._rows[file] = unfinished, 0
         with disk_errors("write", f"{self._target.where}/{unfinished}"):
             sink = self._target.open(unfinished)
-        writer = parquet.ParquetWriter(sink, self._schema, compression=self._compression, use_dictionary=_DICTIONARY)
+        writer = parquet.ParquetWriter(sink, self._schema, compression=self._compression, use_dictionary=_DICTIONARY,
+                                       write_statistics=[name for name in self._schema.names if name not in _BODIES])
         self._open[folder] = _OpenFile(file, sink, writer)
         return self._open[folder]
+
+    def _write(self) -> None:
+        for folder in sorted(self._held):
+            rows = pyarrow.Table.from_batches(self._held.pop(folder)).select(self._schema.names)
+            opened = self.begin(folder)
+            opened.writer.write_table(rows, row_group_size=rows.num_rows)
+            self._rows[opened.name] += rows.num_rows
+        self._held_bytes = 0
 
     def _close(self) -> None:
         while self._open:
@@ -501,30 +515,30 @@ class PartFiles:
             opened.writer.close()
             opened.sink.close()
 
-    def _split(self, table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
-        """(folder, rows in their order) of a table."""
-        if not self._partitioned:
-            yield "", table
+    def _split(self, batch: pyarrow.RecordBatch) -> Iterator[tuple[str, pyarrow.RecordBatch]]:
+        """(folder, rows in their order) of a batch; a batch that belongs into one folder is not copied."""
+        if batch.num_rows == 0:
             return
-        topics = table["topic"].combine_chunks().dictionary_encode()
-        days = table["timestamp"].combine_chunks().cast(pyarrow.date32())
+        if not self._partitioned:
+            yield "", batch
+            return
+        topics = batch.column("topic").dictionary_encode()
+        days = batch.column("timestamp").cast(pyarrow.date32())
         day_numbers = days.cast(pyarrow.int32()).to_numpy().astype("int64")
         keys = topics.indices.to_numpy().astype("int64") << 32 | day_numbers & 0xFFFFFFFF
         order = keys.argsort(kind="stable")
-        table, keys = table.take(pyarrow.array(order)), keys[order]
-        for begin, end in _runs(keys):
+        for begin, end in _runs(keys[order]):
             first = int(order[begin])
             folder = f"topic={escaped(topics[first].as_py())}/date={days[first].as_py().isoformat()}"
-            yield folder, table.slice(begin, end - begin)
+            yield folder, batch if end - begin == len(order) else batch.take(pyarrow.array(order[begin:end]))
 
 
 def write_groups(files: PartFiles, batches: Iterator[pyarrow.RecordBatch], check: Callable[[], None] = lambda: None
                  ) -> list[tuple[str, int, int]]:
-    """All batches into the files, in row groups of about ROW_GROUP_BYTES; what `finish` gives, which `check` may refuse. Nothing
-    stays if it fails."""
+    """All batches into the files; what `finish` gives, which `check` may refuse. Nothing stays if it fails."""
     try:
-        for group in _groups(batches, ROW_GROUP_BYTES):
-            files.add(pyarrow.Table.from_batches(group))
+        for batch in batches:
+            files.add(batch)
         check()
         return files.finish()
     except BaseException:
@@ -541,16 +555,3 @@ def _runs(keys: numpy.ndarray) -> Iterator[tuple[int, int]]:
     """[begin, end) of equal neighbours."""
     borders = [0, *((keys[1:] != keys[:-1]).nonzero()[0] + 1).tolist(), len(keys)]
     return itertools.pairwise(borders)
-
-
-def _groups(batches: Iterator[pyarrow.RecordBatch], most_bytes: int) -> Iterator[list[pyarrow.RecordBatch]]:
-    group: list[pyarrow.RecordBatch] = []
-    held = 0
-    for batch in batches:
-        group.append(batch)
-        held += batch.nbytes
-        if held >= most_bytes:
-            yield group
-            group, held = [], 0
-    if group:
-        yield group
