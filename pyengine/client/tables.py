@@ -66,6 +66,7 @@ FORMATS = ("delta", "iceberg")
 PIECE_BYTES = 64 << 20
 HOUR_MS = 3_600_000
 HOLD_MS_MIN = 600_000  # while it runs
+START_TIMEOUT_S = 60.0  # of an engine that it follows and that was killed
 # Their messages come under their own topics, or are the broker's own notes.
 INTERNAL = re.compile(r"SCHEDULE_TOPIC_XXXX|RMQ_SYS_.*|TRANS_CHECK_MAX_TIME_TOPIC|OFFSET_MOVED_EVENT|SELF_TEST_TOPIC")
 _BEFORE_BYTES = 4096
@@ -168,8 +169,16 @@ def write_tables(
                     hold.move(state.offset)
                 raise
             filling.advance(filling.flushed(), progress)
+            known_at_s = time.monotonic()
             while follow and not (over or threading.Event()).wait(interval_s):
-                filling.advance(filling.flushed(), progress)
+                try:
+                    end = filling.flushed()
+                except UsageError:  # an engine is starting: nothing says yet what is durable
+                    if time.monotonic() > known_at_s + START_TIMEOUT_S + interval_s:
+                        raise
+                    continue
+                known_at_s = time.monotonic()
+                filling.advance(end, progress)
         finally:
             if not hold_hours:
                 remove_log_hold(root, name)

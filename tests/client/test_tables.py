@@ -165,6 +165,39 @@ def test_kills_after_random_commits_lose_and_double_nothing(engine, tmp_path, rn
         assert there == named  # files of killed runs are gone
 
 
+@pytest.mark.ci
+@both
+def test_an_engine_that_is_killed_while_tables_follow_it_loses_and_doubles_nothing(engine, tmp_path, rng, to):
+    following = subprocess.Popen([sys.executable, "-P", "-m", "pyengine", "tables", str(engine.root), str(tmp_path / "lake"), "--to", to,
+                                  "--follow", "--interval", "0.05"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                 env=environment())
+    noted, count = tmp_path / "lake" / STATE, 0
+
+    def offset() -> int:
+        return json.loads(noted.read_bytes())["offset"] if noted.exists() else 0
+
+    try:
+        for _ in range(3):
+            before = offset()
+            for _ in range(rng.randint(1, 4)):
+                put(engine.root, "orders", 50, first=count)
+                count += 50
+            eventually(lambda: offset() > before or following.poll() is not None, "a commit is noted", timeout_s=60)
+            assert following.poll() is None, following.communicate()[1]
+            engine.kill_all()
+            engine.start()
+        before = offset()
+        put(engine.root, "orders", 50, first=count)
+        eventually(lambda: offset() > before or following.poll() is not None, "it goes on with the engine that runs now", timeout_s=60)
+    finally:
+        following.kill()
+        _, complaints = following.communicate()
+    assert following.returncode == -signal.SIGKILL, complaints
+    write_tables(engine.root, tmp_path / "lake", to)
+    assert_equal(tmp_path / "lake", to, engine.root, "orders")
+    assert len(rows(tmp_path / "lake", to, "orders")) == count + 50
+
+
 def test_a_commit_that_a_power_cut_tore_is_made_again(engine, tmp_path):
     put(engine.root, "orders", 100)
     write_tables(engine.root, tmp_path / "lake", "delta")
