@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pyengine
 from crash.acked_producer import make_body
-from crash.failpoint_rounds import SUPERVISOR, FailpointRun, NotReachedError
+from crash.failpoint_rounds import SUPERVISOR, TRIES, FailpointRun, NotReachedError
 from crash.replicas import ReplicatorRun, free_port
 from crash.rounds import DEATHS_SEEN_MAX
 from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, HangError, kill, wait_for
@@ -37,7 +37,6 @@ SEGMENT_BYTES = 64 << 10  # of the promoted scene: what is cut is of several seg
 NUDGED_S = 15.0
 TAIL_BYTES = 2 * SEGMENT_BYTES + SEGMENT_BYTES // 2
 PROMOTE = "promote"
-TRIES = 3
 CRASHES_SEEN_MAX = 8      # what one has lost stays lost: every so manyth, and the end, is looked over
 
 

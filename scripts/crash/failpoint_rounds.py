@@ -49,6 +49,7 @@ PRODUCER = "acked_producer"
 SUPERVISOR = "supervisor"
 NUDGE_S = 0.4          # so long without reaching the step: something must happen for it; each time longer, machines are busy
 NUDGES_MAX = 20
+TRIES = 3              # to come to a step that is easily missed
 MOMENT_S = 0.05
 # Reached only while another process does not do its work: step -> who is held until it strikes.
 HELD = {"segment_wanted": "allocator"}
@@ -161,13 +162,7 @@ class FailpointRun(CrashRun):
     # -- while the engine lives
 
     def in_life(self, point: Failpoint, way: str, nth: int) -> None:
-        if point.after:
-            first = FAILPOINTS[point.after]
-            self.board.arm(first.name, 1, "kill", first.process)
-            self.reached(first)
-            nth = 1
-        self.board.arm(point.name, nth, "kill" if way == RESTART else "stop", point.process)
-        pid = self.reached(point)
+        pid = self.come_to(point, way, nth)
         if way == RESTART:
             self.after_death(point, pid)
         else:
@@ -183,12 +178,31 @@ class FailpointRun(CrashRun):
         self.make_producers()
         self.wait_for_acks()
 
-    def reached(self, point: Failpoint) -> int:
+    def come_to(self, point: Failpoint, way: str, nth: int) -> int:
+        """Who died at the step, or stands there.
+
+        A step that only the successor of a dead process passes is armed after that death. On a busy machine the successor may be
+        past it by then, and another process has to die.
+        """
+        action = "kill" if way == RESTART else "stop"
+        if not point.after:
+            self.board.arm(point.name, nth, action, point.process)
+            return self.reached(point)
+        first = FAILPOINTS[point.after]
+        for _ in range(TRIES):
+            self.board.arm(first.name, 1, "kill", first.process)
+            self.reached(first)
+            self.board.arm(point.name, 1, action, point.process)
+            with contextlib.suppress(NotReachedError):
+                return self.reached(point, NUDGES_MAX // 2)
+        raise NotReachedError
+
+    def reached(self, point: Failpoint, nudges_max: int = NUDGES_MAX) -> int:
         """Waits until the armed step has struck; who was struck. Something is made to happen if it takes long."""
         if self.scene == TABLES:
             threading.Thread(target=self.put_to_many_queues, daemon=True).start()
         with self.held(HELD.get(point.name)):
-            for nudge in range(NUDGES_MAX):
+            for nudge in range(nudges_max):
                 with contextlib.suppress(HangError):
                     return wait_for(point.name, lambda: self.board.struck_pid, NUDGE_S * (nudge + 1))
                 self.nudge(point, nudge)
