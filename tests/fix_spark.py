@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import shutil
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +55,18 @@ def sink_store(tmp_path_factory):
     with pyengine.Engine(root, **{**SMALL, "mapped_file_size_consume_queue_bytes": 60_000}):
         yield root
     find_folder(root).path.with_name(f"{find_folder(root).path.name}.spark-sink").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def no_work_folder_stays():
+    """For a test with executors of their own: the pip package's workers write into `work` beside the package, wherever they are
+    told to."""
+    import pyspark
+
+    work = Path(pyspark.__file__).parent / "work"
+    if not os.access(work.parent, os.W_OK):
+        pytest.skip(f"{work.parent} is not writable, and Spark's workers write there")
+    before = set(work.iterdir()) if work.is_dir() else None
+    yield
+    for entry in [work] if before is None else [entry for entry in work.iterdir() if entry not in before]:
+        shutil.rmtree(entry, ignore_errors=True)

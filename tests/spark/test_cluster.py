@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,21 +46,7 @@ spark.stop()
 """
 
 
-@pytest.fixture
-def _no_work_folder_stays():
-    """The pip package's workers write into `work` beside the package, wherever they are told to."""
-    import pyspark
-
-    work = Path(pyspark.__file__).parent / "work"
-    if not os.access(work.parent, os.W_OK):
-        pytest.skip(f"{work.parent} is not writable, and Spark's workers write there")
-    before = set(work.iterdir()) if work.is_dir() else None
-    yield
-    for entry in [work] if before is None else [entry for entry in work.iterdir() if entry not in before]:
-        shutil.rmtree(entry, ignore_errors=True)
-
-
-@pytest.mark.usefixtures("_no_work_folder_stays")
+@pytest.mark.usefixtures("no_work_folder_stays")
 def test_two_executors_read_the_same_rows_and_share_the_work(tmp_path):
     import hashlib
 
