@@ -1,7 +1,12 @@
 """How fast Spark reads the log, against Spark's own Parquet on the same rows.
 
-    python bench/bench_spark.py [--log-bytes 1g] [--body-bytes 1024] [--cores 2] [--rounds 3] [--folder DIR] [--json FILE]
+    python bench/bench_spark.py [--log-bytes 1g] [--body-bytes 1024] [--cores 2] [--rounds 3] [--folder DIR] [--json FILE] [--page]
     python bench/bench_spark.py --plan QUEUES       the driver's CPU time for the plan of a read through so many queues, no more
+    python bench/bench_spark.py --jobs 128m,1g,2g   diff and rebuild of logs of these sizes, in one process and in the workers
+    python bench/bench_spark.py --hop               what each step between the log and the JVM costs, and designs for it
+
+--page writes the figures into their place in docs/performance.md. --keep DIR keeps log and Parquet files in DIR, and takes those
+that are there; --prepare makes them and measures nothing.
 
 MB/s are bytes of the log, whichever form is read; the page cache is hot. Both read the
 same columns unless the line says otherwise. What is held against each other runs in turns,
@@ -12,33 +17,42 @@ what all processes of the session used in a round: on a busy machine the truer f
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
+import socket
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
 import psutil
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
-from measure import Row, keep, show  # noqa: E402
+from measure import Row, figure, keep, page_with, show  # noqa: E402
 from pyengine.formats.consume_queue import pack_entry  # noqa: E402
 from pyengine.formats.paths import StorePaths, segment_name  # noqa: E402
-from pyengine.ipc.live_reader import open_store  # noqa: E402
+from pyengine.ipc.crashed_engine_memory import rebuild_alone  # noqa: E402
+from pyengine.ipc.live_reader import diff_now, open_store  # noqa: E402
 from pyengine.settings import BYTE_UNITS  # noqa: E402
-from pyengine.spark import export_parquet, session, stats  # noqa: E402
+from pyengine.spark import diff, export_parquet, rebuild, session, stats  # noqa: E402
 from pyengine.spark.options import read_options  # noqa: E402
 from pyengine.spark.partitions import select  # noqa: E402
 from pyengine.spark.plan import plan  # noqa: E402
 from pyengine.spark.schema import chosen_columns  # noqa: E402
-from spark_data import write_log  # noqa: E402
+from pyengine.spark.task_reader import arrow_schema, read_partition  # noqa: E402
+from pyengine.storage.config import load_config  # noqa: E402
+from spark_data import T0_MS, write_log  # noqa: E402
 
 SEGMENT_BYTES = 256 << 20
 WARM_UP_ROUNDS = 3
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
 COLUMNS = "topic,partition,offset,physicalOffset,timestamp,bornTimestamp,tags,keys,properties,value"
 
 
@@ -55,25 +69,69 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     arguments.add_argument("--json", type=Path)
-    arguments.add_argument("--plan", type=int, metavar="QUEUES")
+    arguments.add_argument("--page", action="store_true")
+    arguments.add_argument("--keep", type=Path, metavar="DIR")
+    arguments.add_argument("--prepare", action="store_true")
+    only = arguments.add_mutually_exclusive_group()
+    only.add_argument("--plan", type=int, metavar="QUEUES")
+    only.add_argument("--jobs", type=lambda text: sorted(map(size, text.split(","))), metavar="SIZE,...")
+    only.add_argument("--hop", action="store_true")
     asked = arguments.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="bench-spark-", dir=asked.folder))
+    if asked.prepare and not asked.keep:
+        arguments.error("--prepare needs --keep DIR")
+    folder = asked.keep or Path(tempfile.mkdtemp(prefix="bench-spark-", dir=asked.folder))
     try:
         if asked.plan:
             print(f"plan of {asked.plan:,} queues: {planning(asked.plan, asked.rounds, folder) * 1000:.0f} ms of CPU")
             return
-        rows = measure(asked, folder)
+        if asked.jobs or asked.hop:
+            name, lines = ("jobs", jobs(asked, folder)) if asked.jobs else ("the Arrow hop", hop(asked, folder))
+        else:
+            rows = measure(asked, folder)
+            if not rows:
+                return
+            show(rows)
+            if asked.json:
+                keep(rows, asked.json)
+            name, lines = f"{asked.body_bytes} bytes", table(asked, rows)
+        print(lines)
+        if asked.page:
+            try:
+                PAGE.write_text(page_with(PAGE.read_text(), f"figures of {name}", "bench/bench_spark.py", lines))
+            except ValueError as error:
+                raise SystemExit(f"{PAGE.name} {error}") from None
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    show(rows)
-    if asked.json:
-        keep(rows, asked.json)
+        if not asked.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def machine(asked: argparse.Namespace) -> str:
+    return (f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} CPUs, `local[{asked.cores}]`, Spark {version('pyspark')}, "
+            f"load {os.getloadavg()[0]:.1f} at the end")
+
+
+def table(asked: argparse.Namespace, rows: list[Row]) -> str:
+    """The rows as lines of a page."""
+    lines = [f"{asked.log_bytes / 1e6:,.0f} MB of log, bodies of {asked.body_bytes:,} bytes, median of {asked.rounds} rounds; "
+             f"{machine(asked)}:", "", "| | MB of log a second | CPU s | held against | ratio | floor |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        ratio, floor = figure(row.ratio), figure(row.floor)
+        verdict = f"{floor}, {row.verdict}" if floor else ""
+        lines.append(f"| {row.question} | {figure(row.median)} | {figure(row.notes['CPU s'])} | {row.limit_is} | {ratio} | {verdict} |")
+    return "\n".join(lines) + "\n"
+
+
+def prepared(asked: argparse.Namespace, folder: Path) -> tuple[Path, Path, SparkSession]:
+    """The store, the Parquet files of its rows, and the session; made unless a run before has kept them."""
+    store, native = folder / "store", folder / "native.parquet"
+    if not store.exists():
+        messages = write_log(store, asked.log_bytes, asked.body_bytes, min(SEGMENT_BYTES, asked.log_bytes))
+        print(f"{messages:,} messages of {asked.body_bytes} bytes", file=sys.stderr)
+    return store, native, session("bench", cores=asked.cores)
 
 
 def measure(asked: argparse.Namespace, folder: Path) -> list[Row]:
-    store, native = folder / "store", folder / "native.parquet"
-    messages = write_log(store, asked.log_bytes, asked.body_bytes, min(SEGMENT_BYTES, asked.log_bytes))
-    spark = session("bench", cores=asked.cores)
+    store, native, spark = prepared(asked, folder)
     log_bytes = sum(part.log_bytes for part in plan(read_options({"path": str(store)})))
     rows: dict[str, Row] = {}
 
@@ -85,9 +143,8 @@ def measure(asked: argparse.Namespace, folder: Path) -> list[Row]:
 
     def once(work: Callable[[], object]) -> tuple[float, float]:
         """(MB/s, CPU seconds)."""
-        cpu_s, begun = session_cpu_s(), time.perf_counter()
-        work()
-        return log_bytes / (time.perf_counter() - begun) / 1e6, session_cpu_s() - cpu_s
+        wall_s, cpu_s = spent(work)
+        return log_bytes / wall_s / 1e6, cpu_s
 
     def enter(what: str, seen: list[tuple[float, float]], against: str = "", floor: float | None = None,
               aim: float | None = None) -> None:
@@ -114,23 +171,29 @@ def measure(asked: argparse.Namespace, folder: Path) -> list[Row]:
     def exported(compression: str) -> Callable[[], object]:
         return lambda: export_parquet(spark, store, folder / "out", compression=compression, overwrite=True, columns=COLUMNS)
 
-    print(f"{messages:,} messages of {asked.body_bytes} bytes, {log_bytes / 1e6:,.0f} MB of log, local[{asked.cores}]")
     noop(log(columns="offset"))  # a session's first job pays for all
+    if not (native / "_SUCCESS").exists():
+        timed("Parquet, written by the JVM", lambda: log(columns=COLUMNS).write.mode("overwrite").parquet(str(native)), rounds=1)
+    if asked.prepare:
+        spark.stop()
+        return []
     timed("scan into columns, one process, no Spark", lambda: scan(store))
-    timed("Parquet, written by the JVM", lambda: log(columns=COLUMNS).write.mode("overwrite").parquet(str(native)), rounds=1)
     parquet = spark.read.parquet(str(native))
-    in_turns("Parquet, full read", lambda: noop(parquet), "log, full read", lambda: noop(log(columns=COLUMNS)), 0.8, 1.0)
-    timed("log, full read of the default columns", lambda: noop(log()), "Parquet, full read")
+    ends = ends_of_times(store)
+    in_turns("Parquet, full read", lambda: noop(parquet), "log, full read", lambda: noop(log(columns=COLUMNS)),
+             0.8 if asked.body_bytes < 1024 else 1.0)
+    timed("log, full read of the default columns", lambda: noop(log()), "Parquet, full read", floor=1.0)
     in_turns("Parquet, sum(length(value))", lambda: parquet.selectExpr("sum(length(value))").collect(),
              "log, sum(length(value))", lambda: log(columns="value").selectExpr("sum(length(value))").collect())
     in_turns("Parquet, count by topic", lambda: parquet.groupBy("topic").count().collect(),
-             "log, count by topic", lambda: log(columns="topic").groupBy("topic").count().collect())
-    timed("log, stats in the workers", lambda: stats(spark, store).collect(), "Parquet, count by topic")
+             "log, count by topic", lambda: log(columns="topic").groupBy("topic").count().collect(), 1.0)
+    timed("log, stats in the workers", lambda: stats(spark, store).collect(), "Parquet, count by topic", floor=1.0)
     timed("log, stats with every checksum verified", lambda: stats(spark, store, verifyCRC=True).collect())
-    timed("log, one topic and tag of eighty, by options",
-          lambda: noop(log(subscribe="topic-003", tags="tag1", columns=COLUMNS)), "Parquet, full read")
-    timed("export in the workers, snappy", exported("snappy"), floor=400, aim=800)
-    timed("export in the workers, zstd", exported("zstd"), "Parquet, written by the JVM", rounds=1)
+    for what, given in {"one topic of sixteen": {"subscribe": "topic-003"}, "one tag of five": {"tags": "tag1"},
+                        "a tenth of the time": ends, "one topic and tag of eighty": {"subscribe": "topic-003", "tags": "tag1"}}.items():
+        timed(f"log, {what}, by options", lambda: noop(log(columns=COLUMNS, **given)), "Parquet, full read", floor=5.0)
+    timed("export in the workers, snappy", exported("snappy"), floor=1000)
+    timed("export in the workers, zstd", exported("zstd"), rounds=1)
     spark.stop()
     return list(rows.values())
 
@@ -169,13 +232,132 @@ def session_cpu_s() -> float:
 
 def scan(store: Path) -> None:
     """The whole log through the reader that the tasks use, in this process."""
-    from pyengine.spark.task_reader import arrow_schema, read_partition
+    for _ in scanned(store, COLUMNS):
+        pass
 
-    options = read_options({"path": str(store), "columns": COLUMNS})
+
+def scanned(store: Path, columns: str, **given: str) -> Iterator[pa.RecordBatch]:
+    options = read_options({"path": str(store), "columns": columns, **given})
     chosen = chosen_columns(options)
     for part in plan(options):
-        for _ in read_partition(options, select(options), chosen, part, arrow_schema(chosen)):
-            pass
+        yield from read_partition(options, select(options), chosen, part, arrow_schema(chosen))
+
+
+def ends_of_times(store: Path) -> dict[str, str]:
+    """Options for a tenth of the log's time, out of its middle."""
+    messages = sum(batch.num_rows for batch in scanned(store, "size"))
+    last_ms = messages // 100  # spark_data stores a hundred messages a millisecond
+    return {"startingTimestamp": str(T0_MS + last_ms * 45 // 100), "endingTimestamp": str(T0_MS + last_ms * 55 // 100)}
+
+
+Spent = tuple[float, float]  # seconds, CPU seconds
+
+
+def spent(work: Callable[[], object]) -> Spent:
+    cpu_s, begun = session_cpu_s(), time.perf_counter()
+    work()
+    return time.perf_counter() - begun, session_cpu_s() - cpu_s
+
+
+def jobs(asked: argparse.Namespace, folder: Path) -> str:
+    """Lines of a page: diff and rebuild of growing logs, in one process and in the workers in turns, and from where those are faster."""
+    spark = session("bench", cores=asked.cores)
+
+    def medians(log_bytes: int, rounds: int) -> dict[str, Spent]:
+        store, other = folder / "store", folder / "other"
+        write_log(store, log_bytes, asked.body_bytes, min(SEGMENT_BYTES, log_bytes))
+        shutil.copytree(store, other)
+        config = load_config(store, {})
+        ways: dict[str, Callable[[], object]] = {
+            "diff": lambda: diff_now(store, other), "diff in workers": lambda: diff(spark, store, other),
+            "rebuild": lambda: rebuild_alone(store, config), "rebuild in workers": lambda: rebuild(spark, store, config=config)}
+        seen: dict[str, list[Spent]] = {way: [] for way in ways}
+        for _ in range(rounds):
+            for way, work in ways.items():
+                seen[way].append(spent(work))
+                shutil.rmtree(store / "quarantine", ignore_errors=True)
+        for path in (store, other):
+            shutil.rmtree(path)
+        return {way: (median(wall_s for wall_s, _ in taken), median(cpu_s for _, cpu_s in taken)) for way, taken in seen.items()}
+
+    medians(asked.jobs[0], 2)  # the session compiles what it runs
+    found = {log_bytes: medians(log_bytes, asked.rounds) for log_bytes in asked.jobs}
+    spark.stop()
+    ways = list(found[asked.jobs[0]])
+    lines = [f"Logs of bodies of {asked.body_bytes:,} bytes, in memory, median of {asked.rounds} rounds in turns; {machine(asked)}. "
+             "Seconds, and CPU seconds of all processes:", "", "| log | " + " | ".join(ways) + " |", "|---" * (len(ways) + 1) + "|"]
+    for log_bytes, taken in found.items():
+        cells = [f"{figure(wall_s)}, {figure(cpu_s)}" for wall_s, cpu_s in taken.values()]
+        lines.append(f"| {log_bytes / 1e6:,.0f} MB | " + " | ".join(cells) + " |")
+    lines += ["", *(crossing(job, {log_bytes: (taken[job], taken[f"{job} in workers"]) for log_bytes, taken in found.items()}, asked.cores)
+                    for job in ("diff", "rebuild"))]
+    return "\n".join(lines) + "\n"
+
+
+def crossing(job: str, found: dict[int, tuple[Spent, Spent]], cores: int) -> str:
+    """From which log on the workers are faster, as a sentence: measured, else by what a gigabyte and a start cost."""
+    sizes = sorted(found)
+    faster = [log_bytes for log_bytes in sizes if all(found[size][1][0] < found[size][0][0] for size in sizes if size >= log_bytes)]
+    (alone_s, _), (spread_s, spread_cpu_s) = (
+        [(found[sizes[-1]][way][at] - found[sizes[0]][way][at]) / (sizes[-1] - sizes[0]) * 1e9 for at in (0, 1)] for way in (0, 1))
+    begin_s = max(0.0, found[sizes[0]][1][0] - spread_s * sizes[0] / 1e9)
+    costs = (f"one process takes {figure(alone_s)} s for a GB more, the workers {figure(spread_s)} s ({figure(spread_cpu_s)} of CPU) and "
+             f"{figure(begin_s)} s to begin")
+    if faster:
+        return f"- `{job}`: the workers are faster from {faster[0] / 1e6:,.0f} MB on ({costs})."
+    if spread_s < alone_s:
+        first_s = found[sizes[0]][0][0] - alone_s * sizes[0] / 1e9
+        return (f"- `{job}`: on {cores} cores one process is faster up to {sizes[-1] / 1e9:.1f} GB; from about "
+                f"{(begin_s - first_s) / (alone_s - spread_s):,.1f} GB on the workers would be, for {costs}.")
+    return (f"- `{job}`: on {cores} cores one process is faster at all of these sizes, and no size changes that: {costs}. The workers need "
+            f"more than {spread_cpu_s / alone_s:.1f} cores, all at work, to be faster for each GB.")
+
+
+def hop(asked: argparse.Namespace, folder: Path) -> str:
+    """Lines of a page: what each step of a full read costs for a GB of log, and the read with other designs of the hop."""
+    store, _, spark = prepared(asked, folder)
+    log_bytes = sum(part.log_bytes for part in plan(read_options({"path": str(store)})))
+
+    def read(**given: str) -> Callable[[], object]:
+        return lambda: spark.read.format("pyengine").options(columns=COLUMNS, **given).load(str(store)).write.format("noop").mode(
+            "overwrite").save()
+
+    def sent(**given: str) -> None:
+        """Each batch as Spark's worker sends it, to a thread that reads the bytes and drops them."""
+        ours, theirs = socket.socketpair()
+        taker = threading.Thread(target=lambda: [None for _ in iter(lambda: theirs.recv(1 << 20), b"")])
+        taker.start()
+        with ours, ours.makefile("wb", 65536) as out:
+            writer = None
+            for batch in scanned(store, COLUMNS, **given):
+                writer = writer or pa.ipc.new_stream(out, batch.schema)
+                writer.write_batch(batch)
+            if writer is not None:
+                writer.close()
+        taker.join()
+        theirs.close()
+
+    def line(what: str, work: Callable[[], object], warm_up_rounds: int = 0) -> str:
+        for _ in range(warm_up_rounds):
+            work()
+        taken = [spent(work) for _ in range(asked.rounds)]
+        wall_s, cpu_s = (median(one[at] for one in taken) / log_bytes * 1e9 for at in (0, 1))
+        print(what, figure(wall_s), figure(cpu_s), file=sys.stderr, flush=True)
+        return f"| {what} | {figure(wall_s)} | {figure(cpu_s)} |"
+
+    lines = [f"Bodies of {asked.body_bytes:,} bytes, {log_bytes / 1e6:,.0f} MB of log, the ten columns, median of {asked.rounds} rounds; "
+             f"{machine(asked)}:", "", "| for a GB of log | s | CPU s |", "|---|---|---|",
+             line("the log into Arrow columns, one process", lambda: scan(store)),
+             line("... and as a stream of Arrow into a socket, read and dropped", sent),
+             line("the whole read into Spark", read(), WARM_UP_ROUNDS)]
+    lines += [line(f"... with {', '.join(f'`{name}={value}`' for name, value in given.items())}", read(**given), 1)
+              for given in ({"batchRows": "1000"}, {"batchBytes": "1m"}, {"batchBytes": "16m", "batchRows": "100000"})]
+    spark.stop()
+    for name, value in (("spark.python.unix.domain.socket.enabled", "true"), ("spark.buffer.size", "1048576")):
+        spark = session("bench", cores=asked.cores, settings={name: value})
+        lines.append(line(f"... in a session with `{name}={value}`", read(), WARM_UP_ROUNDS))
+        spark.stop()
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
