@@ -78,9 +78,11 @@ OFTEN = {"max_hash_slot_num": 30, "max_index_num": 120, "flush_interval_consume_
 
 @dataclass
 class FailpointSummary(Summary):
-    """`struck`: step -> how often; `unreached`: steps that never were; `left_out`: how many this build has not."""
+    """`struck`: step -> how often; `unreached`: steps that never were; `left_out`: how many this build has not; `part`: which of the
+    scene's steps were asked for, where not all."""
 
     scene: str = PUTS
+    part: str = ""
     struck: dict[str, int] = field(default_factory=dict)
     unreached: list[str] = field(default_factory=list)
     left_out: int = 0

@@ -70,6 +70,8 @@ def main() -> int:
         kind = {REPLICATED: ReplicatedRun, PROMOTED: PromotedRun}.get(arguments.scene, FailpointRun)
         run = kind(store, scratch, arguments.scene, arguments.mode, arguments.seed)
         run.summary.left_out = len(points) - len(there)
+        number, shares = arguments.share
+        run.summary.part = " ".join([*(arguments.point or ()), *([f"share {number}/{shares}"] if shares > 1 else [])])
         return run
 
     def words(summary: FailpointSummary) -> str:

@@ -120,7 +120,7 @@ def add_summaries(records: Path, rig: str, command: str, output: str) -> None:
         counts |= {name: sum(one[name].values()) for name in ("struck",) if name in one}
         counts |= {name: len(one[name]) for name in ("unreached",) if name in one}
         counts |= {"opened by RocketMQ": 1} if one.get("peer") == "opens it" else {}
-        what = [one["kind"], one["mode"], *([one["scene"]] if "scene" in one else [])]
+        what = [one["kind"], one["mode"], *(one[name] for name in ("scene", "part") if one.get(name))]
         note(records, rig, ", ".join(what), counts | {"bad": len(one["failures"])}, held=not one["failures"],
              seed=str(one["seed"]), command=f"{command} --seed {one['seed']}", seconds=one["seconds"])
     if not texts:

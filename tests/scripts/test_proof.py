@@ -168,6 +168,15 @@ def test_what_was_struck_and_what_was_left_out_is_counted_and_is_no_part_of_the_
     assert line["counts"] == {"rounds": 2, "lost": 0, "struck": 5, "unreached": 1, "left_out": 4, "bad": 0}
 
 
+def test_each_part_of_a_scene_counts(records):
+    """Another run of the same part takes its place."""
+    summary = {"kind": "failpoints", "mode": "sync", "seed": 5, "rounds": 2, "seconds": 1, "failures": [], "scene": "puts"}
+    for part in ("share 1/2", "share 2/2", "share 2/2"):
+        *_, line = add(records, json.dumps(summary | {"part": part}))
+        assert line["what"] == f"failpoints, sync, puts, {part}"
+    assert "| kills | yes, 2 of 2 | 4 rounds," in proofs.page(add(records, json.dumps(summary | {"part": "share 1/2"})))
+
+
 def test_whatever_ends_a_run_becomes_a_failure_and_a_summary(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
