@@ -35,7 +35,7 @@ from pyspark.sql import SparkSession
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
-from measure import Row, figure, keep, page_with, show  # noqa: E402
+from measure import Row, figure, keep, show, write_into  # noqa: E402
 from pyengine.formats.consume_queue import pack_entry  # noqa: E402
 from pyengine.formats.paths import StorePaths, segment_name  # noqa: E402
 from pyengine.ipc.crashed_engine_memory import rebuild_alone  # noqa: E402
@@ -96,10 +96,7 @@ def main() -> None:
             name, lines = f"{asked.body_bytes} bytes", table(asked, rows)
         print(lines)
         if asked.page:
-            try:
-                PAGE.write_text(page_with(PAGE.read_text(), f"figures of {name}", "bench/bench_spark.py", lines))
-            except ValueError as error:
-                raise SystemExit(f"{PAGE.name} {error}") from None
+            write_into(PAGE, f"figures of {name}", "bench/bench_spark.py", lines)
     finally:
         if not asked.keep:
             shutil.rmtree(folder, ignore_errors=True)

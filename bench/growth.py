@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import pyengine  # noqa: E402
-from measure import figure  # noqa: E402
+from measure import cpu_s, figure  # noqa: E402
 from pyengine.cli.bench import wait_dispatched  # noqa: E402
 from pyengine.cli.engine_status import engine_status  # noqa: E402
 from pyengine.ipc.shared_objects import find_folder  # noqa: E402
@@ -89,9 +89,7 @@ class Measured:
         self.note(f"{prefix}put to dispatched, a message, us", took_s * 1e6 / messages)
 
     def _worker_cpu_s(self) -> dict[str, float]:
-        """CPU of each worker so far, to the nanosecond."""
-        pids = {worker["kind"]: worker["pid"] for worker in engine_status(self.path, {})["workers"] if worker["pid"]}
-        return {kind: int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9 for kind, pid in pids.items()}
+        return cpu_s({worker["kind"]: worker["pid"] for worker in engine_status(self.path, {})["workers"] if worker["pid"]})
 
     def note_processes(self) -> None:
         """Memory and descriptors of all processes of the engine."""

@@ -6,6 +6,7 @@ import json
 import os
 import statistics
 import sys
+from argparse import ArgumentParser, Namespace
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
@@ -98,9 +99,38 @@ def page_with(page: str, name: str, maker: str, lines: str) -> str:
     return before + begin + lines + end + after
 
 
+def write_into(page: Path, name: str, maker: str, lines: str) -> None:
+    """page_with() of a file; the program ends with a sentence where it has no markers."""
+    try:
+        page.write_text(page_with(page.read_text(), name, maker, lines))
+    except ValueError as error:
+        raise SystemExit(f"{page.name} {error}") from None
+
+
 def markers(name: str, maker: str) -> tuple[str, str]:
     """The lines before and after what a program writes into a page."""
     return f"<!-- {name}: made by {maker} -->\n", f"<!-- end of {name} -->\n"
+
+
+def cpu_s(pids: dict[str, int]) -> dict[str, float]:
+    """CPU of each process so far, to the nanosecond."""
+    return {kind: int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9 for kind, pid in pids.items()}
+
+
+def add_result_options(parser: ArgumentParser, kept: str, page: Path) -> None:
+    """What give_results() looks at, and where the stores go."""
+    parser.add_argument("--folder", type=Path, help="where the stores go (default: a temporary folder here)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help=f"keep {kept}")
+    parser.add_argument("--page", action="store_true", help=f"write the table into docs/{page.name}")
+
+
+def give_results(arguments: Namespace, document: dict, lines: str, page: Path, name: str, maker: str) -> None:
+    """The table on stdout, and where it was asked for the document in a file and the table on the page."""
+    print(lines, end="")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    if arguments.page:
+        write_into(page, name, maker, lines)
 
 
 def conditions() -> str:

@@ -12,7 +12,6 @@ docs/performance.md.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import signal
@@ -28,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import pyengine  # noqa: E402
-from measure import conditions, page_with  # noqa: E402
+from measure import add_result_options, conditions, cpu_s, give_results  # noqa: E402
 from pyengine.cli.bench import produce, wait_dispatched  # noqa: E402
 from pyengine.cli.engine_status import engine_status  # noqa: E402
 from pyengine.cli.torture import wait_for  # noqa: E402
@@ -78,17 +77,12 @@ def leave_out_recorder(path: Path) -> None:
         raise SystemExit("the recorder came back: nothing can be compared")
 
 
-def cpu_s(path: Path) -> dict[str, float]:
-    """CPU of each process of the engine so far, to the nanosecond."""
-    return {kind: int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9 for kind, pid in worker_pids(path).items()}
-
-
 def turn(path: Path, work: Work) -> tuple[float, float, float]:
     """What RATIOS are made of, for one engine: s of the writer and of all, and messages a second."""
-    before = cpu_s(path)
+    before = cpu_s(worker_pids(path))
     (done,) = produce(path, work.kind, work.size, 3600.0, work.count, messages_max=work.messages)
     wait_dispatched(path)
-    after = cpu_s(path)
+    after = cpu_s(worker_pids(path))
     used = {kind: after[kind] - before[kind] for kind in after}
     return used["writer"] / done.messages, sum(used.values()) / done.messages, done.messages / done.seconds
 
@@ -140,23 +134,17 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--quick", action="store_true", help="three pairs of a tenth of the messages")
     parser.add_argument("--only", default="", help="only works with this in their name")
-    parser.add_argument("--folder", type=Path, help="where the stores go (default: a temporary folder here)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the ratios of every pair")
-    parser.add_argument("--page", action="store_true", help="write the table into docs/performance.md")
+    add_result_options(parser, "the ratios of every pair", PAGE)
     arguments = parser.parse_args()
     document: dict = {"conditions": conditions(), "pairs": {}}
-    works = [work for work in WORKS if arguments.only in work.name]
+    works, pairs = [work for work in WORKS if arguments.only in work.name], arguments.pairs
+    if arguments.quick:
+        works, pairs = [replace(work, messages=work.messages // 10) for work in works], 3
     with tempfile.TemporaryDirectory(dir=arguments.folder or Path.cwd(), prefix="bench-", ignore_cleanup_errors=True) as folder:
         for work in works:
             print(f"{work.name} ...", file=sys.stderr)
-            if arguments.quick:
-                work, arguments.pairs = replace(work, messages=work.messages // 10), 3
-            document["pairs"][work.name] = measure(work, arguments.pairs, Path(tempfile.mkdtemp(dir=folder)))
-    print(table(document), end="")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
-    if arguments.page:
-        PAGE.write_text(page_with(PAGE.read_text(), NAME, MAKER, table(document)))
+            document["pairs"][work.name] = measure(work, pairs, Path(tempfile.mkdtemp(dir=folder)))
+    give_results(arguments, document, table(document), PAGE, NAME, MAKER)
 
 
 if __name__ == "__main__":

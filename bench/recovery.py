@@ -10,7 +10,6 @@ timed. The plan is asked in the same round. Medians of the rounds; --page writes
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -24,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import pyengine  # noqa: E402
-from measure import conditions, page_with  # noqa: E402
+from measure import add_result_options, conditions, give_results  # noqa: E402
 from pyengine.cli.output import size_text  # noqa: E402
 from pyengine.cli.plan import Load, make_plan, measure_reading  # noqa: E402
 from pyengine.storage.config import load_config  # noqa: E402
@@ -94,9 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one round of each with segments of 64 MiB at a quarter of the rates")
-    parser.add_argument("--folder", type=Path, help="where the stores go (default: a temporary folder here)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep every round")
-    parser.add_argument("--page", action="store_true", help="write the table into docs/capacity.md")
+    add_result_options(parser, "every round", PAGE)
     arguments = parser.parse_args()
     share = 4 if arguments.quick else 1
     document: dict = {"conditions": conditions(), "segment_bytes": SEGMENT_BYTES // share, "loads": []}
@@ -107,11 +104,7 @@ def main() -> None:
             rounds = [asdict(measure(rate, size, SEGMENT_BYTES // share, Path(folder)))
                       for _ in range(1 if arguments.quick else arguments.rounds)]
             document["loads"].append({"rate": rate, "size": size, "rounds": rounds})
-    print(table(document), end="")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
-    if arguments.page:
-        PAGE.write_text(page_with(PAGE.read_text(), NAME, MAKER, table(document)))
+    give_results(arguments, document, table(document), PAGE, NAME, MAKER)
 
 
 if __name__ == "__main__":
