@@ -18,11 +18,10 @@ from faults.logged_disk import NO_WRITES, LoggedDisk, build_server, logged_disk
 from faults.memory_folder import memory_folder
 from faults.mounts import mount, with_own_mounts
 from pyengine.cli.engine_status import engine_status
-from pyengine.cli.torture import kill_engine
+from pyengine.cli.torture import kill_engine, remove_memory
 from pyengine.engine.embedded import start_engine
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.ipc.live_reader import LiveStoreReader
-from pyengine.ipc.shared_objects import find_folder
 from pyengine.storage.checkpoint import read_sync_failure
 from waiting import eventually
 
@@ -89,7 +88,7 @@ def fail_then_recover(program: Path, otherwise: Path, memory_stays: bool) -> dic
                 eventually(lambda: read_all(reader) == 2 * MESSAGES, "the reader has all of it mapped")
                 kill_engine(root)
                 if not memory_stays:
-                    find_folder(root).sweep()
+                    remove_memory(root)
                 first, _ = recover(root)
                 disk.fail_writes_with(NO_WRITES)
                 second, report = recover(root)
@@ -99,7 +98,7 @@ def fail_then_recover(program: Path, otherwise: Path, memory_stays: bool) -> dic
                     "still_noted": read_sync_failure(root) is not None}
         finally:
             kill_engine(root)
-            find_folder(root).sweep()
+            remove_memory(root)
 
 
 @pytest.mark.parametrize("memory_stays", [True, False])
