@@ -26,12 +26,14 @@ use_project() {
   export PYTHONPATH=$checkout:$scripts${PYTHONPATH:+:$PYTHONPATH}
 }
 
+# Ctrl-C does not wait for the removal of the build, which takes seconds on a busy disk: it ends by itself, after the script.
 use_failpoint_build() {
   use_project
-  failpoint_build=$(mktemp -d)
-  trap 'rm -rf "$failpoint_build"' EXIT
-  cp -r "$checkout"/{csrc,pyengine,workers,scripts,tests,setup.py,pyproject.toml} "$failpoint_build"
-  find "$failpoint_build" -name '_native*.so' -delete
+  failpoint_build=$(mktemp -d -t pyengine-failpoints-XXXXXX)
+  trap 'setsid rm -rf "$failpoint_build" </dev/null >/dev/null 2>&1 &' EXIT
+  cp -a "$checkout"/{pyengine,workers,scripts,setup.py,pyproject.toml} "$failpoint_build" # -a: what is compiled stays newer
+  ln -s "$checkout"/{csrc,tests} "$failpoint_build"
+  rm -f "$failpoint_build"/pyengine/_native*.so
   (cd "$failpoint_build" && PYENGINE_BUILD_FAILPOINTS=1 "$PYTHON" setup.py -q build_ext --inplace) >"$failpoint_build/build.log" 2>&1 ||
     { tail -n 40 "$failpoint_build/build.log" >&2; give_up "the build with failpoints failed"; }
   export PYTHONPATH=$failpoint_build:$failpoint_build/scripts

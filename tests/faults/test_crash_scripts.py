@@ -203,6 +203,8 @@ def test_ctrl_c_in_the_middle_of_a_round_ends_a_script_with_all_that_it_began(tm
             script.terminate()
     said = log.read_text()
     assert "interrupted" in said and "Traceback" not in said, said
+    if name.startswith("failpoints"):
+        eventually(lambda: not list(scratch.glob("pyengine-failpoints-*")) and not processes_in(scratch), "its build is removed")
     assert processes_in(scratch) == []
     assert not [path for path in memory if path.exists()] and not counts & attach_counts()
     assert str(scratch) not in Path("/proc/self/mounts").read_text()
@@ -282,6 +284,31 @@ def test_several_runs_of_a_script_end_with_it_and_with_the_first_that_is_interru
         assert script.stdout.readline() == "begun\n"
         script.terminate()
         assert (script.stdout.read(), script.wait(60)) == ("ended\n", 130)
+
+
+def test_ctrl_c_does_not_wait_until_the_build_with_failpoints_is_removed_and_none_stays(tmp_path):
+    """A disk on which removing takes its time: each rm waits for a line."""
+    (tmp_path / "bin").mkdir()
+    os.mkfifo(tmp_path / "gate")
+    for name, words in (("rm", f"[ $1 != -rf ] || read line <'{tmp_path}/gate'; PATH=$OLD_PATH; exec rm \"$@\""),
+                        ("python", f"[ \"$1\" != setup.py ] || exit 0; exec '{sys.executable}' \"$@\"")):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{words}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    lines = ["set -euo pipefail", f"source '{SCRIPTS}/lib.sh'", "use_failpoint_build",
+             "run_part sh -c \"trap 'exit 130' TERM; echo $failpoint_build/pyengine; while :; do sleep 0.05; done\""]
+    environ = os.environ | {"PYTHON": str(tmp_path / "bin" / "python"), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+                            "OLD_PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(["bash", "-c", "\n".join(lines)], stdout=subprocess.PIPE, text=True, env=environ,
+                          start_new_session=True) as script:
+        made = Path(script.stdout.readline().strip()).parent
+        os.killpg(script.pid, signal.SIGINT)
+        try:
+            assert script.wait(60) == 130 and made.parent == tmp_path and (made / "pyengine" / "__init__.py").exists()
+        finally:
+            script.kill()
+    eventually(lambda: processes_in(tmp_path), "the removal has begun")
+    (tmp_path / "gate").write_text("go on\n")
+    eventually(lambda: not made.exists() and not processes_in(tmp_path), "nothing of it stays")
 
 
 def test_the_scripts_run_in_the_environment_that_is_there(tmp_path):
