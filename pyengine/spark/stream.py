@@ -9,6 +9,7 @@ is what makes a sink that knows batches exactly once.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from pyengine.spark.remote_store import RemoteStore
 
 TIMEOUT_S = 30.0  # recovery of a log in the page cache takes seconds
+_PASSING = (StoreBusyError, StoreRefusedError, UsageError)  # what is said of a store while its engine starts again
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -87,7 +89,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         stream = self._opened()
         try:
             target = stream.available() if self._target is None else self._target
-        except (StoreBusyError, StoreRefusedError, UsageError):
+        except _PASSING:
             if start is None or not self._is_patient():
                 raise
             return start
@@ -107,9 +109,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._last_batch_s = monotonic()
         return end
 
-    def reportLatestOffset(self) -> Offset:
-        """How far there is something now, for the query's progress."""
-        return self._opened().available()
+    def reportLatestOffset(self) -> Offset | None:
+        """How far there is something now, for the query's progress; None while that cannot be known: an error would end the query,
+        for which latestOffset waits."""
+        with contextlib.suppress(*_PASSING):
+            return self._opened().available()
+        return None
 
     def prepareForTriggerAvailableNow(self) -> None:
         """From now on nothing that comes later is seen."""
