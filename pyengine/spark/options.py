@@ -33,6 +33,10 @@ QueueOffsets = dict[str, dict[int, int]]  # topic -> queue id -> offset, or EARL
 Use = Literal["batch", "stream", "any"]   # what the options are for; any: only what they say of the schema matters
 
 
+# What a user means by `word:x` without a slash. A path of this host may have a colon, but not after these.
+_SCHEMES = ("file", "s3", "s3a", "s3n", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss", "wasb", "wasbs", "dbfs", "http", "https")
+
+
 def scheme_of(path: str) -> str:
     """The scheme of a URI in small letters, "" for a path. A path of this host has none, or `file`."""
     found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", path)
@@ -138,15 +142,24 @@ def _text(value: str) -> str:
 
 def location(value: str) -> str:
     """The absolute path that a path or a file: URI names, or the URI of another file system; ValueError for what is neither."""
-    scheme = scheme_of(_text(value))
-    if scheme in ("", "file"):
-        return local_path(value)
-    rest = value[len(scheme) + 1:].lstrip("/")
+    uri = _text(value).strip()
+    word, colon, after = uri.partition(":")
+    scheme = scheme_of(uri) or (word.lower() if colon and word.lower() in _SCHEMES else "")
+    rest = after.lstrip("/")
     if scheme == "dbfs":
         raise ValueError(f"tasks use files: Databricks mounts this one as /dbfs/{rest}, give that path")
-    if not value[len(scheme) + 1:].startswith("//"):
+    if scheme == "file":
+        host = re.match("//([^/]+)", after)
+        if host is not None and host[1] != "localhost":
+            raise ValueError(f"this names a host {host[1]!r}: write file:///{rest}")
+        if not after.startswith("/"):
+            raise ValueError(f"this is neither a path nor a URI: write file:///{rest}")
+        return local_path(f"file:/{rest.removeprefix('localhost/')}" if host else uri)
+    if scheme == "":
+        return local_path(value)
+    if not after.startswith("//"):
         raise ValueError(f"this is neither a path nor a URI: write {scheme}://{rest}")
-    return value
+    return uri
 
 
 def destination(value: str) -> str:
