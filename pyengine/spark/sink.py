@@ -40,7 +40,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 import pyengine
 from pyengine.errors import EngineError, EngineUnavailableError, PutError, StoreBusyError, UsageError, disk_errors
 from pyengine.results import PutResult, PutStatus, ReadLevel
-from pyengine.spark.options import local_path, scheme_of
+from pyengine.spark.options import destination, scheme_of
 from pyengine.spark.schema import COLUMNS, HEADERS_TYPE, PROPERTY_PREFIX
 from pyengine.spark.versions import StreamArrowWriter, arrow_batches
 from pyengine.storage.checkpoint import abort_file_exists
@@ -65,6 +65,7 @@ WAIT_STEP_S = 0.02
 GROUP_ROWS, GROUP_BYTES = 1000, 512 << 10  # of one put
 LEVEL = ReadLevel.COMMITTED
 _MARKER_STEP = 64
+_MARKER = re.compile(rb"(begin|commit) (\S+) (\d+)(?: (\d+))?")
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"  # Spark's local properties of a micro-batch
 _TO_TRY_AGAIN = (PutStatus.SERVICE_NOT_AVAILABLE, PutStatus.CREATE_MAPEDFILE_FAILED, PutStatus.OS_PAGECACHE_BUSY)
 _Found = TypeVar("_Found")
@@ -89,10 +90,11 @@ SINK_COLUMNS = (
                "The queue, also called `queueId`. Null: one of the topic's write queues in `config/topics.json`, by the hash of "
                "the keys or, without keys, in turn; queue 0 for a topic that is not there."),
     SinkColumn("key", ("BINARY", "STRING"), "The property KEYS, as `keys`, which goes first where it is not null."),
-    SinkColumn("keys", ("STRING", "ARRAY<STRING>"), "The property KEYS: words, separated by spaces or as several texts."),
+    SinkColumn("keys", ("STRING", "ARRAY<STRING>"), "The property KEYS: words, separated by spaces or as several texts, without nulls."),
     SinkColumn("tags", ("STRING",), "The property TAGS."),
     SinkColumn("headers", (HEADERS_TYPE, "ARRAY<STRUCT<key: STRING, value: STRING>>"),
-               "Properties, as Kafka's sink has headers: each name once, values in UTF-8 and not empty."),
+               "Properties, as Kafka's sink has headers: each name once, values in UTF-8, not null and not empty; none of RocketMQ's own "
+               "names (KEYS, TAGS, UNIQ_KEY and so on)."),
     SinkColumn("delayLevel", ("INT",), "1 and above: the message is delivered later ([delayed messages](delayed.md))."),
 )
 _ALIASES = {"body": "value", "queueid": "partition"}
@@ -135,7 +137,7 @@ def read_sink_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptio
             raise UsageError("option writeId is one of batch writes: a stream is known by its checkpoint")
         if not re.fullmatch(r"[\w.-]{1,100}", write_id, re.ASCII):
             raise UsageError(f"option writeId = {write_id!r}: give up to 100 letters, digits and ._-")
-    return SinkOptions(local_path(values["path"]), values.get("topic"), write_id)
+    return SinkOptions(destination(values["path"]), values.get("topic"), write_id)
 
 
 def sink_columns(schema: StructType, options: SinkOptions) -> dict[str, int]:
@@ -422,14 +424,21 @@ class _Attempt:
         topic = self._sink.options.topic if topic is None else topic
         if topic is None:
             raise UsageError("cannot write a row whose topic is null: set the option topic for such rows")
+        if topic == MARKER_TOPIC:
+            raise UsageError(f"cannot write a row to {MARKER_TOPIC}, where the sink keeps what it has begun and done: leave rows of "
+                             "that topic out")
         body = value.encode() if isinstance(value, str) else value or b""
         if isinstance(keys, bytes):
             keys = _text(keys, "a key")
         elif isinstance(keys, list):
-            keys = " ".join(keys)
+            keys = " ".join(word for word in keys if word is not None)
         properties: dict[str, str] = {}
         for header in headers or ():
-            name, text = header["key"], header["value"]
+            name, text = (None, None) if header is None else (header["key"], header["value"])
+            if name is None:
+                raise UsageError("cannot write a row with a header without a name: leave such headers out")
+            if text is None:
+                raise UsageError(f"cannot write a row whose header {name!r} is null: a property has a value, so leave such headers out")
             if name == PROPERTY:  # of a message that was read: this one gets its own
                 continue
             if name in properties:
@@ -574,15 +583,16 @@ def put_commit(path: str, query: str, batch: int, messages: Sequence[WriterCommi
     cannot be taken back, so the batch is committed all the same, and the query goes on when it is started again.
     A second commit would hide the markers of the next batch, should that have begun before.
     """
-    from pyengine.ipc.live_reader import settled_end
+    def find_last_task() -> int:
+        from pyengine.ipc.live_reader import settled_end
+
+        settled_end(Path(path), PATIENCE_S)
+        with pyengine.open_store(path) as store:
+            return max((task for word, (of_batch, *tasks), _ in _markers_back(store, query, markers_from)
+                        if word == "begin" and of_batch == batch for task in tasks), default=-1)
 
     was_committed = any(isinstance(message, SinkCommit) and message.is_committed for message in messages)
-    last_task = -1
-    if not was_committed:
-        _patiently(lambda: settled_end(Path(path), PATIENCE_S))
-        with pyengine.open_store(path) as store:
-            last_task = max((task for word, (of_batch, *tasks), _ in _markers_back(store, query, markers_from)
-                             if word == "begin" and of_batch == batch for task in tasks), default=-1)
+    last_task = -1 if was_committed else _patiently(find_last_task)
     with _patiently(lambda: pyengine.connect(path)) as producer:
         put_marker(producer, query, f"{'durable' if was_committed else 'commit'} {query} {batch}").raise_for_status()
     if last_task >= len(messages):
@@ -621,11 +631,13 @@ def _markers_back(store: LiveStoreReader, query: str, first: int) -> Iterator[tu
                 break  # the queue ends here: all of it was deleted
             offset = got.next_begin_offset  # after what was deleted in this moment, or cannot be read
         for message in reversed(messages):
-            word, of_query, *numbers = message.body.decode().split(" ")
-            if of_query == query and word != "durable":
-                yield word, tuple(map(int, numbers)), message.physical_offset
-                if word == "commit":
-                    return
+            found = _MARKER.fullmatch(message.body)
+            if found is None or found[2] != query.encode() or (found[1] == b"begin") != (found[4] is not None):
+                continue  # another query's, or no marker: any producer may put into this topic
+            word = found[1].decode()
+            yield word, tuple(int(number) for number in found.groups()[2:] if number is not None), message.physical_offset
+            if word == "commit":
+                return
         at, step = start, min(2 * step, 4096)
 
 
@@ -644,7 +656,7 @@ def _only_attempt(root: Path, task: SinkTask) -> Iterator[None]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         if os.geteuid() == 0:  # for tasks of the engine's user
-            owner = os.stat(folder)
+            owner = _patiently(lambda: _folder_status(root, folder))
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
         while not try_lock(descriptor, byte, path):
             if time.monotonic() >= deadline_s:
@@ -654,6 +666,14 @@ def _only_attempt(root: Path, task: SinkTask) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _folder_status(root: Path, folder: Path) -> os.stat_result:
+    """Of the folder of the running engine; an engine that starts makes it anew."""
+    try:
+        return os.stat(folder)
+    except FileNotFoundError:
+        raise EngineUnavailableError(f"no engine is running on {root}: start it with `pyengine start {root}`") from None
 
 
 def _patiently(call: Callable[[], _Found], patience_s: float | None = None) -> _Found:

@@ -8,10 +8,12 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 import zlib
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -97,7 +99,7 @@ def test_each_column_becomes_its_part_of_the_message(sink_store, topic):
                         ("offset", pa.int64())])
     rows = [
         (topic, "one", 3, b"by key", None, "red", [{"key": "a", "value": b"x"}, {"key": "b", "value": "\u00e9".encode()}], None, 7),
-        (topic, None, 3, b"not this", ["k1", "k2"], None, None, 0, 8),
+        (topic, None, 3, b"not this", ["k1", None, "k2"], None, None, 0, 8),
         (None, "elsewhere", None, None, None, "", [], None, 9),
         (topic, "later", 3, None, None, None, None, 2, 10),
     ]
@@ -145,9 +147,10 @@ def test_a_row_without_a_queue_goes_to_one_of_the_topics_write_queues(sink_store
         ([("value", pa.string()), ("body", pa.string())], {"topic": "T"}, "is there twice: value and body"),
         ([("value", pa.string())], {"topc": "T"}, "unknown option 'topc': did you mean topic?"),
         ([("value", pa.string())], {"topic": "T", "path": "s3://bucket/x"}, "the store is a directory of this host"),
+        ([("value", pa.string())], {"topic": "T", "path": "file://store/x"}, "write file:///store/x"),
         ([("value", pa.string())], {"topic": "T", "writeId": "w"}, "one of batch writes"),
     ],
-    ids=["no value", "no topic", "misspelt column", "type", "twice", "misspelt option", "uri", "writeId"],
+    ids=["no value", "no topic", "misspelt column", "type", "twice", "misspelt option", "uri", "file uri", "writeId"],
 )
 def test_what_cannot_be_written_is_refused_before_a_task_runs(tmp_path, fields, given, sentence):
     with pytest.raises(UsageError, match=sentence.replace("?", r"\?")):
@@ -175,6 +178,10 @@ def test_a_row_that_cannot_be_a_message_is_named(sink_store, topic):
         ([topic, topic], [None, [{"key": "a", "value": b"\xff"}]], "header 'a' that is not UTF-8"),
         ([topic, topic], [[{"key": "a", "value": b"1"}] * 2, None], "'a' twice"),
         ([topic, topic], [None, [{"key": "TAGS", "value": b"1"}]], "the property name TAGS is reserved"),
+        ([topic, topic], [None, [{"key": "a", "value": None}]], "header 'a' is null: a property has a value, so leave such headers out"),
+        ([topic, topic], [None, [{"key": None, "value": b"1"}]], "a header without a name"),
+        ([topic, topic], [None, [None]], "a header without a name"),
+        ([topic, "PYENGINE_SPARK_SINK"], [None, None], "to PYENGINE_SPARK_SINK, where the sink keeps what it has begun"),
     ):
         batch = pa.record_batch([pa.array(topics), pa.array(["x", "y"]), pa.array(headers, HEADERS)], schema=schema)
         with pytest.raises(UsageError, match=sentence):
@@ -327,6 +334,19 @@ def test_markers_are_found_among_those_of_many_other_queries(sink_store, topic):
     assert put(sink_store, task_of(query), batches_of(topic, numbered(30))).put == 0
 
 
+def test_messages_among_the_markers_that_are_none_are_passed_over(sink_store, topic):
+    from pyengine.spark.sink import MARKER_TOPIC, marker_queue, put_commit
+
+    query = next(names)
+    done = put(sink_store, task_of(query), batches_of(topic, numbered(30)))
+    with pyengine.connect(sink_store) as producer:
+        for body in (b"v", b"", b"\xff\xfe", b"begin", f"commit {query}".encode(), f"begin {query} x 0".encode()):
+            assert producer.put(MARKER_TOPIC, body, queue_id=marker_queue(query)).ok
+    assert put(sink_store, task_of(query), batches_of(topic, numbered(30))).put == 0
+    put_commit(str(sink_store), query, 0, [done])
+    assert put(sink_store, task_of(query), batches_of(topic, numbered(30))).is_committed
+
+
 class Markers:
     """A queue of begin markers of the tasks 0, 1, ..., whose beginning moves to `kept` while it is read."""
 
@@ -383,6 +403,43 @@ def test_an_attempt_outlives_an_engine_that_is_killed_and_starts_again(make_engi
     again.join(60)
     assert bodies(engine.root, topic) == Counter(rows)
     assert put(engine.root, task_of(query), batches_of(topic, rows)).put == 0
+
+
+def test_a_task_and_a_commit_wait_for_an_engine_that_was_stopped_and_starts_again(make_engine, topic, monkeypatch):
+    """It is started once they wait for it, and then recovers for a while."""
+    from pyengine.ipc.live_reader import LiveWatermark
+    from pyengine.ipc.shared_objects import find_folder
+    from pyengine.spark import sink
+
+    engine = make_engine()
+    engine.start()
+    query, rows, prepared = next(names), numbered(50), sink_of(engine.root)
+    limit, refusals = LiveWatermark.queue_limit, 0
+
+    def limit_once_recovered(self, level):
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            raise StoreBusyError(f"{engine.root} is being recovered: wait until it runs")
+        return limit(self, level)
+
+    def wait(seconds):
+        nonlocal refusals
+        if not find_folder(engine.root).path.exists():
+            engine.start()
+            refusals = 2
+        time.sleep(seconds)
+
+    monkeypatch.setattr(sink, "time", SimpleNamespace(sleep=wait, monotonic=time.monotonic))
+    monkeypatch.setattr(LiveWatermark, "queue_limit", limit_once_recovered)
+    assert engine.stop()
+    done = sink.put_rows(prepared, task_of(query), batches_of(topic, rows))
+    assert done.put == 50 and refusals == 0
+    assert engine.stop()
+    sink.put_commit(str(engine.root), query, 0, [done])
+    assert refusals == 0
+    assert put(engine.root, task_of(query), batches_of(topic, rows)).is_committed
+    assert bodies(engine.root, topic) == Counter(rows)
 
 
 def test_an_engine_that_does_not_come_back_ends_the_attempt(make_engine, topic, monkeypatch):
