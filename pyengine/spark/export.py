@@ -1,9 +1,9 @@
 """Exporting the log as Parquet: the workers write the files, the driver only counts them.
 
 An export is a whole folder, or, `incremental`, a folder that each run takes up to the
-log's end. `_pyengine_export.json` in it holds the offset up to which it is exported, and which
-rows and columns it has: a run that chose others would leave a hole behind that offset, so it is
-refused. Files of a killed run beyond the offset are removed by the next run.
+log's end. `_pyengine_export.json` in it holds the offset up to which it is exported, which
+rows and columns it has, and how the log begins there: a run that chose others, or reads another store, would leave a hole
+ahead of that offset, so it is refused. Files of a killed run beyond the offset are removed by the next run.
 
 The folder is on this host or on any file system of pyarrow's. A file is written under a name that readers pass over, then
 moved to its own; an object store copies it then. The state is replaced whole, after all files that it counts; on a local
@@ -20,7 +20,7 @@ import os
 import posixpath
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow
 from pyarrow import parquet
 
-from pyengine.errors import DiskError, EngineError, UsageError, disk_errors
-from pyengine.spark.file_access import FileTree, open_tree, reach_tree
+from pyengine.errors import DiskError, EngineError, UsageError, disk_error, disk_errors
+from pyengine.formats.paths import segment_name
+from pyengine.spark.file_access import LOG, FileTree, open_tree, reach_tree
 from pyengine.spark.jobs import Part, batches_of, given_options, run_in_workers, watched
 from pyengine.spark.options import AUTO, ReadOptions, destination, read_options, shown
-from pyengine.spark.partitions import LogRange
+from pyengine.spark.partitions import LogRange, QueuePart
 from pyengine.spark.plan import plan
 from pyengine.spark.schema import Column, chosen_columns, find_column
 from pyengine.spark.task_reader import arrow_schema
@@ -56,6 +57,7 @@ _DICTIONARY = ["topic", "tags", "bornHost", "storeHost", "partition", "queueId",
 _BODIES = ("value", "body")  # the least and the greatest body say nothing, and the writer would hold both
 # What Spark writes as %XX in the name of a folder key=value; beyond ASCII it escapes nothing.
 _ESCAPED = {*map(chr, range(32)), *"\"#%'*/:=?\\{[]^\x7f"}
+_HEAD_BYTES = 64  # of a segment's first record: up to when it was stored
 _PART = re.compile(r"\.?part-(\d+)(-\d+)?\.parquet(\..*)?")
 
 
@@ -73,12 +75,15 @@ class ExportResult:
 class ExportState:
     """An incremental export: what it holds, and up to which physical offset; None before its first run has ended.
 
-    `selection` is what selection_of gives; `run` names the run that has begun last.
+    `selection` is what selection_of gives; `run` names the run that has begun last. `head` is how the segment begins in which the
+    last record lies, by which that log is known again; "" where the version that wrote the state noted none.
     """
 
     selection: dict[str, str]
     end: int | None = None
     run: str = ""
+    segment: int | None = None
+    head: str = ""
 
 
 def export_parquet(
@@ -150,7 +155,8 @@ def export_parquet(
     target.sync_folders(name for name, *_ in written)
     if state is not None:
         ends = [part.stop for part in parts if isinstance(part, LogRange)]
-        _write_state(target, replace(state, end=max(ends, default=state.end)))
+        state = replace(state, end=max(ends, default=state.end))
+        _write_state(target, _with_head(state, read, parts))
     target.write(SUCCESS, b"")
     return ExportResult(target.where, len(written), sum(messages for _, messages, _ in written), sum(size for *_, size in written))
 
@@ -170,7 +176,31 @@ def _continued(target: Target, read: ReadOptions, columns: list[Column], partiti
         differences = "; ".join(f"{name} was {state.selection.get(name, '')!r}, is {wanted.selection.get(name, '')!r}"
                                 for name in dict.fromkeys(names))
         raise UsageError(f"{target.where} was begun with another selection: {differences}; go on with the same, or give another folder")
+    head = None if state.segment is None else _head_of(read, state.segment)  # None for one that is deleted by now
+    if head is not None and head != state.head:
+        raise UsageError(f"{target.where} was begun with another log: in {read.where} the segment at {state.segment} begins with another "
+                         "message; export this store into another folder")
     return state
+
+
+def _with_head(state: ExportState, read: ReadOptions, parts: Sequence[LogRange | QueuePart]) -> ExportState:
+    if not parts or not state.end:
+        return state
+    segment = (state.end - 1) // parts[0].segment_bytes * parts[0].segment_bytes
+    head = _head_of(read, segment)
+    return state if head is None else replace(state, segment=segment, head=head)
+
+
+def _head_of(read: ReadOptions, segment: int) -> str | None:
+    """How a segment begins, None where it is not there. Slaves and copies have it alike."""
+    try:
+        with open_tree(read.path, read.file_system).open(f"{LOG}/{segment_name(segment)}") as file:
+            found: bytes = file.read_at(_HEAD_BYTES, 0)
+            return found.hex()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise disk_error(error, "read", f"{read.where}/{LOG}/{segment_name(segment)}") from error
 
 
 def _go_on(target: Target, state: ExportState, overwrite: bool) -> None:
@@ -224,7 +254,7 @@ def _read_state(target: Target, wanted: ExportState) -> ExportState | None:
                 f"same selection: give another folder; or, if every run had the options of this one, write into it "
                 f"{json.dumps(asdict(replace(wanted, end=document.get('end'))))}")
         state = ExportState(**document)
-        if not isinstance(state.selection, dict) or not isinstance(state.end, int | None):
+        if not isinstance(state.selection, dict) or not all(isinstance(one, int | None) for one in (state.end, state.segment)):
             raise TypeError("it holds other types")
     except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is no state of an export ({error}): give another folder") from None

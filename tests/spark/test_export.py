@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import zlib
 from dataclasses import asdict
 from pathlib import Path
@@ -171,6 +172,30 @@ def test_an_incremental_export_goes_on_with_the_selection_that_it_was_begun_with
         export_parquet(None, builder.root, out, incremental=True, **same)
 
 
+@pytest.mark.parametrize("system", ["auto", "arrow"])
+def test_an_incremental_export_goes_on_with_the_log_that_it_was_begun_with_only(tmp_path, builder, monkeypatch, system):
+    Local(monkeypatch)
+    out, copy, other = tmp_path / "out", tmp_path / "copy", StoreBuilder(tmp_path / "other")
+    given = {"incremental": True, "columns": "physicalOffset,value", "fileSystem": system}
+    assert export_parquet(None, builder.root, out, **given).messages == 60
+    put(other, 100)
+    state = (out / STATE).read_bytes()
+    with pytest.raises(UsageError, match="out was begun with another log: in .*/other the segment at 8192 begins with another message"):
+        export_parquet(None, other.root, out, **given)
+    assert (out / STATE).read_bytes() == state
+    put(builder, 70)
+    shutil.copytree(builder.root, copy)  # as a slave has it
+    assert export_parquet(None, copy, out, **given).messages == 70
+    put(builder, 70)
+    for segment in sorted((builder.root / "commitlog").iterdir()):
+        if int(segment.name) + 4096 < json.loads((out / STATE).read_text())["end"]:
+            segment.unlink()
+    assert export_parquet(None, builder.root, out, **given).messages == 70
+    (out / STATE).write_text(json.dumps(json.loads(state) | {"segment": None, "head": ""}))  # of a version that noted no log
+    with pytest.raises(DataLossError, match="the log begins at"):
+        export_parquet(None, builder.root, out, **given)
+
+
 def test_a_first_run_that_was_refused_or_killed_decides_nothing(tmp_path, builder):
     out = tmp_path / "out"
     with pytest.raises(UsageError, match="has no topic .order. [(]did you mean orders[?][)]: allowMissing=true"):
@@ -265,6 +290,8 @@ def test_a_state_of_a_version_that_did_not_note_the_whole_selection_is_refused_w
 @pytest.mark.parametrize(("dest", "sentence"), [
     ("dbfs:/x", "Databricks mounts this one as /dbfs/x"), ("s3:/bucket/x", "write s3://bucket/x"),
     ("nosuch://host/x", "pyarrow has no file system for it"), ("hdfs://localhost:1/x", "cannot be reached"),
+    ("file://out/x", "names a host 'out': write file:///out/x"), ("hdfs:x", "write hdfs://x"), ("s3a:bucket/x", "write s3a://bucket/x"),
+    ("file:x", "write file:///x"), (" nosuch://host/x", "pyarrow has no file system for it"),
 ])
 def test_a_destination_that_cannot_be_reached_is_refused_before_anything_is_made(tmp_path, monkeypatch, builder, dest, sentence):
     (tmp_path / "here").mkdir()
