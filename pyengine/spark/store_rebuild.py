@@ -17,7 +17,8 @@ Any other one (it was not stopped in order, its log is damaged, queue offsets ha
     make       as above
 
 Entries that name units of an extension have their place from the order of the log alone: one process makes them, as
-whatever the workers could not make right; the report's notes say so.
+whatever the workers could not make right; the report's notes say so. That are offsets of a queue which do not follow each other
+within one range although their least, greatest and number would fit: the tasks that put the entries find it.
 
 Markers (storage.recovery.markers) exist from before the first move to the end. A driver that is
 killed leaves a store that any start, `recover` or `rebuild` finishes. Spark tries a task again
