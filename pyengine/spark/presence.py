@@ -47,7 +47,8 @@ _NAMED_MAX = 5
 
 
 def require_names(options: ReadOptions, store: LiveStoreReader | RemoteStore, use: Literal["batch", "stream", "view"] = "batch") -> None:
-    """UsageError for chosen topics and queues that do not exist, unless `allowMissing` is given.
+    """UsageError for chosen topics and queues that do not exist, also for those whose offsets or times are given, unless
+    `allowMissing` is given.
 
     And for light queues, except in a view of queues: they name messages of other topics. A pattern leaves them out, unless it
     matches nothing else.
@@ -56,20 +57,29 @@ def require_names(options: ReadOptions, store: LiveStoreReader | RemoteStore, us
     A pattern must match one, except in a stream, which waits for it, and in a store that has none. Over a file
     system a store without queues is not asked: its log alone was copied.
     """
-    if not (options.subscribe or options.subscribe_pattern or options.assign):
+    bounded = _bounded_queues(options) if use == "batch" else []  # a stream looks when it begins, not when it goes on
+    if not (options.subscribe or options.subscribe_pattern or options.assign or bounded):
         return
     pattern = None if options.subscribe_pattern is None else re.compile(options.subscribe_pattern)
     names = _Names(store, pattern)
     if use != "view":
-        names.refuse_light_queues(options.subscribe or tuple(options.assign or ()))
+        names.refuse_light_queues([*(options.subscribe or options.assign or ()), *(topic for topic, _ in bounded)])
     if options.allow_missing:
         return
+    names.require_topics([topic for topic, _ in bounded], options.where)
+    names.require_queues(bounded, options.where)
     if pattern is not None:
         if use != "stream":
             names.require_match(options.where)
         return
     names.require_topics(options.subscribe or tuple(options.assign or ()), options.where)
     names.require_queues([(topic, queue_id) for topic, ids in (options.assign or {}).items() for queue_id in ids], options.where)
+
+
+def _bounded_queues(options: ReadOptions) -> list[Queue]:
+    """The queues whose offsets or times are given."""
+    bounds = options.starting_offsets, options.ending_offsets, options.starting_timestamps, options.ending_timestamps
+    return sorted({(topic, queue_id) for by_topic in bounds for topic, queues in (by_topic or {}).items() for queue_id in queues})
 
 
 class _Names:
@@ -83,9 +93,11 @@ class _Names:
         self._all = self._folders | self._configured.keys()
 
     def refuse_light_queues(self, topics: Collection[str]) -> None:
-        matched = topics if self._pattern is None else [topic for topic in self._all if self._pattern.fullmatch(topic)]
-        light = sorted(topic for topic in matched if topic.startswith(LMQ_PREFIX))
-        if light and (self._pattern is None or len(light) == len(matched)):
+        matched = [] if self._pattern is None else [topic for topic in self._all if self._pattern.fullmatch(topic)]
+        light = sorted(topic for topic in topics if topic.startswith(LMQ_PREFIX))
+        if matched and all(topic.startswith(LMQ_PREFIX) for topic in matched):
+            light.append(min(matched))
+        if light:
             raise UsageError(f"{light[0]} is a light queue: its messages are rows of their own topics, whose property "
                              "INNER_MULTI_DISPATCH names their light queues; format(\"pyengine-queue\") with view=entries lists "
                              "where they are")

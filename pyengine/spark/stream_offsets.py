@@ -273,9 +273,11 @@ class QueueStream(StreamOffsets):
         for key, queue in self._looked_at(limit):
             high = self._end_of(queue, limit)
             begin[key] = self._first(key, queue, self._low(queue, high), high)
-        for key in self._named():
+        times = self._options.starting_timestamps or {}
+        for key in [*self._named(), *((topic, queue_id) for topic, queues in times.items() for queue_id in queues)]:
             if key not in begin:
-                self._lost(f"startingOffsets names queue {key[0]}/{key[1]}, which does not exist")
+                name = "startingOffsetsByTimestamp" if times else "startingOffsets"
+                self._lost(f"{name} names queue {key[0]}/{key[1]}, which does not exist")
         return _as_json(begin)
 
     def _end_now(self) -> Offset:

@@ -28,6 +28,15 @@ NO_SUCH = [
     ({"assign": '{"orders": [1, 99]}'}, "has no queue orders/99: allowMissing=true"),
     ({"assign": '{"orders": [0], "events": [0]}'}, "has no topic 'events'"),
 ]
+# Offsets and times of queues choose rows too: one of a name that is wrong would read everything.
+NO_SUCH_BOUND = [
+    ({"endingOffsets": '{"order": {"0": 0}}'}, "has no topic 'order' (did you mean orders?): allowMissing=true reads what there is"),
+    ({"startingOffsets": '{"orders": {"9": -2}}'}, "has no queue orders/9: allowMissing=true"),
+    ({"subscribePattern": "ord.*", "startingOffsets": '{"order": {"0": 5}}'}, "has no topic 'order'"),
+    ({"subscribe": "orders", "endingOffsetsByTimestamp": '{"orders": {"9": 5, "1": 5}}'}, "has no queue orders/9"),
+    ({"startingOffsetsByTimestamp": '{"order": {"0": 5}}'}, "has no topic 'order'"),
+    ({"startingOffsets": '{"%LMQ%a": {"0": 0}}'}, "%LMQ%a is a light queue"),
+]
 NO_MATCH = ({"subscribePattern": "order"}, "subscribePattern 'order' matches none of the 2 topics of")
 
 
@@ -60,6 +69,19 @@ def test_a_batch_read_of_what_does_not_exist_is_an_error_unless_it_is_allowed(bu
         view(builder, **given)
     assert sentence in str(refused.value)
     view(builder, allowMissing=True, **given)
+
+
+@pytest.mark.parametrize(("given", "sentence"), NO_SUCH_BOUND)
+def test_offsets_and_times_of_queues_that_do_not_exist_are_an_error_unless_it_is_allowed(builder, given, sentence):
+    for more in ({}, {"fileSystem": "arrow"}, {"access": "queue"} if "subscribe" in given else {"access": "scan"}):
+        with pytest.raises(UsageError) as refused:
+            rows(builder.root, **COLUMNS, **given, **more)
+        assert sentence in str(refused.value)
+        if "light" not in sentence:
+            assert rows(builder.root, **COLUMNS, **given, **more, allowMissing=True, failOnDataLoss=False)
+    if "Timestamp" in str(given) and "subscribe" in given:
+        with pytest.raises(DataLossError, match="startingOffsetsByTimestamp names queue orders/9, which does not exist"):
+            stream(builder, subscribe="orders", startingOffsetsByTimestamp='{"orders": {"9": 5}}').initialOffset()
 
 
 @pytest.mark.parametrize(("given", "sentence"), NO_SUCH)
