@@ -30,6 +30,7 @@ are written again the same.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -46,7 +47,8 @@ from pyengine.native.flush import PoolCommitLoop, fdatasync, monotonic_ns, raise
 from pyengine.native.recorder import SYNC_PHASE, THRESHOLD_NS
 from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.config import EngineConfig
-from pyengine.storage.mapped_file import map_read_only
+from pyengine.storage.durable_writes import rewrite
+from pyengine.storage.mapped_file import map_read_only, mapped
 from pyengine.storage.message_store import MessageStore
 
 if TYPE_CHECKING:
@@ -56,13 +58,15 @@ RECHECK_S = 0.02
 ROUND_NS = 100_000_000        # of group commits
 IDLE_ROUND_NS = 1_000_000_000  # while none comes
 RECHECK_NS = 5_000_000
+WRITE_AGAIN_BYTES = 16 << 20  # between two heartbeats
 
 
 def take_over(memory: EngineMemory) -> int:
     """Become the flusher: a new incarnation, for which the writer must first sync its own descriptors clean.
 
     The kernel tells each open file of a failed write-back once: what a dead flusher was
-    told, this one never hears. The writer's descriptors are the oldest ones.
+    told, this one never hears. The writer's descriptors are the oldest ones; a writer that is younger
+    than the dead flusher's last sync writes the bytes of that sync again (services/put_message.py).
     """
     lines = memory.control.flusher
     incarnation = native.load(lines, "incarnation") + 1
@@ -150,6 +154,7 @@ class FlushRealTimeService(FlushService):
         self._follow()
         time_ms = last_store_time(self._memory, self._store, self._flushed, target)
         lines = self._control.flusher
+        native.store(lines, "sync_target", target)
         for start in self._segments.between(self._flushed, target):
             failpoint("timed_sync_begins")
             began_ns = monotonic_ns()
@@ -259,6 +264,26 @@ class UnflushedSegments:
         """Start offsets of the segments that [start, end) touches; all of them are open after follow()."""
         first = start - start % self.segment_bytes
         return list(range(first, end, self.segment_bytes))
+
+    def write_again(self, start: int, end: int, beat: Callable[[], None]) -> None:
+        """Write the records of [start, end) over themselves, durable, and read them back, while no process writes there.
+
+        For what a sync may have failed on before these descriptors were opened. DiskFullError where there is no room,
+        else DiskError where they are not on the disk.
+        """
+        while start < end:
+            base = start - start % self.segment_bytes
+            stop = min(end, base + self.segment_bytes)
+            path = self._store.commit_log_segment(base)
+            for at in range(start - base, stop - base, WRITE_AGAIN_BYTES):
+                rewrite(path, at, min(at + WRITE_AGAIN_BYTES, stop - base))
+                beat()
+            with mapped(path) as view:
+                walked = scan.walk(view, base, start, stop)
+            if walked.reason not in ("range_end", "blank"):
+                raise DiskError(f"{path} was whole up to {stop} and is not beyond {walked.end_offset} ({walked.reason})",
+                                errno=errno.EIO, path=str(path))
+            start = stop
 
     def _open(self, start: int) -> int:
         with disk_errors("open", self.path(start)):

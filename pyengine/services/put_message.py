@@ -25,8 +25,9 @@ import stat
 import time
 
 from pyengine._native import ffi
-from pyengine.errors import DiskFullError, EngineUnavailableError, FlushError, InvariantError
+from pyengine.errors import DiskError, DiskFullError, EngineUnavailableError, InvariantError
 from pyengine.events import Event
+from pyengine.formats.small_file import PASSING_ERRNOS
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import SharedObject
 from pyengine.native import control as native
@@ -73,6 +74,7 @@ class PutMessageService(Service):
         self._worked_ns = 0  # when a pass was made last
         self._to_roll_back = False  # a pass that found no room is not rolled back yet
         self._follow()
+        self._unseen_sync = native.load(self._control.flusher, "sync_target")  # it may have failed before these were opened
         slot = self._control.slots[native.load_position(self._control.slot_pass) & 1]
         self._generation = slot.queue_table_generation or 1
         self._table_object, self._table = memory.open_queue_table(self._generation)
@@ -345,21 +347,54 @@ class PutMessageService(Service):
     def _vouch_for_flusher(self) -> None:
         """RUN_FLUSHER: sync this writer's descriptors, so that a new flusher may move `flushed`.
 
-        The kernel reported a failed write-back to the dead flusher's descriptors, and not again to new ones. The
-        writer's were opened before anything was written: one clean fdatasync on each is enough.
+        The kernel reported a failed write-back to the dead flusher's descriptors, and not again to new ones. Where the
+        writer's were opened before anything was written, one clean fdatasync on each is enough. Where they are younger
+        than the sync in which that flusher died, its bytes are written again first.
         """
         incarnation = native.load(self._control.flusher, "incarnation")
-        self._writer.pointer.skip_verify_incarnation = incarnation
         try:
+            if not self._is_frozen and not self._is_last_sync_made_good():
+                self._latch.arm()
+                self._beat()
+                self._latch.wait(POLL_INTERVAL_S)
+                return  # asked for again at once
+            self._writer.pointer.skip_verify_incarnation = incarnation
             for start in sorted(self._unflushed.descriptors):
                 flush.fdatasync(self._unflushed.descriptors[start], self._unflushed.path(start))
-        except FlushError as error:
+        except DiskError as error:
+            self._writer.pointer.skip_verify_incarnation = incarnation
             self._freeze(error)
             return
         failpoint("flusher_vouched")
         native.store(self._control.writer, "verified_flusher", incarnation)
         failpoint("flusher_verified")
         self._memory.wake(native.FLUSHER)
+
+    def _is_last_sync_made_good(self) -> bool:
+        """Whether all is written again that a sync may have failed on which this writer's descriptors know nothing of.
+
+        The flusher died in that sync: `sync_target`, which was announced when they were opened, is beyond `flushed` still.
+        False: not yet, since the committer is to write first, so that no process writes there meanwhile, or for want of room, of
+        a descriptor or of memory.
+        """
+        flushed, target = native.load_position(self._control.flushed), native.load(self._control.flusher, "sync_target")
+        if target <= flushed or target != self._unseen_sync:
+            return True
+        committed = native.load_position(self._control.committed)
+        if committed < native.load_position(self._control.wrote):
+            return False
+        failpoint("unseen_sync_found")
+        try:
+            self._unflushed.write_again(flushed, committed, self._beat)
+        except DiskError as error:
+            if not isinstance(error, DiskFullError) and error.errno not in PASSING_ERRNOS:
+                raise
+            self._blocked.set(f"cannot write again what a dead flusher may not have synced: {error}; puts wait, trying again each "
+                              f"{POLL_INTERVAL_S:g} s: free what is lacking", error_number=error.errno or 0)
+            return False
+        self._blocked.clear()
+        self._unseen_sync = 0
+        return True
 
     def _roll_back_failed(self) -> None:
         """RUN_FAILED: the pass failed on the disk; roll it back. Later ones are refused by the frozen state."""

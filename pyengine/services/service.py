@@ -25,6 +25,7 @@ from pyengine.events import Event, Report
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
+from pyengine.native.failpoint import failpoint
 from pyengine.native.recorder import Recorder
 from pyengine.storage.checkpoint import note_sync_failure
 from pyengine.storage.config import EngineConfig
@@ -149,6 +150,7 @@ def freeze(memory: EngineMemory, root: str | os.PathLike[str], kind: int, error:
     flushed = native.load_position(memory.control.flushed)
     cause = os.strerror(error.errno) if error.errno else str(error)
     name = os.path.basename(error.path) if error.path else "the store"
+    failpoint("sync_failed")
     native.freeze(memory.control, kind, error.errno,
                   f"the {KIND_NAMES[kind]} could not make {name} durable ({cause}); durable up to {flushed}, "
                   "read-only from now on: repair the disk, then stop, recover and start")

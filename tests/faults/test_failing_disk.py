@@ -7,6 +7,8 @@ recovery that reads well and syncs again with success proves nothing: what count
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,9 +21,10 @@ from faults.memory_folder import memory_folder
 from faults.mounts import mount, with_own_mounts
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.torture import kill_engine, remove_memory
-from pyengine.engine.embedded import start_engine
+from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.ipc.live_reader import LiveStoreReader
+from pyengine.native.failpoint import VARIABLE, Board
 from pyengine.storage.checkpoint import read_sync_failure
 from waiting import eventually
 
@@ -52,6 +55,10 @@ def read_all(reader: LiveStoreReader) -> int:
     while found := reader.get_message("T", 0, at, level="committed").messages:
         at += len(found)
     return at
+
+
+def worker(root: Path, kind: str) -> dict:
+    return next(one for one in engine_status(root, {})["workers"] if one["kind"] == kind)
 
 
 def recover(root: Path) -> tuple[int, dict]:
@@ -99,6 +106,38 @@ def fail_then_recover(program: Path, otherwise: Path, memory_stays: bool) -> dic
         finally:
             kill_engine(root)
             remove_memory(root)
+
+
+def lose_who_saw_it_fail(program: Path, otherwise: Path) -> int:
+    """How many messages are on the disk, which works again, after flusher and writer died between a failed sync and its note."""
+    board = Board(otherwise / "board")
+    os.environ[VARIABLE] = str(board.path)
+    with memory_folder(otherwise) as scratch, logged_disk(program, scratch) as disk:
+        root = disk.store
+        start_engine(root, SETTINGS | {"shm_directory": str(scratch)})
+        try:
+            put_all(root, GOOD)
+            eventually(lambda: engine_status(root, {})["unflushed_bytes"] == 0, "all is flushed")
+            disk.fail_writes_with(BAD)
+            board.arm("sync_failed", action="stop", process="flusher")
+            put_all(root, BAD)
+            flusher = eventually(lambda: board.struck_pid, "a sync has failed")
+            disk.fail_writes_with(NO_WRITES)
+            writer = worker(root, "writer")["pid"]
+            os.kill(writer, signal.SIGKILL)
+            eventually(lambda: worker(root, "writer")["pid"] != writer and worker(root, "writer")["state"] == "ready",
+                       "the next writer is there")
+            os.kill(flusher, signal.SIGKILL)
+            eventually(lambda: engine_status(root, {})["unflushed_bytes"] == 0, "all is flushed")
+            assert stop_engine(root)
+            return messages_on_the_disk(disk, scratch)
+        finally:
+            kill_engine(root)
+            remove_memory(root)
+
+
+def test_what_is_flushed_after_the_flusher_and_the_writer_died_of_a_failed_sync_is_on_the_disk(program, tmp_path):
+    assert with_own_mounts(lose_who_saw_it_fail, program, tmp_path) == 2 * MESSAGES
 
 
 @pytest.mark.parametrize("memory_stays", [True, False])

@@ -97,6 +97,19 @@ def test_what_is_put_during_a_timed_sync_is_not_counted_as_synced(make_owner, mo
     service.close()
 
 
+def test_a_sync_that_is_under_way_is_announced(make_owner, monkeypatch):
+    """So that the next writer knows of it if the flusher dies in it."""
+    owner, writer = rig(make_owner, native.MODE_MAPPED)
+    writer.put(b"x" * 100)
+    announced = []
+    monkeypatch.setattr(flush_commit_log, "fdatasync",
+                        lambda *_: announced.append((native.load(owner.control.flusher, "sync_target"), flushed(owner))))
+    service = FlushRealTimeService(owner.context(EVERY_TIME))
+    writer.vouch()
+    assert service.flush() and announced == [(writer.end, 0)]
+    service.close()
+
+
 def test_draining_reaches_the_end_and_then_ends(flusher):
     owner, writer, service = flusher
     writer.vouch()

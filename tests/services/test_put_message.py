@@ -10,13 +10,14 @@ import signal
 import pytest
 
 from pyengine._native import lib
-from pyengine.errors import DiskFullError, FlushError
+from pyengine.errors import DiskError, DiskFullError, FlushError
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc import shared_objects
 from pyengine.native import control as native
 from pyengine.native import flush, queue_table
 from pyengine.native.writer import GATHER_BYTES_MIN, Segment
 from pyengine.results import PutStatus
+from pyengine.services import flush_commit_log
 from pyengine.services.put_message import WAKES, PutMessageService
 from said import Said
 from waiting import eventually
@@ -177,6 +178,109 @@ def test_a_new_flusher_is_vouched_for_once_each_unflushed_segment_is_synced(make
     assert (verified() == incarnation, native.load(control.state, "frozen") != 0) == (not fails, fails)
     service.work()
     assert synced == (names[:2] if fails else names), "once"
+    service.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_sync_may_have_failed_on_is_written_again_by_a_writer_that_is_younger_than_it(make_parts, monkeypatch, mode):
+    """Before it vouches for the next flusher, once, and not before the committer has written all it has."""
+    parts = make_parts(**MODES[mode])
+    control, written = parts.control, []
+    with parts.producer() as producer:
+        assert producer.put_many("T", [b"x" * 3000] * 25).ok
+    end = native.load_position(control.wrote)
+    eventually(lambda: native.load_position(control.committed) == end, "all is in the files")
+    for kind in parts.workers:
+        parts.kill(kind)
+    native.store_position(control.flushed, 0)
+    native.store(control.flusher, "sync_target", 4000)
+    log = parts.log()
+    service = service_of(parts)
+    monkeypatch.setattr(flush_commit_log, "rewrite", lambda path, start, end: written.append((path.name, start, end)))
+    incarnation = native.load(control.flusher, "incarnation") + 1
+    native.store(control.flusher, "incarnation", incarnation)
+    if mode == "pool":
+        native.store_position(control.committed, 4000)
+        service.work()
+        assert not written and native.load(control.writer, "verified_flusher") < incarnation
+        native.store_position(control.committed, end)
+    service.work()
+    assert written == [(f"{0:020d}", 0, 65536), (f"{65536:020d}", 0, end - 65536)]
+    assert native.load(control.writer, "verified_flusher") == incarnation and not native.load(control.state, "frozen")
+    native.store(control.flusher, "incarnation", incarnation + 1)
+    service.work()
+    assert len(written) == 2 and native.load(control.writer, "verified_flusher") == incarnation + 1
+    service.close()
+    assert parts.log() == log
+
+
+@pytest.mark.parametrize("error", [DiskFullError("full", errno=errno.ENOSPC), DiskError("no descriptor", errno=errno.EMFILE)])
+def test_what_passes_by_delays_the_writing_again_and_is_said(make_parts, monkeypatch, error):
+    parts = make_parts()
+    with parts.producer() as producer:
+        assert producer.put_many("T", [b"x" * 3000] * 5).ok
+    control = parts.control
+    for kind in parts.workers:
+        parts.kill(kind)
+    native.store_position(control.flushed, 0)
+    native.store(control.flusher, "sync_target", 4000)
+    service = service_of(parts)
+
+    def fail(path, start, end):
+        raise error
+
+    incarnation = native.load(control.flusher, "incarnation") + 1
+    native.store(control.flusher, "incarnation", incarnation)
+    with monkeypatch.context() as patched:
+        patched.setattr(flush_commit_log, "rewrite", fail)
+        service.work()
+        assert str(error) in service.blocked_reason and service.blocked_errno == error.errno
+        assert native.load(control.writer, "verified_flusher") < incarnation
+    service.work()
+    assert native.load(control.writer, "verified_flusher") == incarnation
+    assert not service.blocked_reason and not native.load(control.state, "frozen")
+    service.close()
+
+
+@pytest.mark.parametrize("seen, flushed", [(4000, 4000), (9000, 0)])
+def test_nothing_is_written_again_for_a_sync_that_is_over_or_that_began_later(make_parts, monkeypatch, seen, flushed):
+    parts = make_parts()
+    with parts.producer() as producer:
+        assert producer.put_many("T", [b"x" * 3000] * 5).ok
+    control = parts.control
+    for kind in parts.workers:
+        parts.kill(kind)
+    native.store_position(control.flushed, flushed)
+    native.store(control.flusher, "sync_target", 4000)
+    service = service_of(parts)
+    native.store(control.flusher, "sync_target", seen)
+    monkeypatch.setattr(flush_commit_log, "rewrite", lambda *_: pytest.fail("written again"))
+    incarnation = native.load(control.flusher, "incarnation") + 1
+    native.store(control.flusher, "incarnation", incarnation)
+    service.work()
+    assert native.load(control.writer, "verified_flusher") == incarnation
+    service.close()
+
+
+def test_what_is_no_record_any_more_when_it_is_written_again_ends_the_store(make_parts):
+    """The page cache had lost it before."""
+    parts = make_parts()
+    with parts.producer() as producer:
+        assert producer.put_many("T", [b"x" * 3000] * 5).ok
+    control = parts.control
+    for kind in parts.workers:
+        parts.kill(kind)
+    native.store_position(control.flushed, 0)
+    native.store(control.flusher, "sync_target", 4000)
+    with open(StorePaths(parts.owner.root).commit_log_segment(0), "r+b") as file:
+        file.seek(4096)
+        file.write(bytes(4096))
+    service = service_of(parts)
+    incarnation = native.load(control.flusher, "incarnation") + 1
+    native.store(control.flusher, "incarnation", incarnation)
+    service.work()
+    assert native.load(control.state, "frozen") == 2 and native.load(control.writer, "verified_flusher") < incarnation
+    assert f"{0:020d}" in native.reason(control)
     service.close()
 
 
