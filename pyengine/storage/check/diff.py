@@ -284,6 +284,10 @@ class ComparedStore:
     end_offset: int
     segment_bytes: int
 
+    @property
+    def is_empty(self) -> bool:
+        return self.end_offset <= max(self.min_offset, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class QueueEnds:
@@ -311,7 +315,7 @@ class DiffReport:
     @property
     def is_comparable(self) -> bool:
         """False where each log has messages, and none of them at an offset that the other log reaches."""
-        return self.start < self.end or any(one.end_offset <= max(one.min_offset, 0) for one in (self.store, self.other))
+        return self.start < self.end or self.store.is_empty or self.other.is_empty
 
     @property
     def is_equal(self) -> bool:
@@ -325,8 +329,9 @@ class DiffReport:
 
     @property
     def behind_bytes(self) -> int:
-        """How much the other log is behind the store's; below 0: the store's is behind."""
-        return self.store.end_offset - self.other.end_offset
+        """How much the other log is behind the store's; below 0: the store's is behind. 0 where the later end is of an empty log."""
+        ahead_bytes = self.store.end_offset - self.other.end_offset
+        return 0 if (self.store if ahead_bytes > 0 else self.other).is_empty else ahead_bytes
 
     @property
     def exit_code(self) -> ExitCode:

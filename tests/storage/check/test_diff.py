@@ -202,6 +202,17 @@ def test_an_empty_copy_is_behind(pair, tmp_path):
     assert (report.is_equal, report.behind_bytes) == (True, messages[-1].physical_offset + messages[-1].size_bytes)
 
 
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_a_log_whose_messages_are_all_deleted_has_nothing_that_the_other_lacks(pair, is_swapped):
+    """Its only segment is a later one, without a record."""
+    store, other, _ = pair
+    for path in StorePaths(other).commit_log.iterdir():
+        path.unlink()
+    (StorePaths(other).commit_log / segment_name(1 << 20)).write_bytes(bytes(SEGMENT_BYTES))
+    report = compare(other, store) if is_swapped else compare(store, other)
+    assert (report.is_equal, report.behind_bytes, report.sentence) == (True, 0, "One log is empty.")
+
+
 def test_logs_of_other_segment_sizes_are_compared_by_offset(tmp_path):
     log = LogBuilder(SEGMENT_BYTES)
     for number in range(10):
