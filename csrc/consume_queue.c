@@ -247,6 +247,21 @@ int ms_queue_fill(int fd, int64_t bytes)
     return 0;
 }
 
+static int is_live(const uint8_t *entry)
+{
+    return ms_get_i64(entry) >= 0 && ms_get_i32(entry + 8) > 0;
+}
+
+int64_t ms_queue_live_entries(const uint8_t *entries, int64_t count, int64_t below)
+{
+    int64_t number = 0;
+    while (number < count && is_live(entries) && ms_get_i64(entries) < below) {
+        number++;
+        entries += MS_QUEUE_ENTRY_BYTES;
+    }
+    return number;
+}
+
 int64_t ms_queue_count_entries(int fd, int64_t file_bytes)
 {
     int64_t low = 0, high = file_bytes / MS_QUEUE_ENTRY_BYTES; /* entries below low are there, at high none is */
@@ -258,7 +273,7 @@ int64_t ms_queue_count_entries(int fd, int64_t file_bytes)
             continue;
         if (got < 0)
             return -errno;
-        if (got == sizeof entry && ms_get_i64(entry) >= 0 && ms_get_i32(entry + 8) > 0)
+        if (got == sizeof entry && is_live(entry))
             low = middle + 1;
         else
             high = middle;

@@ -87,3 +87,5 @@ void ms_queue_encode_entry(uint8_t *to, int64_t physical_offset, int32_t size_by
 int ms_queue_fill(int fd, int64_t bytes);
 /* Entries at the front of a queue file that are no zeros: found by halving, since zeros end the data. -errno. */
 int64_t ms_queue_count_entries(int fd, int64_t file_bytes);
+/* Of `count` entries in memory, those before the first that is none or names an offset at or after `below`. */
+int64_t ms_queue_live_entries(const uint8_t *entries, int64_t count, int64_t below);

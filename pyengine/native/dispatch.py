@@ -46,6 +46,7 @@ FAILED = lib.MS_DISPATCH_FAILED
 NEEDS_EXT = lib.MS_DISPATCH_NEEDS_EXT
 
 _TOUCHED_PLACES = 1024
+I64_MAX = (1 << 63) - 1
 
 
 class DispatchLoop:
@@ -250,6 +251,13 @@ def count_entries(fd: int, file_bytes: int, path: str) -> int:
     count = lib.ms_queue_count_entries(fd, file_bytes)
     if count < 0:
         raise_disk_error(count, "read", path)
+    return count
+
+
+def live_entries(entries: Buffer, below: int = I64_MAX) -> int:
+    """How many whole entries are at the front of these bytes before one that is none or names an offset at or after `below`."""
+    view = ffi.from_buffer(entries)
+    count: int = lib.ms_queue_live_entries(view, len(view) // lib.MS_QUEUE_ENTRY_BYTES, below)
     return count
 
 

@@ -113,7 +113,9 @@ def dispatch_start(
     wanted += [cut.rebuild_from for cut in cuts if cut.rebuild_from is not None]
     if index.enter_from is not None and options.message_index_enable:
         wanted.append(index.enter_from)
-    start = record_start(log, max(log_min, min(wanted)))
+    start = max(log_min, min(wanted))
+    if start not in (plan.scan.scan_from, plan.end_offset):  # a record begins there, or the last one ends
+        start = record_start(log, start)
     if index.enter_from is None and not _has_entries(log, start, plan.end_offset, options.enable_multi_dispatch):
         return plan.end_offset  # nothing but blanks, prepared and rolled back messages
     return start
@@ -185,8 +187,11 @@ class LogDispatch:
         self._work, self._log, self._plan, self._index_progress = work, log, plan, index_progress
         self._elsewhere = elsewhere
 
-    def run(self, start: int) -> tuple[int, list[QueueState]]:
-        """Bring queues and index up to the log and make them durable; returns where that began, and the queues as they are then."""
+    def run(self, start: int, unchanged: list[QueueState] | None) -> tuple[int, list[QueueState]]:
+        """Bring queues and index up to the log and make them durable; returns where that began, and the queues as they are then.
+
+        `unchanged`: the queues as they were listed, when nothing of them was cut since; they are listed again otherwise.
+        """
         end = self._plan.end_offset
         if start < end or self._index_progress is not None:
             self._work.on_step("dispatch")
@@ -212,7 +217,7 @@ class LogDispatch:
         failpoint("recovery_dispatched")
         self._work.on_step("sync derived")
         unsynced_from = min(start, self._plan.scan.scan_from)
-        queues = list_queues(self._work.store)
+        queues = unchanged if unchanged is not None and start >= end else list_queues(self._work.store)
         unsynced = [queue for queue in queues if queue.max_physical_offset > unsynced_from]
         is_synced = len(unsynced) >= MANY_FILES and sync_file_system(self._work.store.consume_queue)
         for queue in unsynced:

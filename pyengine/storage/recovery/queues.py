@@ -52,6 +52,8 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES, SCHEDULE_TOPIC
 from pyengine.formats.consume_queue import ENTRY, is_filler, is_live
 from pyengine.formats.paths import Root, StorePaths, is_queue_id_name
 from pyengine.formats.record import I64, QUEUE_OFFSET_AT, decode_record
+from pyengine.native import dispatch
+from pyengine.native.dispatch import I64_MAX
 from pyengine.storage.consume_queue import store_timestamp_ms
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets, Table, split_key
 from pyengine.storage.durable_writes import make_folders, sync_file, sync_folder, write_config
@@ -72,7 +74,7 @@ from pyengine.storage.recovery.quarantine import sync_tree
 
 RECOVERED_FILES = 3  # ConsumeQueue.recover looks at this many
 _FIRST_CHUNK_BYTES = 204 * CQ_ENTRY_BYTES  # most of many queues end here, within one page
-_CHUNK_BYTES = 3276 * CQ_ENTRY_BYTES
+_CHUNK_BYTES_MAX = _FIRST_CHUNK_BYTES << 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,37 +263,20 @@ def _measure(queue: QueueState, files: Sequence[MappedFile]) -> QueueState:
     return replace(queue, end=end, max_physical_offset=max_physical_offset, last_offset=last[0] if last else None)
 
 
-def live_entries(path: Path, size_bytes: int) -> tuple[int, tuple[int, int, int] | None]:
-    """How many entries are at the file's beginning before the first that is none, and the last of them."""
-    count, last = 0, None
-    for _, chunk in _chunks(path, 0):
-        live = first_dead_entry(chunk)
+def live_entries(path: Path, size_bytes: int, below: int = I64_MAX) -> tuple[int, tuple[int, int, int] | None]:
+    """How many entries are at the file's beginning, in at most `size_bytes`, and the last of them.
+
+    They end before the first that is none or names a record at or after offset `below`.
+    """
+    count, last, room = 0, None, size_bytes // CQ_ENTRY_BYTES
+    for chunk in _chunks(path):
+        live = min(dispatch.live_entries(chunk, below), room - count)
         if live:
             count += live
             last = ENTRY.unpack_from(chunk, (live - 1) * CQ_ENTRY_BYTES)
         if live * CQ_ENTRY_BYTES < len(chunk):
             break
-    return min(count, size_bytes // CQ_ENTRY_BYTES), last
-
-
-def first_dead_entry(chunk: bytes) -> int:
-    """The number of the first entry that is not live (offset below 0, or size below 1); the count of entries if all are.
-
-    All entries at once: column by column, as long integers. A Python loop over the
-    300,000 entries of a file would take 50 times as long.
-    """
-    count = len(chunk) // CQ_ENTRY_BYTES
-    signs = chunk[0 : count * CQ_ENTRY_BYTES : CQ_ENTRY_BYTES], chunk[8 : count * CQ_ENTRY_BYTES : CQ_ENTRY_BYTES]
-    sizes = [chunk[at : count * CQ_ENTRY_BYTES : CQ_ENTRY_BYTES] for at in (8, 9, 10, 11)]
-    any_size_bit = 0
-    for column in sizes:
-        any_size_bit |= int.from_bytes(column, "big")
-    is_empty = any_size_bit.to_bytes(count, "big").find(0)
-    dead = count if is_empty < 0 else is_empty
-    for column in signs:
-        if not column.isascii():
-            dead = min(dead, next(number for number, byte in enumerate(column) if byte > 127))
-    return dead
+    return count, last
 
 
 def _cut_back(queue: QueueState, log_end: int) -> tuple[int, int, int]:
@@ -302,13 +287,8 @@ def _cut_back(queue: QueueState, log_end: int) -> tuple[int, int, int]:
         first = _read_entry(file.path, 0)
         if first[0] >= log_end:
             continue
-        end, last = file.start_offset, None
-        for at, chunk in _chunks(file.path, 0):
-            for number, entry in enumerate(ENTRY.iter_unpack(chunk[: len(chunk) // CQ_ENTRY_BYTES * CQ_ENTRY_BYTES])):
-                position = file.start_offset + at + number * CQ_ENTRY_BYTES
-                if position >= queue.end or not is_live(entry) or entry[0] >= log_end:
-                    return end, _record_end(last), (queue.end - end) // CQ_ENTRY_BYTES
-                end, last = position + CQ_ENTRY_BYTES, entry
+        entries, last = live_entries(file.path, queue.end - file.start_offset, log_end)
+        end = file.start_offset + entries * CQ_ENTRY_BYTES
         return end, _record_end(last), (queue.end - end) // CQ_ENTRY_BYTES
     first_start = queue.files[0].start_offset
     return first_start, -1, (queue.end - first_start) // CQ_ENTRY_BYTES
@@ -334,15 +314,13 @@ def _read_entry(path: Path, at: int) -> tuple[int, int, int]:
         return ENTRY.unpack(file.read(CQ_ENTRY_BYTES).ljust(CQ_ENTRY_BYTES, b"\0"))
 
 
-def _chunks(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
-    """(position, whole entries) from byte `start`, a multiple of 20, to the file's end."""
+def _chunks(path: Path) -> Iterator[bytes]:
+    """The file's bytes, whole entries each but the last; the further, the more at once."""
     with open(path, "rb", buffering=0) as file:
-        file.seek(start)
         want = _FIRST_CHUNK_BYTES
         while chunk := file.read(want):
-            yield start, chunk
-            start += len(chunk)
-            want = _CHUNK_BYTES
+            yield chunk
+            want = min(want << 4, _CHUNK_BYTES_MAX)
 
 
 # -- what the log and the offsets say of queue numbers -----------------------------------

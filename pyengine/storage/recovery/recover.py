@@ -260,7 +260,7 @@ class _Recovery:
             self._refuse_misplaced(log, plan, {str(path) for path in misplaced})
         if self._is_dry_run:
             return self._preview(log, plan, reading.watermark)
-        changed = self._carry_out(log, plan, reading.watermark)
+        changed = self._carry_out(log, plan, reading.watermark, queues)
         self._progress.finish()
         if changed is not None:
             queues = changed
@@ -395,7 +395,9 @@ class _Recovery:
 
     # -- carry out ----------------------------------------------------------------
 
-    def _carry_out(self, log: LogView, plan: _Plan, watermark: DurableWatermark | None) -> list[QueueState] | None:
+    def _carry_out(
+        self, log: LogView, plan: _Plan, watermark: DurableWatermark | None, queues: list[QueueState]
+    ) -> list[QueueState] | None:
         """Change the store as planned; returns the queues as they are then, None where nothing but syncing was to be done."""
         end = plan.log.end_offset
         has_work = self._has_work(log, plan, watermark)
@@ -417,10 +419,11 @@ class _Recovery:
             failpoint("recovery_loss_accepted")
         change.apply()
         self._change_queues_and_index(plan)
-        self._dispatched_from, queues = LogDispatch(
-            self._work, log, plan.log, plan.index_progress, self._elsewhere).run(plan.dispatch_from)
+        is_cut = bool(plan.orphaned_folders) or any(cut.changes_something for cut in plan.cuts)
+        self._dispatched_from, changed = LogDispatch(
+            self._work, log, plan.log, plan.index_progress, self._elsewhere).run(plan.dispatch_from, None if is_cut else queues)
         self._finish(log, plan, watermark)
-        return queues
+        return changed
 
     def _has_work(self, log: LogView, plan: _Plan, watermark: DurableWatermark | None) -> bool:
         """Whether anything is to be changed beside syncing."""
