@@ -61,6 +61,7 @@ CONCEPTS = (
     "reput",
     "store_check",
     "columns",
+    "tally",
     "process",
 )
 

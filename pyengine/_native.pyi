@@ -927,6 +927,22 @@ class ms_stream(Struct):
 class ms_sync_stats(Struct):
     latency: ms_latency
 
+class ms_tally(Struct):
+    groups: ms_tally_group
+    places: Array[int]
+    group_capacity: int
+    group_count: int
+    place_mask: int
+    by: int
+    step_us: int
+
+class ms_tally_group(Struct):
+    hash: int
+    numbers: Array[int]
+    largest: int
+    topic_bytes: int
+    topic: Array[int]
+
 class ms_text(Struct):
     at: Array[int]
     bytes: int
@@ -1377,6 +1393,24 @@ class _Lib:
     MS_SYS_FLAG_ROLLBACK: int
     MS_SYS_FLAG_STORE_V6: int
     MS_SYS_FLAG_TRANSACTION: int
+    MS_TALLY_BODY_BYTES: int
+    MS_TALLY_BYTES: int
+    MS_TALLY_BY_QUEUE: int
+    MS_TALLY_BY_STEP: int
+    MS_TALLY_BY_TOPIC: int
+    MS_TALLY_COMPRESSED: int
+    MS_TALLY_DELAYED: int
+    MS_TALLY_FIRST_OFFSET: int
+    MS_TALLY_FIRST_TIMESTAMP: int
+    MS_TALLY_LARGEST: int
+    MS_TALLY_LAST_OFFSET: int
+    MS_TALLY_LAST_TIMESTAMP: int
+    MS_TALLY_MESSAGES: int
+    MS_TALLY_NUMBERS: int
+    MS_TALLY_QUEUE: int
+    MS_TALLY_RETRIED: int
+    MS_TALLY_STEP: int
+    MS_TALLY_TRANSACTIONAL: int
     MS_TOPIC_BYTES_MAX: int
     MS_TOPIC_STATS_LAYOUT_VERSION: int
     MS_TOPIC_STATS_NAME_BYTES: int
@@ -1609,6 +1643,10 @@ class _Lib:
     def ms_stream_begin(self, a0: ms_stream, a1: int, a2: int, /) -> None: ...
     def ms_stream_wait(self, a0: ms_stream, a1: ms_position, a2: int, a3: int, /) -> int: ...
     def ms_stream_worked(self, a0: ms_stream, a1: int, /) -> None: ...
+    def ms_tally_add(self, a0: ms_tally, a1: ms_record, a2: int, a3: CData | bytes, /) -> int: ...
+    def ms_tally_clear(self, a0: ms_tally, /) -> None: ...
+    def ms_tally_numbers(self, a0: ms_tally, a1: int, a2: CData | bytes, /) -> None: ...
+    def ms_tally_topics(self, a0: ms_tally, a1: ms_text, /) -> None: ...
     def ms_topic_stats_bytes(self, a0: int, /) -> int: ...
     def ms_topic_stats_check(self, a0: ms_topic_stats, a1: int, /) -> int: ...
     def ms_topic_stats_find(self, a0: ms_topic_stats, a1: CData | bytes, a2: int, /) -> ms_topic_count: ...
@@ -1768,6 +1806,10 @@ class _New:
     def __call__(self, cdecl: Literal["struct ms_stream *", "struct ms_stream[]"], init: object = ...) -> ms_stream: ...
     @overload
     def __call__(self, cdecl: Literal["struct ms_sync_stats *", "struct ms_sync_stats[]"], init: object = ...) -> ms_sync_stats: ...
+    @overload
+    def __call__(self, cdecl: Literal["struct ms_tally *", "struct ms_tally[]"], init: object = ...) -> ms_tally: ...
+    @overload
+    def __call__(self, cdecl: Literal["struct ms_tally_group *", "struct ms_tally_group[]"], init: object = ...) -> ms_tally_group: ...
     @overload
     def __call__(self, cdecl: Literal["struct ms_text *", "struct ms_text[]"], init: object = ...) -> ms_text: ...
     @overload
@@ -1952,6 +1994,10 @@ class _FFI:
     def cast(self, cdecl: Literal["struct ms_stream *", "struct ms_stream[]"], value: object) -> ms_stream: ...
     @overload
     def cast(self, cdecl: Literal["struct ms_sync_stats *", "struct ms_sync_stats[]"], value: object) -> ms_sync_stats: ...
+    @overload
+    def cast(self, cdecl: Literal["struct ms_tally *", "struct ms_tally[]"], value: object) -> ms_tally: ...
+    @overload
+    def cast(self, cdecl: Literal["struct ms_tally_group *", "struct ms_tally_group[]"], value: object) -> ms_tally_group: ...
     @overload
     def cast(self, cdecl: Literal["struct ms_text *", "struct ms_text[]"], value: object) -> ms_text: ...
     @overload

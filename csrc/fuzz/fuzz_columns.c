@@ -1,5 +1,6 @@
-/* Arbitrary bytes as a segment and as queue entries: selected, measured, filled into columns (csrc/columns.h). */
+/* Arbitrary bytes as a segment and as queue entries: selected, measured, filled into columns (csrc/columns.h), counted (csrc/tally.h). */
 #include "../columns.h"
+#include "../tally.h"
 #include "target.h"
 
 #define HEAD 16
@@ -63,6 +64,20 @@ static void fill_all(int64_t count)
     }
 }
 
+static void count_all(int64_t count, int by)
+{
+    static struct ms_tally_group groups[ROWS_MAX];
+    static int32_t places[2 * ROWS_MAX];
+    struct ms_tally tally = {.groups = groups, .places = places, .group_capacity = ROWS_MAX, .place_mask = 2 * ROWS_MAX - 1, .by = by, .step_us = 3600000000};
+    int64_t numbers[ROWS_MAX], messages = 0;
+    ms_tally_clear(&tally);
+    CHECK(ms_tally_add(&tally, rows, count, NULL) == count && tally.group_count <= count);
+    ms_tally_numbers(&tally, MS_TALLY_MESSAGES, numbers);
+    for (int32_t at = 0; at < tally.group_count; at++)
+        messages += numbers[at];
+    CHECK(messages == count);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct input input = {data, (int64_t)size};
@@ -82,6 +97,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     CHECK(why != MS_COLUMNS_NEEDS_QUEUE && selection.rows >= 0 && selection.rows <= rows_max);
     CHECK(selection.position >= BASE && selection.position <= limit);
     fill_all(selection.rows);
+    for (int by = MS_TALLY_BY_TOPIC; by <= MS_TALLY_BY_STEP; by++)
+        count_all(selection.rows, by);
     /* The end of the input once more, as the entries of a queue. */
     const int64_t count = input.left / 20 < 8 ? input.left / 20 : 8;
     struct guarded entries = guarded_copy(input.at + input.left - 20 * count, 20 * count);
@@ -90,6 +107,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                             &selection);
     CHECK(why != MS_COLUMNS_NEEDS_QUEUE && selection.rows <= rows_max && selection.passed_entries <= count);
     fill_all(selection.rows);
+    for (int by = MS_TALLY_BY_TOPIC; by <= MS_TALLY_BY_STEP; by++)
+        count_all(selection.rows, by);
     guarded_free(&entries);
     guarded_free(&memory);
     return 0;

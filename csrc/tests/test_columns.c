@@ -1,6 +1,7 @@
 /* Columns of spoiled segments: selection and gathering stay below their limit, columns fill exactly what was measured. */
 #include "../columns.h"
 #include "../consume_queue.h"
+#include "../tally.h"
 #include "../utf8.h"
 #include "segments.h"
 
@@ -55,6 +56,54 @@ static void fill_all(const struct ms_record *rows, int64_t count)
     }
 }
 
+/* The groups of a tally against sums of the rows; a table that is too small stops before the row that does not fit. */
+static void count_all(const struct ms_record *rows, int64_t count)
+{
+    static struct ms_tally_group groups[ROWS_MAX];
+    static int32_t places[128];
+    uint8_t keep[ROWS_MAX];
+    int64_t numbers[ROWS_MAX], messages = 0, bytes = 0, wanted_messages = 0, wanted_bytes = 0;
+    struct ms_tally tally = {
+        .groups = groups,
+        .places = places,
+        .group_capacity = 1 + (int32_t)dice(ROWS_MAX),
+        .place_mask = 127,
+        .by = (int32_t)dice(3),
+        .step_us = 1 + (int64_t)dice(1000000),
+    };
+    ms_tally_clear(&tally);
+    for (int64_t i = 0; i < count; i++)
+        keep[i] = (uint8_t)dice(3);
+    const uint8_t *const kept = dice(2) ? keep : NULL;
+    const int64_t passed = ms_tally_add(&tally, rows, count, kept);
+    CHECK(passed == count || tally.group_count == tally.group_capacity);
+    for (int64_t i = 0; i < passed; i++) {
+        if (kept == NULL || kept[i] != 0) {
+            wanted_messages++;
+            wanted_bytes += rows[i].size_bytes;
+        }
+    }
+    for (int column = 0; column < MS_TALLY_NUMBERS; column++) {
+        struct guarded to = guarded_new(8 * tally.group_count);
+        ms_tally_numbers(&tally, column, to.at);
+        memcpy(numbers, to.at, 8 * (size_t)tally.group_count);
+        for (int32_t at = 0; at < tally.group_count; at++) {
+            messages += column == MS_TALLY_MESSAGES ? numbers[at] : 0;
+            bytes += column == MS_TALLY_BYTES ? numbers[at] : 0;
+        }
+        guarded_free(&to);
+    }
+    CHECK(messages == wanted_messages && bytes == wanted_bytes);
+    for (int column = MS_TALLY_LARGEST; column <= MS_TALLY_QUEUE; column++) {
+        struct guarded to = guarded_new(4 * tally.group_count);
+        ms_tally_numbers(&tally, column, to.at);
+        guarded_free(&to);
+    }
+    struct ms_text texts[ROWS_MAX];
+    ms_tally_topics(&tally, texts);
+    check_text_column(texts, tally.group_count, 1);
+}
+
 static void select_all(const struct segment *s, int64_t limit, const struct ms_row_filter *filter)
 {
     struct guarded view = guarded_copy(s->bytes, limit - s->base);
@@ -69,6 +118,7 @@ static void select_all(const struct segment *s, int64_t limit, const struct ms_r
         CHECK(selection.rows >= 0 && selection.rows <= rows_max && selection.position >= before && selection.position <= limit);
         CHECK(found != MS_COLUMNS_FULL || selection.rows > 0);
         fill_all(rows, selection.rows);
+        count_all(rows, selection.rows);
         if (found == MS_COLUMNS_NEEDS_QUEUE) {
             struct ms_row_filter *learning = (struct ms_row_filter *)filter;
             CHECK(ms_filter_add(learning, selection.unknown_topic, selection.unknown_topic_bytes, selection.unknown_queue_id,

@@ -1,4 +1,4 @@
-"""Walks through the records of a segment, and their columns in Arrow's layout (csrc/scan, record, columns .cdef.h).
+"""Walks through the records of a segment, and their columns in Arrow's layout (csrc/scan, record, columns, tally .cdef.h).
 
 A `view` is any object with the buffer protocol whose first byte is at the
 physical offset `base_offset`: an mmap, a memoryview, bytes. Offsets are
@@ -6,9 +6,9 @@ physical: of the whole commit log. Nothing outside the given range is looked at,
 whatever the bytes say, and damage is an answer, never an exception.
 
 A `ColumnScanner` turns the records of a range, or those that consume-queue entries
-name, into batches of buffers. Nothing of Arrow is imported here: a buffer is any
-object that `allocate` made, with its address. pyengine.storage.arrow makes Arrow
-arrays of them.
+name, into batches of buffers; a `TallyScanner` counts them in groups. Nothing of Arrow is
+imported here: a buffer is any object that `allocate` made, with its address.
+pyengine.storage.arrow makes Arrow arrays of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pyengine._native import ffi, lib
 from pyengine.errors import UsageError
@@ -476,6 +476,100 @@ class ColumnScanner:
         nulls, bad = ffi.new("int64_t *"), ffi.new("int *")
         length = lib.ms_columns_measure(texts, rows, look_at_text, nulls, bad)
         return length, nulls[0], bool(bad[0])
+
+
+TALLY_COLUMNS = {
+    "messages": (lib.MS_TALLY_MESSAGES, "int64"),
+    "bodyBytes": (lib.MS_TALLY_BODY_BYTES, "int64"),
+    "bytes": (lib.MS_TALLY_BYTES, "int64"),
+    "largest": (lib.MS_TALLY_LARGEST, "int32"),
+    "delayed": (lib.MS_TALLY_DELAYED, "int64"),
+    "transactional": (lib.MS_TALLY_TRANSACTIONAL, "int64"),
+    "compressed": (lib.MS_TALLY_COMPRESSED, "int64"),
+    "retried": (lib.MS_TALLY_RETRIED, "int64"),
+    "firstOffset": (lib.MS_TALLY_FIRST_OFFSET, "int64"),
+    "lastOffset": (lib.MS_TALLY_LAST_OFFSET, "int64"),
+    "firstTimestamp": (lib.MS_TALLY_FIRST_TIMESTAMP, "timestamp"),
+    "lastTimestamp": (lib.MS_TALLY_LAST_TIMESTAMP, "timestamp"),
+    "queueId": (lib.MS_TALLY_QUEUE, "int32"),
+    "step": (lib.MS_TALLY_STEP, "timestamp"),
+}
+_TALLY_ROWS = 1024  # selected at a time: few enough that the processor's cache still holds the records when they are counted
+_TALLY_GROUPS = 8 * _TALLY_ROWS
+
+
+class TallyScanner(ColumnScanner):
+    """Counts the rows by topic and queue, by topic, or by topic and step of the store time: its batches have a row for each group.
+
+    A scan gives each group once, unless there are more than some thousands of them. Columns are `topic` and those of
+    TALLY_COLUMNS. `matches` is asked for the text of the properties of each row, which counts if it says so.
+    """
+
+    def __init__(self, columns: Sequence[str], by: Literal["queue", "topic"] | int, *, matches: Callable[[str], bool] | None = None,
+                 row_filter: RowFilter | None = None, batch_rows: int = BATCH_ROWS, verify_crc: bool = False,
+                 allocate: Callable[[int], ColumnBuffer] = allocate_plain) -> None:
+        """`by` a number: microseconds of a step."""
+        super().__init__((), row_filter=row_filter, batch_rows=min(batch_rows, _TALLY_ROWS), verify_crc=verify_crc, allocate=allocate)
+        self._wanted = tuple(columns)
+        self._matches = matches
+        self._kept_memory = (ffi.new("struct ms_tally_group[]", _TALLY_GROUPS), ffi.new("int32_t[]", 2 * _TALLY_GROUPS))
+        self._tally = ffi.new("struct ms_tally *")
+        self._tally.groups, self._tally.places = self._kept_memory
+        self._tally.group_capacity, self._tally.place_mask = _TALLY_GROUPS, 2 * _TALLY_GROUPS - 1
+        if isinstance(by, int):
+            self._tally.by, self._tally.step_us = lib.MS_TALLY_BY_STEP, by
+        else:
+            self._tally.by = lib.MS_TALLY_BY_QUEUE if by == "queue" else lib.MS_TALLY_BY_TOPIC
+        lib.ms_tally_clear(self._tally)
+
+    def scan(self, view: Buffer, base_offset: int, start: int, end: int, limit: int | None = None) -> Iterator[RawBatch]:
+        """The groups of the records that begin in [start, end), as ColumnScanner.scan."""
+        return self._counted(super().scan(view, base_offset, start, end, limit))
+
+    def gather(self, view: Buffer, base_offset: int, entries: Buffer, limit: int | None = None) -> Iterator[RawBatch]:
+        """The groups of the records that consume-queue `entries` name, as ColumnScanner.gather."""
+        return self._counted(super().gather(view, base_offset, entries, limit))
+
+    def _counted(self, selected: Iterator[RawBatch]) -> Iterator[RawBatch]:
+        first = end = -1
+        for batch in selected:
+            first = batch.first_offset if first < 0 else first
+            end = batch.end_offset
+            if self._tally.group_count > _TALLY_GROUPS - _TALLY_ROWS:
+                yield self._groups(first, end)
+                first = -1
+        if self._tally.group_count:
+            yield self._groups(first, end)
+
+    def _fill(self, rows: int) -> list[ColumnData]:
+        keep = ffi.NULL
+        if self._matches is not None:
+            texts = _new_raw("struct ms_text[]", rows)
+            lib.ms_columns_texts(self._row_array, rows, lib.MS_COLUMN_PROPERTIES, texts)
+            found = ((texts[row].at, texts[row].bytes) for row in range(rows))
+            keep = ffi.new("uint8_t[]", [self._matches(str(ffi.buffer(at, length), "utf-8", "replace") if length else "")
+                                         for at, length in found])
+        counted = lib.ms_tally_add(self._tally, self._row_array, rows, keep)
+        assert counted == rows, "there is room for as many groups as rows are selected"
+        return []
+
+    def _groups(self, first: int, end: int) -> RawBatch:
+        """All groups; it begins anew."""
+        count = self._tally.group_count
+        columns = []
+        for name in self._wanted:
+            if name == "topic":
+                texts = _new_raw("struct ms_text[]", count)
+                lib.ms_tally_topics(self._tally, texts)
+                columns.append(self._texts(name, "string", count, texts, True))
+            else:
+                number, kind = TALLY_COLUMNS[name]
+                length = count * (4 if kind == "int32" else 8)
+                data = self._allocate(length)
+                lib.ms_tally_numbers(self._tally, number, ffi.cast("void *", data.address))
+                columns.append(ColumnData(name, kind, 0, None, None, data, length))
+        lib.ms_tally_clear(self._tally)
+        return RawBatch(count, columns, first, end)
 
 
 class _Filter:

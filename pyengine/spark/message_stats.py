@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pyarrow
-from pyarrow import compute
 
 from pyengine.errors import UsageError
-from pyengine.formats.constants import PROPERTY_DELAY, SYS_FLAG_COMPRESSED, SYS_FLAG_TRANSACTION_MASK
-from pyengine.spark.jobs import Part, batches_of, given_options, run_in_workers, watched
+from pyengine.spark.jobs import Part, given_options, run_in_workers, watched
 from pyengine.spark.options import ReadOptions, read_options
+from pyengine.spark.partitions import select
 from pyengine.spark.plan import plan
-from pyengine.spark.schema import Column, chosen_columns
+from pyengine.spark.task_reader import Tally, reader_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,30 +31,28 @@ By = Literal["queue", "topic", "hour", "day"]
 
 
 class Figure(NamedTuple):
-    """A column of the result: how it comes from a batch's columns, and from partial results."""
+    """A column of the result: it has the name that native.scan counts it by, and comes from partial results by this aggregation."""
 
     name: str
     type: str
-    column: str     # of the rows
-    of_rows: str    # an aggregation of Arrow
-    of_sums: str    # also the name of Spark's
+    of_sums: str    # Arrow's name, and Spark's
     meaning: str
 
 
 FIGURES = (
-    Figure("messages", "BIGINT", "size", "count", "sum", "How many."),
-    Figure("bodyBytes", "BIGINT", "bodySize", "sum", "sum", "Bytes of their bodies as stored."),
-    Figure("bytes", "BIGINT", "size", "sum", "sum", "Bytes of their records."),
-    Figure("largest", "INT", "size", "max", "max", "Bytes of the longest record."),
-    Figure("delayed", "BIGINT", "delayed", "sum", "sum",
+    Figure("messages", "BIGINT", "sum", "How many."),
+    Figure("bodyBytes", "BIGINT", "sum", "Bytes of their bodies as stored."),
+    Figure("bytes", "BIGINT", "sum", "Bytes of their records."),
+    Figure("largest", "INT", "max", "Bytes of the longest record."),
+    Figure("delayed", "BIGINT", "sum",
            "Sent with a delay level: each is stored under `SCHEDULE_TOPIC_XXXX`, and again under its own topic once delivered."),
-    Figure("transactional", "BIGINT", "transactional", "sum", "sum", "Prepared, committed or rolled back."),
-    Figure("compressed", "BIGINT", "compressed", "sum", "sum", "With a compressed body."),
-    Figure("retried", "BIGINT", "retried", "sum", "sum", "Delivered again by a broker at least once."),
-    Figure("firstOffset", "BIGINT", "offset", "min", "min", "Only by queue: the first message's number."),
-    Figure("lastOffset", "BIGINT", "offset", "max", "max", "Only by queue: the last one's."),
-    Figure("firstTimestamp", "TIMESTAMP", "timestamp", "min", "min", "The earliest store time."),
-    Figure("lastTimestamp", "TIMESTAMP", "timestamp", "max", "max", "The latest."),
+    Figure("transactional", "BIGINT", "sum", "Prepared, committed or rolled back."),
+    Figure("compressed", "BIGINT", "sum", "With a compressed body."),
+    Figure("retried", "BIGINT", "sum", "Delivered again by a broker at least once."),
+    Figure("firstOffset", "BIGINT", "min", "Only by queue: the first message's number."),
+    Figure("lastOffset", "BIGINT", "max", "Only by queue: the last one's."),
+    Figure("firstTimestamp", "TIMESTAMP", "min", "The earliest store time."),
+    Figure("lastTimestamp", "TIMESTAMP", "max", "The latest."),
 )
 _ONLY_BY_QUEUE = ("firstOffset", "lastOffset")
 # by -> (column, type, microseconds of a step of time)
@@ -66,9 +63,8 @@ _SECOND_KEY: dict[str, tuple[str, str, int] | None] = {
     "day": ("day", "TIMESTAMP", 86_400_000_000),
 }
 BY = tuple(_SECOND_KEY)
-_DELAY = f"property.{PROPERTY_DELAY}"
-_SCANNED = ("topic", "partition", "offset", "timestamp", "bodySize", "size", "sysFlag", "reconsumeTimes", _DELAY)
-_SUMS_HELD = 64
+PARTITION_BYTES = "1g"
+_GROUPS_HELD = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +131,18 @@ def planned_stats(spark: SparkSession, store: str | os.PathLike[str], topics: It
 
     if by not in _SECOND_KEY:
         raise UsageError(f"statistics by {by!r}: choose one of {', '.join(BY)}")
-    read = read_options(given_options(store, topics, options) | {"columns": ",".join(_SCANNED)})
+    given = given_options(store, topics, options)
+    # A task begins in the time in which it counts some hundred MB: as few tasks as keep all cores at work.
+    few = {"maxPartitionBytes": PARTITION_BYTES, "minPartitions": str(spark.sparkContext.defaultParallelism)}
+    named = {name.lower() for name in given}
+    read = read_options({name: value for name, value in few.items() if name.lower() not in named} | given)
     parts = plan(read)
     second = _SECOND_KEY[by]
-    keys = ["topic"] if second is None else ["topic", second[0]]
+    keys = [name for name, _ in _keys(by)]
     figures = _figures(by)
     types = ["topic STRING", *([] if second is None else [f"{second[0]} {second[1]}"]),
              *(f"{figure.name} {figure.type}" for figure in figures)]
-    work = functools.partial(_count, read, chosen_columns(read), by)
+    work = functools.partial(_count, read, by)
     sums = run_in_workers(spark, work, parts, ", ".join(types))
     put_together = [getattr(f, figure.of_sums)(figure.name).cast(figure.type).alias(figure.name) for figure in figures]
     return sums.groupBy(*keys).agg(*put_together), sum(part.log_bytes for part in parts)
@@ -152,44 +152,31 @@ def _figures(by: By) -> list[Figure]:
     return [figure for figure in FIGURES if by == "queue" or figure.name not in _ONLY_BY_QUEUE]
 
 
-def _count(options: ReadOptions, columns: list[Column], by: By, number: int, part: Part) -> Iterator[pyarrow.RecordBatch]:
+def _keys(by: By) -> list[tuple[str, str]]:
+    """(name, name in native.scan) of the key's columns."""
+    second = _SECOND_KEY[by]
+    return [("topic", "topic"), *([] if second is None else [(second[0], "step" if second[2] else "queueId")])]
+
+
+def _count(options: ReadOptions, by: By, number: int, part: Part) -> Iterator[pyarrow.RecordBatch]:
     """One part's row for each key in it."""
-    figures, second = _figures(by), _SECOND_KEY[by]
-    keys = ["topic"] if second is None else ["topic", second[0]]
-    of_rows = [(figure.name, figure.column, figure.of_rows) for figure in figures]
-    of_sums = [(figure.name, figure.name, figure.of_sums) for figure in figures]
-    _, batches = batches_of(options, columns, part)
+    keys, second, figures = _keys(by), _SECOND_KEY[by], _figures(by)
+    scanned = (*(name for _, name in keys), *(figure.name for figure in figures))
+    step: Literal["queue", "topic"] | int = "topic" if second is None else second[2] or "queue"
+    reader = reader_of(options, select(options), [], part, Tally(scanned, step))
     sums: list[pyarrow.Table] = []
-    for batch in batches:
-        sums.append(_sums_of(_prepared(batch, second), keys, of_rows))
-        if len(sums) == _SUMS_HELD:  # a store may have very many queues
-            sums = [_sums_of(pyarrow.concat_tables(sums), keys, of_sums)]
+    for batch in reader.batches(part, pyarrow.schema([])):
+        sums.append(pyarrow.Table.from_batches([batch]))
+        if sum(map(len, sums)) > _GROUPS_HELD:  # a store may have very many queues
+            sums = [_together(sums, scanned, keys, figures)]
     if sums:
-        yield from _sums_of(pyarrow.concat_tables(sums), keys, of_sums).combine_chunks().to_batches()
+        table = _together(sums, scanned, keys, figures)
+        yield from table.rename_columns([name for name, _ in keys] + [figure.name for figure in figures]).combine_chunks().to_batches()
 
 
-def _prepared(batch: pyarrow.RecordBatch, second: tuple[str, str, int] | None) -> pyarrow.Table:
-    """A batch with the columns that are counted, each as a number, and the step of time that a row falls into."""
-    table = pyarrow.Table.from_batches([batch])
-    sys_flag = table["sysFlag"]
-    counted = {
-        "delayed": compute.is_valid(table[_DELAY]),
-        "transactional": compute.not_equal(compute.bit_wise_and(sys_flag, SYS_FLAG_TRANSACTION_MASK), 0),
-        "compressed": compute.not_equal(compute.bit_wise_and(sys_flag, SYS_FLAG_COMPRESSED), 0),
-        "retried": compute.greater(table["reconsumeTimes"], 0),
-    }
-    for name, column in counted.items():
-        table = table.append_column(name, compute.cast(column, pyarrow.int64()))
-    if second is not None and second[2]:
-        name, _, step_us = second
-        times = table["timestamp"].combine_chunks()
-        begins = times.cast(pyarrow.int64()).to_numpy() // step_us * step_us
-        table = table.append_column(name, pyarrow.array(begins, pyarrow.int64()).cast(times.type))
-    return table
-
-
-def _sums_of(table: pyarrow.Table, keys: list[str], wanted: list[tuple[str, str, str]]) -> pyarrow.Table:
-    """One row for each key: (result's name, column, how) each, in their order."""
-    found = table.group_by(keys).aggregate([(column, how) for _, column, how in wanted])
-    return pyarrow.table({**{key: found[key] for key in keys},
-                          **{name: found[f"{column}_{how}"] for name, column, how in wanted}})
+def _together(sums: list[pyarrow.Table], columns: Sequence[str], keys: list[tuple[str, str]], figures: list[Figure]) -> pyarrow.Table:
+    """Partial results with one row for each key."""
+    grouped = pyarrow.concat_tables(sums).group_by([name for _, name in keys])
+    found = grouped.aggregate([(figure.name, figure.of_sums) for figure in figures])
+    return pyarrow.table([found[name] for _, name in keys] + [found[f"{figure.name}_{figure.of_sums}"] for figure in figures],
+                         list(columns))

@@ -21,7 +21,7 @@ import mmap
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy
 import pyarrow as pa
@@ -32,7 +32,7 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES, NAME_VALUE_SEPARATOR, PRO
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.formats.record import decode_properties, decompress_body
 from pyengine.formats.sql_filter import SqlFilter
-from pyengine.native.scan import ChooseQueue, ColumnScanner, QueueBounds, RawBatch, RowFilter
+from pyengine.native.scan import ChooseQueue, ColumnScanner, QueueBounds, RawBatch, RowFilter, TallyScanner
 from pyengine.spark.file_access import (
     LOG,
     QUEUES,
@@ -82,13 +82,21 @@ class Skipped(NamedTuple):
     reason: str
 
 
+class Tally(NamedTuple):
+    """How rows are counted instead of given: see native.scan.TallyScanner."""
+
+    columns: tuple[str, ...]
+    by: Literal["queue", "topic"] | int
+
+
 class TaskReader(ABC):
     """Reads parts of one read, one after the other."""
 
-    def __init__(self, options: ReadOptions, selection: Selection, columns: list[Column]) -> None:
+    def __init__(self, options: ReadOptions, selection: Selection, columns: list[Column], tally: Tally | None = None) -> None:
         self.options = options
         self.selection = selection
         self.paths = StorePaths(options.path)
+        self._tally = tally
         self._columns = columns
         self._condition = None if options.sql is None else SqlFilter(options.sql)
         of_condition = [] if options.sql is None else ["properties"]
@@ -105,7 +113,7 @@ class TaskReader(ABC):
 
     @abstractmethod
     def batches(self, part: LogRange | QueuePart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows of one part, in the order of its records."""
+        """The rows of one part, in the order of its records; with a tally, groups of them, some perhaps more than once."""
 
     def skip(self, offset: int, length: int, reason: str) -> None:
         """Note damage that `onCorrupt=skip` skips, and log it on the worker's stderr."""
@@ -122,9 +130,14 @@ class TaskReader(ABC):
             start_ms=INT64_MIN if chosen.start_ms is None else chosen.start_ms,
             end_ms=INT64_MAX if chosen.end_ms is None else chosen.end_ms,
         )
+        only = None if row_filter == RowFilter() else row_filter
+        if self._tally is not None:
+            return TallyScanner(self._tally.columns, self._tally.by, matches=None if self._condition is None else self._meets,
+                                row_filter=only, batch_rows=self.options.batch_rows, verify_crc=self.options.verify_crc,
+                                allocate=allocate)
         return ColumnScanner(
             self._scanned,
-            row_filter=None if row_filter == RowFilter() else row_filter,
+            row_filter=only,
             batch_rows=self.options.batch_rows,
             batch_bytes=self.options.batch_bytes,
             verify_crc=self.options.verify_crc,
@@ -184,6 +197,9 @@ class TaskReader(ABC):
         """The scanned columns as those that were asked for, of the rows that meet the condition: one batch, or several where
         decompressed bodies make it large."""
         arrays = [to_array(column, raw.rows) for column in raw.columns]
+        if self._tally is not None:
+            yield pa.RecordBatch.from_arrays(arrays, list(self._tally.columns))
+            return
         chosen = []
         for column, is_read in zip(self._columns, self._is_read):
             if not is_read:
@@ -201,7 +217,7 @@ class TaskReader(ABC):
         of_bodies = [arrays[self._place[name]] for name in ("sysFlag", "physicalOffset")] if self._bodies else []
         if self._condition is not None:
             texts = arrays[self._place["properties"]].to_pylist()
-            meets = pa.array([self._condition.matches(decode_properties(text or "")) for text in texts], pa.bool_())
+            meets = pa.array([self._meets(text or "") for text in texts], pa.bool_())
             batch, of_bodies = batch.filter(meets), [array.filter(meets) for array in of_bodies]
         if self._bodies:
             flags, offsets = (array.to_numpy() for array in of_bodies)
@@ -209,6 +225,10 @@ class TaskReader(ABC):
                 yield from self._decompressed(batch, flags, offsets)
                 return
         yield batch
+
+    def _meets(self, properties: str) -> bool:
+        """Whether a row with these properties meets the condition."""
+        return self._condition is None or self._condition.matches(decode_properties(properties))
 
     def _decompressed(self, batch: pa.RecordBatch, flags: numpy.ndarray, offsets: numpy.ndarray) -> Iterator[pa.RecordBatch]:
         """The batch with its compressed bodies as their producers had them, cut before they take DECOMPRESSED_BATCH_BYTES."""
@@ -386,8 +406,8 @@ class _Run(NamedTuple):
 class QueuePartReader(TaskReader):
     """Reads slices of queues."""
 
-    def __init__(self, options: ReadOptions, selection: Selection, columns: list[Column]) -> None:
-        super().__init__(options, selection, columns)
+    def __init__(self, options: ReadOptions, selection: Selection, columns: list[Column], tally: Tally | None = None) -> None:
+        super().__init__(options, selection, columns, tally)
         self._check = EntryCheck()
         self._newest_segment = -1  # of those that this slice's entries have led to
 
@@ -545,7 +565,8 @@ def read_partition(
     return reader_of(options, selection, columns, part).batches(part, schema)
 
 
-def reader_of(options: ReadOptions, selection: Selection, columns: list[Column], part: LogRange | QueuePart) -> TaskReader:
+def reader_of(options: ReadOptions, selection: Selection, columns: list[Column], part: LogRange | QueuePart,
+              tally: Tally | None = None) -> TaskReader:
     """The reader of such parts."""
     reader = RangeReader if isinstance(part, LogRange) else QueuePartReader
-    return reader(options, selection, columns)
+    return reader(options, selection, columns, tally)

@@ -89,6 +89,13 @@ def test_golden_stores_in_parts_of_any_size(spark, tmp_path, recipe, most):
         assert collected(spark, store, by, maxPartitionBytes=max(most, size_bytes // 20)) == wanted
 
 
+def test_rows_that_a_condition_chooses_are_counted(spark, root):
+    wanted = counted([m for m in oracle.log_messages(root) if m.properties.get("TAGS") == "a"], "queue")
+    assert len(wanted) > 1
+    assert collected(spark, root, "queue", sql="TAGS = 'a'", maxPartitionBytes=5000) == wanted
+    assert collected(spark, root, "queue", tags="a", minPartitions=3) == wanted
+
+
 def test_what_is_wrong_is_said_and_damage_is_no_number(spark, root, tmp_path):
     with pytest.raises(UsageError, match="by 'week': choose one of queue, topic, hour, day"):
         stats(spark, root, by="week")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.consume_queue import FILLER_BYTES, pack_entry
 from pyengine.formats.record import Message, decode_record
 from pyengine.formats.record_case import iter_records
-from pyengine.native.scan import ColumnScanner, sync
+from pyengine.native.scan import TALLY_COLUMNS, ColumnScanner, TallyScanner, sync
 from record_bytes import encode_record
 
 pa = pytest.importorskip("pyarrow")
@@ -396,3 +397,92 @@ def test_batches_outlive_their_segment(tmp_path, rng):
     for path in (root / "commitlog").iterdir():
         path.write_bytes(bytes(SEGMENT))
     assert rows(batches) == [row_of(message) for message in builder.messages]
+
+
+def groups_of(scanner: TallyScanner, raw_batches) -> list[dict[str, object]]:
+    """What a tally gave, in the order of its keys; a group that came in parts comes more than once."""
+    tables = [pa.table([to_array(column, raw.rows) for column in raw.columns], names=[column.name for column in raw.columns])
+              for raw in raw_batches]
+    return sorted((row for table in tables for row in table.to_pylist()), key=lambda row: (row["topic"], row["queueId"], row["step"]))
+
+
+def counted(messages, key) -> list[dict[str, object]]:
+    """The groups by formats alone; `key` gives (queueId, microseconds) of a message's group."""
+    found = defaultdict(list)
+    for message in messages:
+        found[message.topic, *key(message)].append(message)
+    return [{
+        "topic": topic, "messages": len(mine), "bodyBytes": sum(len(one.body) for one in mine),
+        "bytes": sum(one.size_bytes for one in mine), "largest": max(one.size_bytes for one in mine),
+        "delayed": sum("DELAY" in one.properties for one in mine), "transactional": sum(one.sys_flag & 0xC != 0 for one in mine),
+        "compressed": sum(one.sys_flag & 1 for one in mine), "retried": sum(one.reconsume_times > 0 for one in mine),
+        "firstOffset": min(one.queue_offset for one in mine), "lastOffset": max(one.queue_offset for one in mine),
+        "firstTimestamp": EPOCH + timedelta(milliseconds=min(one.store_timestamp_ms for one in mine)),
+        "lastTimestamp": EPOCH + timedelta(milliseconds=max(one.store_timestamp_ms for one in mine)),
+        "queueId": queue_id, "step": EPOCH + timedelta(microseconds=step),
+    } for (topic, queue_id, step), mine in sorted(found.items())]
+
+
+STEP_US = 7_000
+KEYS = {
+    "queue": lambda message: (message.queue_id, message.queue_id),
+    "topic": lambda message: (0, 0),
+    STEP_US: lambda message: ((message.store_timestamp_ms * 1000 // STEP_US * STEP_US + 2**31) % 2**32 - 2**31,
+                              message.store_timestamp_ms * 1000 // STEP_US * STEP_US),
+}
+
+
+def tally(by, **given) -> TallyScanner:
+    return TallyScanner(["topic", *TALLY_COLUMNS], by, allocate=allocate, **given)
+
+
+def varied_records(rng: random.Random, count: int) -> tuple[bytes, list[Message]]:
+    """Records with all that is counted apart, before and after 1970."""
+    data, messages = bytearray(), []
+    for number in range(count):
+        record = encode_record(
+            topic=rng.choice(["A", "B", "\N{SNOWMAN}", "x" * 127]), body=rng.randbytes(rng.choice([0, 1, 300])),
+            queue_id=rng.choice([-1, 0, 1, 2**31 - 1]), queue_offset=rng.choice([number, -number, 2**62]), physical_offset=len(data),
+            properties=rng.choice(["", "DELAY\x013\x02", "TAGS\x01a\x02DELAY\x01x", "DELAY\x01", "DELAYS\x011\x02", "\x02DELAY\x011"]),
+            sys_flag=rng.randrange(16), reconsume_times=rng.choice([-1, 0, 0, 3]),
+            store_timestamp_ms=rng.choice([0, 1_700_000_000_000, -1_000]) + rng.randrange(30))
+        messages.append(decode_record(record))
+        data += record
+    return bytes(data), messages
+
+
+@pytest.mark.parametrize("by", KEYS)
+def test_a_tally_counts_what_the_rows_are(rng, by):
+    data, messages = varied_records(rng, 3000)
+    scanner = tally(by, batch_rows=rng.choice([1, 100, 10_000]))
+    assert groups_of(scanner, scanner.scan(data, 0, 0, len(data))) == counted(messages, KEYS[by])
+    some = rng.sample(messages, 500)
+    assert groups_of(scanner, scanner.gather(data, 0, entries_of(some))) == counted(some, KEYS[by])
+    chosen = tally(by, row_filter=RowFilter(choose_topics(["A"])), matches=lambda text: "DELAY" in text)
+    assert groups_of(chosen, chosen.scan(data, 0, 0, len(data))) == \
+        counted([one for one in messages if one.topic == "A" and "DELAY" in one.raw_properties], KEYS[by])
+
+
+def test_a_tally_of_more_groups_than_it_holds_gives_them_in_parts(rng):
+    data, messages = bytearray(), []
+    for number in range(20_000):
+        record = encode_record(topic="T", body=b"", queue_id=number % 9_500, queue_offset=number, physical_offset=len(data))
+        messages.append(decode_record(record))
+        data += record
+    scanner = tally("queue")
+    batches = list(scanner.scan(bytes(data), 0, 0, len(data)))
+    assert len(batches) > 1
+    assert [batch.first_offset for batch in batches[1:]] == [batch.end_offset for batch in batches[:-1]]
+    found = defaultdict(int)
+    for row in groups_of(scanner, batches):
+        found[row["queueId"]] += row["messages"]
+    assert found == {row["queueId"]: row["messages"] for row in counted(messages, KEYS["queue"])}
+
+
+def test_a_tally_ends_where_its_scan_does(rng):
+    builder, data = one_segment(rng, 50)
+    broken, at = bytearray(data), builder.messages[30].physical_offset
+    broken[at + 4] ^= 1
+    scanner = tally("topic")
+    assert groups_of(scanner, scanner.scan(bytes(broken), 0, 0, builder.end)) == counted(builder.messages[:30], KEYS["topic"])
+    assert (scanner.reason, scanner.position) == ("foreign", at)

@@ -1,0 +1,11 @@
+#ifndef MS_TALLY_H
+#define MS_TALLY_H
+
+#include <stdint.h>
+#include "record.h"
+#include "tally.cdef.h"
+
+_Static_assert(sizeof((struct ms_tally_group *)0)->numbers / sizeof(int64_t) == MS_TALLY_NUMBERS, "a place for each number");
+_Static_assert(sizeof((struct ms_tally_group *)0)->topic > MS_TOPIC_BYTES_MAX, "any topic fits");
+
+#endif
