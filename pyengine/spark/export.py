@@ -2,7 +2,7 @@
 
 An export is a whole folder, or, `incremental`, a folder that each run takes up to the
 log's end. `_pyengine_export.json` in it holds the offset up to which it is exported, which
-rows and columns it has, and how the log begins there: a run that chose others, or reads another store, would leave a hole
+rows and columns it has, and some bytes of the log before it: a run that chose others, or reads another store, would leave a hole
 ahead of that offset, so it is refused. Files of a killed run beyond the offset are removed by the next run.
 
 The folder is on this host or on any file system of pyarrow's. A file is written under a name that readers pass over, then
@@ -57,7 +57,7 @@ _DICTIONARY = ["topic", "tags", "bornHost", "storeHost", "partition", "queueId",
 _BODIES = ("value", "body")  # the least and the greatest body say nothing, and the writer would hold both
 # What Spark writes as %XX in the name of a folder key=value; beyond ASCII it escapes nothing.
 _ESCAPED = {*map(chr, range(32)), *"\"#%'*/:=?\\{[]^\x7f"}
-_HEAD_BYTES = 64  # of a segment's first record: up to when it was stored
+_SAMPLE_BYTES = 64  # of a record's head: up to when it was stored
 _PART = re.compile(r"\.?part-(\d+)(-\d+)?\.parquet(\..*)?")
 
 
@@ -75,15 +75,15 @@ class ExportResult:
 class ExportState:
     """An incremental export: what it holds, and up to which physical offset; None before its first run has ended.
 
-    `selection` is what selection_of gives; `run` names the run that has begun last. `head` is how the segment begins in which the
-    last record lies, by which that log is known again; "" where the version that wrote the state noted none.
+    `selection` is what selection_of gives; `run` names the run that has begun last. By `sample` the log is known again: how
+    `segment` begins, in which the last record lies, and the bytes before `end`; "" where the version that wrote it noted none.
     """
 
     selection: dict[str, str]
     end: int | None = None
     run: str = ""
     segment: int | None = None
-    head: str = ""
+    sample: str = ""
 
 
 def export_parquet(
@@ -156,7 +156,7 @@ def export_parquet(
     if state is not None:
         ends = [part.stop for part in parts if isinstance(part, LogRange)]
         state = replace(state, end=max(ends, default=state.end))
-        _write_state(target, _with_head(state, read, parts))
+        _write_state(target, _with_sample(state, read, parts))
     target.write(SUCCESS, b"")
     return ExportResult(target.where, len(written), sum(messages for _, messages, _ in written), sum(size for *_, size in written))
 
@@ -176,26 +176,26 @@ def _continued(target: Target, read: ReadOptions, columns: list[Column], partiti
         differences = "; ".join(f"{name} was {state.selection.get(name, '')!r}, is {wanted.selection.get(name, '')!r}"
                                 for name in dict.fromkeys(names))
         raise UsageError(f"{target.where} was begun with another selection: {differences}; go on with the same, or give another folder")
-    head = None if state.segment is None else _head_of(read, state.segment)  # None for one that is deleted by now
-    if head is not None and head != state.head:
-        raise UsageError(f"{target.where} was begun with another log: in {read.where} the segment at {state.segment} begins with another "
-                         "message; export this store into another folder")
+    sample = None if state.segment is None else _sample(read, state.segment, state.end)  # None for one that is deleted by now
+    if sample is not None and sample != state.sample:
+        raise UsageError(f"{target.where} was begun with another log: in {read.where} the segment at {state.segment} has other messages "
+                         f"up to {state.end}; export this store into another folder")
     return state
 
 
-def _with_head(state: ExportState, read: ReadOptions, parts: Sequence[LogRange | QueuePart]) -> ExportState:
+def _with_sample(state: ExportState, read: ReadOptions, parts: Sequence[LogRange | QueuePart]) -> ExportState:
     if not parts or not state.end:
         return state
     segment = (state.end - 1) // parts[0].segment_bytes * parts[0].segment_bytes
-    head = _head_of(read, segment)
-    return state if head is None else replace(state, segment=segment, head=head)
+    sample = _sample(read, segment, state.end)
+    return state if sample is None else replace(state, segment=segment, sample=sample)
 
 
-def _head_of(read: ReadOptions, segment: int) -> str | None:
-    """How a segment begins, None where it is not there. Slaves and copies have it alike."""
+def _sample(read: ReadOptions, segment: int, end: int) -> str | None:
+    """How a segment begins, and the bytes before `end` in it; None where it is not there. Slaves and copies have them alike."""
     try:
         with open_tree(read.path, read.file_system).open(f"{LOG}/{segment_name(segment)}") as file:
-            found: bytes = file.read_at(_HEAD_BYTES, 0)
+            found: bytes = file.read_at(_SAMPLE_BYTES, 0) + file.read_at(_SAMPLE_BYTES, end - segment - _SAMPLE_BYTES)
             return found.hex()
     except FileNotFoundError:
         return None

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from damage import flip
 from fix_cli import run
 from fix_store_builder import StoreBuilder
 from pyengine.errors import EngineError, UsageError
@@ -180,9 +181,14 @@ def test_an_incremental_export_goes_on_with_the_log_that_it_was_begun_with_only(
     assert export_parquet(None, builder.root, out, **given).messages == 60
     put(other, 100)
     state = (out / STATE).read_bytes()
-    with pytest.raises(UsageError, match="out was begun with another log: in .*/other the segment at 8192 begins with another message"):
+    with pytest.raises(UsageError, match="out was begun with another log: in .*/other the segment at 8192 has other messages"):
         export_parquet(None, other.root, out, **given)
     assert (out / STATE).read_bytes() == state
+    cut = tmp_path / "cut"  # below that end, and written on
+    shutil.copytree(builder.root, cut)
+    flip(cut / "commitlog" / f"{8192:020d}", builder.end - 8192 - 3)
+    with pytest.raises(UsageError, match="has other messages up to"):
+        export_parquet(None, cut, out, **given)
     put(builder, 70)
     shutil.copytree(builder.root, copy)  # as a slave has it
     assert export_parquet(None, copy, out, **given).messages == 70
@@ -191,7 +197,7 @@ def test_an_incremental_export_goes_on_with_the_log_that_it_was_begun_with_only(
         if int(segment.name) + 4096 < json.loads((out / STATE).read_text())["end"]:
             segment.unlink()
     assert export_parquet(None, builder.root, out, **given).messages == 70
-    (out / STATE).write_text(json.dumps(json.loads(state) | {"segment": None, "head": ""}))  # of a version that noted no log
+    (out / STATE).write_text(json.dumps(json.loads(state) | {"segment": None, "sample": ""}))  # of a version that noted no log
     with pytest.raises(DataLossError, match="the log begins at"):
         export_parquet(None, builder.root, out, **given)
 
