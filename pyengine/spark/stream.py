@@ -172,7 +172,7 @@ class SourceMetrics:
     """What one micro-batch has read of a store, and what was waiting beyond its end when it was planned.
 
     None is what cannot be told: `bytes` of the first batch of a new query, whose start Spark does not report, all lags with
-    Spark 4.0 and 4.1, and `lag_messages` of a stream of the whole log, whose offsets are bytes.
+    Spark 4.0 and 4.1, or while an engine starts again, and `lag_messages` of a stream of the whole log, whose offsets are bytes.
     """
 
     batch_id: int
