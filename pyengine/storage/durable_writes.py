@@ -112,18 +112,20 @@ def create_files(paths: Sequence[str], size_bytes: int, *, allocate: Allocation)
     return None
 
 
-def write_config(path: Path | str, content: bytes, *, keep_backup: bool = True) -> None:
+def write_config(path: Path | str, content: bytes, *, keep_backup: bool = True, mode: int = FILE_MODE) -> None:
     """Replace `path` by `content`, durable, whole or not at all; the old content stays as `path.bak`.
 
-    `path` exists at every moment once it has existed (RocketMQ's own way has a gap).
-    Raises DiskFullError, DiskError or FlushError; the old file is then still in place.
+    `path` exists at every moment once it has existed (RocketMQ's own way has a gap). With another `mode` no byte of the
+    content is ever in a file of more rights. Raises DiskFullError, DiskError or FlushError; the old file is then still in place.
     """
     path = Path(path)
     make_folders(path.parent)
     temporary = path.with_name(path.name + ".tmp")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         try:
+            if mode != FILE_MODE:
+                os.fchmod(descriptor, mode)  # of one that a crash left, or another program
             failpoint("config_opened")
             _write_all(descriptor, content)
             failpoint("config_written")

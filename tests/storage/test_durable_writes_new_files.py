@@ -167,6 +167,19 @@ def test_killed_anywhere_a_config_is_old_or_new_and_its_backup_is_whole(tmp_path
     pytest.fail("write_config never came to its end")
 
 
+def test_a_config_with_a_secret_is_never_in_a_file_that_others_may_read(tmp_path, monkeypatch):
+    path, modes = tmp_path / "plain_acl.yml", []
+    path.with_name("plain_acl.yml.tmp").touch(mode=0o644)  # of a crash
+    write, umask = os.write, os.umask(0)
+    try:
+        monkeypatch.setattr(durable_writes.os, "write", lambda descriptor, data: (
+            modes.append(os.fstat(descriptor).st_mode & 0o777), write(descriptor, data))[1])
+        write_config(path, b"secretKey: x", keep_backup=False, mode=0o600)
+    finally:
+        os.umask(umask)
+    assert modes == [0o600] and path.stat().st_mode & 0o777 == 0o600 and os.listdir(tmp_path) == ["plain_acl.yml"]
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("step", ["write", "fsync", "rename"])
 def test_a_config_that_cannot_be_written_stays_as_it_was(tmp_path, monkeypatch, step, code):
