@@ -201,6 +201,17 @@ class HalfMessages:
         self.put_end = max(self.put_end, result.physical_offset + result.size_bytes)
         return result.stored
 
+    def resume(self, physical_offset: int) -> bool:
+        """Put the message of TRANS_CHECK_MAX_TIME_TOPIC that begins there back, as if it had never been asked about; whether that is
+        stored. UsageError for another one. RocketMQ: AdminBrokerProcessor.resumeCheckHalfMessage."""
+        with self.lock:
+            found = self.reader().message_at(physical_offset, ReadLevel.COMMITTED)
+        if found is None or found.topic != TRANSACTION_DISCARD_TOPIC:
+            raise UsageError(f"no message of {TRANSACTION_DISCARD_TOPIC} begins at {physical_offset}")
+        real_place(found)
+        self.enter(TRANSACTION_HALF_TOPIC)
+        return self.put_back(replace(found, topic=TRANSACTION_HALF_TOPIC, queue_id=0), {PROPERTY_TRANSACTION_CHECK_TIMES: "0"}) is not None
+
     def enter(self, topic: str) -> None:
         """Have the topic in topics.json, with one queue as the broker enters it."""
         if topic not in self._entered:

@@ -47,6 +47,7 @@ from pyengine.formats.record import (
     BatchMember,
     Message,
     decode_batch,
+    decode_message_id,
     decode_properties,
     encode_host,
     encode_message,
@@ -80,6 +81,7 @@ COMMITTED_WAIT_S = 5.0   # a half message in a pool buffer becomes readable with
 COMMITTED_STEP_S = 0.02
 END_THREADS = 4          # of their own: what waits here must not hold up offsets and pulls
 COMMIT_DISTANCE = 1 << 32  # an offset that far beyond the log's end is no commit
+_NOT_RESUMED = f"Put message back to {TRANSACTION_HALF_TOPIC} failed."
 _OUTCOMES = {SYS_FLAG_TRANSACTION_COMMIT: "commit", SYS_FLAG_TRANSACTION_ROLLBACK: "rollback"}
 _V2 = {"producerGroup": "a", "topic": "b", "defaultTopic": "c", "defaultTopicQueueNums": "d", "queueId": "e", "sysFlag": "f",
        "bornTimestamp": "g", "flag": "h", "properties": "i", "reconsumeTimes": "j", "unitMode": "k", "maxReconsumeTimes": "l",
@@ -543,7 +545,7 @@ class Ends:
         self._check = PreparedCheck(self._halves, check_max=config.transaction_check_max,
                                     reserved_ms=config.file_reserved_time_hours * 3_600_000)
         self.interval_s = config.transaction_check_interval_ms / 1000  # between two rounds of ask_for_ends()
-        self.handlers: Handlers = {codes.END_TRANSACTION: self.end}
+        self.handlers: Handlers = {codes.END_TRANSACTION: self.end, codes.RESUME_CHECK_HALF_MESSAGE: self.resume}
 
     def prepare(self) -> None:
         """Have the half topic in topics.json; not in the loop's thread."""
@@ -578,6 +580,18 @@ class Ends:
         except EngineError as error:
             return Answer(codes.SERVICE_NOT_AVAILABLE, str(error))
         return Answer() if result.stored else Answer(codes.SYSTEM_ERROR, result.reason)
+
+    async def resume(self, request: Request) -> Answer:
+        """Have a half message that was put aside asked about again, from the first try on."""
+        msg_id = request.text("msgId")
+
+        def put_back() -> Answer:
+            try:
+                return Answer() if self._halves.resume(decode_message_id(msg_id)[1]) else Answer(codes.SYSTEM_ERROR, _NOT_RESUMED)
+            except EngineError as error:
+                return Answer(codes.SYSTEM_ERROR, f"{_NOT_RESUMED} ({error})")
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, put_back)
 
     async def _find(self, offset: int) -> Message | None:
         """The half message, waited for while what was acknowledged is not in its file yet. No thread waits for it."""

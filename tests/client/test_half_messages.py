@@ -238,6 +238,20 @@ def test_a_message_that_was_asked_about_too_often_is_put_aside(engine, halves):
     assert TopicConfigs(engine.path).read().rows[DISCARDED].write_queue_nums == 1
 
 
+def test_a_message_that_was_put_aside_is_asked_about_from_the_first_try_on(engine, halves):
+    half = prepare(halves)
+    halves.ahead_ms = 10_000
+    assert rounds(engine, PreparedCheck(halves, check_max=0)) == []
+    (discarded,) = messages(engine, DISCARDED)
+    for offset in (half.physical_offset, discarded.physical_offset + 1, 1 << 60):
+        with pytest.raises(UsageError, match="no message of TRANS_CHECK_MAX_TIME_TOPIC begins at"):
+            halves.resume(offset)
+    assert halves.resume(discarded.physical_offset)
+    (asked,) = rounds(engine, PreparedCheck(halves))
+    assert (asked.topic, asked.properties["TRANSACTION_CHECK_TIMES"]) == (HALF, "1")
+    assert halves.end(asked, "commit").stored and bodies(engine) == [b"x"]
+
+
 def test_a_message_older_than_the_log_keeps_is_put_aside(engine, halves):
     prepare(halves)
     halves.ahead_ms = 73 * 3_600_000

@@ -10,7 +10,7 @@ import pytest
 
 import pyengine
 from fix_gateway import send_fields, start_served
-from pyengine.formats.record import decode_record
+from pyengine.formats.record import decode_record, encode_message_id
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Request
 from pyengine.gateway.names import Address
@@ -83,6 +83,38 @@ def test_a_producer_is_asked_about_what_it_left_undecided(asking):
         "commitLogOffset": told.fields["commitLogOffset"], "commitOrRollback": COMMIT, "fromTransactionCheck": "true",
         "msgId": "UNDECIDED", "transactionId": "UNDECIDED"}, flag=2)
     assert [message.body for message in wait_for(asking, "asked", 1)] == [b"undecided"]
+
+
+def test_a_half_message_that_was_put_aside_is_asked_about_again(tmp_path):
+    served = start_served(tmp_path / "store", transaction_timeout_ms=1, transaction_check_interval_ms=100, transaction_check_max=1)
+    try:
+        client = served.broker()
+        client.ask(codes.SEND_MESSAGE_V2, send_fields("asked"), b"first")
+        client.ask(codes.HEART_BEAT, body={"clientID": "me", "producerDataSet": [{"groupName": "forgetful"}]})
+        half = prepare(client, "asked", b"undecided", "ASIDE", "forgetful")
+        client.wait_told(codes.CHECK_TRANSACTION_STATE)
+        with pyengine.open_store(served.root) as store:
+            assert store.wait_for_message("TRANS_CHECK_MAX_TIME_TOPIC", 0, 0, timeout_s=60, level="committed")
+            (aside,) = store.get_message("TRANS_CHECK_MAX_TIME_TOPIC", 0, 0, level="committed").messages
+        assert client.is_silent()
+        half_id = encode_message_id("127.0.0.1:10911", half["commitLogOffset"])
+        for msg_id, why in ((half_id, "no message of TRANS_CHECK_MAX_TIME_TOPIC begins at"), ("UNIQUE", "is no message id"),
+                            (encode_message_id("127.0.0.1:10911", 1 << 60), "no message of TRANS_CHECK_MAX_TIME_TOPIC begins at")):
+            answer = client.ask(codes.RESUME_CHECK_HALF_MESSAGE, {"msgId": msg_id})
+            assert answer.code == codes.SYSTEM_ERROR and why in answer.remark
+            assert answer.remark.startswith("Put message back to RMQ_SYS_TRANS_HALF_TOPIC failed.")
+        assert client.ask(codes.RESUME_CHECK_HALF_MESSAGE, {"msgId": aside.msg_id}).code == codes.SUCCESS
+        told = client.wait_told(codes.CHECK_TRANSACTION_STATE)
+        asked = decode_record(told.body, 0)
+        assert (asked.topic, asked.queue_id, asked.body) == ("asked", 1, b"undecided")
+        assert asked.properties["TRANSACTION_CHECK_TIMES"] == "1", "it is counted from the first try on"
+        client.send(codes.END_TRANSACTION, {
+            "producerGroup": "forgetful", "tranStateTableOffset": told.fields["tranStateTableOffset"],
+            "commitLogOffset": told.fields["commitLogOffset"], "commitOrRollback": COMMIT, "fromTransactionCheck": "true",
+            "msgId": "ASIDE", "transactionId": "ASIDE"}, flag=2)
+        assert [message.body for message in wait_for(served, "asked", 1)] == [b"undecided"]
+    finally:
+        served.close()
 
 
 def test_a_half_message_that_cannot_be_asked_about_keeps_no_other_from_it(served, monkeypatch):
