@@ -32,7 +32,7 @@ from pyengine.errors import DiskError, EngineError, UsageError, disk_error, disk
 from pyengine.formats.paths import segment_name
 from pyengine.spark.file_access import LOG, FileTree, open_tree, reach_tree
 from pyengine.spark.jobs import Part, batches_of, given_options, run_in_workers, watched
-from pyengine.spark.options import AUTO, ReadOptions, destination, read_options, shown
+from pyengine.spark.options import AUTO, ReadOptions, destination, read_options, scheme_of, shown
 from pyengine.spark.partitions import LogRange, QueuePart
 from pyengine.spark.plan import plan
 from pyengine.spark.schema import Column, chosen_columns, find_column
@@ -121,6 +121,9 @@ def export_parquet(
     given = given_options(store, topics, options)
     place = Place.of(os.fspath(dest), dest_file_system)
     read = read_options(given)
+    if not scheme_of(place.path) and place.file_system == AUTO and Path(place.path).is_relative_to(read.path):
+        raise UsageError(f"destination {place.path} lies in the store, which is refused with a folder that is none of its own: give "
+                         "another folder")
     columns = chosen_columns(read)
     if partitioned:
         columns = [column for column in columns if column.name.lower() != "topic"]

@@ -308,6 +308,14 @@ def test_a_destination_that_cannot_be_reached_is_refused_before_anything_is_made
     assert list((tmp_path / "here").iterdir()) == []
 
 
+def test_a_destination_in_the_store_itself_is_refused(builder):
+    before = sorted(builder.root.rglob("*"))
+    for folder in (builder.root / "commitlog" / "x", builder.root / "lake", f"file:{builder.root}/lake"):
+        with pytest.raises(UsageError, match="lies in the store, which is refused with a folder that is none of its own"):
+            export_parquet(None, builder.root, folder, incremental=True)
+    assert sorted(builder.root.rglob("*")) == before
+
+
 def test_the_command_refuses_what_is_neither_a_path_nor_a_uri(builder, monkeypatch):
     monkeypatch.setattr(spark_session, "borrowed_session", None)  # none is started for it
     done = run("export", builder.root, "s3:/bucket/x")
