@@ -39,4 +39,13 @@
 #define ms_pause() ((void)0)
 #endif
 
+#define MS_CACHE_LINE_BYTES 64
+/* Fetch a line of another CPU ahead of its use: to read it, or to own it before it is stored to. Neither faults. */
+#define ms_prefetch(address) __builtin_prefetch((address), 0)
+#if defined(__x86_64__)
+#define ms_prefetch_to_store(address) __asm__ __volatile__("prefetchw %0" : : "m"(*(const char *)(address)))
+#else
+#define ms_prefetch_to_store(address) __builtin_prefetch((address), 1)
+#endif
+
 #endif

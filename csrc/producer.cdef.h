@@ -48,6 +48,8 @@ struct ms_producer {
     int64_t submitted_ns;        /* when the last put began */
     int64_t target_before;       /* flusher.sync_target as it stood before the last entry was published */
     uint64_t reserved_bytes;     /* of the entry that is being filled */
+    int64_t wall_ms;             /* the wall clock's millisecond, as it was read last, */
+    int64_t wall_until_ns;       /* and its end by CLOCK_MONOTONIC */
     int32_t spin_us;
     uint32_t slot;
     uint32_t generation;

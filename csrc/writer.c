@@ -24,6 +24,7 @@
 /* All sessions are looked at again after this time for each of them. One look takes about a sixteenth of it. */
 #define LOOK_INTERVAL_NS 64
 #define ALWAYS_ACTIVE_MAX 8 /* as many sessions cost nothing: each pass looks at all of them */
+#define ENTRY_AHEAD_BYTES 384 /* a small message with its topic and properties, in the ring and in the log */
 #define SPIN_GAP 4 /* spins long: what may lie between two entries for the next spin to be worth it; covers our waking up */
 
 int64_t ms_writer_bytes(void)
@@ -172,8 +173,8 @@ static void begin_pass(struct ms_writer *writer)
     MS_FAILPOINT("pass_undo_opened");
     ms_store_release(&control->writer.intended_pass, writer->pass);
     MS_FAILPOINT("pass_intended");
-    ms_store_relaxed(&control->writer.pass_started_ms, ms_wall_ms());
     ms_compiler_fence();
+    writer->wall_ms = 0;
     writer->write_ns = 0;
     ms_put_meter_begin(&writer->meter);
 }
@@ -260,7 +261,7 @@ static uint32_t check_entry(const struct ms_writer *writer, const struct ms_writ
 
 static int64_t store_time(const struct ms_writer *writer, const struct ms_entry *head)
 {
-    int64_t now = writer->control->identity.replay_clock && head->clock_ms ? head->clock_ms : ms_wall_ms();
+    int64_t now = writer->control->identity.replay_clock && head->clock_ms ? head->clock_ms : writer->wall_ms;
     int64_t back = writer->store_timestamp_ms - now;
     if (back <= 0)
         return now;
@@ -666,6 +667,37 @@ static int errand(const struct ms_writer *writer)
     return MS_RUN_TIME;
 }
 
+/* One look at the clock for the entries of a turn, all of which were put before it: their store time, and the pass's beginning. */
+static void begin_turn(struct ms_writer *writer)
+{
+    int is_first = writer->wall_ms == 0;
+    writer->wall_ms = ms_wall_ms();
+    if (is_first)
+        ms_store_relaxed(&writer->control->writer.pass_started_ms, writer->wall_ms);
+}
+
+/* The lines of the next entry come from its producer's CPU together, not one after the other as they are read. */
+static void prefetch_entry(const struct ms_writer_session *own, uint64_t tail)
+{
+    uint64_t place = own->head & (own->ring_bytes - 1);
+    uint64_t bytes = tail - own->head < ENTRY_AHEAD_BYTES ? tail - own->head : ENTRY_AHEAD_BYTES;
+    for (uint64_t at = place; at < place + bytes && at < own->ring_bytes; at += MS_CACHE_LINE_BYTES)
+        ms_prefetch(own->ring + at);
+}
+
+/* After a pass, while its producer reads the answer: what the next small pass stores to is this CPU's before it begins. */
+static void prefetch_places(const struct ms_writer *writer)
+{
+    if (writer->current.memory == NULL || writer->is_gathering || writer->current.base < 0)
+        return;
+    int64_t place = writer->position - writer->current.base;
+    for (int64_t at = place; at < place + ENTRY_AHEAD_BYTES && at < writer->segment_bytes; at += MS_CACHE_LINE_BYTES)
+        ms_prefetch_to_store(writer->current.memory + at);
+    const struct ms_writer_session *own = writer->touched_before_count == 1 ? &writer->sessions[writer->touched_before[0]] : NULL;
+    if (own != NULL && own->session != NULL)
+        ms_prefetch_to_store(&own->session->completion[(own->acked + 1) % MS_COMPLETIONS]);
+}
+
 /* What session `i` may put in one pass, which began at the position `from`. */
 static int take_turn(struct ms_writer *writer, uint32_t i, int64_t from)
 {
@@ -673,6 +705,8 @@ static int take_turn(struct ms_writer *writer, uint32_t i, int64_t from)
     if (!has_work(own))
         return MS_RUN_TIME;
     uint64_t tail = ms_load_acquire(&own->session->tail);
+    prefetch_entry(own, tail);
+    begin_turn(writer);
     writer->last_producer_same_cpu = ms_load_relaxed(&own->session->producer_cpu) == ms_load_relaxed(&writer->control->workers[MS_WRITER].cpu);
     int64_t turn_from = writer->position;
     for (int k = 0; k < TURN_ENTRIES && own->head != tail && !own->broken; k++) {
@@ -784,6 +818,7 @@ static int make_pass(struct ms_writer *writer)
         (writer->last_work_ns - writer->clock_ns >= writer->recorder.threshold_ns || writer->meter.slow != 0))
         record_pass(writer, from);
     writer->clock_ns = writer->last_work_ns;
+    prefetch_places(writer);
     return committed != MS_RUN_TIME ? committed : why;
 }
 

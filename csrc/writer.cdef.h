@@ -125,6 +125,7 @@ struct ms_writer {
     struct ms_light_queues light; /* places in further queues; off until Python sets light.enabled */
     struct ms_put_meter meter;   /* counts into shared memory once Python has set meter.stats */
     struct ms_recorder_hand recorder; /* records into shared memory once Python has taken it */
+    int64_t wall_ms;             /* store time of the entries of the turn at hand; 0: the pass had no turn yet */
     int64_t clock_ns;            /* the last look at the clock before the pass being made */
     int64_t write_ns;            /* so much of the pass was spent in pwrite */
     int64_t left_ns;             /* when ms_writer_run returned, */

@@ -497,6 +497,8 @@ class ms_producer(Struct):
     submitted_ns: int
     target_before: int
     reserved_bytes: int
+    wall_ms: int
+    wall_until_ns: int
     spin_us: int
     slot: int
     generation: int
@@ -1071,6 +1073,7 @@ class ms_writer(Struct):
     light: ms_light_queues
     meter: ms_put_meter
     recorder: ms_recorder_hand
+    wall_ms: int
     clock_ns: int
     write_ns: int
     left_ns: int

@@ -679,6 +679,20 @@ def test_bodies_of_every_size_go_all_ways(make_parts, size):
         assert producer.put("T", b"after").queue_offset == (1 + 6 if wanted is PutStatus.PUT_OK else 1)
 
 
+@in_async_mode
+def test_a_message_is_born_in_the_millisecond_of_its_put_and_stored_not_before(parts, producer):
+    # Many to a millisecond, and through many: producer and writer look at the wall clock once for several.
+    times = []
+    while len(times) < 2000 or times[-1][0] < times[0][0] + 30:
+        before_ms = time.time_ns() // 1_000_000
+        result = producer.put("T", b"x") if len(times) % 2 else producer.put_async("T", b"x").result(60)
+        times.append((before_ms, result, time.time_ns() // 1_000_000))
+    log = parts.log()
+    for before_ms, result, after_ms in times:
+        message = decode_record(log, result.physical_offset)
+        assert before_ms <= message.born_timestamp_ms <= message.store_timestamp_ms <= after_ms
+
+
 @pytest.mark.parametrize("state", ["frozen", "read-only", "closed", "busy"])
 @in_async_mode
 def test_refusals_are_the_same_on_both_ways(parts, producer, state):
