@@ -116,7 +116,7 @@ int ms_ha_links_send(struct ms_ha_links *links, int64_t until_ns, int may_sleep)
         }
         const int woken = ms_latch_wait(latch, links->semaphore, left_ns);
         is_armed = 0;
-        if (woken == -EINTR)
+        if (woken == -EINTR || (woken > 0 && ms_load_relaxed(&links->control->state.refuse_puts) & 1)) /* a stop: let Python look */
             break;
     }
     if (is_armed)

@@ -902,6 +902,8 @@ static int run(struct ms_writer *writer, int64_t deadline_ns)
         }
         int woken = ms_latch_wait(latch, semaphore, deadline_ns - now);
         slept = 1;
+        if (woken > 0 && ms_load_relaxed(&control->state.refuse_puts) & 1)
+            return MS_RUN_TIME; /* a stop, whose signal may have come before the sleep: let Python look */
         if (woken > 0 && writer->mode == MS_MODE_SYNC && writer->spin_us > 0) {
             /* The flusher rings when it has let producers go: their next entries are near. */
             writer->spinning = 1;

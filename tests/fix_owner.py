@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,6 +115,25 @@ class Owner:
         sessions.remove_attach_count(semaphore)
         self.folder.sweep()
         self.lock.close()
+
+
+@contextmanager
+def woken_asleep(memory: EngineMemory, kind: int) -> Iterator[None]:
+    """Another thread wakes that worker whenever it has armed its latch, until the block ends."""
+    line, over = memory.control.latch[kind], threading.Event()
+
+    def wake() -> None:
+        while not over.is_set():
+            eventually(lambda: over.is_set() or native.load(line, "has_notified") == 0, "it arms its latch")
+            memory.wake(kind)
+
+    waker = threading.Thread(target=wake)
+    waker.start()
+    try:
+        yield
+    finally:
+        over.set()
+        waker.join()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import signal
 
 import pytest
 
+from fix_owner import woken_asleep
 from pyengine._native import lib
 from pyengine.errors import DiskError, DiskFullError, FlushError
 from pyengine.formats.paths import StorePaths
@@ -17,7 +18,7 @@ from pyengine.native import control as native
 from pyengine.native import flush, queue_table
 from pyengine.native.writer import GATHER_BYTES_MIN, Segment
 from pyengine.results import PutStatus
-from pyengine.services import flush_commit_log
+from pyengine.services import flush_commit_log, put_message
 from pyengine.services.put_message import WAKES, PutMessageService
 from said import Said
 from waiting import eventually
@@ -25,6 +26,7 @@ from waiting import eventually
 MODES = {"async": {}, "sync": {"mode": native.MODE_SYNC}, "pool": {"mode": native.MODE_POOL, "pool_buffers": 3}}
 RUBBISH = b"\xa5"
 OF_SECOND_SEGMENT = 1000
+HOUR_NS = 3_600_000_000_000
 
 
 def service_of(parts, **settings) -> PutMessageService:
@@ -178,6 +180,21 @@ def test_a_new_flusher_is_vouched_for_once_each_unflushed_segment_is_synced(make
     assert (verified() == incarnation, native.load(control.state, "frozen") != 0) == (not fails, fails)
     service.work()
     assert synced == (names[:2] if fails else names), "once"
+    service.close()
+
+
+@pytest.mark.timeout(60)
+def test_woken_while_the_engine_stops_it_lets_its_worker_look(make_parts, monkeypatch):
+    """The signal to end may have come before it slept."""
+    parts = make_parts()
+    parts.kill(native.WRITER)
+    monkeypatch.setattr(put_message, "RUN_NS", HOUR_NS)
+    monkeypatch.setattr(put_message, "IDLE_RUN_NS", HOUR_NS)
+    service = service_of(parts)
+    service.work()  # the flusher's request
+    native.refuse_puts(parts.control, native.REFUSE_STOPPING)
+    with woken_asleep(parts.owner.memory, native.WRITER):
+        assert not service.work()
     service.close()
 
 

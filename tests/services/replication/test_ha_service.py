@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from fix_owner import woken_asleep
 from fix_slave import SealedSlave, WireSlave, call_of, secret_file
 from fix_writer import PlainWriter
 from pyengine.engine.kinds import WorkerExit
@@ -454,6 +455,18 @@ def test_what_is_confirmed_and_the_role_are_noted(make_rig):
     assert file.read().state == ReplicationState("SYNC_MASTER", 4500)
     rig.service = rig.new_service()
     assert rig.confirm == 4500
+
+
+@pytest.mark.timeout(60)
+def test_woken_while_the_engine_stops_it_lets_its_worker_look(make_rig):
+    rig = make_rig()
+    rig.turn()
+    memory = rig.owner.memory
+    native.refuse_puts(memory.control, native.REFUSE_STOPPING)
+    latch = memory.latch(native.REPLICATOR)
+    latch.arm()
+    with woken_asleep(memory, native.REPLICATOR):
+        assert not rig.service.wait(latch, 3600)
 
 
 def test_an_orderly_stop_waits_for_the_slaves(make_rig):
