@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import forked
+from forked import ForkedProcess
 from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.cleaning import create_cleaning
 from pyengine.ipc.control_block import EngineMemory, Identity, boot_ns, now_ms, write_run_settings
@@ -54,7 +56,7 @@ class Owner:
         self.memory = EngineMemory.create(self.folder, Identity(**values))
         self.memory.make_topic_stats(0)
         self.control = self.memory.control
-        self.children: list[subprocess.Popen] = []
+        self.children: list[subprocess.Popen[str] | ForkedProcess] = []
         self.environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}  # of spawned processes
 
     def make_rest(self) -> None:
@@ -81,11 +83,10 @@ class Owner:
         native.store(self.control.state, "state", state)
         self.lock.share()
 
-    def spawn(self, module: str, *arguments: str, script: str | None = None) -> subprocess.Popen:
+    def spawn(self, module: str, *arguments: str, script: str | None = None) -> subprocess.Popen[str] | ForkedProcess:
         """Start a worker process; `script` runs instead of a module."""
         what = ["-P", "-c", script] if script else ["-P", "-m", module]
-        child = subprocess.Popen([sys.executable, *what, str(self.root), *arguments], env=self.environment,
-                                 stderr=subprocess.PIPE, text=True)
+        child = forked.start([sys.executable, *what, str(self.root), *arguments], self.environment)
         self.children.append(child)
         return child
 
