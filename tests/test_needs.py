@@ -62,9 +62,9 @@ def run_sample(tmp_path, monkeypatch):
             fake.chmod(0o755)
         kept = {k: v for k, v in os.environ.items() if k not in ("JAVA_HOME", "PYENGINE_REQUIRE", "PYENGINE_LONG")}
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", *arguments],
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "pytest_timeout", "-v", *arguments],
             cwd=tmp_path,
-            env={**kept, "PATH": str(folder), **environ},
+            env={**kept, "PATH": str(folder), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environ},
             capture_output=True,
             text=True,
             timeout=120,

@@ -13,7 +13,7 @@ import pytest
 
 import pyengine
 from fix_cli import run
-from fix_engine import EACH_MODE, wait_noted
+from fix_engine import EACH_MODE, SMALL, wait_noted
 from fix_golden import CLEAN, compare_inspect, usual
 from pyengine.client import backup as backup_module
 from pyengine.client.backup import backup_store, check_backup, restore_store
@@ -151,9 +151,25 @@ def test_a_second_backup_after_the_cleaner_has_only_what_is_left_and_queues_go_o
         assert producer.put("T", b"next", queue_id=1).queue_offset == here["T"][-1][0] + 1
 
 
+@pytest.fixture(scope="module")
+def stopped_store(tmp_path_factory):
+    root = tmp_path_factory.mktemp("stopped") / "store"
+    with pyengine.Engine(root, **SMALL | SIZES):
+        put_segments(root, 3)
+    return root
+
+
 @pytest.fixture
-def stopped(make_engine):
-    """A store with four segments, stopped in order."""
+def stopped(stopped_store, make_engine):
+    """A store with four segments, stopped in order: a copy, for which no watermark counts."""
+    engine = make_engine(**SIZES)
+    shutil.copytree(stopped_store, engine.root)
+    return engine.root
+
+
+@pytest.fixture
+def watermarked(make_engine):
+    """The same where it was made: what ends too early is damage."""
     engine = make_engine(**SIZES)
     engine.start()
     put_segments(engine.root, 3)
@@ -290,16 +306,16 @@ def test_after_a_cut_and_two_interrupted_runs_no_byte_of_before_is_taken(make_en
         assert (engine.root / "commitlog" / name).read_bytes() == (tmp_path / "new/commitlog" / name).read_bytes(), name
 
 
-def test_a_damaged_log_is_backed_up_as_it_is_and_said_to_be(stopped, tmp_path):
-    with open(stopped / f"commitlog/{SEGMENT:020d}", "r+b") as file:
+def test_a_damaged_log_is_backed_up_as_it_is_and_said_to_be(watermarked, tmp_path):
+    with open(watermarked / f"commitlog/{SEGMENT:020d}", "r+b") as file:
         file.seek(5000)
         file.write(b"damage")
-    report = backup_store(stopped, Folder(tmp_path / "dest"))
+    report = backup_store(watermarked, Folder(tmp_path / "dest"))
     assert report.exit_code == 3 and len(report.damage) == 1 and SEGMENT < report.damage[0] <= SEGMENT + 5000
     restored = restore_store(Folder(tmp_path / "dest"), tmp_path / "new")
     assert restored.exit_code == 3 and "damaged" in restored.sentence
-    for name in os.listdir(stopped / "commitlog")[:1]:
-        assert (stopped / "commitlog" / name).read_bytes() == (tmp_path / "new/commitlog" / name).read_bytes()
+    for name in os.listdir(watermarked / "commitlog")[:1]:
+        assert (watermarked / "commitlog" / name).read_bytes() == (tmp_path / "new/commitlog" / name).read_bytes()
 
 
 @pytest.fixture
@@ -320,12 +336,12 @@ def interrupted(monkeypatch):
 
 
 @pytest.mark.parametrize("step", ["restore_moving", "restore_moved"])
-def test_a_restore_that_goes_on_says_what_the_first_run_found(stopped, tmp_path, interrupted, step):
-    with open(stopped / f"commitlog/{SEGMENT:020d}", "r+b") as file:
+def test_a_restore_that_goes_on_says_what_the_first_run_found(watermarked, tmp_path, interrupted, step):
+    with open(watermarked / f"commitlog/{SEGMENT:020d}", "r+b") as file:
         file.seek(5000)
         file.write(b"damage")
     dest = Folder(tmp_path / "dest")
-    backup_store(stopped, dest)
+    backup_store(watermarked, dest)
     interrupted(step, dest, tmp_path / "new")
     expected = restore_store(dest, tmp_path / "whole")
     restored = restore_store(dest, tmp_path / "new")
@@ -391,9 +407,9 @@ def test_a_store_without_messages_comes_back_with_its_tables(make_engine, tmp_pa
         assert producer.put("orders", b"one").physical_offset == 0
 
 
-def test_a_cut_at_the_end_of_a_segment_is_followed_by_an_empty_one(stopped, tmp_path):
+def test_a_cut_at_the_end_of_a_segment_is_followed_by_an_empty_one(watermarked, tmp_path):
     dest = Folder(tmp_path / "dest")
-    backup_store(stopped, dest)
+    backup_store(watermarked, dest)
     manifest = read_manifest(dest)
     dest.replace("manifest.json", replace(manifest, end=2 * SEGMENT, pieces=manifest.pieces[:2]).content())
     assert restore_store(dest, tmp_path / "new").exit_code == 0 and is_whole(tmp_path / "new")

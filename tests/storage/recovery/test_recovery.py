@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from dying import run_and_die_at
+from fix_golden import usual
 from fix_log import SMALL
 from pyengine.errors import CorruptionError, DiskError, DiskFullError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
 from pyengine.formats.paths import StorePaths
@@ -117,12 +118,13 @@ def test_a_second_recovery_writes_nothing(build_store):
     assert {path: path.stat().st_mtime_ns for path in store.root.rglob("*")} == times
 
 
-def test_every_place_where_the_log_may_be_cut_short(build_store, request):
+def test_every_place_where_the_log_may_be_cut_short(build_store, request, rng):
     """A power cut leaves zeros from any byte on: the log ends behind the last whole record, and is never degraded."""
-    step = 1 if request.config.run_long else 7
+    step = 1 if request.config.run_long else 31
     whole = build_store(12, name="whole")
     durable = whole.records[5].end
-    for cut in range(durable, whole.end, step):
+    around_ends = {cut for record in whole.records[6:] for cut in (record.start, record.start + 1, record.end - 1)}
+    for cut in sorted({*range(durable + rng.randrange(step), whole.end, step), *around_ends}):
         store = build_store(12, flushed=durable, name=f"cut-{cut}")
         store.poke(cut, bytes(store.end - cut) if store.segment(cut) == store.segment(store.end)
                    else bytes(store.size_bytes - cut % store.size_bytes))
@@ -135,10 +137,10 @@ def test_every_place_where_the_log_may_be_cut_short(build_store, request):
 
 
 def test_every_flipped_byte_above_the_watermark_costs_no_more_than_its_record_and_what_follows(build_store, request, rng):
-    step = 1 if request.config.run_long else 11
+    step = 1 if request.config.run_long else 23
     whole = build_store(12, name="whole")
     durable = whole.records[8].end
-    for at in range(durable, whole.end, step):
+    for at in range(durable + rng.randrange(step), whole.end, step):
         store = build_store(12, flushed=durable, name=f"flip-{at}")
         store.flip(at, rng.randrange(8))
         create_abort_file(store.root)
@@ -542,10 +544,14 @@ def damage_lost_queues(store):
     shutil.rmtree(store.root / "consumequeue")
 
 
-@pytest.mark.parametrize("is_abnormal", [False, True])
-@pytest.mark.parametrize(("ours", "damage"), [
-    (True, damage_hole), (True, damage_early_hole), (True, damage_torn), (True, damage_lost_queues),
-    (False, damage_hole), (False, damage_lost_queues)])
+DAMAGES = ((True, damage_hole), (True, damage_early_hole), (True, damage_torn), (True, damage_lost_queues),
+           (False, damage_hole), (False, damage_lost_queues))
+
+
+@pytest.mark.parametrize(("ours", "damage", "is_abnormal"), usual(
+    [(ours, damage, is_abnormal) for ours, damage in DAMAGES for is_abnormal in (False, True)],
+    [(True, damage_hole, False), (True, damage_hole, True), (True, damage_early_hole, True), (True, damage_torn, True),
+     (True, damage_lost_queues, False), (False, damage_hole, True)], pytest.mark.ci))
 def test_interrupted_at_any_step_it_comes_to_the_same_store(build_store, damage, is_abnormal, ours):
     def damaged(name):
         store = build_store(60, ours=ours, flushed=0, name=name)
@@ -602,7 +608,7 @@ def test_killed_at_any_system_call_it_comes_to_the_same_store(build_store, reque
         assert report.end_offset == expected.end_offset, f"killed at system call {step}"
         assert store.tree("quarantine") == straight.tree("quarantine"), f"killed at system call {step}"
         assert kept_in_quarantine(store) == kept_in_quarantine(straight), f"killed at system call {step}"
-        step += 1 if request.config.run_long else rng.randrange(1, 6)
+        step += 1 if request.config.run_long else rng.randrange(1, 10)
     assert step > 30
 
 
