@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from pyengine.engine_config import AT_ONCE
 from pyengine.errors import EngineError, UsageError
-from pyengine.formats.constants import SCHEDULE_TOPIC
+from pyengine.formats.constants import LMQ_PREFIX, SCHEDULE_TOPIC
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Handlers, Request
@@ -25,6 +25,7 @@ from pyengine.gateway.members import Client, Members
 from pyengine.gateway.names import (
     GROUPS_MAX,
     OWN_GROUP_PREFIXES,
+    SETTINGS_BYTES_MAX,
     SYSTEM_TOPICS,
     TOPICS_OF_TOOLS_MAX,
     TRACE_TOPIC,
@@ -49,7 +50,7 @@ from pyengine.storage.consumer_offset import DelayOffsets
 VERSION_TEXT = "V4_9_8"
 QUEUES_SHOWN_MAX = 100_000  # of one answer
 ENTRIES_SHOWN_MAX = 1024    # of a consume queue in one answer
-SETTINGS_BYTES_MAX = 2048   # of one update: all that are live fit
+UNUSED_SHOWN_MAX = 5        # topics that an answer names
 SETTINGS_WAIT_S = 3.0       # for the supervisor; a tool waits for 5 s
 CLEAN_WAIT_S = 2.0          # a tool waits for its answer for 5 s
 CLEAN_S = 10.0              # one of the executor's threads waits so long at most
@@ -168,6 +169,7 @@ class Admin:
             codes.VIEW_BROKER_STATS_DATA: self.statistics,
             codes.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean,
             codes.DELETE_EXPIRED_COMMITLOG: self.clean,
+            codes.CLEAN_UNUSED_TOPIC: self.clean_unused,
         }
         self.name_server_handlers: Handlers = {codes.DELETE_TOPIC_IN_NAMESRV: lambda request: Answer()}
 
@@ -581,6 +583,23 @@ class Admin:
         for cleaning in done:
             cleaning.result()
         return Answer()
+
+    async def clean_unused(self, request: Request) -> Answer:
+        """The same, and an error while topics that were deleted still have messages: their queues go with these, not before."""
+        await self.clean(request)
+        known = self._names.topic_table().keys()
+
+        def look() -> list[str]:
+            return sorted(
+                name for name, queues in self._reader.topics().items() if name not in known and not name.startswith(LMQ_PREFIX)
+                and any(low < high for low, high in (self._reader.queue_range(name, queue_id, LEVEL) for queue_id in queues)))
+
+        left = await self._in_executor(look)
+        if not left:
+            return Answer()
+        names = ", ".join(left[:UNUSED_SHOWN_MAX]) + (f" and {len(left) - UNUSED_SHOWN_MAX} others" if len(left) > UNUSED_SHOWN_MAX else "")
+        return Answer(codes.SYSTEM_ERROR,
+                      f"topics that topics.json does not name still have messages, and their queues stay as long: {names}")
 
     # ---- parts --------------------------------------------------------------------
 

@@ -45,6 +45,10 @@ TOPICS_OF_TOOLS_MAX = 50_000    # that there may be for a tool to create one mor
 RECENT_S = 0.05                 # so late sends may see a change of topics
 GROUPS_MAX = 10_000             # that clients may create by their heartbeats, and tools
 KEY_VALUES_CHARS_MAX = 1 << 20  # of all keys and values of tools
+ORDERS_NAMESPACE = "ORDER_TOPIC_CONFIG"  # of what updateOrderConf keeps, by topic
+ORDER_CHARS_MAX = 1024          # of it for one topic
+ORDER_MESSAGE_ENABLE = "orderMessageEnable"
+SETTINGS_BYTES_MAX = 2048       # of one update of the broker's or the name server's settings
 FLAG_UNIT, FLAG_UNIT_SUB = 1, 2  # bits of topicSysFlag (TopicSysFlag)
 OWN_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_PYENGINE_")  # whose offsets no client may move
 TRANSACTION_OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
@@ -138,6 +142,8 @@ class Names:
         self._groups = _CachedFile(self.group_configs.path, lambda: self.group_configs.read().rows)
         self._key_value_file = ConfigFile(StorePaths(root).config / "kvConfig.json", decode_key_values)
         self._key_values = _CachedFile(self._key_value_file.path, lambda: self._key_value_file.read().value or {})
+        self._name_server_file = ConfigFile(StorePaths(root).config / "namesrv.properties", decode_properties_file)
+        self._name_server = _CachedFile(self._name_server_file.path, lambda: self._name_server_file.read().value or {})
         self._making: dict[str, asyncio.Future[Any]] = {}
         cluster = config.broker_cluster_name
         inherited = _READ_WRITE | PERM_INHERIT
@@ -206,8 +212,9 @@ class Names:
         if model is None or not model.perm & PERM_INHERIT:
             return None
         number = max(1, min(queue_nums, model.write_queue_nums))
-        return await self.create(replace(model, topic=name, read_queue_nums=number, write_queue_nums=number,
-                                         perm=model.perm & ~PERM_INHERIT, topic_sys_flag=0, order=False, more={}))
+        return await self.create(replace(
+            model, topic=name, read_queue_nums=number, write_queue_nums=number, perm=model.perm & ~PERM_INHERIT,
+            topic_sys_flag=0, order=False, more={}))
 
     # ---- groups -------------------------------------------------------------------
 
@@ -250,6 +257,20 @@ class Names:
 
         await asyncio.get_running_loop().run_in_executor(self._executor, write)
 
+    @property
+    def orders_by_configuration(self) -> bool:
+        """Whether routes tell what `updateOrderConf` says of their topic (RocketMQ's orderMessageEnable)."""
+        return self._name_server.table().get(ORDER_MESSAGE_ENABLE) == "true"
+
+    async def order_by_configuration(self, is_on: bool) -> None:
+        """Set that, durable before this returns."""
+        def write() -> None:
+            with exclusive(self._name_server_file.path):
+                lines = (self._name_server_file.read_to_change().value or {}) | {ORDER_MESSAGE_ENABLE: str(is_on).lower()}
+                self._name_server_file.write("".join(f"{name}={value}\n" for name, value in lines.items()))
+
+        await asyncio.get_running_loop().run_in_executor(self._executor, write)
+
     async def _once(self, key: str, make: Callable[[], Any]) -> Any:
         """`make` in the executor; those who ask for the same meanwhile share what it gives."""
         under_way = self._making.get(key)
@@ -282,6 +303,7 @@ class NameServer:
             codes.DELETE_KV_CONFIG: self.delete_key_value,
             codes.GET_KVLIST_BY_NAMESPACE: self.key_values,
             codes.GET_NAMESRV_CONFIG: self.config,
+            codes.UPDATE_NAMESRV_CONFIG: self.update_config,
         }
 
     def route(self, request: Request) -> Answer:
@@ -294,11 +316,21 @@ class NameServer:
         address = self._address
         perm = topic.perm if self._may_write else topic.perm & ~PERM_WRITE
         addresses: object = {"0": address.broker} if strict else IntKeys({0: address.broker})
-        return Answer(body=write_json({
+        return Answer(body=write_json(self._order(topic) | {
             "brokerDatas": [{"brokerAddrs": addresses, "brokerName": address.broker_name, "cluster": address.cluster}],
             "filterServerTable": {},
             "queueDatas": [{"brokerName": address.broker_name, "perm": perm, "readQueueNums": topic.read_queue_nums,
                             "topicSysFlag": topic.topic_sys_flag, "writeQueueNums": topic.write_queue_nums}]}))
+
+    def _order(self, topic: TopicConfig) -> dict[str, str]:
+        """What `updateOrderConf` says of a topic, for its route. Only what every client can read, and no queue that is not there:
+        tools need no key for it, and clients make the queues that a route names."""
+        text = self._names.key_values().get(ORDERS_NAMESPACE, {}).get(topic.topic, "") if self._names.orders_by_configuration else ""
+        for piece in text.split(";") if len(text) <= ORDER_CHARS_MAX else ():
+            name, _, number = piece.partition(":")
+            if name == self._address.broker_name and number.isascii() and number.isdecimal():
+                return {"orderTopicConf": f"{name}:{min(int(number), topic.write_queue_nums)}"}
+        return {}
 
     def cluster(self, request: Request) -> Answer:
         """The brokers of the cluster."""
@@ -377,7 +409,28 @@ class NameServer:
 
     def config(self, request: Request) -> Answer:
         """The settings that a name server would have, as lines of `key=value`."""
-        return Answer(body=b"clusterTest=false\norderMessageEnable=false\nproductEnvName=center\n")
+        ordered = str(self._names.orders_by_configuration).lower()
+        return Answer(body=f"clusterTest=false\n{ORDER_MESSAGE_ENABLE}={ordered}\nproductEnvName=center\n".encode())
+
+    async def update_config(self, request: Request) -> Answer:
+        """Change orderMessageEnable, durably. What RocketMQ's name server notes or passes over without effect is refused."""
+        body = request.frame.body
+        if len(body) > SETTINGS_BYTES_MAX:
+            return Answer(codes.SYSTEM_ERROR, f"{len(body):,} bytes of settings are more than {SETTINGS_BYTES_MAX:,}")
+        try:
+            lines = decode_properties_file(body.decode())
+        except (FormatError, UnicodeDecodeError) as error:
+            return Answer(codes.SYSTEM_ERROR, f"string2Properties error: {error}")
+        if lines.keys() & {"kvConfigPath", "configStorePath"}:
+            return Answer(codes.NO_PERMISSION, "Can not update config path")
+        if others := lines.keys() - {ORDER_MESSAGE_ENABLE}:
+            return Answer(codes.SYSTEM_ERROR, f"{', '.join(sorted(others))}: the gateway's name server has one setting, "
+                                              f"{ORDER_MESSAGE_ENABLE}")
+        value = lines.get(ORDER_MESSAGE_ENABLE, "").lower()
+        if value not in ("true", "false"):
+            return Answer(codes.SYSTEM_ERROR, f"{ORDER_MESSAGE_ENABLE}={value}: give true or false")
+        await self._names.order_by_configuration(value == "true")
+        return Answer()
 
 
 def decode_key_values(text: str) -> KeyValues:
@@ -390,6 +443,18 @@ def decode_key_values(text: str) -> KeyValues:
     if not all(isinstance(value, str) for values in table.values() for value in values.values()):
         raise FormatError("a value that is no text")
     return table
+
+
+def decode_properties_file(text: str) -> dict[str, str]:
+    """The lines of Java's properties, `key=value`, without comments; FormatError for a line of another shape."""
+    found = {}
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if line.strip() and not line.lstrip().startswith(("#", "!")):
+            if not equals:
+                raise FormatError(f"{line[:100]!r} is not key=value")
+            found[name.strip()] = value.strip()
+    return found
 
 
 _STRICT_JSON_VERSION = 401  # MQVersion V4_9_4

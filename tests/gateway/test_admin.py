@@ -303,7 +303,8 @@ def test_all_producers_and_the_systems_topics_are_told(served):
     beat(client, "this producer", "any")
     rows = json.loads(client.ask(codes.GET_ALL_PRODUCER_INFO).body)["data"]["CLIENT_INNER_PRODUCER"]
     (row,) = [row for row in rows if row["clientId"] == "this producer"]
-    assert (row["remoteIP"], row["language"]) == ("127.0.0.1", "JAVA") and row["lastUpdateTimestamp"] > 1_700_000_000_000
+    assert (row["remoteIP"], row["language"]) == ("127.0.0.1", "JAVA")
+    assert row["lastUpdateTimestamp"] > 1_700_000_000_000
     assert "SCHEDULE_TOPIC_XXXX" in json.loads(client.ask(codes.GET_SYSTEM_TOPIC_LIST_FROM_BROKER).body)["topicList"]
     answer = client.ask(codes.VIEW_BROKER_STATS_DATA, {"statsName": "TOPIC_PUT_NUMS", "statsKey": "T"})
     assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, "The stats <TOPIC_PUT_NUMS> <T> not exist")
@@ -315,6 +316,19 @@ def test_a_tool_has_the_cleaner_delete_what_is_old(served):
         for code in (codes.CLEAN_EXPIRED_CONSUMEQUEUE, codes.DELETE_EXPIRED_COMMITLOG):
             assert served.broker().ask(code).code == codes.SUCCESS
         assert cleaning.block.asked == asked + 2
+
+
+def test_a_tool_is_told_which_deleted_topics_keep_their_queues(served, topic):
+    client = served.broker()
+    with pyengine.open_store(served.root) as store:
+        assert store.wait_for_message(topic, 0, 0, timeout_s=30, level="committed")
+    assert client.ask(codes.CLEAN_UNUSED_TOPIC).code == codes.SUCCESS
+    assert client.ask(codes.DELETE_TOPIC_IN_BROKER, {"topic": topic}).code == codes.SUCCESS
+    answer = client.ask(codes.CLEAN_UNUSED_TOPIC)
+    assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, "topics that topics.json does not name still have messages, and their "
+                                                                f"queues stay as long: {topic}")
+    with pyengine.open_store(served.root) as store:
+        assert [message.body for message in store.get_message(topic, 0, 0).messages] == [b"first"]
 
 
 def test_a_message_that_is_sent_back_comes_again_and_at_last_is_a_dead_letter(served, topic):

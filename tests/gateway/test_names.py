@@ -176,6 +176,41 @@ def test_the_name_server_tells_its_settings_and_topics_by_their_flags(served):
     assert listed(codes.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST) == ["with_unit_sub"]
 
 
+def test_a_tool_has_routes_tell_the_order_of_their_topic(served):
+    client, path = served.name_server(), served.root / "config" / "namesrv.properties"
+
+    def route():
+        return json.loads(client.ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "BenchmarkTest"}).body)
+
+    def update(body):
+        answer = client.ask(codes.UPDATE_NAMESRV_CONFIG, {}, body)
+        return answer.code, answer.remark or ""
+
+    client.ask(codes.PUT_KV_CONFIG, {"namespace": "ORDER_TOPIC_CONFIG", "key": "BenchmarkTest", "value": "broker-a:4"})
+    assert "orderTopicConf" not in route()
+    assert update(b"#a comment\norderMessageEnable=true\n") == (codes.SUCCESS, "")
+    assert route()["orderTopicConf"] == "broker-a:4" and path.read_text() == "orderMessageEnable=true\n"
+    assert b"orderMessageEnable=true\n" in client.ask(codes.GET_NAMESRV_CONFIG).body
+    assert "orderTopicConf" not in json.loads(client.ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "SELF_TEST_TOPIC"}).body)
+    for value, told in (("broker-b:4;broker-a:8", "broker-a:8"), ("broker-a:1000000000", "broker-a:1024"), ("broker-a:-1", None),
+                        ("broker-a", None), ("broker-a:\u0664", None), ("broker-b:4", None), ("broker-a:" + "9" * 5000, None)):
+        client.ask(codes.PUT_KV_CONFIG, {"namespace": "ORDER_TOPIC_CONFIG", "key": "BenchmarkTest", "value": value})
+        assert route().get("orderTopicConf") == told, "what a client without a key has set breaks no other client"
+    client.ask(codes.PUT_KV_CONFIG, {"namespace": "ORDER_TOPIC_CONFIG", "key": "BenchmarkTest", "value": "broker-a:4"})
+    for body, code, why in ((b"kvConfigPath=/tmp/x\n", codes.NO_PERMISSION, "Can not update config path"),
+                            (b"orderMessageEnable=false\nconfigStorePath=x\n", codes.NO_PERMISSION, "Can not update config path"),
+                            (b"orderMessageEnable=false\nlistenPort=1\n", codes.SYSTEM_ERROR, "listenPort: the gateway's name server has"),
+                            (b"orderMessageEnable=maybe\n", codes.SYSTEM_ERROR, "give true or false"),
+                            (b"", codes.SYSTEM_ERROR, "give true or false"), (b"\xff=1", codes.SYSTEM_ERROR, "string2Properties error"),
+                            (b"orderMessageEnable", codes.SYSTEM_ERROR, "string2Properties error"),
+                            (b"x" * 100_000 + b"=1\n", codes.SYSTEM_ERROR, "bytes of settings are more than")):
+        assert update(body)[0] == code and why in update(body)[1]
+    assert route()["orderTopicConf"] == "broker-a:4"
+    path.write_text("productEnvName=center\norderMessageEnable=true\n")
+    assert update(b"orderMessageEnable=false\n") == (codes.SUCCESS, "") and "orderTopicConf" not in route()
+    assert path.read_text() == "productEnvName=center\norderMessageEnable=false\n", "what else stood in the file stays"
+
+
 def test_a_table_that_cannot_be_read_now_is_read_at_the_next_look(tmp_path, monkeypatch):
     configs = TopicConfigs(tmp_path)
     configs.create(TopicConfig("orders"))

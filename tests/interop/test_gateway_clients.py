@@ -210,8 +210,10 @@ def test_the_tools_show_and_change_topics_and_groups(served, clients):
     assert "commitLogMaxOffset" in admin("brokerStatus", "-b", broker)
     assert sent[0]["unique"] in admin("queryMsgByKey", "-t", "by_tool", "-k", "one")
     assert sent[0]["id"] in admin("queryMsgById", "-i", sent[0]["id"])
+    assert "success" in admin("cleanUnusedTopic", "-b", broker)
     assert "success" in admin("deleteTopic", "-n", f"127.0.0.1:{served.ports[0]}", "-c", "DefaultCluster", "-t", "by_tool")
     assert "by_tool" not in TopicConfigs(served.root).read().rows
+    assert "success" not in admin("cleanUnusedTopic", "-c", "DefaultCluster"), "its messages are still there"
 
 
 @pytest.mark.long
@@ -255,6 +257,9 @@ def test_the_other_tools_work_too(served, clients, tmp_path):
     assert "success" in admin("deleteKvConfig", "-s", "n", "-k", "a")
     assert " OK, " in admin("wipeWritePerm", "-b", "broker-a") and " OK, " in admin("addWritePerm", "-b", "broker-a")
     assert "orderMessageEnable" in admin("getNamesrvConfig") and "DefaultCluster" in admin("topicClusterList", "-t", "tools")
+    for value in ("true", "false"):
+        assert "success" in admin("updateNamesrvConfig", "-k", "orderMessageEnable", "-v", value)
+        assert ("orderTopicConf" in admin("topicRoute", "-t", "tools_ordered")) == (value == "true")
     assert "broker-a" in admin("allocateMQ", "-t", "tools", "-i", "192.0.2.1,192.0.2.2")
     # The broker's.
     assert "maxMessageSize" in admin("getBrokerConfig", "-b", broker) and "retryMaxTimes" in admin("getConsumerConfig", "-g", "tool_group")
