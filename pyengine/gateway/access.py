@@ -13,23 +13,31 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import functools
 import hmac
 import os
+import re
 import socket
 import ssl
+import threading
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, os_error_sentence
+from pyengine.events import Event, Report
 from pyengine.formats.small_file import open_private, read_small_file
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Connections, Handler, Handlers, Request
 from pyengine.gateway.names import RETRY_PREFIX, TRACE_TOPIC, Address
 from pyengine.gateway.wire import Frame, WireError, read_json, write_json
+from pyengine.storage.config_table import LOCK_MODE, exclusive
+from pyengine.storage.durable_writes import write_config
 
 LOOK_S = 1.0                # between two looks at the files
 LIST_BYTES_MAX = 4 << 20
@@ -37,11 +45,14 @@ KEY_CHARS_MIN = 7           # of access keys and secrets, as in RocketMQ
 HANDSHAKE_S = 10.0          # a TLS handshake may take so long
 TLS_FIRST_BYTE = b"\x16"    # of a handshake; a frame that began with it would be longer than any may be
 UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
+_WHITE_ADDRESS = re.compile(r"(?:[^,{]|\{[^}]*\}?)+")  # of `10.0.0.{1,2}` the comma divides no two addresses
 
 PUB, SUB = 1, 2
 _RIGHTS = {"PUB": PUB, "SUB": SUB, "PUB|SUB": PUB | SUB, "SUB|PUB": PUB | SUB, "DENY": 0}
+_LIST_CODES = frozenset((codes.UPDATE_AND_CREATE_ACL_CONFIG, codes.DELETE_ACL_CONFIG, codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG))
 _ADMIN_CODES = frozenset((codes.UPDATE_AND_CREATE_TOPIC, codes.UPDATE_BROKER_CONFIG, codes.DELETE_TOPIC_IN_BROKER,
-                          codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, codes.DELETE_SUBSCRIPTIONGROUP))
+                          codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, codes.DELETE_SUBSCRIPTIONGROUP)) | _LIST_CODES
+NOTHING = "null"            # of a field that is not there, in RocketMQ's sentences
 _EXCEPTION = "org.apache.rocketmq.acl.common.AclException: "
 
 
@@ -174,10 +185,15 @@ class AccessList:
         self._rules = _Rules()
         self._stamp: tuple[int, ...] = ()
         self._fault: AccessError | None = None
+        self._lock = threading.RLock()
 
     def look(self) -> str:
         """Read the file where it is another than before; a sentence for the log where it was read. AccessError while it cannot
         be used: a file that is gone refuses all, and where it can be read but not be understood, what it said before counts."""
+        with self._lock:
+            return self._look()
+
+    def _look(self) -> str:
         try:
             with open_private(self._path, "the gateway's access list", "gateway_acl_file", AccessError) as file:
                 stamp = _stamp(os.fstat(file.fileno()))
@@ -223,7 +239,7 @@ class AccessList:
         account = rules.accounts.get(key)
         if account is None:
             return f"No acl config for {key}"
-        if account.white.match(host):
+        if account.white.match(host) and (account.is_admin or frame.code not in _LIST_CODES):
             return ""
         if not _is_signed(frame, account.secret):
             return f"Check signature failed for accessKey={key}"
@@ -235,14 +251,83 @@ class AccessList:
             return ""
         return account.fault(frame.code, needed)
 
-    def handlers(self, address: Address) -> Handlers:
-        """What `mqadmin clusterAclConfigVersion` asks."""
+    def change(self, edit: Callable[[dict[str, Any]], None]) -> str:
+        """Change what the file says, durable and counting before this returns; look()'s sentence. `edit` changes the document.
+
+        AccessError for content that would not be taken, or of which nothing is understood now, and what `edit` raises: the file is
+        as it was then. DiskFullError, DiskError or FlushError.
+        """
+        path = Path(os.path.realpath(self._path))
+        with exclusive(path), self._lock:
+            try:
+                with open_private(path, "the gateway's access list", "gateway_acl_file", AccessError) as file:
+                    content = file.read(LIST_BYTES_MAX + 1)
+            except OSError as error:
+                raise AccessError(f"the access list in {path} cannot be read: {error.strerror} (gateway_acl_file)") from None
+            told = _document(content)
+            changed = copy.deepcopy(told)
+            edit(changed)
+            versions = _list(changed, "dataVersion")
+            version = versions[0] if versions and isinstance(versions[0], dict) else {}
+            changed["dataVersion"] = [version | {"counter": _number(version.get("counter")) + 1,
+                                                 "timestamp": time.time_ns() // 1_000_000}, *versions[1:]]
+            new = _rewritten(content, told, changed)
+            _read_rules(new, 0)
+            write_config(path, new, keep_backup=False, mode=LOCK_MODE)
+            return self._look()
+
+    def handlers(self, address: Address, executor: Executor, report: Report) -> Handlers:
+        """What `mqadmin clusterAclConfigVersion` asks, and `updateAclConfig`, `deleteAclConfig` and `updateGlobalWhiteAddr`."""
+        async def change(request: Request, what: str, failed: int, edit: Callable[[dict[str, Any]], None]) -> Answer:
+            try:
+                told = await asyncio.get_running_loop().run_in_executor(executor, self.change, edit)
+            except EngineError as error:
+                return Answer(failed, str(error))
+            key = request.frame.fields.get("AccessKey", "without an access key")
+            report(Event.GATEWAY_ACCESS, f"client {request.connection.host} ({printable(key)}) has changed {printable(what)}: {told}")
+            return Answer()
+
+        async def put_account(request: Request) -> Answer:
+            fields = request.frame.fields
+            return await change(request, f"the account {fields.get('accessKey')}", codes.UPDATE_AND_CREATE_ACL_CONFIG_FAILED,
+                                lambda told: _put_account(told, fields))
+
+        async def delete_account(request: Request) -> Answer:
+            key = request.frame.fields.get("accessKey", NOTHING)
+            return await change(request, f"the account {key}", codes.DELETE_ACL_CONFIG_FAILED, lambda told: _delete_account(told, key))
+
+        async def put_addresses(request: Request) -> Answer:
+            text, named = request.frame.fields.get("globalWhiteAddrs"), request.frame.fields.get("aclFileFullPath")
+            own = (str(self._path), os.path.abspath(self._path), os.path.realpath(self._path))
+            if text is None or named and named not in own:
+                return Answer(codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED,
+                              f"The globalWhiteAddresses[{text or NOTHING}] has been updated failed. (the access list is {self._path})")
+            return await change(request, "the addresses that need no key", codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED,
+                                lambda told: told.update(globalWhiteRemoteAddresses=[
+                                    piece for piece in _WHITE_ADDRESS.findall(text) if piece.strip()]))
+
         def version(request: Request) -> Answer:
             said = write_json(self._rules.version).decode()
             return Answer(fields={"version": said, "allAclFileVersion": write_json({str(self._path): self._rules.version}).decode(),
                                   "brokerName": address.broker_name, "brokerAddr": address.broker, "clusterName": address.cluster})
 
-        return {codes.GET_BROKER_CLUSTER_ACL_INFO: version}
+        return {codes.GET_BROKER_CLUSTER_ACL_INFO: version, codes.UPDATE_AND_CREATE_ACL_CONFIG: put_account,
+                codes.DELETE_ACL_CONFIG: delete_account, codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: put_addresses}
+
+
+def without_list() -> Handlers:
+    """What a broker without `acl_enable` answers to those that would change the list. RocketMQ: the same codes, and no sentence."""
+    def refuse(failed: int) -> Handler:
+        return lambda request: Answer(failed, "there is no access list to change: acl_enable is off")
+
+    return {codes.UPDATE_AND_CREATE_ACL_CONFIG: refuse(codes.UPDATE_AND_CREATE_ACL_CONFIG_FAILED),
+            codes.DELETE_ACL_CONFIG: refuse(codes.DELETE_ACL_CONFIG_FAILED),
+            codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: refuse(codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED)}
+
+
+def printable(text: str, chars_max: int = 100) -> str:
+    """A client's text as the log may have it."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text[:chars_max])
 
 
 def _is_signed(frame: Frame, secret: bytes) -> bool:
@@ -308,15 +393,20 @@ def _rows(told: object, name: str) -> list[dict[str, object]]:
 
 # ---- reading the list ----------------------------------------------------------------
 
-def _read_rules(content: bytes, changed_ms: int) -> _Rules:
-    """What a plain_acl.yml says; AccessError, which names no secret, for what RocketMQ would not take either. The version of a
-    file that has none is when it was changed."""
+def _loader() -> Any:
     import yaml  # by those alone who have a list
+
+    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _document(content: bytes) -> dict[str, Any]:
+    """The document of a plain_acl.yml; AccessError, which names no secret."""
+    import yaml
 
     if len(content) > LIST_BYTES_MAX:
         raise AccessError(f"it is longer than {LIST_BYTES_MAX:,} bytes")
     try:
-        told = yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        told = yaml.load(content, _loader())
     except yaml.YAMLError as error:  # its text may hold a piece of the file, and that a secret
         mark = getattr(error, "problem_mark", None)
         raise AccessError("it is no YAML" + (f" from line {mark.line + 1}, column {mark.column + 1} on" if mark else "")) from None
@@ -324,6 +414,13 @@ def _read_rules(content: bytes, changed_ms: int) -> _Rules:
         raise AccessError("it is no YAML that can be read") from None
     if not isinstance(told, dict) or not told:
         raise AccessError("it is empty: give it `accounts`, `globalWhiteRemoteAddresses`, or both")
+    return told
+
+
+def _read_rules(content: bytes, changed_ms: int) -> _Rules:
+    """What a plain_acl.yml says; AccessError, which names no secret, for what RocketMQ would not take either. The version of a
+    file that has none is when it was changed."""
+    told = _document(content)
     accounts: dict[str, _Account] = {}
     for number, row in enumerate(_list(told, "accounts"), 1):
         if not isinstance(row, dict):
@@ -336,8 +433,7 @@ def _read_rules(content: bytes, changed_ms: int) -> _Rules:
     white = tuple(Addresses(_text(each, "an address")) for each in _list(told, "globalWhiteRemoteAddresses"))
     versions = _list(told, "dataVersion")
     said = versions[0] if versions and isinstance(versions[0], dict) else {}
-    version = {name: value if isinstance(value := said.get(name), int) else other for name, other in (
-        ("counter", 0), ("timestamp", changed_ms))}
+    version = {name: _number(said.get(name), other) for name, other in (("counter", 0), ("timestamp", changed_ms))}
     return _Rules(accounts, white, version)
 
 
@@ -375,6 +471,10 @@ def _list(told: Mapping[str, object], name: str) -> list[object]:
     return found
 
 
+def _number(value: object, other: int = 0) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else other
+
+
 def _text(value: object, name: str) -> str:
     if isinstance(value, str):
         return value
@@ -385,6 +485,118 @@ def _text(value: object, name: str) -> str:
 
 def _stamp(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
+
+
+# ---- changing the list ---------------------------------------------------------------
+
+def _put_account(told: dict[str, Any], fields: Mapping[str, str]) -> None:
+    """Enter the account of a request, or change it: what the request does not name stays. RocketMQ: updateAccessConfig."""
+    key, secret = fields.get("accessKey", ""), fields.get("secretKey", "")
+    if len(key) < KEY_CHARS_MIN or len(secret) < KEY_CHARS_MIN:
+        raise AccessError(f"The accessKey={fields.get('accessKey', NOTHING)} and secretKey cannot be null and length should longer "
+                          f"than {KEY_CHARS_MIN - 1}")
+    if any("\ud800" <= sign <= "\udfff" for text in fields.values() for sign in text):
+        raise AccessError("a field has half a surrogate pair, which no file can hold")
+    lists = {name: fields[name].split(",") for name in ("topicPerms", "groupPerms") if name in fields}
+    for each in (one for rights in lists.values() for one in rights):
+        pieces = [piece for piece in each.split("=") if piece]
+        if len(pieces) != 2:
+            raise AccessError(f"Parse Resource format error for {each}.\nThe expected resource format is 'Res=Perm'. "
+                              "For example: topicA=SUB")
+        if pieces[1].strip() not in _RIGHTS:
+            raise AccessError(f"Parse resource permission error for {each}.\nThe expected permissions are 'SUB' or 'PUB' or "
+                              "'SUB|PUB' or 'PUB|SUB'.")
+    accounts: list[Any] = _list(told, "accounts")
+    told["accounts"] = accounts
+    at = _place_of(accounts, key)
+    if at < 0:
+        accounts.append({})
+    white = {name: fields[name] for name in ("whiteRemoteAddress",) if name in fields}
+    rights = {name: fields[name] for name in ("defaultTopicPerm", "defaultGroupPerm") if fields.get(name)}
+    accounts[at].update({"accessKey": key, "secretKey": secret, **white, "admin": fields.get("admin", "").lower() == "true",
+                         **rights, **lists})
+
+
+def _delete_account(told: dict[str, Any], key: str) -> None:
+    accounts = _list(told, "accounts")
+    at = _place_of(accounts, key)
+    if at < 0:
+        raise AccessError(f"The accesskey[{key}] corresponding to accessConfig has been deleted failed.")
+    del accounts[at]
+
+
+def _place_of(accounts: list[Any], key: str) -> int:
+    """Of an account in the list, -1 where it is not there."""
+    return next((at for at, row in enumerate(accounts) if isinstance(row, dict) and str(row.get("accessKey")) == key), -1)
+
+
+def _rewritten(content: bytes, told: dict[str, Any], changed: dict[str, Any]) -> bytes:
+    """The file with what changed, and the rest of it byte for byte, comments too. Where it is written in a way in which that cannot
+    be done, the whole document without them."""
+    import yaml
+
+    text = content.decode("utf-8-sig")
+    edits: list[tuple[int, int, str]] = []
+    try:
+        _edit(text, yaml.compose(text, Loader=_loader()), told, changed, edits)
+        for start, end, piece in sorted(edits, reverse=True):
+            text = text[:start] + piece + text[end:]
+        if yaml.load(text, _loader()) == changed:
+            return text.encode()
+    except (yaml.YAMLError, LookupError, ValueError):
+        pass
+    return cast(str, yaml.safe_dump(changed, sort_keys=False, allow_unicode=True)).encode()
+
+
+def _edit(text: str, node: Any, old: Any, new: Any, edits: list[tuple[int, int, str]]) -> None:
+    """Note the pieces (start, end, text) that make `new` of the node of `old`, each as small as it can be."""
+    nodes: list[tuple[Any, Any]] = []  # (place in old and new, its node)
+    if isinstance(old, dict) and isinstance(new, dict) and node.value and old.keys() <= new.keys():
+        nodes = [(key.value, value) for key, value in node.value]
+    elif isinstance(old, list) and isinstance(new, list) and node.value and len(old) <= len(new):
+        nodes = list(enumerate(node.value))
+    elif isinstance(old, list) and isinstance(new, list) and new and not node.flow_style and len(old) == len(new) + 1:
+        at = next((at for at, (one, other) in enumerate(zip(old, new)) if one != other), len(new))
+        dash = text.rindex("-", 0, node.value[at].start_mark.index)
+        edits.append((text.rindex("\n", 0, dash) + 1, _line_end(text, _end(node.value[at])) + 1, ""))
+        return
+    if not nodes:
+        start, end = node.start_mark.index, _end(node)
+        edits.append((start, end, (" " if start == end else "") + _on_one_line(new)))
+        return
+    for place, child in nodes:
+        if old[place] != new[place]:
+            _edit(text, child, old[place], new[place], edits)
+    added = [f"{name}: {_on_one_line(new[name])}" for name in new if name not in old] if isinstance(new, dict) else [
+        _on_one_line(each) for each in new[len(old):]]
+    if not added:
+        return
+    if node.flow_style:
+        edits.append((_end(node.value[-1]), _end(node.value[-1]), "".join(f", {each}" for each in added)))
+    else:
+        begin = "\n" + " " * node.start_mark.column + ("" if isinstance(new, dict) else "- ")
+        end = _line_end(text, _end(node))
+        edits.append((end, end, "".join(begin + each for each in added)))
+
+
+def _end(node: Any) -> int:
+    """Where the content of a node, or of a pair's value, ends; a block's own mark is beyond the comments after it."""
+    if isinstance(node, tuple):
+        node = node[1]
+    is_block = isinstance(node.value, list) and node.value and not node.flow_style
+    return _end(node.value[-1]) if is_block else int(node.end_mark.index)
+
+
+def _line_end(text: str, at: int) -> int:
+    found = text.find("\n", at)
+    return len(text) if found < 0 else found
+
+
+def _on_one_line(value: object) -> str:
+    import yaml
+
+    written = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=LIST_BYTES_MAX)
+    return cast(str, written).removesuffix("\n").removesuffix("\n...")
 
 
 # ---- TLS -----------------------------------------------------------------------------

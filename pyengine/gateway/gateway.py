@@ -21,7 +21,7 @@ from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, os_error_sentence
 from pyengine.events import Event, Report
 from pyengine.gateway import codes
-from pyengine.gateway.access import LOOK_S, AccessList, Door
+from pyengine.gateway.access import LOOK_S, AccessList, Door, printable, without_list
 from pyengine.gateway.admin import COUNT_S, Admin
 from pyengine.gateway.connections import Connection, Connections, Handlers, Limits
 from pyengine.gateway.members import Members
@@ -68,7 +68,7 @@ class Reports:
             self._window_s, self._said, self._unsaid = now_s, 0, 0
         if self._said < REPORTS_MAX:
             self._said += 1
-            self._report(Event.CLIENT_FAILED, f"client {host}: {''.join(sign if sign.isprintable() else '?' for sign in sentence[:500])}")
+            self._report(Event.CLIENT_FAILED, f"client {host}: {printable(sentence, 500)}")
         else:
             self._unsaid += 1
 
@@ -135,10 +135,12 @@ class Gateway:
         relays = Relays(reader, names, members, self._offsets, positions, address, executor)
         for part in (members, positions, pulls, sends, ends, admin, relays):
             broker.update(part.handlers)
-        if access is not None:
+        if access is None:
+            broker.update(without_list())
+        else:
             with contextlib.suppress(EngineError):  # the next look says so; every client is refused until the list can be read
                 await self._look(access)
-            broker.update(access.handlers(address))
+            broker.update(access.handlers(address, executor, self._report))
             refusals = Reports(self._report, about="refused requests")  # of their own: they hide nothing else
             broker.update({code: access.guard(handler, refusals) for code, handler in broker.items()})
         name_server.update(NameServer(names, address).handlers | admin.name_server_handlers)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import trustme
+import yaml
 
 from fix_gateway import Client, beat, pull_fields, put_certificate, put_private, send_fields, signed, start_served, subscription
 from pyengine.engine_config import EngineConfig
@@ -276,6 +277,111 @@ def test_the_list_and_the_settings_that_the_page_shows_are_taken(tmp_path):
     assert (config.gateway_enable, config.gateway_tls_mode) == (True, "permissive")
 
 
+# ---- changing the list -------------------------------------------------------------------------
+
+def document(path) -> dict:
+    return yaml.safe_load(path.read_text())
+
+
+def put_account(access, **fields):
+    return access.change(lambda told: access_module._put_account(told, {"accessKey": "new-key", "secretKey": "new-secret", **fields}))
+
+
+def test_a_changed_account_counts_at_once_and_the_rest_of_the_file_is_as_it_was(access, tmp_path):
+    path = tmp_path / "plain_acl.yml"
+    written = ("# of the operator\nowner: ops\n" + LIST.replace("admin: true", "admin: true  # the one")
+               .replace("- accessKey: user-key", "# shop's own\n- accessKey: user-key")
+               .replace("203.0.113.*", "203.0.113.*\n  note: [kept]"))
+    write_list(path, written)
+    access.look()
+    assert "3 accounts" in put_account(access, topicPerms="fresh=PUB", defaultGroupPerm="SUB", admin="false")
+    assert fault(access, 310, {"b": "fresh"}, account=("new-key", "new-secret")) == ""
+    before, after = yaml.safe_load(written), document(path)
+    (version,) = after.pop("dataVersion")
+    assert version["counter"] == 1 and abs(version["timestamp"] - path.stat().st_mtime_ns // 1_000_000) < 60_000
+    assert after.pop("accounts") == [*before.pop("accounts"), {"accessKey": "new-key", "secretKey": "new-secret", "admin": False,
+                                                               "defaultGroupPerm": "SUB", "topicPerms": ["fresh=PUB"]}]
+    assert after == before and path.read_text().startswith(written.rstrip("\n"))
+    # Another right for an account that is there: only its own lines are others.
+    access.change(lambda told: access_module._put_account(told, {"accessKey": "user-key", "secretKey": "user-secret-2",
+                                                                 "topicPerms": "reads=PUB", "whiteRemoteAddress": ""}))
+    row = document(path)["accounts"][1]
+    assert (row["secretKey"], row["topicPerms"], row["groupPerms"], row["note"]) == (
+        "user-secret-2", ["reads=PUB"], ["shut=DENY", "wrong=PUB"], ["kept"])
+    assert fault(access, 310, {"b": "reads"}, account=("user-key", "user-secret-2")) == ""
+    access.change(lambda told: access_module._delete_account(told, "user-key"))
+    assert fault(access, 310, {"b": "writes"}, account=("user-key", "user-secret-2")) == "No acl config for user-key"
+    assert [row["accessKey"] for row in document(path)["accounts"]] == ["admin-key", "new-key"]
+    text = path.read_text()
+    assert all(kept in text for kept in ("# of the operator\nowner: ops\n", "  admin: true  # the one\n", "# shop's own\n"))
+    assert document(path)["dataVersion"][0]["counter"] == 3 and (path.stat().st_mode & 0o777) == 0o600
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["plain_acl.yml", "plain_acl.yml.lock"], "no secret in another file"
+
+
+@pytest.mark.parametrize("text", [
+    "accounts: [{accessKey: admin-key, secretKey: admin-secret}]  # one line\n",
+    "accounts:\nglobalWhiteRemoteAddresses:\n  - 10.0.0.1 # host\n  - 10.0.0.2",
+    "globalWhiteRemoteAddresses: []\naccounts:\n    -   accessKey: admin-key\n        secretKey: |-\n          admin-secret\n",
+    "{globalWhiteRemoteAddresses: [10.0.0.1], accounts: []}",
+    "base: &base {secretKey: admin-secret, admin: true}\naccounts:\n- <<: *base\n  accessKey: admin-key\n",
+    "\N{BYTE ORDER MARK}accounts:\n- {accessKey: admin-key, secretKey: 'admin-secret', city: \N{GREEK SMALL LETTER ALPHA}}\n...\n",
+])
+def test_a_list_in_any_form_of_yaml_says_after_a_change_what_it_said_and_the_change(tmp_path, text):
+    path = tmp_path / "plain_acl.yml"
+    write_list(path, text)
+    found = AccessList(tmp_path, EngineConfig(gateway_acl_file="plain_acl.yml"))
+    before = document(path)
+    put_account(found, topicPerms="a=PUB,b=SUB")
+    found.change(lambda told: told.update(globalWhiteRemoteAddresses=["198.51.100.0-9"]))
+    after = document(path)
+    assert after["accounts"] == [*(before["accounts"] or []), {"accessKey": "new-key", "secretKey": "new-secret", "admin": False,
+                                                               "topicPerms": ["a=PUB", "b=SUB"]}]
+    assert after.keys() == before.keys() | {"globalWhiteRemoteAddresses", "dataVersion"}
+    for row in after["accounts"]:
+        found.change(lambda told, key=row["accessKey"]: access_module._delete_account(told, key))
+    assert document(path)["accounts"] == [] and fault(found, 310, {"b": "a"}, host="198.51.100.4") == ""
+
+
+@pytest.mark.parametrize("fields, why", [
+    ({"accessKey": "six666"}, "The accessKey=six666 and secretKey cannot be null and length should longer than 6"),
+    ({"secretKey": "six666"}, "The accessKey=new-key and secretKey cannot be null"),
+    ({"topicPerms": "orders"}, "Parse Resource format error for orders.\nThe expected resource format is 'Res=Perm'"),
+    ({"groupPerms": "readers=ALL"}, "Parse resource permission error for readers=ALL.\nThe expected permissions are 'SUB'"),
+    ({"whiteRemoteAddress": "10.0.0.x"}, "its account 3: 10.0.0.x is no address"),
+    ({"secretKey": "new-secret\ud800"}, "a field has half a surrogate pair, which no file can hold"),
+])
+def test_an_account_that_rocketmq_refuses_changes_nothing(access, tmp_path, fields, why):
+    before = (tmp_path / "plain_acl.yml").read_bytes()
+    with pytest.raises(AccessError) as refused:
+        put_account(access, **fields)
+    assert str(refused.value).startswith(why) and "six666" not in str(refused.value).replace("accessKey=six666", "")
+    assert (tmp_path / "plain_acl.yml").read_bytes() == before
+
+
+def test_a_list_that_is_broken_or_of_others_is_not_changed(access, tmp_path):
+    path = tmp_path / "plain_acl.yml"
+    for text, mode, why in (("accounts: [", 0o600, "it is no YAML"), (LIST, 0o640, "chmod 600")):
+        write_list(path, text, mode)
+        with pytest.raises(AccessError, match=why):
+            put_account(access)
+        assert path.read_text() == text
+    path.unlink()
+    with pytest.raises(AccessError, match="cannot be read"):
+        put_account(access)
+    write_list(tmp_path / "real.yml")
+    path.symlink_to("real.yml")
+    put_account(access)
+    assert path.is_symlink() and len(document(path)["accounts"]) == 3, "the file that the link names is changed"
+
+
+def test_a_list_is_changed_by_an_admin_alone(access):
+    for code in (codes.UPDATE_AND_CREATE_ACL_CONFIG, codes.DELETE_ACL_CONFIG, codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG):
+        assert fault(access, code, account=USER) == f"Need admin permission for request code={code}, but accessKey=user-key is not"
+        assert fault(access, code, account=USER, host="203.0.113.5") != "", "from an address that its account names"
+        assert fault(access, code, account=("user-key", "guessed"), host="203.0.113.5").startswith("Check signature failed")
+        assert fault(access, code, account=ADMIN) == ""
+
+
 # ---- a gateway with a list ---------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
@@ -360,6 +466,49 @@ def test_the_lists_version_is_told(guarded):
     changed_ms = (guarded.files / "plain_acl.yml").stat().st_mtime_ns // 1_000_000
     assert answer.fields["version"] == f'{{"counter":0,"timestamp":{changed_ms}}}'
     assert (answer.fields["brokerName"], answer.fields["clusterName"]) == ("broker-a", "DefaultCluster")
+
+
+def test_tools_change_the_list_of_a_running_gateway(guarded):
+    path, client = guarded.files / "plain_acl.yml", guarded.broker()
+    before, fresh = path.read_text(), ("by-tool-key", "by-tool-secret")
+    account = {"accessKey": fresh[0], "secretKey": fresh[1], "admin": "false", "topicPerms": "kept=SUB,other=PUB"}
+
+    def max_offset(account):
+        return ask(client, codes.GET_MAX_OFFSET, {"topic": "kept", "queueId": 0}, account=account)
+
+    try:
+        refused = ask(client, codes.UPDATE_AND_CREATE_ACL_CONFIG, account, account=USER)
+        assert refused.remark == REFUSED + "Need admin permission for request code=50, but accessKey=user-key is not"
+        assert max_offset(fresh).remark == REFUSED + "No acl config for by-tool-key"
+        assert ask(client, codes.UPDATE_AND_CREATE_ACL_CONFIG, account, account=ADMIN).code == codes.SUCCESS
+        assert max_offset(fresh).code == codes.SUCCESS and "by-tool-key" in path.read_text()
+        version = ask(client, codes.GET_BROKER_CLUSTER_ACL_INFO, account=ADMIN).fields["version"]
+        assert version.startswith('{"counter":1,')
+        bad = ask(client, codes.UPDATE_AND_CREATE_ACL_CONFIG, account | {"topicPerms": "kept"}, account=ADMIN)
+        assert bad.code == codes.UPDATE_AND_CREATE_ACL_CONFIG_FAILED
+        assert bad.remark.splitlines()[0] == "Parse Resource format error for kept."
+
+        answer = ask(client, codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, {"globalWhiteAddrs": "10.0.0.{1,2},127.0.0.1"}, account=ADMIN)
+        assert answer.code == codes.SUCCESS and client.ask(codes.GET_MAX_OFFSET, {"topic": "kept", "queueId": 0}).code == codes.SUCCESS
+        assert document(path)["globalWhiteRemoteAddresses"] == ["10.0.0.{1,2}", "127.0.0.1"]
+        for fields, why in (({"globalWhiteAddrs": "10.0.0.x"}, "10.0.0.x is no address"),
+                            ({"globalWhiteAddrs": "10.0.0.1", "aclFileFullPath": "/etc/passwd"},
+                             "The globalWhiteAddresses[10.0.0.1] has been updated failed.")):
+            answer = ask(client, codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, fields, account=ADMIN)
+            assert answer.code == codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED and answer.remark.startswith(why)
+        fields = {"globalWhiteAddrs": "198.51.100.7", "aclFileFullPath": str(path)}
+        assert ask(client, codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, fields, account=ADMIN).code == codes.SUCCESS
+
+        assert ask(client, codes.DELETE_ACL_CONFIG, {"accessKey": fresh[0]}, account=ADMIN).code == codes.SUCCESS
+        assert max_offset(fresh).remark == REFUSED + "No acl config for by-tool-key"
+        answer = ask(client, codes.DELETE_ACL_CONFIG, {"accessKey": fresh[0]}, account=ADMIN)
+        assert (answer.code, answer.remark) == (codes.DELETE_ACL_CONFIG_FAILED,
+                                                "The accesskey[by-tool-key] corresponding to accessConfig has been deleted failed.")
+        log = guarded.engine.log()
+        assert "client 127.0.0.1 (admin-key) has changed the account by-tool-key" in log and "by-tool-secret" not in log
+    finally:
+        write_list(path, before)
+    eventually(lambda: ask(client, codes.GET_BROKER_CLUSTER_ACL_INFO).fields["version"].startswith('{"counter":0,'), "the list is back")
 
 
 def test_a_running_gateway_takes_a_changed_list_and_keeps_it_when_the_next_is_broken(guarded):

@@ -7,6 +7,7 @@ import json
 
 import pytest
 import trustme
+import yaml
 
 import needs
 from fix_gateway import Client, pull_fields, put_certificate, put_private, send_fields, signed, start_served, subscription
@@ -32,6 +33,7 @@ accounts:
   defaultGroupPerm: SUB
   topicPerms: [writes=PUB, reads=SUB, both=PUB|SUB]
   groupPerms: [shut=DENY]
+- {accessKey: third-key, secretKey: third-secret, topicPerms: [a=PUB], admin: true}
 """
 
 
@@ -73,6 +75,21 @@ def test_a_java_client_with_key_and_tls_does_what_its_account_may(rig):
     said = admin.ask("admin", arguments=["clusterAclConfigVersion", "-b", broker])
     assert "broker-a" in said and "plain_acl.yml" in said
 
+    def change(who, command, *words):
+        return who.ask("admin", arguments=[command, "-b", broker, *words])
+
+    account = ("-a", "by-tool-key", "-s", "by-tool-secret", "-t", "both=SUB", "-i", "DENY")
+    assert "success" not in change(user, "updateAclConfig", *account)
+    assert "success" in change(admin, "updateAclConfig", *account)
+    by_tool = start(("by-tool-key", "by-tool-secret"), name="by_tool")
+    with pytest.raises(ClientError, match="AclException: No default permission for topic:both"):
+        send(by_tool, "both")
+    assert "success" in change(admin, "updateGlobalWhiteAddr", "-g", "192.0.2.1,192.0.2.2")
+    assert "success" in change(admin, "deleteAclConfig", "-a", "by-tool-key")
+    with pytest.raises(ClientError, match="AclException: No acl config for by-tool-key"):
+        send(by_tool, "both")
+    assert "success" not in change(admin, "deleteAclConfig", "-a", "by-tool-key")
+
     assert {row["status"] for how in ("sync", "batch", "async") for row in send(user, "both", how)} == {"SEND_OK"}
     for how in ("sync", "batch"):
         with pytest.raises(ClientError, match="AclException: No default permission for topic:reads"):
@@ -112,7 +129,7 @@ def test_java_clients_without_the_right_secret_or_without_tls_are_refused(rig):
 
 @pytest.fixture(scope="module")
 def both_brokers(tmp_path_factory):
-    """(port of the gateway's broker, port of a real one): both have the same list."""
+    """(port of the gateway's broker, port of a real one, the list of the one, of the other): both lists say the same."""
     scratch = tmp_path_factory.mktemp("real")
     store = start_served(scratch / "store", acl_enable=True, gateway_acl_file=write_list(scratch / "plain_acl.yml"))
     real_port = free_port()
@@ -123,7 +140,7 @@ def both_brokers(tmp_path_factory):
         write_list(scratch / "real" / "conf" / "plain_acl.yml")
         running.callback(real.kill)
         real.start()
-        yield store.ports[1], real_port
+        yield store.ports[1], real_port, scratch / "plain_acl.yml", scratch / "real" / "conf" / "plain_acl.yml"
 
 
 def cases():
@@ -173,3 +190,49 @@ def test_the_gateway_refuses_what_a_real_broker_with_the_same_list_refuses(both_
                 allowed += 1
         print(f"{refused} refused, {allowed} allowed")
         assert refused > 15 and allowed > 15
+
+
+def changes():
+    """(code, fields) of an admin, one after the other."""
+    def account(key, secret="a-new-secret", **fields):
+        return codes.UPDATE_AND_CREATE_ACL_CONFIG, {"accessKey": key, "secretKey": secret, "admin": "false", **fields}
+
+    yield account("new-key-1", defaultTopicPerm="PUB|SUB", defaultGroupPerm="SUB", topicPerms="a=PUB,b=SUB", groupPerms="g=SUB",
+                  whiteRemoteAddress="192.0.2.1")
+    yield account("new-key-1", topicPerms="c=DENY", admin="true")
+    yield account("third-key", "another-secret", defaultTopicPerm="PUB")
+    yield account("short")
+    yield account("new-key-2", "short")
+    yield account("new-key-2", topicPerms="a")
+    yield account("new-key-2", groupPerms="a=PUB=SUB")
+    yield account("new-key-2", topicPerms="a=ALL")
+    yield account("new-key-2", whiteRemoteAddress="192.0.2.x")
+    yield account("new-key-3", defaultTopicPerm="ALL")
+    yield codes.UPDATE_AND_CREATE_ACL_CONFIG, {"accessKey": "new-key-4"}
+    yield codes.DELETE_ACL_CONFIG, {}
+    yield codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, {}
+    yield codes.DELETE_ACL_CONFIG, {"accessKey": "new-key-1"}
+    yield codes.DELETE_ACL_CONFIG, {"accessKey": "new-key-1"}
+    yield codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, {"globalWhiteAddrs": "192.0.2.7,198.51.100.*"}
+    yield codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, {"globalWhiteAddrs": "192.0.2.7", "aclFileFullPath": "/etc/passwd"}
+    yield codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, {"globalWhiteAddrs": "192.0.2.8"}
+
+
+def test_a_list_is_changed_as_a_real_broker_changes_its_own(both_brokers):
+    def told(path):
+        document = yaml.safe_load(path.read_text())
+        accounts = {row["accessKey"]: row for row in document["accounts"]}
+        return accounts, document.get("globalWhiteRemoteAddresses"), document["dataVersion"][0]["counter"]
+
+    refused = 0
+    with Client(both_brokers[0]) as gateway, Client(both_brokers[1]) as real:
+        for code, fields in changes():
+            header = signed(fields, b"", ADMIN)
+            ours, theirs = gateway.ask(code, header), real.ask(code, header)
+            assert ours.code == theirs.code, (fields, ours.remark, theirs.remark)
+            if theirs.code != codes.SUCCESS:
+                refused += 1
+                assert "secret" in theirs.remark or "address" in theirs.remark or "null" in theirs.remark or (
+                    ours.remark.startswith(theirs.remark)), (fields, ours.remark, theirs.remark)
+            assert both_brokers[3].read_text().count("dataVersion") == 0 or told(both_brokers[2]) == told(both_brokers[3]), fields
+    assert refused == 11 and told(both_brokers[2]) == told(both_brokers[3])
