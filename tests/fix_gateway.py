@@ -193,12 +193,13 @@ def subscription(topic: str, text: str = "*", version: int = 1, kind: str = "TAG
             "topic": topic}
 
 
-def beat(client: Client, client_id: str, group: str, *subscriptions: dict[str, object]) -> Frame:
+def beat(client: Client, client_id: str, group: str, *subscriptions: dict[str, object], model: str = "CLUSTERING",
+         is_of_unit: bool = False) -> Frame:
     """A consumer's heartbeat."""
     return client.ask(codes.HEART_BEAT, body={"clientID": client_id, "producerDataSet": [{"groupName": "CLIENT_INNER_PRODUCER"}],
                                               "consumerDataSet": [{
-                                                  "groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING",
-                                                  "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "unitMode": False,
+                                                  "groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": model,
+                                                  "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "unitMode": is_of_unit,
                                                   "subscriptionDataSet": list(subscriptions)}]})
 
 

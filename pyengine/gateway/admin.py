@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from pyengine.engine_config import AT_ONCE
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.constants import LMQ_PREFIX, SCHEDULE_TOPIC
+from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Handlers, Request
@@ -43,9 +44,11 @@ from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.statistics import WINDOWS_S, Statistics, read_statistics
 from pyengine.services.retention.clean_files import Request as CleanRequest
 from pyengine.services.retention.clean_resource import ask_to_clean
+from pyengine.storage.commit_log import measure_log
 from pyengine.storage.config import SETTINGS, set_durably, settings_to_set, telling_engine
 from pyengine.storage.config_table import PERM_READ, PERM_WRITE, TopicConfig, group_of
 from pyengine.storage.consumer_offset import DelayOffsets
+from pyengine.storage.file_system import measure
 
 VERSION_TEXT = "V4_9_8"
 QUEUES_SHOWN_MAX = 100_000  # of one answer
@@ -295,7 +298,13 @@ class Admin:
                 rows.update(self._progress(name, offsets.get(name, {}), QUEUES_SHOWN_MAX - len(rows)))
             return rows
 
-        return Answer(body=write_json({"consumeTps": 0.0, "offsetTable": await self._in_executor(look)}))
+        tps = sum((self._consume_tps(name, group) for name in topics), 0.0)
+        return Answer(body=write_json({"consumeTps": tps, "offsetTable": await self._in_executor(look)}))
+
+    def _consume_tps(self, topic: str, group: str) -> float:
+        """How many messages of a topic a group was given a second, in the last minute."""
+        found = self.counts.windows(GROUP_GETS, f"{topic}@{group}")
+        return 0.0 if found is None else found[0][1]
 
     def _progress(self, name: str, offsets: Mapping[int, int], most: int) -> ObjectKeys:
         """How far a group with these offsets is in the queues of a topic."""
@@ -313,6 +322,7 @@ class Admin:
         only_ordered = request.flag("isOrder")
         by_group = self._offsets.by_group()
         offsets = {name: by_group.get(name, {}) for name in sorted(self._names.groups())}
+        tps = {(group, name): self._consume_tps(name, group) for group, topics in offsets.items() for name in topics}
 
         def look() -> tuple[list[object], int]:
             groups: list[object] = []
@@ -326,7 +336,7 @@ class Admin:
                     rows = self._progress(name, queues, QUEUES_SHOWN_MAX - shown)
                     shown += len(rows)
                     behind += sum(row["brokerOffset"] - row["consumerOffset"] for row in rows.values() if isinstance(row, dict))
-                    stats.append({"consumeTps": 0.0, "offsetTable": rows})
+                    stats.append({"consumeTps": tps[group, name], "offsetTable": rows})
                 groups.append({group: stats})
             return groups, behind
 
@@ -431,7 +441,7 @@ class Admin:
         now_ms, now_s = time.time_ns() // 1_000_000, self._members.now_s()
         return Answer(body=write_json({"data": {name: [{
             "clientId": client.client_id, "language": client.language, "lastUpdateTimestamp": now_ms - int((now_s - client.seen_s) * 1000),
-            "remoteIP": connection.host, "version": client.version} for connection, client in clients.items()]
+            "remoteIP": f"/{connection.address}", "version": client.version} for connection, client in clients.items()]
             for name, clients in self._members.producers.items()}}))
 
     # ---- the broker ---------------------------------------------------------------
@@ -443,7 +453,7 @@ class Admin:
 
         def look() -> dict[str, str]:
             disk = os.statvfs(self._reader.root)
-            used = f"{1 - disk.f_bavail / max(1, disk.f_blocks):.4f}"
+            log, queues = measure_log(self._reader.root), measure(StorePaths(self._reader.root).consume_queue)
             low, high = self._reader.min_physical_offset, self._reader.max_physical_offset(LEVEL)
             first = self._reader.message_at(low, LEVEL) if low >= 0 else None
             delays, _ = DelayOffsets(self._reader.root).read()
@@ -451,7 +461,8 @@ class Admin:
                 "brokerVersion": "409", "brokerVersionDesc": VERSION_TEXT, "bootTimestamp": str(self._began_ms),
                 "startAcceptSendRequestTimeStamp": "0",
                 "commitLogMinOffset": str(max(0, low)), "commitLogMaxOffset": str(high),
-                "commitLogDiskRatio": used, "consumeQueueDiskRatio": used,
+                **{name: f"{max(0, use.used_percent) / 100:.2f}" for name, use in (
+                    ("commitLogDiskRatio", log), ("consumeQueueDiskRatio", queues))},
                 "commitLogDirCapacity": f"Total : {_gib(disk.f_blocks * disk.f_frsize)}, Free : {_gib(disk.f_bavail * disk.f_frsize)}.",
                 "earliestMessageTimeStamp": str(first.store_timestamp_ms if first is not None else -1),
                 **self._put_figures(),

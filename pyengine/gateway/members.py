@@ -15,7 +15,7 @@ from pyengine.errors import UsageError
 from pyengine.formats.record import string_hash
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Connection, Handlers, Request
-from pyengine.gateway.names import GROUPS_MAX, RETRY_PREFIX, Names, group_fault, topic_fault
+from pyengine.gateway.names import FLAG_UNIT_SUB, GROUPS_MAX, RETRY_PREFIX, Names, group_fault, topic_fault
 from pyengine.gateway.wire import WireError, read_json, write_json
 from pyengine.storage.config_table import TopicConfig
 from pyengine.storage.message_getter import parse_condition
@@ -30,7 +30,7 @@ SUBSCRIPTION_BYTES_MAX = 64 << 20  # of all groups together, about
 QUEUES_MAX = 65_536          # in one request to lock or unlock
 LOCKS_MAX = 100_000
 TAG, SQL = "TAG", "SQL92"
-CLUSTERING, PASSIVELY = "CLUSTERING", "CONSUME_PASSIVELY"
+CLUSTERING, BROADCASTING, PASSIVELY = "CLUSTERING", "BROADCASTING", "CONSUME_PASSIVELY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,7 @@ class Group:
     consume_type: str = PASSIVELY
     message_model: str = CLUSTERING
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    is_of_unit: bool = False
     clients: dict[Connection, Client] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
 
@@ -155,7 +156,8 @@ class Members:
                 continue
             retry = f"{RETRY_PREFIX}{group.name}"
             if self._names.topic(retry) is None:
-                await self._names.create(TopicConfig(retry, max(1, config.retry_queue_nums), max(1, config.retry_queue_nums)))
+                number = max(1, config.retry_queue_nums)
+                await self._names.create(TopicConfig(retry, number, number, topic_sys_flag=FLAG_UNIT_SUB if group.is_of_unit else 0))
         if not request.connection.is_closed:
             client = Client(client_id, request.frame.language, request.frame.version, self.now_s())
             for group in consumers:
@@ -357,7 +359,7 @@ def _group_of(told: object) -> Group:
     if not all(word is None or isinstance(word, str) and len(word) < 64 for word in words):
         raise WireError("a group whose kind is no word")
     return Group(_name(fields.get("groupName"), group_fault), words[0] or PASSIVELY, words[1] or CLUSTERING,
-                 words[2] or "CONSUME_FROM_LAST_OFFSET", subscriptions=subscriptions)
+                 words[2] or "CONSUME_FROM_LAST_OFFSET", fields.get("unitMode") is True, subscriptions=subscriptions)
 
 
 def _client_id(value: object) -> str:

@@ -201,20 +201,20 @@ class Names:
         made: TopicConfig = await self._once(f"topic {topic.topic}", enter)
         return made
 
-    async def create_for_send(self, name: str, default: str | None, queue_nums: int) -> TopicConfig | None:
+    async def create_for_send(self, name: str, default: str | None, queue_nums: int, *, is_of_unit: bool = False) -> TopicConfig | None:
         """The new topic of a first message, like the topic that its client names for that; None where it may not be made.
 
         RocketMQ: TopicConfigManager.createTopicInSendMessageMethod.
         """
         model = self.topic(default) if default else None
         if name.startswith(RETRY_PREFIX):
-            return await self.create(TopicConfig(name, 1, 1))
+            return await self.create(TopicConfig(name, 1, 1, topic_sys_flag=FLAG_UNIT_SUB if is_of_unit else 0))
         if model is None or not model.perm & PERM_INHERIT:
             return None
         number = max(1, min(queue_nums, model.write_queue_nums))
         return await self.create(replace(
             model, topic=name, read_queue_nums=number, write_queue_nums=number, perm=model.perm & ~PERM_INHERIT,
-            topic_sys_flag=0, order=False, more={}))
+            topic_sys_flag=FLAG_UNIT if is_of_unit else 0, order=False, more={}))
 
     # ---- groups -------------------------------------------------------------------
 

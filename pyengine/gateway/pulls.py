@@ -18,7 +18,7 @@ from typing import Any
 from pyengine.errors import EngineError
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Connection, Handlers, Request
-from pyengine.gateway.members import SUBSCRIPTION_CHARS_MAX, Members, Subscription, expression_fault, subscription_of
+from pyengine.gateway.members import BROADCASTING, SUBSCRIPTION_CHARS_MAX, Members, Subscription, expression_fault, subscription_of
 from pyengine.gateway.names import DEAD_PREFIX, Names, group_fault
 from pyengine.gateway.positions import LEVEL, Positions
 from pyengine.gateway.wire import INT64_MAX, WireError
@@ -110,7 +110,7 @@ class Pulls:
         if not 0 <= queue_id < topic.read_queue_nums:
             return Answer(codes.SYSTEM_ERROR, f"queueId[{queue_id}] is illegal, topic:[{name}] topicConfig.readQueueNums:"
                                               f"[{topic.read_queue_nums}] consumer:[/{request.connection.address}]")
-        found = self._subscription(request, group, name, flags)
+        found = self._subscription(request, config, name, flags)
         if isinstance(found, Answer):
             return found
         offset = request.integer("queueOffset", bits=64)
@@ -133,7 +133,7 @@ class Pulls:
             return None
         return self._answer(pull, result)
 
-    def _subscription(self, request: Request, group: str, topic: str, flags: int) -> Subscription | Answer:
+    def _subscription(self, request: Request, config: SubscriptionGroup, topic: str, flags: int) -> Subscription | Answer:
         """What the pull wants of the topic: as it says itself, or as its group's heartbeats do."""
         if flags & SUBSCRIPTION_FLAG:
             fields = request.frame.fields
@@ -144,9 +144,11 @@ class Pulls:
             except WireError:
                 return Answer(codes.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed")
         else:
-            members = self._members.consumers.get(group)
+            members = self._members.consumers.get(config.group)
             if members is None:
                 return Answer(codes.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist{codes.FAQ}")
+            if members.message_model == BROADCASTING and not config.consume_broadcast_enable:
+                return Answer(codes.NO_PERMISSION, f"the consumer group[{config.group}] can not consume by broadcast way")
             known = members.subscriptions.get(topic)
             if known is None:
                 return Answer(codes.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist{codes.FAQ}")

@@ -400,7 +400,7 @@ class Sends:
     async def _prepare(self, sent: _Sent) -> TopicConfig | Answer:
         topic = self._names.topic(sent.topic)
         if topic is None:
-            topic = await self._names.create_for_send(sent.topic, sent.default_topic, sent.default_queue_nums)
+            topic = await self._names.create_for_send(sent.topic, sent.default_topic, sent.default_queue_nums, is_of_unit=sent.is_of_unit)
         if topic is None:
             return Answer(codes.TOPIC_NOT_EXIST, f"topic[{sent.topic}] not exist, apply first please!{codes.FAQ}", REGION)
         if not self._puts.is_open:
@@ -496,7 +496,7 @@ class _Sent:
     """The header of a send, in its long or short names; WireError for numbers that are none."""
 
     __slots__ = ("topic", "default_topic", "default_queue_nums", "queue_id", "sys_flag", "born_timestamp_ms", "flag", "properties",
-                 "reconsume_times", "max_reconsume_times", "is_batch", "is_half")
+                 "reconsume_times", "max_reconsume_times", "is_of_unit", "is_batch", "is_half")
 
     def __init__(self, request: Request) -> None:
         frame = request.frame
@@ -513,6 +513,7 @@ class _Sent:
         self.reconsume_times = request.integer(names["reconsumeTimes"], 0)
         most = names["maxReconsumeTimes"]
         self.max_reconsume_times = request.integer(most) if most in fields else None
+        self.is_of_unit = request.flag(names["unitMode"])
         # A message that is tried again later is no half message any more, whatever its text says.
         self.is_half = (self.properties.get(PROPERTY_TRANSACTION_PREPARED, "").lower() == "true"
                         and not (self.reconsume_times > 0 and self.properties.get(PROPERTY_DELAY, "0") != "0"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -25,6 +26,7 @@ from pyengine.ipc.shared_objects import find_folder
 from pyengine.storage.config import config_path, read_file
 from pyengine.storage.config_table import SubscriptionGroups, TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.file_system import measure
 from waiting import eventually
 
 
@@ -140,6 +142,9 @@ def test_the_broker_tells_about_itself(served):
     client = served.broker()
     table = json.loads(client.ask(codes.GET_BROKER_RUNTIME_INFO).body)["table"]
     assert all(isinstance(value, str) for value in table.values()) and int(table["commitLogMaxOffset"]) >= 0
+    used = measure(served.root).used_percent
+    for name in ("commitLogDiskRatio", "consumeQueueDiskRatio"):
+        assert abs(float(table[name]) * 100 - used) < 5, "as df counts it, without what is kept for root"
     config = client.ask(codes.GET_BROKER_CONFIG)
     assert config.fields["version"].startswith("{")
     told = {"brokerName": "broker-a", "listenPort": str(served.ports[1]), "fileReservedTime": "72", "flushDiskType": "ASYNC_FLUSH",
@@ -187,6 +192,8 @@ def test_messages_of_topics_and_groups_are_counted(served, topic):
         found = counted(name, key)
         assert list(found) == ["statsMinute", "statsHour", "statsDay"]
         assert found["statsDay"]["sum"] == number and found["statsDay"]["tps"] > 0
+    shown = client.ask(codes.GET_CONSUME_STATS, {"consumerGroup": group, "topic": topic}).body.decode()
+    assert float(re.match(r'\{"consumeTps":([0-9.e-]+),', shown)[1]) > 0
     table = json.loads(client.ask(codes.GET_BROKER_RUNTIME_INFO).body)["table"]
     assert int(table["msgPutTotalTodayNow"]) >= 4 and int(table["msgGetTotalTodayNow"]) >= 2
 
@@ -303,7 +310,7 @@ def test_all_producers_and_the_systems_topics_are_told(served):
     beat(client, "this producer", "any")
     rows = json.loads(client.ask(codes.GET_ALL_PRODUCER_INFO).body)["data"]["CLIENT_INNER_PRODUCER"]
     (row,) = [row for row in rows if row["clientId"] == "this producer"]
-    assert (row["remoteIP"], row["language"]) == ("127.0.0.1", "JAVA")
+    assert (row["remoteIP"], row["language"]) == ("/%s:%d" % client.socket.getsockname(), "JAVA")
     assert row["lastUpdateTimestamp"] > 1_700_000_000_000
     assert "SCHEDULE_TOPIC_XXXX" in json.loads(client.ask(codes.GET_SYSTEM_TOPIC_LIST_FROM_BROKER).body)["topicList"]
     answer = client.ask(codes.VIEW_BROKER_STATS_DATA, {"statsName": "TOPIC_PUT_NUMS", "statsKey": "T"})
@@ -329,6 +336,13 @@ def test_a_tool_is_told_which_deleted_topics_keep_their_queues(served, topic):
                                                                 f"queues stay as long: {topic}")
     with pyengine.open_store(served.root) as store:
         assert [message.body for message in store.get_message(topic, 0, 0).messages] == [b"first"]
+
+
+def test_without_an_access_list_there_is_none_to_change(served):
+    for code, failed in ((codes.UPDATE_AND_CREATE_ACL_CONFIG, 209), (codes.DELETE_ACL_CONFIG, 210),
+                         (codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, 211)):
+        answer = served.broker().ask(code, {"accessKey": "any-key", "secretKey": "any-secret", "globalWhiteAddrs": "10.0.0.1"})
+        assert (answer.code, answer.remark) == (failed, "there is no access list to change: acl_enable is off")
 
 
 def test_a_message_that_is_sent_back_comes_again_and_at_last_is_a_dead_letter(served, topic):

@@ -129,6 +129,16 @@ def test_a_group_that_comes_is_entered_with_its_retry_topic(served):
     assert TopicConfigs(served.root).read().rows["%RETRY%newcomers"] == TopicConfig("%RETRY%newcomers", 1, 1)
 
 
+def test_topics_that_clients_of_a_unit_make_are_the_units(served):
+    client = served.broker()
+    assert client.ask(codes.SEND_MESSAGE_V2, send_fields("units", k="true"), b"hello").code == codes.SUCCESS
+    assert beat(client, "me", "unit_readers", is_of_unit=True).code == codes.SUCCESS
+    topics = TopicConfigs(served.root).read().rows
+    assert (topics["units"].topic_sys_flag, topics["%RETRY%unit_readers"].topic_sys_flag) == (1, 2)
+    for name in ("units", "%RETRY%unit_readers"):
+        TopicConfigs(served.root).delete(name)  # other tests ask for all topics of units
+
+
 def test_routes_say_that_the_broker_takes_no_messages_until_that_is_taken_back(served):
     client = served.name_server()
 

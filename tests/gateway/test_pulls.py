@@ -20,6 +20,7 @@ from pyengine.gateway.members import subscription_of
 from pyengine.gateway.pulls import Pull, Pulls
 from pyengine.gateway.wire import Frame
 from pyengine.results import GetRecords, GetResult, GetStatus
+from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups
 from waiting import eventually
 
 
@@ -284,6 +285,23 @@ def test_a_look_at_many_queues_gives_others_their_turn(monkeypatch):
 
     asyncio.run(whole())
     assert turns == list(range(1, 10)) and len(answers) == 10
+
+
+def test_a_group_that_may_not_consume_or_not_by_broadcast_is_refused(served, topic):
+    client = served.broker()
+    assert client.ask(codes.SEND_MESSAGE_V2, send_fields(topic), b"hello").code == codes.SUCCESS
+    groups = SubscriptionGroups(served.root)
+    by_heartbeat = pull_fields(topic, group="shared", sysFlag=0)
+    groups.put(SubscriptionGroup("shared", consume_broadcast_enable=False))
+    for model, code in (("CLUSTERING", codes.SUCCESS), ("BROADCASTING", codes.NO_PERMISSION)):
+        beat(client, "me", "shared", subscription(topic), model=model)
+        eventually(lambda: client.ask(codes.PULL_MESSAGE, by_heartbeat).code != codes.PULL_NOT_FOUND, "the message is in its queue")
+        answer = client.ask(codes.PULL_MESSAGE, by_heartbeat)
+        assert answer.code == code
+    assert answer.remark == "the consumer group[shared] can not consume by broadcast way"
+    groups.put(SubscriptionGroup("shared", consume_enable=False))
+    answer = client.ask(codes.PULL_MESSAGE, by_heartbeat)
+    assert (answer.code, answer.remark) == (codes.NO_PERMISSION, "subscription group no permission, shared")
 
 
 def test_a_long_subscription_is_refused(served, topic):
