@@ -277,18 +277,18 @@ def _check_config(root: Path, findings: Findings) -> None:
         if name in NOT_KEPT:
             continue
         file = f"config/{name}"
-        why = _why_unusable(folder / name)
+        why = why_unusable(folder / name)
         if not why:
-            if name + BACKUP in names and (old_why := _why_unusable(folder / (name + BACKUP))):
+            if name + BACKUP in names and (old_why := why_unusable(folder / (name + BACKUP))):
                 findings.info("config backup", file + BACKUP, None, f"it {old_why}; the next change replaces it")
-        elif _why_unusable(folder / (name + BACKUP)):
+        elif why_unusable(folder / (name + BACKUP)):
             findings.error("config lost", file, None, f"it {why}, and there is no {name}{BACKUP} that can be used: nothing of it is")
         else:
             findings.error("config", file, None, f"it {why}: {name}{BACKUP}, what it said before its last change, is used instead")
 
 
-def _why_unusable(path: Path) -> str:
-    """A verb and what follows; empty for a table that can be used."""
+def why_unusable(path: Path) -> str:
+    """What is wrong with a table of config/ (*.json, *.json.bak), as a verb and what follows; empty for one that can be used."""
     decode: Callable[[bytes], Any] = _DECODERS.get(path.name.removesuffix(BACKUP), _decode_any)
     try:
         content = read_small_file(path)

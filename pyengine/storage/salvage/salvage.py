@@ -29,6 +29,7 @@ from pyengine.formats.paths import StorePaths, without_log_folders
 from pyengine.formats.record import decode_record
 from pyengine.formats.record_case import CaseLabel
 from pyengine.formats.small_file import decode_config, encode_config, read_small_file
+from pyengine.storage.check.check import NOT_KEPT, why_unusable
 from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.commit_log import log_exists
 from pyengine.storage.durable_writes import make_folders, write_config
@@ -235,7 +236,7 @@ def _is_there(segment: Path | None, at: int, record: memoryview) -> bool:
 
 
 # Of the engine that wrote the old store, or of an unfinished change to it.
-_LEFT_BEHIND = LEFT_BY_SALVAGE | frozenset({"engine-id", "epoch", "watermark", "recovery", "recovered", "rebuild", "cut",
+_LEFT_BEHIND = LEFT_BY_SALVAGE | NOT_KEPT | frozenset({"engine-id", "epoch", "watermark", "recovery", "recovered", "rebuild", "cut",
                                                "sync-failure"})
 _LEFT_BEHIND_SUFFIXES = (".tmp", ".bak", ".damaged")
 
@@ -243,25 +244,34 @@ Queues = Mapping[tuple[str, int], MovedQueue]
 
 
 def copy_config(root: Path, destination: Path, queues: Queues) -> list[str]:
-    """Copy config/*; returns a sentence for each file that could not be read and was left out."""
+    """Copy config/*; returns a sentence for each file that could not be used: its `.bak` was taken, or it was left out."""
     folder = StorePaths(root).config
-    left_out = []
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if not path.is_file() or path.name in _LEFT_BEHIND or path.suffix in _LEFT_BEHIND_SUFFIXES:
+    found = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+    notes = []
+    for name in sorted({path.name.removesuffix(".bak") if path.name.endswith(".json.bak") else path.name for path in found}):
+        path = folder / name
+        if name in _LEFT_BEHIND or path.suffix in _LEFT_BEHIND_SUFFIXES:
             continue
-        content = read_small_file(path)
-        if path.name == "engine.toml":
-            content = without_log_folders(content)
+        if path.suffix == ".json" and (why := why_unusable(path)):
+            backup = folder / f"{name}.bak"
+            if why_unusable(backup):
+                notes.append(f"config/{name} {why}: it was left out")
+                continue
+            notes.append(f"config/{name} {why}: config/{backup.name}, what it said before its last change, was taken instead")
+            path = backup
         try:
-            if path.name in _MOVERS:
+            content = read_small_file(path)
+            if name == "engine.toml":
+                content = without_log_folders(content)
+            if name in _MOVERS:
                 table = decode_config(content.decode("utf-8"))
-                _MOVERS[path.name](table["offsetTable"], queues)
+                _MOVERS[name](table["offsetTable"], queues)
                 content = encode_config(table).encode("utf-8")
-        except (FormatError, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
-            left_out.append(f"config/{path.name} could not be read and was left out: {error}")
+        except (OSError, FormatError, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            notes.append(f"config/{name} could not be read and was left out: {error}")
             continue
-        write_config(StorePaths(destination).config / path.name, content, keep_backup=False)
-    return left_out
+        write_config(StorePaths(destination).config / name, content, keep_backup=False)
+    return notes
 
 
 def _move_consumer_offsets(table: dict[str, Any], queues: Queues) -> None:

@@ -138,12 +138,28 @@ def test_the_old_engines_identity_is_not_copied_and_unreadable_config_is_named(s
     config = stopped.root / "config"
     (config / "engine-id").write_text("x")
     write_kept_from(stopped.root, 4096)  # an offset of the old log
-    (config / "topics.json").write_text("{}")
+    (config / "topics.json").write_text('{"topicConfigTable": {}}')
     (config / "topics.json.bak").write_text("{}")
     (config / "consumerOffset.json").write_text("not JSON")
     report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
     assert sorted(path.name for path in (tmp_path / "new" / "config").iterdir()) == ["topics.json"]
     assert "consumerOffset.json" in report.notes[0]
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"", b"\xff", None])
+@pytest.mark.parametrize("name, table", [
+    ("consumerOffset.json", {"offsetTable": {"topic-0@g": {"0": 1}}}), ("subscriptionGroup.json", {"subscriptionGroupTable": {}})])
+def test_of_a_damaged_table_what_it_said_before_is_taken_or_none(stopped, tmp_path, content, name, table):
+    file = stopped.root / "config" / name
+    if content is not None:
+        file.write_bytes(content)
+    file.with_name(name + ".bak").write_text(json.dumps(table))
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert decode_config((tmp_path / "new" / "config" / name).read_text()) == table
+    assert any(f"config/{name}.bak" in note for note in report.notes)
+    file.with_name(name + ".bak").write_bytes(b"{")
+    report = salvage(stopped.root, tmp_path / "none", stopped.geometry)
+    assert not (tmp_path / "none" / "config" / name).exists() and any(f"config/{name} " in note for note in report.notes)
 
 
 @pytest.mark.parametrize("name", [name for name in CLEAN if name not in ("empty",)])
