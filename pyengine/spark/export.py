@@ -139,6 +139,7 @@ def export_parquet(
         read = read_options(given)
     parts = plan(read)
     if state is not None:
+        _require_log(target, state, read)
         _go_on(target, state, overwrite)
     else:
         _clear(target, overwrite)
@@ -179,11 +180,15 @@ def _continued(target: Target, read: ReadOptions, columns: list[Column], partiti
         differences = "; ".join(f"{name} was {state.selection.get(name, '')!r}, is {wanted.selection.get(name, '')!r}"
                                 for name in dict.fromkeys(names))
         raise UsageError(f"{target.where} was begun with another selection: {differences}; go on with the same, or give another folder")
-    sample = None if state.segment is None else _sample(read, state.segment, state.end)  # None for one that is deleted by now
-    if sample is not None and sample != state.sample:
+    return state
+
+
+def _require_log(target: Target, state: ExportState, read: ReadOptions) -> None:
+    """UsageError for another log than that which the export has read, in a store that reaches as far."""
+    sample = None if state.segment is None or state.end is None else _sample(read, state.segment, state.end)
+    if sample is not None and sample != state.sample:  # None: it is deleted by now
         raise UsageError(f"{target.where} was begun with another log: in {read.where} the segment at {state.segment} has other messages "
                          f"up to {state.end}; export this store into another folder")
-    return state
 
 
 def _with_sample(state: ExportState, read: ReadOptions, parts: Sequence[LogRange | QueuePart]) -> ExportState:
