@@ -142,7 +142,7 @@ class Names:
         self._groups = _CachedFile(self.group_configs.path, lambda: self.group_configs.read().rows)
         self._key_value_file = ConfigFile(StorePaths(root).config / "kvConfig.json", decode_key_values)
         self._key_values = _CachedFile(self._key_value_file.path, lambda: self._key_value_file.read().value or {})
-        self._name_server_file = ConfigFile(StorePaths(root).config / "namesrv.properties", decode_properties_file)
+        self._name_server_file = ConfigFile(StorePaths(root).config / "namesrvConfig.json", decode_settings)
         self._name_server = _CachedFile(self._name_server_file.path, lambda: self._name_server_file.read().value or {})
         self._making: dict[str, asyncio.Future[Any]] = {}
         cluster = config.broker_cluster_name
@@ -266,8 +266,8 @@ class Names:
         """Set that, durable before this returns."""
         def write() -> None:
             with exclusive(self._name_server_file.path):
-                lines = (self._name_server_file.read_to_change().value or {}) | {ORDER_MESSAGE_ENABLE: str(is_on).lower()}
-                self._name_server_file.write("".join(f"{name}={value}\n" for name, value in lines.items()))
+                settings = self._name_server_file.read_to_change().value or {}
+                self._name_server_file.write(encode_config(settings | {ORDER_MESSAGE_ENABLE: str(is_on).lower()}))
 
         await asyncio.get_running_loop().run_in_executor(self._executor, write)
 
@@ -418,7 +418,7 @@ class NameServer:
         if len(body) > SETTINGS_BYTES_MAX:
             return Answer(codes.SYSTEM_ERROR, f"{len(body):,} bytes of settings are more than {SETTINGS_BYTES_MAX:,}")
         try:
-            lines = decode_properties_file(body.decode())
+            lines = decode_properties_text(body.decode())
         except (FormatError, UnicodeDecodeError) as error:
             return Answer(codes.SYSTEM_ERROR, f"string2Properties error: {error}")
         if lines.keys() & {"kvConfigPath", "configStorePath"}:
@@ -445,7 +445,15 @@ def decode_key_values(text: str) -> KeyValues:
     return table
 
 
-def decode_properties_file(text: str) -> dict[str, str]:
+def decode_settings(text: str) -> dict[str, str]:
+    """The settings of the name server in the text of namesrvConfig.json, by RocketMQ's keys; FormatError for another shape."""
+    found: Any = decode_config(text)
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise FormatError("no settings of a name server")
+    return found
+
+
+def decode_properties_text(text: str) -> dict[str, str]:
     """The lines of Java's properties, `key=value`, without comments; FormatError for a line of another shape."""
     found = {}
     for line in text.splitlines():

@@ -395,14 +395,18 @@ def test_a_log_in_several_folders_is_restored_into_one(make_engine, tmp_path):
     assert bodies(tmp_path / "new", "T", 1) == here and load_config(tmp_path / "new").store_path_commit_log == ""
 
 
-def test_a_store_without_messages_comes_back_with_its_tables(make_engine, tmp_path):
+def test_a_store_without_messages_comes_back_with_its_tables_and_without_secrets(make_engine, tmp_path):
     engine = make_engine(**SIZES)
     engine.start()
     assert run("topics", engine.root, "create", "orders", "--queues", 3).code == 0
+    (engine.root / "config/namesrvConfig.json").write_text('{"orderMessageEnable": "true"}')
+    (engine.root / "config/plain_acl.yml").write_text("accounts: [{accessKey: shop-key, secretKey: a-secret-of-the-shop}]")
     backup_store(engine.root, Folder(tmp_path / "dest"))
+    assert not [path for path in (tmp_path / "dest").rglob("*") if path.is_file() and b"a-secret-of-the-shop" in path.read_bytes()]
     engine.stop()
     assert restore_store(Folder(tmp_path / "dest"), tmp_path / "new").exit_code == 0
-    assert (tmp_path / "new/config/topics.json").read_bytes() == (engine.root / "config/topics.json").read_bytes()
+    for name in ("topics.json", "namesrvConfig.json"):
+        assert (tmp_path / "new/config" / name).read_bytes() == (engine.root / "config" / name).read_bytes()
     with pyengine.Engine(tmp_path / "new") as again, again.connect() as producer:
         assert producer.put("orders", b"one").physical_offset == 0
 

@@ -187,7 +187,7 @@ def test_the_name_server_tells_its_settings_and_topics_by_their_flags(served):
 
 
 def test_a_tool_has_routes_tell_the_order_of_their_topic(served):
-    client, path = served.name_server(), served.root / "config" / "namesrv.properties"
+    client, path = served.name_server(), served.root / "config" / "namesrvConfig.json"
 
     def route():
         return json.loads(client.ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "BenchmarkTest"}).body)
@@ -199,7 +199,7 @@ def test_a_tool_has_routes_tell_the_order_of_their_topic(served):
     client.ask(codes.PUT_KV_CONFIG, {"namespace": "ORDER_TOPIC_CONFIG", "key": "BenchmarkTest", "value": "broker-a:4"})
     assert "orderTopicConf" not in route()
     assert update(b"#a comment\norderMessageEnable=true\n") == (codes.SUCCESS, "")
-    assert route()["orderTopicConf"] == "broker-a:4" and path.read_text() == "orderMessageEnable=true\n"
+    assert route()["orderTopicConf"] == "broker-a:4" and json.loads(path.read_text()) == {"orderMessageEnable": "true"}
     assert b"orderMessageEnable=true\n" in client.ask(codes.GET_NAMESRV_CONFIG).body
     assert "orderTopicConf" not in json.loads(client.ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "SELF_TEST_TOPIC"}).body)
     for value, told in (("broker-b:4;broker-a:8", "broker-a:8"), ("broker-a:1000000000", "broker-a:1024"), ("broker-a:-1", None),
@@ -216,9 +216,9 @@ def test_a_tool_has_routes_tell_the_order_of_their_topic(served):
                             (b"x" * 100_000 + b"=1\n", codes.SYSTEM_ERROR, "bytes of settings are more than")):
         assert update(body)[0] == code and why in update(body)[1]
     assert route()["orderTopicConf"] == "broker-a:4"
-    path.write_text("productEnvName=center\norderMessageEnable=true\n")
+    path.write_text('{"productEnvName":"center","orderMessageEnable":"true"}')
     assert update(b"orderMessageEnable=false\n") == (codes.SUCCESS, "") and "orderTopicConf" not in route()
-    assert path.read_text() == "productEnvName=center\norderMessageEnable=false\n", "what else stood in the file stays"
+    assert json.loads(path.read_text()) == {"productEnvName": "center", "orderMessageEnable": "false"}, "what else stood in the file stays"
 
 
 def test_a_table_that_cannot_be_read_now_is_read_at_the_next_look(tmp_path, monkeypatch):
