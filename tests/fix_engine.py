@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import forked
 import pyengine
 from fix_golden import usual
 from pyengine.client.producer import connect
+from pyengine.engine import embedded, log_file
+from pyengine.engine.children import child_environment, silent
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError
 from pyengine.ipc import sessions
@@ -22,6 +28,7 @@ from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native import session as native_session
 from pyengine.results import PutStatus
+from pyengine.storage.config import set_words
 from waiting import eventually
 
 MODES = {
@@ -170,6 +177,42 @@ def wait_noted(root: Path) -> None:
         end = native.committed_slot(control)[0]
         eventually(lambda: min(native.load_position(control.flushed), native.load_position(control.reput_from),
                                native.load(control.workers[native.CHECKPOINTER], "position")) >= end, "all is noted")
+
+
+# What starts engines to test something else than how they start.
+FORKED_IN = ("cli", "client", "gateway", "interop", "spark")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forked_supervisors(request):
+    """Supervisors are forked too (forked.py): to start an interpreter and load all workers is most of a start's CPU."""
+    if request.path.relative_to(Path(__file__).parent).parts[0] not in FORKED_IN:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embedded, "_spawn_supervisor", functools.partial(_fork_supervisor, embedded._spawn_supervisor))
+        yield
+
+
+def _fork_supervisor(by_exec, root, settings, *, stdin, embedder=None, options=()):
+    environment = silent(child_environment())
+    if not forked.suits(environment):
+        return by_exec(root, settings, stdin=stdin, embedder=embedder, options=options)
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    theirs, ours = (os.open(os.devnull, os.O_RDONLY), None) if stdin == subprocess.DEVNULL else os.pipe2(os.O_CLOEXEC)
+    words = [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(root), "--report-fd", "10", *options]
+    try:
+        with log_file.open_log(root) as log:
+            descriptors = {0: theirs, 1: log.fileno(), 2: log.fileno(), 10: writing}
+            if embedder is not None:
+                descriptors[11] = embedder
+                words += ["--embedder-fd", "11"]
+            process = forked.fork([*words, *set_words(settings)], environment, descriptors, leads_session=True,
+                                  stdin=ours and os.fdopen(ours, "wb"))
+    finally:
+        os.close(theirs)
+        os.close(writing)
+    return process, reading
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ Run as a program this is that process. It ends with the process of the tests, by
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import gc
 import importlib
-import io
 import json
 import os
 import select
@@ -18,28 +18,49 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, Any, NoReturn
 
 REQUEST_BYTES_MAX = 1 << 17
+DESCRIPTORS_MAX = 8
+ABOVE_ALL = 100  # of the numbers that a process asks for
 OF_A_TEST = ("PYENGINE_", "PYTEST_CURRENT_TEST")  # read when a worker begins; what else differs needs a new interpreter
 
 
 def start(words: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str] | ForkedProcess:
     """A process with this command line, its stderr in a pipe; forked where the words are PYTHON -P -m WORKER ARGUMENT..."""
-    if list(words[:3]) == [sys.executable, "-P", "-m"] and "LD_PRELOAD" not in environment:
-        server = _server()
-        if _lasting(environment) == server.environment:
-            return server.fork(words, environment)
-    return subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
+    if list(words[:3]) != [sys.executable, "-P", "-m"] or not suits(environment):
+        return subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
+    said, stderr = os.pipe()
+    try:
+        return fork(words, environment, {2: stderr}, stderr=os.fdopen(said))
+    finally:
+        os.close(stderr)
+
+
+def suits(environment: Mapping[str, str]) -> bool:
+    """Whether a process with this environment may be forked: it is the server's but for what is read when a worker begins."""
+    return "LD_PRELOAD" not in environment and _lasting(environment) == _server().environment
+
+
+def fork(words: Sequence[str], environment: Mapping[str, str], descriptors: Mapping[int, int], *, leads_session: bool = False,
+         stdin: IO[bytes] | None = None, stderr: IO[str] | None = None) -> ForkedProcess:
+    """A process with this command line that has each of `descriptors` (number there: number here); stdin, stderr: our ends."""
+    status, exited = os.pipe()
+    try:
+        pid = _server().fork([list(words), dict(environment), list(descriptors), leads_session], [*descriptors.values(), exited])
+    finally:
+        os.close(exited)
+    return ForkedProcess(words, pid, stdin, stderr, status)
 
 
 class ForkedProcess:
     """As subprocess.Popen: a child of the process that forked it, which tells its exit code."""
 
-    def __init__(self, args: Sequence[str], pid: int, stderr: io.TextIOWrapper, status_fd: int) -> None:
-        self.args, self.pid, self.stderr, self._status_fd = args, pid, stderr, status_fd
+    def __init__(self, args: Sequence[str], pid: int, stdin: IO[bytes] | None, stderr: IO[str] | None, status_fd: int) -> None:
+        self.args, self.pid, self.stdin, self.stderr, self._status_fd = args, pid, stdin, stderr, status_fd
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -49,15 +70,19 @@ class ForkedProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            if not select.select([self._status_fd], [], [], timeout)[0]:
+            ended = select.poll()
+            ended.register(self._status_fd, select.POLLIN)
+            if not ended.poll(None if timeout is None else timeout * 1000):
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
             self.returncode = int(os.read(self._status_fd, 16))
-            os.close(self._status_fd)
         return self.returncode
+
+    def __del__(self) -> None:
+        os.close(self._status_fd)
 
     def communicate(self, timeout: float | None = None) -> tuple[None, str]:
         self.wait(timeout)
-        return None, self.stderr.read()
+        return None, self.stderr.read() if self.stderr else ""
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -75,18 +100,16 @@ class Server:
 
     def __init__(self) -> None:
         self.environment = _lasting(os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)})
+        self._lock = threading.Lock()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen([sys.executable, "-P", __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
                                              env=self.environment, stdin=subprocess.DEVNULL)
 
-    def fork(self, words: Sequence[str], environment: Mapping[str, str]) -> ForkedProcess:
-        said, stderr = os.pipe()
-        status, exited = os.pipe()
-        socket.send_fds(self._channel, [json.dumps([list(words), dict(environment)]).encode()], [stderr, exited])
-        os.close(stderr)
-        os.close(exited)
-        return ForkedProcess(words, int(self._channel.recv(16)), os.fdopen(said), status)
+    def fork(self, request: list[Any], descriptors: Sequence[int]) -> int:
+        with self._lock:
+            socket.send_fds(self._channel, [json.dumps(request).encode()], descriptors)
+            return int(self._channel.recv(16))
 
 
 @functools.cache
@@ -114,30 +137,37 @@ def _serve(channel: socket.socket) -> None:
             for key, _ in waited.select():
                 if key.fileobj is not channel:
                     pid, exited = key.data
-                    os.write(exited, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+                    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                    with contextlib.suppress(BrokenPipeError):  # an engine that outlives the object of its start
+                        os.write(exited, str(code).encode())
                     os.close(exited)
                     waited.unregister(key.fileobj)
                     os.close(key.fd)
                     continue
-                request, descriptors, _, _ = socket.recv_fds(channel, REQUEST_BYTES_MAX, 2)
+                request, received, _, _ = socket.recv_fds(channel, REQUEST_BYTES_MAX, DESCRIPTORS_MAX)
                 if not request:
                     return
-                stderr, exited = descriptors
+                *given, exited = received
                 if (pid := os.fork()) == 0:
-                    _become(*json.loads(request), stderr)
-                os.close(stderr)
+                    _become(*json.loads(request), given)
+                for descriptor in given:
+                    os.close(descriptor)
                 waited.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, exited))
                 channel.send(str(pid).encode())
 
 
-def _become(words: list[str], environment: dict[str, str], stderr: int) -> NoReturn:
+def _become(words: list[str], environment: dict[str, str], numbers: list[int], leads_session: bool, given: list[int]) -> NoReturn:
     """What `words` would be in a new interpreter, as pyengine.engine.fork_server has it."""
     from pyengine.engine.fork_server import _end_with
     from pyengine.native import failpoint, waiting
 
-    os.dup2(stderr, 2)
+    if leads_session:
+        os.setsid()
+    given = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, ABOVE_ALL) for descriptor in given]
+    for number, descriptor in zip(numbers, given, strict=True):
+        os.dup2(descriptor, number)
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:
+        if int(name) > 2 and int(name) not in numbers:
             with contextlib.suppress(OSError):  # the listing's own
                 os.close(int(name))
     for name in os.environ.keys() - environment.keys():
