@@ -21,6 +21,7 @@ environment variable PYENGINE_BROKEN which of them are on. Kills and power cuts 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -138,6 +139,9 @@ def build(folder: Path) -> Path:
     for name in {mutant.file for mutant in SWITCHED if mutant.is_c}:
         path = root / name
         path.write_text("extern char *getenv(const char *name);\n" + path.read_text())
+    for name in ("csrc/build_native.py", "setup.py"):  # nearly all of the build is the optimizer's time
+        path = root / name
+        path.write_text(re.sub('"-O2", "-g"', '"-O0"', path.read_text()))
     _build_c(root, PYENGINE_BUILD_FAILPOINTS="1")
     return root
 
