@@ -33,6 +33,13 @@ SMALL = Geometry(
 START_MS = 1_700_000_000_000
 
 
+def _time_diff_seconds(store_timestamp_ms: int, begin_timestamp_ms: int) -> int:
+    """The time field of an index entry: whole seconds since the header's begin, clamped; 0 while there is no begin."""
+    if begin_timestamp_ms <= 0:
+        return 0
+    return min(max(0, store_timestamp_ms - begin_timestamp_ms) // 1000, 0x7FFFFFFF)
+
+
 class StoreBuilder:
     """Appends records to the store at `root` and dispatches them at once."""
 
@@ -131,7 +138,7 @@ class StoreBuilder:
             previous = index_file.unpack_slot(data, at, header.index_count)
             number = header.index_count
             entry = IndexEntry(key_hash, message.physical_offset,
-                               index_file.time_diff_seconds(message.store_timestamp_ms, begin_ms), previous)
+                               _time_diff_seconds(message.store_timestamp_ms, begin_ms), previous)
             data[layout.entry_at(number) : layout.entry_at(number) + 20] = index_file.pack_entry(entry)
             index_file.SLOT.pack_into(data, at, number)
             first = number == 1

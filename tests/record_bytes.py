@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
+from pyengine.formats.constants import CQ_EXT_UNIT_BYTES_MIN
 from pyengine.formats.record import Message, encode_message
 
 
@@ -11,3 +13,14 @@ def encode_record(*, topic: str, body: bytes, properties: str = "", queue_id: in
                   physical_offset: int = 0, **fields: Any) -> bytes:
     """The bytes of a record; `properties` is the raw property text, `fields` are others of Message."""
     return encode_message(Message(topic, body, queue_id, queue_offset, physical_offset, 0, properties, **fields))
+
+
+def encode_ext_address(offset: int) -> int:
+    """The tags code that names a byte offset of the queue's extension."""
+    return offset - (1 << 63)
+
+
+def pack_ext_unit(tags_code: int, store_timestamp_ms: int, filter_bit_map: bytes = b"") -> bytes:
+    """The bytes of the extension's unit."""
+    size_bytes = CQ_EXT_UNIT_BYTES_MIN + len(filter_bit_map)
+    return struct.pack(">hqqh", size_bytes, tags_code, store_timestamp_ms, len(filter_bit_map)) + filter_bit_map

@@ -7,11 +7,20 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Iterator
 
-from pyengine.formats.ha_wire import OFFER, REPORT_BYTES, frame_bounds, pack_header, unpack_report
+from pyengine.formats.ha_wire import OFFER, REPORT_BYTES, Header, pack_header, unpack_report
 
 ROCKETMQ = "rocketmq"
 OURS = "ours"
+
+
+def frame_bounds(start: int, end: int, batch_bytes: int, segment_bytes: int) -> Iterator[Header]:
+    """How [start, end) is cut into frames: none longer than `batch_bytes`, none across a segment's border."""
+    while start < end:
+        stop = min(end, start + batch_bytes, start - start % segment_bytes + segment_bytes)
+        yield Header(start, stop - start)
+        start = stop
 
 
 class ScriptedMaster:

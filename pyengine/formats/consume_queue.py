@@ -90,17 +90,6 @@ def decode_ext_address(tags_code: int) -> int:
     return tags_code - _ADDRESS_BASE
 
 
-def encode_ext_address(offset: int) -> int:
-    """The tags code that names a byte offset of the extension."""
-    return offset + _ADDRESS_BASE
-
-
-def pack_ext_unit(tags_code: int, store_timestamp_ms: int, filter_bit_map: bytes = b"") -> bytes:
-    """The unit's bytes; struct.error when the bit map is too long for them."""
-    size_bytes = CQ_EXT_UNIT_BYTES_MIN + len(filter_bit_map)
-    return _UNIT_HEAD.pack(size_bytes, tags_code, store_timestamp_ms, len(filter_bit_map)) + filter_bit_map
-
-
 def unpack_ext_unit(buffer: Readable, at: int = 0) -> ConsumeQueueExtUnit | None:
     """The unit at byte `at`, or None where the file's data ends; FormatError when its sizes disagree."""
     if at + 2 > len(buffer):

@@ -32,7 +32,6 @@ what it has before any report. This engine's master answers, and from then on bo
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from pyengine.errors import FormatError
@@ -128,11 +127,3 @@ def unpack_report(buffer: Readable, at: int = 0) -> int:
     if offset < 0:
         raise FormatError(f"a report of {offset}: no slave's log ends there")
     return offset
-
-
-def frame_bounds(start: int, end: int, batch_bytes: int, segment_bytes: int) -> Iterator[Header]:
-    """How [start, end) is cut into frames: none longer than `batch_bytes`, none across a segment's border."""
-    while start < end:
-        stop = min(end, start + batch_bytes, start - start % segment_bytes + segment_bytes)
-        yield Header(start, stop - start)
-        start = stop

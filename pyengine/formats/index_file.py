@@ -12,7 +12,6 @@ from pyengine.formats.constants import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, IN
 HEADER = struct.Struct(">qqqqii")
 SLOT = struct.Struct(">i")
 ENTRY = struct.Struct(">iqii")
-TIME_DIFF_MAX_S = 0x7FFFFFFF
 
 
 class IndexHeader(NamedTuple):
@@ -99,15 +98,3 @@ def unpack_slot(buffer: Readable, at: int, index_count: int) -> int:
     except struct.error as error:
         raise FormatError(f"no whole index slot at byte {at}: {error}") from error
     return number if 0 < number <= index_count else 0
-
-
-def time_diff_seconds(store_timestamp_ms: int, begin_timestamp_ms: int) -> int:
-    """The time field of an entry: whole seconds since the header's begin, clamped; 0 while there is no begin.
-
-    In a file that follows a full one the first entry is counted from the begin it
-    inherited (the previous file's end), only then begin becomes its own time.
-    """
-    if begin_timestamp_ms <= 0:
-        return 0
-    milliseconds = store_timestamp_ms - begin_timestamp_ms
-    return min(milliseconds // 1000, TIME_DIFF_MAX_S) if milliseconds > 0 else 0

@@ -8,7 +8,6 @@ from pyengine.errors import FormatError
 from pyengine.formats import consume_queue, index_file
 from pyengine.formats.consume_queue import (
     decode_ext_address,
-    encode_ext_address,
     unpack_ext_unit,
 )
 from pyengine.formats.index_file import IndexEntry, IndexHeader, IndexLayout
@@ -36,7 +35,6 @@ def test_filler_and_live_entries():
 def test_extension_addresses_never_clash_with_tag_hashes():
     assert consume_queue.is_ext_address(-2147483649)
     assert not consume_queue.is_ext_address(-2147483648)
-    assert encode_ext_address(28) == -9223372036854775780
     assert decode_ext_address(-9223372036854775780) == 28
     with pytest.raises(FormatError):
         decode_ext_address(5)
@@ -89,14 +87,6 @@ def test_index_entry_and_slot():
         index_file.unpack_entry(data, 1)
     with pytest.raises(FormatError):
         index_file.unpack_slot(b"", 0, 5)
-
-
-@pytest.mark.parametrize(
-    ("store_ms", "begin_ms", "expected"),
-    [(5999, 5000, 0), (6000, 5000, 1), (4000, 5000, 0), (5000, 0, 0), (5000, -1, 0), (1 << 62, 5000, 0x7FFFFFFF)],
-)
-def test_the_time_difference_of_an_index_entry_is_bounded(store_ms, begin_ms, expected):
-    assert index_file.time_diff_seconds(store_ms, begin_ms) == expected
 
 
 def test_a_checkpoint_has_three_times_in_rocketmqs_bytes():

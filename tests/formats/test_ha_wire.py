@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from pyengine.errors import FormatError
@@ -40,20 +38,3 @@ def test_too_few_bytes_are_refused():
         ha_wire.unpack_header(bytes(11))
     with pytest.raises(FormatError, match="8 bytes, 3 are there"):
         ha_wire.unpack_report(bytes(11), 8)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_stretch_of_the_log_is_cut_into_frames_that_no_border_crosses(seed):
-    rng = random.Random(seed)
-    segment_bytes, batch_bytes = rng.choice((64, 100, 4096)), rng.choice((1, 7, 64, 5000))
-    start = rng.randrange(3 * segment_bytes)
-    end = start + rng.randrange(5 * segment_bytes)
-    frames = list(ha_wire.frame_bounds(start, end, batch_bytes, segment_bytes))
-    position = start
-    for offset, size_bytes in frames:
-        assert offset == position, f"seed {seed}"
-        assert 0 < size_bytes <= batch_bytes
-        assert offset // segment_bytes == (offset + size_bytes - 1) // segment_bytes
-        assert size_bytes == batch_bytes or offset + size_bytes == end or (offset + size_bytes) % segment_bytes == 0
-        position += size_bytes
-    assert position == end

@@ -11,7 +11,7 @@ from dying import run_and_die_at
 from logs import Log, files_below
 from pyengine.engine_config import Geometry
 from pyengine.errors import DiskFullError, StoreRefusedError
-from pyengine.formats.consume_queue import ENTRY, decode_ext_address, is_ext_address, pack_ext_unit, unpack_ext_unit
+from pyengine.formats.consume_queue import ENTRY, decode_ext_address, is_ext_address, unpack_ext_unit
 from pyengine.storage.check.check import check
 from pyengine.storage.consume_queue import settle_ext_end
 from pyengine.storage.dispatcher import Dispatcher, DispatchOptions
@@ -19,6 +19,7 @@ from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.rebuild import rebuild
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.store_reader import StoreReader
+from record_bytes import pack_ext_unit
 
 EXT = RecoveryOptions(enable_consume_queue_ext=True)
 

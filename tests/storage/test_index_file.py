@@ -10,12 +10,12 @@ import pytest
 from fix_store_builder import SMALL, START_MS, StoreBuilder
 from pyengine.errors import FormatError
 from pyengine.formats import index_file
-from pyengine.formats.consume_queue import encode_ext_address
 from pyengine.formats.index_file import IndexEntry, IndexHeader, IndexLayout
 from pyengine.formats.record import index_key_hash, string_hash
 from pyengine.results import GetStatus
 from pyengine.storage.index_file import IndexService
 from pyengine.storage.store_reader import open_store
+from record_bytes import encode_ext_address
 
 
 def ext_unit(tags_code: int, bit_map: bytes) -> bytes:

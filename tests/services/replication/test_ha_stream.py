@@ -6,10 +6,11 @@ import pytest
 
 from logs import LogBuilder
 from pyengine.formats.constants import BLANK_MAGIC
-from pyengine.formats.ha_wire import frame_bounds, pack_header
+from pyengine.formats.ha_wire import pack_header
 from pyengine.services.replication import ha_stream
 from pyengine.services.replication.ha_stream import BadStreamError, FrameCutter, LogsDifferError, RecordStream
 from pyengine.storage.commit_log import LocalLog
+from scripted_master import frame_bounds
 
 SEGMENT = 4096
 

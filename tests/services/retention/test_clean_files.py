@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pyengine.formats.consume_queue import FILLER, encode_ext_address, pack_entry
+from pyengine.formats.consume_queue import FILLER, pack_entry
 from pyengine.formats.index_file import IndexHeader, pack_header
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.services.retention.clean_files import expired_ext_files, expired_index_files, expired_queue_files, queue_folders
+from record_bytes import encode_ext_address
 
 SIZE = 60  # three entries
 
