@@ -48,6 +48,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BinaryType, DateType, IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 from pyengine.errors import CorruptionError, EngineError, ExitCode, UsageError, require_extra
+from pyengine.formats.constants import TRANSACTION_DISCARD_TOPIC
 from pyengine.formats.paths import segment_start
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.ipc.live_reader import LiveStoreReader, flushed_end, log_held, open_store
@@ -55,6 +56,7 @@ from pyengine.native.failpoint import failpoint
 from pyengine.native.scan import walk
 from pyengine.storage.arrow import schema as scan_schema
 from pyengine.storage.backup_files import locked_folder, store_identity
+from pyengine.storage.config_table import BROKERS_TOPICS, DEFAULT_TOPIC
 from pyengine.storage.durable_writes import make_folders, sync_file, sync_folder, write_config
 from pyengine.storage.log_holds import HOLD_MS_MAX, KeptHold, remove_log_hold
 
@@ -67,8 +69,7 @@ PIECE_BYTES = 64 << 20
 HOUR_MS = 3_600_000
 HOLD_MS_MIN = 600_000  # while it runs
 START_TIMEOUT_S = 60.0  # of an engine that it follows and that was killed
-# Their messages come under their own topics, or are the broker's own notes.
-INTERNAL = re.compile(r"SCHEDULE_TOPIC_XXXX|RMQ_SYS_.*|TRANS_CHECK_MAX_TIME_TOPIC|OFFSET_MOVED_EVENT|SELF_TEST_TOPIC")
+_FOR_MESSAGES = {DEFAULT_TOPIC, "BenchmarkTest"}  # of a broker's own topics
 _BEFORE_BYTES = 4096
 
 Format = Literal["delta", "iceberg"]
@@ -289,7 +290,7 @@ class _Filling:
             raise CorruptionError(f"the log is damaged at {found.end_offset}: {found.reason.replace('_', ' ')}; the tables have what comes "
                                   f"before {at}; `pyengine check` says what to do")
         for topic, rows in _by_topic(batches):
-            is_wanted = not INTERNAL.fullmatch(topic) if self._pattern is None else self._pattern.fullmatch(topic)
+            is_wanted = not is_internal(topic) if self._pattern is None else self._pattern.fullmatch(topic)
             if not is_wanted:
                 continue
             begin = max(at, self._sink.offset(topic))  # a run that was killed may have put a part of the piece there
@@ -314,6 +315,11 @@ class _Filling:
         return MissedMessagesError(
             f"the log of {self._store.root} begins at {first}, and the tables in {self._dest} have it up to {offset}: the messages in "
             "between were deleted before they were read; run it again with --allow-loss to go on without them")
+
+
+def is_internal(topic: str) -> bool:
+    """Whether a topic's messages come under their own topics, or are the broker's own notes."""
+    return topic in BROKERS_TOPICS - _FOR_MESSAGES or topic == TRANSACTION_DISCARD_TOPIC or topic.startswith("RMQ_SYS_")
 
 
 def _by_topic(batches: list[pyarrow.RecordBatch]) -> Iterator[tuple[str, pyarrow.Table]]:

@@ -18,7 +18,14 @@ from typing import Any, Generic, TypeVar
 
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import DiskError, FormatError, UsageError
-from pyengine.formats.constants import SCHEDULE_TOPIC, TIMER_TOPIC, TOPIC_BYTES_MAX, TRANSACTION_HALF_TOPIC
+from pyengine.formats.constants import (
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    TOPIC_BYTES_MAX,
+    TRANSACTION_DISCARD_TOPIC,
+    TRANSACTION_HALF_TOPIC,
+    TRANSACTION_OP_TOPIC,
+)
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config
 from pyengine.gateway import codes
@@ -51,10 +58,8 @@ ORDER_MESSAGE_ENABLE = "orderMessageEnable"
 SETTINGS_BYTES_MAX = 2048       # of one update of the broker's or the name server's settings
 FLAG_UNIT, FLAG_UNIT_SUB = 1, 2  # bits of topicSysFlag (TopicSysFlag)
 OWN_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_PYENGINE_")  # whose offsets no client may move
-TRANSACTION_OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-CHECKED_OUT_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
-SYSTEM_TOPICS = BROKERS_TOPICS | {TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC, CHECKED_OUT_TOPIC, TIMER_TOPIC, TRACE_TOPIC}
+SYSTEM_TOPICS = BROKERS_TOPICS | {TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC, TRANSACTION_DISCARD_TOPIC, TIMER_TOPIC, TRACE_TOPIC}
 FORBIDDEN_TOPICS = SYSTEM_TOPICS - {DEFAULT_TOPIC, "BenchmarkTest", TRACE_TOPIC}  # to which no client sends
 SYSTEM_GROUPS = ("TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL",
                  "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER")  # which a broker always has, whatever the settings say
@@ -152,7 +157,7 @@ class Names:
             TopicConfig("SELF_TEST_TOPIC", 1, 1), TopicConfig("BenchmarkTest", 1024, 1024),
             TopicConfig("OFFSET_MOVED_EVENT", 1, 1), TopicConfig(SCHEDULE_TOPIC, len(config.delay_levels_ms), len(config.delay_levels_ms)),
             TopicConfig(TRANSACTION_HALF_TOPIC, 1, 1), TopicConfig(TRANSACTION_OP_TOPIC, 1, 1),
-            TopicConfig(CHECKED_OUT_TOPIC, 1, 1), TopicConfig(f"{cluster}_REPLY_TOPIC", 1, 1),
+            TopicConfig(TRANSACTION_DISCARD_TOPIC, 1, 1), TopicConfig(f"{cluster}_REPLY_TOPIC", 1, 1),
         )}
         if config.auto_create_topic_enable:
             number = config.default_topic_queue_nums
