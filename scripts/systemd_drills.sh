@@ -16,9 +16,15 @@ fi
 for word in "$@"; do
   case $word in --list | --help | -h) rounds_main systemd_drills "$@" ;; esac
 done
+seen_by_units() { # the units have temporary folders of their own
+  case $1/ in /tmp/* | /var/tmp/*) note "${0##*/}: the units cannot see $1 (PrivateTmp=yes): have it in another folder"; exit 2 ;; esac
+}
 [ "$(id -u)" = 0 ] || { note "${0##*/}: only root may boot a systemd"; exit 2; }
+seen_by_units "$checkout"
 [ -x /lib/systemd/systemd ] || [ -x /usr/lib/systemd/systemd ] || { note "${0##*/}: there is no systemd to boot"; exit 2; }
 use_project
+PYTHON=$(realpath -s "$(command -v "$PYTHON")") # it may be a word that PATH explains
+seen_by_units "$PYTHON"
 out=$(mktemp -d "${TMPDIR:-/tmp}/pyengine-drills.XXXXXX")
 mkdir "$out/boot" "$out/shared" "$out/shared/stores"
 chmod 711 "$out/shared"

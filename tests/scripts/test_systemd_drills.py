@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,17 @@ def test_who_may_not_boot_a_systemd_is_told(tmp_path):
     (tmp_path / "bin" / "id").chmod(0o755)
     done = run_drills(tmp_path, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     assert done.returncode == 2 and done.stderr == "systemd_drills.sh: only root may boot a systemd\n"
+
+
+@pytest.mark.parametrize("below", ["/tmp", "/var/tmp"])
+def test_a_checkout_that_units_cannot_see_is_refused_before_anything_is_booted(tmp_path, below):
+    (tmp_path / "id").write_text("#!/bin/sh\necho 0\n")
+    (tmp_path / "id").chmod(0o755)
+    with tempfile.TemporaryDirectory(dir=below) as checkout:
+        shutil.copytree(SCRIPT.parent, f"{checkout}/scripts", ignore=shutil.ignore_patterns("__pycache__"))
+        done = subprocess.run([f"{checkout}/scripts/{SCRIPT.name}", "--drill", "term"], capture_output=True, text=True,
+                              timeout=patience(60), env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert done.returncode == 2 and f"the units cannot see {checkout} (PrivateTmp=yes)" in done.stderr
 
 
 def test_without_units_this_machine_is_left_alone(tmp_path):
