@@ -13,7 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -73,8 +73,7 @@ def serve(
     settings, notes = with_broker_conf(broker_conf, store, settings)
     config = load_config(store, settings)
     if "gateway_enable" not in config.origins:  # from outside a container the shared memory is out of reach
-        settings = {**settings, "gateway_enable": "true"}
-        config = load_config(store, settings)
+        settings, config = {**settings, "gateway_enable": "true"}, replace(config, gateway_enable=True)
     check_space(store, config)
     directory, of_memory = shm_directory(store, config)
     notes += of_memory
