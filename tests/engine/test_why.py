@@ -145,7 +145,7 @@ def test_what_a_worker_is_at_is_told_while_it_lasts(make_engine):
 @pytest.mark.ci
 def test_a_writer_without_a_processor(make_engine):
     """It runs only where nothing else does, on a processor that two others share."""
-    engine = make_engine("async")
+    engine = make_engine("async", os_page_cache_busy_timeout_ms=60_000, put_timeout_ms=60_000)  # a pass or a put may take seconds
     engine.start()
     pid, place = engine.pid("writer"), min(os.sched_getaffinity(0))
     os.sched_setaffinity(pid, {place})
