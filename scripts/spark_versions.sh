@@ -23,8 +23,8 @@ done
 [ $# -eq 0 ] || shift
 [ ${#versions[@]} -gt 0 ] || versions=(4.0 4.1 4.2)
 base=${PYENGINE_VENV:-$checkout/.venv}
-results=$(mktemp)
-trap 'rm -f "$results"' EXIT
+results=$(mktemp) wanted=$(mktemp)
+trap 'rm -f "$results" "$wanted"' EXIT
 
 note_on_page() { # note_on_page pytest arguments...: what $results says, in the row of this version
   PYTHONPATH=$checkout/bench "$PYTHON" - "$checkout/docs/spark.md" "$results" "$*" <<'PYTHON'
@@ -42,11 +42,12 @@ suite = ElementTree.parse(sys.argv[2]).getroot().find("testsuite")
 tests, failed, left_out = (int(suite.get(name)) for name in ("tests", "failures", "skipped"))
 failed += int(suite.get("errors"))
 begin, end = markers(NAME, MAKER)
-rows = {line.split("|")[1].strip(): line for line in page.read_text().partition(begin)[2].partition(end)[0].splitlines()[2:]}
-rows[pyspark.__version__] = (f"| {pyspark.__version__} | {datetime.date.today()} | `pytest {arguments}` | "
-                             f"{tests - failed - left_out} | {failed} | {left_out} |")
+rows = {tuple(line.split(" | ")[::2][:2]): line for line in page.read_text().partition(begin)[2].partition(end)[0].splitlines()[2:]}
+row = (f"| {pyspark.__version__} | {datetime.date.today()} | `pytest {arguments}` | "
+       f"{tests - failed - left_out} | {failed} | {left_out} |")
+rows[tuple(row.split(" | ")[::2][:2])] = row  # by version and arguments
 head = ["| Spark | when | what | passed | failed | left out |", "|---|---|---|---|---|---|"]
-write_into(page, NAME, MAKER, "\n".join([*head, *(rows[version] for version in sorted(rows))]) + "\n")
+write_into(page, NAME, MAKER, "\n".join([*head, *(rows[which] for which in sorted(rows))]) + "\n")
 PYTHON
 }
 
@@ -54,10 +55,11 @@ failed=()
 for version in "${versions[@]}"; do
   (
     export PYENGINE_VENV=$base/spark-$version
-    use_environment spark test
+    printf 'pyspark==%s.*\n' "$version" >"$wanted"
+    PIP_CONSTRAINT=$wanted use_environment spark test
     use_java
-    "$PYTHON" -c "import sys, pyspark; sys.exit(not (pyspark.__version__ + '.').startswith('$version.'))" 2>/dev/null ||
-      run_logged "installing Spark $version" "$PYTHON" -m pip install --disable-pip-version-check "pyspark==$version.*"
+    "$PYTHON" -c "import sys, pyspark; sys.exit(not (pyspark.__version__ + '.').startswith('$version.'))" ||
+      give_up "$PYENGINE_VENV has another Spark: remove it"
     cd "$checkout"
     status=0
     "$PYTHON" -m pytest --junitxml "$results" --ci tests/spark "$@" || status=$?
