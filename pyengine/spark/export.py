@@ -31,13 +31,12 @@ from pyarrow import parquet
 from pyengine.errors import DiskError, EngineError, UsageError, disk_error, disk_errors
 from pyengine.formats.paths import segment_name
 from pyengine.spark.file_access import LOG, FileTree, open_tree, reach_tree
-from pyengine.spark.jobs import Part, batches_of, given_options, run_in_workers, watched
+from pyengine.spark.jobs import batches_of, given_options, planned_parts, run_in_workers, watched
 from pyengine.spark.options import AUTO, ReadOptions, destination, read_options, scheme_of, shown
-from pyengine.spark.partitions import LogRange, QueuePart
-from pyengine.spark.plan import plan
+from pyengine.spark.partitions import LogRange, Part, QueuePart
 from pyengine.spark.schema import Column, chosen_columns, find_column
 from pyengine.spark.task_reader import arrow_schema
-from pyengine.storage.durable_writes import make_folders, sync_file, sync_folder
+from pyengine.storage.durable_writes import make_folders, start_writeback, sync_file, sync_folder
 
 if TYPE_CHECKING:
     import numpy
@@ -49,6 +48,8 @@ STATE = "_pyengine_export.json"
 COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
 _SUMMARY_SCHEMA = "file STRING, messages BIGINT, bytes BIGINT"
 ROW_GROUP_BYTES = 24 << 20  # with pages and what compresses them a task holds it three times (decision 0315)
+# Arrow looks whether a page is full after so many rows: pages of large bodies became many times as large (decision 0338).
+PAGE_BYTES, WRITE_ROWS_MAX = 1 << 20, 1024
 OPEN_FILES_MAX, OPEN_OBJECTS_MAX = 128, 16  # an object's stream holds some 10 MB
 _OBJECT_STORES = ("s3", "gcs", "abfs")
 # Columns whose values repeat; a dictionary of bodies or offsets would only be thrown away.
@@ -137,7 +138,7 @@ def export_parquet(
         if state.end is not None:
             given["startingPhysicalOffset"] = str(state.end)
         read = read_options(given)
-    parts = plan(read)
+    parts = planned_parts(spark, read, given, 2)
     if state is not None:
         _require_log(target, state, read)
         _go_on(target, state, overwrite)
@@ -394,6 +395,10 @@ class Target:
             size: int = self.tree.system.get_file_info(self._at(to)).size
         return size
 
+    def start_writeback(self, names: Iterable[str]) -> contextlib.AbstractContextManager[None]:
+        """Inside the block the kernel of this host begins to write these files to the disk: `move` waits less then."""
+        return start_writeback([Path(self._at(name)) for name in names]) if self.is_local else contextlib.nullcontext()
+
     def remove(self, names: Iterable[str]) -> None:
         """Delete files; one that is not there is none."""
         removed = []
@@ -497,6 +502,7 @@ class PartFiles:
         self._opened: dict[str, int] = {}      # folder -> files so far
         self._held: dict[str, list[pyarrow.RecordBatch]] = {}  # folder -> rows of its next row group
         self._held_bytes = 0
+        self._writeback = contextlib.ExitStack()
 
     def add(self, batch: pyarrow.RecordBatch) -> None:
         """Rows to write, in row groups of at most ROW_GROUP_BYTES of all folders together, or of one batch; partitioned, the batch
@@ -510,18 +516,20 @@ class PartFiles:
     def finish(self) -> list[tuple[str, int, int]]:
         """Give all files their names: (path below target, rows, bytes) of each."""
         self._write()
+        self._writeback.close()
         self._close()
         return [(file, self._rows[file], self._target.move(unfinished, file)) for file, unfinished in self._unfinished.items()]
 
     def abandon(self) -> None:
         """Remove all files that were begun."""
+        self._writeback.close()
         with contextlib.suppress(Exception):
             self._close()
         with contextlib.suppress(DiskError):
             self._target.remove(self._unfinished.values())
 
-    def begin(self, folder: str) -> _OpenFile:
-        """The file that is written in a folder; a new one where none is open."""
+    def begin(self, folder: str, row_bytes: int = 1) -> _OpenFile:
+        """The file that is written in a folder; a new one, for rows of about `row_bytes`, where none is open."""
         if folder in self._open:
             return self._open[folder]
         if len(self._open) == self._open_max:
@@ -535,17 +543,24 @@ class PartFiles:
         with disk_errors("write", f"{self._target.where}/{unfinished}"):
             sink = self._target.open(unfinished)
         writer = parquet.ParquetWriter(sink, self._schema, compression=self._compression, use_dictionary=_DICTIONARY,
+                                       write_batch_size=max(1, min(WRITE_ROWS_MAX, PAGE_BYTES // row_bytes)),
                                        write_statistics=[name for name in self._schema.names if name not in _BODIES])
         self._open[folder] = _OpenFile(file, sink, writer)
         return self._open[folder]
 
     def _write(self) -> None:
+        """Row groups of what is held; while the next ones are made, the disk has begun with these."""
+        self._writeback.close()
+        written = []
         for folder in sorted(self._held):
             rows = pyarrow.Table.from_batches(self._held.pop(folder)).select(self._schema.names)
-            opened = self.begin(folder)
+            opened = self.begin(folder, max(1, rows.nbytes // rows.num_rows))
             opened.writer.write_table(rows, row_group_size=rows.num_rows)
             self._rows[opened.name] += rows.num_rows
+            written.append(self._unfinished[opened.name])
         self._held_bytes = 0
+        if written:
+            self._writeback.enter_context(self._target.start_writeback(written))
 
     def _close(self) -> None:
         while self._open:

@@ -16,7 +16,7 @@ import os
 import pickle
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -25,7 +25,7 @@ from pyspark.sql.utils import is_remote
 
 from pyengine.errors import EngineError
 from pyengine.spark.options import ReadOptions, read_options
-from pyengine.spark.partitions import LogRange, QueuePart, select
+from pyengine.spark.partitions import Part, joined, select
 from pyengine.spark.plan import plan
 from pyengine.spark.schema import Column, chosen_columns
 from pyengine.spark.task_reader import arrow_schema, read_partition, reader_of
@@ -33,9 +33,9 @@ from pyengine.spark.task_reader import arrow_schema, read_partition, reader_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Part = LogRange | QueuePart
 Task = TypeVar("Task")  # what one task gets
 
+PART_BYTES_MAX = 1 << 30
 SKIPPED_SCHEMA = "physicalOffset BIGINT, bytes BIGINT, reason STRING"
 _UNITS_SCHEMA = "unit BIGINT, outcome BINARY"
 _POLL_INTERVAL_S = 0.2
@@ -111,6 +111,17 @@ def given_options(store: str | os.PathLike[str], topics: Iterable[str] | None, o
     if topics is not None:
         given["subscribe"] = ",".join([topics] if isinstance(topics, str) else topics)
     return given
+
+
+def planned_parts(spark: SparkSession, options: ReadOptions, given: Mapping[str, str], parts_a_core: int) -> list[Part]:
+    """The parts of a job over `options`, which come of `given`: larger ones than a read's, unless it names maxPartitionBytes.
+
+    To begin a task takes Spark as long as C takes to pass some hundred MB; but each core gets `parts_a_core` if there are as many.
+    """
+    parts = plan(options)
+    if len(parts) < 2 or "maxpartitionbytes" in map(str.lower, given):
+        return parts
+    return joined(parts, PART_BYTES_MAX, max(options.min_partitions, parts_a_core * spark.sparkContext.defaultParallelism))
 
 
 def batches_of(options: ReadOptions, columns: list[Column], part: Part) -> tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch]]:

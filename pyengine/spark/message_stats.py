@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import pyarrow
 
 from pyengine.errors import UsageError
-from pyengine.spark.jobs import Part, given_options, run_in_workers, watched
+from pyengine.spark.jobs import given_options, planned_parts, run_in_workers, watched
 from pyengine.spark.options import ReadOptions, read_options
-from pyengine.spark.partitions import select
-from pyengine.spark.plan import plan
+from pyengine.spark.partitions import Part, select
 from pyengine.spark.task_reader import Tally, reader_of
 
 if TYPE_CHECKING:
@@ -63,7 +62,6 @@ _SECOND_KEY: dict[str, tuple[str, str, int] | None] = {
     "day": ("day", "TIMESTAMP", 86_400_000_000),
 }
 BY = tuple(_SECOND_KEY)
-PARTITION_BYTES = "1g"
 _GROUPS_HELD = 20_000
 
 
@@ -132,11 +130,8 @@ def planned_stats(spark: SparkSession, store: str | os.PathLike[str], topics: It
     if by not in _SECOND_KEY:
         raise UsageError(f"statistics by {by!r}: choose one of {', '.join(BY)}")
     given = given_options(store, topics, options)
-    # A task begins in the time in which it counts some hundred MB: as few tasks as keep all cores at work.
-    few = {"maxPartitionBytes": PARTITION_BYTES, "minPartitions": str(spark.sparkContext.defaultParallelism)}
-    named = {name.lower() for name in given}
-    read = read_options({name: value for name, value in few.items() if name.lower() not in named} | given)
-    parts = plan(read)
+    read = read_options(given)
+    parts = planned_parts(spark, read, given, 1)
     second = _SECOND_KEY[by]
     keys = [name for name, _ in _keys(by)]
     figures = _figures(by)

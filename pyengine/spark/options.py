@@ -382,7 +382,9 @@ OPTIONS = (
            "Columns of the schema that are read; the others are null. For `pyengine.spark.sql`, which finds them."),
     Option("minPartitions", "min_partitions", _number(1, 1_000_000), "1",
            "At least so many partitions, if there are bytes enough."),
-    Option("maxPartitionBytes", "max_partition_bytes", _bytes(1), "256m", "At most so many bytes of the log in one partition."),
+    Option("maxPartitionBytes", "max_partition_bytes", _bytes(1), "256m",
+           "At most so many bytes of the log in one partition. Where it is not given reads without bodies take up to 512m, `stats` and "
+           "`export_parquet` up to 1g."),
     Option("failOnDataLoss", "fail_on_data_loss", _boolean, "true",
            "What was asked for and is not there any more (deleted segments, offsets out of range, the log's end) fails the "
            "query; false reads what there is."),

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
@@ -81,6 +81,9 @@ class QueuePart(InputPartition):
         return sum(one.log_bytes for one in self.slices)
 
 
+Part = LogRange | QueuePart
+
+
 def cut(start: int, stop: int, limit: int, segment_bytes: int, max_partition_bytes: int, min_partitions: int) -> list[LogRange]:
     """[start, stop) in ranges of at most `max_partition_bytes`, at least `min_partitions` if there are bytes enough.
 
@@ -103,6 +106,26 @@ def cut(start: int, stop: int, limit: int, segment_bytes: int, max_partition_byt
             at = min(segment_end, at - at % segment_bytes + ((at % segment_bytes) // step + 1) * step)
     bounds.append(stop)
     return [LogRange(a, min(b, stop), stop, limit, segment_bytes) for a, b in itertools.pairwise(bounds)]
+
+
+def joined(parts: Sequence[Part], most_bytes: int, least_parts: int) -> list[Part]:
+    """The parts in their order, neighbours of the log put together: to about `least_parts` equal ones, none above `most_bytes`."""
+    total = sum(part.log_bytes for part in parts)
+    wanted = max(least_parts, -(-total // most_bytes))
+    if len(parts) <= wanted:
+        return [*parts]
+    found: list[Part] = []
+    passed, last_at = 0, -1
+    for part in parts:
+        at = passed * wanted // total
+        last = found[-1] if found else None
+        if (at == last_at and isinstance(last, LogRange) and isinstance(part, LogRange) and last.end == part.start
+                and part.end - last.start <= most_bytes):
+            found[-1] = replace(last, end=part.end)
+        else:
+            found.append(part)
+        passed, last_at = passed + part.log_bytes, at
+    return found
 
 
 def partition_bytes(total_bytes: int, max_partition_bytes: int, min_partitions: int) -> int:

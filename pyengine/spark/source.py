@@ -10,6 +10,7 @@ formats, so it loads Arrow and C only when they are used.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from pyengine.errors import UsageError
 from pyengine.spark.options import read_options
-from pyengine.spark.partitions import LogRange, QueuePart, select
+from pyengine.spark.partitions import LogRange, QueuePart, joined, select
 from pyengine.spark.queue_view import QueueRows, plan_view, read_view_options, types_of, view_rows
 from pyengine.spark.schema import chosen_columns, columns_of_schema, schema_text
 from pyengine.spark.versions import arrow_schema_of
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
     from pyengine.spark.sink import BatchSink, StreamSink
     from pyengine.spark.stream import LogStreamReader
+
+# Twice the default: without bodies a task passes these in the time that Spark takes to begin some.
+NARROW_PART_BYTES = 512 << 20
 
 
 class PyEngineSource(DataSource):
@@ -71,12 +75,16 @@ class LogReader(DataSourceReader):
         self.options = read_options(given)
         self.columns = columns_of_schema(schema, self.options)
         self.schema = schema
+        self._is_cut = "maxpartitionbytes" in map(str.lower, given)
 
     def partitions(self) -> list[LogRange | QueuePart]:
-        """Parts of the log below the level's end as it is now."""
+        """Parts of the log below the level's end as it is now; larger ones where no bodies are read."""
         from pyengine.spark.plan import plan
 
-        return plan(self.options)
+        parts = plan(self.options)
+        if self._is_cut or self.options.is_remote or any(column.scanned == "body" for column in self.columns):
+            return parts
+        return joined(parts, NARROW_PART_BYTES, max(self.options.min_partitions, len(os.sched_getaffinity(0))))
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """The rows of one partition, as Arrow batches of exactly the schema that Spark expects."""

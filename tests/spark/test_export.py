@@ -80,6 +80,40 @@ def test_a_part_that_fails_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_disk_begins_with_a_row_group_before_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "ROW_GROUP_BYTES", 1)
+    begun: list[list[int]] = []
+
+    @contextlib.contextmanager
+    def noted(paths):
+        begun.append([path.stat().st_size for path in paths])
+        yield
+
+    monkeypatch.setattr(export, "start_writeback", noted)
+    files = PartFiles(Place(str(tmp_path)).open(), "part-0", pa.schema([("n", pa.int64())]), "snappy", "run", partitioned=False)
+    batch = table_of(n=[1, 2]).to_batches()
+    assert write_groups(files, iter(batch * 3))[0][1] == 6
+    sizes = [size for [size] in begun]
+    assert len(sizes) == 3 and 0 < sizes[0] < sizes[1] < sizes[2] < (tmp_path / "part-0.parquet").stat().st_size
+    assert parquet.ParquetFile(tmp_path / "part-0.parquet").num_row_groups == 3
+
+
+@pytest.mark.parametrize(("body_bytes", "rows"), [(100, 1024), (10_000, 104), (3 << 20, 1)])
+def test_the_writer_looks_after_a_mib_of_bodies_whether_a_page_is_full(tmp_path, monkeypatch, body_bytes, rows):
+    made, seen = parquet.ParquetWriter, []
+
+    def noted(*arguments, write_batch_size, **given):
+        seen.append(write_batch_size)
+        return made(*arguments, write_batch_size=write_batch_size, **given)
+
+    monkeypatch.setattr(parquet, "ParquetWriter", noted)
+    bodies = [bytes([number]) * body_bytes for number in range(3)]
+    files = PartFiles(Place(str(tmp_path)).open(), "part-0", pa.schema([("value", pa.binary())]), "none", "run", partitioned=False)
+    write_groups(files, iter(table_of(value=bodies).to_batches()))
+    assert seen == [rows]
+    assert parquet.read_table(tmp_path / "part-0.parquet")["value"].to_pylist() == bodies
+
+
 def test_names_of_folders_are_escaped_as_spark_does():
     assert [escaped(text) for text in ("plain-1_x", "a%b", "a=b/c", "\u00e9", "")] == [
         "plain-1_x", "a%25b", "a%3Db%2Fc", "\u00e9", "__HIVE_DEFAULT_PARTITION__"]

@@ -12,7 +12,7 @@ from pyengine.cli.reference import column_table, option_table, with_tables
 from pyengine.errors import UsageError
 from pyengine.results import ReadLevel
 from pyengine.spark.options import OPTIONS, ReadOptions, read_options
-from pyengine.spark.partitions import cut
+from pyengine.spark.partitions import QueuePart, QueueSlice, cut, joined
 from pyengine.spark.schema import COLUMNS, chosen_columns, find_column, schema_text
 
 DOCS = Path(__file__).parents[2] / "docs" / "spark.md"
@@ -188,3 +188,27 @@ def test_ranges_cover_the_log_once_and_keep_to_their_bounds(start, length, segme
         assert 0 < one.end - one.start <= most
         assert (pieces[0][1], pieces[-1][2]) == (one.start, one.end)
         assert len(pieces) == 1 or all(segment == first for segment, first, _ in pieces[1:])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    length=st.integers(1, 2000), segment_bytes=st.integers(1, 300), most=st.integers(1, 900), larger=st.integers(1, 2000),
+    least=st.integers(1, 40), queued=st.integers(0, 2),
+)
+def test_joined_parts_cover_the_same_in_fewer_pieces(length, segment_bytes, most, larger, least, queued):
+    queues = [QueuePart((QueueSlice("T", number, 0, 9, 70),), length, segment_bytes, 20) for number in range(queued)]
+    ranges = cut(0, length, length, segment_bytes, most, 1)
+    found = joined(queues + ranges, larger, least)
+    assert found[:queued] == queues
+    covered = found[queued:]
+    assert [one.start for one in covered] == [0, *(one.end for one in covered[:-1])] and covered[-1].end == length
+    assert {one.start for one in covered} <= {one.start for one in ranges}
+    assert all(one in ranges or one.log_bytes <= larger for one in covered)
+
+
+def test_parts_are_joined_to_one_for_each_core_or_the_most_that_is_allowed():
+    log_bytes = (8 << 28) - 853  # eight segments, the last not full
+    ranges = cut(0, log_bytes, log_bytes, 1 << 28, 1 << 28, 1)
+    assert [len(joined(ranges, 1 << 30, least)) for least in (1, 2, 4, 8, 16)] == [2, 2, 4, 8, 8]
+    assert [len(joined(ranges, 512 << 20, least)) for least in (1, 2, 4)] == [4, 4, 4]
+    assert joined([], 1, 1) == []
