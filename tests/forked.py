@@ -26,7 +26,8 @@ from typing import IO, Any, NoReturn
 REQUEST_BYTES_MAX = 1 << 17
 DESCRIPTORS_MAX = 8
 ABOVE_ALL = 100  # of the numbers that a process asks for
-OF_A_TEST = ("PYENGINE_", "PYTEST_CURRENT_TEST")  # read when a worker begins; what else differs needs a new interpreter
+# Read when a worker begins, or by Spark alone, whose sessions leave some behind; what else differs needs a new interpreter.
+OF_A_TEST = ("PYENGINE_", "PYTEST_CURRENT_TEST", "SPARK_", "PYSPARK_", "JAVA_HOME")
 
 
 def start(words: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str] | ForkedProcess:

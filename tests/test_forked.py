@@ -52,3 +52,7 @@ def test_what_a_forked_worker_says_and_its_exit_code_are_its_own(tmp_path, envir
 @pytest.mark.parametrize("change", [{"HOME": "/elsewhere"}, {"PYTHONPATH": "/elsewhere"}, {"LD_PRELOAD": ""}])
 def test_another_environment_takes_a_new_interpreter(environment, change):
     assert forked.suits(environment) and not forked.suits(environment | change)
+
+
+def test_what_a_session_of_spark_leaves_in_the_environment_changes_nothing(environment):
+    assert forked.suits(environment | {"SPARK_BUFFER_SIZE": "65536", "SPARK_AUTH_SOCKET_TIMEOUT": "15"})
