@@ -27,7 +27,15 @@ REQUEST_BYTES_MAX = 1 << 17
 DESCRIPTORS_MAX = 8
 ABOVE_ALL = 100  # of the numbers that a process asks for
 # Read when a worker begins, or by Spark alone, whose sessions leave some behind; what else differs needs a new interpreter.
-OF_A_TEST = ("PYENGINE_", "PYTEST_CURRENT_TEST", "SPARK_", "PYSPARK_", "JAVA_HOME")
+OF_A_TEST = ("PYENGINE_", "PYTEST_", "SPARK_", "PYSPARK_", "JAVA_HOME")
+
+
+def _lasting(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(OF_A_TEST)}
+
+
+# As it is before any test: the one that is the first to fork something may have changed it for itself.
+ENVIRONMENT = _lasting(os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)})
 
 
 def start(words: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str] | ForkedProcess:
@@ -100,7 +108,7 @@ class Server:
     """The tests' end."""
 
     def __init__(self) -> None:
-        self.environment = _lasting(os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)})
+        self.environment = ENVIRONMENT
         self._lock = threading.Lock()
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -116,10 +124,6 @@ class Server:
 @functools.cache
 def _server() -> Server:
     return Server()
-
-
-def _lasting(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if not name.startswith(OF_A_TEST)}
 
 
 # ---- in the process that forks --------------------------------------------------

@@ -12,13 +12,12 @@ import pytest
 
 import forked
 
-CHECKOUT = Path(__file__).resolve().parents[1]
 WORDS = [sys.executable, "-P", "-m", "pyengine.workers.flusher"]
 
 
 @pytest.fixture
 def environment():
-    return os.environ | {"PYTHONPATH": str(CHECKOUT), "PYENGINE_OF_THIS_TEST": "here"}
+    return forked.ENVIRONMENT | {"PYENGINE_OF_THIS_TEST": "here"}
 
 
 def said_of(pid: int, name: str) -> list[str]:
