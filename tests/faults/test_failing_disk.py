@@ -6,6 +6,7 @@ recovery that reads well and syncs again with success proves nothing: what count
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -78,8 +79,9 @@ def messages_on_the_disk(disk: LoggedDisk, scratch: Path) -> int:
             return read_all(reader)
 
 
-def fail_then_recover(program: Path, otherwise: Path, memory_stays: bool) -> dict:
-    """The counts of what was readable, with a reader that has the log mapped from before the failure on."""
+@contextlib.contextmanager
+def failing(program: Path, otherwise: Path):
+    """(disk, scratch folder) of an engine whose messages are flushed and whose disk fails writes from here on; killed and removed after."""
     with memory_folder(otherwise) as scratch, logged_disk(program, scratch) as disk:
         root = disk.store
         start_engine(root, SETTINGS | {"shm_directory": str(scratch)})
@@ -87,53 +89,52 @@ def fail_then_recover(program: Path, otherwise: Path, memory_stays: bool) -> dic
             put_all(root, GOOD)
             eventually(lambda: engine_status(root, {})["unflushed_bytes"] == 0, "all is flushed")
             disk.fail_writes_with(BAD)
-            with pyengine.open_store(root) as reader:
-                eventually(lambda: read_all(reader) == MESSAGES, "all is dispatched")
-                put_all(root, BAD)
-                failure = eventually(lambda: read_sync_failure(root), "the failed sync is noted on the disk")
-                is_frozen = engine_status(root, {})["read_only"]
-                eventually(lambda: read_all(reader) == 2 * MESSAGES, "the reader has all of it mapped")
-                kill_engine(root)
-                if not memory_stays:
-                    remove_memory(root)
-                first, _ = recover(root)
-                disk.fail_writes_with(NO_WRITES)
-                second, report = recover(root)
-                readable = read_all(reader)
-            return {"flushed": failure.flushed, "frozen": is_frozen, "first": first, "second": second,
-                    "kept": report["messages"], "readable": readable, "on_disk": messages_on_the_disk(disk, scratch),
-                    "still_noted": read_sync_failure(root) is not None}
+            yield disk, scratch
         finally:
             kill_engine(root)
             remove_memory(root)
+
+
+def fail_then_recover(program: Path, otherwise: Path, memory_stays: bool) -> dict:
+    """The counts of what was readable, with a reader that has the log mapped from before the failure on."""
+    with failing(program, otherwise) as (disk, scratch):
+        root = disk.store
+        with pyengine.open_store(root) as reader:
+            eventually(lambda: read_all(reader) == MESSAGES, "all is dispatched")
+            put_all(root, BAD)
+            failure = eventually(lambda: read_sync_failure(root), "the failed sync is noted on the disk")
+            is_frozen = engine_status(root, {})["read_only"]
+            eventually(lambda: read_all(reader) == 2 * MESSAGES, "the reader has all of it mapped")
+            kill_engine(root)
+            if not memory_stays:
+                remove_memory(root)
+            first, _ = recover(root)
+            disk.fail_writes_with(NO_WRITES)
+            second, report = recover(root)
+            readable = read_all(reader)
+        return {"flushed": failure.flushed, "frozen": is_frozen, "first": first, "second": second,
+                "kept": report["messages"], "readable": readable, "on_disk": messages_on_the_disk(disk, scratch),
+                "still_noted": read_sync_failure(root) is not None}
 
 
 def lose_who_saw_it_fail(program: Path, otherwise: Path) -> int:
     """How many messages are on the disk, which works again, after flusher and writer died between a failed sync and its note."""
     board = Board(otherwise / "board")
     os.environ[VARIABLE] = str(board.path)
-    with memory_folder(otherwise) as scratch, logged_disk(program, scratch) as disk:
+    with failing(program, otherwise) as (disk, scratch):
         root = disk.store
-        start_engine(root, SETTINGS | {"shm_directory": str(scratch)})
-        try:
-            put_all(root, GOOD)
-            eventually(lambda: engine_status(root, {})["unflushed_bytes"] == 0, "all is flushed")
-            disk.fail_writes_with(BAD)
-            board.arm("sync_failed", action="stop", process="flusher")
-            put_all(root, BAD)
-            flusher = eventually(lambda: board.struck_pid, "a sync has failed")
-            disk.fail_writes_with(NO_WRITES)
-            writer = worker(root, "writer")["pid"]
-            os.kill(writer, signal.SIGKILL)
-            eventually(lambda: worker(root, "writer")["pid"] != writer and worker(root, "writer")["state"] == "ready",
-                       "the next writer is there")
-            os.kill(flusher, signal.SIGKILL)
-            eventually(lambda: engine_status(root, {})["unflushed_bytes"] == 0, "all is flushed")
-            assert stop_engine(root)
-            return messages_on_the_disk(disk, scratch)
-        finally:
-            kill_engine(root)
-            remove_memory(root)
+        board.arm("sync_failed", action="stop", process="flusher")
+        put_all(root, BAD)
+        flusher = eventually(lambda: board.struck_pid, "a sync has failed")
+        disk.fail_writes_with(NO_WRITES)
+        writer = worker(root, "writer")["pid"]
+        os.kill(writer, signal.SIGKILL)
+        eventually(lambda: worker(root, "writer")["pid"] != writer and worker(root, "writer")["state"] == "ready",
+                   "the next writer is there")
+        os.kill(flusher, signal.SIGKILL)
+        eventually(lambda: engine_status(root, {})["unflushed_bytes"] == 0, "all is flushed")
+        assert stop_engine(root)
+        return messages_on_the_disk(disk, scratch)
 
 
 def test_what_is_flushed_after_the_flusher_and_the_writer_died_of_a_failed_sync_is_on_the_disk(program, tmp_path):
