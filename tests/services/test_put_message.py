@@ -188,10 +188,10 @@ def test_woken_while_the_engine_stops_it_lets_its_worker_look(make_parts, monkey
     """The signal to end may have come before it slept."""
     parts = make_parts()
     parts.kill(native.WRITER)
+    service = service_of(parts)
+    service.work()  # the flusher's request, unless the writer before it has served it
     monkeypatch.setattr(put_message, "RUN_NS", HOUR_NS)
     monkeypatch.setattr(put_message, "IDLE_RUN_NS", HOUR_NS)
-    service = service_of(parts)
-    service.work()  # the flusher's request
     native.refuse_puts(parts.control, native.REFUSE_STOPPING)
     with woken_asleep(parts.owner.memory, native.WRITER):
         assert not service.work()
