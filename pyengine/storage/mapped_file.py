@@ -304,7 +304,7 @@ def _drop(path: str, flushed: int) -> bool:
     return False
 
 
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 17
 _ZERO_PAGE_BYTES = 4096
 _CANNOT_TELL = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS))
 _ZEROS = bytes(_CHUNK_BYTES)

@@ -74,7 +74,7 @@ from pyengine.storage.recovery.quarantine import sync_tree
 
 RECOVERED_FILES = 3  # ConsumeQueue.recover looks at this many
 _FIRST_CHUNK_BYTES = 204 * CQ_ENTRY_BYTES  # most of many queues end here, within one page
-_CHUNK_BYTES_MAX = _FIRST_CHUNK_BYTES << 8
+_CHUNK_BYTES_MAX = _FIRST_CHUNK_BYTES << 4  # larger ones would be new memory each, whose first touch costs more than the reading
 
 
 @dataclass(frozen=True, slots=True)
