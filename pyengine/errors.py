@@ -161,6 +161,13 @@ def disk_errors(doing: str, path: object, advice: str = "") -> Iterator[None]:
         raise disk_error(error, doing, path, advice) from error
 
 
+def command(*words: object) -> str:
+    """`pyengine` with these words in backticks, as a shell takes it, whatever a path holds: for a sentence that says what to do."""
+    from shlex import join
+
+    return f"`{join(['pyengine', *map(str, words)])}`"
+
+
 def os_error_sentence(error: OSError) -> str:
     """What the system refused and where, for a person."""
     where = f": {error.filename}" if error.filename else ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import byte_bar, existing_store, master_option, spark_option, spark_session, store_command
+from pyengine.cli.output import GivenPath, byte_bar, existing_store, master_option, spark_option, spark_session, store_command
 from pyengine.storage.config import load_config
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def print_report(report: CheckReport) -> None:
 
 @click.command()
 @store_command
-@click.argument("other", type=click.Path(path_type=Path), metavar="OTHER")
+@click.argument("other", type=GivenPath(path_type=Path), metavar="OTHER")
 @spark_option
 @master_option
 def diff(store: Path, settings: dict[str, str], as_json: bool, other: Path, on_spark: bool, master: str | None) -> int:

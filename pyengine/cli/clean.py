@@ -10,7 +10,7 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.output import ShowBytes, byte_bar, existing_store, owning, store_command
-from pyengine.errors import EngineError
+from pyengine.errors import EngineError, command
 from pyengine.storage.config import load_config
 from pyengine.storage.log_holds import lowest_log_hold
 
@@ -88,10 +88,10 @@ def clean_alone(root: Path, config: EngineConfig, request: Request, show: ShowBy
 
     with owning(root):
         if abort_file_exists(root):
-            raise EngineError(f"{root} was not stopped in order: `pyengine recover {root}` first")
+            raise EngineError(f"{root} was not stopped in order: {command('recover', root)} first")
         if read_marker(root) is not None or read_rebuild_marker(root) is not None:
-            raise EngineError(f"a recovery or a rebuild of {root} has begun and needs the log as it is: `pyengine recover "
-                              f"{root}` finishes it")
+            raise EngineError(f"a recovery or a rebuild of {root} has begun and needs the log as it is: "
+                              f"{command('recover', root)} finishes it")
         with open_store(root, watermark=None, **config.overrides()) as store:
             end = store.max_physical_offset(ReadLevel.COMMITTED)
         return clean_stopped(MessageStore(root, config.geometry), config, max(0, end), request, show)

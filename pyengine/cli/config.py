@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import existing_store, json_option, set_option, store_command
-from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, UsageError
+from pyengine.cli.output import GivenPath, existing_store, json_option, set_option, store_command
+from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, NotAStoreError, UsageError
 from pyengine.formats.small_file import read_small_text
 from pyengine.settings import Setting
 from pyengine.storage.config import (
@@ -53,7 +53,7 @@ def config() -> None:
 
 
 @config.command()
-@click.argument("store", type=click.Path(path_type=Path), metavar="[STORE]", required=False)
+@click.argument("store", type=GivenPath(path_type=Path), metavar="[STORE]", required=False)
 @set_option
 @json_option
 @broker_conf_option
@@ -75,6 +75,8 @@ def explain(store: Path | None, settings: dict[str, str], as_json: bool, broker_
       pyengine config explain STORE --changed --broker-conf conf/broker.conf
       PYENGINE_FLUSH_DISK_TYPE=SYNC_FLUSH pyengine config explain --set syncFlushTimeout=2s
     """
+    if store is not None:
+        _look_at(store)
     told = None if broker_conf is None else read_broker_conf(broker_conf, store, settings)
     running = None if settings or store is None or told is not None else _running(store)
     loaded = running or load_config(store, settings if told is None else told.settings)
@@ -95,6 +97,16 @@ def explain(store: Path | None, settings: dict[str, str], as_json: bool, broker_
         print()
     output.write_table(("setting", "value", "default", "from", "a change takes effect"),
                        [(*row, _takes_effect(SETTINGS[row[0]])) for row in rows])
+
+
+def _look_at(store: Path) -> None:
+    """A note where `store` holds no store yet; NotAStoreError where it cannot, for it is a file."""
+    try:
+        existing_store(store)
+    except NotAStoreError as error:
+        if store.exists() and not store.is_dir():
+            raise
+        click.echo(f"note: {error}: these are the settings that a new store there gets", err=True)
 
 
 @config.command("set")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
-from pyengine.errors import ConfigError, ExitCode, FormatError, NotAStoreError, StoreBusyError, UsageError, require_extra
+from pyengine.errors import ConfigError, ExitCode, FormatError, NotAStoreError, StoreBusyError, UsageError, command, require_extra
 from pyengine.results import ReadLevel
 from pyengine.storage.config import FIXED_NAMES, SET, SETTINGS, load_config, parse_set, setting_name
 
@@ -354,17 +354,18 @@ def _settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]
         raise click.BadParameter(str(error), ctx, param) from error
 
 
-class _StorePath(click.Path):
+class GivenPath(click.Path):
     """A path, but never the empty one: `pyengine start "$STORE"` with nothing in STORE must not mean here."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
-            raise UsageError("STORE is empty: give the store's root directory (. for this one)")
+            name = "" if param is None else (param.metavar or param.human_readable_name).strip("[]")
+            raise UsageError(f"{name} is empty: give a directory (. for this one)")
         return super().convert(value, param, ctx)
 
 
-store_argument = click.argument("store", type=_StorePath(path_type=Path), metavar="STORE")
-store_or_uri_argument = click.argument("store", type=_StorePath(), metavar="STORE")
+store_argument = click.argument("store", type=GivenPath(path_type=Path), metavar="STORE")
+store_or_uri_argument = click.argument("store", type=GivenPath(), metavar="STORE")
 set_option = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", callback=_settings,
     help="A setting for this run, by its own or RocketMQ's name; may be repeated.")
@@ -409,8 +410,8 @@ def owning(root: Path) -> Iterator[None]:
 
     with StoreLock(root, create=True) as lock:
         if lock.own() is Ownership.ADOPTED:
-            raise StoreBusyError(f"{root} still has living workers, though no supervisor: `pyengine start {root}` takes them over, "
-                                 f"`pyengine stop {root}` ends them")
+            raise StoreBusyError(f"{root} still has living workers, though no supervisor: {command('start', root)} takes them over, "
+                                 f"{command('stop', root)} ends them")
         yield
 
 

@@ -6,6 +6,7 @@ import enum
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +16,7 @@ from pyengine.cli import output
 from pyengine.cli.output import existing_store, owning, store_command
 from pyengine.engine.embedded import supervisor_pid
 from pyengine.engine.supervisor import Arguments, parse_arguments
-from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError
+from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError, command
 from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory, read_run_settings
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import living_kinds
@@ -57,7 +58,7 @@ def launch_settings(root: Path, memory: EngineMemory) -> Start:
     """The start of the engine that runs on `root`. EngineUnavailableError where its processes cannot be looked at."""
     pid = supervisor_pid(root)
     if pid is None:
-        raise EngineUnavailableError(f"no supervisor runs on {root}, or it is just starting: `pyengine start {root}` takes its "
+        raise EngineUnavailableError(f"no supervisor runs on {root}, or it is just starting: {command('start', root)} takes its "
                                      "workers over")
     try:
         arguments = parse_arguments(_arguments_of(psutil.Process(pid).cmdline(), _SUPERVISOR))
@@ -174,12 +175,13 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
 def _by_hand(root: Path, start: Start, role: str) -> str:
     if start.by is StartedBy.UNITS:
         name = root.absolute().name
+        target, unit = quote(f"pyengine@{name}.target"), quote(f"pyengine-store@{name}.service")
         return (f"{root} runs under systemd. Take PYENGINE_BROKER_ROLE and PYENGINE_HA_MASTER_ADDRESS out of its settings "
-                f"(/etc/pyengine/{name}.env), then: systemctl stop pyengine@{name}.target pyengine-store@{name}.service && "
-                f"pyengine promote {root} --role {role} && systemctl start pyengine@{name}.target")
+                f"(/etc/pyengine/{name}.env), then `systemctl stop {target} {unit}`, {command('promote', root, '--role', role)}, "
+                f"`systemctl start {target}`")
     told = "stop the program that embeds it" if start.by is StartedBy.EMBEDDED else f"stop it (kill -TERM {start.pid})"
-    return (f"{root} was started by {start.by.value}, which this command cannot do for you: {told}, then `pyengine promote "
-            f"{root} --role {role}`, then start it as before, without broker_role and ha_master_address")
+    return (f"{root} was started by {start.by.value}, which this command cannot do for you: {told}, then "
+            f"{command('promote', root, '--role', role)}, then start it as before, without broker_role and ha_master_address")
 
 
 def _standing(control: ms_control) -> Standing:

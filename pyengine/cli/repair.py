@@ -20,6 +20,7 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.output import (
+    GivenPath,
     byte_bar,
     existing_store,
     master_option,
@@ -30,7 +31,7 @@ from pyengine.cli.output import (
     spark_session,
     store_command,
 )
-from pyengine.errors import EngineError, ExitCode, StoreBusyError, UsageError
+from pyengine.errors import EngineError, ExitCode, StoreBusyError, UsageError, command
 from pyengine.formats.constants import SYS_FLAG_TRANSACTION_MASK
 from pyengine.storage.config import keep_sizes, load_config
 
@@ -230,7 +231,7 @@ def _print_rebuild(report: RebuildReport) -> None:
 
 @click.command()
 @store_command
-@click.argument("dest", type=click.Path(path_type=Path), metavar="DEST")
+@click.argument("dest", type=GivenPath(path_type=Path), metavar="DEST")
 @click.option("--quarantine/--no-quarantine", "with_quarantine", default=True, show_default=True,
               help="Take the messages in STORE/quarantine too, after those of the log.")
 def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, with_quarantine: bool) -> int:
@@ -325,10 +326,10 @@ def quarantine(
         _list(list(entries.values()), as_json)
         return ExitCode.OK
     if not names:
-        raise UsageError(f"{action} what? name a piece: pyengine quarantine {store} {action} NAME")
+        raise UsageError(f"{action} what? name a piece: {command('quarantine', store, action, 'NAME')}")
     for name in names:
         if name not in entries:
-            raise UsageError(f"{store}/quarantine holds no {name}: `pyengine quarantine {store}` lists what it holds")
+            raise UsageError(f"{store}/quarantine holds no {name}: {command('quarantine', store)} lists what it holds")
     if action == "show":
         return _show([entries[name] for name in names], max_messages, raw, as_json)
     restored = restore(store, [entries[name] for name in names], settings)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pyengine.cli.output import json_option, set_option
+from pyengine.cli.output import GivenPath, json_option, set_option
 from pyengine.errors import ExitCode, FormatError, UsageError
 from pyengine.formats.record import BatchMember, decode_batch, encode_batch
 from pyengine.results import PutResult
@@ -254,7 +254,7 @@ def engine_for(root: Path, settings: dict[str, str]) -> Iterator[Producer]:
 
 @click.command()
 @click.argument("manifest", type=click.Path(path_type=Path, dir_okay=False))
-@click.argument("store", type=click.Path(path_type=Path))
+@click.argument("store", type=GivenPath(path_type=Path))
 @click.option("--mode", type=click.Choice(list(MODES)), help="Write path; the manifest's own if not given.")
 @set_option
 @json_option

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyengine.engine.kinds import kinds_for
 from pyengine.engine_config import DAY_MS
-from pyengine.errors import ConfigError
+from pyengine.errors import ConfigError, command
 from pyengine.ipc.control_block import EngineMemory, Identity, boot_ns, now_ms
 from pyengine.ipc.heartbeat import is_stopped
 from pyengine.ipc.shared_objects import KIND_NAMES, removed_names
@@ -100,7 +100,7 @@ def conclude_unseen(document: dict[str, Any]) -> dict[str, Any]:
     words = {"stopped": Verdict.STOPPED, "recovering": Verdict.RECOVERING, "running": Verdict.WARNING}
     verdict = words[document["state"]]
     if not document["reason"] and verdict is Verdict.STOPPED:
-        return conclude((), Finding(verdict, f"no engine runs; `pyengine start {document['store']}` starts one"))
+        return conclude((), Finding(verdict, f"no engine runs; {command('start', document['store'])} starts one"))
     return conclude([Finding(verdict, document["reason"])], Finding(verdict, ""))
 
 
@@ -123,9 +123,9 @@ def why_lost(root: Path, missing: list[str], living: Sequence[int]) -> str:
         return ""
     processes = name_processes(root, list(living))
     if native.SUPERVISOR in living:
-        then = f"the engine stops in order and starts again by itself; if it does not: `pyengine stop {root}`, then start"
+        then = f"the engine stops in order and starts again by itself; if it does not: {command('stop', root)}, then start"
     else:
-        then = f"its workers end in order by themselves, then `pyengine start {root}` recovers the store"
+        then = f"its workers end in order by themselves, then {command('start', root)} recovers the store"
     return f"{removed_names(missing)}: {then}. Alive: {processes}; kill -9 what does not end"
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES
-from pyengine.errors import CorruptionError, EngineError, ExitCode, UsageError, disk_errors
+from pyengine.errors import CorruptionError, EngineError, ExitCode, UsageError, command, disk_errors
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.paths import StorePaths, segment_name, without_log_folders
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
@@ -99,8 +99,8 @@ class BackupReport:
         """The outcome for a person, one sentence."""
         if self.damage:
             places = ", ".join(map(str, self.damage))
-            return (f"the backup has the log as it is, and the log of {self.store} is damaged at {places}: `pyengine check "
-                    f"{self.store}` says what to do")
+            return (f"the backup has the log as it is, and the log of {self.store} is damaged at {places}: "
+                    f"{command('check', self.store)} says what to do")
         return f"backup {self.number} of {self.store} is complete in {self.dest}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class _Backup:
         first = starts[0] if starts else end
         for expected, start in zip(range(first, end, self._segment_bytes), [*starts, -1]):
             if expected != start:
-                raise CorruptionError(f"the segment {segment_name(expected)} of {self._root} is missing: `pyengine check {self._root}` "
+                raise CorruptionError(f"the segment {segment_name(expected)} of {self._root} is missing: {command('check', self._root)} "
                                       "says what to do")
         watermark = read_watermark(self._root)
         is_own = watermark.watermark is not None and not watermark.is_copied
@@ -409,7 +409,7 @@ class RestoreReport:
         if self.refused:
             return f"{self.store} has the log of {self.dest}, but not its queues and index: {self.refused}"
         if self.check is None:
-            damaged = f". It is damaged: `pyengine check {self.store}` says what to do" if self.found else ""
+            damaged = f". It is damaged: {command('check', self.store)} says what to do" if self.found else ""
             return f"{self.store} is restored from {self.dest}{damaged}"
         return f"{self.store} is restored from {self.dest}. {self.check.sentence}"
 

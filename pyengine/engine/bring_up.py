@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyengine.engine import log_file
-from pyengine.errors import CorruptionError, DiskFullError, EngineError, NotAStoreError, UsageError
+from pyengine.errors import CorruptionError, DiskFullError, EngineError, NotAStoreError, UsageError, command
 from pyengine.events import Event, Report
 from pyengine.formats.constants import TOPIC_BYTES_MAX
 from pyengine.formats.paths import StorePaths, segment_name
@@ -333,7 +333,7 @@ def check_role(root: str | os.PathLike[str], config: EngineConfig) -> None:
     else:
         return
     raise UsageError(f"{why} (broker_role=SLAVE and ha_master_address=HOST:PORT, by --set or in config/engine.toml), or make it "
-                     f"the master: pyengine promote {root}")
+                     f"the master: {command('promote', root)}")
 
 
 def check_secret(root: str | os.PathLike[str], config: EngineConfig) -> None:

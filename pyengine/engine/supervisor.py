@@ -36,7 +36,15 @@ from pyengine.engine.children import Children
 from pyengine.engine.fork_server import ForkServer
 from pyengine.engine.kinds import Kind, kinds_for
 from pyengine.engine.log_file import LogFile, notify, say, watchdog_interval_s
-from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, OtherLayoutError, StoreBusyError, os_error_sentence
+from pyengine.errors import (
+    EngineError,
+    EngineUnavailableError,
+    ExitCode,
+    OtherLayoutError,
+    StoreBusyError,
+    command,
+    os_error_sentence,
+)
 from pyengine.events import Event
 from pyengine.ipc import sessions
 from pyengine.ipc.control_block import (
@@ -215,7 +223,7 @@ class Supervisor:
             if asked is not None and (clauses := asked_otherwise(asked, running)):
                 if not self._arguments.no_children:
                     raise StoreBusyError(f"workers of {self._root} are alive and run with other settings: {'; '.join(clauses)}: "
-                                         f"`pyengine stop {self._root}`, then start")
+                                         f"{command('stop', self._root)}, then start")
                 self._again = f"the settings have changed: {'; '.join(clauses)}"
         except EngineError:
             memory.close()

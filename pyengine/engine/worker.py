@@ -31,7 +31,7 @@ from pathlib import Path
 
 from pyengine.engine.kinds import KINDS, WorkerExit
 from pyengine.engine.log_file import LogFile, notify, pause_before_restart, say, watchdog_interval_s
-from pyengine.errors import ConfigError, DiskError, EngineError, EngineUnavailableError, StoreBusyError, os_error_sentence
+from pyengine.errors import ConfigError, DiskError, EngineError, EngineUnavailableError, StoreBusyError, command, os_error_sentence
 from pyengine.events import Event
 from pyengine.ipc.control_block import EngineMemory, read_run_settings
 from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
@@ -267,7 +267,7 @@ def _check_owner(root: Path, memory: EngineMemory) -> None:
     if memory.retired or memory.state not in SERVING_STATES:
         raise EngineUnavailableError("the engine is not running yet, or not any more")
     if native.SUPERVISOR not in living_kinds(root, 1):
-        raise EngineUnavailableError(f"no supervisor is running: start it with `pyengine start {root}`")
+        raise EngineUnavailableError(f"no supervisor is running: start it with {command('start', root)}")
     if not is_alive(native.load(line, "pid"), native.load(line, "start_time_ms")):
         raise EngineUnavailableError("the shared memory belongs to a dead engine; its successor is not ready yet")
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyengine.errors import EngineUnavailableError, StoreBusyError
+from pyengine.errors import EngineUnavailableError, StoreBusyError, command
 from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.control_block import EngineMemory, Identity
 from pyengine.ipc.heartbeat import is_alive
@@ -228,7 +228,7 @@ def rebuild_alone(
     store = MessageStore(root, config.geometry)
     with StoreLock(root, create=True) as lock:
         if lock.own() is Ownership.ADOPTED:
-            raise StoreBusyError(f"{root} still has living workers: `pyengine stop {root}` ends them")
+            raise StoreBusyError(f"{root} still has living workers: {command('stop', root)} ends them")
         renew_copied_id(root)
         store.look_at_log()
         keep_sizes(root, config)  # once the files are away nothing else tells their sizes

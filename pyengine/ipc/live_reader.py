@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError, UsageError
+from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError, UsageError, command
 from pyengine.formats.constants import CHECKPOINT_MARGIN_MS
 from pyengine.ipc import shared_objects
 from pyengine.ipc.cleaning import SegmentHolds
@@ -339,7 +339,7 @@ def flushed_end(store: LiveStoreReader) -> int:
             return max(end, 0)
         if time.monotonic() >= deadline_s:
             raise EngineError(f"the log of {store.root} is durable up to {end:,}, but messages up to {wanted:,} were committed "
-                              f"{wait_s:.0f} s ago: `pyengine status {store.root}` says why it is not flushed; run the command again")
+                              f"{wait_s:.0f} s ago: {command('status', store.root)} says why it is not flushed; run the command again")
         time.sleep(FLUSH_STEP_S)
 
 
@@ -506,9 +506,9 @@ def settled_end(root: Path, timeout_s: float) -> int:
         def wait(is_done: Callable[[], bool], what: str) -> None:
             while not is_done():
                 if memory.retired or store_use(root) is not StoreUse.ENGINE:
-                    raise EngineUnavailableError(f"no engine is running on {root}: start it with `pyengine start {root}`")
+                    raise EngineUnavailableError(f"no engine is running on {root}: start it with {command('start', root)}")
                 if time.monotonic() >= deadline_s:
-                    raise StoreBusyError(f"the engine on {root} has not {what} within {timeout_s:g} s: see `pyengine status {root}`")
+                    raise StoreBusyError(f"the engine on {root} has not {what} within {timeout_s:g} s: see {command('status', root)}")
                 time.sleep(SETTLE_STEP_S)
 
         wait(lambda: store_use(root) is StoreUse.ENGINE and native.load(control.state, "state") not in _NO_POSITIONS_YET, "started")

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pyengine.errors import EngineError, EngineUnavailableError
+from pyengine.errors import EngineError, EngineUnavailableError, command
 from pyengine.ipc import sessions
 from pyengine.ipc.control_block import EngineMemory, Identity
 from pyengine.ipc.shared_objects import CONTROL, SharedFolder, SharedObject, find_folder, session_name
@@ -152,7 +152,7 @@ def open_session(root: str | os.PathLike[str], ring_bytes: int | None = None,
                 f"the engine on {root} runs, or last ran, as another user: no permission for its socket") from error
         except OSError as error:
             if not living_kinds(root):
-                raise EngineUnavailableError(f"no engine is running on {root}: start it with `pyengine start {root}`") from None
+                raise EngineUnavailableError(f"no engine is running on {root}: start it with {command('start', root)}") from None
             if time.monotonic() >= deadline_s:
                 raise EngineUnavailableError(
                     f"the engine on {root} gave no session within {timeout_s:g} s ({error}): "

@@ -39,7 +39,7 @@ import stat
 from pathlib import Path
 from types import TracebackType
 
-from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError, disk_error, disk_errors
+from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError, command, disk_error, disk_errors
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.engine_id import EngineId, read_engine_id
@@ -331,7 +331,7 @@ def find_folder(root: str | os.PathLike[str]) -> SharedFolder:
     """The folder of the engine that runs, or last ran, on this store; EngineUnavailableError if none ever did."""
     engine_id = read_engine_id(root)
     if engine_id is None:
-        raise EngineUnavailableError(f"no engine has ever run on {root}: start it with `pyengine start {root}`")
+        raise EngineUnavailableError(f"no engine has ever run on {root}: start it with {command('start', root)}")
     directory = DEFAULT_SHM_DIRECTORY
     with contextlib.suppress(OSError, *PARSE_ERRORS):
         directory = str(json.loads(read_small_file(engine_run_path(root)))["shm_directory"])

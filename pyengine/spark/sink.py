@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 import pyengine
-from pyengine.errors import EngineError, EngineUnavailableError, PutError, StoreBusyError, UsageError, disk_errors
+from pyengine.errors import EngineError, EngineUnavailableError, PutError, StoreBusyError, UsageError, command, disk_errors
 from pyengine.results import PutResult, PutStatus, ReadLevel
 from pyengine.spark.options import destination, scheme_of
 from pyengine.spark.schema import COLUMNS, HEADERS_TYPE, PROPERTY_PREFIX
@@ -673,7 +673,7 @@ def _folder_status(root: Path, folder: Path) -> os.stat_result:
     try:
         return os.stat(folder)
     except FileNotFoundError:
-        raise EngineUnavailableError(f"no engine is running on {root}: start it with `pyengine start {root}`") from None
+        raise EngineUnavailableError(f"no engine is running on {root}: start it with {command('start', root)}") from None
 
 
 def _patiently(call: Callable[[], _Found], patience_s: float | None = None) -> _Found:

@@ -19,7 +19,7 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from pyengine.errors import StoreRefusedError
+from pyengine.errors import StoreRefusedError, command
 from pyengine.formats.constants import CQ_ENTRY_BYTES, Readable
 from pyengine.formats.paths import StorePaths, parse_segment_name
 
@@ -67,7 +67,7 @@ def require_known_format(root: str | os.PathLike[str]) -> None:
     """StoreRefusedError, before anything is written, for a store that RocketMQ 5 keeps more in than this engine knows, and
     for one into which a restore has not finished."""
     if StorePaths(root).restoring.exists():
-        raise StoreRefusedError(f"a restore into {root} has not finished: run the same `pyengine restore DEST {root}` again, or "
+        raise StoreRefusedError(f"a restore into {root} has not finished: run the same {command('restore', 'DEST', root)} again, or "
                                 "delete the directory")
     found = later_things(root)
     if found:

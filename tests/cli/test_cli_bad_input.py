@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 
 import pytest
 
 from faults.failing_calls import build_shim, preload
-from fix_cli import changes, environment, picture, run, spawn, without_override
+from fix_cli import SOURCES, changes, environment, picture, run, spawn, without_override
 
 # Every command that opens an existing store, with the rest of its arguments.
 READING = {
@@ -149,7 +151,7 @@ def test_an_empty_path_does_not_mean_this_directory(golden, command, monkeypatch
     before = picture(store.root)
     ran = call(command, "")
     assert ran.code == 2 and ran.stdout == ""
-    assert ran.stderr == "error: STORE is empty: give the store's root directory (. for this one)\n"
+    assert ran.stderr == "error: STORE is empty: give a directory (. for this one)\n"
     assert changes(before, picture(store.root)) == []
 
 
@@ -219,3 +221,21 @@ def test_a_store_that_another_host_may_have_mounted_is_read_but_not_written(gold
     assert ran.code == 2 and "NFS" in ran.stderr and "local disk" in ran.stderr, ran
     assert changes(before, picture(store.root)) == []
     assert spawn("inspect", store.root, "--json", env=nfs).document["facts"] == run("inspect", store.root, "--json").document["facts"]
+
+
+@pytest.mark.parametrize(("command", "more"), [("status", []), ("put", ["--topic", "t", "x"]), ("quarantine", ["show"])])
+def test_a_command_that_a_sentence_suggests_can_be_pasted_whatever_the_path_holds(tmp_path, golden, command, more):
+    root = tmp_path / "it's a store"
+    shutil.copytree(golden("basic").root, root)
+    ran = run(command, root, *more)
+    (pasted,) = re.findall("`(pyengine [^`]*)`", ran.stdout + ran.stderr)
+    assert shlex.split(pasted)[2] == str(root)
+    assert run(*shlex.split(pasted)[1:], "--help").code == 0
+
+
+def test_no_sentence_has_a_path_in_a_command_as_it_is():
+    """pyengine.errors.command quotes it."""
+    raw = re.compile(r"pyengine [a-z-]+(?: [A-Z]+)* *(?:\"\s+f\")?{(?!action})[^}]*}")
+    folder = SOURCES / "pyengine"
+    found = {path.name: raw.findall(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.py"))}
+    assert {name: ones for name, ones in found.items() if ones} == {"unit_files.py": ["pyengine metrics {STORE}"]}

@@ -58,6 +58,19 @@ def test_a_wrong_setting_is_a_usage_error_with_a_sentence(tmp_path):
         assert ran.code == 2 and ran.stdout == "" and sentence in ran.stderr
 
 
+def test_a_file_is_no_store_and_a_store_that_is_not_there_yet_is_said_to_be_none(tmp_path, stopped):
+    (tmp_path / "file").write_text("hello")
+    for wrong, sentence in ((tmp_path / "file", "is a file; STORE is the store's root directory"), ("", "STORE is empty")):
+        ran = run("config", "explain", wrong)
+        assert ran.code == 2 and ran.stdout == "" and sentence in ran.stderr
+    (tmp_path / "folder").mkdir()
+    for name, sentence in (("nowhere", "does not exist"), ("folder", "holds no store")):
+        ran = run("config", "explain", tmp_path / name, "--json")
+        assert ran.code == 0 and ran.document["settings"]
+        assert sentence in ran.stderr and "these are the settings that a new store there gets" in ran.stderr
+    assert run("config", "explain", stopped).stderr == ""
+
+
 def test_a_wrong_file_is_reported_and_left_alone(tmp_path):
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "engine.toml").write_text("flush_disk_type = [\n")

@@ -131,7 +131,7 @@ def test_what_could_not_run_as_a_master_is_left_as_it_is(make_engine):
     (["--report-fd", "5"], StartedBy.BACKGROUND, None),
     ([], StartedBy.FOREGROUND, "kill -TERM 42"),
     (["--report-fd", "5", "--embedder-fd", "6"], StartedBy.EMBEDDED, "stop the program"),
-    (["--no-children"], StartedBy.UNITS, "systemctl stop pyengine@store.target pyengine-store@store.service && pyengine promote"),
+    (["--no-children"], StartedBy.UNITS, "`systemctl stop pyengine@store.target pyengine-store@store.service`, `pyengine promote"),
 ])
 def test_who_keeps_an_engine_stands_in_its_supervisors_command_line(words, by, told):
     root = Path("/srv/store")

@@ -18,6 +18,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from shlex import quote
 from typing import Any, NamedTuple
 
 from pyengine.errors import ExitCode
@@ -138,7 +139,7 @@ def advice_for(kind: str, file: str, grade: Grade, *, recover_is_refused: bool, 
         if kind in REFUSED_BY_RECOVER:
             steps.append(ACCEPT_LOSS)
     parts = file.split("/")
-    queue = REBUILD_QUEUES if len(parts) < 3 else REBUILD_QUEUE.format(topic=parts[1], queue_id=parts[2])
+    queue = REBUILD_QUEUES if len(parts) < 3 else REBUILD_QUEUE.format(topic=quote(parts[1]), queue_id=parts[2])
     return [queue if step is REBUILD_QUEUE else step.format(file=file) for step in steps]
 
 

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pyengine.errors import CorruptionError, EngineError, ExitCode, FlushError, NotAStoreError, StoreRefusedError
+from pyengine.errors import CorruptionError, EngineError, ExitCode, FlushError, NotAStoreError, StoreRefusedError, command
 from pyengine.formats.constants import MESSAGE_BYTES_MIN
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import Checkpoint
@@ -315,7 +315,7 @@ class _Recovery:
         given = next_offsets_from_log(log, queues, plan.log.scan.scan_from, plan.log.end_offset)
         for topic, queue_id in sorted(given):
             self._notes.append(f"queue {queue_id} of {topic} lacks entries, for the number in its last message is higher than its "
-                               f"place: run `pyengine rebuild STORE --topic {topic} --queue-id {queue_id}`")
+                               f"place: run {command('rebuild', 'STORE', '--topic', topic, '--queue-id', queue_id)}")
         return given
 
     # -- decide -------------------------------------------------------------------
