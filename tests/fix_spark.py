@@ -12,7 +12,6 @@ import pytest
 
 import pyengine
 from fix_engine import SMALL
-from pyengine.ipc.shared_objects import find_folder
 
 
 def spark_version() -> tuple[int, int]:
@@ -54,7 +53,6 @@ def sink_store(tmp_path_factory):
     root = tmp_path_factory.mktemp("sink") / "store"
     with pyengine.Engine(root, **{**SMALL, "mapped_file_size_consume_queue_bytes": 60_000}):
         yield root
-    find_folder(root).path.with_name(f"{find_folder(root).path.name}.spark-sink").unlink(missing_ok=True)
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@
 | `side-<epoch>-<slot>-<generation>-<sequence>` | one entry too big for the ring | that producer |
 | `socket` | where sessions are opened | supervisor |
 
-Beside it is `pyengine-<id>.spark-sink`, an empty file on whose bytes tasks of Spark's sink hold locks; it stays.
+Beside it is `pyengine-<id>.spark-sink`, an empty file on whose bytes tasks of Spark's sink hold locks. It goes with the
+folder, or, where a task holds a lock meanwhile, when that task is done.
 
 Objects are made with O_EXCL and really allocated (a sparse one is SIGBUS on a full
 tmpfs), attached never with O_CREAT. Beside them is one named semaphore per kind of
@@ -44,6 +45,7 @@ from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.engine_id import EngineId, read_engine_id
 from pyengine.storage.file_system import free_bytes
+from pyengine.storage.ofd_lock import remove_unlocked
 
 CONTROL = "control"
 STORE_STATS = "store-stats"
@@ -132,6 +134,11 @@ class SharedFolder:
     @property
     def short_id(self) -> str:
         return self.path.name.removeprefix("pyengine-")
+
+    @property
+    def sink_locks_path(self) -> Path:
+        """The file that tasks of Spark's sink lock; not in the folder, since a lock outlives the engine."""
+        return self.path.with_name(f"{self.path.name}.spark-sink")
 
     @property
     def socket_path(self) -> Path:
@@ -239,7 +246,7 @@ class SharedFolder:
             return []
 
     def sweep(self, keep: frozenset[str] = frozenset()) -> list[str]:
-        """Remove all objects but `keep`, and all semaphores; with nothing kept, the folder too.
+        """Remove all objects but `keep`, and all semaphores; with nothing kept, the folder too, and the locks of Spark's sink.
 
         Only when no process of the store is alive. Returns the names removed.
         """
@@ -248,6 +255,7 @@ class SharedFolder:
         if not keep:
             with contextlib.suppress(OSError):
                 os.rmdir(self.path)
+            remove_unlocked(self.sink_locks_path)
         return removed
 
 

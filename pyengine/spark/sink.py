@@ -46,7 +46,7 @@ from pyengine.spark.versions import StreamArrowWriter, arrow_batches
 from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.engine_id import read_boot_id
-from pyengine.storage.ofd_lock import try_lock
+from pyengine.storage.ofd_lock import is_at, remove_unlocked, try_lock
 
 if TYPE_CHECKING:
     import pyarrow
@@ -647,25 +647,32 @@ def _only_attempt(root: Path, task: SinkTask) -> Iterator[None]:
     every producer of the engine shares. StoreBusyError after ATTEMPT_WAIT_S."""
     from pyengine.ipc.shared_objects import find_folder
 
-    folder = find_folder(root).path
-    path = folder.with_name(f"{folder.name}.spark-sink")  # beside the folder, which ends with its engine
+    folder = find_folder(root)
+    path = folder.sink_locks_path
     digest = hashlib.blake2b(f"{task.query} {task.task}".encode(), digest_size=8).digest()
     byte = int.from_bytes(digest, "big") >> 2
     deadline_s = time.monotonic() + ATTEMPT_WAIT_S
-    with disk_errors("open", path):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        if os.geteuid() == 0:  # for tasks of the engine's user
-            owner = _patiently(lambda: _folder_status(root, folder))
-            os.fchown(descriptor, owner.st_uid, owner.st_gid)
-        while not try_lock(descriptor, byte, path):
-            if time.monotonic() >= deadline_s:
-                raise StoreBusyError(f"another attempt of task {task.task} of query {task.query} has been putting for "
-                                     f"{ATTEMPT_WAIT_S:g} s: end its process; the task goes on where it was when it runs again")
-            time.sleep(WAIT_STEP_S)
-        yield
+        while True:
+            with disk_errors("open", path):
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                if os.geteuid() == 0:  # for tasks of the engine's user
+                    owner = _patiently(lambda: _folder_status(root, folder.path))
+                    os.fchown(descriptor, owner.st_uid, owner.st_gid)
+                while not try_lock(descriptor, byte, path):
+                    if time.monotonic() >= deadline_s:
+                        raise StoreBusyError(f"another attempt of task {task.task} of query {task.query} has been putting for "
+                                             f"{ATTEMPT_WAIT_S:g} s: end its process; the task goes on where it was when it runs again")
+                    time.sleep(WAIT_STEP_S)
+                if is_at(descriptor, path):  # else the engine's end removed it before the lock was taken
+                    yield
+                    return
+            finally:
+                os.close(descriptor)
     finally:
-        os.close(descriptor)
+        if not folder.path.exists():  # the engine ended meanwhile, and left the file for the lock's sake
+            remove_unlocked(path)
 
 
 def _folder_status(root: Path, folder: Path) -> os.stat_result:

@@ -69,7 +69,7 @@ from pyengine.formats.small_file import (
 from pyengine.storage.durable_file import ConfigFile
 from pyengine.storage.durable_writes import make_folders, sync_folder
 from pyengine.storage.later_format import require_known_format
-from pyengine.storage.ofd_lock import try_lock, unlock
+from pyengine.storage.ofd_lock import is_at, try_lock, unlock
 from pyengine.storage.read_level import StoreUse, store_use
 
 TIMEOUT_S = 10.0
@@ -107,7 +107,7 @@ class OffsetLock:
             descriptor = self._open()
             try:
                 generation = self._acquire(descriptor)
-                if not _is_at(descriptor, self._path):  # another process removed it: others lock another file
+                if not is_at(descriptor, self._path):  # another process removed it: others lock another file
                     continue
                 try:
                     writer = Writer(self._target, descriptor, generation)
@@ -238,13 +238,6 @@ class Writer:
         os.rename(spare, self._target.with_name(f"{self._target.name}.{suffix}"))
         with contextlib.suppress(FileNotFoundError):  # rename() does nothing when both already are one file
             os.unlink(spare)
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _read_lock(descriptor: int) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from fix_engine import tail_of_ring
 from pyengine.errors import EngineUnavailableError, PutError, StoreBusyError, UsageError
 from pyengine.formats.record import Message
 from pyengine.results import GetResult, GetStatus, ReadLevel
+from pyengine.storage.ofd_lock import remove_unlocked, try_lock
 from waiting import eventually
 
 pytestmark = pytest.mark.spark
@@ -279,6 +280,48 @@ def test_two_attempts_of_a_task_do_not_put_at_once(sink_store, topic, monkeypatc
     second.join(60)
     assert (outcomes["first"].put, outcomes["second"].put) == (200, 0)
     assert bodies(sink_store, topic) == Counter([*rows, b"other task"])
+
+
+def test_an_orderly_stop_leaves_no_file_of_locks(make_engine, topic):
+    """Also where an attempt holds one while the engine stops, or waits for one of a file that is removed then."""
+    from pyengine.ipc.shared_objects import find_folder
+    from pyengine.spark.sink import _only_attempt
+
+    engine = make_engine()
+    engine.start()
+    path = find_folder(engine.root).sink_locks_path
+    assert put(engine.root, task_of(next(names)), batches_of(topic, numbered(3))).put == 3 and path.exists()
+    engine.stop()
+    assert not path.exists()
+    engine.start()
+    task = task_of(next(names))
+    with _only_attempt(engine.root, task):
+        engine.stop()
+        assert path.exists()
+        engine.start()
+        assert path.exists()
+        engine.stop()
+    assert not path.exists()
+
+
+def test_an_attempt_whose_file_of_locks_is_removed_while_it_waits_locks_the_next_one(sink_store, monkeypatch):
+    from pyengine.ipc.shared_objects import find_folder
+    from pyengine.spark import sink
+
+    path, task, opened = find_folder(sink_store).sink_locks_path, task_of(next(names)), []
+
+    def lock_late(descriptor: int, byte: int, named: Path) -> bool:
+        opened.append(os.fstat(descriptor).st_ino)
+        if len(opened) == 1:
+            assert remove_unlocked(named)
+        return try_lock(descriptor, byte, named)
+
+    monkeypatch.setattr(sink, "try_lock", lock_late)
+    with sink._only_attempt(sink_store, task):
+        assert len(opened) == 2 and path.stat().st_ino == opened[1]
+        monkeypatch.setattr(sink, "ATTEMPT_WAIT_S", 0.0)
+        with pytest.raises(StoreBusyError), sink._only_attempt(sink_store, task):
+            pass
 
 
 def test_other_rows_than_those_of_an_earlier_attempt_are_refused_and_not_put(sink_store, topic):

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from pyengine.errors import DiskError
-from pyengine.storage.ofd_lock import EXCLUSIVE, OFD_PID, SHARED, ByteLock, find_lock, try_lock, unlock
+from pyengine.storage.ofd_lock import EXCLUSIVE, OFD_PID, SHARED, ByteLock, find_lock, is_at, remove_unlocked, try_lock, unlock
 
 
 @pytest.fixture
@@ -52,3 +52,16 @@ def test_a_file_that_cannot_be_locked_says_why(tmp_path):
             try_lock(descriptor, 0, path)
     finally:
         os.close(descriptor)
+
+
+def test_a_file_goes_once_no_byte_of_it_is_locked(tmp_path, two):
+    path, (one, other) = tmp_path / "lock", two
+    assert try_lock(one, 1 << 60, path) and not remove_unlocked(path) and is_at(one, path)
+    unlock(one)
+    assert remove_unlocked(path) and not path.exists() and not is_at(other, path)
+    assert not remove_unlocked(path)
+    path.touch()  # another file of that name
+    assert not is_at(one, path) and try_lock(one, 0, path)
+    assert remove_unlocked(path)
+    path.symlink_to(tmp_path)
+    assert not remove_unlocked(path) and path.is_symlink()
