@@ -114,8 +114,9 @@ def _named(dest: str) -> str:
 @click.option("--hold-hours", type=click.FloatRange(min=0, max=168), default=24.0, show_default=True,
               help="How long after its last commit the log is kept from the cleaner; 0: only while it runs.")
 @click.option("--allow-loss", is_flag=True, help="Go on where messages were deleted before they were read.")
+@click.option("--allow-missing", is_flag=True, help="Begin also with a --topic that no topic has: before its first message.")
 def tables(store: Path, settings: dict[str, str], as_json: bool, dest: str, to: Format, topics: str | None, follow: bool,
-           interval_s: float, hold_hours: float, allow_loss: bool) -> int:
+           interval_s: float, hold_hours: float, allow_loss: bool, allow_missing: bool) -> int:
     """Fill tables in the folder DEST from the log, one for each topic, partitioned by day; each message once.
 
     Works beside a running engine and on a stopped store, with what is durable. Killed anywhere, the next
@@ -134,7 +135,7 @@ def tables(store: Path, settings: dict[str, str], as_json: bool, dest: str, to: 
         raise UsageError(f"DEST {dest!r} is no folder of this host: tables are written to a local disk, where they can be made durable")
     with byte_bar("tables", None) as show:
         report = write_tables(store, Path(dest), to, topics=topics, follow=follow, interval_s=interval_s, hold_hours=hold_hours,
-                              allow_loss=allow_loss, progress=show, settings=settings)
+                              allow_loss=allow_loss, allow_missing=allow_missing, progress=show, settings=settings)
     return output.print_report(report, as_json, _print_tables)
 
 

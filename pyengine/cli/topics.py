@@ -206,6 +206,10 @@ def groups(
     if to is not None or queue_ids:
         raise click.UsageError("--to and --queue-id are for reset")
     states = found.groups(topic=topic, group=group)
+    if not states and (group is not None or topic is not None):
+        of_topic = "" if topic is None else f" on {output.printable(topic)}"
+        print(f"note: {'no group' if group is None else f'group {output.printable(group)}'} has committed "
+              f"{'an' if group is None else 'no'} offset{of_topic}", file=sys.stderr)
     if as_json:
         output.write_json({"groups": [_group_document(state, action) for state in states], "notes": found.notes()})
     elif action == "lag":

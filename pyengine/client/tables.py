@@ -21,6 +21,7 @@ which is synced before anything else relies on it, a checkpoint too; one that a 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -30,6 +31,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -54,9 +56,10 @@ from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.ipc.live_reader import LiveStoreReader, flushed_end, log_held, open_store
 from pyengine.native.failpoint import failpoint
 from pyengine.native.scan import walk
+from pyengine.results import ReadLevel
 from pyengine.storage.arrow import schema as scan_schema
 from pyengine.storage.backup_files import locked_folder, store_identity
-from pyengine.storage.config_table import BROKERS_TOPICS, DEFAULT_TOPIC
+from pyengine.storage.config_table import BROKERS_TOPICS, DEFAULT_TOPIC, TopicConfigs
 from pyengine.storage.durable_writes import make_folders, sync_file, sync_folder, write_config
 from pyengine.storage.log_holds import HOLD_MS_MAX, KeptHold, remove_log_hold
 
@@ -123,15 +126,16 @@ class TablesReport:
 
 def write_tables(
     root: Path, dest: Path, to: Format, *, topics: str | None = None, follow: bool = False, interval_s: float = 10.0,
-    hold_hours: float = 24.0, allow_loss: bool = False, over: threading.Event | None = None,
+    hold_hours: float = 24.0, allow_loss: bool = False, allow_missing: bool = False, over: threading.Event | None = None,
     progress: Callable[[int, int | None], None] = lambda done, total: None, piece_bytes: int = PIECE_BYTES,
     settings: Mapping[str, object] | None = None,
 ) -> TablesReport:
     """Add to the tables in `dest` what the log of the store at `root` has and they have not; each message once, after any kill.
 
-    `topics` is a regular expression for whole names; without it all but RocketMQ's internal topics. `follow` goes on until
+    `topics` is a regular expression for whole names; without it all but RocketMQ's internal topics. An empty folder is not begun
+    with one that no topic of the store matches, unless `allow_missing`. `follow` goes on until
     `over` is set, with a commit each `interval_s` at most. The log is held until `hold_hours` after the last commit.
-    UsageError for a folder or a table of something else, or other topics than before; MissedMessagesError for messages that
+    UsageError for a folder or a table of something else, other topics than before, or none; MissedMessagesError for messages that
     were deleted before they were read, unless `allow_loss`; CorruptionError at damage.
     """
     require_extra("pyarrow", "deltalake", "pyiceberg", "sqlalchemy", name="tables")
@@ -149,6 +153,8 @@ def write_tables(
     with locked_folder(dest), open_store(root, **(settings or {})) as store:
         wanted = TablesState(to, store_identity(root), topics, 0)
         state = _continued(dest, wanted)
+        if state is None and pattern is not None and not allow_missing:
+            _require_match(store, pattern)
         name = f"tables-{zlib.crc32(str(dest).encode()):08x}"
         hold_ms = max(round(hold_hours * HOUR_MS), HOLD_MS_MIN, round(3000 * interval_s) if follow else 0)
         hold = KeptHold(root, name, f"tables in {dest}", min(hold_ms, HOLD_MS_MAX))
@@ -205,6 +211,22 @@ def _continued(dest: Path, wanted: TablesState) -> TablesState | None:
             f"{dest} was begun as {state.to} from store {state.store}, topics {state.topics or 'all'}: this is {wanted.to}, store "
             f"{wanted.store}, topics {wanted.topics or 'all'}; go on with the same, or give another folder")
     return state
+
+
+def _require_match(store: LiveStoreReader, pattern: re.Pattern[str]) -> None:
+    """UsageError where no topic of the store has such a name; an empty store has none that could be meant. The log is read only before
+    the error: its newest messages may be of a topic that is in no queue yet."""
+    known = {*store.topics(), *TopicConfigs(store.root).read().rows}
+    if any(map(pattern.fullmatch, known)):
+        return
+    with contextlib.suppress(CorruptionError):  # the run itself says what is damaged
+        for batch in store.scan(columns=["topic"], level=ReadLevel.COMMITTED):
+            known.update(pc.unique(batch["topic"]).to_pylist())
+    if known and not any(map(pattern.fullmatch, known)):
+        near = get_close_matches(pattern.pattern, known, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise UsageError(f"topic pattern {pattern.pattern!r} matches none of the {len(known)} topics of {store.root}{hint}: with "
+                         "--allow-missing tables are begun all the same")
 
 
 class _Filling:

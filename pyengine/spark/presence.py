@@ -28,7 +28,7 @@ from pyengine.spark.file_access import QUEUES, find_record, walk_piece
 from pyengine.spark.options import INT64_MAX, ReadOptions
 from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, Queue, offset_bounds
 from pyengine.spark.queue_entries import ENTRY, slice_bytes
-from pyengine.spark.remote_store import RemoteStore, look_ahead, segment_of
+from pyengine.spark.remote_store import RemoteStore, consumer_groups, look_ahead, segment_of
 from pyengine.storage.arrow import LogScanner
 from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
 from pyengine.storage.config_table import TopicConfigs
@@ -80,6 +80,16 @@ def _bounded_queues(options: ReadOptions) -> list[Queue]:
     """The queues whose offsets or times are given."""
     bounds = options.starting_offsets, options.ending_offsets, options.starting_timestamps, options.ending_timestamps
     return sorted({(topic, queue_id) for by_topic in bounds for topic, queues in (by_topic or {}).items() for queue_id in queues})
+
+
+def require_group(options: ReadOptions, store: LiveStoreReader | RemoteStore, group: str) -> None:
+    """UsageError for a consumer group that the store does not know, unless `allowMissing` is given: it would lag by everything."""
+    known = set() if options.allow_missing else consumer_groups(store)
+    if not options.allow_missing and group not in known:
+        near = get_close_matches(group, known, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise UsageError(f"{options.where} knows no consumer group {group!r}{hint}: it has committed no offset and is not in "
+                         "subscriptionGroup.json; allowMissing=true shows every message as lag")
 
 
 class _Names:

@@ -36,7 +36,8 @@ SHARED_OPTIONS = ("path", "subscribe", "subscribePattern", "assign", "columns", 
                   "failOnDataLoss", "onCorrupt", "fileSystem")
 OWN_OPTIONS = {
     "view": "`queues`: a row for each queue; `entries`: a row for each message that a queue names.",
-    "group": "With view=queues: the consumer group whose offsets give committedOffset and lag.",
+    "group": "With view=queues: the consumer group whose offsets give committedOffset and lag; one that the store does not know is an "
+             "error, unless allowMissing=true.",
 }
 ENTRIES_PER_PART = 4 << 20
 QUEUES_PER_PART = 5_000
@@ -207,13 +208,15 @@ def types_of(view: str) -> dict[str, str]:
 
 def plan_view(options: QueueViewOptions) -> list[QueueRows]:
     """The read's partitions: every chosen queue up to the level's end as it is now."""
-    from pyengine.spark.presence import QueueLooks, require_end, require_names
+    from pyengine.spark.presence import QueueLooks, require_end, require_group, require_names
     from pyengine.spark.remote_store import open_for_reading
 
     read = options.read
     choose = queue_chooser(select(read))
     with open_for_reading(read) as reader:
         require_names(read, reader, use="view")
+        if options.group is not None:
+            require_group(read, reader, options.group)
         looks = QueueLooks(read, reader, choose or (lambda topic, queue_id: EVERY_OFFSET))
         require_end(read, reader, looks)
         limit = max(0, reader.dispatched_offset(read.read_level))

@@ -47,6 +47,7 @@ from pyengine.spark.file_access import (
 )
 from pyengine.spark.options import ReadOptions
 from pyengine.storage.config import load_config
+from pyengine.storage.config_table import SubscriptionGroups
 from pyengine.storage.consume_queue import ConsumeQueue
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.log_scan import HEAD_BYTES, LogEnd, LogView, Owner, Piece
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
 
 _CONFIG = ("watermark", "sync-failure", "engine.toml", "recovery", "recovered", "topics.json", "replication.json")
-OFFSETS = "config/consumerOffset.json"
+OFFSETS, GROUPS = "config/consumerOffset.json", "config/subscriptionGroup.json"
 _SIZE = "mapped_file_size_commit_log_bytes"
 LOOK_INTERVAL_S = 1.0
 # S3 tells times in whole seconds: a file that was written just before the list may have been written again after it.
@@ -91,6 +92,14 @@ def consumer_offsets(store: StoreReader | RemoteStore) -> ConsumerOffsets:
         for name in (OFFSETS, f"{OFFSETS}.bak"):
             store.small_file(name)
     return ConsumerOffsets(store.root)
+
+
+def consumer_groups(store: StoreReader | RemoteStore) -> set[str]:
+    """Every group that has committed an offset, or is entered in subscriptionGroup.json."""
+    if isinstance(store, RemoteStore):
+        for name in (GROUPS, f"{GROUPS}.bak"):
+            store.small_file(name)
+    return {group for _, group in consumer_offsets(store).groups()} | SubscriptionGroups(store.root).read().rows.keys()
 
 
 def segment_of(store: StoreReader | RemoteStore, start: int) -> Segment | None:

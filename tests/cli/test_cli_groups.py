@@ -43,6 +43,15 @@ def test_list_names_each_group_and_topic(store):
     assert "billing" in groups(store).stdout and "audit" not in groups(store, "list", "--group", "billing").stdout
 
 
+@pytest.mark.parametrize("action", ["list", "lag"])
+def test_a_group_or_topic_without_offsets_is_noted(store, action):
+    for more, note in ((["--group", "billin"], "note: group billin has committed no offset\n"),
+                       (["--group", "billing", "--topic", "x"], "note: group billing has committed no offset on x\n"),
+                       (["--topic", "x"], "note: no group has committed an offset on x\n")):
+        ran = groups(store, action, *more, "--json")
+        assert (ran.code, ran.document["groups"], ran.stderr) == (0, [], note)
+
+
 def test_lag_shows_each_queue(store):
     (billing,) = groups(store, "lag", "--group", "billing", "--json").document["groups"]
     assert [(queue["queue_id"], queue["committed"], queue["max_offset"], queue["lag"]) for queue in billing["queues"]] == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -272,6 +273,26 @@ def test_only_the_topics_asked_for_and_never_internal_ones(engine, tmp_path):
         write_tables(engine.root, tmp_path / "none", "delta", topics="(")
 
 
+def test_a_pattern_that_matches_no_topic_is_refused_before_anything_is_made(engine, tmp_path):
+    lake = tmp_path / "lake"
+    write_tables(engine.root, tmp_path / "empty", "delta", topics="order")  # a store without topics
+    put(engine.root, "orders", 2)
+    for follow in ("--once", "--follow"):
+        ran = run("tables", engine.root, lake, "--to", "delta", "--topic", "order", follow)
+        assert ran.code == 2 and "'order' matches none of the " in ran.stderr and "(did you mean orders?)" in ran.stderr
+    assert not lake.exists() or os.listdir(lake) == []
+    assert write_tables(engine.root, lake, "delta", topics="later", allow_missing=True).messages == {}
+    put(engine.root, "later", 3)
+    assert write_tables(engine.root, lake, "delta", topics="later").messages == {"later": 3}
+
+
+def test_a_pattern_may_match_what_the_log_alone_has(tmp_path, builder):
+    builder.put("orders", b"x")
+    builder.put("late", b"x", dispatch=False)
+    settings = dataclasses.asdict(builder.geometry)
+    assert write_tables(builder.root, tmp_path / "lake", "delta", topics="late", settings=settings).messages == {"late": 1}
+
+
 @both_if_long
 def test_a_table_or_folder_of_something_else_is_left_alone(engine, make_engine, tmp_path, to):
     put(engine.root, "orders", 5)
@@ -284,7 +305,7 @@ def test_a_table_or_folder_of_something_else_is_left_alone(engine, make_engine, 
     (tmp_path / "lake" / STATE).unlink()
     with pytest.raises(UsageError, match=f"and no {STATE}"):
         write_tables(engine.root, tmp_path / "lake", to)
-    write_tables(other.root, tmp_path / "new", to, topics="nothing")
+    write_tables(other.root, tmp_path / "new", to, topics="nothing", allow_missing=True)
     state = json.loads((tmp_path / "new" / STATE).read_text())
     (tmp_path / "lake" / STATE).write_text(json.dumps(state | {"topics": None, "offset": 0, "before": None}))
     with pytest.raises(UsageError, match="is filled from topic orders of store .*nothing is added"):
@@ -295,7 +316,7 @@ def test_a_table_or_folder_of_something_else_is_left_alone(engine, make_engine, 
 @both_if_long
 def test_a_run_that_was_killed_before_it_read_anything_is_begun_again(engine, tmp_path, to):
     put(engine.root, "orders", 5)
-    write_tables(engine.root, tmp_path / "lake", to, topics="nothing")
+    write_tables(engine.root, tmp_path / "lake", to, topics="nothing", allow_missing=True)
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / f"{STATE}.tmp").write_text("half")
     assert write_tables(engine.root, tmp_path / "new", to).messages == {"orders": 5}

@@ -12,6 +12,7 @@ from pyengine.errors import UsageError
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark.partitions import DataLossError
 from pyengine.spark.queue_view import ENTRY_COLUMNS, QUEUE_COLUMNS, plan_view, read_view_options, types_of, view_rows
+from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from spark.logs import DAMAGED_END
 
@@ -91,6 +92,19 @@ def test_lags_of_a_group(builder):
     offsets.commit("A", "G", {0: 1})
     row = next(row for row in read(builder.root, group="G", assign='{"A": [0]}'))
     assert row["minOffset"] > 1 and row["lag"] == row["messages"] == row["maxOffset"] - row["minOffset"]
+
+
+@pytest.mark.parametrize("system", ["auto", "arrow"])
+def test_a_group_that_the_store_does_not_know_is_an_error_unless_it_is_allowed(builder, system):
+    given = {"group": "billin", "columns": "lag", "fileSystem": system}
+    with pytest.raises(UsageError, match="knows no consumer group 'billin': it has committed no offset"):
+        read(builder.root, **given)
+    ConsumerOffsets(builder.root).commit("A", "billing", {0: 3})
+    with pytest.raises(UsageError, match=r"'billin' \(did you mean billing\?\)"):
+        read(builder.root, **given)
+    assert read(builder.root, **given, allowMissing=True) == [{"lag": 15}] * 4
+    SubscriptionGroups(builder.root).put(SubscriptionGroup("billin"))
+    assert read(builder.root, **given) == [{"lag": 15}] * 4
 
 
 def test_queues_and_columns_are_chosen(builder):

@@ -17,6 +17,7 @@ from fix_spark import spark_version
 from fix_store_builder import SMALL, StoreBuilder
 from pyengine.formats.paths import StorePaths
 from pyengine.spark.schema import all_names
+from pyengine.storage.consumer_offset import ConsumerOffsets
 from spark import oracle
 from spark.logs import SEGMENT_BYTES, write_log
 from waiting import eventually
@@ -136,6 +137,7 @@ def test_the_page_of_docs_runs(spark, root, tmp_path, capsys, monkeypatch):
     """Every Python block of docs/spark.md in order, in one namespace; then its shell commands, in this process."""
     from fix_cli import run
 
+    ConsumerOffsets(root).commit("Roll1", "billing", {0: 5})
     text = DOCS.read_text(encoding="utf-8")
     places = {"/var/lib/pyengine/store": str(root), "/var/lib/pyengine": str(tmp_path), "TopicA": "Roll1", "TopicB": "Other1"}
     for before, after in places.items():
