@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from pyengine.errors import CorruptionError
+from pyengine.formats.constants import LMQ_PREFIX
 from pyengine.spark.options import EARLIEST, INT64_MAX, INT64_MIN, LATEST, QueueOffsets, ReadOptions
 
 if TYPE_CHECKING:
@@ -204,6 +205,11 @@ def queue_chooser(selection: Selection) -> ChooseQueue | None:
         return (*bounds, *times[queue]) if queue in times else bounds
 
     return choose
+
+
+def without_light_queues(choose: ChooseQueue) -> ChooseQueue:
+    """The same choice, but of no light queue: its entries name records of other topics."""
+    return lambda topic, queue_id: None if topic.startswith(LMQ_PREFIX) else choose(topic, queue_id)
 
 
 def _bounds(starts: QueueOffsets | None, ends: QueueOffsets | None) -> dict[Queue, tuple[int, int]]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -34,17 +35,25 @@ from pyengine.spark.partitions import (
     partition_bytes,
     queue_chooser,
     select,
+    without_light_queues,
 )
-from pyengine.spark.presence import QueueLooks, has_no_queues, require_names, require_offsets, with_lost_end
+from pyengine.spark.presence import (
+    QueueLooks,
+    missing_entries,
+    require_entries,
+    require_names,
+    require_offsets,
+    why_not_dispatched,
+    with_lost_end,
+)
 from pyengine.spark.remote_store import RemoteStore, open_for_reading
-from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_watermark
-from pyengine.storage.read_level import StoreUse, store_use
+from pyengine.storage.checkpoint import WatermarkReading, read_watermark
 
 if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
     from pyengine.native.scan import ChooseQueue
-    from pyengine.storage.consume_queue import ConsumeQueue
 
+log = logging.getLogger(__name__)
 # `auto` scans what is small, and what is mostly wanted: sequential reading is the faster then.
 LOG_BYTES_MIN = 256 << 20
 SHARE_MAX = 0.3
@@ -191,9 +200,14 @@ def plan_queues(
     queues = looks.chosen()
     if options.access == "auto" and len(queues) > (REMOTE_QUEUES_MAX if isinstance(reader, RemoteStore) else QUEUES_MAX):
         return None
-    slices = list(_slices(queues, queue_chooser(select(options)), looks, dispatched))
+    slices = list(_slices(queue_chooser(select(options)), looks, dispatched))
     wanted_bytes = sum(one.log_bytes for one in slices)
     if options.access == "auto" and wanted_bytes > SHARE_MAX * (stop - start):
+        return None
+    if options.access == "queue":
+        require_entries(options, reader, looks, dispatched, can_scan=True)
+    elif missing := missing_entries(reader, looks, dispatched):
+        log.warning("%s: consume queues lack messages (%s), so the log is read", options.where, ", ".join(missing))
         return None
     most = partition_bytes(wanted_bytes, options.max_partition_bytes, options.min_partitions)
     segment_bytes, file_bytes = reader.commit_log.size_bytes, reader.geometry.mapped_file_size_consume_queue_bytes
@@ -209,27 +223,17 @@ def _why_no_queues(options: ReadOptions, reader: LiveStoreReader | RemoteStore, 
         return "choose topics by subscribe, subscribePattern or assign", 0
     if options.starting_physical_offset is not None or options.ending_physical_offset is not None:
         return "physical offsets are bounds of a scan", 0
-    if reader.is_live:
-        return "", min(limit, reader.dispatched_offset(options.read_level))
-    if has_no_queues(reader):
-        return "the copy of the log has no queues", 0
-    if store_use(reader.root) is not StoreUse.CLOSED:
-        return "another program has the store open, and it cannot be known which messages are in its queues already", 0
-    if abort_file_exists(reader.root):
-        return "the store was not stopped in order (it has a file abort), so its queues may lack messages: recover it first", 0
-    return "", limit
+    return why_not_dispatched(reader), max(0, min(limit, reader.dispatched_offset(options.read_level)))
 
 
 def _own_queues(options: ReadOptions) -> ChooseQueue | None:
-    """The queues that are wanted; not light ones, whose entries name records of other topics."""
+    """The queues that are wanted."""
     choose = queue_chooser(select(options))
-    if choose is None or options.access == "scan":
-        return None
-    return lambda topic, queue_id: None if topic.startswith(LMQ_PREFIX) else choose(topic, queue_id)
+    return None if choose is None or options.access == "scan" else without_light_queues(choose)
 
 
-def _slices(queues: list[ConsumeQueue], choose: ChooseQueue | None, looks: QueueLooks, dispatched: int) -> Iterator[QueueSlice]:
-    for queue, first, high in looks.bounds(queues, dispatched):
+def _slices(choose: ChooseQueue | None, looks: QueueLooks, dispatched: int) -> Iterator[QueueSlice]:
+    for queue, first, high, _ in looks.bounds(dispatched):
         wanted = choose(queue.topic, queue.queue_id) if choose else None
         begin, end = (max(wanted[0], first), min(wanted[1], high)) if wanted else (0, 0)
         if begin < end:

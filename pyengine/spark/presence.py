@@ -12,26 +12,27 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy
 
-from pyengine.errors import CorruptionError, StoreBusyError, StoreRefusedError, UsageError
+from pyengine.errors import CorruptionError, StoreBusyError, StoreRefusedError, UsageError, command
 from pyengine.formats.constants import CQ_ENTRY_BYTES, LMQ_PREFIX
 from pyengine.formats.consume_queue import further_offset, is_filler, is_live
 from pyengine.formats.paths import StorePaths
-from pyengine.native.scan import RowFilter
+from pyengine.native.scan import ColumnScanner, RowFilter
 from pyengine.results import ReadLevel
-from pyengine.spark.file_access import QUEUES, find_record, walk_piece
-from pyengine.spark.options import INT64_MAX, ReadOptions
+from pyengine.spark.file_access import FETCH_BYTES, QUEUES, find_record, walk_piece
+from pyengine.spark.options import INT64_MAX, INT64_MIN, ReadOptions
 from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, Queue, offset_bounds
-from pyengine.spark.queue_entries import ENTRY, slice_bytes
+from pyengine.spark.queue_entries import ENTRY, queue_entries, slice_bytes
 from pyengine.spark.remote_store import RemoteStore, consumer_groups, look_ahead, segment_of
-from pyengine.storage.arrow import LogScanner
+from pyengine.spark.task_reader import scanned
+from pyengine.storage.arrow import allocate, to_array
 from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
-from pyengine.storage.config_table import TopicConfigs
+from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consume_queue import ConsumeQueue, QueueEnd
 from pyengine.storage.read_level import StoreUse, store_use
 
@@ -155,21 +156,14 @@ class _Names:
         reader = self._store
         if isinstance(reader, RemoteStore):
             return
-        begin, end = _undispatched(reader, bool(self._folders))
+        end = max(0, reader.max_physical_offset(ReadLevel.COMMITTED))
+        is_known = self._folders and not why_not_dispatched(reader)
         found: set[Queue] = set()
-
-        def choose(topic: str, queue_id: int) -> QueueBounds | None:
-            return EVERY_OFFSET if is_wanted(topic, queue_id) else None
-
-        scanner = LogScanner(["topic", "queueId"], row_filter=RowFilter(choose_queue=choose), on_corrupt="skip")
-        size_bytes = reader.commit_log.size_bytes
-        for segment in list(reader.commit_log.starts()):
-            first, limit = max(begin, segment), min(end, segment + size_bytes)
-            view = reader.commit_log.view(segment) if first < limit else None
-            for batch in scanner.scan(view, segment, first, limit) if view is not None else ():
-                new = set(zip(*(column.to_pylist() for column in batch.columns))) - found
-                found |= new
-                yield from new
+        for record in _records(reader, max(0, reader.dispatched_offset(ReadLevel.COMMITTED)) if is_known else 0, end,
+                              lambda topic, queue_id: EVERY_OFFSET if is_wanted(topic, queue_id) else None):
+            if record.queue not in found:
+                found.add(record.queue)
+                yield record.queue
                 if len(found) >= most:
                     return
 
@@ -182,15 +176,6 @@ def _queue_folders(store: LiveStoreReader | RemoteStore, topic: str = "") -> set
         return set(os.listdir(StorePaths(store.root).consume_queue / topic))
     except (FileNotFoundError, NotADirectoryError):
         return set()
-
-
-def _undispatched(reader: LiveStoreReader, has_queues: bool) -> tuple[int, int]:
-    """[begin, end) of the log where records may be that are in no queue: all of it where that cannot be told."""
-    end = max(0, reader.max_physical_offset(ReadLevel.COMMITTED))
-    if reader.is_live:
-        return max(0, reader.dispatched_offset(ReadLevel.COMMITTED)), end
-    is_whole = has_queues and store_use(reader.root) is StoreUse.CLOSED and not abort_file_exists(reader.root)
-    return (end if is_whole else 0), end
 
 
 def has_no_queues(store: LiveStoreReader | RemoteStore) -> bool:
@@ -232,13 +217,23 @@ _AHEAD_BYTES = 1 << 12
 _VOID = bytes(_BLOCK_BYTES + _AHEAD_BYTES)
 
 
+class QueueLook(NamedTuple):
+    """A queue, its entries [first, high), and where in the log the last one's message ends; -1 where that entry tells nothing."""
+
+    queue: ConsumeQueue
+    first: int
+    high: int
+    max_physical: int
+
+
 class QueueLooks:
     """Where the queues of one plan begin and end: each is looked at once, and its last file is opened once."""
 
     def __init__(self, options: ReadOptions, store: LiveStoreReader | RemoteStore, choose: ChooseQueue | None = None) -> None:
         """`choose`: the queues of which more than the end is wanted."""
-        self._options, self._store, self._choose = options, store, choose
+        self._options, self._store, self.choose = options, store, choose
         self._seen: dict[Queue, tuple[int, QueueEnd, int]] = {}  # first entry, end, bytes of the log between them
+        self._bounds: dict[int, list[QueueLook]] = {}
 
     @functools.cached_property
     def _queues(self) -> dict[Queue, ConsumeQueue]:
@@ -256,7 +251,7 @@ class QueueLooks:
                     yield key, end
 
     def _end(self, key: Queue, queue: ConsumeQueue) -> QueueEnd | None:
-        is_chosen = self._choose is not None and self._choose(*key) is not None
+        is_chosen = self.choose is not None and self.choose(*key) is not None
         high = queue_end(self._options, self._store, queue, INT64_MAX) if is_chosen else queue.max_offset(INT64_MAX)
         entry = queue.entry(high - 1, high) if high else None
         if entry is None or is_filler(entry) or not is_live(entry):
@@ -269,20 +264,47 @@ class QueueLooks:
 
     def chosen(self) -> list[ConsumeQueue]:
         """The queues that are chosen."""
-        assert self._choose is not None
-        return [queue for key, queue in self._queues.items() if self._choose(*key)]
+        assert self.choose is not None
+        return [queue for key, queue in self._queues.items() if self.choose(*key)]
 
-    def bounds(self, queues: Iterable[ConsumeQueue], limit: int) -> Iterator[tuple[ConsumeQueue, int, int]]:
-        """Each queue with its entries [begin, end): the messages that are in the log below `limit`, by queue_begin and queue_end."""
-        queues = list(queues)
+    def bounds(self, limit: int) -> Iterator[QueueLook]:
+        """Each chosen queue with the entries whose messages are in the log below `limit`, by queue_begin and queue_end. One after the
+        other, so that what else is asked of a queue meanwhile finds its file open."""
+        if limit in self._bounds:
+            yield from self._bounds[limit]
+            return
+        found = []
+        for one in self._look(limit):
+            found.append(one)
+            yield one
+        self._bounds[limit] = found
+
+    def named(self, offsets: numpy.ndarray) -> Iterator[int]:
+        """Those of these physical offsets that an entry of any queue of the store names; all queues but light ones, which name others'
+        messages, are read."""
+        for queue in self._queues.values():
+            if queue.topic.startswith(LMQ_PREFIX):
+                continue
+            with contextlib.suppress(StoreRefusedError):
+                starts = queue.files.starts()
+                end = (starts[-1] + queue.files.size_bytes) // CQ_ENTRY_BYTES if starts else 0
+                for _, entries in queue_entries(queue, starts[0] // CQ_ENTRY_BYTES if starts else 0, end):
+                    places = entries["physicalOffset"][entries["size"] > 0].astype(numpy.int64)
+                    yield from numpy.intersect1d(places, offsets).tolist()
+
+    def _look(self, limit: int) -> Iterator[QueueLook]:
+        queues = self.chosen()
         look_ahead(self._store, [queue for queue in queues if not self._is_known(queue, limit)], limit)
         for queue in queues:
             if self._is_known(queue, limit):
-                first, (high, _), _ = self._seen[queue.topic, queue.queue_id]
+                first, (high, max_physical), _ = self._seen[queue.topic, queue.queue_id]
             else:
                 high = queue_end(self._options, self._store, queue, limit)
                 first = queue_begin(self._store, queue, high)
-            yield queue, first, high
+                entry = queue.entry(high - 1, high) if high else None
+                is_known = entry is not None and is_live(entry) and not is_filler(entry)
+                max_physical = entry.physical_offset + entry.size_bytes if entry is not None and is_known else -1
+            yield QueueLook(queue, first, high, max_physical)
 
     def slice_bytes(self, queue: ConsumeQueue, first: int, end: int, high: int, limit: int) -> int:
         """As queue_entries.slice_bytes, by what was seen of the whole queue where that is known."""
@@ -366,6 +388,131 @@ def _following(queue: ConsumeQueue, at: int) -> tuple[int, numpy.ndarray] | None
         if data != _VOID[: len(data)]:
             return number, numpy.frombuffer(data, ENTRY)
     return None
+
+
+# -- what queues lack ----------------------------------------------------------------
+
+LOOK_BACK_BYTES = 64 << 20      # the newest part of the log, in which each queue's messages are looked for
+LOST_QUEUE_BYTES = 256 << 20    # the same where a queue that there should be has no entry at all
+_LOST_MAX = 100_000             # of these no more are counted
+_PLACES = ("topic", "queueId", "queueOffset", "physicalOffset")
+
+
+def why_not_dispatched(store: LiveStoreReader | RemoteStore) -> str:
+    """Why it cannot be known which messages are in their queues; "" where all below the store's dispatched_offset are."""
+    if store.is_live:
+        return ""
+    if has_no_queues(store):
+        return "the copy of the log has no queues"
+    if store_use(store.root) is not StoreUse.CLOSED:
+        return "another program has the store open, and it cannot be known which messages are in its queues already"
+    if abort_file_exists(store.root):
+        return "the store was not stopped in order (it has a file abort), so its queues may lack messages: recover it first"
+    return ""
+
+
+def require_entries(options: ReadOptions, store: LiveStoreReader | RemoteStore, looks: QueueLooks, limit: int, *,
+                    can_scan: bool = False) -> None:
+    """DataLossError for missing_entries, unless losses are allowed. `can_scan`: access=scan reads the same rows."""
+    missing = missing_entries(store, looks, limit) if options.fail_on_data_loss else []
+    if missing:
+        scan = ", access=scan reads the log itself" if can_scan else ""
+        where = "STORE" if options.is_remote else store.root
+        raise DataLossError(f"consume queues of {options.where} lack messages that the log has: {_listed(iter(missing))}: "
+                            f"{command('rebuild', where, '--queues')} makes them again (stop the engine before){scan}; {REMEDY}")
+
+
+def missing_entries(store: LiveStoreReader | RemoteStore, looks: QueueLooks, limit: int) -> list[str]:
+    """Which messages the log has below `limit`, where all are dispatched, and the chosen queues' files have not: by queue, as texts.
+    [] also where it is not known which messages are in their queues.
+
+    A deleted file leaves a queue that ends, or begins, at a file's border: then the log is read from the last entry's
+    message on, or up to the first one's. Of all other chosen queues LOOK_BACK_BYTES of the log's end tell whether entries
+    are missing; LOST_QUEUE_BYTES where a queue that topics.json names, or one between others, has none. Over
+    a file system it is a window of FETCH_BYTES for both. A topic that topics.json does not name and that has no folder was deleted.
+    """
+    choose = looks.choose
+    if choose is None or why_not_dispatched(store):
+        return []
+    low = max(0, store.min_physical_offset)
+    ends: dict[Queue, tuple[int, int]] = {}    # the queue offset after its entries, and where in the log the last one's message ends
+    begins: dict[Queue, tuple[int, int]] = {}  # the first one's, and where its message begins
+    begin = limit
+    for queue, first, high, max_physical in looks.bounds(limit):
+        if high == 0:
+            continue
+        key = queue.topic, queue.queue_id
+        ends[key] = high, max_physical
+        if high % queue.entries_per_file == 0 and max_physical > 0:
+            begin = min(begin, max_physical)
+        if 0 < first < high and first % queue.entries_per_file == 0 and queue.files.start_of((first - 1) * CQ_ENTRY_BYTES) is None:
+            entry = queue.entry(first, high)
+            begins[key] = first, entry.physical_offset if entry is not None else 0
+    configured = TopicConfigs(store.root).read().rows
+    topics = configured.keys() | _queue_folders(store) if configured else None
+    look_back = LOST_QUEUE_BYTES if _has_lost_queue(configured, ends, choose) else LOOK_BACK_BYTES
+    begin = max(low, min(begin, limit - (FETCH_BYTES if isinstance(store, RemoteStore) else look_back)))
+    none = INT64_MIN, -1
+
+    def after(topic: str, queue_id: int) -> QueueBounds | None:
+        wanted = choose(topic, queue_id) if topics is None or topic in topics else None
+        return None if wanted is None else (max(wanted[0], ends.get((topic, queue_id), none)[0]), wanted[1])
+
+    def before(topic: str, queue_id: int) -> QueueBounds | None:
+        wanted = choose(topic, queue_id)
+        end = begins.get((topic, queue_id))
+        return None if wanted is None or end is None else (wanted[0], min(wanted[1], end[0]))
+
+    head_end = min(limit, max((at for _, at in begins.values()), default=low))
+    lost = {one.physical_offset: one for one in itertools.islice(itertools.chain(
+        (one for one in _records(store, low, head_end, before) if one.physical_offset < begins[one.queue][1]),
+        (one for one in _records(store, begin, limit, after) if one.physical_offset >= ends.get(one.queue, none)[1])), _LOST_MAX)}
+    is_all = len(lost) < _LOST_MAX
+    if lost:
+        for offset in looks.named(numpy.fromiter(lost, numpy.int64)):
+            lost.pop(offset, None)  # damage has changed where the record says that it belongs: its own entry tells that
+    found: dict[tuple[Queue, bool], list[int]] = {}
+    for record in lost.values():
+        found.setdefault((record.queue, record.queue in ends and record.number < ends[record.queue][0]), []).append(record.number)
+    return [f"{topic}/{queue_id} " + (f"before offset {max(numbers) + 1}" if is_before else f"from offset {min(numbers)} on")
+            + f" ({len(numbers):,}{'' if is_all else ' or more'})" for ((topic, queue_id), is_before), numbers in sorted(found.items())]
+
+
+def _has_lost_queue(configured: Mapping[str, TopicConfig], found: Collection[Queue], choose: ChooseQueue) -> bool:
+    """Whether a chosen queue has no entry that should have some: topics.json names it, or a higher one of its topic has. And
+    where topics.json names none: a whole topic may be gone."""
+    counts = {topic: max(row.read_queue_nums, row.write_queue_nums) for topic, row in configured.items()}
+    for topic, queue_id in found:
+        counts[topic] = max(counts.get(topic, 0), queue_id + 1)
+    return not configured or any((topic, queue_id) not in found and choose(topic, queue_id) is not None
+                                  for topic, count in counts.items() for queue_id in range(count))
+
+
+class _Record(NamedTuple):
+    """Where a record of the log is, and where it says that it belongs."""
+
+    queue: Queue
+    number: int
+    physical_offset: int
+
+
+def _records(store: LiveStoreReader | RemoteStore, begin: int, end: int, choose: ChooseQueue) -> Iterator[_Record]:
+    """The records that begin in [begin, end), are in queues, and are wanted; damage is passed over."""
+    scanner = ColumnScanner(_PLACES, row_filter=RowFilter(choose_queue=choose, queued_only=True), allocate=allocate)
+    for start in list(store.commit_log.starts()):
+        first, limit = max(begin, start), min(end, start + store.commit_log.size_bytes)
+        segment = segment_of(store, start) if first < limit else None
+        if segment is None:
+            continue
+        with contextlib.closing(segment):
+            position = first if first == start else find_record(segment, first, limit, limit)
+            while position is not None and position < limit:
+                for raw in scanned(scanner, segment, position, limit, limit):
+                    for topic, queue_id, *numbers in zip(*(to_array(column, raw.rows).to_pylist() for column in raw.columns)):
+                        yield _Record((topic, queue_id), *numbers)
+                if scanner.reason in ("range_end", "blank"):
+                    break
+                position = find_record(segment, scanner.position + 1, limit, limit)
 
 
 # -- the log's end ------------------------------------------------------------------

@@ -208,7 +208,7 @@ def types_of(view: str) -> dict[str, str]:
 
 def plan_view(options: QueueViewOptions) -> list[QueueRows]:
     """The read's partitions: every chosen queue up to the level's end as it is now."""
-    from pyengine.spark.presence import QueueLooks, require_end, require_group, require_names
+    from pyengine.spark.presence import QueueLooks, require_end, require_entries, require_group, require_names
     from pyengine.spark.remote_store import open_for_reading
 
     read = options.read
@@ -220,7 +220,8 @@ def plan_view(options: QueueViewOptions) -> list[QueueRows]:
         looks = QueueLooks(read, reader, choose or (lambda topic, queue_id: EVERY_OFFSET))
         require_end(read, reader, looks)
         limit = max(0, reader.dispatched_offset(read.read_level))
-        found = [(queue.topic, queue.queue_id, first, high) for queue, first, high in looks.bounds(looks.chosen(), limit)]
+        require_entries(read, reader, looks, limit)
+        found = [(queue.topic, queue.queue_id, first, high) for queue, first, high, _ in looks.bounds(limit)]
     groups = _groups(found, options.view, read.min_partitions)
     return [QueueRows(tuple(group), limit) for group in groups]
 

@@ -22,10 +22,10 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyengine.errors import StoreBusyError, StoreRefusedError, UsageError
 from pyengine.spark.file_access import QUEUES
 from pyengine.spark.options import AUTO, ReadOptions, read_options
-from pyengine.spark.partitions import LogRange, QueuePart, select
-from pyengine.spark.presence import has_no_queues, require_end, require_names
+from pyengine.spark.partitions import LogRange, QueuePart, queue_chooser, select, without_light_queues
+from pyengine.spark.presence import QueueLooks, has_no_queues, require_end, require_entries, require_names
 from pyengine.spark.queue_entries import queue_entries
-from pyengine.spark.remote_store import open_for_reading
+from pyengine.spark.remote_store import RemoteStore, open_for_reading
 from pyengine.spark.schema import columns_of_schema
 from pyengine.spark.stream_offsets import NAME, LogStream, Offset, QueueStream, StreamOffsets
 from pyengine.spark.task_reader import read_partition
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from pyengine.ipc.live_reader import LiveStoreReader
-    from pyengine.spark.remote_store import RemoteStore
 
 TIMEOUT_S = 30.0  # recovery of a log in the page cache takes seconds
 _PASSING = (StoreBusyError, StoreRefusedError, UsageError)  # what is said of a store while its engine starts again
@@ -160,8 +159,19 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if of_topics and has_no_queues(self._store):
                 raise UsageError(f"{self.options.where} has no queues ({QUEUES}), by which a stream of topics goes: copy them too, or read "
                                  "the whole log")
+            if of_topics and not isinstance(self._store, RemoteStore):  # a copy's queues may be brought up to date after its log
+                self._require_entries(self._store)
             self._stream = (QueueStream if of_topics else LogStream)(self.options, self._store)
         return self._stream
+
+
+    def _require_entries(self, store: LiveStoreReader) -> None:
+        """DataLossError where queues lack messages of the log; nothing where the level cannot be told now."""
+        choose = queue_chooser(select(self.options, with_offsets=False))
+        assert choose is not None, "topics are chosen"
+        looks = QueueLooks(self.options, store, without_light_queues(choose))
+        with contextlib.suppress(StoreBusyError, UsageError):
+            require_entries(self.options, store, looks, max(0, store.dispatched_offset(self.options.read_level)))
 
 
 # -- progress ------------------------------------------------------------------------

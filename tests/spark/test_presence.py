@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
@@ -12,6 +13,8 @@ from fix_store_builder import StoreBuilder
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.small_file import Checkpoint
 from pyengine.ipc.live_reader import open_store
+from pyengine.spark import plan as planning
+from pyengine.spark import presence
 from pyengine.spark.partitions import DataLossError
 from pyengine.spark.queue_view import plan_view, read_view_options
 from pyengine.spark.stream import LogStreamReader
@@ -266,3 +269,142 @@ def test_a_level_above_the_last_segment_is_a_loss(builder, monkeypatch):
     assert len(rows(builder.root, **COLUMNS, failOnDataLoss=False, onCorrupt="skip")) == 40
 
 
+
+
+# -- what queues lack -----------------------------------------------------------------
+
+def lose_last_file(builder: StoreBuilder) -> None:
+    builder.queue_file("orders", 1, 200).unlink()
+
+
+def lose_first_file(builder: StoreBuilder) -> None:
+    builder.queue_file("orders", 1).unlink()
+
+
+def lose_all_files(builder: StoreBuilder) -> None:
+    for start in (0, 200):
+        builder.queue_file("orders", 1, start).unlink()
+
+
+def lose_folder(builder: StoreBuilder) -> None:
+    shutil.rmtree(builder.root / "consumequeue" / "orders" / "1")
+
+
+def lose_last_entries(builder: StoreBuilder) -> None:
+    for number in range(15, 20):
+        builder.write_entry("orders", 1, number, 0, 0, 0)
+
+
+LOSSES = [
+    (lose_last_file, "orders/1 from offset 10 on (10)", range(10)),
+    (lose_first_file, "orders/1 before offset 10 (10)", range(10, 20)),
+    (lose_all_files, "orders/1 from offset 0 on (20)", range(0)),
+    (lose_folder, "orders/1 from offset 0 on (20)", range(0)),
+    (lose_last_entries, "orders/1 from offset 15 on (5)", range(15)),
+]
+
+
+@pytest.mark.parametrize("is_ours", [True, False], ids=["watermark", "rocketmq"])
+@pytest.mark.parametrize(("lose", "sentence", "left"), LOSSES, ids=[lose.__name__ for lose, *_ in LOSSES])
+def test_messages_that_the_log_has_and_a_queue_has_not_are_a_loss(builder, monkeypatch, lose, sentence, left, is_ours):
+    if is_ours:
+        write_watermark(builder.root, DurableWatermark("u", 1, builder.end))
+    given = {"subscribePattern": "ord.*|other"}
+    whole = rows(builder.root, **COLUMNS, **given, access="scan")
+    lose(builder)
+    for system in ("auto", "arrow"):
+        with pytest.raises(DataLossError) as lost:
+            rows(builder.root, **COLUMNS, **given, access="queue", fileSystem=system)
+        assert f"lack messages that the log has: {sentence}: `pyengine rebuild" in str(lost.value)
+        assert "access=scan reads the log itself; set failOnDataLoss=false" in str(lost.value)
+        found = rows(builder.root, **given, columns="topic,partition,offset", access="queue", fileSystem=system, failOnDataLoss=False)
+        assert [offset for *queue, offset in sorted(found) if queue == ["orders", 1]] == list(left) and len(found) == 20 + len(left)
+        assert rows(builder.root, **COLUMNS, **given, access="scan", fileSystem=system) == whole
+        for asked in ({"view": "queues"}, {"view": "entries"}):
+            with pytest.raises(DataLossError, match=re.escape(sentence)):
+                view(builder, fileSystem=system, **asked)
+            view(builder, fileSystem=system, failOnDataLoss=False, **asked)
+    for ask in (LogStreamReader.initialOffset, lambda reader: reader.latestOffset({"orders": {"0": 1}})):
+        reader = stream(builder, **given)
+        with pytest.raises(DataLossError, match=re.escape(sentence)):
+            ask(reader)
+        reader.stop()
+    reader = stream(builder, **given, failOnDataLoss=False)
+    reader.initialOffset()
+    reader.stop()
+    for name, value in (("LOG_BYTES_MIN", 0), ("SHARE_MAX", 1.0)):
+        monkeypatch.setattr(planning, name, value)
+    assert rows(builder.root, **COLUMNS, **given) == whole  # by a scan, for the queues are not whole
+
+
+def test_a_loss_that_a_read_does_not_touch_is_none_for_it(builder):
+    lose_last_file(builder)
+    for given in ({"subscribe": "other"}, {"assign": '{"orders": [0]}'},
+                  {"subscribe": "orders", "endingOffsets": '{"orders": {"1": 10}}'}):
+        by_queue, by_scan = (sorted(rows(builder.root, **COLUMNS, **given, access=access)) for access in ("queue", "scan"))
+        assert by_queue == by_scan
+
+
+@pytest.mark.parametrize("at", [12, 20, 21], ids=["queueId", "queueOffset", "queueOffset, lower"])
+def test_a_bit_that_moves_a_record_to_the_end_of_a_queue_is_damage_and_no_loss(builder, at):
+    with open_store(builder.root) as reader:
+        offset = reader.queue("orders", 1).entry(19, 20).physical_offset
+    path, place = builder.segment(offset), offset % 4096 + at + (3 if at == 12 else 6)
+    data = bytearray(path.read_bytes())
+    data[place] ^= 2
+    path.write_bytes(data)
+    with pytest.raises(CorruptionError, match="entry 19 of queue orders/1 names message") as told:
+        rows(builder.root, **COLUMNS, subscribe="orders", access="queue")
+    assert not isinstance(told.value, DataLossError)
+    assert len(rows(builder.root, **COLUMNS, subscribe="orders", access="queue", onCorrupt="skip")) == 29
+
+
+def test_a_queue_whose_messages_are_in_light_queues_too_is_missed(builder):
+    for number in range(3):
+        message = builder.put("lit", b"x", properties={"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": str(number)})
+        builder.write_entry("%LMQ%a", 0, number, message.physical_offset, message.size_bytes, 0)
+    assert view(builder)
+    shutil.rmtree(builder.root / "consumequeue" / "lit")
+    with pytest.raises(DataLossError, match=r"lit/0 from offset 0 on \(3\)"):
+        view(builder)
+
+
+def test_a_queue_that_topics_json_names_is_looked_for_and_a_deleted_topic_is_not(builder):
+    shutil.rmtree(builder.root / "consumequeue" / "orders")
+    with pytest.raises(DataLossError, match=r"orders/0 from offset 0 on \(10\), orders/1 from offset 0 on \(20\)"):
+        view(builder)
+    TopicConfigs(builder.root).create(TopicConfig("other"))
+    assert view(builder)
+    TopicConfigs(builder.root).create(TopicConfig("orders"))
+    for read in (lambda: view(builder), lambda: rows(builder.root, **COLUMNS, subscribe="orders", access="queue")):
+        with pytest.raises(DataLossError, match="orders/0 from offset 0 on"):
+            read()
+
+
+def test_how_far_back_the_log_is_looked_at(builder, monkeypatch):
+    """From the last entry on where a queue ends at a file's border, a large part for a queue that has nothing left, else a smaller one."""
+    for _ in range(30):
+        builder.put("late", bytes(300))
+    monkeypatch.setattr(presence, "LOOK_BACK_BYTES", 0)
+    lose_last_file(builder)
+    with pytest.raises(DataLossError, match=r"orders/1 from offset 10 on \(10\)"):
+        view(builder, subscribe="orders")
+    shutil.rmtree(builder.root / "consumequeue" / "other")
+    with pytest.raises(DataLossError, match=r"other/0 from offset 0 on \(10\)"):
+        view(builder, subscribePattern="other|late")
+    monkeypatch.setattr(presence, "LOST_QUEUE_BYTES", 0)
+    assert view(builder, subscribePattern="other|late")
+
+
+def test_files_that_were_deleted_with_their_messages_are_no_loss(builder):
+    for number in range(60):
+        builder.put("orders", bytes(300), queue_id=1)
+    first = rows(builder.root, columns="physicalOffset", assign='{"orders": [1]}', startingOffsets='{"orders": {"1": 30}}')[0][0]
+    for segment in sorted((builder.root / "commitlog").iterdir()):
+        if int(segment.name) + 4096 <= first:
+            segment.unlink()
+    for start in (0, 200):
+        builder.queue_file("orders", 1, start).unlink()
+    by_queue, by_scan = (sorted(rows(builder.root, **COLUMNS, subscribe="orders", access=access)) for access in ("queue", "scan"))
+    assert by_queue == by_scan
+    assert view(builder) and view(builder, view="entries")
