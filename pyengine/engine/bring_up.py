@@ -1,21 +1,21 @@
-"""From a stopped store to an engine's memory that workers can attach to.
+"""Bring a stopped store up: recover it and publish the shared memory that its workers attach to.
 
     own the lock -> recover files and pool -> epoch + 1 -> create objects -> `abort` -> publish
 
-Every step may be cut short by a crash: until the control block is published no process can
-attach, and the next start begins again. What recovery refuses is refused before anything
-is created.
+A crash may interrupt every step: until the control block is published no process can
+attach, and the next start begins again. A store that recovery refuses is refused before
+any shared object is created.
 
-A slave does not become a master by a setting that was forgotten: no other store has what it would take
-then, and its next start as a slave would cut it. A master that ends before what its
-slaves have confirmed has lost bytes (a power cut, an old copy put back): its slaves are
-the better masters, so a SYNC_MASTER, whose puts promised more, does not start over it. `confirm` never says
-more than is there: what counts as confirmed is settled, durable, before the first put after it.
+A store that was a slave is refused as a master unless it was promoted: messages it accepted now would exist
+on no other store, and its next start as a slave would truncate them. A master whose log ends before the offset
+that its slaves have confirmed has lost bytes (a power cut, an old copy restored), and its slaves have the more
+complete log. A SYNC_MASTER, which has promised those puts to its producers, refuses to start then. `confirm` is
+never beyond the end of the log: the start settles the confirmed offset, durably, before it accepts a put.
 
-The supervisor adds to the memory of a running engine, too: a larger queue table, the rest of the pool.
-It makes a queue table when the writer asks for a larger one, empty; the writer copies what it has,
-goes over and removes the old one. Between the two the writer goes on with the old table, or waits,
-bounded, when that is full. Pool buffers that were not needed at once are made beside the running engine.
+The supervisor also adds to the memory of a running engine: a larger queue table, the rest of the pool.
+When the writer asks for a larger queue table, the supervisor makes an empty one; the writer copies its entries
+into it, switches to it and removes the old one. Until then the writer continues with the old table, or waits,
+for a bounded time, when that is full. The pool buffers that a start does not need are made while the engine runs.
 """
 
 from __future__ import annotations
@@ -65,25 +65,28 @@ from pyengine.storage.recovery.report import RecoveryOptions, RecoveryPath, Reco
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 MODES = {"async": native.MODE_MAPPED, "pool": native.MODE_POOL, "sync": native.MODE_SYNC}
-# What a put of a SYNC_MASTER passes through: producer, writer and the replicator's two threads; and one of a client of RocketMQ:
-# the client's two threads, gateway and writer.
+# Threads that handle a put to a SYNC_MASTER: producer, writer and the replicator's two; a put of a RocketMQ client:
+# the client's two, gateway and writer.
 LONG_WAY_CPUS = 4
 ROLES = {"ASYNC_MASTER": native.ASYNC_MASTER, "SYNC_MASTER": native.SYNC_MASTER, "SLAVE": native.SLAVE}
 FIRST_GENERATION = 1
 QUEUE_SLOTS_MIN = 4096
-POOL_AT_ONCE_BYTES = 256 << 20  # so much of the pool is made before READY, the rest while the engine runs
+POOL_AT_ONCE_BYTES = 256 << 20  # this part of the pool is made before READY, the rest while the engine runs
 _STORE_NAMES = frozenset(("commitlog", "consumequeue", "index", "checkpoint", "config", "lock", "abort", log_file.NAME))
 Progress = Callable[[int, int], None]
 SLAVE = "SLAVE"
-# An engine with all kinds of workers, a producer and forty queues needs 36 in the process that holds most; each further
-# producer, and each buffer of a pool, takes one of the supervisor's.
+# In an engine with all kinds of workers, a producer and forty queues the process that opens the most has 36 descriptors;
+# each further producer, and each buffer of a pool, takes one more in the supervisor.
 DESCRIPTORS_MIN = 48
 DESCRIPTORS_RAISED_TO = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class BroughtUp:
-    """A published engine without workers. `presence`: to be closed once a slave's replicator is there (services/replication/ha_join.py)."""
+    """A published engine without workers.
+
+    `presence` is a slave's connection to its master (services/replication/ha_join.py), to be closed once its replicator is connected.
+    """
 
     memory: EngineMemory
     report: RecoveryReport
@@ -105,10 +108,10 @@ def prepare_root(root: Path) -> None:
 
 
 def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progress | None = None) -> BroughtUp:
-    """Recover the store and publish its engine's memory. The caller holds the lock exclusively; it is shared afterwards.
+    """Recover the store and publish its engine's memory. The caller holds the lock exclusively; afterwards the lock is shared.
 
-    Raises what recovery raises, DiskFullError when shared memory has no room. A store
-    that recovery finds damaged below its own watermark comes up degraded: read-only, no
+    Raises what recovery raises, and DiskFullError when shared memory has no room. A store
+    that recovery finds damaged below its watermark comes up degraded: read-only, without
     workers.
     """
     began_s = time.monotonic()
@@ -126,7 +129,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         report = recover(store, progress=progress, shared=left.shared, options=RecoveryOptions.of(config))
         if report.state is RecoveryState.RECOVERED:
             _keep_confirmed(root, remembered)
-            raise_epoch(root)  # from here on the memory that is left is not believed
+            raise_epoch(root)  # from here on the crashed engine's memory is stale
             failpoint("epoch_raised")
         elif left.undrained_bytes:
             raise CorruptionError(f"{report.sentence} {left.undrained_bytes:,} acknowledged bytes are only in the "
@@ -179,9 +182,9 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
 
 
 def _enter_topics(store: MessageStore, config: EngineConfig, report: RecoveryReport) -> tuple[str, ...]:
-    """Enter the topics of what was put before the crash into topics.json, which the dead checkpointer may not have done.
+    """Enter into topics.json the topics that were put to before the crash: the checkpointer may have died before it did.
 
-    After an orderly stop there is nothing to enter, and an entry that was deleted stays deleted. What fails is a sentence.
+    It is not called after an orderly stop, so that an entry that a user deleted stays deleted. Returns a failure as a sentence.
     """
     log = LogView.of(store.list_log(), store.segment_bytes, None)
     highest: dict[str, int] = {}
@@ -195,7 +198,7 @@ def _enter_topics(store: MessageStore, config: EngineConfig, report: RecoveryRep
 
 
 def _keep_confirmed(root: Path, remembered: int) -> None:
-    """Note what only the dead engine's memory knows, which is about to go: a start that is refused or killed is not the last."""
+    """Note the confirmed offset of the dead engine's memory before that is discarded: this start may still be refused or killed."""
     file = ReplicationStateFile(root)
     noted = file.read().state
     if noted is not None and remembered > noted.confirm:
@@ -203,7 +206,7 @@ def _keep_confirmed(root: Path, remembered: int) -> None:
 
 
 def _be_slave(root: Path) -> None:
-    """Note that the store is no master any more: what is about to be cut would be missing from one."""
+    """Note that the store is a slave now: as a master it would lack the records that are about to be truncated."""
     file = ReplicationStateFile(root)
     noted = file.read().state
     if noted is not None and noted.role != SLAVE:
@@ -212,7 +215,7 @@ def _be_slave(root: Path) -> None:
 
 def _join_master(root: Path, config: EngineConfig, report: RecoveryReport, remembered: int,
                  progress: Progress | None) -> tuple[RecoveryReport, MasterLink | None]:
-    """Where a new slave's log begins, and what of another's goes because its master does not have it (services/replication/ha_join.py)."""
+    """Ask the master where a new slave's log begins, or truncate what the master does not have (services/replication/ha_join.py)."""
     store = MessageStore(root, config.geometry)
     found = join(store, config, report.min_offset, report.end_offset, remembered)
     if found.cut_at is not None:
@@ -231,7 +234,7 @@ def _join_master(root: Path, config: EngineConfig, report: RecoveryReport, remem
 
 
 def _make_first_segment(root: Path, config: EngineConfig, origin: int) -> None:
-    """A log that begins after 0 has a segment from the start: without one its watermark would tell of a loss."""
+    """Create the first segment of a log that begins after 0: without it the next recovery would report the watermark as a loss."""
     size = config.mapped_file_size_commit_log_bytes
     os.close(create_file(new_segment_folder(root, origin, size), segment_name(origin), size))
 
@@ -258,7 +261,7 @@ def _identity(root: Path, config: EngineConfig, engine_id: EngineId, semaphore_i
 
 
 def _create_queue_table(memory: EngineMemory, report: RecoveryReport) -> None:
-    """Next queue offsets as recovery left the queues; room for as many again."""
+    """Create the table of next queue offsets as recovery found them, with room for twice as many queues."""
     slots = QUEUE_SLOTS_MIN
     while slots < 2 * len(report.queue_ends):
         slots *= 2
@@ -266,7 +269,7 @@ def _create_queue_table(memory: EngineMemory, report: RecoveryReport) -> None:
         table = queue_table.view(shared.memory)
         queue_table.format_table(table, slots, FIRST_GENERATION)
         for (topic, queue_id), end in report.queue_ends.items():
-            if len(topic.encode()) <= TOPIC_BYTES_MAX:  # no put can go to another
+            if len(topic.encode()) <= TOPIC_BYTES_MAX:  # a put to a longer topic is refused
                 queue_table.set_offset(table, topic, queue_id, end)
     native.store(memory.control.state, "queue_table_generation_offered", FIRST_GENERATION)
     for slot in memory.control.slots:
@@ -274,7 +277,7 @@ def _create_queue_table(memory: EngineMemory, report: RecoveryReport) -> None:
 
 
 def _create_pool(memory: EngineMemory) -> None:
-    """The buffers that fit into POOL_AT_ONCE_BYTES, one at least; room for all of them is checked first."""
+    """Create the buffers that fit into POOL_AT_ONCE_BYTES, at least one, after checking that there is room for all of them."""
     identity = memory.identity
     needed = identity.pool_buffers * identity.segment_bytes
     free = free_bytes(memory.folder.path)
@@ -290,11 +293,11 @@ def _create_pool(memory: EngineMemory) -> None:
 
 
 def _set_positions(memory: EngineMemory, root: Path, report: RecoveryReport) -> None:
-    """Everything that recovery kept is written, committed, durable and dispatched; of a degraded store the watermark is durable."""
+    """Set all positions to the end of the recovered log; a degraded store's flushed position to its watermark, if that is lower."""
     control, size = memory.control, memory.identity.segment_bytes
     end = report.end_offset
     flushed = end if report.state is RecoveryState.RECOVERED or report.watermark is None else min(end, report.watermark)
-    # Nothing was read where nothing could have changed: then the checkpoint knows the newest time.
+    # Recovery that had no record to read knows no time: the checkpoint has the newest then.
     time_ms = max(report.last_store_timestamp_ms, read_checkpoint(root).physic_msg_timestamp_ms, 0)
     segments = list_log(root, size)
     native.store_position(control.min_offset, max(0, report.min_offset))
@@ -321,13 +324,13 @@ def _publish(memory: EngineMemory, state: int, reason: str) -> None:
 
 
 def check_role(root: str | os.PathLike[str], config: EngineConfig) -> None:
-    """UsageError where a slave is started as a master without having been promoted, or may be one for all that can be read."""
-    if config.broker_role == SLAVE or not StorePaths(root).config.is_dir():  # a file there ends the start by itself
+    """Raise UsageError when a store that was a slave, or whose last role cannot be read, is started as a master unpromoted."""
+    if config.broker_role == SLAVE or not StorePaths(root).config.is_dir():  # a file of that name makes a later step of the start fail
         return
     noted, said = ReplicationStateFile(root).read()
     if noted is not None and noted.role == SLAVE:
         why = f"{root} ran as a slave last, and is not started as {config.broker_role}: start it as a slave again"
-    elif said:  # what is used for the file may be older than the role
+    elif said:  # the copy that was read in place of the file may be older than the change of the role
         why = (f"whether {root} ran as a slave last cannot be told ({said}), so it is not started as {config.broker_role}: put the "
                "file back from a copy, start it as a slave")
     else:
@@ -337,7 +340,7 @@ def check_role(root: str | os.PathLike[str], config: EngineConfig) -> None:
 
 
 def check_secret(root: str | os.PathLike[str], config: EngineConfig) -> None:
-    """UsageError where the secret of a store that replicates cannot be used."""
+    """Raise UsageError when the store replicates and its secret cannot be used."""
     secret = Secret(root, config)
     if config.replicates and secret.is_set:
         try:
@@ -347,10 +350,10 @@ def check_secret(root: str | os.PathLike[str], config: EngineConfig) -> None:
 
 
 def settle_confirmed(root: str | os.PathLike[str], config: EngineConfig, end: int, remembered: int) -> tuple[int, tuple[str, ...]]:
-    """How far the log [.., end) counts as confirmed, and sentences for the report.
+    """Decide up to which offset the log, which ends at `end`, counts as confirmed; (that offset, sentences for the report).
 
-    `remembered`: what the dead engine's memory says, which is newer than the note; 0 nothing.
-    CorruptionError where a SYNC_MASTER has lost what was confirmed, unless ha_cut=any goes on without it.
+    `remembered` is the confirmed offset in the dead engine's memory, which may be newer than the note; 0 if there is none.
+    CorruptionError when a SYNC_MASTER has lost confirmed records, unless ha_cut=any lets it start without them.
     """
     file = ReplicationStateFile(root)
     noted = file.read().state
@@ -377,7 +380,10 @@ def settle_confirmed(root: str | os.PathLike[str], config: EngineConfig, end: in
 
 
 def set_confirmed(memory: EngineMemory, root: str | os.PathLike[str], confirm: int, end: int) -> None:
-    """`confirm` as it was settled, and dispatch no further where that bounds it; the rest is in queues unseen."""
+    """Set the confirmed offset, and the dispatch position to it where dispatch is bounded by it.
+
+    Queue entries beyond that position, of an earlier run, stay invisible until it passes them.
+    """
     identity, control = memory.identity, memory.control
     if not identity.replicates:
         return
@@ -396,7 +402,7 @@ def set_confirmed(memory: EngineMemory, root: str | os.PathLike[str], confirm: i
 
 
 def require_descriptors() -> None:
-    """EngineError where a process started from here could not open enough files, even by raising its own limit."""
+    """Raise EngineError when the hard limit does not let a process that starts from here open enough files."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if _is_below(hard):
         raise EngineError(f"a process may have {hard} files open here, and an engine needs {DESCRIPTORS_MIN} at least: raise the limit "
@@ -404,7 +410,7 @@ def require_descriptors() -> None:
 
 
 def raise_descriptors() -> None:
-    """For the supervisor, whose limit its workers inherit: a soft limit that is too low becomes what the hard one allows."""
+    """Raise this process's soft limit, if it is too low, as far as the hard one allows; the supervisor's workers inherit it."""
     require_descriptors()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if _is_below(soft):
@@ -420,7 +426,7 @@ SLOTS_MAX = 1 << 24
 
 
 def grow_queue_table(memory: EngineMemory) -> str:
-    """Offer a larger table if one is wanted; a sentence if it cannot be made (it is tried again at the next call)."""
+    """Offer a larger table if the writer wants one; return a sentence if it cannot be made (the next call tries again)."""
     wanted = native.load(memory.control.writer, "queue_table_wanted")
     if wanted == 0:
         return ""
@@ -439,7 +445,7 @@ def grow_queue_table(memory: EngineMemory) -> str:
     if slots > SLOTS_MAX:
         return f"{wanted:,} queues are more than an engine can hold ({SLOTS_MAX:,} slots)"
     name = shared_objects.queues_name(generation + 1)
-    memory.folder.unlink(name)  # of a supervisor that died in here
+    memory.folder.unlink(name)  # left by a supervisor that died in this function
     try:
         with memory.folder.create(name, queue_table.table_bytes(slots)) as made:
             queue_table.format_table(queue_table.view(made.memory), slots, generation + 1)
@@ -453,21 +459,21 @@ def grow_queue_table(memory: EngineMemory) -> str:
 
 
 def make_pool_buffer(memory: EngineMemory, number: int) -> None:
-    """Create one buffer, every page of it, and let the writer have it."""
+    """Create one buffer with all of its pages, and offer it to the writer."""
     name = pool_name(number)
-    memory.folder.unlink(name)  # of a supervisor that died in here
+    memory.folder.unlink(name)  # left by a supervisor that died in this function
     memory.folder.create(name, memory.identity.segment_bytes).close()
     native.compare_and_swap(memory.control.pool[number], "segment_base", POOL_NOT_MADE, -1)
 
 
 def missing_pool_buffers(memory: EngineMemory) -> list[int]:
-    """Numbers of the buffers that are still to be made."""
+    """Return the numbers of the buffers that do not exist yet."""
     return [number for number in range(memory.identity.pool_buffers)
             if native.load(memory.control.pool[number], "segment_base") == POOL_NOT_MADE]
 
 
 class PoolGrowth:
-    """Makes the pool buffers that were not needed at once, beside the running engine, and has all of them open."""
+    """Makes, while the engine runs, the pool buffers that the start did not make; keeps all buffers open."""
 
     def __init__(self, memory: EngineMemory, say: Report) -> None:
         self._memory = memory
@@ -477,7 +483,7 @@ class PoolGrowth:
         self._thread = threading.Thread(target=self._make, name="pool", daemon=True)
 
     def start(self) -> None:
-        """Make what is missing, in a thread of its own."""
+        """Start a thread that makes the missing buffers."""
         if missing_pool_buffers(self._memory):
             self._thread.start()
 
@@ -489,11 +495,11 @@ class PoolGrowth:
                 make_pool_buffer(self._memory, number)
                 self.buffers.append(self._memory.folder.attach(pool_name(number), writable=False))
                 self._memory.wake(native.WRITER)
-        except (EngineError, OSError) as error:  # no room, no descriptor: the writer goes on with what it has
+        except (EngineError, OSError) as error:  # no room, no descriptor: the writer continues with the buffers it has
             self._say(Event.POOL_SMALLER, f"the pool stays smaller than asked: {error}")
 
     def join(self) -> None:
-        """Stop after the buffer that is being made."""
+        """End the thread once the buffer that it is making is complete."""
         self._going = False
         if self._thread.ident is not None:
             self._thread.join()

@@ -1,18 +1,18 @@
-"""The workers as the supervisor sees them: started, watched by pidfd, restarted in place, stopped in order.
+"""The supervisor's workers: start them, watch them by pidfd, restart those that die, stop them in order.
 
 A worker that dies is replaced without recovery of the store: at once the first time,
-after growing pauses if it keeps dying. A replacement starts only after the old one's
-pidfd has fired and its lock byte is free. A worker that cannot even come up (its own exit
-code) is a reason to halt, not to try for ever. One that lives but makes no progress is
-made to leave a trace (SIGABRT) and then killed.
+after growing pauses if it keeps dying. The replacement starts only after the pidfd of the
+dead worker has fired and its lock byte is free. When a worker cannot come up, which it
+says by its exit code, the supervisor halts the engine. A worker that lives but makes no
+progress gets SIGABRT, so that it prints a stack trace, and then SIGKILL.
 
 Adopted workers of another build of pyengine are restarted one by one once all are ready: an upgrade without a stop.
 
-Workers are forked by the supervisor's fork server (fork_server.py), or started by exec where there is none.
+The supervisor's fork server (fork_server.py) forks the workers; without a fork server they are started by exec.
 
-Workers that another supervisor started are adopted: watched the same way, only their
-exit code stays unknown. One that a signal has stopped (SIGSTOP) is resumed when it is
-adopted, and when it is to finish: no other process does that.
+Workers that a dead supervisor started are adopted: they are watched in the same way, but
+their exit code stays unknown. The supervisor resumes a worker that a signal has stopped
+(SIGSTOP) when it adopts it and when it waits for it to finish: no other process does.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from pyengine.storage.config import set_words
 if TYPE_CHECKING:
     from pyengine.engine.fork_server import ForkedWorker, ForkServer
 
-BOOT_FAILURES_MAX = 5     # in a row, of a worker that had come up before
+BOOT_FAILURES_MAX = 5     # in a row, by a worker that had come up before
 ABORT_TIMEOUT_S = 5.0    # from SIGABRT to SIGKILL
 BYTE_STEP_S = 0.01
-STEP_S = 0.02            # between two looks at a worker that is to come up, to beat or to finish
+STEP_S = 0.02            # poll interval while a worker comes up, beats or finishes
 SPAWN_RETRY_S = 1.0
-RENEW_TIMEOUT_S = 5.0    # for a worker of another build to finish; under load there is always more to do, so it is killed then
-ALIVE_TIMEOUT_S = 5.0    # for a worker to go round once when an orderly stop begins
+RENEW_TIMEOUT_S = 5.0    # for a worker of another build to finish; then it is killed, since under load it might never finish
+ALIVE_TIMEOUT_S = 5.0    # for a worker to complete one round when an orderly stop begins
 HALTED_TIMEOUT_S = 5.0   # for a worker that is coming up while the engine halts
 NEVER_S = float("inf")
 
@@ -65,7 +65,7 @@ class _Child:
     boot_failures: int = 0
     was_ready: bool = False
     aborted_s: float = NEVER_S
-    resumed_s: float = -NEVER_S              # when it was resumed: its silence before that is not its own
+    resumed_s: float = -NEVER_S              # when it was resumed: it could not beat before
     exit_code: int | None = None
 
 
@@ -75,10 +75,9 @@ class Children:
     def __init__(self, root: Path, memory: EngineMemory, lock: StoreLock, selector: selectors.BaseSelector,
                  kinds: Sequence[Kind], overrides: Mapping[str, str], say: Report,
                  fork_server: ForkServer | None = None, died: Callable[[int], None] = lambda kind: None) -> None:
-        """`overrides` are the settings that children must be given; `say` gets a sentence for the log, `died` the kind of
-        a worker that ended and is started again.
+        """`overrides` are the settings that workers get on their command line.
 
-        Without a fork server, workers are started by exec.
+        `say` is called with each sentence for the log, `died` with the kind of each worker that died and is restarted.
         """
         self._root = root
         self._memory = memory
@@ -90,19 +89,19 @@ class Children:
         self._note_death = died
         self._children = {kind.number: _Child(kind) for kind in kinds}
         self._restarting = True
-        self.may_start = True  # False: no new process could attach to this engine
+        self.may_start = True  # False: no new process can attach to this engine
         self._to_renew: list[_Child] = []
         self._renewing: _Child | None = None
         self._renew_by_s = NEVER_S
         self._seen_s = time.monotonic()
-        self.no_session = ""  # the supervisor's: why no producer can come
-        self._down = self._told = obstacles.read(memory.obstacles, native.SUPERVISOR)  # a predecessor that died may have left it
-        self.halted = ""  # a sentence: the engine cannot run
+        self.no_session = ""  # set by the supervisor: why no producer can attach
+        self._down = self._told = obstacles.read(memory.obstacles, native.SUPERVISOR)  # a supervisor that died may have left a text
+        self.halted = ""  # why the engine cannot run; "": it can
 
     # ---- start ------------------------------------------------------------------
 
     def start(self) -> None:
-        """Adopt what lives, start the rest."""
+        """Adopt the workers that live, and start the others."""
         for child in self._children.values():
             if not self._adopt(child):
                 self._start(child)
@@ -119,7 +118,7 @@ class Children:
         return True
 
     def renew(self) -> None:
-        """Have the workers that run another build than this process restarted, one by one in the order of KINDS, by tick().
+        """Let tick() restart, one by one in the order of KINDS, the workers that run another build than this process.
 
         Puts wait while the writer is restarted, as after its death; nothing is lost or recovered.
         """
@@ -162,7 +161,7 @@ class Children:
         return True
 
     def _start(self, child: _Child) -> None:
-        if self._lock.kind_taken(child.kind.number):  # the old one's last thread is not gone yet, or a twin
+        if self._lock.kind_taken(child.kind.number):  # a thread of the dead worker still exists, or another worker of this kind runs
             if not self._adopt(child):
                 child.due_s = time.monotonic() + BYTE_STEP_S
             return
@@ -171,12 +170,12 @@ class Children:
             child.process = self._fork_server.start_worker(words) if self._fork_server else None
             if child.process is None:
                 child.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=silent(child_environment()), process_group=0)
-        except OSError as error:  # no memory or no process to be had just now
+        except OSError as error:  # no memory or too many processes for the moment
             self._say(Event.WORKER_NOT_STARTED,
                       f"the {child.kind.name} could not be started: {error}; trying again in {SPAWN_RETRY_S:g} s")
             child.due_s = time.monotonic() + SPAWN_RETRY_S
             return
-        if not self._watch(child, child.process.pid):  # its end would not be noticed
+        if not self._watch(child, child.process.pid):  # its end could not be noticed
             child.process.kill()
             child.process.wait()
             child.due_s = time.monotonic() + SPAWN_RETRY_S
@@ -223,13 +222,13 @@ class Children:
             self._start(child)
 
     def _why_not_started(self, child: _Child, pid: int) -> str:
-        """What this very process said; "" for one that did not come as far as to say it here: the line is older then."""
+        """Return the reason that process `pid` gave; "" if it ended before it attached: the text is an older process's then."""
         if native.load(self._memory.control.workers[child.kind.number], "pid") != pid:
             return ""
         return obstacles.read(self._memory.obstacles, child.kind.number).removeprefix("cannot start: ")
 
     def _say_down(self, text: str) -> None:
-        """For `status`; a worker that cannot even attach says nothing there itself."""
+        """Show in `status` why a worker is down: a worker that could not attach cannot write its own reason."""
         self._down = text
         self._tell_down()
 
@@ -240,7 +239,7 @@ class Children:
             obstacles.say(self._memory.obstacles, native.SUPERVISOR, text)
 
     def tick(self) -> None:
-        """Start what is due, kill what is silent."""
+        """Start the workers that are due, and kill those whose heartbeat is too old."""
         if self._fork_server:
             self._fork_server.tick()
         if self._down and self.all_ready:
@@ -252,7 +251,7 @@ class Children:
             if child.due_s <= now_s and self._restarting:
                 child.due_s = NEVER_S
                 self._start(child)
-            elif child.pid and slept_s < ABORT_TIMEOUT_S:  # else all of us were asleep, not just that one
+            elif child.pid and slept_s < ABORT_TIMEOUT_S:  # after a longer sleep of this process the whole host may have slept
                 self._look_at_heart(child, now_s)
         self._renew_next(now_s)
 
@@ -274,12 +273,12 @@ class Children:
             self._signal(child, signal.SIGKILL)
 
     def next_due_s(self) -> float:
-        """When tick() has something to do at the latest, by time.monotonic()."""
+        """Return the time, by time.monotonic(), at which tick() must be called next."""
         return min([self._renew_by_s if self._renewing else NEVER_S, *(child.due_s for child in self._children.values())])
 
     @property
     def all_ready(self) -> bool:
-        """Whether every worker is up and has said so."""
+        """Whether every worker is running and has reported itself ready."""
         return all(self._is_ready(child) for child in self._children.values())
 
     def _is_ready(self, child: _Child) -> bool:
@@ -287,7 +286,7 @@ class Children:
         return bool(child.pid) and native.load(line, "pid") == child.pid and native.load(line, "state") == native.WORKER_READY
 
     def not_ready(self) -> list[str]:
-        """Names of the workers that are not up yet."""
+        """Return the names of the workers that are not ready yet."""
         return [child.kind.name for child in self._children.values() if not self._is_ready(child)]
 
     # ---- stop -------------------------------------------------------------------
@@ -295,10 +294,10 @@ class Children:
     def stop(self, pump: Callable[[float], None], deadline_s: float) -> list[str]:
         """Stop all in the order of stop_rank, each after it has finished what the ones before it published.
 
-        `pump(seconds)` serves the selector for at most that long. A worker that is down is up again
-        before the first one ends: the writer must vouch for a new flusher. One that dies on the way
-        is started once more to finish. Returns sentences about what went wrong; then whatever was
-        left has been killed.
+        `pump(seconds)` serves the selector for at most that long. A worker that is down is started
+        before the first one is stopped, since a new flusher needs the writer to vouch for it. A worker
+        that dies while it stops is started once more to finish. Returns sentences about what went
+        wrong; every worker has ended by then, killed if it had to be.
         """
         self._restarting = False
         problems: list[str] = []
@@ -312,7 +311,10 @@ class Children:
         return problems
 
     def _start_missing(self, pump: Callable[[float], None], deadline_s: float) -> None:
-        """Have every worker up. One that was killed just now looks ready until its end is seen: each shows that it lives."""
+        """Start every worker that is down, and wait until each is ready and has beaten since.
+
+        The heartbeat is needed because a worker that was killed looks ready until its pidfd has fired.
+        """
         asked_ns, alive_by_s = monotonic_ns(), time.monotonic() + ALIVE_TIMEOUT_S
         started: set[int] = set()
         while (now_s := time.monotonic()) < deadline_s:
@@ -325,7 +327,7 @@ class Children:
                 line = self._memory.control.workers[child.kind.number]
                 is_silent = now_s < alive_by_s and native.load(line, "heartbeat_ns") < asked_ns
                 if is_silent:
-                    self._memory.wake(child.kind.number)  # it goes round, and so beats
+                    self._memory.wake(child.kind.number)  # the wake-up makes it run a round, in which it beats
                 waits = waits or bool(child.pid) and (is_silent or not self._is_ready(child))
             if not waits:
                 return
@@ -348,7 +350,7 @@ class Children:
                 return f"the {child.kind.name} did not come up"
             while child.pid and time.monotonic() < deadline_s:
                 self._resume(child)
-                self._memory.wake(child.kind.number)  # each time: a loop in C may arm its latch after the signal, without a look at it
+                self._memory.wake(child.kind.number)  # each time: a loop in C may arm its latch after the signal without checking for it
                 pump(STEP_S)
             if child.pid:
                 return f"the {child.kind.name} did not finish in time"
@@ -357,7 +359,7 @@ class Children:
         return f"the {child.kind.name} ended with {_why(child.exit_code)}"
 
     def kill(self) -> None:
-        """SIGKILL whatever still runs, and wait for it."""
+        """Send SIGKILL to the workers that still run, and wait for their end."""
         self._restarting = False
         for child in self._children.values():
             if child.pid:
@@ -371,10 +373,10 @@ class Children:
         try:
             signal.pidfd_send_signal(child.pidfd, number)
         except ProcessLookupError:
-            pass  # its pidfd will tell
+            pass  # it has ended: its pidfd fires
 
     def forget(self) -> None:
-        """Stop watching the workers, which run on."""
+        """Stop watching the workers, which continue to run."""
         for child in self._children.values():
             if child.pidfd >= 0:
                 self._selector.unregister(child.pidfd)
@@ -390,7 +392,7 @@ def selectors_wait(pidfd: int) -> None:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of one of our processes: it must find these very packages, from whatever directory and installation."""
+    """Return the environment of a child: it must import this same pyengine, whatever its directory and installation."""
     import site
 
     environment = dict(os.environ)
@@ -403,7 +405,7 @@ def child_environment() -> dict[str, str]:
 
 
 def silent(environment: dict[str, str]) -> dict[str, str]:
-    """The same for a process that is not the service manager's to watch: its starter speaks for it."""
+    """Return `environment` without systemd's variables, for a process whose starter reports to the service manager."""
     return {name: value for name, value in environment.items()
             if name not in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")}
 

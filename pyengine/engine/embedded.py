@@ -1,13 +1,13 @@
-"""A whole engine from Python: embedded, started and stopped, or connected to.
+"""Run an engine from Python: embed it, start and stop it, or connect to it.
 
     with pyengine.Engine(path, flush_disk_type="SYNC_FLUSH") as engine:   # workers as children, orderly stop at exit
         with engine.connect() as producer: ...
-    with pyengine.connect(path) as producer: ...                          # of an engine that runs already
+    with pyengine.connect(path) as producer: ...                          # to an engine that runs already
 
-The engine is always a supervisor process of its own with its workers. An embedded one
-ends, in order, with the process that embeds it, even if that is killed and whatever children
-it has forked: the supervisor watches that process by a pidfd, and a pipe whose other end only
-that process has, which tells of an exec.
+An engine is always a separate supervisor process and its workers. An embedded engine stops in
+order when the process that embeds it ends, even if that process is killed or has forked
+children: the supervisor watches it by a pidfd, and by a pipe whose other end only that process
+has, so that the supervisor also notices an exec.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Engine:
     """An engine that runs inside a `with` block, or between start() and stop(), as child processes.
 
     `path` is the store, which is created if it does not exist; `settings` are its settings (docs/configuration.md).
-    `state` is "stopped", "running" or "degraded" (read-only), `reason` why. The engine ends, in order, with the process
-    that embeds it, even if that is killed. ConfigError for an unknown setting or value; start() raises StoreBusyError
-    when another engine or a broker has the store open, CorruptionError when it cannot be opened as it is.
+    `state` is "stopped", "running" or "degraded" (read-only), and `reason` says why it is degraded. The engine stops in order
+    when the process that embeds it ends, even if that is killed. ConfigError for an unknown setting or value; start() raises
+    StoreBusyError when another engine or a broker has the store open, CorruptionError when the store is too damaged to open.
     """
 
     def __init__(self, path: str | os.PathLike[str], **settings: object) -> None:
@@ -111,7 +111,7 @@ class Engine:
         return self
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stop in order: everything flushed, `abort` removed. EngineError if something could not be finished in time."""
+        """Stop in order: flush everything, remove `abort`. EngineError if the engine does not stop, or not in order, in time."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -126,7 +126,7 @@ class Engine:
                               f"{_last_words(self.path)}; the next start recovers it")
 
     def connect(self, **options: Any) -> Producer:
-        """Return a producer of this engine; options as for pyengine.connect."""
+        """Return a producer that is connected to this engine; options as for pyengine.connect."""
         return connect(self.path, **options)
 
     def open_store(self) -> LiveStoreReader:
@@ -136,10 +136,10 @@ class Engine:
         return open_store(self.path)
 
     def _forked(self) -> None:
-        """In a forked child: the engine is its parent's. With the pipe open here an exec of that process would pass unnoticed."""
+        """In a forked child, give up the parent's engine. While the child had the pipe open, the parent's exec would go unnoticed."""
         if self._process is not None:
             _close_stdin(self._process)
-            self._process.returncode = 0  # it is no child of this process: there is nothing to wait for
+            self._process.returncode = 0  # the supervisor is not a child of this process, which cannot wait for it
             self._process, self.state = None, "stopped"
 
     @property
@@ -154,18 +154,18 @@ class Engine:
         if error is None:
             self.stop()
         else:
-            with contextlib.suppress(EngineError):  # the error under way says more
+            with contextlib.suppress(EngineError):  # the error that is being raised says more
                 self.stop()
 
 
 def start_engine(root: str | os.PathLike[str], settings: Mapping[str, object] | None = None, *,
                  progress: Progress | None = None, timeout_s: float = START_TIMEOUT_S) -> dict[str, object]:
-    """Start an engine in the background; it outlives this process. What it says when it is ready.
+    """Start an engine in the background, wait until it is ready and return its report; it outlives this process.
 
-    The answer: {"pid", "state": "running" | "degraded", "mode", "reason", "adopted", "recovery", "seconds"};
-    adopted: living workers of a dead supervisor were taken over, as they run. Its log is STORE/engine.log.
-    Raises StoreBusyError, CorruptionError, UsageError, EngineError. Ctrl-C before it is
-    ready: it is told to stop in order and waited for (a second Ctrl-C ends the waiting).
+    The report: {"pid", "state": "running" | "degraded", "mode", "reason", "adopted", "recovery", "seconds"};
+    adopted: the new supervisor took over the living workers of a dead one. The engine's log is STORE/engine.log.
+    Raises StoreBusyError, CorruptionError, UsageError, EngineError. Ctrl-C before the engine is
+    ready stops it in order and waits for its end (a second Ctrl-C ends the wait).
     """
     root = Path(root).absolute()
     texts = {name: _as_text(value) for name, value in (settings or {}).items()}
@@ -183,10 +183,10 @@ def start_engine(root: str | os.PathLike[str], settings: Mapping[str, object] | 
 
 
 def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S) -> bool:
-    """Stop the engine on `root` in order and wait for it; False if none was running.
+    """Stop the engine on `root` in order and wait for its end; False if none was running.
 
-    Living workers without a supervisor get one first, as they run. EngineError if any process of
-    it is left, or if it did not stop clean.
+    If its supervisor is dead, a new one adopts the living workers and stops them. EngineError if a process of
+    the engine still runs, or if the engine did not stop clean.
     """
     root = Path(root).absolute()
     if not living_kinds(root):
@@ -211,9 +211,9 @@ def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S)
 
 
 def end_supervisor(root: Path) -> None:
-    """Kill the supervisor that runs on `root`, if one does; its workers live on, and wait for a successor.
+    """Kill the supervisor that runs on `root`, if there is one; its workers continue until a new supervisor adopts them.
 
-    OtherLayoutError, before anything is killed, where this version of pyengine could not take them over.
+    OtherLayoutError, before the kill, if this version of pyengine could not adopt the workers.
     """
     if (pid := supervisor_pid(root)) is not None:
         with EngineMemory.attach(find_folder(root), writable=False) as memory:
@@ -222,7 +222,7 @@ def end_supervisor(root: Path) -> None:
 
 
 def _stop_supervisor(root: Path, timeout_s: float) -> None:
-    """Let it stop its engine in order, and wait for its end."""
+    """Tell the supervisor to stop its engine in order, and wait for its end."""
     pid = supervisor_pid(root)
     if pid is None:
         raise EngineUnavailableError(f"the supervisor of {root} cannot be found: it is starting or runs as another user")
@@ -230,7 +230,7 @@ def _stop_supervisor(root: Path, timeout_s: float) -> None:
 
 
 def _signal_supervisor(root: Path, pid: int, number: int, timeout_s: float) -> None:
-    """Signal it and wait for its end."""
+    """Send a signal to the supervisor and wait for its end."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -253,9 +253,9 @@ def _still_stopping(root: Path, pid: int, timeout_s: float) -> EngineError:
 
 
 def supervisor_pid(root: str | os.PathLike[str]) -> int | None:
-    """Process of the supervisor that runs on `root`, or starts; None if there is none.
+    """Return the process id of the supervisor that runs, or starts, on `root`; None if there is none.
 
-    Where its own line in shared memory does not tell, the holder of its lock is looked for.
+    The id comes from shared memory, or from the holder of the supervisor's lock if it is not there.
     """
     if native.SUPERVISOR not in living_kinds(root, 1):
         return None
@@ -272,7 +272,7 @@ def supervisor_pid(root: str | os.PathLike[str]) -> int | None:
 
 
 def _is_supervisor(pid: int) -> bool:
-    """Whether that is what the process runs: `pyengine recover` and others that own a store hold the same lock."""
+    """Whether the process is a supervisor: `pyengine recover`, for example, holds the same lock."""
     try:
         return b"pyengine.workers.supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -280,7 +280,7 @@ def _is_supervisor(pid: int) -> bool:
 
 
 def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
-    """What can be refused here, with its own sentence, is refused before anything is started."""
+    """Check, before a process is started, whatever can be checked here: the caller gets that error directly."""
     from pyengine.engine.bring_up import prepare_root, require_descriptors
 
     refuse_shared(root)
@@ -295,7 +295,7 @@ def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
 
 
 def _ask_to_stop(process: subprocess.Popen[bytes]) -> None:
-    """Not by the end of its stdin alone: a child that was forked past Python may have that pipe open too."""
+    """Ask the supervisor to stop, by SIGTERM too: a child that C code forked may still have the pipe to its stdin open."""
     process.terminate()
     _close_stdin(process)
 
@@ -307,7 +307,7 @@ def _close_stdin(process: subprocess.Popen[bytes]) -> None:
 
 def _spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int, embedder: int | None = None,
                       options: tuple[str, ...] = ()) -> tuple[subprocess.Popen[bytes], int]:
-    """(process, descriptor on which it reports its start). `embedder`: pidfd of the process that it must not outlive."""
+    """Start a supervisor: (process, descriptor on which it reports). `embedder`: pidfd of the process that it must not outlive."""
     from pyengine.engine.children import child_environment, silent
 
     reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -330,7 +330,7 @@ def _spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int, em
 
 @contextlib.contextmanager
 def _interrupt_deferred() -> Iterator[None]:
-    """Ctrl-C inside the block raises KeyboardInterrupt at its end. Only the main thread gets any."""
+    """Defer KeyboardInterrupt to the end of the block. Only the main thread gets that exception."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -346,7 +346,7 @@ def _interrupt_deferred() -> Iterator[None]:
 
 def _wait_until_ready(process: subprocess.Popen[bytes], reading: int, timeout_s: float,
                       progress: Progress | None) -> dict[str, object]:
-    """Follow the supervisor's report; its `ready` document, or its error raised."""
+    """Read the supervisor's report until it is ready; return that document, or raise the error that it reports."""
     deadline_s = time.monotonic() + timeout_s
     pending = b""
     with os.fdopen(reading, "rb", buffering=0) as report, selectors.DefaultSelector() as selector:
@@ -371,7 +371,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], reading: int, timeout_s:
 
 
 def _last_words(root: Path) -> str:
-    """The last lines of the engine's log, for an error's sentence."""
+    """Return the last lines of the engine's log, for an error message."""
     try:
         with open(open_regular(root / log_file.NAME), "rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - 1000))

@@ -4,15 +4,15 @@ Why: a new interpreter takes some 150 ms of CPU until a worker is ready, most of
 shares that memory.
 
 The supervisor forks its fork server before it takes a lock, opens shared memory or starts a thread, and the fork server
-closes each descriptor but stdin, stdout, stderr and one socket: it holds nothing of the store. A request goes there with
-one end of a socket pair, the gate. The fork server forks twice, so that the worker's parent ends at once and the worker
-becomes a child of the supervisor, which adopts orphans: the supervisor waits for it as for any child. The worker says
-its pid at the gate and runs only when the supervisor has answered. It ends instead when the gate is closed: so no worker
-runs that the supervisor does not know, whichever of them is killed or stopped in between.
+closes every descriptor except stdin, stdout, stderr and one socket: so it holds no lock or file of the store. The supervisor
+sends a request over that socket, together with one end of a socket pair, the gate. The fork server forks twice: the worker's
+parent ends at once, so that the worker becomes a child of the supervisor, which adopts orphans and waits for it as for any
+child. The worker sends its pid through the gate and runs only after the supervisor has answered; if the gate is closed, the
+worker ends. So the supervisor knows every worker that runs, whichever of these processes is killed or stopped meanwhile.
 
-The fork server ends with the supervisor, by the end of its socket and by the kernel (SIGKILL). Where it is dead, does not
-answer in time, or cannot do its work here, workers are started by exec; one that was killed is replaced.
-Under systemd, with --no-children, there is none.
+The fork server ends with the supervisor: its socket is closed then, and the kernel sends it SIGKILL. When the fork server is
+dead, does not answer in time, or cannot work in this environment, the supervisor starts workers by exec. A fork server that
+was killed is replaced. Under systemd, with --no-children, there is none.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from pyengine.engine.log_file import LogFile
 from pyengine.ipc.heartbeat import build_id
 from pyengine.native import failpoint, waiting
 
-LOAD_TIMEOUT_S = 30.0   # for the first worker: until then its fork server may still load modules
-ANSWER_TIMEOUT_S = 5.0  # for each other one; then it is started by exec
+LOAD_TIMEOUT_S = 30.0   # for a fork server's first worker: it may still be loading modules
+ANSWER_TIMEOUT_S = 5.0  # for each later worker; after that the worker is started by exec
 REQUEST_BYTES_MAX = 65536
 REPARENT_STEP_S = 0.0002
 _MODULE = "pyengine.engine.fork_server"
 _GO = b"go"
-_LOADED_LATER = ("tomllib",)  # by all workers, inside functions
+_LOADED_LATER = ("tomllib",)  # modules that all workers import inside functions
 
 
 class ForkedWorker:
@@ -57,7 +57,7 @@ class ForkedWorker:
         os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> int | None:
-        """Its exit code once it has ended, as subprocess has it; None where that cannot be known."""
+        """Wait for its end and return its exit code as subprocess gives it; None if that is unknown."""
         try:
             return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         except ChildProcessError:
@@ -65,19 +65,19 @@ class ForkedWorker:
 
 
 class ForkServer:
-    """The supervisor's end: starts the fork server, asks it for workers, replaces it when it was killed."""
+    """The supervisor's side: starts the fork server, asks it for workers, replaces it after it was killed."""
 
     def __init__(self, root: Path) -> None:
-        """To be called while this process has one thread and holds nothing of the store."""
+        """Call it while this process has one thread and holds no lock or shared memory of the store: it forks."""
         self._root = root
-        self._pid = 0  # 0: none is there
+        self._pid = 0  # 0: no fork server runs
         self._channel: socket.socket
-        self._groups: list[int] = []  # process groups with children of this process: of fork servers, also of dead ones
+        self._groups: list[int] = []  # process groups of fork servers, dead ones too, that may have children of this process
         self._born_s = 0.0
         self._timeout_s = LOAD_TIMEOUT_S
         self._is_wanted = _suits_this_interpreter()
         if self._is_wanted:
-            with contextlib.suppress(OSError):  # no memory or no process to be had just now
+            with contextlib.suppress(OSError):  # no memory or too many processes for the moment
                 self._fork()
 
     def _fork(self) -> None:
@@ -85,14 +85,14 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             _flush()
-            gc.freeze()  # collections write to no object that is there now, so that its memory stays shared
+            gc.freeze()  # later collections do not write to the objects that exist now, so that their pages stay shared
             pid = os.fork()
             if pid == 0:
                 _end_with(lambda: _serve_forked(self._root, theirs))
         self._own(pid, ours)
 
     def _replace(self) -> None:
-        """By exec: a fork of this process would have its shared memory, and locks of threads that it has not."""
+        """Start another by exec: a fork would inherit this process's shared memory, and locks held by threads it lacks."""
         self._born_s = time.monotonic()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -106,14 +106,14 @@ class ForkServer:
         self._own(pid, ours)
 
     def _own(self, pid: int, channel: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # it does so itself too: one of them is first
+        with contextlib.suppress(OSError):  # the child does the same: whichever comes first
             os.setpgid(pid, pid)
         channel.settimeout(ANSWER_TIMEOUT_S)
         self._pid, self._channel, self._born_s, self._timeout_s = pid, channel, time.monotonic(), LOAD_TIMEOUT_S
         self._groups.append(pid)
 
     def start_worker(self, words: Sequence[str]) -> ForkedWorker | None:
-        """Fork the worker of the command line PYTHON -P -m MODULE ARGUMENT...; None: it is to be started by exec."""
+        """Fork the worker of the command line PYTHON -P -m MODULE ARGUMENT...; None: the caller must start it by exec."""
         self.tick()
         request = json.dumps(list(words)).encode()
         if self._pid == 0 or len(request) > REQUEST_BYTES_MAX:
@@ -126,22 +126,22 @@ class ForkServer:
                 gate.settimeout(self._timeout_s)
                 pid = int(gate.recv(32))
                 self._timeout_s = ANSWER_TIMEOUT_S
-            except (OSError, ValueError):  # it is dead, stopped or cannot fork; a worker that comes now finds the gate closed
+            except (OSError, ValueError):  # it is dead, stopped or cannot fork; a worker that starts later finds the gate closed
                 self._end()
                 return None
-            with contextlib.suppress(OSError):  # a worker that is dead by now is seen by its pidfd
+            with contextlib.suppress(OSError):  # if the worker is dead by now, its pidfd says so
                 os.setpgid(pid, pid)
                 gate.send(_GO)
         return ForkedWorker(pid)
 
     def tick(self) -> None:
-        """Wait for what has ended of the fork servers and has no other to do so; replace one that was killed."""
+        """Reap fork servers, and the processes between them and workers, that have ended; replace a fork server that was killed."""
         for group in self._groups[:]:
             try:
                 while (ended := os.waitpid(-group, os.WNOHANG))[0]:
                     if ended[0] == self._pid:
                         self._forget()
-                        self._is_wanted = os.WIFSIGNALED(ended[1])  # one that ended by itself cannot do its work here
+                        self._is_wanted = os.WIFSIGNALED(ended[1])  # a fork server that ended by itself cannot work in this environment
             except ChildProcessError:
                 self._groups.remove(group)
         if self._pid == 0 and self._is_wanted and time.monotonic() - self._born_s >= HEALTHY_AFTER_S:
@@ -166,8 +166,11 @@ class ForkServer:
 
 
 def _suits_this_interpreter() -> bool:
-    """Whether a fork is what an exec would be: not where a library is loaded first, which may look at the command line to
-    see what to do, nor where the module path depends on the current directory, which a worker's does not."""
+    """Whether a forked worker behaves like one started by exec.
+
+    It does not under LD_PRELOAD, since a preloaded library may read the command line when it is loaded; nor without -P,
+    since the module path then depends on the current directory, as a worker's does not.
+    """
     return "LD_PRELOAD" not in os.environ and bool(sys.flags.safe_path)
 
 
@@ -182,16 +185,16 @@ def _serve_forked(root: Path, channel: socket.socket) -> int:
     signal.set_wakeup_fd(-1)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) != channel.fileno():
-            with contextlib.suppress(OSError):  # the listing's own
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(int(name))
     return _serve(root, channel)
 
 
 def _serve(root: Path, channel: socket.socket) -> int:
-    """Fork what is asked for until the supervisor has ended."""
+    """Fork the workers that the supervisor asks for, until the supervisor has ended."""
     with contextlib.suppress(PermissionError):
         os.setpgid(0, 0)  # Ctrl-C is for the supervisor
-    waiting.end_with_parent()  # should this be stopped when the supervisor ends; else the channel's end tells
+    waiting.end_with_parent()  # in case this process is stopped when the supervisor ends; else the end of the channel ends it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -208,24 +211,24 @@ def _serve(root: Path, channel: socket.socket) -> int:
         importlib.import_module(kind.module)
     for name in _LOADED_LATER:
         importlib.import_module(name)
-    build_id()  # of these modules, whatever is installed while they serve
+    build_id()  # cached now: of the modules loaded here, even if another build is installed later
     log = LogFile(root)
     gc.freeze()
     while True:
         request, descriptors, _, _ = socket.recv_fds(channel, REQUEST_BYTES_MAX, 1)
         if not request:
             return 0
-        log.look()  # a worker begins with the stderr of this process
+        log.look()  # a worker inherits the stderr of this process
         with socket.socket(fileno=descriptors[0]) as gate:
             _fork_worker(json.loads(request), channel, gate)
 
 
 def _fork_worker(words: list[str], channel: socket.socket, gate: socket.socket) -> None:
-    """By way of a process that ends at once, so that the worker becomes a child of the supervisor."""
+    """Fork the worker through a process that ends at once, so that the worker becomes a child of the supervisor."""
     try:
         between = os.fork()
     except OSError:
-        return  # the supervisor sees that the gate is closed
+        return  # the gate is closed, which tells the supervisor
     if between:
         os.waitpid(between, 0)
         return
@@ -241,7 +244,7 @@ def _fork_worker(words: list[str], channel: socket.socket, gate: socket.socket) 
 
 
 def _run_worker(words: list[str], between: int, channel: socket.socket, gate: socket.socket) -> int:
-    """Become the process of that command line, once the supervisor knows of it; its exit code."""
+    """Run the worker of that command line once the supervisor has its pid; return its exit code."""
     channel.close()
     waiting.show_command(words, os.environ)
     while os.getppid() == between:
@@ -262,7 +265,7 @@ def _run_worker(words: list[str], between: int, channel: socket.socket, gate: so
 
 
 def _end_with(run: Callable[[], int]) -> NoReturn:
-    """End this forked process with the exit code of `run`, or of what it raised; what called this never goes on."""
+    """End this forked process with the exit code of `run`, or of the exception it raised; never returns."""
     code = 1
     try:
         code = run()
@@ -282,7 +285,7 @@ def _flush() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a fork server that was started by exec, in place of one that was killed; its exit code."""
+    """Run a fork server that replaces one that was killed; return its exit code."""
     parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description="Forks workers for a supervisor, which starts it.")
     parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store")
     parser.add_argument("--channel-fd", type=int, required=True, metavar="FD", help="socket on which the supervisor asks")

@@ -1,4 +1,4 @@
-"""ONE table of worker kinds; the supervisor, `status` and the unit files follow it."""
+"""The table of worker kinds, which the supervisor, `status` and the unit files read."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ EVERY_MODE = frozenset((native.MODE_MAPPED, native.MODE_POOL, native.MODE_SYNC))
 
 
 class WorkerExit(enum.IntEnum):
-    """How a worker ends. Whatever is not in here (a signal, a traceback's 1) is a crash: it is restarted."""
+    """Exit codes of a worker. Any other end (a signal, or code 1 after a traceback) is a crash: the worker is restarted."""
 
-    CLEAN = 0        # asked to, or its memory was replaced
-    USAGE = 2        # wrong arguments, or a setting that it refuses
+    CLEAN = 0        # it was told to end, or another engine replaced its memory
+    USAGE = 2        # wrong arguments, or a setting that is refused
     ALREADY_RUNNING = 5         # another worker of its kind is alive
-    BOOT_FAILED = 70  # it could not come up; the supervisor halts instead of restarting it for ever
-    TEMPFAIL = 75      # it could not come up for want of something that may come back (room, descriptors, memory)
+    BOOT_FAILED = 70  # it could not come up; the supervisor halts the engine instead of restarting it forever
+    TEMPFAIL = 75      # it could not come up for lack of disk space, descriptors or memory, which may become free
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One kind of worker.
 
-    `number` is in shared memory and in the lock byte. `modes` are the write paths in which it runs;
-    `replicating`: only where there is a master or a slave; `serving`: only where clients of RocketMQ are served.
-    `stop_rank`: orderly stops go up this rank, each kind finishing what the ones before it have published. A worker whose
-    heartbeat is older than `heartbeat_timeout_s` is killed and restarted; disks may stall, so those that sync are given longer.
+    `number` identifies it in shared memory and is its byte in the lock file. `modes` are the write paths in which it runs;
+    `replicating`: it runs only if the store replicates; `serving`: only if the engine serves RocketMQ clients.
+    `stop_rank`: an orderly stop takes the kinds by ascending rank, and each finishes what the earlier ones have published.
+    A worker whose heartbeat is older than `heartbeat_timeout_s` is killed and restarted; the timeout is longer for workers
+    that sync, since disks stall.
     """
 
     number: int
@@ -40,7 +41,7 @@ class Kind:
 
     @property
     def on_network(self) -> bool:
-        """Whether it listens, or connects to another host."""
+        """Whether it uses the network: listens, or connects to another host."""
         return self.replicating or self.serving
 
     @property
@@ -52,7 +53,7 @@ class Kind:
         return f"pyengine.workers.{self.name}"
 
 
-# In the order of starting. The supervisor itself is not in it: no process restarts that.
+# In the order of starting. The supervisor is not in it, since no process of the engine restarts that.
 KINDS = (
     Kind(native.FLUSHER, stop_rank=4, heartbeat_timeout_s=120.0),
     Kind(native.WRITER, stop_rank=1),
@@ -60,16 +61,16 @@ KINDS = (
     Kind(native.REPUTTER, stop_rank=5, heartbeat_timeout_s=120.0),
     Kind(native.ALLOCATOR, stop_rank=6, heartbeat_timeout_s=120.0),
     Kind(native.CHECKPOINTER, stop_rank=7, heartbeat_timeout_s=120.0),
-    Kind(native.SCHEDULER, stop_rank=8, heartbeat_timeout_s=120.0),  # puts are refused by then: what it noted last is durable
+    Kind(native.SCHEDULER, stop_rank=8, heartbeat_timeout_s=120.0),  # after the flusher, so that it can note its last puts
     Kind(native.CLEANER, stop_rank=0, heartbeat_timeout_s=120.0),
-    Kind(native.REPLICATOR, stop_rank=3, heartbeat_timeout_s=120.0, replicating=True),  # slaves get the last bytes, too
-    Kind(native.GATEWAY, stop_rank=-1, serving=True),  # its clients' last puts are answered
+    Kind(native.REPLICATOR, stop_rank=3, heartbeat_timeout_s=120.0, replicating=True),  # after the committer: slaves get all
+    Kind(native.GATEWAY, stop_rank=-1, serving=True),  # first, so that the last puts of its clients are answered
 )
 
 RESTART_PAUSE_S_FIRST = 0.0
 RESTART_PAUSE_S_STEP = 0.1
 RESTART_PAUSE_S_MAX = 10.0
-HEALTHY_AFTER_S = 10.0  # a worker that lived this long starts with a clean slate
+HEALTHY_AFTER_S = 10.0  # the crashes of a worker that lived this long are no longer counted
 
 
 def kinds_for(mode: int, replicates: bool, serves: bool = False) -> tuple[Kind, ...]:
@@ -79,7 +80,7 @@ def kinds_for(mode: int, replicates: bool, serves: bool = False) -> tuple[Kind, 
 
 
 def restart_pause_s(crashes: int) -> float:
-    """How long to wait before restart number `crashes` in a row: at once, then 0.1, 0.2, 0.4 ... 10 s."""
+    """Return the pause before restart number `crashes` in a row: 0, then 0.1, 0.2, 0.4 ... 10 s."""
     if crashes <= 1:
         return RESTART_PAUSE_S_FIRST
     return min(RESTART_PAUSE_S_MAX, RESTART_PAUSE_S_STEP * 2.0 ** min(crashes - 2, 20))

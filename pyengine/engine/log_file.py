@@ -1,14 +1,14 @@
-"""What processes of an engine say: to STORE/engine.log, which is their stderr, bounded while they run, and to systemd.
+"""The engine's log: STORE/engine.log, which is the stderr of its processes and is rotated, or the journal of systemd.
 
-Each line is an event (pyengine/events.py) of one process. Where stderr is the journal of systemd, it goes there as a record with fields.
+Each line is an event (pyengine/events.py) of one process. If stderr is the journal of systemd, the event is sent as a record with fields.
 
-The supervisor sets a log that has grown large aside as engine.log.1, in place of the one before. Each process sees by the name
-behind its own stderr that the log was moved or removed, by the supervisor, by logrotate or by hand, and opens
-STORE/engine.log anew. Nothing is asked of another process, so none that is dead or stopped keeps a log from being turned.
-A line that is written between the move and the next look is in the old file: none is lost. Where stderr is something else
-(the journal, a terminal, a pipe), nothing happens.
+The supervisor renames a log that has grown large to engine.log.1, which replaces the previous one. Each process notices, by the
+path of its own stderr, that the log was renamed or removed (by the supervisor, by logrotate or by hand), and reopens
+STORE/engine.log. It needs no other process for that, so a dead or stopped process does not prevent rotation.
+Lines written between the rename and the next check are in the renamed file, so that no line is lost. If stderr is not the log
+(but the journal, a terminal, a pipe), nothing is rotated.
 
-To its service manager a process also says: readiness, watchdog, pauses between restarts.
+A process also tells its service manager that it is ready, that it is alive, and why it waits before it ends.
 """
 
 from __future__ import annotations
@@ -28,31 +28,34 @@ from pyengine.ipc.shared_objects import KIND_NAMES
 
 NAME = "engine.log"
 BYTES_MAX = 16 << 20
-LOOK_S = 1.0  # between two looks of a process at its own stderr
+LOOK_S = 1.0  # interval at which a process checks its own stderr
 JOURNAL = "/run/systemd/journal/socket"
 _STDOUT, _STDERR = 1, 2
 
 
 def say(kind: int, root: Path | None, event: Event, text: str) -> None:
-    """One line on stderr: when, who, which event, what. To the journal, which knows when and who, a record with the fields
-    MESSAGE, PRIORITY, EVENT, WORKER and STORE, which is `root` where it is known."""
+    """Write an event to stderr as one line: time, process, event, text.
+
+    The journal adds time and process itself: it gets a record with the fields MESSAGE, PRIORITY, EVENT, WORKER and, if `root`
+    is known, STORE.
+    """
     if _stderr_is_journal():
         if _send_to_journal(kind, root, event, text):
             return
         lines = f"<{event.level}>" + text.replace("\n", f"\n<{event.level}>")
     else:
         lines = log_line(KIND_NAMES[kind], f"{event.name} {text}")
-    with contextlib.suppress(OSError):  # a log that cannot be written, on a full disk perhaps, stops no process
+    with contextlib.suppress(OSError):  # a log that cannot be written, for example on a full disk, must not stop the process
         print(lines, file=sys.stderr, flush=True)
 
 
 def log_line(who: str, text: str) -> str:
-    """A line of the engine's log: when, who, pid, what."""
+    """Format a line of the engine's log: time, process, pid, text."""
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())}Z {who}[{os.getpid()}] {text}"
 
 
 def _stderr_is_journal() -> bool:
-    """Whether the service manager connected stderr, itself and not through a pipe of another process, to its journal."""
+    """Whether stderr is the journal itself, as the service manager connected it, and not a pipe of another process."""
     stream = os.environ.get("JOURNAL_STREAM", "")
     try:
         found = os.fstat(_STDERR)
@@ -62,13 +65,13 @@ def _stderr_is_journal() -> bool:
 
 
 def _send_to_journal(kind: int, root: Path | None, event: Event, text: str) -> bool:
-    """Whether the journal took the record: it is as full, gone or out of this process's sight as a disk may be."""
+    """Send the event to the journal; False if the journal is full, absent or not reachable from this process."""
     fields = {"MESSAGE": text, "PRIORITY": str(event.level), "SYSLOG_IDENTIFIER": f"pyengine-{KIND_NAMES[kind]}",
               "EVENT": event.name, "WORKER": KIND_NAMES[kind]}
     if root is not None:
         fields["STORE"] = str(root)
     record = b""
-    for name, value in fields.items():  # a value that may hold a line end goes with its length
+    for name, value in fields.items():  # the form with a length, since a value may contain a line end
         content = os.fsencode(value)
         record += name.encode() + b"\n" + struct.pack("<Q", len(content)) + content + b"\n"
     try:
@@ -81,7 +84,7 @@ def _send_to_journal(kind: int, root: Path | None, event: Event, text: str) -> b
 
 
 def open_log(root: Path) -> BinaryIO:
-    """STORE/engine.log to append to; an old one that has grown large is set aside."""
+    """Open STORE/engine.log to append to it, after rotating one that has grown large."""
     path = root / NAME
     with contextlib.suppress(OSError):
         _turn(path, path.stat().st_size)
@@ -89,10 +92,10 @@ def open_log(root: Path) -> BinaryIO:
 
 
 class LogFile:
-    """The log of the process that has this object, if its stderr is one."""
+    """The log of this process, if its stderr is STORE/engine.log."""
 
     def __init__(self, root: Path, *, turns: bool = False) -> None:
-        """`turns`: this process sets a large log aside. One of each store does."""
+        """`turns`: this process rotates a large log. One process of each store does."""
         self._path = os.path.realpath(root / NAME)
         self._turns = turns
         self._is_ours = False
@@ -100,14 +103,14 @@ class LogFile:
         self.look()
 
     def tick(self) -> None:
-        """look(), unless it was done within LOOK_S."""
+        """Call look(), at most once in LOOK_S."""
         now_s = time.monotonic()
         if now_s >= self._due_s:
             self._due_s = now_s + LOOK_S
             self.look()
 
     def look(self) -> None:
-        """Set a large log aside if that is this process's task, and follow one that was moved. What fails is tried again."""
+        """Rotate a large log if that is this process's task, and reopen one that was renamed; after a failure the next call tries again."""
         with contextlib.suppress(OSError):
             target = _target(_STDERR)
             self._is_ours = self._is_ours or _is_log(target, self._path)
@@ -134,7 +137,7 @@ def _target(descriptor: int) -> str:
 
 
 def _is_log(target: str, path: str) -> bool:
-    """Whether it is the log, or was: engine.log.1, engine.log-20261124, engine.log (deleted)."""
+    """Whether `target` is the log or a former log: engine.log.1, engine.log-20261124, engine.log (deleted)."""
     return target == path or target.startswith((f"{path}.", f"{path}-", f"{path} ("))
 
 
@@ -145,7 +148,7 @@ def _turn(path: Path, size_bytes: int) -> None:
 
 def _open(path: Path) -> int:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)  # a pipe without a reader is refused, not waited for
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)  # a FIFO without a reader fails at once instead of blocking
     os.set_blocking(descriptor, True)
     return descriptor
 
@@ -155,14 +158,14 @@ RESTART_PAUSE_S = 5.0
 
 
 def pause_before_restart(lived_s: float) -> None:
-    """Wait a while before ending, for a process that ends soon after its start for want of room, descriptors or memory.
+    """Delay the end of a process that ends soon after its start for lack of disk space, descriptors or memory.
 
-    The manager starts what has ended at once, and gives up on what ends again and again.
+    The service manager restarts it at once, and gives up on a process that ends too often.
     """
     if not os.environ.get("NOTIFY_SOCKET") or lived_s >= SHORT_LIFE_S:
         return
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)  # an order to stop does not wait
+        signal.signal(number, signal.SIG_DFL)  # a signal to stop ends the pause
     notify(f"STATUS=cannot go on now, ends in {RESTART_PAUSE_S:g} s to be started again")
     time.sleep(RESTART_PAUSE_S)
 
@@ -184,7 +187,7 @@ def notify(*lines: str) -> None:
 
 
 def watchdog_interval_s() -> float | None:
-    """Half the watchdog time that systemd gave this process, None without one."""
+    """Return half the watchdog interval that systemd gave this process; None if it gave none."""
     if os.environ.get("WATCHDOG_PID") not in (None, str(os.getpid())):
         return None
     try:

@@ -1,15 +1,15 @@
 """Supervisor: owns the store, recovers it, starts and watches the workers, opens sessions, stops in order.
 
-Why: one process must decide alone. It is the only one to recover, to create shared objects,
-to open sessions and mark them dead, and to grow the queue table. It moves no message: while
-it is dead everything goes on, only new sessions and restarts wait for its successor, which
+These tasks need one process that decides alone: only the supervisor recovers the store, creates shared
+objects, opens sessions and marks them dead, and grows the queue table. No message passes through it: while
+it is dead, puts and reads continue; only new sessions and restarts of workers wait for its successor, which
 adopts living workers without recovery.
 
-SIGHUP: the settings are read again; those that are live take effect, the log names those that need a restart. `pyengine config
-set` asks the same at the socket of the sessions. SIGUSR1: a log that was moved is opened anew now, not within a second.
+SIGHUP: it reads the settings again; live settings take effect, and the log names those that need a restart. `pyengine config
+set` asks for the same over the socket of the sessions. SIGUSR1: it reopens a log that was renamed at once, not within a second.
 SIGTERM and SIGINT: orderly stop. Puts are refused, the writer drains, then committer, flusher, reputter, allocator,
-checkpointer and scheduler each finish what was published before them. Only if all of that worked is `abort` removed; otherwise
-it stays, and the next start recovers.
+checkpointer and scheduler each finish what was published before them. If all of that succeeded, `abort` is removed; otherwise
+it remains, and the next start recovers the store.
 
 With --no-children (systemd: one unit per kind) it starts no workers.
 """
@@ -74,22 +74,22 @@ from pyengine.storage.recovery.report import RecoveryState
 
 TICK_S = 1.0
 PRESENCE_TICKS_MAX = 5
-LOST_WORKERS_S = 60.0  # for workers that no supervisor can come to: they end by themselves
+LOST_WORKERS_S = 60.0  # for workers that no supervisor can adopt to end by themselves
 LOST_STEP_S = 0.1
-STOP_TIMEOUT_S = 600.0  # a full pool on a slow disk takes its time; who waits for it may give up earlier
-PRODUCERS_WAIT_S = 0.2  # after puts are refused, for producers to notice and leave; then it stops all the same
+STOP_TIMEOUT_S = 600.0  # committing a full pool to a slow disk takes long; a caller may stop waiting earlier
+PRODUCERS_WAIT_S = 0.2  # for producers to notice that puts are refused and to detach; then the stop continues
 READY_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """How a supervisor is asked to run."""
+    """The command line of a supervisor."""
 
     root: Path
     settings: dict[str, str]
     no_children: bool = False
     stop: bool = False             # stop living workers in order, start nothing
-    embedder_descriptor: int = -1  # pidfd of the process that embeds the engine; stdin is a pipe of it then
+    embedder_descriptor: int = -1  # pidfd of the process that embeds the engine, which then has the other end of stdin
     report_descriptor: int = -1    # JSON lines about the start go here
     stop_timeout_s: float = STOP_TIMEOUT_S
 
@@ -104,7 +104,7 @@ class Supervisor:
         self._stop_asked = arguments.stop
         self._reload_asked = False
         self._log = LogFile(arguments.root, turns=True)
-        self._again = ""  # why to stop in order and to start anew
+        self._again = ""  # why the engine must be stopped in order and started again
         self._said: dict[Event, str] = {}
         self._memory: EngineMemory
         self._fork_server: ForkServer | None = None
@@ -139,16 +139,16 @@ class Supervisor:
             self._log.look()
 
     def _lose_embedder(self, descriptor: int) -> None:
-        """It has ended (its pidfd), or become another program by exec (the end of its pipe)."""
+        """The process that embeds the engine has ended (its pidfd), or runs another program by exec (the end of its pipe)."""
         self._selector.unregister(descriptor)
         self._stop_asked = True
 
     # ---- run --------------------------------------------------------------------
 
     def run(self) -> ExitCode:
-        """Own the store until asked to stop. Raises EngineError when it cannot be owned or recovered."""
-        raise_descriptors()  # before the fork server is forked: workers have its limit
-        build_id()           # and what it found
+        """Own the store until a signal to stop. Raises EngineError when the store cannot be owned or recovered."""
+        raise_descriptors()  # before the fork: the fork server and the workers inherit the limit
+        build_id()           # and the cached build id
         if not self._arguments.no_children and not self._arguments.stop:
             self._fork_server = ForkServer(self._root)
         try:
@@ -167,7 +167,7 @@ class Supervisor:
                 overrides = self._adopt(memory, config)
                 outcome: dict[str, object] = {"adopted": True}
             elif config is None:
-                return ExitCode.OK  # the last of them has ended meanwhile
+                return ExitCode.OK  # the last worker has ended meanwhile
             else:
                 brought = bring_up(self._root, config, lock, self._report_progress)
                 self._memory, self._presence = brought.memory, brought.presence
@@ -186,14 +186,14 @@ class Supervisor:
 
     @property
     def starts_again(self) -> bool:
-        """Whether what ended is to be started anew, in this process or by the service manager."""
+        """Whether the engine that was stopped must be started again, in this process or by the service manager."""
         return bool(self._again) and not self._stop_asked
 
     def _own(self, lock: StoreLock) -> EngineMemory | None:
-        """Become the store's owner: None with it to itself; else the memory of living workers whose supervisor died.
+        """Become the store's owner; return the memory of living workers whose supervisor died, None if there are none.
 
-        Workers that no successor can come to end by themselves (worker.py), and are waited for. StoreBusyError
-        names the processes that do not.
+        Workers that no supervisor can adopt end by themselves (worker.py); this waits for them. StoreBusyError
+        names the processes that do not end.
         """
         deadline_s = time.monotonic() + LOST_WORKERS_S
         while lock.own() is Ownership.ADOPTED:
@@ -213,10 +213,10 @@ class Supervisor:
         return None
 
     def _adopt(self, memory: EngineMemory, asked: EngineConfig | None) -> dict[str, str]:
-        """Take over the workers whose supervisor died; the settings to give to those that are missing.
+        """Adopt the workers whose supervisor died; return the settings for the workers that must be started.
 
-        StoreBusyError where they run with other settings than `asked` for. Under a service manager, where no
-        user would read that, they are stopped in order and started with these.
+        StoreBusyError if they run with other settings than `asked`. Under a service manager, where a user would
+        not read that error, the workers are stopped in order and started with `asked`.
         """
         try:
             running = read_run_settings(memory.folder)
@@ -229,7 +229,7 @@ class Supervisor:
             memory.close()
             raise
         Heartbeat(memory.control.workers[native.SUPERVISOR]).begin(os.getpid(), process_start_ms(os.getpid()) or 0)
-        # Its supervisor may have died while stopping, or its successor here: the engine runs on.
+        # The last supervisor may have died while it stopped the engine, or in this function: the engine continues to run.
         if memory.state == native.STATE_STOPPING:
             native.store(memory.control.state, "state", native.STATE_RUNNING)
             failpoint("adopted_running")
@@ -241,9 +241,9 @@ class Supervisor:
         return overrides_of(running, asked)
 
     def _take_settings(self, live: Mapping[str, str], asked: EngineConfig | None = None) -> dict[str, object]:
-        """Read all settings again, as at the start, and let the workers have those that are live; what came of it.
+        """Read all settings again, as at the start, and give the live ones to the workers; return what changed.
 
-        `live` goes before all sources. EngineError with what is wrong with them; then nothing has changed.
+        `live` takes precedence over all sources. EngineError if a setting is wrong; then nothing has changed.
         """
         values = {setting_name(name, LIVE): SETTINGS[setting_name(name, LIVE)].read(value, LIVE) for name, value in live.items()}
         asked = asked or load_config(self._root, self._arguments.settings)
@@ -254,7 +254,7 @@ class Supervisor:
         return {"changed": found.changed, "later": found.later, "number": number}
 
     def _reload(self) -> None:
-        """For SIGHUP."""
+        """Answer SIGHUP: read the settings again and log the result."""
         self._reload_asked = False
         try:
             found = self._take_settings({})
@@ -295,7 +295,7 @@ class Supervisor:
             children.forget()
 
     def _become_ready(self, children: Children) -> bool:
-        """Wait until every worker has come up; False when that is not to be."""
+        """Wait until every worker is ready; False if one cannot come up, or the engine must stop."""
         deadline_s = time.monotonic() + READY_TIMEOUT_S
         while not children.all_ready and not self._is_over and not children.halted:
             if time.monotonic() > deadline_s:
@@ -344,7 +344,7 @@ class Supervisor:
             self._pump(until_s - time.monotonic())
 
     def _is_memory_lost(self) -> bool:
-        """Whether what is never changed was written over: then nothing in shared memory can be believed."""
+        """Whether constant fields of the control block were overwritten: then no value in shared memory can be trusted."""
         control = self._memory.control
         try:
             check_block(control, native.CONTROL_BYTES)
@@ -359,7 +359,7 @@ class Supervisor:
         self._recorder.note("died", monotonic_ns(), 0, detail=kind, cause="restart")
 
     def _count_restarts(self) -> None:
-        """For `status`: the service manager starts the workers, and each start but the first is one."""
+        """Count restarts for `status` when the service manager starts the workers: each start except the first is a restart."""
         for kind in self._kinds():
             line = self._memory.control.workers[kind.number]
             restarts = max(0, native.load(line, "incarnation") - 1)
@@ -368,7 +368,7 @@ class Supervisor:
             native.store(line, "restarts", restarts)
 
     def _leave_master_to_replicator(self, *, now: bool = False) -> None:
-        """Close the connection that stood for this slave since it was brought up, once its replicator's own does."""
+        """Close the slave's connection from bring-up once its replicator is connected, or after PRESENCE_TICKS_MAX ticks."""
         if self._presence is not None:
             self._presence_ticks += 1
             if now or self._presence_ticks > PRESENCE_TICKS_MAX or native.load(self._memory.control.replicator, "linked"):
@@ -389,7 +389,7 @@ class Supervisor:
     # ---- stop -------------------------------------------------------------------
 
     def _stop(self, children: Children, server: SessionServer, lock: StoreLock) -> ExitCode:
-        """Stop in order; the store is clean only if every byte that was written is durable and dispatched."""
+        """Stop in order; the store is clean if every byte that was written is durable and dispatched."""
         deadline_s = time.monotonic() + self._arguments.stop_timeout_s
         notify("STOPPING=1")
         if self._again:
@@ -410,7 +410,7 @@ class Supervisor:
             native.store(state, "state", native.STATE_STOPPING)
             failpoint("stop_stated")
         self._memory.wake(native.WRITER)
-        self._memory.wake(native.SCHEDULER)  # it gives its session back
+        self._memory.wake(native.SCHEDULER)  # it closes its session
         self._wait_for_producers(min(deadline_s, time.monotonic() + PRODUCERS_WAIT_S))
         if self._arguments.no_children:
             may_start = children.may_start
@@ -435,17 +435,17 @@ class Supervisor:
         return ExitCode.OK
 
     def _name_again(self) -> None:
-        """Let recovery find the commit slot and what stands in the pool alone: all that wrote there have ended."""
+        """Give the commit slot and the pool their names back for recovery: the processes that wrote to them have ended."""
         try:
             self._memory.folder.make()
             for shared in (*self._pool.buffers, self._memory.control_object):
                 self._memory.folder.name_again(shared)
         except (EngineError, OSError) as error:
             self._say(Event.STOP_UNCLEAN, f"recovery has the files alone, without what was in the pool: {error}")
-        self._memory.retire()  # what producers have mapped, which recovery will not see
+        self._memory.retire()  # the memory that producers have mapped: recovery reads the copies
 
     def _wait_for_producers(self, until_s: float) -> None:
-        """They learn from refused puts that it is over; those that stay attached are not waited for long."""
+        """Wait, until `until_s`, for producers to detach, which they do when their puts are refused."""
         semaphore_id = self._memory.identity.sysv_semaphore_id
         while sessions.producers_attached(semaphore_id) and time.monotonic() < until_s:
             self._pump(0.02)
@@ -475,7 +475,7 @@ class Supervisor:
         failpoint("stopped_uncounted")
         memory.folder.sweep()
 
-    # ---- telling ----------------------------------------------------------------
+    # ---- report -----------------------------------------------------------------
 
     def _say(self, event: Event, text: str) -> None:
         say(native.SUPERVISOR, self._root, event, text)
@@ -490,7 +490,7 @@ class Supervisor:
         self._report({"progress": [done, total]})
 
     def _report(self, line: dict[str, object]) -> None:
-        """Tell systemd and the process that started this one how the start goes."""
+        """Report the progress of the start to systemd and to the process that started this one."""
         ready = line.get("ready")
         if isinstance(ready, dict):
             notify("READY=1", f"STATUS={ready['state']}")
@@ -498,7 +498,7 @@ class Supervisor:
 
 
 class _LatchBridge:
-    """Makes the supervisor's latch a descriptor, so that one select() waits for everything."""
+    """Turns the supervisor's latch into a descriptor, so that one select() waits for all events."""
 
     def __init__(self, memory: EngineMemory, selector: selectors.BaseSelector) -> None:
         self._latch = memory.latch(native.SUPERVISOR)
@@ -529,7 +529,7 @@ class _LatchBridge:
 
 
 def _said_of_topics(root: Path) -> str:
-    """What is wrong with topics.json, which the engine itself does not need."""
+    """Return what is wrong with topics.json, or "": the engine runs without that file, so it is a note and not an error."""
     try:
         return TopicConfigs(root).read().said
     except EngineError as error:
@@ -537,7 +537,7 @@ def _said_of_topics(root: Path) -> str:
 
 
 def _attach_to_living(root: Path) -> EngineMemory:
-    """The memory of living workers whose supervisor died; EngineUnavailableError where it is not to be had whole."""
+    """Attach to the memory of living workers whose supervisor died; EngineUnavailableError if it is incomplete or not theirs."""
     memory = EngineMemory.attach(find_folder(root))
     try:
         memory.check_layouts()
@@ -558,7 +558,7 @@ def _attach_to_living(root: Path) -> EngineMemory:
 
 
 def report(descriptor: int, line: dict[str, object]) -> None:
-    """One JSON line to the starting process, if it still listens."""
+    """Write one JSON line to the starting process, if that still reads."""
     if descriptor >= 0:
         with contextlib.suppress(OSError):
             os.write(descriptor, json.dumps(line).encode() + b"\n")
@@ -584,7 +584,7 @@ def parse_arguments(argv: Sequence[str] | None) -> Arguments:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a supervisor; its exit code."""
+    """Run a supervisor; return its exit code."""
     faulthandler.enable()
     descriptor, root = -1, None
     try:
@@ -594,7 +594,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = supervisor.run()
         if not supervisor.starts_again:
             return code
-        if "NOTIFY_SOCKET" in os.environ:  # the manager has been told of the stop, and starts what has failed
+        if "NOTIFY_SOCKET" in os.environ:  # the service manager was told of the stop; it restarts a service that failed
             return ExitCode.FAILED
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     except EngineError as error:
@@ -602,7 +602,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         notify(f"STATUS=cannot start: {' '.join(str(error).split())}")
         report(descriptor, {"error": str(error), "exit_code": int(error.exit_code)})
         return error.exit_code
-    except OSError as error:  # a right that is missing, a file where a folder should be
+    except OSError as error:  # for example a missing permission, or a file in place of a folder
         traceback.print_exc()
         notify(f"STATUS=cannot start: {os_error_sentence(error)}")
         report(descriptor, {"error": os_error_sentence(error), "exit_code": int(ExitCode.FAILED)})

@@ -1,13 +1,13 @@
-"""systemd units for every kind of worker, made from pyengine/engine/kinds.py; and whether a kind runs on a store.
+"""Make the systemd units for every kind of worker from pyengine/engine/kinds.py; tell whether a kind runs on a store.
 
     python -m pyengine.engine.unit_files systemd              write them into that folder
     python -m pyengine.engine.unit_files --runs committer STORE    exit 0 if that kind runs in the store's mode, 1 if not
-    python -m pyengine.engine.unit_files --up NAME STORE      exit 0 if the store NAME is up; else 1, and say what keeps it
+    python -m pyengine.engine.unit_files --up NAME STORE      exit 0 if the store NAME is up; else 1, with the reason
 
-One store is one instance: pyengine@NAME.target, its directory /var/lib/pyengine/NAME.
-@PYTHON@ and @USER@ are filled in by scripts/install-systemd.sh. A unit starts after those
-that stop after it, so that systemd, which stops in reverse order, stops the writer first
-and the store last.
+Each store is one instance: pyengine@NAME.target, with the directory /var/lib/pyengine/NAME.
+scripts/install-systemd.sh fills in @PYTHON@ and @USER@. systemd stops units in the reverse order
+of their start: each unit starts after the units that must stop after it, so that the gateway and
+the cleaner stop first and the store stops last.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from pyengine.storage.config import load_config
 STORE = "/var/lib/pyengine/%i"
 STORE_SILENT_S = 30
 WORKER_STOP_S = 120
-STORE_JOB_S = 600  # `systemctl start` waits no longer for a recovery, which goes on
-WORKER_JOB_S = 60  # ... for a worker, once its turn has come
-UP_S = 10.0        # ... for the reason
+STORE_JOB_S = 600  # longest wait of `systemctl start` for a recovery, which continues afterwards
+WORKER_JOB_S = 60  # ... for a worker, from the start of its job
+UP_S = 10.0        # ... for the reason why the store is not up
 ABORT_S = 5  # from the watchdog's SIGABRT to SIGKILL, as the supervisor gives its own children
 DAMAGE = 3   # exit code of the supervisor that a restart cannot help
 
 MADE = "# Made by `python -m pyengine.engine.unit_files systemd` from pyengine/engine/kinds.py: change it there.\n"
 
-# Everything that the workers do not need is taken away. What must stay: shared memory and semaphores common to
-# all units (so no PrivateIPC, no RemoveIPC, and /dev/shm writable), other processes visible in /proc (producers
-# are told alive by it), homes readable (Python may be there), mlock and setrlimit (in @system-service).
+# The units drop every right that the workers do not need. They keep: shared memory and semaphores common to all
+# units (so no PrivateIPC, no RemoveIPC, and /dev/shm writable), the view of other processes in /proc (which shows whether
+# a producer lives), readable home directories (Python may be installed there), mlock and setrlimit (in @system-service).
 HARDENING = """\
 NoNewPrivileges=yes
 CapabilityBoundingSet=
@@ -77,14 +77,14 @@ KeyringMode=private
 UMask=0077
 """
 
-# What speaks on the network: with this host only. A drop-in with IPAddressAllow= names the others that may be reached.
+# Units that use the network reach this host only. A drop-in with IPAddressAllow= adds the hosts that they may reach.
 NETWORK_HARDENING = HARDENING.replace("PrivateNetwork=yes\n", "").replace(
     "IPAddressDeny=any\n", "IPAddressDeny=any\nIPAddressAllow=localhost\n").replace(
     "RestrictAddressFamilies=AF_UNIX\n", "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX\n")
 
 
 def unit_files() -> dict[str, str]:
-    """Every file by its name."""
+    """Return the text of every unit file by its name."""
     units = [_store_unit(), *(_worker_unit(kind) for kind in KINDS)]
     names = [name for name, _ in units]
     return {"pyengine.slice": _slice(), "pyengine@.target": _target(names), METRICS_UNIT: _metrics_unit(), UP_UNIT: _up_unit(names),
@@ -92,7 +92,7 @@ def unit_files() -> dict[str, str]:
 
 
 def worker_unit(kind: Kind) -> str:
-    """Name of a kind's template."""
+    """Return the name of a kind's template unit."""
     return f"pyengine-{kind.name}@.service"
 
 
@@ -176,7 +176,7 @@ def _worker_unit(kind: Kind) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Service:
-    """What the unit of one process has of its own; whole lines but for the name and the command."""
+    """The parts in which the unit of one process differs from others; whole lines, except the name and the command."""
 
     name: str
     description: str
@@ -189,7 +189,7 @@ class _Service:
     order: str = ""
 
     def unit(self) -> str:
-        """The text of the unit."""
+        """Return the text of the unit."""
         return f"""{MADE}{self.why}
 [Unit]
 Description={self.description}
@@ -251,14 +251,14 @@ WantedBy=pyengine@%i.target
 
 
 def runs(kind_name: str, root: Path) -> bool:
-    """Whether this kind runs with the mode and the role that the store's settings give."""
+    """Whether this kind runs in the mode and the role of the store's settings."""
     config = load_config(root, {})
     return any(kind.name == kind_name for kind in kinds_for(MODES[config.mode], config.replicates, config.gateway_enable)) \
         or kind_name == KIND_NAMES[native.SUPERVISOR]
 
 
 def why_not_up(name: str, root: Path) -> list[str]:
-    """Sentences about what keeps the store `name` from being up; [] once its owner and all workers are ready."""
+    """Return a sentence for each unit of the store `name` that is not up; [] once the supervisor and all workers are ready."""
     down, said = [STORE_UNIT], ""
     try:
         with EngineMemory.attach(find_folder(root), writable=False) as memory:
@@ -277,7 +277,7 @@ def why_not_up(name: str, root: Path) -> list[str]:
 
 
 def _status_text(unit: str) -> str:
-    """What the unit has told its manager last; "" if that cannot be asked."""
+    """Return the last status text that the unit sent to systemd; "" if systemd cannot be asked."""
     try:
         done = subprocess.run(["systemctl", "show", "-P", "StatusText", unit], capture_output=True, text=True, timeout=UP_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -286,7 +286,7 @@ def _status_text(unit: str) -> str:
 
 
 def _up(name: str, root: Path) -> int:
-    """A unit between two tries has no words for a moment: it is asked again, for UP_S at most."""
+    """Print why the store is not up; exit code. A unit has no status text between two restarts: it is polled for up to UP_S."""
     deadline_s = time.monotonic() + UP_S
     while (why := why_not_up(name, root)) and time.monotonic() < deadline_s and any("journalctl" in one for one in why):
         time.sleep(0.1)

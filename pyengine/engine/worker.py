@@ -1,19 +1,19 @@
-"""The common part of every worker process: attach, say ready, go round, leave in order.
+"""The common part of every worker process: attach, report ready, run rounds, end in order.
 
-A worker never creates or recovers anything. It waits (bounded) for the store's owner, a
-living supervisor whose control block is published, then holds the store's byte shared
-and the byte of its kind exclusively (ipc/store_lock.py): so it cannot run twice, and
-RocketMQ cannot start while it lives. Before that it touches neither memory nor lock, so
-a worker that is started over the remains of a dead engine changes nothing.
+A worker does not create shared objects or recover the store. It waits (bounded) for the store's
+owner, a living supervisor whose control block is published. Then it holds the store's lock byte
+shared and the byte of its kind exclusively (ipc/store_lock.py), so that a second worker of its
+kind cannot run and RocketMQ cannot start while it lives. Before that it writes to no shared
+memory, so a worker that starts on the remains of a dead engine changes nothing.
 
-SIGHUP and SIGUSR1 change nothing: the supervisor reads the settings again, and each worker takes those that are live when a
-number in the control block has risen; a log that was moved is followed without being told (log_file.py).
-SIGTERM and SIGINT set a flag; the loop acts on it: the worker finishes what was
-published before it, and exits 0. A retired control block (another engine took over) ends
-it as well. So does the loss of the names in shared memory, through which no process could come to
-it any more: the supervisor stops the engine then; where that is dead, each worker ends by itself
-once the kinds have ended that it finishes the work of. SIGKILL at any instruction is survived by the design of the shared memory:
-the next incarnation goes on from these counters.
+SIGHUP and SIGUSR1 are ignored: the supervisor reads the settings again, and each worker takes the live ones when a sequence in
+the control block has risen; a worker reopens a log that was renamed by itself (log_file.py).
+SIGTERM and SIGINT set a flag: the worker finishes what was published before it, and exits 0.
+It also ends when its control block is retired, because another engine took over, and when the
+names of the shared memory were removed, since no process can attach any more. The supervisor
+stops the engine in that case; if the supervisor is dead, each worker ends by itself after the
+kinds whose work it finishes. A worker survives SIGKILL at any instruction: the next incarnation
+continues from the positions in shared memory.
 
 Exit codes: pyengine.engine.kinds.WorkerExit. An uncaught exception is a crash: exit 1, restart.
 """
@@ -47,22 +47,22 @@ from pyengine.storage.message_store import MessageStore
 
 OWNER_WAIT_S = 30.0
 POLL_STEP_S = 0.02
-NAMES_STEP_S = 1.0   # between two looks at the names in shared memory
-PAUSE_S_MAX = 5.0    # longest sleep of a worker, whatever the interval of its work: it has to look at names, and to beat
-# While stopping too: the supervisor starts a worker that died once more, to finish.
-# Causes that may be gone at the next try.
+NAMES_STEP_S = 1.0   # interval of the check that the names in shared memory exist
+PAUSE_S_MAX = 5.0    # longest sleep of a worker, whatever its interval: it must check the names and beat
+# Errors whose cause may be gone at the next try.
 TRANSIENT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
+# A worker attaches while the engine stops, too: the supervisor starts a worker that died once more, so that it finishes.
 SERVING_STATES = (native.STATE_RUNNING, native.STATE_READ_ONLY, native.STATE_STOPPING)
 
 
 class BootFailedError(EngineError):
-    """The worker cannot come up as things are; restarting it at once would not help."""
+    """The worker cannot come up, and an immediate restart would not help."""
 
 
 class Worker:
     """One worker process attached to its engine.
 
-    `context` is what its service works with; `stopping` is to be read in every round.
+    `context` is for its service; a loop must read `stopping` in every round.
     """
 
     def __init__(self, kind: int, root: Path, settings: Mapping[str, str], memory: EngineMemory, lock: StoreLock) -> None:
@@ -82,7 +82,7 @@ class Worker:
         native.store(memory.control.workers[kind], "settings_seq", self._settings_seq)
         self._asked_to_stop = False
         self._blocked_reason = obstacles.read(memory.obstacles, kind)
-        self._blocked_ns = 0   # since when, if it is known
+        self._blocked_ns = 0   # when it was blocked first, 0: not blocked, or unknown
         self._blocked_errno = 0
         self._watchdog_s = watchdog_interval_s()
         self._watchdog_due_s = 0.0
@@ -97,18 +97,18 @@ class Worker:
 
     @property
     def stopping(self) -> bool:
-        """Whether to finish and leave: a signal came, or another engine took the store over."""
+        """Whether to finish and end: a signal came, the names were removed, or another engine took over the store."""
         return self._asked_to_stop or self.memory.retired
 
     def ready(self) -> None:
-        """Tell the supervisor, and systemd if it is there, that this worker does its work from now on."""
+        """Tell the supervisor, and systemd if it started this worker, that the worker is ready."""
         self.heart.state(native.WORKER_READY)
         self.memory.wake(native.SUPERVISOR)
         self.say_blocked_reason("")
         notify("READY=1")
 
     def say_blocked_reason(self, text: str, error_number: int = 0) -> None:
-        """For `status` and the recorder: what keeps this worker from its work, and its errno; "" for nothing any more."""
+        """Set the blocked reason that `status` and the recorder show, and its errno; "" when the worker is no longer blocked."""
         if text == self._blocked_reason:
             return
         self._blocked_reason = text
@@ -124,22 +124,22 @@ class Worker:
             self._blocked_ns = 0
 
     def say(self, event: Event, text: str) -> None:
-        """One line for the log."""
+        """Write one line to the log."""
         say(self.kind, self.root, event, text)
 
     def take_settings(self, service: Service) -> None:
-        """Let the service have the run settings if they have changed since they were read last."""
+        """Give the run settings to the service if they have changed since the last call."""
         number = waiting.load_sequence(self.memory.control.settings_seq)
         if number != self._settings_seq:
             try:
                 service.take_settings(read_run_settings(self.memory.folder))
-            except EngineUnavailableError:  # its name was removed: the engine is about to stop
+            except EngineUnavailableError:  # the name of the settings was removed: the engine is about to stop
                 return
             self._settings_seq = number
             native.store(self.memory.control.workers[self.kind], "settings_seq", number)
 
     def beat(self, *, worked: bool = False) -> None:
-        """Heartbeat; once a round, so that it tells of progress."""
+        """Record a heartbeat; call it once a round, so that the heartbeat means progress."""
         self.heart.beat(worked=worked)
         self._log.tick()
         self._look_for_names()
@@ -150,20 +150,20 @@ class Worker:
                 notify("WATCHDOG=1")
 
     def _look_for_names(self) -> None:
-        """End in order where neither a supervisor nor a successor of it can come to this engine any more."""
+        """End in order if the supervisor is dead and no successor can attach to this engine, since names were removed."""
         now_s = time.monotonic()
         if now_s < self._names_due_s or self._asked_to_stop:
             return
         self._names_due_s = now_s + NAMES_STEP_S
         if not self._is_lost:
             line = self.memory.control.workers[native.SUPERVISOR]
-            if is_alive(native.load(line, "pid"), native.load(line, "start_time_ms")):  # far cheaper than a look at the names
+            if is_alive(native.load(line, "pid"), native.load(line, "start_time_ms")):  # far cheaper than checking the names
                 return
             missing = self.memory.missing_names()
             if not missing:
                 return
             self._is_lost = True
-            native.refuse_puts(self.memory.control, native.REFUSE_STOPPING)  # the dead supervisor would
+            native.refuse_puts(self.memory.control, native.REFUSE_STOPPING)  # as the supervisor would if it lived
             self.say(Event.NAMES_REMOVED, f"no supervisor runs, and {removed_names(missing)}, so that none can take over: finishing "
                                           "what is published, then ending")
         rank = next(kind.stop_rank for kind in KINDS if kind.number == self.kind)
@@ -171,9 +171,9 @@ class Worker:
             self._asked_to_stop = True
 
     def go_round(self, service: Service) -> None:
-        """The one waiting loop (native/waiting.py): arm, look again, sleep; until asked to stop. Then drain.
+        """Run the waiting loop (native/waiting.py) until the worker must stop: arm, check again, sleep. Then drain.
 
-        While there is work the latch stays unarmed, which spares the others their wake-ups.
+        While there is work the latch stays unarmed, so that other processes need not wake this one.
         """
         armed = False
         while not self.stopping:
@@ -195,7 +195,7 @@ class Worker:
             self.beat()
             if not armed:
                 self.latch.arm()
-                armed = True  # and look once more: a wake-up before arming was not posted
+                armed = True  # and check once more: a wake-up before arming was not posted
                 continue
             if service.wait(self.latch, min(service.pause_s(), PAUSE_S_MAX)):
                 self.beat(worked=True)
@@ -207,23 +207,25 @@ class Worker:
             self.beat(worked=True)
 
     def say_blocked(self, service: Service) -> None:
-        """The same, as the service has it."""
+        """Set the blocked reason to the service's."""
         self.say_blocked_reason(service.blocked_reason, service.blocked_errno)
 
     def close(self, *, failed: bool = False) -> None:
-        """Say in the control block that this worker ends, and release the lock."""
+        """Note in the control block that this worker ends, and release the lock."""
         self.heart.state(native.WORKER_FAILED if failed else native.WORKER_ABSENT)
         self.memory.wake(native.SUPERVISOR)
         if self._is_lost and not any(self.lock.kind_taken(kind.number) for kind in KINDS if kind.number != self.kind):
-            self.memory.retire()  # the last of them tells producers: no successor finds what they have mapped
+            self.memory.retire()  # the last worker tells producers to detach: no next engine finds the memory that they have mapped
         self.recorder.close()
         self.memory.close()
         self.lock.close()
 
 
 def _settings_of(memory: EngineMemory, root: Path, settings: Mapping[str, str]) -> EngineConfig:
-    """Those that the engine was brought up with, so that all of its workers run with the same, whatever the environment
-    and engine.toml say since; those that this worker finds itself only where the engine's cannot be read."""
+    """Return the run settings of the engine, or this worker's own if those cannot be read.
+
+    So all workers run with the same settings, even if the environment or engine.toml has changed since the start.
+    """
     try:
         return read_run_settings(memory.folder)
     except EngineUnavailableError:
@@ -231,9 +233,9 @@ def _settings_of(memory: EngineMemory, root: Path, settings: Mapping[str, str]) 
 
 
 def attach(kind: int, root: Path, settings: Mapping[str, str], wait_s: float = OWNER_WAIT_S) -> Worker:
-    """Wait for the store's owner and become its one worker of this kind. `settings`: those given by --set.
+    """Wait for the store's owner and attach as its only worker of this kind. `settings`: those given by --set.
 
-    EngineUnavailableError after `wait_s` says what was missing; StoreBusyError: a twin lives.
+    EngineUnavailableError after `wait_s` says what was missing; StoreBusyError: another worker of this kind runs.
     """
     deadline_s = time.monotonic() + wait_s
     while True:
@@ -262,7 +264,7 @@ def _attach_now(kind: int, root: Path, settings: Mapping[str, str]) -> Worker:
 
 
 def _check_owner(root: Path, memory: EngineMemory) -> None:
-    """The block must be that of a living supervisor: one that a dead engine left looks the same otherwise."""
+    """Check that the control block belongs to a living supervisor: otherwise a dead engine's block looks the same."""
     line = memory.control.workers[native.SUPERVISOR]
     if memory.retired or memory.state not in SERVING_STATES:
         raise EngineUnavailableError("the engine is not running yet, or not any more")
@@ -273,7 +275,7 @@ def _check_owner(root: Path, memory: EngineMemory) -> None:
 
 
 def parse_arguments(kind: int, what: str, argv: Sequence[str] | None) -> argparse.Namespace:
-    """STORE [--set key=value]... [--wait S]; --help says what the worker does."""
+    """Parse STORE [--set key=value]... [--wait S]; `what` is the description in --help."""
     parser = argparse.ArgumentParser(
         prog=f"python -m pyengine.workers.{KIND_NAMES[kind]}", description=what,
         epilog="SIGTERM: finish what is published, exit 0; SIGHUP, SIGUSR1: nothing (the supervisor reads settings again). "
@@ -287,14 +289,14 @@ def parse_arguments(kind: int, what: str, argv: Sequence[str] | None) -> argpars
 
 
 def main(kind: int, what: str, make_service: Callable[[Worker], Service], argv: Sequence[str] | None = None) -> int:
-    """Run one worker from start to end; its exit code."""
+    """Run one worker from start to end; return its exit code."""
     return run(kind, what, lambda worker: _serve(worker, make_service), argv)
 
 
 def run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[str] | None = None) -> int:
-    """As main(), for a worker with a loop of its own: serve(worker) calls ready(), beat() and looks at stopping."""
-    faulthandler.enable()  # a worker that is killed for silence (SIGABRT) leaves a trace
-    for number in (signal.SIGHUP, signal.SIGUSR1):  # the supervisor reads settings; each looks at its log by itself
+    """Like main(), for a worker with its own loop: serve(worker) calls ready() and beat(), and reads `stopping`."""
+    faulthandler.enable()  # a worker that is aborted for an old heartbeat (SIGABRT) prints a stack trace
+    for number in (signal.SIGHUP, signal.SIGUSR1):  # the supervisor reads the settings; each worker checks its log by itself
         signal.signal(number, signal.SIG_IGN)
     began_s = time.monotonic()
     code = _run(kind, what, serve, argv)
@@ -307,7 +309,7 @@ def _run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[s
     arguments = parse_arguments(kind, what, argv)
     try:
         settings = parse_set(arguments.set)
-        load_config(arguments.store, settings)  # a wrong setting is told before the wait, not after
+        load_config(arguments.store, settings)  # so that a wrong setting is an error before the wait, not after it
         worker = attach(kind, arguments.store.resolve(), settings, arguments.wait)
     except StoreBusyError as error:
         say(kind, arguments.store, Event.START_FAILED, str(error))
@@ -318,7 +320,7 @@ def _run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[s
         why = os_error_sentence(error) if isinstance(error, OSError) else str(error)
         say(kind, arguments.store, Event.START_FAILED, f"cannot start: {why}")
         notify(f"STATUS=cannot start: {' '.join(why.split())}")
-        if isinstance(error, ConfigError) and error.__cause__ is None:  # else the file could not be read
+        if isinstance(error, ConfigError) and error.__cause__ is None:  # with a cause, the settings file could not be read
             return WorkerExit.USAGE
         return WorkerExit.TEMPFAIL if may_pass(error) else WorkerExit.BOOT_FAILED
     served = False
@@ -343,7 +345,7 @@ def _run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[s
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the cause of an error is something that may be gone at the next try: no room, no descriptor, no memory."""
+    """Whether the cause of an error may be gone at the next try: no disk space, descriptor or memory."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, (OSError, DiskError)) and cause.errno in TRANSIENT_ERRNOS:

@@ -1,1 +1,1 @@
-"""RocketMQ's ServiceThreads by name, one module each; service.py has what they share and how a worker drives them."""
+"""RocketMQ's ServiceThreads under their names, one module each; service.py has their common base and how a worker drives them."""

@@ -1,21 +1,21 @@
 """AllocateMappedFileService: create the next segment before the writer needs it.
 
-RocketMQ's puts order the next file and the one after it. Here the writer publishes up to where
-it wants segments (`wanted_end`), and one more than the one it writes to is always kept
-ready. A segment appears complete or not at all (storage/durable_writes.py); `ready_end` moves
-afterwards, then the writer is woken.
+In RocketMQ a put requests the next file and the one after it. Here the writer publishes the offset
+up to which it wants segments (`wanted_end`), and this service always keeps one segment ready after the
+one being written. A segment is complete when its name appears (storage/durable_writes.py); afterwards
+the service moves `ready_end` and wakes the writer.
 
-A disk without room is no failure, nor one that would leave queues and index too little
-(storage/file_system.py): the errno is in the control block (the writer answers
-CREATE_MAPEDFILE_FAILED meanwhile), it is tried again each half second, and the store resumes
-by itself once there is room. An orderly stop removes the segments that were never used,
+A full disk is not a failure, and neither is one on which a segment would leave too little space for queues
+and index (storage/file_system.py): the service puts the errno into the control block (the writer answers
+CREATE_MAPEDFILE_FAILED meanwhile) and tries again each half second, so that the store resumes
+by itself once there is space. An orderly stop removes the segments that were never used,
 as RocketMQ's shutdown does.
 
-In async mapped mode PageWarmer populates the pages ahead of the writer. A store to an absent page
-costs a fault of 0.8 us and, on memory that the machine's host has taken back, up to 9 us; populating
-whole pieces ahead makes appends 2-5 times faster. Not ahead of large passes, which the writer writes: a write makes
-its pages itself, for less than populating them costs. Never in sync mode: a store into a populated
-mapping dirties its whole large folio, a megabyte to the device per small put (measured).
+In async mapped mode PageWarmer populates pages ahead of the writer. Without it a store to an absent page
+costs a fault of 0.8 us and, if a virtual machine's host has reclaimed the memory, up to 9 us; populating
+whole pieces ahead makes appends 2-5 times faster. It does not do so ahead of large passes, which the writer
+writes by system call: a write makes its own pages for less than populating them costs. It never does in sync mode:
+a store into a populated mapping dirties its whole large folio, a megabyte to the device per small put (measured).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ BUSY_PAUSE_S_MAX = 0.02
 BUSY_STEP_BYTES = 4 << 20
 BUSY_NS = 100_000_000
 WINDOW_BYTES = 64 << 20
-STEP_BYTES = 16 << 20   # populate when this much of the window is used up
-PIECE_BYTES = 4 << 20   # one call; the process looks around in between
+STEP_BYTES = 16 << 20   # populate when this much of the window has been written
+PIECE_BYTES = 4 << 20   # of one call; between two calls the worker beats and checks for signals
 PAGE_BYTES = mmap.PAGESIZE
 
 
@@ -72,10 +72,10 @@ class AllocateMappedFileService(Service):
         self._passes_are_large = False
         waiting.schedule_batch()
         self._moved_ns = 0
-        self._paused = 0, 0  # when, and where the log ended then
+        self._paused = 0, 0  # (time, end of the log) of the last pause
 
     def work(self) -> bool:
-        """Make one segment, or populate one piece, if that is due."""
+        """Create one segment, or populate one piece, if that is due."""
         now_ns = monotonic_ns()
         wrote = native.load_position(self._control.wrote)
         if wrote != self._wrote:
@@ -88,14 +88,14 @@ class AllocateMappedFileService(Service):
         return self._warm(wrote)
 
     def _look_at_passes(self, wrote: int) -> None:
-        """Whether the writer gathers: what it writes whole needs no page ahead of it."""
+        """Note whether the writer gathers its passes: what it writes by system call needs no pages ahead of it."""
         number = native.load_position(self._control.slot_pass)
         if self._wrote >= 0 and number > self._pass:
             self._passes_are_large = wrote - self._wrote >= GATHER_BYTES_MIN * (number - self._pass)
         self._pass = number
 
     def _target(self, wrote: int) -> int:
-        """Segments must be ready up to here: what the writer wants, and one after the one it writes to."""
+        """Return the offset up to which segments must be ready: at least `wanted_end`, and one segment after the one being written."""
         size = self._segment_bytes
         wanted = native.load(self._control.writer, "wanted_end")
         return max(-(-wanted // size) * size, wrote - wrote % size + 2 * size)
@@ -118,7 +118,7 @@ class AllocateMappedFileService(Service):
         failpoint("segment_made")
         native.store(self._allocator, "ready_end", start + self._segment_bytes)
         failpoint("segment_ready")
-        self._memory.wake(native.FLUSHER)  # first: it opens the segment before anything is written to it
+        self._memory.wake(native.FLUSHER)  # first: it must open the segment before the writer writes to it
         self._memory.wake(native.WRITER)
         return True
 
@@ -132,7 +132,7 @@ class AllocateMappedFileService(Service):
         try:
             os.close(create_file(path.parent, path.name, self._segment_bytes))
         except DiskError as error:
-            # Made by a predecessor that died before it could say so: complete, since it has its name.
+            # A predecessor created it and died before it moved `ready_end`; a segment that has its name is complete.
             if error.errno != errno.EEXIST:
                 raise
             size = path.stat().st_size
@@ -168,10 +168,10 @@ class AllocateMappedFileService(Service):
         return min(max(pause_s, BUSY_PAUSE_S), BUSY_PAUSE_S_MAX)
 
     def drain(self) -> bool:
-        """Remove the segments that were never written to; only in a stop of the whole engine, after the writer.
+        """Remove the segments that were never written to; only when the whole engine stops, after the writer has ended.
 
-        A living writer has the next segment mapped or open already: what it puts there
-        after the name is removed would be lost, however often it is synced.
+        A living writer has the next segment mapped or open already: records that it writes there
+        after the name is removed would be lost, even if they are synced.
         """
         stopping = native.load(self._control.state, "refuse_puts") & native.REFUSE_STOPPING
         if not stopping or self._is_frozen:
@@ -183,7 +183,7 @@ class AllocateMappedFileService(Service):
         ready_end = native.load(self._allocator, "ready_end")
         first = -(-wrote // self._segment_bytes) * self._segment_bytes
         if 0 < wrote == native.load_position(self._control.min_offset):
-            first += self._segment_bytes  # an empty log that begins here: its one segment says so
+            first += self._segment_bytes  # an empty log: its only segment says where it begins
         if first >= ready_end:
             return False
         if self._warmer is not None:
@@ -213,7 +213,7 @@ class _Window:
         with disk_errors("open", path):
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            # There the writer does not store into mapped pages, and bringing them in would take room.
+            # On such a file system the writer does not store into mapped pages, and populating them would take disk space.
             is_written = copies_on_write(descriptor)
             self._mapping = None if is_written else mmap.mmap(descriptor, segment_bytes, mmap.MAP_SHARED)
         finally:
@@ -221,7 +221,7 @@ class _Window:
         self._address = ffi.cast("uint8_t *", ffi.from_buffer(self._mapping)) if self._mapping is not None else None
 
     def bring_in(self, start: int, stop: int, *, lock: bool) -> tuple[int, int]:
-        """Populate (and lock) bytes [start, stop) of the segment; for each 0 or an errno."""
+        """Populate (and lock) bytes [start, stop) of the segment; return the errno of each step, 0 for success."""
         if self._address is None:
             return 0, 0
         start -= start % PAGE_BYTES
@@ -235,21 +235,21 @@ class _Window:
 
 
 class PageWarmer:
-    """Keeps the pages of [wrote, wrote + window) present; `whole` takes whole segments, and locks them until written."""
+    """Keeps the pages of [wrote, wrote + window) present; with `whole`, those of whole segments, locked until they are written."""
 
     def __init__(self, store: MessageStore, *, whole: bool = False, populated_end: int = 0) -> None:
-        """`populated_end`: how far a predecessor had come; populating again would dirty the pages again."""
+        """`populated_end`: the offset up to which a predecessor has populated; doing it again would dirty the pages again."""
         self._store = store
         self._segment_bytes = store.segment_bytes
         self._whole = whole
         self._windows: dict[int, _Window] = {}
         self._filling = True
         self.populated_end = populated_end
-        self.refused = 0  # errno of the last populate or lock that did not work; harmless
+        self.refused = 0  # errno of the last populate or lock that failed, which only costs speed
         self.lock_refused = 0  # of the last lock
 
     def advance(self, wrote: int, ready_end: int, window_bytes: int = WINDOW_BYTES) -> bool:
-        """Populate one piece if a step's worth is missing; whether there is more to do now."""
+        """Populate one piece if at least STEP_BYTES are missing; return whether there is more to do now."""
         size = self._segment_bytes
         for start in [start for start in self._windows if start + size <= wrote]:
             self._windows.pop(start).close()
@@ -266,7 +266,7 @@ class PageWarmer:
         self.lock_refused = lock_refused or self.lock_refused
         self.refused = lock_refused or refused or self.refused
         self.populated_end = stop
-        self._filling = stop < end  # once begun, to the window's end
+        self._filling = stop < end  # once begun, it continues to the end of the window
         return self._filling
 
     def close(self) -> None:
