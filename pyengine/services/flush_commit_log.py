@@ -1,31 +1,31 @@
-"""CommitLog's services: bring pool buffers into the files, and make the log durable, by the store's flush mode.
+"""CommitLog's services: commit the pool's buffers to the segment files, and flush the log, by the store's flush mode.
 
-FlushRealTimeService, for the asynchronous modes, syncs what is dirty once in an interval. RocketMQ's
-flushes four pages or more each 500 ms, everything only each 10 s. Here every flush takes everything,
-so `flushed` lags at most the interval plus one sync. Wake-ups are ignored while nothing is due, as
-with flushCommitLogTimed.
+FlushRealTimeService, for the asynchronous modes, syncs the dirty bytes once in an interval. RocketMQ's service
+flushes four pages or more each 500 ms, and everything only each 10 s. Here every flush takes everything,
+so `flushed` lags at most the interval plus one sync. Wake-ups before the interval has passed are ignored,
+as with flushCommitLogTimed.
 
-GroupCommitService, for sync mode, syncs as soon as there is something, and again while there is.
+GroupCommitService, for sync mode, syncs as soon as a record is appended, and again until none is left.
 RocketMQ swaps two request lists; here a waiting put watches `flushed` itself, so a round is one
 fdatasync and one broadcast, in C (csrc/group_commit.cdef.h).
 
-CommitRealTimeService, with a pool, brings its buffers into the files (MappedFile.commit, TransientStorePool).
-The writer fills a buffer in shared memory for each segment; this service moves what is
-written into the segment's file with pwrite and then moves `committed`. RocketMQ waits for
-four pages or 200 ms; here a put on an idle store is committed at once, so that it is
-visible at once, and under load pieces grow to PIECE_BYTES or a millisecond's worth. The common round, from the wake-up to
-the next sleep, is one call of C (csrc/pool_commit.cdef.h); here is what it returns for: segments, errors, buffers.
+CommitRealTimeService, with a pool, commits its buffers to the files (MappedFile.commit, TransientStorePool).
+The writer fills a buffer in shared memory for each segment; this service writes the new bytes to the
+segment's file with pwrite and then moves `committed`. RocketMQ waits for four pages or 200 ms; here a put
+on an idle store is committed, and so visible to readers, at once, and under load pieces grow to PIECE_BYTES or to the puts of
+a millisecond. One call of C runs the common round, from the wake-up to the next sleep (csrc/pool_commit.cdef.h); the code
+here handles what that call returns for: the next segment, errors, buffers to free.
 
-`committed` is always a record boundary: pieces are cut where the native walk says. Of the
-blank record that closes a segment only its header is written: the filler after it is
-stale bytes of the buffer's last segment, and the file holds zeros there.
+`committed` is always a record boundary: the C code ends each piece at the end of a record. Of the
+blank that closes a segment only the header is written: the bytes after it in the buffer are stale,
+from the segment that the buffer held before, and the file has zeros there.
 
-A disk without room is no failure: `committed` waits, it is tried again each half second, and
-the errno in shared memory has the writer refuse what finds no free buffer.
+A full disk is not a failure: `committed` waits, the service tries again each half second, and
+while its errno is in shared memory the writer refuses puts that find no free buffer.
 
 A buffer is free again once its segment is committed to the end. After a crash of this
-process the next one starts at `committed`: bytes between were maybe written already, and
-are written again the same.
+process its successor starts at `committed`: it may write some bytes a second time, with the same
+content.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ if TYPE_CHECKING:
     from pyengine.native.waiting import Latch
 
 RECHECK_S = 0.02
-ROUND_NS = 100_000_000        # of group commits
-IDLE_ROUND_NS = 1_000_000_000  # while none comes
+ROUND_NS = 100_000_000        # of group commits in one work()
+IDLE_ROUND_NS = 1_000_000_000  # of waiting for the first
 RECHECK_NS = 5_000_000
 WRITE_AGAIN_BYTES = 16 << 20  # between two heartbeats
 
 
 def take_over(memory: EngineMemory) -> int:
-    """Become the flusher: a new incarnation, for which the writer must first sync its own descriptors clean.
+    """Become the flusher, as a new incarnation; it may move `flushed` after the writer has synced its own descriptors.
 
-    The kernel tells each open file of a failed write-back once: what a dead flusher was
-    told, this one never hears. The writer's descriptors are the oldest ones; a writer that is younger
-    than the dead flusher's last sync writes the bytes of that sync again (services/put_message.py).
+    The kernel reports a failed write-back once to each open file: a failure that was reported to a dead flusher
+    is not reported to its successor's descriptors. The writer's descriptors are older; a writer that started
+    after the dead flusher's last sync writes the bytes of that sync again (services/put_message.py).
     """
     lines = memory.control.flusher
     incarnation = native.load(lines, "incarnation") + 1
@@ -77,10 +77,10 @@ def take_over(memory: EngineMemory) -> int:
 
 
 def last_store_time(memory: EngineMemory, store: MessageStore, start: int, target: int) -> int:
-    """Store time of the last record below `target`, as far as it can be told; never one ahead of it.
+    """Return the store time of the last record below `target`, or of an earlier one if that cannot be read; never a later time.
 
-    Both are record boundaries. Where the commit slot speaks of this very target it
-    knows; otherwise the records from `start` on are walked.
+    `start` and `target` are record boundaries. If the commit slot ends at `target`, it has the
+    time; otherwise the records from `start` on are walked.
     """
     wrote, slot_time_ms = native.committed_slot(memory.control)
     if wrote == target:
@@ -101,7 +101,7 @@ def last_store_time(memory: EngineMemory, store: MessageStore, start: int, targe
 
 
 class FlushService(Service):
-    """What both services share: the descriptors of what is not flushed, and the right to flush."""
+    """The common base of both flush services: the descriptors of unflushed segments, and the right to move `flushed`."""
 
     KIND = native.FLUSHER
 
@@ -112,13 +112,13 @@ class FlushService(Service):
         self.incarnation = take_over(self._memory)
 
     def _follow(self) -> None:
-        """Open the segments that may hold unflushed bytes by now, close those that are flushed."""
+        """Open the segments that may have unflushed bytes, close those that are flushed."""
         ready_end = max(native.load(self._control.allocator, "ready_end"), native.load_position(self._control.committed))
         self._segments.follow(native.load_position(self._control.flushed), ready_end)
 
     @property
     def _is_verified(self) -> bool:
-        """Whether the writer has synced its own descriptors clean for this incarnation."""
+        """Whether the writer has synced its own descriptors, without an error, for this incarnation."""
         return native.load(self._control.writer, "verified_flusher") == self.incarnation
 
     def close(self) -> None:
@@ -135,19 +135,19 @@ class FlushRealTimeService(FlushService):
         self._flushed = native.load_position(self._control.flushed)
 
     def take_settings(self, config: EngineConfig) -> None:
-        """The interval; the next flush is due at once."""
+        """Take the flush interval; the next flush is due at once."""
         self._interval_ns = config.flush_interval_commit_log_ms * 1_000_000
         self._due_ns = 0
 
     def work(self) -> bool:
-        """Flush everything if it is due."""
+        """Flush everything if a flush is due."""
         self._follow()
         if monotonic_ns() >= self._due_ns and self.flush():
             self._due_ns = monotonic_ns() + self._interval_ns
         return False
 
     def flush(self) -> bool:
-        """Sync [flushed, committed) and publish it; whether there was something and it could be done."""
+        """Sync [flushed, committed) and move `flushed`; False if there was nothing to sync or it failed."""
         target = native.load_position(self._control.committed)
         if target <= self._flushed or self._is_frozen or not self._is_verified:
             return False
@@ -188,12 +188,12 @@ class FlushRealTimeService(FlushService):
         return max(0.0, min(self._interval_ns, self._due_ns - monotonic_ns()) / 1e9)
 
     def drain(self) -> bool:
-        """Flush to the end; gives up where the store is frozen or no writer vouches for this incarnation."""
+        """Flush to the end; give up if the store is frozen or no writer has synced its descriptors for this incarnation."""
         return self.flush()
 
 
 class GroupCommitService(FlushService):
-    """Latch-driven flushing of the commit log. work() sleeps on the latch itself."""
+    """Flushing of the commit log on each wake-up. work() itself sleeps on the latch."""
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
@@ -206,11 +206,11 @@ class GroupCommitService(FlushService):
         waiting.schedule_interactive()
 
     def share_cpu(self) -> None:
-        """Be on the writer's CPU from here on."""
+        """Run on the writer's CPU from now on."""
         self._group.follow_writer()
 
     def work(self) -> bool:
-        """A tenth of a second of group commits, once the first has come."""
+        """Wait for a put, for up to IDLE_ROUND_NS, then run group commits for ROUND_NS."""
         self._follow()
         self._group.use(self._segments.descriptors)
         outcome = self._group.run(monotonic_ns() + (IDLE_ROUND_NS if self._is_verified else RECHECK_NS), ROUND_NS)
@@ -224,7 +224,7 @@ class GroupCommitService(FlushService):
         self._freeze(FlushError(f"fdatasync {path}", errno=error_number, path=path))
 
     def drain(self) -> bool:
-        """Flush to the end; gives up where the store is frozen or no writer vouches for this incarnation."""
+        """Flush to the end; give up if the store is frozen or no writer has synced its descriptors for this incarnation."""
         self._follow()
         self._group.use(self._segments.descriptors)
         try:
@@ -237,9 +237,9 @@ class GroupCommitService(FlushService):
 class UnflushedSegments:
     """Descriptors of the segments of [flushed, ready_end), by start offset.
 
-    Opened as soon as a segment is ready, before anything is written to it, and kept until all of it is
-    flushed: the kernel reports a failed write-back once to each open file, and a descriptor opened after it
-    may never learn of it.
+    A segment is opened as soon as it is ready, before the writer writes to it, and kept open until all of it is
+    flushed: the kernel reports a failed write-back once to each open file, and maybe never to a descriptor that
+    was opened after the failure.
     """
 
     def __init__(self, store: MessageStore) -> None:
@@ -251,7 +251,7 @@ class UnflushedSegments:
         return str(self._store.commit_log_segment(start))
 
     def follow(self, flushed: int, ready_end: int) -> None:
-        """Open what has become ready, close what is flushed. Cheap when nothing has changed."""
+        """Open the segments that have become ready, close those that are flushed. Cheap when nothing has changed."""
         for start in [start for start in self.descriptors if start + self.segment_bytes <= flushed]:
             os.close(self.descriptors.pop(start))
         start = flushed - flushed % self.segment_bytes
@@ -261,15 +261,15 @@ class UnflushedSegments:
             start += self.segment_bytes
 
     def between(self, start: int, end: int) -> list[int]:
-        """Start offsets of the segments that [start, end) touches; all of them are open after follow()."""
+        """Return the start offsets of the segments that [start, end) touches; all of them are open after follow()."""
         first = start - start % self.segment_bytes
         return list(range(first, end, self.segment_bytes))
 
     def write_again(self, start: int, end: int, beat: Callable[[], None]) -> None:
-        """Write the records of [start, end) over themselves, durable, and read them back, while no process writes there.
+        """Rewrite the records of [start, end) in place, durably, and read them back. No process may write there meanwhile.
 
-        For what a sync may have failed on before these descriptors were opened. DiskFullError where there is no room,
-        else DiskError where they are not on the disk.
+        This repairs bytes whose sync may have failed before these descriptors were opened. DiskFullError when the disk is
+        full, another DiskError when the records could not be written or are damaged.
         """
         while start < end:
             base = start - start % self.segment_bytes
@@ -298,14 +298,14 @@ class UnflushedSegments:
 PIECE_BYTES = 1 << 20
 COMMIT_ROUND_NS = 50_000_000  # one work() lasts at most about this long
 IDLE_PAUSE_S = 1.0
-NAP_NS = 1_000_000    # in a stream of puts, what comes within this time is committed together
-QUIET_NS = 3_000_000  # the stream is over after so long without one
-RETRY_NS = 500_000_000  # after a write that found no room
+NAP_NS = 1_000_000    # in a stream of puts, the puts of this time are committed together
+QUIET_NS = 3_000_000  # a stream ends after this time without a put
+RETRY_NS = 500_000_000  # after a write to a full disk
 NO_SEGMENT = -1
 
 
 class TransientStorePool:
-    """The pool's buffers in shared memory: which of them holds which segment, and their mappings in this process."""
+    """The pool's buffers in shared memory: the segment that each holds, and their mappings in this process."""
 
     def __init__(self, memory: EngineMemory, *, writable: bool) -> None:
         self._memory = memory
@@ -313,26 +313,26 @@ class TransientStorePool:
         self._mapped = memory.open_pool(writable=writable)
 
     def find(self, base: int) -> int | None:
-        """The number of the buffer that holds the segment at `base`, for NO_SEGMENT of a free one; None if there is none."""
+        """Return the number of the buffer that holds the segment at `base` (NO_SEGMENT: of a free buffer); None if there is none."""
         for number in range(self._memory.identity.pool_buffers):
             if native.load(self._memory.control.pool[number], "segment_base") == base:
                 return number
         return None
 
     def buffer(self, number: int) -> SharedObject:
-        """The buffer, mapped until close()."""
+        """Return the buffer, which stays mapped until close()."""
         if number not in self._mapped:
             self._mapped[number] = self._memory.folder.attach(shared_objects.pool_name(number), writable=self._writable)
         return self._mapped[number]
 
     def close(self, unmap: Callable[[SharedObject], None] = SharedObject.close) -> None:
-        """Unmap all of them."""
+        """Unmap all buffers."""
         while self._mapped:
             unmap(self._mapped.popitem()[1])
 
 
 class CommitRealTimeService(Service):
-    """Moves `committed` up to `wrote`, through the files."""
+    """Writes the pool's bytes to the files, and moves `committed` up to `wrote`."""
 
     KIND = native.COMMITTER
 
@@ -352,25 +352,25 @@ class CommitRealTimeService(Service):
         native.store(self._line, "error_number", 0)
         self._retry_ns = 0
         self._free_full_buffers()
-        self._wake_followers()  # a committer that was killed after it had moved `committed` woke no worker
+        self._wake_followers()  # a committer that was killed after it moved `committed` may not have woken them
         waiting.sleep_precisely()
 
     def take_settings(self, config: EngineConfig) -> None:
-        """The longest pause between two commits."""
+        """Take the longest pause between two commits."""
         self._pause_s = max(IDLE_PAUSE_S, config.commit_interval_commit_log_ms / 1000)
 
     def work(self) -> bool:
-        """Commit what is written, in a stream in pieces that are worth it."""
+        """Commit what the writer has written; in a stream of puts, in larger pieces."""
         return self._run(monotonic_ns() + COMMIT_ROUND_NS)
 
     def wait(self, latch: Latch, timeout_s: float) -> bool:
-        """Sleep, and commit what comes meanwhile."""
+        """Sleep, and commit the puts that arrive meanwhile."""
         if self._retry_ns or self._is_frozen:
             return super().wait(latch, timeout_s)
         return self._run(monotonic_ns() + int(timeout_s * 1e9), may_sleep=True)
 
     def _run(self, until_ns: int, *, may_sleep: bool = False) -> bool:
-        """Rounds in C, and what they return for; whether `committed` moved."""
+        """Run rounds in C and handle what they return for; return whether `committed` moved."""
         if self._is_frozen or monotonic_ns() < self._retry_ns:
             return False
         before = self._loop.committed
@@ -387,7 +387,7 @@ class CommitRealTimeService(Service):
             self._wait_for_room(error, "free space")
             return False
         except DiskError as error:
-            if error.errno in PASSING_ERRNOS:  # the file was not opened: nothing was written, and nothing is lost
+            if error.errno in PASSING_ERRNOS:  # the file could not be opened: nothing was written, so nothing is lost
                 self._wait_for_room(error, "raise the limits of the machine")
             else:
                 self._freeze(error)
@@ -421,7 +421,7 @@ class CommitRealTimeService(Service):
         self._memory.wake(native.WRITER)
 
     def _open(self) -> None:
-        """Give the loop the buffer and the file of the segment that `committed` is in."""
+        """Give the C loop the buffer and the file of the segment that `committed` is in."""
         committed = self._loop.committed
         base = committed - committed % self._segment_bytes
         number = self._pool.find(base)
@@ -441,7 +441,7 @@ class CommitRealTimeService(Service):
             self._descriptor = -1
 
     def _free_full_buffers(self) -> None:
-        """Free the buffers of segments that are committed to the end; a predecessor may have left one."""
+        """Free the buffers of segments that are committed to the end, also those that a dead committer did not free."""
         freed, committed = False, self._loop.committed
         for number in range(self._memory.identity.pool_buffers):
             base = native.load(self._control.pool[number], "segment_base")
@@ -459,7 +459,7 @@ class CommitRealTimeService(Service):
         return self._pause_s
 
     def drain(self) -> bool:
-        """Commit to the end. The writer is gone by now."""
+        """Commit to the end. The writer has ended by now."""
         return self._run(monotonic_ns())
 
     def close(self) -> None:

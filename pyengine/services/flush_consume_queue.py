@@ -1,21 +1,22 @@
-"""FlushConsumeQueueService and StoreCheckpoint: how far everything is durable, on disk.
+"""FlushConsumeQueueService and StoreCheckpoint: sync queues and index, and note on the disk how far all files are durable.
 
 Once in flush_interval_consume_queue_ms:
 
     1 read the targets: `reput_from`, and (flushed, its store time) as one pair
-    2 which queue files did the records since the last round touch? sync those
-    3 sync the index files that were filled since; enter new topics into config/topics.json
+    2 sync the queue files that have entries of the records since the last round;
+      enter new topics into config/topics.json
+    3 sync the index files that became full since
     4 write `checkpoint` (three store times) and `config/watermark` (flushed)
 
-In a store that another program wrote, AdoptedLog reads slices of its log in between.
+In a store that another program wrote, AdoptedLog reads a slice of the old log between two rounds.
 
-Everything written in 4 was read before 2 and 3 and is durable by then, so no value is
-ever ahead. A queue's round costs a sync per touched file (or one of the file system, where many
-were touched), not per queue of the store, so 100,000 queues at rest cost nothing. This worker's line of
+The values that step 4 writes were read before steps 2 and 3, which make them durable: no value is ever
+ahead of the files. A round costs one sync for each queue file that was touched (or one of the file system, if many
+were touched), not for each queue of the store, so 100,000 idle queues cost nothing. This worker's line of
 the control block says how far queues are durable, for its next incarnation.
 
-RocketMQ flushes a partly filled index file only at stop and takes the index time from
-full ones; so does this: its slots are dirtied all over.
+Like RocketMQ, this service syncs a partly filled index file only at stop, and takes the index time from
+full files: new keys dirty pages all over the file, so that each sync would write most of it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from pyengine.storage.mapped_file import index_file_names, mapped
 from pyengine.storage.message_store import MessageStore
 
 WATERMARK_INTERVAL_NS = 1_000_000_000
-SHARE = 10  # a round that took long is followed by a pause this many times as long
+SHARE = 10  # the pause after a round is at least this many times as long as the round
 INDEX_HEADER_BYTES = 40
 SLICE_BYTES = 8 << 20
 RETRY_NS = 1_000_000_000
@@ -75,29 +76,29 @@ class FlushConsumeQueueService(Service):
                                    lambda: native.load_position(self._control.min_offset), context.report)
         self._topics = TopicConfigs(context.store.root)
         self._topics_blocked = BlockedReason(context.report)
-        self._entered: dict[str, int] = {}  # topic -> the highest queue that its entry is known to cover
-        self._entered_stamp = 0             # of the file that this was read from
-        self._synced_index = ""  # the newest index file that is synced for good
+        self._entered: dict[str, int] = {}  # topic -> the highest queue id that its entry in topics.json covers
+        self._entered_stamp = 0             # the stamp of topics.json when `_entered` was right
+        self._synced_index = ""  # the newest index file that was full when it was synced
 
     def take_settings(self, config: EngineConfig) -> None:
-        """The interval; the next round is due at once."""
+        """Take the interval; the next round is due at once."""
         self._interval_ns = config.flush_interval_consume_queue_ms * 1_000_000
         self._due_ns = 0
 
     @property
     def blocked_reason(self) -> str:
-        """What cannot be written; else, what of the log cannot be read or is damaged since before this engine."""
+        """Why files cannot be written; if they can, why the log from before this engine cannot be read, or its damage."""
         return self._blocked.text or self._adopted.blocked.text
 
     def _unread_end(self) -> int:
-        """Where the part of the log ends that this engine has not read: all of it, without a watermark of its own."""
+        """Return the end of the part of the log that this engine has not read: all of it, if the watermark is not this store's."""
         own = self._store.read_watermark().watermark
         if own is not None and own.uuid == str(self._memory.identity.store_uuid):
             return own.verified_from
         return native.load_position(self._control.flushed)
 
     def work(self) -> bool:
-        """A round, and a slice of what has not been read yet, if they are due."""
+        """Run a round, and read a slice of the old log, if they are due."""
         began_ns = monotonic_ns()
         if began_ns >= self._due_ns:
             self._try_round(final=False)
@@ -112,7 +113,7 @@ class FlushConsumeQueueService(Service):
 
     def _try_round(self, *, final: bool) -> None:
         if self._is_frozen:
-            return  # what is on the disk now is what recovery must work with
+            return  # recovery must find the files as they are now
         try:
             self._round(final=final)
         except FlushError as error:
@@ -142,7 +143,7 @@ class FlushConsumeQueueService(Service):
     # -- queues
 
     def _sync_queues(self, start: int, end: int) -> int:
-        """Sync the queue files that the records of [start, end) went to; store time of the last record, -1 without."""
+        """Sync the queue files with entries of the records in [start, end); return the last record's store time, -1 without one."""
         last_ms = -1
         spans: dict[tuple[str, int], tuple[int, int]] = {}
         while start < end:
@@ -167,9 +168,9 @@ class FlushConsumeQueueService(Service):
         return last_ms
 
     def _enter_topics(self, queues: Iterable[tuple[str, int]]) -> None:
-        """Make entries in topics.json for topics of these queues that have none. What cannot be entered waits for the next put."""
+        """Enter the topics of these queues into topics.json if they are missing. After a failure the next put to the topic tries again."""
         stamp = self._topics.stamp
-        if stamp != self._entered_stamp:  # another process has changed the file, and may have removed a topic
+        if stamp != self._entered_stamp:  # another process has changed the file, and may have deleted a topic
             self._entered.clear()
         fresh: dict[str, int] = {}
         for topic, queue_id in queues:
@@ -198,7 +199,7 @@ class FlushConsumeQueueService(Service):
             self._sync_derived(str(folder / segment_name(start)), is_synced)
 
     def _sync_ext(self, topic: str, queue_id: int, low: int, high: int, is_synced: bool) -> None:
-        """Sync the extension files of the units that the queue's entries [low, high] name."""
+        """Sync the extension files with the units that the queue's entries [low, high] point to."""
         addresses = [address for address in (self._ext_address(topic, queue_id, low), self._ext_address(topic, queue_id, high))
                      if address is not None]
         if not addresses:
@@ -209,7 +210,7 @@ class FlushConsumeQueueService(Service):
             self._sync_derived(str(folder / segment_name(start)), is_synced)
 
     def _ext_address(self, topic: str, queue_id: int, offset: int) -> int | None:
-        """The unit that an entry names, None without one."""
+        """Return the address of the extension unit that an entry points to; None if it points to none."""
         start = offset * CQ_ENTRY_BYTES // self._queue_file_bytes * self._queue_file_bytes
         try:
             with open(self._store.queue_folder(topic, queue_id) / segment_name(start), "rb", buffering=0) as file:
@@ -220,9 +221,9 @@ class FlushConsumeQueueService(Service):
         return decode_ext_address(tags_code) if is_ext_address(tags_code) else None
 
     def _sync_derived(self, path: str, is_synced: bool = False) -> None:
-        """Sync one file of queues or index; where its file system was synced, ask only whether that worked.
+        """Sync one file of queues or index; `is_synced`: its file system was synced, so check only for an error of that.
 
-        A file that does not exist (removed meanwhile, or never made) needs none.
+        A file that does not exist (it was removed, or never created) is skipped.
         """
         with contextlib.suppress(FileNotFoundError):
             _sync_file(path, check_written if is_synced else fdatasync)
@@ -231,7 +232,7 @@ class FlushConsumeQueueService(Service):
     # -- index
 
     def _sync_index(self, *, final: bool) -> int:
-        """Sync the files that are full (all of them at stop); end time of the newest full one, 0 without."""
+        """Sync the index files that became full (`final`: the last one too); return the newest synced file's end time, 0 without one."""
         if not self._index_enabled:
             return 0
         try:
@@ -251,7 +252,7 @@ class FlushConsumeQueueService(Service):
             self._sync_derived(str(self._store.index / names[-1]))
         return index_ms
 
-    # -- what is written about it
+    # -- checkpoint and watermark
 
     def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
         if checkpoint != self._checkpoint:
@@ -272,36 +273,36 @@ class FlushConsumeQueueService(Service):
         return min(max(0.0, (self._due_ns - monotonic_ns()) / 1e9), self._adopted.pause_s())
 
     def drain(self) -> bool:
-        """The last round; flusher and reputter are gone by now."""
+        """Run the last round; flusher and reputter have ended by now."""
         self._try_round(final=True)
         return False
 
 
 class AdoptedLog:
-    """Reads the log that is older than this engine, so that the watermark covers nothing unread.
+    """Reads and checks the log that was written before this engine, so that the watermark covers only what was read.
 
-    A store of RocketMQ, or one whose watermark is lost, is ready after the check of its tail. The rest is
-    read here, segment by segment, the newest first: synced, then every record checked as `check` does.
-    Each whole segment moves `verified_from` to its start; at the log's beginning it is 0 and the work is
-    done. At damage it stays: what is below it was damaged before, is still served as RocketMQ would,
-    and is nothing that recovery may stop for later.
+    A store of RocketMQ, or one whose watermark is lost, is ready after recovery has checked the tail of its log. This object
+    reads the rest, segment by segment, the newest first: it syncs the segment, then checks each record as `pyengine check` does.
+    After each undamaged segment `verified_from` moves to the segment's start; at the start of the log it becomes 0 and the work
+    is done. At damage the work ends and `verified_from` stays: records below it are served as RocketMQ would serve them, and
+    a later recovery does not stop for damage there, since it is older than this engine.
     """
 
     def __init__(self, store: MessageStore, verified_from: int, min_offset: Callable[[], int],
                  report: Report) -> None:
-        """`min_offset` tells where the log begins now; `report` gets a sentence at the end of the work."""
+        """`min_offset` returns the current start of the log; `report` gets a sentence at the end of the work."""
         self.verified_from = verified_from if verified_from > min_offset() else 0
-        self.blocked = BlockedReason(report)  # the damage, or why nothing can be read at present
+        self.blocked = BlockedReason(report)  # the damage, or why the log cannot be read at present
         self._is_over = not self.verified_from
         self._store = store
         self._segment_bytes = store.segment_bytes
         self._min_offset = min_offset
         self._report = report
-        self._at = -1  # the next record of the segment that is being read; -1 between two
+        self._at = -1  # the next record of the segment that is being read; -1 between two segments
         self._due_ns = 0
 
     def work(self) -> None:
-        """Read a slice, if it is time: as long a pause follows as it took. Raises FlushError."""
+        """Read a slice if one is due; the pause after it is as long as it took. Raises FlushError."""
         if self.pause_s() > 0:
             return
         began_ns = monotonic_ns()
@@ -320,7 +321,7 @@ class AdoptedLog:
             self._due_ns = 2 * monotonic_ns() - began_ns
 
     def pause_s(self) -> float:
-        """Until there is work; infinite when there is none any more."""
+        """Return the time until the next slice is due; infinity when the work is done."""
         return math.inf if self._is_over else max(0.0, (self._due_ns - monotonic_ns()) / 1e9)
 
     def _read(self) -> None:
@@ -354,7 +355,7 @@ class AdoptedLog:
             self.blocked.set(damage, damage, event=Event.LOG_DAMAGED)
 
     def _is_deleted(self, base: int) -> bool:
-        """Whether the cleaner has taken the segment: its bytes read as zeros then. All that is left is read."""
+        """Whether the cleaner has deleted the segment, whose bytes then read as zeros; then the work is done."""
         if base >= self._min_offset():
             return False
         self._move_to(base)
@@ -369,7 +370,7 @@ class AdoptedLog:
 
 
 def _sync_file(path: str, sync: Callable[[int, str], None]) -> None:
-    """Open a file and `sync` it. FileNotFoundError; DiskError when it cannot be opened, FlushError when not synced."""
+    """Open a file and `sync` it. Raises FileNotFoundError; DiskError when it cannot be opened, FlushError when the sync fails."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

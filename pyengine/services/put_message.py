@@ -1,19 +1,19 @@
-"""CommitLog.putMessage under its lock, as a process: what the native pass cannot decide.
+"""CommitLog.putMessage under its lock, as a process of its own: the part of the writer that is not in C.
 
-The pass itself (drain rings, append, commit, answer) is csrc/writer.c. Here: start after a dead
-writer, and give the pass segments, sessions, side objects and larger queue tables; sync the log's
-descriptors for a new flusher. Owned by the writer process: positions `wrote` and, without a pool,
-`committed`; the commit slots; the queue table; pool buffers from free to taken.
+The pass itself (drain rings, append, commit, answer) is csrc/writer.c. This module rolls back the pass of a dead
+writer, gives the pass its segments, sessions, side objects and larger queue tables, and syncs the log's
+descriptors for a new flusher. The writer process owns the positions `wrote` and, without a pool,
+`committed`; the commit slots; the queue table; and each pool buffer's step from free to taken.
 
-After a crash of this process the commit slot says what happened. The next writer restores
-the queue offsets of the uncommitted pass and zeroes what that pass may have written: records
-of equal size would otherwise line up and be read as whole ones again.
+After a crash of this process the commit slot says which pass was committed. The next writer restores
+the queue offsets that the uncommitted pass changed and zeroes the bytes that it may have written: new records
+of equal size would otherwise end where old ones begin, and recovery would read the old ones as valid.
 
-In async mode the records of a small pass are stored into mapped segments, and those of a large one
-(GATHER_BYTES_MIN) are gathered and written, as in sync mode; all are written where the file system copies on
-write (storage/file_system.py) or a store was a bus error since the engine started. A write that finds no room is no failure: the pass is
-rolled back in the same way, puts are refused, and each half second zeros are written where
-the next record belongs, until the disk takes them.
+In async mode the writer stores the records of a small pass into mapped segments, and gathers those of a large one
+(GATHER_BYTES_MIN) and writes them, as in sync mode. It writes all passes if the file system copies on write
+(storage/file_system.py), or after a store into a mapping has raised a bus error since the engine started. A write to a full
+disk is not a failure: the writer rolls the pass back in the same way, refuses puts, and tries each half second
+to write zeros at the position of the next record, until that succeeds.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from pyengine.storage.checkpoint import note_sync_failure
 from pyengine.storage.file_system import copies_on_write
 
 RUN_NS = 100_000_000        # housekeeping at least this often
-IDLE_RUN_NS = 500_000_000   # ... where no pass was made for IDLE_NS and nothing waits for it
+IDLE_RUN_NS = 500_000_000   # ... if no pass was made for IDLE_NS and no housekeeping is due
 IDLE_NS = 1_000_000_000
-SEGMENT_WAIT_S = 5.0        # RocketMQ waits as long for a mapped file (AllocateMappedFileService)
+SEGMENT_WAIT_S = 5.0        # the wait for a mapped file in RocketMQ (AllocateMappedFileService)
 QUEUE_TABLE_WAIT_S = 5.0
 QUEUE_TABLE_GROW_AT = 0.6   # ask for a larger table well before the native limit of 3/4
 POLL_INTERVAL_S = 0.05
@@ -53,7 +53,7 @@ WAKES = (native.COMMITTER, native.FLUSHER, native.REPUTTER)
 
 
 class PutMessageService(Service):
-    """The appender of the store. It waits inside work()."""
+    """The only appender of the store. It sleeps inside work()."""
 
     KIND = native.WRITER
     never_idle = True
@@ -72,9 +72,10 @@ class PutMessageService(Service):
         self._dying: set[int] = set()
         self._room_retry_ns = 0
         self._worked_ns = 0  # when a pass was made last
-        self._to_roll_back = False  # a pass that found no room is not rolled back yet
+        self._to_roll_back = False  # a pass that met a full disk is not rolled back yet
         self._follow()
-        self._unseen_sync = native.load(self._control.flusher, "sync_target")  # it may have failed before these were opened
+        # A sync up to here may have failed before the descriptors were opened.
+        self._unseen_sync = native.load(self._control.flusher, "sync_target")
         slot = self._control.slots[native.load_position(self._control.slot_pass) & 1]
         self._generation = slot.queue_table_generation or 1
         self._table_object, self._table = memory.open_queue_table(self._generation)
@@ -95,7 +96,7 @@ class PutMessageService(Service):
         self._attach_segments_at_start()
         session.install_guard(ffi.addressof(self._control.writer, "bus_errors"))
         self._follow_sessions()
-        for kind in WAKES:  # a writer killed after its commit point woke no worker
+        for kind in WAKES:  # a writer that was killed after its commit point may not have woken them
             memory.wake(kind)
 
     # ---- start ------------------------------------------------------------------
@@ -119,7 +120,7 @@ class PutMessageService(Service):
         if self._identity.mode == native.MODE_POOL:
             number = self._pool.find(base)
             if number is None:
-                return  # the dead pass had not taken a buffer for it yet
+                return  # the dead writer had not taken a buffer for this segment
             view = ffi.from_buffer("uint8_t[]", self._buffer(number).memory, require_writable=True)
             ffi.memmove(view + (start - base), bytes(end - start), end - start)
             return
@@ -141,7 +142,7 @@ class PutMessageService(Service):
         self._unflushed.follow(native.load_position(self._control.flushed), native.load(self._control.allocator, "ready_end"))
 
     def _segment(self, base: int) -> Segment | None:
-        """The segment at `base`, whose file is ready; None when there is no free pool buffer for it."""
+        """Return the segment at `base`, whose file is ready; None when no pool buffer is free for it."""
         if base not in self._unflushed.descriptors:
             self._follow()
         descriptor = self._unflushed.descriptors[base]
@@ -172,7 +173,7 @@ class PutMessageService(Service):
         shared = self._pool.buffer(number)
         if number not in self._locked:
             self._locked.add(number)
-            # Locked so that a put never faults; the limit may forbid it, then it is only slower.
+            # The buffer is locked so that a put never faults; if the limit forbids that, puts are slower.
             if flush.lock_memory(ffi.from_buffer("uint8_t[]", shared.memory), shared.size_bytes) and not self._warned:
                 self._warned = True
                 self._report(Event.MEMORY_NOT_LOCKED,
@@ -181,7 +182,7 @@ class PutMessageService(Service):
         return shared
 
     def _attach_ahead(self, count: int) -> bool:
-        """Give the pass `count` segments ahead, as far as they are ready; True when it has them."""
+        """Give the pass up to `count` segments ahead that are ready; True when it has all of them."""
         while self._writer.ahead_count < count:
             base = self._writer.next_base
             if native.load(self._control.allocator, "ready_end") < base + self._segment_bytes:
@@ -193,7 +194,7 @@ class PutMessageService(Service):
         return True
 
     def _wait_for_segments(self) -> None:
-        """RUN_SEGMENT: the current entry needs segments; refuse it when they are not created in time."""
+        """RUN_SEGMENT: wait for the segments that the current entry needs; refuse it if they are not ready in time."""
         needed = self._writer.pointer.segments_needed
         wanted_end = self._writer.next_base + (needed - self._writer.ahead_count) * self._segment_bytes
         if wanted_end > native.load(self._control.writer, "wanted_end"):
@@ -221,7 +222,7 @@ class PutMessageService(Service):
             native.increment(self._control.writer, "pool_waits")
 
     def _after_roll(self) -> None:
-        """RUN_ROLLED: unmap what is finished; the next segment is attached if it is ready."""
+        """RUN_ROLLED: unmap the segments that are full, and attach the next one if it is ready."""
         for segment in self._writer.take_finished():
             mapping = self._mappings.pop(segment.base, None)
             if mapping is not None:
@@ -250,7 +251,7 @@ class PutMessageService(Service):
         ring_bytes = native.load(row, "ring_bytes")
         try:
             shared = self._memory.folder.attach(shared_objects.session_name(self._identity.epoch, slot, generation))
-        except (EngineUnavailableError, ValueError):  # ValueError: it was cut short at this very moment
+        except (EngineUnavailableError, ValueError):  # ValueError: its producer truncated it just now
             self._end_session(slot)
             return
         if shared.size_bytes < session.session_bytes(ring_bytes):
@@ -264,7 +265,7 @@ class PutMessageService(Service):
         failpoint("session_attached")
 
     def _end_session(self, slot: int) -> None:
-        """The session's object cannot be used: end the session as if its producer had died."""
+        """End a session whose shared object is unusable, as if its producer had died."""
         native.compare_and_swap(self._control.sessions[slot], "state", native.SESSION_OPEN, native.SESSION_DEAD)
         self._dying.add(slot)
 
@@ -287,7 +288,7 @@ class PutMessageService(Service):
         _unmap_object(self._sessions.pop(slot))
 
     def _load_side_entry(self) -> None:
-        """RUN_SIDE: an entry too large for its ring. Read, never mapped: its producer may cut it short."""
+        """RUN_SIDE: load an entry that is too large for its ring. It is read, not mapped: its producer might truncate the file."""
         wanted = self._writer.pointer
         generation = native.load(self._control.sessions[wanted.side_slot], "generation")
         name = shared_objects.side_name(self._identity.epoch, wanted.side_slot, generation, wanted.side_sequence)
@@ -331,7 +332,7 @@ class PutMessageService(Service):
         return True
 
     def _wait_for_table(self) -> None:
-        """RUN_QUEUES: no room for one more queue; refuse the entry when no larger table is offered in time."""
+        """RUN_QUEUES: the queue table is full; refuse the entry if the supervisor offers no larger one in time."""
         self._ask_for_table()
         deadline_s = time.monotonic() + QUEUE_TABLE_WAIT_S
         while not self._adopt_table():
@@ -347,9 +348,9 @@ class PutMessageService(Service):
     def _vouch_for_flusher(self) -> None:
         """RUN_FLUSHER: sync this writer's descriptors, so that a new flusher may move `flushed`.
 
-        The kernel reported a failed write-back to the dead flusher's descriptors, and not again to new ones. Where the
-        writer's were opened before anything was written, one clean fdatasync on each is enough. Where they are younger
-        than the sync in which that flusher died, its bytes are written again first.
+        The kernel may have reported a failed write-back to the dead flusher's descriptors, and does not report it to new
+        ones. If the writer's descriptors were opened before the bytes were written, one fdatasync of each without an error is
+        enough. If they were opened after the sync in which the flusher died had begun, the writer first rewrites its bytes.
         """
         incarnation = native.load(self._control.flusher, "incarnation")
         try:
@@ -357,7 +358,7 @@ class PutMessageService(Service):
                 self._latch.arm()
                 self._beat()
                 self._latch.wait(POLL_INTERVAL_S)
-                return  # asked for again at once
+                return  # the next run returns RUN_FLUSHER again at once
             self._writer.pointer.skip_verify_incarnation = incarnation
             for start in sorted(self._unflushed.descriptors):
                 flush.fdatasync(self._unflushed.descriptors[start], self._unflushed.path(start))
@@ -371,11 +372,11 @@ class PutMessageService(Service):
         self._memory.wake(native.FLUSHER)
 
     def _is_last_sync_made_good(self) -> bool:
-        """Whether all is written again that a sync may have failed on which this writer's descriptors know nothing of.
+        """Rewrite the bytes of a sync that may have failed before this writer opened its descriptors; False: not possible yet.
 
-        The flusher died in that sync: `sync_target`, which was announced when they were opened, is beyond `flushed` still.
-        False: not yet, since the committer is to write first, so that no process writes there meanwhile, or for want of room, of
-        a descriptor or of memory.
+        A flusher died in such a sync if `sync_target` is still beyond `flushed` and has not changed since the descriptors were
+        opened. It is not possible yet while the committer has bytes to write, since no other process may write there, or while
+        disk space, a descriptor or memory is lacking.
         """
         flushed, target = native.load_position(self._control.flushed), native.load(self._control.flusher, "sync_target")
         if target <= flushed or target != self._unseen_sync:
@@ -397,7 +398,7 @@ class PutMessageService(Service):
         return True
 
     def _roll_back_failed(self) -> None:
-        """RUN_FAILED: the pass failed on the disk; roll it back. Later ones are refused by the frozen state."""
+        """RUN_FAILED: the disk failed during the pass; roll it back. The store is frozen, so that later puts are refused."""
         if not self._is_frozen:
             self._wait_for_room()
             return
@@ -409,20 +410,20 @@ class PutMessageService(Service):
             self._memory.wake(kind)
 
     def _roll_back_cut_short(self) -> None:
-        """RUN_CUT_SHORT: a producer truncated its session while a body was copied. Roll the pass back, end that session."""
+        """RUN_CUT_SHORT: a producer truncated its session's file during the pass. Roll the pass back and end that session."""
         failpoint("pass_cut_short")
         self._to_roll_back = True
         self._roll_back_without_room()
-        if self._to_roll_back:  # its zeros found no room
+        if self._to_roll_back:  # the disk is full: the zeros could not be written
             self._writer.pointer.error_number = errno.ENOSPC
             self._wait_for_room()
         else:
             self._housekeeping()
 
-    # ---- room -------------------------------------------------------------------
+    # ---- full disk --------------------------------------------------------------
 
     def _wait_for_room(self) -> None:
-        """RUN_FAILED without a failure: the disk is full. Puts are refused until it takes bytes again."""
+        """RUN_FAILED because the disk is full: refuse puts until a write succeeds again."""
         number = self._writer.pointer.error_number
         self._blocked.set(f"cannot write the commit log: {os.strerror(number)}; puts are refused, trying again each "
                          f"{ROOM_RETRY_NS / 1e9:g} s: free space", error_number=number)
@@ -434,7 +435,7 @@ class PutMessageService(Service):
         self._roll_back_without_room()
 
     def _roll_back_without_room(self) -> None:
-        """Roll back the pass that found no room, as a successor would. Zeros may need room too: then later."""
+        """Roll back the pass as the next writer would after a crash. If the zeros do not fit on the disk, a later call does it."""
         try:
             self._roll_back_dead_pass()
         except DiskFullError:
@@ -445,7 +446,7 @@ class PutMessageService(Service):
         self._attach_segments_at_start()
 
     def _has_room(self) -> bool:
-        """Whether the pass may run: False while what it wrote without room is not rolled back. Probes when it is time."""
+        """Whether the pass may run: False until the last one is rolled back. Each ROOM_RETRY_NS it tries whether the disk has space."""
         if self._to_roll_back:
             self._roll_back_without_room()
         if self._to_roll_back or flush.monotonic_ns() < self._room_retry_ns:
@@ -466,7 +467,7 @@ class PutMessageService(Service):
     # ---- the round --------------------------------------------------------------
 
     def work(self) -> bool:
-        """Passes for up to RUN_NS (idle: IDLE_RUN_NS), or one pending request of the pass; whether entries were executed."""
+        """Run passes for up to RUN_NS (idle: IDLE_RUN_NS), then handle the pass's request; return whether entries were executed."""
         if self._writer.pointer.no_room and not self._has_room():
             self._latch.arm()
             self._latch.wait(POLL_INTERVAL_S)
@@ -511,19 +512,19 @@ class PutMessageService(Service):
             self._ask_for_table()
 
     def share_cpu(self) -> None:
-        """Stay where the flusher can be beside this thread, in sync mode."""
+        """In sync mode, stay on a CPU that the flusher can share."""
         if self._identity.mode == native.MODE_SYNC:
             self._writer.share_cpu()
 
     @property
     def drained(self) -> bool:
-        """Whether everything published in any session is executed, and no new flusher waits for this writer's word."""
+        """Whether all entries published in all sessions are executed, and no new flusher waits for this writer's sync."""
         flusher = native.load(self._control.flusher, "incarnation")
         answered = (native.load(self._control.writer, "verified_flusher"), self._writer.pointer.skip_verify_incarnation)
         return flusher in answered and all(self._writer.session_drained(slot) for slot in self._sessions)
 
     def close(self) -> None:
-        """Unmap everything; positions and slots stay for the next writer."""
+        """Unmap everything; positions and slots remain for the next writer."""
         for slot in tuple(self._sessions):
             self._detach_session(slot)
         for mapping in self._mappings.values():

@@ -1,12 +1,12 @@
 """DefaultMessageStore.ReputMessageService: dispatch the log into queues and index.
 
-RocketMQ's polls each millisecond. Here the writer (with the pool the committer) wakes it by its
-latch; in a stream of puts it polls (csrc/stream.cdef.h). The common round, from the wake-up to the next sleep, is one call
-of C (csrc/reput.cdef.h); here is what it returns for: other segments, new queues and files, errors.
+RocketMQ's service polls each millisecond. Here the writer (with a pool, the committer) wakes this service by its
+latch; in a stream of puts the service polls (csrc/stream.cdef.h). One call of C runs the common round, from the wake-up to the
+next sleep (csrc/reput.cdef.h); the code here handles what that call returns for: other segments, new queues and files, errors.
 
 Order: entries and keys first, then `reput_from`, then the arrival sequence that consumers
-sleep on. After a crash everything from `reput_from` on is dispatched again, which changes
-nothing that is right (storage/dispatcher.py); the undo of an unfinished index put is
+sleep on. After a crash everything from `reput_from` on is dispatched again, which does not change
+entries that are already correct (storage/dispatcher.py); the undo of an unfinished index put is
 in the control block.
 """
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from pyengine._native import ms_position, ms_topic_stats
     from pyengine.native.waiting import Latch
 
-NEAR_BYTES = 64 << 20      # what was written so lately is in memory
+NEAR_BYTES = 64 << 20      # bytes this close to the end of the log are in the page cache
 BATCH_BYTES = 4 << 20      # `reput_from` moves at least this often
-NAP_NS = 250_000           # in a stream of puts, what comes within this time is dispatched together
-QUIET_NS = 1_000_000       # the stream is over after so long without one
-SYNC_NAP_NS = 1_000_000    # beside puts that wait for the disk or for slaves: each time this process runs, one of them waits longer
+NAP_NS = 250_000           # in a stream of puts, the records of this time are dispatched together
+QUIET_NS = 1_000_000       # a stream ends after this time without a put
+SYNC_NAP_NS = 1_000_000    # when puts wait for the disk or for slaves: each run of this process delays one of them
 SYNC_QUIET_NS = 3_000_000
 ROUND_NS = 50_000_000      # one work() lasts at most about this long
 RETRY_NS = 1_000_000_000
 IDLE_PAUSE_S = 1.0
-INSIDE_A_RECORD = ("range_end", "overrun", "blank")  # of a blank, too: a slave of RocketMQ, or `confirm`, may end inside one
+INSIDE_A_RECORD = ("range_end", "overrun", "blank")  # a blank too: the log of a RocketMQ slave, or `confirm`, may end inside one
 
 
 class ReputMessageService(Service):
-    """Dispatches what is committed; moves `reput_from` and the arrival sequence."""
+    """Dispatches committed records; moves `reput_from` and the arrival sequence."""
 
     KIND = native.REPUTTER
     records_rounds = True
@@ -56,7 +56,7 @@ class ReputMessageService(Service):
             index_progress=ffi.addressof(self._control, "index_progress"),
             topic_stats=_topic_stats(memory))
         self._view: mmap.mmap | None = None
-        self._advice = mmap.MADV_NORMAL  # of the view
+        self._advice = mmap.MADV_NORMAL  # the advice that the view has
         self._retry_ns = 0
         follows_disk = memory.identity.mode == native.MODE_SYNC or memory.identity.role in (native.SYNC_MASTER, native.SLAVE)
         nap_ns, quiet_ns = (SYNC_NAP_NS, SYNC_QUIET_NS) if follows_disk else (NAP_NS, QUIET_NS)
@@ -67,11 +67,11 @@ class ReputMessageService(Service):
         waiting.sleep_precisely()
 
     def work(self) -> bool:
-        """Dispatch what is committed, and in a stream what is committed meanwhile."""
+        """Dispatch the committed records and, in a stream of puts, those that are committed meanwhile."""
         return self._run(monotonic_ns() + ROUND_NS)
 
     def wait(self, latch: Latch, timeout_s: float) -> bool:
-        """Sleep, and dispatch what comes meanwhile."""
+        """Sleep, and dispatch the records that are committed meanwhile."""
         if self._retry_ns:
             return super().wait(latch, timeout_s)
         return self._run(monotonic_ns() + int(timeout_s * 1e9), may_sleep=True)
@@ -81,7 +81,7 @@ class ReputMessageService(Service):
         self._loop.use_limit(limit)
 
     def _run(self, until_ns: int, *, may_sleep: bool = False) -> bool:
-        """Rounds in C, and what they return for; whether `reput_from` moved."""
+        """Run rounds in C and handle what they return for; return whether `reput_from` moved."""
         if self._retry_ns and monotonic_ns() < self._retry_ns:
             return False
         before = self._loop.reput_from
@@ -103,11 +103,11 @@ class ReputMessageService(Service):
         return True
 
     def _advance(self) -> bool:
-        """One batch, with the queues and files that it needs; False if `reput_from` did not move."""
+        """Dispatch one batch, opening the queues and files that it needs; False if `reput_from` did not move."""
         start = self._loop.reput_from
         end = native.load_position(self._limit)
         base = start - start % self._segment_bytes
-        # A batch may end inside a record: then it is dispatched again, up to all that is there.
+        # BATCH_BYTES may end inside the first record: then the batch is tried again up to the end of the segment.
         stop = min(end, base + self._segment_bytes)
         assert self._view is not None, "the loop asks for its segment first"
         reached = self._dispatcher.dispatch(self._view, base, start, min(stop, start + BATCH_BYTES))
@@ -116,13 +116,13 @@ class ReputMessageService(Service):
         if reached > start:
             self._loop.publish(reached, end - start)
             return True
-        if stop < end or self._dispatcher.stopped_by not in INSIDE_A_RECORD:  # else the rest of the record is waited for
+        if stop < end or self._dispatcher.stopped_by not in INSIDE_A_RECORD:  # otherwise the rest of the record is still to come
             self._fail(f"the record at {start} cannot be dispatched ({self._dispatcher.stopped_by}), "
                        f"although everything below {end} is committed")
         return False
 
     def _open(self, base: int) -> None:
-        """Map the segment read-only; the one before it stays mapped until then."""
+        """Map the segment read-only, then unmap the previous one."""
         path = self._store.commit_log_segment(base)
         try:
             view = map_read_only(path)
@@ -136,7 +136,7 @@ class ReputMessageService(Service):
         self._loop.use_segment(view, base)
 
     def _advise(self) -> None:
-        """No read-ahead close behind the writer: the kernel would make pages of zeros that are then written over."""
+        """Turn read-ahead off close to the writer: the kernel would read pages of zeros that the writer is about to overwrite."""
         behind_bytes = native.load_position(self._control.committed) - self._loop.reput_from
         advice = mmap.MADV_RANDOM if behind_bytes <= NEAR_BYTES else mmap.MADV_NORMAL
         if self._view is not None and advice != self._advice:
@@ -150,7 +150,7 @@ class ReputMessageService(Service):
             self._view = None
 
     def _fail(self, why: str) -> None:
-        """Queues and index can wait: puts are accepted meanwhile, and dispatching is tried again each second."""
+        """Note a failure; dispatch is tried again each second. Puts are accepted meanwhile: queues and index can be late."""
         self._blocked.set(why, f"queues and index do not grow: {why}")
         self._count_error()
         self._retry_ns = monotonic_ns() + RETRY_NS
@@ -161,10 +161,10 @@ class ReputMessageService(Service):
         return IDLE_PAUSE_S
 
     def drain(self) -> bool:
-        """Dispatch to the log's end; gives up where it does not work.
+        """Dispatch to the end of the log; stop at a failure.
 
-        Also beyond `confirm`: the queues of a store that was stopped in order are complete, and readers apply
-        `confirm` themselves (ipc/live_reader.py, storage/read_level.py).
+        Records beyond `confirm` are dispatched too: the queues of a store that was stopped in order are complete, and
+        readers apply `confirm` themselves (ipc/live_reader.py, storage/read_level.py).
         """
         self._use_limit(self._control.committed)
         return self._run(monotonic_ns())
@@ -175,7 +175,7 @@ class ReputMessageService(Service):
 
 
 def _topic_stats(memory: EngineMemory) -> ms_topic_stats | None:
-    """The shared counters by topic; None, so that nothing is counted, where there are none."""
+    """Return the shared counters by topic; None, which disables counting, if the engine has none."""
     try:
         return memory.open_topic_stats(writable=True)
     except EngineUnavailableError:

@@ -1,26 +1,26 @@
-"""ScheduleMessageService: delayed messages are delivered when their time has come.
+"""ScheduleMessageService: deliver delayed messages when they are due.
 
 A delayed message waits in SCHEDULE_TOPIC_XXXX, in the queue of its level, whose entries
-hold the due time instead of a tag hash. When it is due it is put once more, into its real
-topic (formats/delayed_message.py), through a session like any producer's, a batch under way at once.
-Each level is delivered in the order of its queue, which is the order of due times; only a
-message whose put is refused for now (a full disk) can come after smaller ones that were not.
+have the due time instead of a tag hash. When the message is due, the scheduler puts it once more, into its real
+topic (formats/delayed_message.py), through a session like any producer's, several puts at a time.
+Each level is delivered in the order of its queue, which is the order of due times. The exception is a
+message whose put is refused for the moment (a full disk): later ones that were accepted come before it.
 
-When to look. RocketMQ polls each level every 100 ms. Here the head of a queue says when it
-is due, and no wake-up is needed when something is put into an empty queue: it cannot be due
-before its level's delay is over, so an empty level is looked at after half of that.
+Polling. RocketMQ polls each level every 100 ms. Here the head of a queue says when it
+is due. A put into an empty queue needs no wake-up: the message is not due before its
+level's delay is over, so an empty level is polled at a part of its delay.
 
-At least once. `config/delayOffset.json` only says "delivered" of a message whose delivered
-record is flushed, so neither kill -9 nor a power cut loses one; what was delivered after the
-last write of the file (flush_delay_offset_interval_ms) is delivered again after a crash.
+At least once. `config/delayOffset.json` counts a message as delivered only when the delivered
+record is flushed, so neither kill -9 nor a power cut loses one; messages delivered after the
+last write of the file (flush_delay_offset_interval_ms) are delivered again after a crash.
 
-Time is the store's: the wall clock, but never before the newest store time, from which due times are counted. While
-that one is ahead and stalled, because the wall clock was set back, waiting is measured by a steady clock
-(StalledClock): deliveries may be late then, never early. A due time that lies further ahead than its level's delay is
-taken for a mistake, as RocketMQ takes it, and is due at once. A message with a time of its own (`deliver_at`) goes
-from one level to the next until its time has come, and what a broker has put aside in TIMER_TOPIC meanwhile is taken
-up again at the start. An engine that replays a clock (`replay_clock`) delivers nothing, and a slave nothing: its
-master does.
+The store's time is the wall clock, but never before the newest store time, from which due times are counted. When the
+wall clock was set back, the store's time stalls until the wall clock has passed it; a steady clock measures the wait then
+(StalledClock), so that deliveries may be late, but never early. A due time further ahead than its level's delay is
+a mistake, for this service as for RocketMQ, and the message is due at once. A message with a delivery time (`deliver_at`)
+moves from level to level until that time. Messages that a broker moved to TIMER_TOPIC while it had the store open are
+delivered after the start. An engine that replays a clock (`replay_clock`) delivers no message, and neither does a slave:
+its master does.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ from pyengine.storage.consume_queue import ConsumeQueue
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from pyengine.storage.store_reader import StoreReader
 
-BATCH_MESSAGES = 64            # of one level under way at once, before the others have their turn
-ANSWER_STEP_S = 1.0            # an answer is waited for in such steps: the heart beats on
-POLL_NS_MIN = 50_000_000       # at an empty level
+BATCH_MESSAGES = 64            # most unanswered puts of one level, before the other levels have their turn
+ANSWER_STEP_S = 1.0            # longest wait for an answer in one round, so that the worker beats
+POLL_NS_MIN = 50_000_000       # of an empty level
 POLL_NS_MAX = 5_000_000_000
-PAUSE_S_MAX = 1.0              # the wall clock may be set while we sleep
-RETRY_NS = 100_000_000         # after a put that was refused for now
-SESSION_AHEAD_MS = 1500         # a session is opened so long before it is needed
+PAUSE_S_MAX = 1.0              # the wall clock may be set during a sleep
+RETRY_NS = 100_000_000         # after a put that was refused for the moment
+SESSION_AHEAD_MS = 1500         # a session is opened this long before it is needed
 SESSION_IDLE_NS = 10_000_000_000
-DRAIN_NS = 2_000_000_000       # an orderly stop waits so long for the last deliveries to be flushed
+DRAIN_NS = 2_000_000_000       # longest wait of an orderly stop for the last deliveries to be flushed
 DRAIN_STEP_S = 0.02
 NEVER_NS = (1 << 63) - 1
-PUT_ASIDE = 0                  # in place of a level: the queue of TIMER_TOPIC, where a broker has put what waits for its time
+PUT_ASIDE = 0                  # in place of a level: the queue of TIMER_TOPIC, into which a broker moves messages with a delivery time
 _NEVER_POSSIBLE = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
 STALLED_SAMPLE_NS = 1_000_000_000
 
 
 class DispatchedWatermark:
-    """Reads what is committed, and of the queues what is dispatched."""
+    """The scheduler's read level: the committed log, and of the queues the dispatched entries."""
 
     def __init__(self, memory: EngineMemory) -> None:
         self._control = memory.control
@@ -83,31 +83,32 @@ class DispatchedWatermark:
 
 @dataclass(slots=True)
 class _Step:
-    """From one queue offset to `next_offset`: a put under way, or nothing to be put, for a reason or none."""
+    """A step from one queue offset to `next_offset`: a put without an answer yet, or an offset that is skipped."""
 
     next_offset: int
     future: PutFuture | None = None
-    end: int = 0          # without a future: the log up to here must be flushed before the step counts
+    end: int = 0          # without a future: the step counts once the log is flushed up to here
     reason: str = ""      # why the message can never be delivered
 
 
 @dataclass
 class _Level:
-    """One delay level and its queue; or the queue of TIMER_TOPIC, all of which is due.
+    """One delay level and its queue; or the queue of TIMER_TOPIC, whose messages are all due.
 
-    `offset` is the next one to deliver. `under_way` are the steps from it on whose end is not
-    known yet, `ahead` says which offsets were stored although one before them was refused
-    (offset -> end of the record). `unflushed` holds (offset after a delivery, end of its
-    record) in the order of offsets; `durable` is the offset that the file may name.
+    `offset` is the next queue offset to deliver. `under_way` has the steps from there on that have no
+    answer yet, `ahead` the offsets that were stored although an earlier one was refused
+    (offset -> end of the record). `unflushed` has (offset after a delivery, end of its
+    record) in the order of offsets; `durable` is the offset up to which deliveries are flushed,
+    which the file may name.
     """
 
     number: int
-    delay_ms: int | None                # None: the table ends before this level
+    delay_ms: int | None                # None: `message_delay_level` has no such level
     offset: int
     durable: int
-    due_ms: int = 0                     # of the message at `offset`; 0: to be looked at
+    due_ms: int = 0                     # of the message at `offset`; 0: not read yet
     head: int = 0                       # physical offset of that message
-    poll_ns: int = 0                    # the queue was empty: when to read it again
+    poll_ns: int = 0                    # when to read the queue again after it was empty
     under_way: deque[_Step] = field(default_factory=deque)
     ahead: dict[int, int] = field(default_factory=dict)
     unflushed: deque[tuple[int, int]] = field(default_factory=deque)
@@ -122,13 +123,13 @@ class _Level:
 
 
 class ScheduleMessageService(Service):
-    """Delivers, and keeps `delayOffset.json`."""
+    """Delivers delayed messages, and writes `delayOffset.json`."""
 
     KIND = native.SCHEDULER
 
     def __init__(self, context: ServiceContext, connect: Callable[[], Producer],
                  clock_ms: Callable[[], int] = now_ms, clock_ns: Callable[[], int] = monotonic_ns) -> None:
-        """`connect` opens a session; the clocks are the wall's and a steady one."""
+        """`connect` opens a session; `clock_ms` is the wall clock, `clock_ns` a steady one."""
         super().__init__(context)
         memory, config = context.memory, context.config
         self._connect = connect
@@ -154,7 +155,7 @@ class ScheduleMessageService(Service):
         self._stalled = StalledClock(max((level.delay_ms or 0 for level in self._levels), default=0) * 1_000_000)
 
     def _load(self, config: EngineConfig) -> list[_Level]:
-        """The levels of the table, and those that have a queue in the store beyond it."""
+        """Return the levels of the setting, and further ones that have a queue in the store."""
         self._written, said = self._offsets.read()
         if said:
             self._report(Event.TABLE_UNUSABLE, said)
@@ -173,7 +174,7 @@ class ScheduleMessageService(Service):
         return levels + self._put_aside()
 
     def _put_aside(self) -> list[_Level]:
-        """The queue of TIMER_TOPIC where it has one: only a broker that had the store open puts into it."""
+        """Return the queue of TIMER_TOPIC, if there is one: only a broker that had the store open puts into it."""
         low, high = self._reader.queue_range(TIMER_TOPIC, 0)
         if high == 0:
             return []
@@ -184,12 +185,12 @@ class ScheduleMessageService(Service):
     # ---- the service ------------------------------------------------------------
 
     def take_settings(self, config: EngineConfig) -> None:
-        """The pause between two writes of delayOffset.json; the next one is due at once."""
+        """Take the interval between two writes of delayOffset.json; the next one is due at once."""
         self._save_interval_ns = config.flush_delay_offset_interval_ms * 1_000_000
         self._save_due_ns = 0
 
     def work(self) -> bool:
-        """Deliver what is due; True when a level has more of it."""
+        """Deliver the messages that are due; True when a level has more of them."""
         if self._is_idle:
             return False
         self._stalled.observe(self._clock_ms() < native.committed_slot(self._control)[1], self._clock_ns(),
@@ -201,7 +202,7 @@ class ScheduleMessageService(Service):
                 self._open_session_ahead()
                 if not self._retry_ns:
                     self._blocked.clear()
-            except EngineError as error:  # a folder or a file that cannot be read now
+            except EngineError as error:  # for example a folder or a file that cannot be read
                 self._retry_later(str(error))
         else:
             self._end_session()
@@ -215,7 +216,7 @@ class ScheduleMessageService(Service):
 
     @property
     def blocked_reason(self) -> str:
-        """What delayed messages wait for, or why it cannot be noted how far they are delivered."""
+        """Why delayed messages are not delivered, or why `delayOffset.json` cannot be written."""
         return self._blocked.text or self._unsaved.text
 
     def pause_s(self) -> float:
@@ -228,7 +229,7 @@ class ScheduleMessageService(Service):
         return max(0.0, min(PAUSE_S_MAX, *waits_s))
 
     def drain(self) -> bool:
-        """Nothing is delivered any more; note what was, as soon as it is flushed. It gives up after DRAIN_NS."""
+        """Stop delivering, and note each delivery once it is flushed; give up after DRAIN_NS."""
         self._end_session()
         self._collect_all()
         if self._drain_until_ns == 0:
@@ -245,7 +246,7 @@ class ScheduleMessageService(Service):
         self._reader.close()
 
     def _may_put(self) -> bool:
-        """Whether the engine takes puts; forgets a refusal that was waited for."""
+        """Whether the engine accepts puts; ends the pause after a refusal when its time is over."""
         if self._retry_ns and self._clock_ns() >= self._retry_ns:
             self._retry_ns = 0
         return self._memory.state == native.STATE_RUNNING
@@ -256,7 +257,7 @@ class ScheduleMessageService(Service):
     # ---- one level --------------------------------------------------------------
 
     def _collect_all(self) -> None:
-        """What was under way when the session ended; all of it is answered then."""
+        """Take the answers to the puts of a session that has ended, which are all there by then."""
         for level in self._levels:
             self._collect(level)
 
@@ -269,7 +270,7 @@ class ScheduleMessageService(Service):
         return more
 
     def _deliver_level(self, level: _Level) -> bool:
-        """Put what is due of a level, at most BATCH_MESSAGES at once; True if there may be more to do."""
+        """Put the messages of a level that are due, at most BATCH_MESSAGES; True if there may be more to do."""
         if not level.under_way:
             if not self._is_to_be_read(level):
                 return False
@@ -282,7 +283,7 @@ class ScheduleMessageService(Service):
         return self._collect(level) or (level.due_ms == 0 and level.poll_ns <= self._clock_ns())
 
     def _put_due(self, level: _Level, queue: ConsumeQueue) -> None:
-        """Submit what is due; then `due_ms` says when the next one is, or `look_ns` when to look for one."""
+        """Submit the messages that are due; then `due_ms` says when the next one is, or `poll_ns` when to read the queue again."""
         end = queue.max_offset(self._watermark.queue_limit(ReadLevel.COMMITTED))
         log_min_offset = self._reader.commit_log.min_offset
         cursor = level.offset
@@ -308,7 +309,7 @@ class ScheduleMessageService(Service):
             cursor = step.next_offset
 
     def _collect(self, level: _Level) -> bool:
-        """Take the answers in order; True if some are still to come."""
+        """Take the answers in order; True if some puts have no answer yet."""
         while level.under_way:
             step = level.under_way[0]
             result = None
@@ -333,7 +334,7 @@ class ScheduleMessageService(Service):
                 self._said = ""
             else:
                 reason = result.reason
-        if reason:  # it stays where it is, and those after it do not wait for it
+        if reason:  # the message stays in its queue; later ones do not wait for it
             self._report(Event.DELAYED_NOT_DELIVERED, f"the message at offset {level.offset} of {level.topic} queue {level.queue_id} is "
                                                       f"not delivered: {reason}")
         level.ahead.pop(level.offset, None)
@@ -341,7 +342,7 @@ class ScheduleMessageService(Service):
         level.unflushed.append((level.offset, max(end, level.unflushed[-1][1] if level.unflushed else 0)))
 
     def _retry_refused(self, level: _Level, result: PutResult) -> None:
-        """The first under way was refused for now: it is tried again; those after it that were stored are not."""
+        """Try the first put, which was refused for the moment, again later; the puts after it that were stored are not repeated."""
         self._retry_later(f"{result.status.name}: {result.reason}")
         level.due_ms = level.poll_ns = 0
         offset = level.offset
@@ -357,7 +358,7 @@ class ScheduleMessageService(Service):
         level.under_way.clear()
 
     def _skip_deleted(self, level: _Level, queue: ConsumeQueue, cursor: int, log_min_offset: int, end: int) -> _Step:
-        """To the first entry whose message is still in the log; over a queue file that is missing in the middle."""
+        """Return the step to the first entry whose message is still in the log, or past a queue file that is missing."""
         offset = queue.min_offset(log_min_offset, end)
         if offset > cursor:
             return _Step(offset)
@@ -370,7 +371,7 @@ class ScheduleMessageService(Service):
         return self._clock_ns() >= level.poll_ns
 
     def _is_due(self, level: _Level, due_ms: int, physical_offset: int) -> bool:
-        """correctDeliverTimestamp: what is further ahead than the level's delay is a mistake, and due."""
+        """Whether a message is due. As in RocketMQ's correctDeliverTimestamp, a time further ahead than the level's delay is due."""
         now = self._now_ms()
         if due_ms <= now or level.delay_ms is None:
             return due_ms <= now
@@ -391,7 +392,7 @@ class ScheduleMessageService(Service):
         return queue
 
     def _due_ms(self, level: _Level, queue: ConsumeQueue, entry: ConsumeQueueEntry) -> int:
-        """Its entry says when it is due, or an extension unit does; 1, which is long ago, if that is unknown."""
+        """Return the due time from the entry or from its extension unit; 1, which is long ago, if it is unknown."""
         if level.number == PUT_ASIDE:
             return 1
         code = entry.tags_code
@@ -411,7 +412,7 @@ class ScheduleMessageService(Service):
     # ---- one message ------------------------------------------------------------
 
     def _put(self, cursor: int, entry: ConsumeQueueEntry) -> _Step | None:
-        """Submit the message of an entry for its real topic; None when there is no session for it."""
+        """Submit the message of an entry to its real topic; None when no session can be opened."""
         message = self._message(entry)
         if message is None:
             is_gone = entry.physical_offset < self._reader.commit_log.min_offset  # deleted meanwhile
@@ -428,7 +429,7 @@ class ScheduleMessageService(Service):
                 flag=message.flag, sys_flag=message.sys_flag, born_timestamp_ms=message.born_timestamp_ms,
                 born_host=message.born_host, store_host=message.store_host, reconsume_times=message.reconsume_times,
                 wait_store_msg_ok=False, delay_level=delivery.delay_level))
-        except UsageError as error:  # a field that no put can have, a host with a negative port
+        except UsageError as error:  # a field that no put can have, for example a host with a negative port
             return _Step(cursor + 1, reason=str(error))
         failpoint("delivery_submitted")
         return _Step(cursor + 1, future)
@@ -446,7 +447,7 @@ class ScheduleMessageService(Service):
     # ---- session ----------------------------------------------------------------
 
     def _session(self) -> Producer | None:
-        """A session is open only while there is something to deliver."""
+        """Return the session, opened if necessary; it is open only while there are messages to deliver. None if it cannot be opened."""
         self._used_ns = self._clock_ns()
         if self._producer is None:
             try:
@@ -456,7 +457,7 @@ class ScheduleMessageService(Service):
         return self._producer
 
     def _open_session_ahead(self) -> None:
-        """Have a session before it is needed: opening one takes longer than a put."""
+        """Open a session before the next message is due: that takes longer than a put."""
         now = self._now_ms()
         if not self._retry_ns and any(level.due_ms and level.due_ms - now <= SESSION_AHEAD_MS for level in self._levels):
             self._session()
@@ -469,7 +470,7 @@ class ScheduleMessageService(Service):
     # ---- delayOffset.json -------------------------------------------------------
 
     def _save(self) -> bool:
-        """Write the file if it can say more than it does; whether it was written."""
+        """Write the file if further deliveries are durable; return whether it was written."""
         flushed = native.load_position(self._control.flushed)
         for level in self._levels:
             while level.unflushed and level.unflushed[0][1] <= flushed:
@@ -492,7 +493,7 @@ class ScheduleMessageService(Service):
         return True
 
     def _save_put_aside(self) -> bool:
-        """Note how far the queue of TIMER_TOPIC is taken up; False where that failed."""
+        """Commit the offset up to which the queue of TIMER_TOPIC is delivered; False if that failed."""
         durable = next((level.durable for level in self._levels if level.number == PUT_ASIDE), self._taken_up)
         if durable == self._taken_up:
             return True
@@ -514,28 +515,29 @@ class ScheduleMessageService(Service):
 class StalledClock:
     """Measures how long messages have waited while the store's clock is stalled.
 
-    The store's clock never goes back. Where the wall clock was ahead and is set right, each record bears the time of
-    the last one until the wall clock has passed it, after a year perhaps, and due times say nothing until then. But
-    what the log held when this process looked has waited since, and a steady clock measures that: never too
-    long; too short by STALLED_SAMPLE_NS at most, and for what was there before this process by the time before it.
+    The store's clock never goes back. If the wall clock was ahead and was corrected, each new record gets the store time of
+    the last one until the wall clock has passed that, perhaps after a year, and due times cannot be compared until then.
+    So this object notes the end of the log with the time of a steady clock: each record below that end has waited at least
+    since then. The measured wait is never too long. It is too short by STALLED_SAMPLE_NS at most, and for records older
+    than this process by the time before its start.
     """
 
     def __init__(self, longest_ns: int) -> None:
-        """`longest_ns` is the longest wait that is ever asked for."""
+        """`longest_ns` is the longest wait that waited_end() is called with."""
         self._longest_ns = longest_ns
         self._seen: list[tuple[int, int]] = []  # (time, end of the log), once in STALLED_SAMPLE_NS
 
     def observe(self, is_stalled: bool, now_ns: int, end: int) -> None:
-        """Whether the store's clock is stalled now, and how far the log reaches."""
+        """Note whether the store's clock is stalled now, and the end of the log."""
         if not is_stalled:
             self._seen.clear()
         elif not self._seen or now_ns >= self._seen[-1][0] + STALLED_SAMPLE_NS:
             self._seen.append((now_ns, end))
-            # One that is older than the longest wait answers for all before it.
+            # Of the samples older than the longest wait only the newest is needed.
             del self._seen[: max(0, self._number_until(now_ns - self._longest_ns) - 1)]
 
     def waited_end(self, now_ns: int, wait_ns: int) -> int:
-        """Records that begin below this offset have waited at least `wait_ns`; 0 where none is known to have."""
+        """Return the offset below which all records have waited at least `wait_ns`; 0 if no record is known to have."""
         number = self._number_until(now_ns - wait_ns)
         return self._seen[number - 1][1] if number else 0
 

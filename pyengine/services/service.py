@@ -1,15 +1,15 @@
-"""What all services share: the Service itself, its context, and freezing the store.
+"""The base of all services: Service, its context, and freezing the store.
 
-A service is RocketMQ's ServiceThread without the thread: it decides and acts. Its worker
+A service is RocketMQ's ServiceThread without the thread. Its worker
 (pyengine/engine/worker.py) drives it:
 
-    while service.work(): ...    one round; True: there may be more, go round at once
+    while service.work(): ...    one round; True: there may be more, run the next round at once
     arm the latch
-    service.work() once more     what was published before arming woke no one
+    service.work() once more     work published before the latch was armed did not wake it
     service.wait()               sleep at most service.pause_s()
 
-and, on the way out, `drain()` until it is False, then `close()`. Services are built on
-ipc and storage, so a test drives them in its own process.
+and, in an orderly stop, calls `drain()` until it is False, then `close()`. Services depend only
+on ipc and storage, so that a test can run them in its own process.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def _ignore(event: Event, text: str) -> None:
 class ServiceContext:
     """What a service works with: the memory of its engine, the store, and the engine's settings.
 
-    `report` takes an event and its sentence for the log. `beat` is called in long work and in waits, so that the
-    supervisor does not take the worker for dead. `recorder` keeps what took long.
+    `report` takes an event and its sentence for the log. A service calls `beat` during long work and waits, so that the
+    supervisor does not take the worker for dead. `recorder` records stalls.
     """
 
     memory: EngineMemory
@@ -57,8 +57,7 @@ class ServiceContext:
 
 
 class BlockedReason:
-    """Why a service does not do its work: `text`, a sentence for `status`; "" while nothing blocks it. `error_number`: the errno
-    of it, 0 where there is none."""
+    """Why a service cannot work: `text` is a sentence for `status`, "" while it can; `error_number` its errno, 0 if there is none."""
 
     def __init__(self, report: Report) -> None:
         self.text = ""
@@ -66,7 +65,7 @@ class BlockedReason:
         self._report = report
 
     def set(self, text: str, said: str = "", error_number: int = 0, event: Event = Event.WORK_BLOCKED) -> None:
-        """The service is blocked; `said` is reported, once for each reason."""
+        """Note that the service is blocked; report `said`, once for each reason."""
         self.error_number = error_number
         if text != self.text:
             self.text = text
@@ -74,13 +73,16 @@ class BlockedReason:
                 self._report(event, said)
 
     def clear(self, said: str = "") -> None:
-        """The service works again; `said` is reported if it was blocked."""
+        """Note that the service works again; report `said` if it was blocked."""
         self.set("", said, event=Event.WORK_RESUMED)
 
 
 class Service(ABC):
-    """One worker's work. `never_idle`: it waits inside work(), so `blocked_reason` is read after each round.
-    `records_rounds`: it does not, and a round that takes long is recorded."""
+    """The work of one worker.
+
+    `never_idle`: it sleeps inside work(), so that `blocked_reason` is read after each round.
+    `records_rounds`: it does not sleep inside work(), and the worker records rounds that take long.
+    """
 
     KIND: ClassVar[int]
     never_idle: ClassVar[bool] = False
@@ -99,36 +101,36 @@ class Service(ABC):
 
     @property
     def blocked_reason(self) -> str:
-        """What keeps the service from its work, for `status`; "" when nothing does."""
+        """Why the service cannot work, for `status`; "" when it can."""
         return self._blocked.text
 
     @property
     def blocked_errno(self) -> int:
-        """The errno of what keeps it from its work; 0 where there is none."""
+        """The errno of the blocked reason; 0 if there is none."""
         return self._blocked.error_number
 
     @abstractmethod
     def work(self) -> bool:
-        """One bounded round; True when there may be more to do at once."""
+        """Run one bounded round; True when there may be more to do at once."""
 
     def take_settings(self, config: EngineConfig) -> None:  # noqa: B027 - not every service has settings that are live
-        """Work with these from here on: the ones that are live (`Setting.live`) may have changed."""
+        """Use these settings from now on; only live ones (`Setting.live`) may have changed."""
 
     def pause_s(self) -> float:
-        """Longest sleep until the next round, in seconds; a wake-up ends it."""
+        """Return the longest sleep until the next round, in seconds; a wake-up ends it earlier."""
         return 0.0
 
     def wait(self, latch: Latch, timeout_s: float) -> bool:
-        """Sleep on the armed latch; True if the service did work that came meanwhile."""
+        """Sleep on the armed latch; True if the service worked meanwhile."""
         latch.wait(timeout_s)
         return False
 
     def drain(self) -> bool:
-        """One round of an orderly stop; False once everything published before is done."""
+        """Run one round of an orderly stop; False once everything that was published is done."""
         return False
 
     def close(self) -> None:  # noqa: B027 - not every service has something to release
-        """Release descriptors and mappings; nothing is written."""
+        """Release descriptors and mappings; write nothing."""
 
     @property
     def _is_frozen(self) -> bool:
@@ -142,10 +144,10 @@ class Service(ABC):
 
 
 def freeze(memory: EngineMemory, root: str | os.PathLike[str], kind: int, error: DiskError) -> None:
-    """Freeze the store after a failed sync or log write: read-only in every process, for good (docs/promises.md, 2).
+    """Freeze the store after a failed sync or log write: every process has it read-only until a restart (docs/promises.md, 2).
 
-    The failure is noted on the disk, and each worker that must learn of it is woken. Nothing is retried: the kernel
-    has marked the pages clean that it could not write.
+    The failure is noted on the disk, and the workers that must know it are woken. A retried sync could report success
+    without writing: the kernel has marked the pages that it could not write as clean.
     """
     flushed = native.load_position(memory.control.flushed)
     cause = os.strerror(error.errno) if error.errno else str(error)
