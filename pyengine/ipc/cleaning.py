@@ -1,13 +1,13 @@
 """Holds on segments, across processes: RocketMQ's ReferenceResource (hold, release) in shared memory.
 
     reader    holds = SegmentHolds(folder); holds.hold(segment) ... holds.release(segment)
-    cleaner   holders(cleaning, end) -> who lives and holds a segment below `end`
+    cleaner   holders(cleaning, end) -> pids of living processes that hold a segment below `end`
 
-A reader that holds a segment keeps reading it: the cleaner waits, at most
-destroy_mapped_file_interval_forcibly_ms, then deletes it all the same. New holds on a
-segment whose turn has come are refused. The hold of a reader that died is cleared by the
-cleaner, who knows it by pid and start time. Short reads need no hold: they look at the
-log's minimum after copying.
+While a reader holds a segment, the cleaner does not delete it, but waits at most
+destroy_mapped_file_interval_forcibly_ms. It refuses new holds on a segment that it is about
+to delete. It clears the hold of a reader that died, which it recognizes by pid and start
+time. Short reads need no hold: after they have copied the bytes they check that the log's
+minimum offset is not beyond them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def create_cleaning(folder: SharedFolder, epoch: int) -> None:
-    """The supervisor, before it publishes the control block."""
+    """Create the shared object; the supervisor calls it before it publishes the control block."""
     with folder.create(shared_objects.CLEANING, native.CLEANING_BYTES) as shared:
         native.format_cleaning(native.view(shared.memory), epoch)
 
@@ -37,7 +37,7 @@ class Cleaning:
     """The cleaner's shared object as one process has it mapped; `block` is its `struct ms_cleaning *`."""
 
     def __init__(self, folder: SharedFolder) -> None:
-        """EngineUnavailableError when it is not there, of another layout, or of another user."""
+        """Raises EngineUnavailableError when the object does not exist, has another layout, or belongs to another user."""
         self.shared: SharedObject = folder.attach(shared_objects.CLEANING)
         self.block = native.view(self.shared.memory)
         try:
@@ -47,7 +47,7 @@ class Cleaning:
             raise
 
     def close(self) -> None:
-        self.block = None  # type: ignore[assignment]  # used after close() it shall fail, not read address 0
+        self.block = None  # type: ignore[assignment]  # a use after close() must raise, not read address 0
         self.shared.close()
 
     def __enter__(self) -> Cleaning:
@@ -68,7 +68,7 @@ class SegmentHolds:
         self._slots: dict[int, list[int]] = {}  # segment -> [slot, count]
 
     def hold(self, segment: int) -> bool:
-        """Keep the segment that starts at `segment`; False when it is being deleted or no slot is free."""
+        """Hold the segment that starts at `segment`; False when it is being deleted or no slot is free."""
         with self._lock:
             self._become_this_process()
             held = self._slots.get(segment)
@@ -82,7 +82,7 @@ class SegmentHolds:
             return True
 
     def release(self, segment: int) -> None:
-        """Give one hold back; of a segment that this process does not hold: nothing."""
+        """Release one hold; does nothing if this process does not hold the segment."""
         with self._lock:
             self._become_this_process()
             held = self._slots.get(segment)
@@ -94,7 +94,7 @@ class SegmentHolds:
                 native.release(self._cleaning.block, held[0], self._owner)
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all holds."""
         with self._lock:
             if self._pid == os.getpid():
                 for slot, _ in self._slots.values():
@@ -103,7 +103,7 @@ class SegmentHolds:
             self._cleaning.close()
 
     def _become_this_process(self) -> None:
-        """After a fork the parent's holds are the parent's."""
+        """In a forked child forget the holds, which belong to the parent."""
         pid = os.getpid()
         if self._pid != pid:
             self._pid, self._owner = pid, native.owner_mark(pid, process_start_ms(pid) or 0)
@@ -111,7 +111,7 @@ class SegmentHolds:
 
 
 def holders(block: ms_cleaning, end: int) -> list[int]:
-    """Pids of the living processes that hold a segment below `end`; the holds of dead ones are cleared."""
+    """Return the pids of living processes that hold a segment below `end`; clear the holds of dead processes."""
     found = []
     alive: dict[int, bool] = {}
     slot = native.find(block, 0, end)
@@ -128,7 +128,7 @@ def holders(block: ms_cleaning, end: int) -> list[int]:
 
 
 def reap_dead(block: ms_cleaning) -> int:
-    """Clear every hold of a dead process, whatever it holds; how many."""
+    """Clear all holds of dead processes; return their number."""
     count = 0
     slot = native.find(block, 0)
     while slot >= 0:
@@ -140,7 +140,7 @@ def reap_dead(block: ms_cleaning) -> int:
 
 
 def held_segments(block: ms_cleaning) -> list[tuple[int, int]]:
-    """(segment, pid) of every hold, for those who look from outside."""
+    """Return (segment, pid) of every hold, for `status`."""
     found = []
     slot = native.find(block, 0, 1 << 62)
     while slot >= 0:

@@ -1,20 +1,20 @@
-"""The engine's memory as one object: control block, latches, and the settings that it was brought up with.
+"""The engine's shared memory as one object: control block, latches, and the run settings.
 
     supervisor   EngineMemory.create(folder, settings) ... fill positions ... publish()
     worker       EngineMemory.attach(folder)                 everything read-write
     producer     EngineMemory.attach(folder, writable=False) the control block is read-only
     reader       the same
 
-Attaching has named outcomes: EngineUnavailableError says "no engine", "not published
-yet", "another layout" or "too short". The magic is stored last, so what attaches is
-complete. A block that was replaced says so in `state.retired`; a process that holds it attaches
-again.
+The EngineUnavailableError of a failed attach says why: "no engine", "not published
+yet", "another layout" or "too short". The supervisor stores the magic last, so a block that a process
+can attach to is complete. When a block is replaced, `state.retired` is set in it; a process that has it
+mapped then attaches again.
 
-The store's owner writes the run settings into the object `settings`. They hold for its workers
-until the engine ends, whatever command line, environment and engine.toml say by then: a supervisor
-that adopts living workers compares what it is asked for with them, and starts the missing workers
-with them. Those that are live (`Setting.live`) may change: the supervisor puts a new object in the place of the old one, writes the
-limits of producers into the identity, raises `settings_seq` and wakes the workers, which read the object again.
+The store's owner writes the run settings into the object `settings`. All workers use them until the
+engine ends, even if command line, environment and engine.toml change: a supervisor that adopts living
+workers compares its own settings with them, and starts the missing workers with them. Live settings
+(`Setting.live`) may change: the supervisor replaces the object, writes the limits of producers into the
+identity, raises `settings_seq` and wakes the workers, which read the object again.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ ROLE_NAMES = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the supervisor writes, and changes only in its LIMITS: whose memory this is and how it works.
+    """The store and the constants of an engine, which the supervisor writes once; later it changes only the LIMITS.
 
-    Field for field `struct ms_identity` (csrc/control.cdef.h), without magic, version and size.
+    The fields are those of `struct ms_identity` (csrc/control.cdef.h), without magic, version and size.
     """
 
     store_uuid: uuid.UUID
@@ -99,7 +99,7 @@ class Identity:
     created_boot_ns: int = 0
 
     def write(self, block: ms_identity) -> None:
-        """Fill `struct ms_identity`, which no process reads before it is published."""
+        """Fill `struct ms_identity`; no process reads it before the block is published."""
         for name in self.__slots__:
             value = getattr(self, name)
             if name in ("store_uuid", "boot_id"):
@@ -109,7 +109,7 @@ class Identity:
 
     @classmethod
     def read(cls, block: ms_identity) -> Identity:
-        """The identity of a published block."""
+        """Read the identity of a published block."""
         values = {name: getattr(block, name) for name in cls.__slots__}
         values["store_uuid"] = uuid.UUID(bytes=bytes(block.store_uuid))
         values["boot_id"] = bytes(block.boot_id)
@@ -117,7 +117,7 @@ class Identity:
 
 
 def check_block(block: ms_control, mapped_bytes: int) -> None:
-    """EngineUnavailableError, naming what is wrong, unless this is a published control block that an engine may have written."""
+    """Raise EngineUnavailableError, with the reason, unless this is a valid, published control block."""
     native.check_control(block, mapped_bytes)
     identity, state = block.identity, native.load(block.state, "state")
     sense = (identity.mode in MODE_NAMES and identity.role < len(ROLE_NAMES) and state in STATE_NAMES and identity.segment_bytes > 0
@@ -127,7 +127,7 @@ def check_block(block: ms_control, mapped_bytes: int) -> None:
 
 
 class EngineMemory:
-    """The shared memory of one running engine, as one process has it mapped.
+    """The shared memory of one running engine, mapped in this process.
 
     `control` is a cffi pointer; shared fields are read and written through pyengine.native.
     It must not be used after close().
@@ -143,9 +143,10 @@ class EngineMemory:
 
     @classmethod
     def create(cls, folder: SharedFolder, identity: Identity, recorded: bytes = b"") -> EngineMemory:
-        """New memory of zeros with its semaphores, in a swept folder, not published yet. For the supervisor.
+        """Create memory of zeros and its semaphores in a swept folder, unpublished. For the supervisor.
 
-        `recorded`: the flight recorder that a dead engine of this boot left, which goes on."""
+        `recorded`: the flight recorder of the last engine of this boot, which the new engine continues.
+        """
         folder.make()
         control = folder.create(shared_objects.CONTROL, native.CONTROL_BYTES)
         with folder.create(shared_objects.STORE_STATS, store_stats.STATS_BYTES) as shared:
@@ -162,7 +163,7 @@ class EngineMemory:
 
     @classmethod
     def attach(cls, folder: SharedFolder, *, writable: bool = True) -> EngineMemory:
-        """Map the memory of a running engine; EngineUnavailableError says why not."""
+        """Map the memory of a running engine; EngineUnavailableError says why it cannot."""
         control = folder.attach(shared_objects.CONTROL, writable=writable)
         try:
             block = native.view_control(control.memory)
@@ -173,17 +174,20 @@ class EngineMemory:
         return cls(folder, control)
 
     def publish(self) -> None:
-        """From here on others can attach."""
+        """Publish the control block: other processes can attach from now on."""
         native.publish(self.control)
 
     @cached_property
     def identity(self) -> Identity:
-        """Whose memory this is and how it works."""
+        """The store and the constants of this engine."""
         return Identity.read(self.control.identity)
 
     def change_run_settings(self, config: EngineConfig) -> int:
-        """Let the engine run with these, which differ in live settings only; the number that workers show in their line once they
-        have taken them. For the supervisor, which may be killed in between: its successor does it again."""
+        """Replace the run settings by `config`, which differs from them in live settings only. For the supervisor.
+
+        Returns the sequence number that each worker's line shows once the worker uses the new settings. If the supervisor is
+        killed meanwhile, its successor repeats the call.
+        """
         new = f"{shared_objects.SETTINGS}.new"
         self.folder.unlink(new)
         write_run_settings(self.folder, config, new)
@@ -199,43 +203,43 @@ class EngineMemory:
         return waiting.load_sequence(self.control.settings_seq)
 
     def latch(self, kind: int) -> Latch:
-        """The latch of one kind of worker, opened at first use."""
+        """Return the latch of one kind of worker, opened at first use."""
         if kind not in self._latches:
             name = shared_objects.semaphore_name(self.folder.short_id, kind)
             self._latches[kind] = Latch(ffi.addressof(self.control.latch[kind]), name, writable=self.control_object.writable)
         return self._latches[kind]
 
     def open_latches(self) -> EngineMemory:
-        """Open all of them, and return itself: an engine's own process needs them also after their names were removed."""
+        """Open all latches now and return self: a process of the engine needs them even after their names were removed."""
         for kind in range(len(KIND_NAMES)):
             self.latch(kind)
         return self
 
     def wake(self, kind: int) -> None:
-        """Wake one kind of worker; call it after publishing what it should see."""
+        """Wake one kind of worker; publish its work before the call."""
         self.latch(kind).wakeup()
 
     @property
     def retired(self) -> bool:
-        """Whether another control block has taken over: attach again."""
+        """Whether this control block is retired: a process must attach again."""
         return self._load_retired() != 0
 
     @property
     def state(self) -> int:
-        """One of the STATE_ numbers."""
+        """The engine's state, one of the STATE_ numbers."""
         return native.load(self.control.state, "state")
 
     def retire(self) -> None:
-        """Tell all processes that have this memory mapped that it is over, and wake all sleepers."""
+        """Mark this memory as retired for all processes that have it mapped, and wake those that wait for a sequence."""
         native.store(self.control.state, "retired", 1)
         for number in (self.control.flush_seq, self.control.arrival_seq, self.control.session_seq, self.control.confirm_seq):
             waiting.raise_sequence(number)
 
     def missing_names(self) -> list[str]:
-        """Names of this engine's objects that were removed, or are another object's: no process can attach any more.
+        """Return the names of this engine's objects that were removed or replaced, so that no process can attach any more.
 
-        Without the socket, which is the supervisor's (SessionServer.is_reachable). Each call is some twenty system calls.
-        Empty while that cannot be told, for want of a descriptor.
+        The socket is not included (SessionServer.is_reachable checks it). Each call is some twenty system calls.
+        Empty if the folder cannot be read for lack of a descriptor.
         """
         generation = native.load(self.control.state, "queue_table_generation_offered")
         wanted = [*shared_objects.LASTING, *([shared_objects.queues_name(generation)] if generation else [])]
@@ -268,9 +272,9 @@ class EngineMemory:
 
     @cached_property
     def counters(self) -> ms_store_stats:
-        """The statistics for a worker to count in: the shared ones, or private ones if those cannot be had.
+        """The statistics in which a worker counts: the shared object, or a private one if that cannot be opened.
 
-        Statistics never keep a worker from its work.
+        A worker runs without shared statistics rather than fail.
         """
         try:
             return self.open_store_stats(writable=True)
@@ -283,7 +287,7 @@ class EngineMemory:
 
     @cached_property
     def obstacles(self) -> ms_obstacles:
-        """Where a worker says what keeps it from its work; lines of its own if the shared ones cannot be had."""
+        """The lines for the workers' blocked reasons: the shared object, or a private one if that cannot be opened."""
         try:
             return self.open_obstacles(writable=True)
         except (EngineError, OSError):
@@ -294,7 +298,7 @@ class EngineMemory:
         return self._open(shared_objects.RECORDER, recorder.view, recorder.check, writable)
 
     def recorder_of(self, kind: int) -> recorder.Recorder:
-        """The worker's hand on its ring, for what made puts wait; it records nothing if the ring cannot be had."""
+        """Return the recorder of a worker's stalls; it records nothing if the shared ring cannot be opened."""
         try:
             shared = self.open_recorder(writable=True)
         except (EngineError, OSError):
@@ -302,7 +306,7 @@ class EngineMemory:
         return recorder.Recorder(shared, kind, self.identity.epoch)
 
     def _open(self, name: str, view: Callable[[Buffer], _Handle], check: Callable[[_Handle, int], None], writable: bool) -> _Handle:
-        """The object of that name, with the functions of pyengine.native that view and check it."""
+        """Open a shared object; `view` and `check` are its functions in pyengine.native."""
         shared = self.folder.attach(name, writable=writable)
         self._stats_objects.append(shared)
         found = view(shared.memory)
@@ -310,7 +314,7 @@ class EngineMemory:
         return found
 
     def close_statistics(self) -> None:
-        """Close what open_store_stats and its like, `counters`, `obstacles` and recorder_of() gave."""
+        """Close all that open_store_stats() and the other open_ methods, `counters`, `obstacles` and recorder_of() returned."""
         for name in ("counters", "obstacles"):
             self.__dict__.pop(name, None)
         for shared in self._stats_objects:
@@ -318,8 +322,10 @@ class EngineMemory:
         self._stats_objects.clear()
 
     def open_queue_table(self, generation: int) -> tuple[SharedObject, ms_queue_table]:
-        """(object, table) of that generation; the caller closes the object. EngineUnavailableError
-        when it is not there, or is no table any more."""
+        """Return (object, table) of that generation; the caller closes the object.
+
+        EngineUnavailableError when the object does not exist or is not a valid table.
+        """
         shared = self.folder.attach(shared_objects.queues_name(generation))
         table = queue_table.view(shared.memory)
         try:
@@ -330,10 +336,10 @@ class EngineMemory:
         return shared, table
 
     def check_layouts(self) -> None:
-        """OtherLayoutError, with what to do, where an object that messages depend on has another layout than this version's.
+        """Raise OtherLayoutError, with what to do, if an object that puts or cleaning depend on has another version's layout.
 
-        For who means to take the engine over. What only tells of it (statistics, links, obstacles, the recorder) is not looked
-        at: a worker goes on without it.
+        A supervisor calls it before it adopts workers. Objects that only report (statistics, links, blocked reasons, the
+        recorder) are not checked: a worker runs without them.
         """
         from pyengine.native import cleaning, session
 
@@ -353,18 +359,20 @@ class EngineMemory:
                                            "memory is not this version's): use that version, or stop the engine and start it with "
                                            "this one") from None
                 except EngineUnavailableError:
-                    pass  # gone meanwhile, or only just being made
+                    pass  # removed meanwhile, or not complete yet
 
     def open_pool(self, *, writable: bool = True) -> dict[int, SharedObject]:
-        """The pool's buffers that exist by now, by number; the caller closes them. At the start, because an engine's own
-        process needs them also after their names were removed."""
+        """Open the pool's buffers that exist now, by number; the caller closes them.
+
+        A process of the engine calls it at its start, since it needs the buffers even after their names were removed.
+        """
         return {number: self.folder.attach(shared_objects.pool_name(number), writable=writable)
                 for number in range(self.identity.pool_buffers)
                 if native.load(self.control.pool[number], "segment_base") != POOL_NOT_MADE}
 
     def close(self) -> None:
-        """Unmap; the memory itself stays."""
-        self.control = self._load_retired = None  # type: ignore[assignment]  # used after close() they shall fail
+        """Unmap the memory, which remains for other processes."""
+        self.control = self._load_retired = None  # type: ignore[assignment]  # a use after close() must raise
         for latch in self._latches.values():
             latch.close()
         self._latches.clear()
@@ -379,12 +387,12 @@ class EngineMemory:
 
 
 def now_ms() -> int:
-    """Wall clock in ms."""
+    """Return the wall clock in ms."""
     return time.time_ns() // 1_000_000
 
 
 def boot_ns() -> int:
-    """Time since the machine was started, suspensions included, in ns; setting the wall clock does not change it."""
+    """Return the time since boot, suspends included, in ns; setting the wall clock does not change it."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
@@ -392,7 +400,7 @@ def boot_ns() -> int:
 
 
 def write_run_settings(folder: SharedFolder, config: EngineConfig, name: str = shared_objects.SETTINGS) -> None:
-    """Note every setting with its origin, in a new object. For the store's owner."""
+    """Write every setting with its origin into a new object. For the store's owner."""
     document = {row.name: [row.show(getattr(config, row.name)), config.origins.get(row.name, DEFAULT)] for row in SETTINGS.values()}
     text = json.dumps(document).encode()
     with folder.create(name, len(text)) as shared:
@@ -400,8 +408,10 @@ def write_run_settings(folder: SharedFolder, config: EngineConfig, name: str = s
 
 
 def read_run_settings(folder: SharedFolder) -> EngineConfig:
-    """What the engine in `folder` runs with; EngineUnavailableError where that cannot be told. A setting that this version does not
-    know is of a newer one, which may run beside it for the time of an upgrade, and is left out."""
+    """Return the run settings of the engine in `folder`; EngineUnavailableError if they cannot be read.
+
+    Unknown settings are left out: they come from a newer version, which may run beside this one during an upgrade.
+    """
     with folder.attach(shared_objects.SETTINGS, writable=False) as shared:
         try:
             document = {name: row for name, row in json.loads(shared.memory[:]).items() if name in SETTINGS}
@@ -413,7 +423,7 @@ def read_run_settings(folder: SharedFolder) -> EngineConfig:
 
 
 def asked_otherwise(asked: EngineConfig, running: EngineConfig) -> list[str]:
-    """A clause for each setting that needs a restart and that --set, the environment or engine.toml gives otherwise than it runs."""
+    """Return a clause for each setting that needs a restart and whose value in `asked`, if not a default, differs from `running`."""
     return [f"{name} = {row.show(getattr(asked, name))} ({asked.origins[name]}) is asked for, "
             f"{row.show(getattr(running, name))} runs"
             for name, row in SETTINGS.items()
@@ -423,8 +433,10 @@ def asked_otherwise(asked: EngineConfig, running: EngineConfig) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """What a running engine is to run with after its settings were read again. `changed`: clauses about live settings that differ
-    now; `later`: about those that need a restart."""
+    """The settings of a running engine after they were read again.
+
+    `changed`: clauses about live settings that have changed; `later`: clauses about settings that need a restart.
+    """
 
     config: EngineConfig
     changed: list[str]
@@ -432,10 +444,11 @@ class Reloaded:
 
 
 def reload_settings(running: EngineConfig, asked: EngineConfig, from_file: Mapping[str, Value], live: Mapping[str, Value]) -> Reloaded:
-    """The live settings as they are asked for now, all others as they run.
+    """Take live settings from the arguments, and all others from `running`.
 
-    `asked`: from all sources, as at a start; `from_file`: the file's alone; `live`: what `pyengine config set` gives just now. What
-    was set live goes before the command line until the engine ends, and what the command line gave at the start before the file.
+    `asked`: the settings from all sources, as at a start; `from_file`: those of the file alone; `live`: those of the current
+    `pyengine config set`. A live set value takes precedence over the command line until the engine ends, and a value from
+    the command line at the start takes precedence over the file.
     """
     values = {name: getattr(running, name) for name in SETTINGS}
     origins = dict(running.origins)
@@ -461,6 +474,6 @@ def reload_settings(running: EngineConfig, asked: EngineConfig, from_file: Mappi
 
 
 def overrides_of(running: EngineConfig, asked: EngineConfig | None) -> dict[str, str]:
-    """What a worker must be given by --set to run with `running` where it would find `asked` by itself (None: unknown)."""
+    """Return the --set values with which a worker runs with `running` although its own sources give `asked` (None: unknown)."""
     return running.overrides() | {name: row.show(getattr(running, name)) for name, row in SETTINGS.items()
                                   if asked is not None and getattr(asked, name) != getattr(running, name)}

@@ -1,9 +1,9 @@
-"""Shared memory that a dead engine left: what recovery may believe of it, and its end.
+"""Shared memory of a crashed engine: check it, give it to recovery, and remove it.
 
-For the store's owner only: the lock is held exclusively, so no other process writes it.
-After kill -9 of all processes the control block says where the log ended, and pool
-buffers hold what was acknowledged but not yet written into files. Both count only if
-they are of this very store, epoch and boot, and no other program opened the store in between.
+For the store's owner only, which holds the lock exclusively, so that no other process writes to the memory.
+After kill -9 of all processes the control block has the end of the log, and pool buffers
+have records that were acknowledged but not yet committed to files. Recovery uses both only if
+they belong to this store, epoch and boot, and no other program has opened the store since.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from pyengine.storage.recovery.report import Progress, RecoveryOptions, Recovery
 if TYPE_CHECKING:
     from pyengine.storage.recovery.rebuild import RebuildReport, RebuildWork, Selection
 
-DYING_S = 2.0  # a process that was killed gives up its lock a moment before it is gone
+DYING_S = 2.0  # a process that was killed releases its lock a moment before it disappears
 POLL_STEP_S = 0.02
 
 
 class CrashedEngineMemory:
-    """What is there. `shared` is for recover(); None when there is nothing to believe or to reject."""
+    """The memory of the last engine, if any. `shared` is for recover(); None when there is no usable memory and no rejected pool."""
 
     def __init__(self, folder: SharedFolder | None) -> None:
         self._folder = folder
@@ -46,20 +46,20 @@ class CrashedEngineMemory:
         self._semaphore_id = sessions.NO_ATTACH_COUNT
         self._memory: EngineMemory | None = None
         self.shared: SharedState | None = None
-        self.confirm = 0  # how far slaves had confirmed the log; newer than what was noted
+        self.confirm = 0  # the offset that slaves have confirmed; it may be newer than the note
 
     @property
     def undrained_bytes(self) -> int:
-        """Acknowledged pool bytes that are in no file yet; 0 when the memory cannot be believed."""
+        """Acknowledged pool bytes that are in no file yet; 0 when the memory is rejected."""
         if self.shared is None or self.shared.mismatch or not self.shared.pool_buffers:
             return 0
         return max(0, self.shared.slot_end - self.shared.committed)
 
     def require_dead(self, *, retire: bool = True) -> None:
-        """StoreBusyError while processes of that engine live: they hold a lock file that was removed or replaced.
+        """Raise StoreBusyError while processes of that engine live, which hold a lock file that was removed or replaced.
 
-        Once they are dead, producers and readers that still have the memory mapped are told that it is over: they
-        would wait as long as the recovery lasts; not with `retire` False, for a look that is no recovery.
+        Once they are dead, the memory is retired: otherwise producers and readers that have it mapped would wait until
+        recovery has ended. `retire` False is for callers that only read.
         """
         deadline_s = time.monotonic() + DYING_S
         while pids := self._living():
@@ -75,13 +75,13 @@ class CrashedEngineMemory:
         if self._memory is None or self._memory.identity.boot_id != read_boot_id():
             return []
         lines = [self._memory.control.workers[kind] for kind in range(len(KIND_NAMES))]
-        # A process that has released the store may still sleep before it ends (pyengine/engine/log_file.py).
+        # A worker that has released the store may still pause before it ends (pyengine/engine/log_file.py): it does not count.
         pids = [(native.load(line, "pid"), native.load(line, "start_time_ms")) for line in lines
                 if native.load(line, "state") not in (native.WORKER_ABSENT, native.WORKER_FAILED)]
         return [pid for pid, start_ms in pids if pid != os.getpid() and is_alive(pid, start_ms)]
 
     def recorded(self) -> bytes:
-        """What its workers recorded of waits (native/recorder.py), for an engine of the same boot; b"" for nothing."""
+        """Return the flight recorder (native/recorder.py) for the next engine of this boot; b"" if there is none."""
         if self._folder is None:
             return b""
         try:
@@ -95,7 +95,7 @@ class CrashedEngineMemory:
         return b""
 
     def discard(self) -> bool:
-        """Remove it, once the store is recovered without it; True if there was any. It only cached files by then."""
+        """Remove the memory; True if there was any. Call it after recovery, when all its bytes are in files."""
         if self._folder is None:
             return False
         sessions.remove_attach_count(self._semaphore_id)
@@ -105,14 +105,14 @@ class CrashedEngineMemory:
         try:
             memory = self._memory = EngineMemory.attach(folder)
         except EngineUnavailableError as error:
-            # None, or its maker died before it was published: nothing was put through it. Or it was written over.
+            # There is no memory, or its supervisor died before it was published, so no put used it; or it was overwritten.
             if any(name.startswith("pool-") for name in folder.names()):
                 self.shared = SharedState(0, 0, (), f"{error}; what may have been in its pool alone is given up")
             return
         identity = memory.identity
         mismatch = _mismatch(root, engine_id, identity)
         if not mismatch and memory.state == native.STATE_DEGRADED:
-            mismatch = "that engine only read"  # its end is where the damage was, not where it had written to
+            mismatch = "that engine only read"  # its end of the log is the damage, not the end of what was written
         mismatch = mismatch or _contradiction(memory, identity)
         slot_end, _ = native.committed_slot(memory.control)
         committed = native.load_position(memory.control.committed)
@@ -125,7 +125,7 @@ class CrashedEngineMemory:
         try:
             self.shared = SharedState(
                 slot_end, committed, self._map_pool(folder, bases), mismatch,
-                # After a failed sync it is not known which queue and index pages reached the disk.
+                # After a failed sync it is unknown which pages of queues and index are on the disk.
                 reput_from=None if frozen else native.load_position(memory.control.reput_from),
                 index_progress=None if frozen else native.index_progress_copy(memory.control),
                 flushed=flushed, sync_failed=frozen,
@@ -135,7 +135,7 @@ class CrashedEngineMemory:
 
     @staticmethod
     def _pool_bases(memory: EngineMemory, identity: Identity) -> list[tuple[int, int]]:
-        """(buffer number, physical offset of its first byte) of the buffers in use."""
+        """Return (buffer number, physical offset of its first byte) of the buffers in use."""
         if identity.mode != native.MODE_POOL:
             return []
         bases = ((number, native.load(memory.control.pool[number], "segment_base"))
@@ -161,15 +161,15 @@ class CrashedEngineMemory:
             with contextlib.suppress(BufferError):
                 view.release()
         for buffer in self._buffers:
-            with contextlib.suppress(BufferError):  # a piece is still in use: unmapped when that is dropped
+            with contextlib.suppress(BufferError):  # a view is still in use: the buffer is unmapped with it
                 buffer.close()
 
 
 @contextlib.contextmanager
 def left_memory(root: str | os.PathLike[str]) -> Iterator[CrashedEngineMemory]:
-    """The shared memory that the last engine of the store at `root` left, mapped inside the block.
+    """Map the shared memory that the last engine of the store at `root` left, inside the block.
 
-    Creates nothing. A store that never had an engine of ours, or was stopped in order, has none.
+    It creates no object. A store that never had an engine of pyengine, or was stopped in order, has no such memory.
     """
     engine_id = read_engine_id(root)
     if engine_id is None:
@@ -185,8 +185,10 @@ def left_memory(root: str | os.PathLike[str]) -> Iterator[CrashedEngineMemory]:
 
 
 def _contradiction(memory: EngineMemory, identity: Identity) -> str:
-    """What cannot be in a control block that only its engine wrote; empty if nothing. A slot that was moved back would
-    make recovery take published records for unpublished ones."""
+    """Return how the positions of a control block contradict each other, which an engine never writes; "" if they do not.
+
+    From a commit slot that was moved back recovery would take published records for unpublished ones.
+    """
     control = memory.control
     slot_end, _ = native.committed_slot(control)
     wrote, committed, flushed, reput_from = (
@@ -204,7 +206,7 @@ def _contradiction(memory: EngineMemory, identity: Identity) -> str:
 
 
 def _mismatch(root: str | os.PathLike[str], engine_id: EngineId, identity: Identity) -> str:
-    """What differs from the store as it is now; empty if the memory is its own and no other program opened the store since."""
+    """Return why the memory does not match the store; "" if it is this store's and no other program has opened the store since."""
     if identity.store_uuid != engine_id.uuid:
         return "it belongs to another store"
     if (identity.engine_id_device, identity.engine_id_inode) != (engine_id.device, engine_id.inode):
@@ -222,8 +224,8 @@ def rebuild_alone(
     root: Path, config: EngineConfig, selection: Selection | None = None, *, progress: Progress | None = None,
     work: RebuildWork | None = None,
 ) -> RebuildReport:
-    """As storage.recovery.rebuild, in a stopped store. StoreBusyError while any process has it open."""
-    from pyengine.storage.recovery.rebuild import rebuild  # a start needs none of it
+    """Run storage.recovery.rebuild in a stopped store. StoreBusyError while any process has it open."""
+    from pyengine.storage.recovery.rebuild import rebuild  # imported here, since a start does not need it
 
     store = MessageStore(root, config.geometry)
     with StoreLock(root, create=True) as lock:
@@ -231,7 +233,7 @@ def rebuild_alone(
             raise StoreBusyError(f"{root} still has living workers: {command('stop', root)} ends them")
         renew_copied_id(root)
         store.look_at_log()
-        keep_sizes(root, config)  # once the files are away nothing else tells their sizes
+        keep_sizes(root, config)  # after the queue files are removed, their sizes could not be told any more
         with left_memory(root) as left:
             left.require_dead()
             report = rebuild(store, selection, options=RecoveryOptions.of(config), shared=left.shared,

@@ -1,28 +1,28 @@
-"""Who consumes a topic for a group, and which queue is whose: `config/consumers/<topic>@<group>`.
+"""The members of a consumer group on a topic and the queues that each holds: `config/consumers/<topic>@<group>`.
 
-Kernel locks decide, so nothing has to be cleaned up after a death. The file's bytes say
-only what locks cannot: who shows signs of life, and which claims have been overruled.
+Kernel locks decide, so a member's death needs no clean-up. The bytes of the file have only
+what locks cannot express: each member's heartbeat, and which claims are no longer valid.
 
 | lock, exclusive, of the open file | held by | means |
 |---|---|---|
-| MEMBERS + slot | a member, as long as it lives | takes part in sharing the queues out |
-| GUESTS + slot | a member that named its queues | lives, but gets no share |
+| MEMBERS + slot | a member, as long as it lives | gets a share of the queues |
+| GUESTS + slot | a member that chose its queues itself | lives, but gets no share |
 | QUEUES + fence * 2^32 + queue id | the holder of a queue | no other member may claim it under this fence |
 
-| bytes | hold | written by |
+| bytes | contents | written by |
 |---|---|---|
 | slot records, SLOTS_AT + 64 * slot | incarnation, beats, pid | the slot's holder |
-| queue records, RECORDS_AT + 32 * queue id | fence, incarnation of the holder | who holds the lock of the groups' offsets |
+| queue records, RECORDS_AT + 32 * queue id | fence, incarnation of the holder | the holder of the lock on the groups' offsets |
 
-A member holds a queue as long as the queue's record names its incarnation and the fence
-of its claim. It looks there before it hands out a message, and again, under the lock of
-the offsets, before it commits. So a queue can be taken from a member that is stopped or
-hangs: a higher fence in the record ends its hold, and its own lock, which it still has, is
-one that no member looks at any more. A record that is torn or scribbled on reads as another
-fence: the holder gives the queue up and claims it again. The worst that any content of
-this file can do is to have messages delivered again.
+A member holds a queue as long as the queue's record has its incarnation and the fence
+of its claim. It reads the record before it delivers a message, and again, under the lock of
+the offsets, before it commits. So another member can take a queue from one that is stopped or
+hangs: a higher fence in the record ends the old hold. The old member still has its kernel lock,
+but on the byte of the old fence, which is no longer used. A torn or damaged record reads as
+another fence: the holder drops the queue and claims it again. The worst effect of any content
+of this file is that messages are delivered again.
 
-Not to be removed while members live. A member whose file was removed drops all its queues.
+The file must not be removed while members live. A member whose file was removed drops all its queues.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _RECORD = struct.Struct("<QQ")    # fence, incarnation; then a CRC-32 over them
 _CRC = struct.Struct("<I")
 _FENCES = 1 << 24
 _NOBODY = 0
-_READS = 4                        # a record being written may be read torn once, not four times
+_READS = 4                        # a read during a write may be torn, but not four times in a row
 _living: weakref.WeakSet[GroupMembers] = weakref.WeakSet()
 
 
@@ -67,7 +67,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 @dataclass(frozen=True, slots=True)
 class SlotRecord:
-    """What a member says about itself. `beats` moves while it lives and is not stopped."""
+    """A member's own record. `beats` rises while the member lives and is not stopped."""
 
     incarnation: int = _NOBODY
     beats: int = 0
@@ -76,7 +76,7 @@ class SlotRecord:
 
 @dataclass(frozen=True, slots=True)
 class QueueRecord:
-    """Whose a queue is: the fence of the claim that counts, and who made it (0: no member)."""
+    """The current claim on a queue: its fence, and the incarnation of the member that made it (0: none)."""
 
     fence: int = 0
     incarnation: int = _NOBODY
@@ -84,20 +84,20 @@ class QueueRecord:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One queue, held by this process for as long as GroupMembers.holds() says so."""
+    """One queue that this process holds as long as GroupMembers.holds() is true."""
 
     queue_id: int
     fence: int
 
 
 class GroupMembers:
-    """The members of one group on one topic, as seen by, and including, this process.
+    """The members of one group on one topic.
 
-    join() makes this process a member; to look at a group it need not join.
+    join() makes this process a member; reading needs no join().
     """
 
     def __init__(self, root: str | os.PathLike[str], topic: str, group: str, *, may_create: bool = True) -> None:
-        """Opening it changes nothing but to make the file. Without `may_create` FileNotFoundError if there is none."""
+        """Open the file; create it if `may_create`, else raise FileNotFoundError if it does not exist."""
         self._path = StorePaths(root).config / "consumers" / group_key(topic, group)
         self._descriptor = _open(self._path, may_create)
         self._slot = -1
@@ -109,9 +109,9 @@ class GroupMembers:
     # -- members ------------------------------------------------------------------
 
     def join(self, *, shares: bool = True) -> int:
-        """Become a member and return the slot; `shares`: be given a share of the queues.
+        """Become a member and return the slot; `shares`: this member gets a share of the queues.
 
-        EngineError when all SLOTS_MAX places are taken.
+        EngineError when all SLOTS_MAX slots are taken.
         """
         self._base = MEMBERS if shares else GUESTS
         for slot in range(SLOTS_MAX):
@@ -122,49 +122,49 @@ class GroupMembers:
         raise EngineError(f"{self._path.name} has {SLOTS_MAX} members already")
 
     def beat(self) -> None:
-        """Show that this member lives and is not stopped."""
+        """Raise this member's heartbeat: it lives and is not stopped."""
         self._beats += 1
         self._put(self._slot_at(self._base, self._slot), _SLOT.pack(self.incarnation, self._beats, os.getpid(), 0))
 
     def sharing(self) -> list[int]:
-        """Slots of the living members that take a share, this one included, sorted."""
+        """Return the slots of the living members that get a share, this one included, sorted."""
         found = self._locked(MEMBERS, MEMBERS + SLOTS_MAX)
         mine = [self._slot] if self._base == MEMBERS and self._slot >= 0 else []
         return sorted({*(at - MEMBERS for at in found), *mine})
 
     def members(self) -> dict[int, SlotRecord]:
-        """What each living member, guests too, says about itself, by a number that is its own while it lives."""
+        """Return the record of each living member, guests too, by a number that identifies the member while it lives."""
         found = {*self._locked(MEMBERS, MEMBERS + SLOTS_MAX), *self._locked(GUESTS, GUESTS + SLOTS_MAX)}
         if self._slot >= 0:
             found.add(self._base + self._slot)
         return {at: self._slot_record(at) for at in sorted(found)}
 
     def record_of(self, slot: int) -> SlotRecord:
-        """What the member of a sharing slot says about itself."""
+        """Return the record of the member that has a sharing slot."""
         return self._slot_record(MEMBERS + slot)
 
     @property
     def is_current(self) -> bool:
-        """Whether the file that this process has open is still the one that others find."""
+        """Whether the open file still has its name, so that other members open the same one."""
         try:
             return os.path.samestat(os.fstat(self._descriptor), os.stat(self._path))
         except OSError:
             return False
 
-    # -- queues: everything that changes a record needs the lock of the groups' offsets --
+    # -- queues: a caller that changes a record must hold the lock of the groups' offsets --
 
     def record(self, queue_id: int) -> QueueRecord:
-        """Whose the queue is, as its record says."""
+        """Return the current record of the queue."""
         fields = self._get(RECORDS_AT + _RECORD_STRIDE * queue_id, _RECORD)
         return QueueRecord() if fields is None else QueueRecord(*fields)
 
     def is_claimed(self, queue_id: int) -> bool:
-        """Whether a living process other than this one has the claim that counts now."""
+        """Whether another living process has the current claim on the queue."""
         at = _queue_byte(queue_id, self.record(queue_id).fence)
         return bool(self._locked(at, at + 1))
 
     def claim(self, queue_id: int) -> Claim | None:
-        """Take a queue that no member holds; None when one does."""
+        """Claim a queue that no member holds; None when a member holds it."""
         fence = self.record(queue_id).fence
         if not self._try_lock(_queue_byte(queue_id, fence)):
             return None
@@ -172,7 +172,7 @@ class GroupMembers:
         return Claim(queue_id, fence)
 
     def seize(self, queue_id: int) -> Claim | None:
-        """Take a queue from the member that holds it: that hold ends here."""
+        """Take a queue from the member that holds it, which ends that member's hold."""
         fence = self.fence_off(queue_id)
         if not self._try_lock(_queue_byte(queue_id, fence)):
             return None
@@ -180,27 +180,27 @@ class GroupMembers:
         return Claim(queue_id, fence)
 
     def fence_off(self, queue_id: int) -> int:
-        """End whatever hold there is on a queue, so that it is free to be claimed; the new fence."""
+        """End any hold on a queue, so that a member can claim it; return the new fence."""
         fence = (self.record(queue_id).fence + 1) % (1 << 63)
         self._put_record(queue_id, QueueRecord(fence, _NOBODY))
         return fence
 
     def holds(self, claim: Claim) -> bool:
-        """Whether the queue is still this process's. Without the lock the answer may be old when it arrives."""
+        """Whether this process still holds the queue. Unless the caller holds the offsets' lock, that may change at any time."""
         return self.record(claim.queue_id) == QueueRecord(claim.fence, self.incarnation)
 
     def release(self, claim: Claim) -> None:
-        """Give a queue back."""
+        """Release a queue."""
         if self.holds(claim):
             self._put_record(claim.queue_id, QueueRecord(claim.fence, _NOBODY))
         self.drop(claim)
 
     def drop(self, claim: Claim) -> None:
-        """Drop the lock of a claim that counts no more, or of any claim, without touching the record."""
+        """Drop the kernel lock of a claim, valid or not, without a change of the record."""
         self._unlock(_queue_byte(claim.queue_id, claim.fence))
 
     def close(self) -> None:
-        """Leave: every lock of this process on the group is dropped, also where a forked child has the file open."""
+        """Leave the group: drop every lock of this process on it, even if a forked child has the file open."""
         if self._descriptor >= 0:
             try:
                 unlock(self._descriptor)
@@ -208,7 +208,7 @@ class GroupMembers:
                 self._close_file()
 
     def _close_file(self) -> None:
-        """Without a word about locks: in a forked child they are its parent's, and must end with that process."""
+        """Close the file without unlocking: a forked child shares its parent's locks, which must end with the parent."""
         if self._descriptor >= 0:
             descriptor, self._descriptor, self._slot = self._descriptor, -1, -1
             os.close(descriptor)
@@ -222,7 +222,7 @@ class GroupMembers:
         unlock(self._descriptor, byte, 1)
 
     def _locked(self, start: int, end: int) -> list[int]:
-        """Bytes of [start, end) that other open files have locked. The kernel names one of them at a time."""
+        """Return the bytes of [start, end) that other open files have locked; each call of the kernel names one."""
         found: list[int] = []
         ranges = [(start, end)]
         while ranges:
@@ -255,7 +255,7 @@ class GroupMembers:
             os.pwrite(self._descriptor, fields + _CRC.pack(zlib.crc32(fields)), at)
 
     def _get(self, at: int, fields: struct.Struct) -> tuple[int, ...] | None:
-        """The fields of a record, None where there is none that its checksum fits."""
+        """Return the fields of a record; None if there is none with a valid checksum."""
         for _ in range(_READS):
             found = os.pread(self._descriptor, fields.size + _CRC.size, at)
             if len(found) == fields.size + _CRC.size:

@@ -1,7 +1,7 @@
-"""Who is alive: pid and start time together, since pids come back; and which build of pyengine each worker runs.
+"""Whether a process lives, which build of pyengine it runs, and the heartbeat of workers.
 
-The start time is counted from boot, as the kernel has it, so a step of the wall clock does not make
-the living look like strangers.
+A process is identified by pid and start time, since the kernel reuses pids. The start time is the
+kernel's, counted from boot, so that a step of the wall clock does not change it.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ _ENDED = (b"Z", b"X", b"x")
 
 
 def process_start_ms(pid: int) -> int | None:
-    """When the process started, in ms since boot (steps of 10 ms), or None if it is gone or a zombie."""
+    """Return the start time of the process, in ms since boot (steps of 10 ms); None if it has ended or is a zombie."""
     fields = _stat(pid)
     return None if fields is None or fields[_STATE] in _ENDED else int(fields[_START_TICKS]) * 1000 // TICKS_A_SECOND
 
 
 def is_alive(pid: int, start_ms: int) -> bool:
-    """Whether this very process lives; a zombie does not, nor does another one with its pid."""
+    """Whether the process with this pid and start time lives; False for a zombie and for a later process with the same pid."""
     return pid > 0 and process_start_ms(pid) == start_ms
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal (SIGSTOP, Ctrl-Z) has stopped the process; one that a debugger holds is not."""
+    """Whether a signal (SIGSTOP, Ctrl-Z) has stopped the process; False for one that a debugger has stopped."""
     fields = _stat(pid)
     return fields is not None and fields[_STATE] == b"T"
 
 
 def _stat(pid: int) -> list[bytes] | None:
-    """The fields of /proc/PID/stat (proc(5)) from the state on; None for a process that is gone or hidden.
+    """Return the fields of /proc/PID/stat (proc(5)) from the state on; None for a process that has ended or is hidden.
 
-    Not by psutil: each process of an engine asks this at its start, and importing psutil takes 10 ms.
+    It does not use psutil: each process of an engine calls this at its start, and the import of psutil takes 10 ms.
     """
     try:
         descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
@@ -53,7 +53,7 @@ def _stat(pid: int) -> list[bytes] | None:
         return None
     try:
         return os.read(descriptor, 4096).rpartition(b")")[2].split()
-    except ProcessLookupError:  # it has ended in between
+    except ProcessLookupError:  # it has ended since the open
         return None
     finally:
         os.close(descriptor)
@@ -61,9 +61,9 @@ def _stat(pid: int) -> list[bytes] | None:
 
 @functools.cache
 def build_id() -> str:
-    """What code this process runs, as 16 hexadecimal digits: a digest of pyengine's files as they are at the first call.
+    """Return the id of the code that this process runs: 16 hexadecimal digits, a digest of pyengine's files at the first call.
 
-    Two builds of one version differ in it; the same files in another place do not. It takes some 10 ms.
+    Two builds of one version have different ids; the same files in another folder have the same id. It takes some 10 ms.
     """
     top = os.path.dirname(pyengine.__file__)
     digest = hashlib.blake2b(digest_size=8)
@@ -79,7 +79,7 @@ def build_id() -> str:
 
 
 class Heartbeat:
-    """One worker's own line in the control block: who it is and that it makes progress."""
+    """A worker's own line in the control block: its process, its state and its heartbeat."""
 
     def __init__(self, worker: ms_worker) -> None:
         """`worker`: this worker's `struct ms_worker`, which no other process writes."""
@@ -90,7 +90,7 @@ class Heartbeat:
         self._store_cpu = native.storer(worker, "cpu")
 
     def begin(self, pid: int, start_ms: int) -> int:
-        """Take the line over; the number of this incarnation, 1 for the first."""
+        """Take over the line from the last process; return the number of this incarnation, 1 for the first."""
         incarnation = native.load(self._worker, "incarnation") + 1
         native.store(self._worker, "start_time_ms", start_ms)
         failpoint("worker_line_begun")
@@ -104,7 +104,7 @@ class Heartbeat:
         return incarnation
 
     def beat(self, *, worked: bool = False) -> None:
-        """Say "I am going round"; `worked` counts the round as one with work."""
+        """Record the time of this round; `worked` counts it as a round with work."""
         self._store_heartbeat_ns(monotonic_ns())
         if worked:
             self._passes += 1
@@ -112,9 +112,9 @@ class Heartbeat:
             self._store_cpu(current_cpu())
 
     def state(self, state: int) -> None:
-        """One of the WORKER_ states."""
+        """Set the state, one of the WORKER_ numbers."""
         native.store(self._worker, "state", state)
 
     def error(self) -> None:
-        """Count one error that the worker survived."""
+        """Count an error after which the worker continues."""
         native.store(self._worker, "error_count", native.load(self._worker, "error_count") + 1)

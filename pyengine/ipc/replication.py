@@ -1,11 +1,11 @@
-"""The replicator's links: who is connected, since when, how far.
+"""The replicator's links in shared memory: peer, time of connection, positions. For `status`.
 
     supervisor   create_replication(folder, epoch)
     replicator   Replication(folder, writable=True) ... link = replication.open_link(address) ... link.close(why)
     status       with Replication(folder) as replication: replication.links()
 
-A master has one link for each slave, a slave has one, to its master. Nothing is decided
-by what is here.
+A master has one link for each slave, a slave has one, to its master. No process decides
+anything by this object.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LINK_STATE_NAMES = {LINK_CONNECTING: "connecting", LINK_READY: "ready", LINK_HAN
 
 @dataclass(frozen=True, slots=True)
 class LinkLook:
-    """One link at one moment. Positions are -1 where nothing was said yet; times are wall clock ms."""
+    """A snapshot of one link. A position is -1 until the peer has reported it; times are wall clock ms."""
 
     address: str
     state: str
@@ -48,13 +48,13 @@ class LinkLook:
     acked_ms: int
     bytes: int
     frames: int
-    caught_up_ns: int  # monotonic; 0 not known
+    caught_up_ns: int  # monotonic; 0: unknown
     said: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicationLook:
-    """What happened to all links since the engine started, and the end of the last one."""
+    """A snapshot of the totals of all links since the engine started, and why the last link ended."""
 
     connections: int
     refused: int
@@ -66,13 +66,13 @@ class ReplicationLook:
 
 
 def create_replication(folder: SharedFolder, epoch: int) -> None:
-    """The supervisor, before it publishes the control block."""
+    """Create the shared object; the supervisor calls it before it publishes the control block."""
     with folder.create(shared_objects.REPLICATION, native.REPLICATION_BYTES) as shared:
         native.format_replication(native.view(shared.memory), epoch)
 
 
 class Link:
-    """One link, as the replicator keeps it up to date. Every method is one or two plain stores."""
+    """The replicator's handle of one link. Every method is one or two plain stores."""
 
     def __init__(self, owner: Replication, number: int, address: str, state: int) -> None:
         self._owner = owner
@@ -90,36 +90,36 @@ class Link:
 
     @property
     def row(self) -> ms_link:
-        """For C code that keeps the link up to date."""
+        """The link's `struct ms_link`, for the C code that updates it."""
         return self._block
 
     def state(self, state: int, said: str = "") -> None:
-        """A new state, and a sentence for `status`."""
+        """Set the state, and a sentence for `status`."""
         native.write_texts(self._block, self.address, said)
         native_control.store(self._block, "state", state)
 
     def start(self, offset: int) -> None:
-        """Where the transfer on this connection begins."""
+        """Note the offset at which the transfer on this connection begins."""
         native_control.store(self._block, "start", offset)
         native_control.store(self._block, "sent", offset)
 
     def sent(self, offset: int, size_bytes: int, frames: int) -> None:
-        """Sent (or received) up to `offset`; `size_bytes` and `frames` more than before."""
+        """Note that the log is sent (or received) up to `offset`, and add `size_bytes` and `frames` to the totals."""
         self._store_sent(offset)
         native_control.store(self._block, "bytes", native_control.load(self._block, "bytes") + size_bytes)
         native_control.store(self._block, "frames", native_control.load(self._block, "frames") + frames)
 
     def acked(self, offset: int) -> None:
-        """The last report."""
+        """Note the offset that the slave reported last."""
         self._store_acked(offset)
         self._store_acked_ms(_now_ms())
 
     def caught_up(self, at_ns: int) -> None:
-        """The other side has all that was committed here at that time (monotonic)."""
+        """Note that the peer has all that was committed here at the time `at_ns` (monotonic)."""
         native_control.store(self._block, "caught_up_ns", at_ns)
 
     def close(self, said: str = "") -> None:
-        """The link is gone; with a sentence if that was not our own wish."""
+        """Free the link; `said` is the reason if this process did not close it on purpose."""
         native_control.store(self._block, "state", LINK_NONE)
         if said:
             self._owner.note_end(self.address, said)
@@ -127,10 +127,10 @@ class Link:
 
 
 class Replication:
-    """The shared object as one process has it mapped; `block` is its `struct ms_replication *`."""
+    """The shared object, mapped in this process; `block` is its `struct ms_replication *`."""
 
     def __init__(self, folder: SharedFolder, *, writable: bool = False) -> None:
-        """EngineUnavailableError when it is not there, of another layout, or of another user."""
+        """Raises EngineUnavailableError when the object does not exist, has another layout, or belongs to another user."""
         shared = folder.attach(shared_objects.REPLICATION, writable=writable)
         self._take(native.view(shared.memory), shared)
         try:
@@ -148,7 +148,7 @@ class Replication:
 
     @classmethod
     def private(cls) -> Replication:
-        """An object of this process alone, for tests and where the shared one cannot be had."""
+        """Return an object in private memory, for tests and for when the shared one cannot be opened."""
         replication = cls.__new__(cls)
         replication._take(native.private(), None)
         return replication
@@ -156,25 +156,25 @@ class Replication:
     # ---- the replicator ---------------------------------------------------------
 
     def open_link(self, address: str, state: int = LINK_READY) -> Link | None:
-        """A new link; None when all are taken."""
+        """Take a free link; None when all are taken."""
         if not self._free:
             return None
         return Link(self, self._free.pop(), address, state)
 
     def give_back(self, number: int) -> None:
-        """For Link.close()."""
+        """Free a link; for Link.close()."""
         self._free.append(number)
 
     def count(self, field: str) -> None:
-        """One more of `connections`, `refused` or `closed`."""
+        """Add 1 to `connections`, `refused` or `closed`."""
         native_control.store(self.block, field, native_control.load(self.block, field) + 1)
 
     def listening(self, port: int) -> None:
-        """A master takes slaves at this port now."""
+        """Note the port at which a master accepts slaves."""
         native_control.store(self.block, "listening_port", port)
 
     def note_end(self, address: str, said: str) -> None:
-        """Keep why the last link ended."""
+        """Note why the last link ended."""
         self.count("closed")
         native.write_texts(self.block, address, said)
         native_control.store(self.block, "said_ms", _now_ms())
@@ -182,11 +182,11 @@ class Replication:
     # ---- `status` --------------------------------------------------------------
 
     def links(self) -> list[LinkLook]:
-        """Every open link."""
+        """Return a snapshot of every open link."""
         return [look for block in self.block.links if (look := _look(block)) is not None]
 
     def look(self) -> ReplicationLook:
-        """The figures of all of them together."""
+        """Return a snapshot of the totals."""
         block = self.block
         address, said = native.read_texts(block)
         numbers = {field: native_control.load(block, field) for field in ("connections", "refused", "closed", "listening_port")}

@@ -1,11 +1,11 @@
-"""The producer's way to a session: ask the supervisor, take the objects by descriptor.
+"""Open a producer's session: ask the supervisor, which sends the shared objects as descriptors.
 
     with open_session(root) as session:
         session.control, session.session    # cffi pointers, see pyengine.native
         session.writer_latch                               # to wake the writer
 
-A supervisor that is just being replaced delays the opening, within the timeout; nothing
-else ever asks it again.
+While a dead supervisor is being replaced, the opening waits, within the timeout. Puts never
+need the supervisor again.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 10.0
 RETRY_STEP_S = 0.02
-DESCRIPTORS = 2  # that come with a session
+DESCRIPTORS = 2  # of an answer with a session
 
 
 class ProducerSession:
     """One open session, mapped: the session read-write, the control block read-only."""
 
     def __init__(self, root: Path, answer: sessions.SessionAnswer, descriptors: list[int]) -> None:
-        """`descriptors`, of the session and of the control block, are this object's from here on, or closed."""
+        """Take over `descriptors`, those of the session and of the control block; they are closed if this fails."""
         self.root = root
         self._pid = os.getpid()
         mapped: list[SharedObject] = []
@@ -65,18 +65,18 @@ class ProducerSession:
                 shared.close()
             raise
         self._object: SharedObject | None = mapped[0]
-        # To notice that the engine died (csrc/producer.c). Not where no byte seems to be held now: then it is another file `lock`.
+        # csrc/producer.c notices by it that the engine died. If no byte is locked now, the file is not the engine's `lock`.
         self.lock_descriptor = open_lock(root) if living_kinds(root) else -1
         self._counted = sessions.join_attach_count(self.identity.sysv_semaphore_id)
 
     @property
     def folder(self) -> SharedFolder:
-        """Where side objects go."""
+        """The folder for side objects."""
         return self.memory.folder
 
     @property
     def control(self) -> ms_control:
-        """Read-only memory."""
+        """The control block, mapped read-only."""
         return self.memory.control
 
     @property
@@ -91,22 +91,25 @@ class ProducerSession:
 
     @property
     def is_open(self) -> bool:
-        """Whether entries still find a writer: neither this session was closed nor the engine replaced."""
+        """Whether a writer still executes entries: the session is not closed and the engine is not replaced."""
         line = self.control.sessions[self.slot]
         return (not self.memory.retired and native.load(line, "generation") == self.generation
                 and native.load(line, "state") == native.SESSION_OPEN)
 
     @property
     def is_replaced(self) -> bool:
-        """Whether the store was recovered since: the engine is over, also where its names in shared memory were removed
-        so that no process could say so in what is mapped here."""
+        """Whether the store was recovered since, so that this engine has ended.
+
+        The epoch on the disk tells it even if the engine's names in shared memory were removed: then no process could have
+        retired the memory that is mapped here.
+        """
         try:
             return read_epoch(self.root) > self.identity.epoch
         except EngineError:
             return False
 
     def close(self) -> None:
-        """Say goodbye and unmap; what was published is still executed. In a forked child: only unmap."""
+        """Close the session and unmap it; published entries are still executed. A forked child only unmaps."""
         if self._object is None:
             return
         if os.getpid() == self._pid:
@@ -125,7 +128,7 @@ class ProducerSession:
             self.lock_descriptor = -1
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # half made, or at the end of the interpreter
+        with contextlib.suppress(Exception):  # the object is incomplete, or the interpreter is ending
             self.close()
 
     def __enter__(self) -> ProducerSession:
@@ -137,10 +140,10 @@ class ProducerSession:
 
 def open_session(root: str | os.PathLike[str], ring_bytes: int | None = None,
                  timeout_s: float = CONNECT_TIMEOUT_S) -> ProducerSession:
-    """A session with the engine that runs on `root`; `ring_bytes` None takes the engine's default.
+    """Open a session with the engine that runs on `root`; `ring_bytes` None takes the engine's default.
 
-    EngineUnavailableError says why there is none: no engine, stopping, degraded, no slot
-    free, another user's engine. A missing supervisor is waited for while other processes of the engine live.
+    EngineUnavailableError says why it cannot: no engine, stopping, degraded, no free slot,
+    another user's engine. While the supervisor is down but other processes of the engine live, it waits for a new one.
     """
     root = Path(root).resolve()
     deadline_s = time.monotonic() + timeout_s
@@ -174,9 +177,9 @@ def _open_now(root: Path, ring_bytes: int | None, timeout_s: float) -> ProducerS
 
 
 def ask_for_settings(root: str | os.PathLike[str], live: Mapping[str, str], timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, Any]:
-    """Let the supervisor read the settings again and set those in `live`: {"changed": [...], "later": [...], "number": n}.
+    """Ask the supervisor to read the settings again and to set those in `live`; {"changed": [...], "later": [...], "number": n}.
 
-    EngineUnavailableError where no supervisor answers within `timeout_s`; EngineError with what it refused.
+    EngineUnavailableError if no supervisor answers within `timeout_s`; EngineError if it refuses a setting.
     """
     try:
         with sessions.connect_socket(find_folder(root).path, timeout_s) as channel:
@@ -189,14 +192,14 @@ def ask_for_settings(root: str | os.PathLike[str], live: Mapping[str, str], time
 
 
 def _ask(channel: socket.socket, request: Mapping[str, object]) -> tuple[dict[str, Any], list[int]]:
-    """(answer, descriptors that came with it). OSError when the other side went away."""
+    """Send a request; return (answer, descriptors of the answer). OSError when the supervisor closes the connection."""
     channel.sendall(json.dumps(request).encode() + b"\n")
     line = b""
     descriptors = array("i")
     room = socket.CMSG_SPACE(DESCRIPTORS * descriptors.itemsize)
     try:
         while not line.endswith(b"\n"):
-            # Not socket.recv_fds, which takes flags and drops them: another program would inherit the descriptors.
+            # Not by socket.recv_fds, which ignores its flags: without MSG_CMSG_CLOEXEC a new program would inherit the descriptors.
             data, ancillary, _, _ = channel.recvmsg(sessions.LINE_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC)
             for level, kind, received in ancillary:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
