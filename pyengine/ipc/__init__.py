@@ -1,1 +1,1 @@
-"""What processes share: shared memory, latches, locks, sessions."""
+"""Objects that processes share: shared memory, latches, locks, sessions."""

@@ -1,9 +1,9 @@
 """`pyengine.open_store`: a StoreReader that follows the engine while one runs, and the files when none does.
 
-It adds to the files' reader what only shared memory tells: how far each read level reaches
-(docs/promises.md, 4), the mode in which the engine writes, and the wake-up when messages arrive. It
-may be opened before the engine starts and outlives it; nothing of it is needed to read. `check_now`
-is the whole-store check of a store beside the engine that runs on it, or stopped; `diff_now` compares two such stores.
+It adds to the reader of the files what only shared memory has: the offset up to which each read level reaches
+(docs/promises.md, 4), the mode in which the engine writes, and the wake-up when messages arrive. A reader can be
+opened before the engine starts, and continues to read after the engine has ended. `check_now` checks a whole store,
+while an engine runs on it or stopped; `diff_now` compares two such stores.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from pyengine.storage.check.report import CheckProgress, CheckReport
     from pyengine.storage.check.work import CheckWork
 
-LOOK_FOR_ENGINE_S = 1.0   # how often a reader without an engine looks for one
-WAIT_STEP_S = 1.0         # a wake-up may be lost to a process killed in between: no wait is longer
+LOOK_FOR_ENGINE_S = 1.0   # interval at which a reader looks for a running engine
+WAIT_STEP_S = 1.0         # longest wait: a process that is killed before it wakes the others loses their wake-up
 FLUSH_WAIT_S = 30.0
-FLUSH_STEP_S = 0.02       # durability is announced elsewhere than arrival
+FLUSH_STEP_S = 0.02       # poll interval: the sequence of arrivals does not rise with `flushed`
 WITHOUT_ENGINE_STEP_S = 0.1
 CHECK_TRIES = 20
 HOLD_WAIT_S = 5.0
@@ -61,7 +61,7 @@ _NO_POSITIONS_YET = (native.STATE_STOPPED, native.STATE_RECOVERING)
 
 
 class LiveWatermark:
-    """The levels of one store, now. Threads may share it; close() unmaps the control block."""
+    """The current limits of a store's read levels. Threads may share it; close() unmaps the control block."""
 
     def __init__(self, root: str | os.PathLike[str], commit_log: MappedFileQueue) -> None:
         self._root = root
@@ -72,34 +72,34 @@ class LiveWatermark:
         self._lock = threading.Lock()
 
     def limit(self, level: ReadLevel) -> int:
-        """Nothing at or above this physical offset may be looked at.
+        """Return the physical offset below which a reader of this level may read.
 
-        With the pool `written` is `committed`: what is in a buffer only is in no file.
-        UsageError for `replicated` where nothing replicates, StoreBusyError while the store recovers.
+        With a pool, `written` is `committed`, since bytes in a pool buffer are in no file.
+        UsageError for `replicated` if the engine does not replicate, StoreBusyError while the store recovers.
         """
         with self._lock:
             control = self._attached()
             return self._files.limit(level) if control is None else self._position(control, level)
 
     def queue_limit(self, level: ReadLevel) -> int:
-        """The same for queue and index entries: never beyond what is dispatched."""
+        """Return the same limit for queue and index entries, which is never beyond the dispatched offset."""
         with self._lock:
             control = self._attached()
             if control is None:
                 return self._files.queue_limit(level)
             limit = min(self._position(control, level), native.load_position(control.reput_from))
-            if control.identity.dispatch_at:  # at an orderly stop queues are written to the log's end
+            if control.identity.dispatch_at:  # an orderly stop dispatches to the end of the log, beyond `confirm`
                 limit = min(limit, native.load_position(control.confirm))
             return limit
 
     @property
     def is_live(self) -> bool:
-        """Whether the counters of a running engine answer, and not the files."""
+        """Whether the limits come from a running engine's counters, and not from the files."""
         with self._lock:
             return self._attached() is not None
 
     def close(self) -> None:
-        """Unmap; the next question maps again."""
+        """Unmap the control block; the next call maps it again."""
         with self._lock:
             self._detach()
 
@@ -112,10 +112,10 @@ class LiveWatermark:
         return native.load_position(getattr(control, _POSITIONS[level]))
 
     def _attached(self) -> ms_control | None:
-        """The control block of the engine that runs now, None without one.
+        """Return the control block of the running engine, None if none runs.
 
-        The counters alone cannot tell: after a kill -9 of everything the memory stays as it
-        was. The store's lock can, and it costs one system call.
+        The store's lock says whether an engine runs, for one system call; the counters do not, since the
+        memory stays as it was after a kill -9 of all processes.
         """
         if store_use(self._root) is not StoreUse.ENGINE:
             self._detach()
@@ -132,7 +132,7 @@ class LiveWatermark:
         return self._control
 
     def _dead_engine(self) -> DeadEngine | None:
-        """What the memory of an engine that was killed says, if it is this store's and the next recovery will believe it."""
+        """Return the state in a killed engine's memory, None unless it is of this store, boot and epoch, as recovery requires."""
         identity = read_engine_id(self._root)
         try:
             with EngineMemory.attach(find_folder(self._root), writable=False) as memory:
@@ -160,7 +160,7 @@ class LiveWatermark:
             self._shared = folder.attach(shared_objects.CONTROL, writable=False)
             control = self._control = native.view_control(self._shared.memory)
             native.check_control(control, self._shared.size_bytes)
-        except EngineUnavailableError:  # another user's engine, or one that has just gone
+        except EngineUnavailableError:  # another user's engine, or one that has just ended
             self._detach()
             return
         self._path = folder.path / shared_objects.CONTROL
@@ -180,8 +180,8 @@ class LiveWatermark:
 def open_store(path: str | os.PathLike[str], **settings: object) -> LiveStoreReader:
     """Open the store at `path` for reading, with or without a running engine.
 
-    Returns a StoreReader. `settings` are those of the store. NotAStoreError, ConfigError; StoreRefusedError when a
-    damaged folder is first used.
+    Returns a StoreReader. `settings` are those of the store. Raises NotAStoreError and ConfigError; the first use of a
+    damaged folder raises StoreRefusedError.
     """
     check_keywords(open_store, settings)
     return LiveStoreReader(path, **settings)
@@ -195,7 +195,7 @@ class LiveStoreReader(StoreReader):
         self._live_watermark = LiveWatermark(self.root, self.commit_log)
         self._watermark = self._live_watermark
         self._memory: EngineMemory | None = None
-        self._replaced: list[EngineMemory] = []  # another thread may still sleep in one: kept until close()
+        self._replaced: list[EngineMemory] = []  # kept until close(): another thread may still wait in one
         self._holds: SegmentHolds | None = None
         self._holds_of: EngineMemory | None = None
         self._all_holds: list[SegmentHolds] = []
@@ -212,12 +212,12 @@ class LiveStoreReader(StoreReader):
 
     @property
     def is_live(self) -> bool:
-        """Whether an engine runs, so that its counters are read and not the files."""
+        """Whether an engine runs, so that the reader uses its counters and not the files."""
         self._require_open()
         return self._live_watermark.is_live
 
     def dispatched_offset(self, level: ReadLevel | str | None = None) -> int:
-        """The physical offset below which each message is in its queue; never beyond the end for this level."""
+        """Return the physical offset below which each message is in its queue; never beyond the end of the log for this level."""
         return self._queue_limit(level)
 
     def wait_for_message(
@@ -239,12 +239,12 @@ class LiveStoreReader(StoreReader):
             self.wait_for_arrival(left_s if arrives_readable else min(left_s, FLUSH_STEP_S), seen)
 
     def arrivals(self) -> int:
-        """A number that changes when messages are dispatched: take it before a read, then pass it to wait_for_arrival."""
+        """Return a number that changes when messages are dispatched: take it before a read, then pass it to wait_for_arrival."""
         memory = self._engine_memory()
         return waiting.load_sequence(memory.control.arrival_seq) if memory else 0
 
     def wait_for_arrival(self, timeout_s: float, seen: int) -> None:
-        """Sleep until a message is dispatched after `seen` was taken, or until the timeout; one second at most."""
+        """Sleep until a message is dispatched after arrivals() returned `seen`, or until the timeout; one second at most."""
         memory = self._engine_memory()
         if memory is None:
             time.sleep(min(timeout_s, WITHOUT_ENGINE_STEP_S))
@@ -256,7 +256,7 @@ class LiveStoreReader(StoreReader):
         """Keep the segment with this physical offset from being deleted inside the block. RocketMQ: MappedFile.hold.
 
         False when its deletion has begun, too many segments are held, or no engine runs. Then the segment may be deleted
-        at any time, which each read notices. The engine waits for a hold up to destroy_mapped_file_interval_forcibly_ms.
+        at any time; each read notices that. The engine waits for a hold up to destroy_mapped_file_interval_forcibly_ms.
         """
         with self._hold(physical_offset - physical_offset % self.commit_log.size_bytes) as held:
             yield held
@@ -273,7 +273,7 @@ class LiveStoreReader(StoreReader):
             holds.release(segment)
 
     def _segment_holds(self) -> SegmentHolds | None:
-        """The holds of the running engine, None without one or where this user may not write to its memory."""
+        """Return the holds of the running engine; None if none runs or this user may not write to its memory."""
         memory = self._engine_memory()
         with self._memory_lock:
             if memory is not self._holds_of:
@@ -285,11 +285,11 @@ class LiveStoreReader(StoreReader):
             return self._holds
 
     def close(self) -> None:
-        """Close files and shared memory; no other thread may be using the reader."""
+        """Close files and shared memory; no other thread may use the reader during or after this call."""
         super().close()
         self._live_watermark.close()
         with self._memory_lock:
-            for holds in self._all_holds:  # of engines that were replaced too: a hold may still be given back
+            for holds in self._all_holds:  # of replaced engines too: until now a thread could still release a hold
                 holds.close()
             self._all_holds.clear()
             self._holds = self._holds_of = None
@@ -299,7 +299,7 @@ class LiveStoreReader(StoreReader):
             self._replaced.clear()
 
     def _engine_memory(self) -> EngineMemory | None:
-        """The running engine's memory, None without one; looked for at most every LOOK_FOR_ENGINE_S."""
+        """Return the running engine's memory, None if none runs; it looks for an engine at most every LOOK_FOR_ENGINE_S."""
         self._require_open()
         with self._memory_lock:
             now_s = time.monotonic()
@@ -315,7 +315,7 @@ class LiveStoreReader(StoreReader):
         if self._memory is None and lives:
             try:
                 self._memory = EngineMemory.attach(find_folder(self.root), writable=False)
-            except EngineUnavailableError:  # starting, stopping, or another user's: the files will do
+            except EngineUnavailableError:  # it starts or stops, or is another user's: read the files
                 self._memory = None
 
     def _set_aside(self) -> None:
@@ -325,10 +325,10 @@ class LiveStoreReader(StoreReader):
 
 
 def flushed_end(store: LiveStoreReader) -> int:
-    """Where the log is durable, once that covers all that is committed now; without an engine as far as it is.
+    """Wait until everything that is committed now is flushed, and return the flushed offset; without an engine, at once.
 
-    EngineError where the engine does not flush that within two of its intervals and FLUSH_WAIT_S. UsageError where it cannot
-    be told how far the log is durable.
+    EngineError if the engine does not flush it within two of its intervals plus FLUSH_WAIT_S. UsageError if the flushed
+    offset is unknown.
     """
     wanted = store.max_physical_offset(ReadLevel.COMMITTED)
     wait_s = FLUSH_WAIT_S + 2 * store.config.flush_interval_commit_log_ms / 1000
@@ -348,12 +348,12 @@ def flushed_end(store: LiveStoreReader) -> int:
 
 def check_now(root: Path, config: EngineConfig, acked: Path | None = None, progress: CheckProgress | None = None,
               work: CheckWork | None = None) -> CheckReport:
-    """Check the store as it is; again when the program that runs on it deletes a file that was just going to be looked at.
+    """Check the store as it is; start again when the program that runs on it deletes a file before it is checked.
 
-    As storage.check.check, and StoreBusyError: see `dispatched_end`. Beside a broker nothing is judged that its
-    checkpoint does not call flushed, and a finding of the kind `broker` says up to where that is.
+    Raises what storage.check.check raises, and StoreBusyError as `dispatched_end` does. While a broker runs on the store,
+    only records up to the flushed time of its checkpoint are checked, and a finding of the kind `broker` names that offset.
     """
-    from pyengine.storage.check.check import check  # readers need none of it
+    from pyengine.storage.check.check import check  # imported here, since readers do not need it
 
     store = MessageStore(root, config.geometry)
 
@@ -371,7 +371,7 @@ def check_now(root: Path, config: EngineConfig, acked: Path | None = None, progr
 
 
 def _settled(root: Path, first_offset: Callable[[], int], checked: Callable[[], CheckReport]) -> CheckReport:
-    """A check during which the log did not lose its beginning."""
+    """Repeat the check until the start of the log did not move during it."""
     for _ in range(CHECK_TRIES):
         before = first_offset()
         with contextlib.suppress(FileNotFoundError):
@@ -387,9 +387,9 @@ def _log_begin(store: MessageStore) -> int:
 
 
 def _flushed_by_broker(store: MessageStore) -> int:
-    """The end of what a broker has flushed by its checkpoint: log, queues and index.
+    """Return the offset up to which a broker, by its checkpoint, has flushed log, queues and index.
 
-    A message that is younger than RocketMQ's own margin may not be in its queue yet, or still in a pool.
+    Messages younger than RocketMQ's own margin are left out: they may not be in their queues yet, or only in a pool.
     """
     from pyengine.storage.log_scan import LogView, end_of_stored_until
 
@@ -400,10 +400,11 @@ def _flushed_by_broker(store: MessageStore) -> int:
 
 def diff_now(root: Path, other: Path, *, settings: Mapping[str, object] | None = None, progress: CheckProgress | None = None,
              work: DiffWork | None = None) -> DiffReport:
-    """Compare two stores, each as it is now: with an engine up to what is committed, a stopped one to its log's end.
+    """Compare two stores as they are now: with a running engine up to the committed offset, else to the end of the log.
 
-    What an engine appends meanwhile is not looked at, and it deletes nothing. `settings` are those of either store where its
-    files cannot tell them. Raises NotAStoreError, ConfigError, and StoreBusyError where a store recovers or loses segments meanwhile.
+    Records that an engine appends meanwhile are not compared, and engines are kept from deleting segments. `settings` apply to
+    a store whose files do not tell them. Raises NotAStoreError, ConfigError, and StoreBusyError if a store recovers or loses
+    segments meanwhile.
     """
     from pyengine.storage.check.diff import ComparedStore, DiffReport, DiffWork, Logs, compare_logs, end_beyond_damage
     from pyengine.storage.check.work import LogSegments
@@ -438,7 +439,7 @@ def diff_now(root: Path, other: Path, *, settings: Mapping[str, object] | None =
 
 
 def _queue_ends(readers: Sequence[LiveStoreReader], limit: int) -> tuple[tuple[QueueEnds, ...], list[str]]:
-    """The queues that do not end alike where the log ends at `limit`; and why none of them was looked at."""
+    """Return the queues that have different ends for a log that ends at `limit`; or the reason why they were not compared."""
     from pyengine.storage.check.diff import QueueEnds
 
     for reader in readers:
@@ -454,10 +455,10 @@ def _queue_ends(readers: Sequence[LiveStoreReader], limit: int) -> tuple[tuple[Q
 
 @contextlib.contextmanager
 def log_held(root: Path) -> Iterator[Callable[[], int]]:
-    """Keep the running engine from deleting any segment: it goes from the oldest on, so the oldest is held.
+    """Keep the running engine from deleting segments inside the block, by a hold on the oldest, which is deleted first.
 
-    Gives a function that tells where the log begins. A segment whose turn has come already
-    cannot be held: it is waited for, within HOLD_WAIT_S.
+    Yields a function that returns the start of the log. A segment whose deletion has begun
+    cannot be held: this waits up to HOLD_WAIT_S until it is deleted.
     """
     with open_store(root) as store, contextlib.ExitStack() as stack:
         deadline_s = time.monotonic() + HOLD_WAIT_S
@@ -469,11 +470,11 @@ def log_held(root: Path) -> Iterator[Callable[[], int]]:
 
 
 def dispatched_end(root: Path) -> int | None:
-    """`reput_from` of the engine that runs on the store; None where nothing changes: no process has it open, or its
-    engine is degraded and only reads. Then what lies beyond is to be judged too.
+    """Return `reput_from` of the engine that runs on the store; None if no process writes to the store.
 
-    StoreBusyError while it is being recovered or open in a program that is no engine: what is
-    half done there would look like damage.
+    That is so if no process has it open or its engine is degraded; then a check covers the log beyond that offset too.
+    StoreBusyError while the store is recovered or open in another program: its unfinished
+    writes would look like damage.
     """
     holder = look(root)
     if holder.kind == "none":
@@ -490,13 +491,13 @@ def dispatched_end(root: Path) -> int | None:
         raise StoreBusyError(f"{root} has an engine whose counters cannot be read: {error}") from error
 
 
-# ---- what was submitted before -----------------------------------------------------
+# ---- puts of ended producers -------------------------------------------------------
 
 
 def settled_end(root: Path, timeout_s: float) -> int:
-    """The log's end, once all that ended producers had submitted is executed, and all below it can be read and is dispatched.
+    """Wait until all puts of ended producers are executed, committed and dispatched, and return the end of the log.
 
-    What is not below it now was not submitted by a producer that had closed its session, or died, before this call.
+    A put of a producer that had closed its session, or had died, before this call is below that offset or was not submitted.
     EngineUnavailableError without a running engine, StoreBusyError at the timeout.
     """
     deadline_s = time.monotonic() + timeout_s

@@ -1,34 +1,34 @@
-"""Sessions of producers: the table of who may put, the socket where they are opened, the count of living producers.
+"""Sessions of producers: the table of sessions, the socket where they are opened, the count of living producers.
 
-A slot of the table goes FREE -> OPEN (supervisor) -> DEAD (supervisor, or the writer for a bad entry)
--> FREE (writer, once the ring is drained). Each opening raises the slot's generation,
-which is part of the object's name beside the epoch, so that nothing ever speaks of the
-wrong session, of this engine or of an earlier one.
-The object itself carries a lock that lasts as long as any copy of the producer's descriptor or
-its mapping does: that tells of a producer that dropped its session without a word, or that
-became another program by exec. The end of its process is told at once, by a pidfd.
+A slot of the table goes FREE -> OPEN (by the supervisor) -> DEAD (by the supervisor, or by the writer after a bad entry)
+-> FREE (by the writer, once the ring is drained). Each opening raises the slot's generation. The
+object's name has the epoch and the generation, so that it never refers to another session, of this
+engine or of an earlier one.
+A lock on the object's file lasts as long as any copy of the producer's descriptor or of its mapping:
+by it the supervisor notices a producer that dropped its session without closing it, or that runs
+another program by exec. A pidfd reports the end of the producer's process at once.
 Every step is one compare-and-swap; after it `session_seq` rises and the writer is woken.
 
-Sessions are opened at a Unix socket in the engine's folder, which the supervisor serves.
-One JSON line each way, the objects as descriptors beside the answer (SCM_RIGHTS):
+A producer opens its session at a Unix socket in the engine's folder, which the supervisor serves.
+Request and answer are one JSON line each; the objects come with the answer as descriptors (SCM_RIGHTS):
 
     {"want": "session", "ring_bytes": 4194304}
         -> {"slot", "generation", "ring_bytes", "session_bytes", "control_bytes", "epoch",
             "folder", "semaphore_writer", "sysv_semaphore_id"} + [session rw, control READ-ONLY]
     {"want": "close", "epoch": 5, "slot": 3, "generation": 7}      -> {"closed": true}
-    {"want": "settings", "live": {"name": "value"}}     -> what take_settings() of the supervisor gives: the settings are read again
-    anything else                                       -> {"error": sentence}, with "again": true where it may pass
+    {"want": "settings", "live": {"name": "value"}}     -> the settings are read again; the answer of the supervisor's take_settings()
+    anything else                                       -> {"error": sentence}, with "again": true if a later try may succeed
 
-The peer's credentials are checked: only the engine's own user or root. Nothing a peer
-does blocks the supervisor: sockets never block, a line is at most LINE_BYTES_MAX long,
-and a peer that is silent for TIMEOUT_S is dropped; of more than PEERS_MAX the one that
-was silent for longest, so that no producer is kept out (open_session() tries again).
+The peer's user must be the engine's own or root. A peer cannot block the supervisor: sockets are
+non-blocking, a line has at most LINE_BYTES_MAX bytes, and a peer that is silent for TIMEOUT_S is
+dropped. When more than PEERS_MAX are connected, the one that was silent for longest is dropped, so that
+other users of the socket cannot keep a producer out (open_session() tries again).
 
-The count of living producers is kept right by the kernel (a SysV semaphore with SEM_UNDO). The
-supervisor makes the semaphore (IPC_PRIVATE: no key to guess or to clash with) and publishes its id in
-the control block. A producer joins once; when it closes, or is killed at any instruction, the kernel
-takes its one back. `status` shows the number, `stop` waits for it to fall, bounded; nothing is decided
-by it alone.
+The kernel keeps the count of living producers right (a SysV semaphore with SEM_UNDO). The
+supervisor creates the semaphore (IPC_PRIVATE: no key that could be guessed or used twice) and publishes
+its id in the control block. A producer adds one; when it closes its session, or is killed at any
+instruction, the kernel subtracts that. `status` shows the count, and `stop` waits, bounded, until it
+falls; no decision depends on it alone.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ NO_ATTACH_COUNT = -1
 
 
 class SessionAnswer(TypedDict):
-    """The supervisor's answer to `session`; the objects come with it as descriptors."""
+    """The supervisor's answer to the request `session`; the objects come with it as descriptors."""
 
     slot: int
     generation: int
@@ -81,7 +81,7 @@ class SessionAnswer(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """A session just opened. `descriptor` is its object's, read-write; the caller closes it."""
+    """A new session. `descriptor` is its object's, read-write; the caller closes it."""
 
     slot: int
     generation: int
@@ -91,11 +91,11 @@ class OpenSession:
 
 
 class SlotsDrainingError(DiskFullError):
-    """All slots are taken, but some are about to be free."""
+    """All slots are taken, but some will be free once the writer has drained them."""
 
 
 class Sessions:
-    """Opens sessions, marks them dead, removes what they leave."""
+    """Opens sessions, marks them dead, removes their objects."""
 
     def __init__(self, memory: EngineMemory) -> None:
         self._memory = memory
@@ -103,7 +103,7 @@ class Sessions:
         self._slots = range(min(memory.identity.sessions_max, SESSION_SLOTS))
 
     def open(self, pid: int, uid: int, ring_bytes: int | None = None) -> OpenSession:
-        """A session for the process `pid`. Raises a sentence: all slots taken, wrong size, no room, process gone."""
+        """Open a session for the process `pid`. EngineError if all slots are taken, the size is wrong, memory is full, or it ended."""
         ring_bytes = ring_bytes or self._memory.identity.session_ring_bytes_default
         native_session.check_ring_bytes(ring_bytes)
         start_ms = process_start_ms(pid)
@@ -115,7 +115,7 @@ class Sessions:
         generation = native.load(line, "generation") % 0xFFFFFFFF + 1
         size = native_session.session_bytes(ring_bytes)
         name = session_name(self._memory.identity.epoch, slot, generation)
-        self._memory.folder.unlink(name)  # of a supervisor that died right here
+        self._memory.folder.unlink(name)  # left by a supervisor that died in this function
         with self._memory.folder.create(name, size) as shared:
             view = native_session.view(shared.memory)
             native_session.format_session(view, ring_bytes, slot, generation, self._memory.identity.epoch)
@@ -142,7 +142,7 @@ class Sessions:
         raise DiskFullError(sentence)
 
     def close_dropped(self) -> list[int]:
-        """Mark the sessions dead that no process has open any more; the slots closed."""
+        """Mark the sessions dead that no process has open any more; return their slots."""
         return [slot for slot, generation, _ in self.open_slots()
                 if not self._is_held(slot, generation) and self.close(slot, generation)]
 
@@ -150,7 +150,7 @@ class Sessions:
         name = session_name(self._memory.identity.epoch, slot, generation)
         try:
             descriptor = os.open(self._memory.folder.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError:  # the name was removed: the pidfd must do
+        except OSError:  # the name was removed: only the pidfd tells
             return True
         try:
             return is_held(descriptor)
@@ -158,7 +158,7 @@ class Sessions:
             os.close(descriptor)
 
     def close(self, slot: int, generation: int) -> bool:
-        """The producer is done or dead: what it published is still executed. False when it was closed already."""
+        """Mark a session dead; its published entries are still executed. False when it was closed already."""
         if slot not in self._slots:
             return False
         line = self._control.sessions[slot]
@@ -171,12 +171,12 @@ class Sessions:
         return True
 
     def owner_lives(self, slot: int) -> bool:
-        """Whether the very process that the slot was opened for is alive."""
+        """Whether the process that the slot was opened for is alive."""
         line = self._control.sessions[slot]
         return is_alive(native.load(line, "pid"), native.load(line, "start_time_ms"))
 
     def open_slots(self) -> list[tuple[int, int, int]]:
-        """(slot, generation, pid) of the open sessions."""
+        """Return (slot, generation, pid) of the open sessions."""
         found = []
         for slot in used_sessions(self._memory):
             line = self._control.sessions[slot]
@@ -185,18 +185,18 @@ class Sessions:
         return found
 
     def close_orphans(self) -> list[int]:
-        """Mark the sessions of processes that are gone; for a supervisor that takes over. The slots closed."""
+        """Mark the sessions of ended processes dead, for a supervisor that takes over; return their slots."""
         return [slot for slot, generation, _ in self.open_slots()
                 if not self.owner_lives(slot) and self.close(slot, generation)]
 
     def sweep_objects(self) -> list[str]:
-        """Remove session and side objects whose session is over and drained; the names removed."""
+        """Remove session and side objects whose session is closed and drained; return their names."""
         epoch = self._memory.identity.epoch
         living = {(epoch, slot, native.load(self._control.sessions[slot], "generation")) for slot in used_sessions(self._memory)}
         removed = []
         try:
             names = self._memory.folder.names()
-        except OSError:  # no descriptor is to be had: later
+        except OSError:  # no descriptor is free: the next call does it
             return []
         for name in names:
             kind, *numbers = name.split("-")
@@ -213,12 +213,12 @@ class Sessions:
 
 
 def used_sessions(memory: EngineMemory) -> list[int]:
-    """The slots that are not free."""
+    """Return the slots that are not free."""
     return native.used_sessions(memory.control, memory.identity.sessions_max)
 
 
 def ended_sessions(memory: EngineMemory) -> list[tuple[ms_session_slot, int]]:
-    """(line, generation) of the sessions whose producer has closed them or is dead, and that the writer may not have drained."""
+    """Return (line, generation) of sessions that are closed or whose producer is dead; the writer may not have drained them yet."""
     found = []
     for slot in used_sessions(memory):
         line = memory.control.sessions[slot]
@@ -230,7 +230,7 @@ def ended_sessions(memory: EngineMemory) -> list[tuple[ms_session_slot, int]]:
 
 
 def is_drained(line: ms_session_slot, generation: int) -> bool:
-    """Whether the writer has executed all that this session, which had ended, was given."""
+    """Whether the writer has executed all entries of this session, which must have ended."""
     return native.load(line, "generation") != generation or native.load(line, "state") == native.SESSION_FREE
 
 
@@ -247,11 +247,11 @@ class _Peer:
 
 
 class SessionServer:
-    """Answers producers, inside the supervisor's own selector loop."""
+    """Answers requests of producers, in the supervisor's selector loop."""
 
     def __init__(self, memory: EngineMemory, selector: selectors.BaseSelector, sessions: Sessions,
                  take_settings: Callable[[Mapping[str, str]], Mapping[str, object]] | None = None) -> None:
-        """`take_settings` answers a request for settings; without it there are none."""
+        """`take_settings` answers requests to read the settings again; without it they are refused."""
         self._memory = memory
         self._take_settings = take_settings
         self._selector = selector
@@ -262,7 +262,7 @@ class SessionServer:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-        # Bound by a path relative to the folder: a socket's address has room for 107 bytes only.
+        # Bound by a short path to the folder: a socket's address has at most 107 bytes.
         with _short_path(memory.folder.path) as folder:
             self._listener.bind(f"{folder}/{path.name}")
         os.chmod(path, 0o600)
@@ -296,7 +296,7 @@ class SessionServer:
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._read(peer))
 
     def _read(self, peer: _Peer) -> None:
-        if peer not in self._peers:  # dropped by _accept(), in the same turn of the selector
+        if peer not in self._peers:  # _accept() dropped it in the same round of the selector
             return
         try:
             data = peer.channel.recv(LINE_BYTES_MAX)
@@ -332,7 +332,7 @@ class SessionServer:
             answer = {"error": str(error), "again": True}
         except EngineError as error:
             answer = {"error": str(error)}
-        except OSError as error:  # descriptors are short, or the engine's folder was removed
+        except OSError as error:  # no descriptor is free, or the engine's folder was removed
             answer = {"error": f"no session can be opened: {error}"}
         except PARSE_ERRORS as error:
             answer = {"error": f"not understood: {error}"}
@@ -374,7 +374,7 @@ class SessionServer:
                           + (f": {reason}" if reason else ""))
 
     def _close(self, peer: _Peer, epoch: int, slot: int, generation: int) -> dict[str, object]:
-        if epoch != self._memory.identity.epoch:  # of an earlier engine, whose slots and generations were the same
+        if epoch != self._memory.identity.epoch:  # a session of an earlier engine, which used the same slots and generations
             return {"closed": False}
         if (slot, generation, peer.pid) not in self._sessions.open_slots() and peer.uid != 0:
             return {"closed": False}
@@ -393,7 +393,7 @@ class SessionServer:
         peer.channel.close()
 
     def _watch(self, slot: int, generation: int, pid: int) -> None:
-        """Learn at once when the process ends, whatever happens to its pid afterwards."""
+        """Watch the process by a pidfd, which reports its end at once and is safe if its pid is reused."""
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:
@@ -401,7 +401,7 @@ class SessionServer:
             return
         self._pidfds[pidfd] = slot, generation, pid
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._died(pidfd))
-        if not self._sessions.owner_lives(slot):  # it ended, and its pid came back, between the two calls
+        if not self._sessions.owner_lives(slot):  # it ended before the pidfd was opened, and another process got its pid
             self._died(pidfd)
 
     def _died(self, pidfd: int) -> None:
@@ -415,8 +415,7 @@ class SessionServer:
         os.close(pidfd)
 
     def tick(self) -> None:
-        """Drop silent peers; close dropped sessions; stop watching processes whose session is over; remove objects of
-        drained ones."""
+        """Drop silent peers; mark dropped sessions dead; stop watching the processes of closed sessions; remove drained objects."""
         now_s = time.monotonic()
         for peer in [peer for peer in self._peers if peer.until_s < now_s]:
             self._drop(peer)
@@ -427,17 +426,17 @@ class SessionServer:
         self._sessions.sweep_objects()
 
     def why_no_session(self) -> str:
-        """What keeps a session from being opened now, whether one is asked for or not; "" for nothing."""
+        """Return why a request for a session would fail now; "" if it would succeed."""
         try:
             os.close(os.open(self._memory.folder.path / CONTROL, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
-        except FileNotFoundError:  # the engine ends for that
+        except FileNotFoundError:  # the engine stops for that reason
             return ""
         except OSError as error:
             return f"no session can be opened: {error.strerror}"
         return ""
 
     def close(self) -> None:
-        """Refuse new sessions from here on; open ones go on."""
+        """Refuse new sessions from now on; open ones continue."""
         for peer in list(self._peers):
             self._drop(peer)
         for pidfd in list(self._pidfds):
@@ -450,7 +449,7 @@ class SessionServer:
 
 @contextlib.contextmanager
 def _short_path(folder: os.PathLike[str]) -> Iterator[str]:
-    """A name for the folder that fits into a socket address."""
+    """Yield a path of the folder that is short enough for a socket address."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}"
@@ -459,7 +458,7 @@ def _short_path(folder: os.PathLike[str]) -> Iterator[str]:
 
 
 def connect_socket(folder: os.PathLike[str], timeout_s: float) -> socket.socket:
-    """A connection to the server whose socket lies in `folder`; OSError when no process listens."""
+    """Connect to the server whose socket is in `folder`; OSError when no process listens."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         channel.settimeout(timeout_s)
@@ -475,7 +474,7 @@ def connect_socket(folder: os.PathLike[str], timeout_s: float) -> socket.socket:
 
 
 def make_attach_count() -> int:
-    """A new count of 0; its id. NO_ATTACH_COUNT where the system has no SysV semaphores to give."""
+    """Create a count of 0 and return its id; NO_ATTACH_COUNT if the system has no free SysV semaphore."""
     import sysv_ipc
 
     try:
@@ -486,7 +485,7 @@ def make_attach_count() -> int:
 
 
 def remove_attach_count(semaphore_id: int) -> None:
-    """Remove the count; those that joined it notice nothing."""
+    """Remove the count; the producers in it need not notice."""
     import sysv_ipc
 
     if semaphore_id != NO_ATTACH_COUNT:
@@ -495,7 +494,7 @@ def remove_attach_count(semaphore_id: int) -> None:
 
 
 def join_attach_count(semaphore_id: int) -> bool:
-    """Count this process in until leave() or its death. False where that is not possible (advisory)."""
+    """Count this process until leave_attach_count() or its death. False if that is not possible; the count is advisory."""
     try:
         native_session.count_producer(semaphore_id, 1)
     except OSError:
@@ -504,13 +503,13 @@ def join_attach_count(semaphore_id: int) -> bool:
 
 
 def leave_attach_count(semaphore_id: int) -> None:
-    """Count this process out; only after a join() that was True."""
+    """End the count of this process; call it only after join_attach_count() returned True."""
     with contextlib.suppress(OSError):
         native_session.count_producer(semaphore_id, -1)
 
 
 def producers_attached(semaphore_id: int) -> int | None:
-    """The number of living producers, None if there is no count (or it belongs to another user)."""
+    """Return the number of living producers; None if there is no count or it belongs to another user."""
     try:
         return native_session.producer_count(semaphore_id)
     except OSError:

@@ -7,10 +7,10 @@
 | `control` | the control block | workers |
 | `store-stats` | counters and latency buckets | each part one worker |
 | `topic-stats` | messages and bytes by topic | reputter |
-| `settings` | what the engine runs with (ipc/control_block.py) | supervisor, before `control` is published |
-| `obstacles` | what keeps each worker from its work | each worker its line |
+| `settings` | the run settings (ipc/control_block.py) | supervisor, before `control` is published |
+| `obstacles` | the blocked reason of each worker | each worker its line |
 | `queues-<generation>` | next queue offsets | supervisor at start, then the writer |
-| `recorder` | what made puts wait; a new engine of the same boot takes it over | each worker its ring |
+| `recorder` | the stalls of each worker; a new engine of the same boot takes it over | each worker its ring |
 | `cleaning` | holds on segments, disk use, requests to clean | readers, cleaner, `pyengine clean` |
 | `replication` | links to slaves or to the master | replicator |
 | `pool-<i>` | one buffer of the pool | writer |
@@ -18,15 +18,15 @@
 | `side-<epoch>-<slot>-<generation>-<sequence>` | one entry too big for the ring | that producer |
 | `socket` | where sessions are opened | supervisor |
 
-Beside it is `pyengine-<id>.spark-sink`, an empty file on whose bytes tasks of Spark's sink hold locks. It goes with the
-folder, or, where a task holds a lock meanwhile, when that task is done.
+Next to the folder is `pyengine-<id>.spark-sink`, an empty file on whose bytes tasks of Spark's sink hold locks. It is removed
+with the folder or, if a task holds a lock then, when that task ends.
 
-Objects are made with O_EXCL and really allocated (a sparse one is SIGBUS on a full
-tmpfs), attached never with O_CREAT. Beside them is one named semaphore per kind of
-worker, `/pyengine-<id>-<kind>`, the wait point of its latch. Everything here caches the
-store's files: it may be swept whenever no process of the store lives. What a producer
-makes, opens or asks for by name carries the epoch, because slots and generations begin
-anew with each engine and a producer may outlive its own.
+Objects are created with O_EXCL and all of their pages are allocated (a store to a hole is SIGBUS on a
+full tmpfs); attaching never uses O_CREAT. Each kind of worker also has a named semaphore,
+`/pyengine-<id>-<kind>`, on which its latch sleeps. After recovery all objects only cache the store's
+files: they may be removed when no process of the store lives. The names of objects that a
+producer creates or opens have the epoch, since each engine counts slots and generations from
+the start again, and a producer may live longer than its engine.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ OBSTACLES = "obstacles"
 SETTINGS = "settings"
 CLEANING = "cleaning"
 REPLICATION = "replication"
-RECORDER = "recorder"  # not among LASTING: without its name only `why` has nothing to say
+RECORDER = "recorder"  # not in LASTING: without its name only `pyengine why` has no data
 SOCKET = "socket"
 SESSION_PREFIX = "session-"
-LASTING = (CONTROL, STORE_STATS, TOPIC_STATS, SETTINGS, OBSTACLES, CLEANING, REPLICATION)  # of each engine, from start to end
+LASTING = (CONTROL, STORE_STATS, TOPIC_STATS, SETTINGS, OBSTACLES, CLEANING, REPLICATION)  # exist in each engine from start to end
 SEMAPHORE_FOLDER = "/dev/shm"  # where the C library keeps named semaphores
 DEFAULT_SHM_DIRECTORY = "/dev/shm"
 
-# THE table of worker kinds: names by their number in shared memory (MS_WORKER_KINDS in csrc/control.cdef.h).
+# The names of the worker kinds, by their number in shared memory (MS_WORKER_KINDS in csrc/control.cdef.h).
 KIND_NAMES = ("supervisor", "writer", "committer", "flusher", "reputter", "allocator", "checkpointer",
               "cleaner", "scheduler", "replicator", "gateway")
 
@@ -83,12 +83,12 @@ def side_name(epoch: int, slot: int, generation: int, sequence: int) -> str:
 
 
 def semaphore_name(engine_short_id: str, kind: int) -> str:
-    """Name of the wait point of one kind of worker."""
+    """Return the name of the semaphore of one kind of worker."""
     return f"/pyengine-{engine_short_id}-{KIND_NAMES[kind]}"
 
 
 class SharedObject:
-    """One mapped file. `memory` is its mmap, `descriptor` stays open until close(); closed at once if it cannot be mapped."""
+    """One mapped file. `memory` is its mmap; `descriptor` stays open until close(), or is closed if the mapping fails."""
 
     def __init__(self, name: str, descriptor: int, *, writable: bool) -> None:
         self.name = name
@@ -106,7 +106,7 @@ class SharedObject:
 
     def close(self) -> None:
         """Unmap and close. Pointers made from `memory` must not be used afterwards."""
-        with contextlib.suppress(BufferError):  # a view still looks at it: it is unmapped with that view
+        with contextlib.suppress(BufferError):  # a view of it still exists: it is unmapped with that view
             self.memory.close()
         if self.descriptor >= 0:
             os.close(self.descriptor)
@@ -128,7 +128,7 @@ class SharedFolder:
 
     @classmethod
     def of(cls, engine_id: EngineId, shm_directory: str | os.PathLike[str] = DEFAULT_SHM_DIRECTORY) -> SharedFolder:
-        """Where the objects of this store are, whether or not they exist."""
+        """Return the folder for the objects of this store, whether or not it exists."""
         return cls(Path(shm_directory) / f"pyengine-{engine_id.short}")
 
     @property
@@ -145,7 +145,7 @@ class SharedFolder:
         return self.path / SOCKET
 
     def make(self) -> None:
-        """Make the folder, or accept the one that is there if it is ours alone."""
+        """Create the folder, or accept an existing one that only this user can use."""
         try:
             os.mkdir(self.path, 0o700)
         except FileExistsError:
@@ -162,7 +162,7 @@ class SharedFolder:
                 "run as that user, remove it, or set shm_directory")
 
     def create(self, name: str, size_bytes: int) -> SharedObject:
-        """A new object of zeros, every page of it allocated; DiskFullError when there is no room."""
+        """Create an object of zeros with all of its pages; DiskFullError when there is no room."""
         path = self.path / name
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         failpoint("shared_object_named")
@@ -184,8 +184,10 @@ class SharedFolder:
             raise disk_error(error, "make", path) from error
 
     def attach(self, name: str, *, writable: bool = True) -> SharedObject:
-        """Map an existing object, read-only unless `writable`; EngineUnavailableError when it is not there, another EngineError
-        where the system refuses it (no descriptor, no memory)."""
+        """Map an existing object, read-only unless `writable`.
+
+        EngineUnavailableError when it does not exist, another EngineError when the system refuses it (no descriptor, no memory).
+        """
         flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         strange = f"{self.path / name} is no shared object: start the engine again"
         try:
@@ -198,7 +200,7 @@ class SharedFolder:
             if error.errno in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
                 raise EngineUnavailableError(strange) from None
             raise self._refused(name, error) from error
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # for example a FIFO
             os.close(descriptor)
             raise EngineUnavailableError(strange)
         try:
@@ -207,28 +209,28 @@ class SharedFolder:
             raise self._refused(name, error) from error
 
     def _refused(self, name: str, error: OSError) -> EngineError:
-        """No DiskError, for which a worker would take the store for read-only."""
+        """Make an error that is not a DiskError: for a DiskError a worker would freeze the store."""
         return EngineError(f"cannot map {self.path / name}: {error.strerror}: raise this process's limit (ulimit -n, ulimit -v), or end "
                            "what uses it up")
 
     def unlink(self, name: str) -> bool:
-        """Remove the name; processes that mapped the object keep it. False when it was not there."""
+        """Remove the name; processes that have mapped the object keep it. False when there was none."""
         removed = remove_object(self.path / name)
         if removed:
             failpoint("shared_object_gone")
         return removed
 
     def is_named(self, shared: SharedObject) -> bool:
-        """Whether its name still leads to that very object."""
+        """Whether the object still has its name, so that attach() would open the same one."""
         try:
             return os.path.samestat(os.fstat(shared.descriptor), os.stat(self.path / shared.name))
         except OSError:
             return False
 
     def name_again(self, shared: SharedObject) -> None:
-        """Copy an object whose name was removed to a new one of that name; an unlinked file cannot get it back.
+        """Copy an object whose name was removed to a new one of that name: an unlinked file cannot get its name back.
 
-        Only when no other process writes to it any more. A crash leaves the copy whole or not named.
+        No other process may write to the object any more. After a crash the copy is complete or does not have the name.
         """
         if not self.is_named(shared):
             unfinished = f"{shared.name}.tmp"
@@ -239,7 +241,7 @@ class SharedFolder:
             os.rename(self.path / unfinished, self.path / shared.name)
 
     def names(self) -> list[str]:
-        """Objects that are there, sorted."""
+        """Return the names of the existing objects, sorted."""
         try:
             return sorted(os.listdir(self.path))
         except (FileNotFoundError, NotADirectoryError):
@@ -260,20 +262,20 @@ class SharedFolder:
 
 
 def remove_object(path: Path) -> bool:
-    """Remove what has that name; False when nothing has. A folder of that name, which no engine makes, is removed too."""
+    """Remove the file, or the folder (which no engine creates), with that path; False when there is none."""
     try:
         os.unlink(path)
     except FileNotFoundError:
         return False
     except IsADirectoryError:
-        import shutil  # no worker needs it otherwise
+        import shutil  # imported here, since workers do not need it
 
         shutil.rmtree(path, ignore_errors=True)
     return True
 
 
 def create_semaphores(engine_short_id: str) -> None:
-    """One wait point per kind of worker, mode 0600; the old ones must have been swept."""
+    """Create a semaphore for each kind of worker, mode 0600; the old ones must have been removed."""
     import posix_ipc
 
     for kind in range(len(KIND_NAMES)):
@@ -286,7 +288,7 @@ def create_semaphores(engine_short_id: str) -> None:
 
 
 def unlink_semaphores(engine_short_id: str) -> None:
-    """Remove the names of all wait points; a process that has them open keeps them."""
+    """Remove the names of all semaphores; a process that has them open keeps them."""
     import posix_ipc
 
     for kind in range(len(KIND_NAMES)):
@@ -300,13 +302,13 @@ def unlink_semaphores(engine_short_id: str) -> None:
 
 
 def missing_semaphores(engine_short_id: str) -> list[str]:
-    """Names of wait points that were removed; a process that has them open keeps them."""
+    """Return the names of semaphores that were removed; a process that has them open keeps them."""
     names = [semaphore_name(engine_short_id, kind) for kind in range(len(KIND_NAMES))]
     return [name for name in names if not os.path.exists(f"{SEMAPHORE_FOLDER}/sem.{name[1:]}")]
 
 
 def removed_names(names: list[str]) -> str:
-    """For a sentence: that these names were removed, a few of them by name."""
+    """Return the clause that these names were removed; a long list is shortened."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"names in shared memory were removed ({', '.join(names[:3])}{more})"
 
@@ -317,12 +319,12 @@ def _of_another_user(name: str) -> EngineUnavailableError:
 
 
 def engine_run_path(root: str | os.PathLike[str]) -> Path:
-    """Where the last start noted its shm_directory, for processes that were not told."""
+    """Return the path of the file in which the last start noted its shm_directory for other processes."""
     return Path(root) / "config" / "engine-run.json"
 
 
 def note_run(root: str | os.PathLike[str], shm_directory: str | os.PathLike[str]) -> None:
-    """Let other processes find the shared objects of this run. Not synced: it matters only while the engine runs."""
+    """Note shm_directory, so that other processes find the shared objects. Not synced: it is used only while the engine runs."""
     path = engine_run_path(root)
     text = json.dumps({"shm_directory": str(shm_directory)}) + "\n"
     with contextlib.suppress(OSError):
@@ -336,7 +338,7 @@ def note_run(root: str | os.PathLike[str], shm_directory: str | os.PathLike[str]
 
 
 def find_folder(root: str | os.PathLike[str]) -> SharedFolder:
-    """The folder of the engine that runs, or last ran, on this store; EngineUnavailableError if none ever did."""
+    """Return the folder of the engine that runs, or ran last, on this store; EngineUnavailableError if none ever did."""
     engine_id = read_engine_id(root)
     if engine_id is None:
         raise EngineUnavailableError(f"no engine has ever run on {root}: start it with {command('start', root)}")

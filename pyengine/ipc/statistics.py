@@ -1,7 +1,7 @@
-"""A running engine's figures, read from outside: StoreStatsService's and BrokerStatsManager's (docs/statistics.md).
+"""A running engine's statistics, read by another process: StoreStatsService's and BrokerStatsManager's (docs/statistics.md).
 
 Counters are totals since the engine's start. Rates come from the supervisor's samples,
-latencies of the last minute from its snapshots of the buckets. Reading writes nothing and waits for nothing.
+latencies of the last minute from its snapshots of the buckets. Reading does not write or wait.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 SAMPLE_NS = 1_000_000_000      # StoreStatsService.FREQUENCY_OF_SAMPLING
 SNAPSHOT_NS = 10_000_000_000
-EARLY_NS = 50_000_000          # a round comes a little early now and then: that is the second's sample all the same
+EARLY_NS = 50_000_000          # a round that is early by up to this time still takes the second's sample
 WINDOWS_S = (10, 60, 600)
 RECENT_S = 60
 # StoreStatsService.PUT_MESSAGE_ENTIRE_TIME_MAX_DESC: ranges of whole milliseconds.
 DISTRIBUTE_NAMES = ("<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s", "1~2s", "2~3s",
                     "3~4s", "4~5s", "5~10s", "10s~")
-LEVELS_MAX = 64  # RocketMQ has 18; who sets more by message_delay_level sees the first ones
+LEVELS_MAX = 64  # RocketMQ has 18; of a longer message_delay_level only the first ones are shown
 
 
 @dataclass(frozen=True, slots=True)
 class RecentLatency:
     """Durations of one kind, in ms: `count` to `max_ms` since the start, the percentiles of the last minute.
 
-    None where nothing was counted.
+    A value is None if there was no duration.
     """
 
     count: int
@@ -54,7 +54,7 @@ class RecentLatency:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Everything at one moment. Dictionaries by window have the seconds as key."""
+    """A snapshot of all figures. The keys of dictionaries by window are seconds."""
 
     put_messages: int
     put_bytes: int
@@ -85,49 +85,51 @@ class Statistics:
 
 
 def put_totals(control: ms_control) -> tuple[int, int]:
-    """(messages, bytes) put since the engine's start, of one committed pass."""
+    """Return (messages, bytes) put since the engine's start, both as of the same committed pass."""
     while True:
         number = native.load_position(control.slot_pass)
         slot = control.slots[number % 2]
         found = native.load(slot, "put_messages"), native.load(slot, "put_bytes")
-        if native.load_position(control.slot_pass) < number + 2:  # the slot is filled again by pass number + 2
+        if native.load_position(control.slot_pass) < number + 2:  # pass number + 2 is the next one that writes to the slot
             return found
 
 
 def totals(control: ms_control, stats: ms_store_stats, at_ns: int) -> Sample:
-    """The counters that rates are made of, now."""
+    """Take a sample of the counters from which rates are computed."""
     messages, size_bytes = put_totals(control)
     return Sample(at_ns=at_ns, put_messages=messages, put_bytes=size_bytes, refused=native.load(control.writer, "refused"),
                   dispatched=native.load(stats.dispatch, "messages"), syncs=native.load(control.flusher, "syncs"))
 
 
 def rate(samples: Sequence[Sample], field: str, window_s: int) -> float | None:
-    """Growth per second over the window before the last sample (StoreStatsService.getPutTps), or over all samples
-    of a younger engine; None without two samples."""
+    """Return the growth per second over the window before the last sample (StoreStatsService.getPutTps).
+
+    In an engine younger than the window it is over all samples; None if there are fewer than two.
+    """
     if len(samples) < 2:
         return None
     last = samples[-1]
     border_ns = last.at_ns - window_s * 1_000_000_000
-    # Samples are a second apart, more or less: the nearest one to the window's begin.
+    # The interval of samples is only about a second: take the nearest one to the start of the window.
     before = min(samples[:-1], key=lambda sample: abs(sample.at_ns - border_ns))
     grown: float = getattr(last, field) - getattr(before, field)
     return grown * 1e9 / (last.at_ns - before.at_ns)
 
 
 def rates(samples: Sequence[Sample], field: str) -> dict[int, float | None]:
-    """The rate of each of WINDOWS_S."""
+    """Return the rate over each window of WINDOWS_S."""
     return {window_s: rate(samples, field, window_s) for window_s in WINDOWS_S}
 
 
 def recent_counts(now: Sequence[int], snapshots: Sequence[Snapshot], field: str, now_ns: int) -> list[int]:
-    """What came in the last minute (up to ten seconds more), bucket by bucket; all of it in a younger engine."""
+    """Return the counts of the last minute (or up to ten seconds more) by bucket; all counts in a younger engine."""
     border_ns = now_ns - RECENT_S * 1_000_000_000
     before = next((getattr(one, field) for one in reversed(snapshots) if one.at_ns <= border_ns), None)
     return list(now) if before is None else [count - was for count, was in zip(now, before, strict=True)]
 
 
 def recent_latency(latency: Latency, recent: Sequence[int]) -> RecentLatency:
-    """`recent` are the buckets of the last minute."""
+    """Compute the figures of one kind; `recent` are the buckets of the last minute."""
     def share(of: float) -> float | None:
         found = store_stats.percentile_ns(recent, of)
         return None if found is None else round(min(found, latency.max_ns) / 1e6, 6)
@@ -138,13 +140,13 @@ def recent_latency(latency: Latency, recent: Sequence[int]) -> RecentLatency:
 
 
 def read_statistics(memory: EngineMemory, now_ns: int | None = None) -> Statistics:
-    """The figures of a running engine; EngineUnavailableError where there are none (another version's engine)."""
+    """Read the figures of a running engine; EngineUnavailableError if it has none (an engine of another version)."""
     with _opened(memory) as (stats, topics):
         return _read(memory.control, stats, topics, monotonic_ns() if now_ns is None else now_ns)
 
 
 class _opened:
-    """Both tables, for as long as they are looked at. The counters by topic may be missing."""
+    """Both tables, open inside the block. The counters by topic may be missing."""
 
     def __init__(self, memory: EngineMemory) -> None:
         self._memory = memory
@@ -192,7 +194,7 @@ def _by_status(counts: Iterable[int]) -> dict[str, int]:
 
 
 def document(figures: Statistics) -> dict[str, Any]:
-    """The figures as `pyengine status --json` shows them: RocketMQ's names in snake_case, with the unit."""
+    """Return the figures as `pyengine status --json` shows them: RocketMQ's names in snake_case, with units."""
     failed = sum(figures.refused.values())
     return {
         "put_message_times_total": figures.put_messages,
@@ -234,7 +236,7 @@ def document(figures: Statistics) -> dict[str, Any]:
 
 
 def _whole_ms(value: float | None) -> float | None:
-    """Store times are whole milliseconds: so is what is made of them, but for the interpolation."""
+    """Round to whole milliseconds, the resolution of store times: the fraction comes from interpolation only."""
     return None if value is None else round(value, 1)
 
 
@@ -245,9 +247,9 @@ def _by_window(found: dict[int, float | None]) -> dict[str, float | None]:
 class StoreStatsService:
     """Samples the counters: the totals once a second, the latency buckets once in ten seconds, into shared memory.
 
-    RocketMQ samples in the broker's own process and prints; here the reader of the samples (`pyengine
-    status`, `top`, `metrics`) works out the rates, so a look costs the workers nothing. The supervisor runs this
-    in its round; it has no thread and no wake-up of its own. A successor appends to the samples of the dead one.
+    RocketMQ samples in the broker's own process and prints. Here the reader of the samples (`pyengine
+    status`, `top`, `metrics`) computes the rates, which costs the workers nothing. The supervisor calls this
+    in its round, without a thread or wake-up of its own. A new supervisor appends to the samples of the dead one.
     """
 
     def __init__(self, memory: EngineMemory, clock_ns: Callable[[], int] = monotonic_ns) -> None:
@@ -260,7 +262,7 @@ class StoreStatsService:
         self._snapshot_due_ns = taken[-1].at_ns + SNAPSHOT_NS if taken else 0
 
     def tick(self) -> None:
-        """Take what is due; cheap when nothing is."""
+        """Take the samples that are due; cheap when none is."""
         now_ns = self._clock_ns()
         if now_ns + EARLY_NS < self._due_ns:
             return
@@ -275,21 +277,21 @@ class StoreStatsService:
 
 
 class LevelOffset(NamedTuple):
-    """Queue offsets of one level: the next to be delivered, as the scheduler last noted it, and the level's end."""
+    """Queue offsets of one level: the next one to deliver, by the scheduler's last note, and the end of its queue."""
 
     offset: int
     end: int
 
     @property
     def pending(self) -> int:
-        """Messages that wait, or were delivered since the scheduler noted it."""
+        """The number of messages that wait, or were delivered since the scheduler's last note."""
         return max(0, self.end - self.offset)
 
 
 def schedule_offsets(root: str | os.PathLike[str], memory: EngineMemory) -> dict[int, LevelOffset]:
-    """By level (1 to LEVELS_MAX), of the levels that ever had a message.
+    """Return the offsets by level (1 to LEVELS_MAX), of the levels that ever had a message.
 
-    EngineUnavailableError when the queue table is just being replaced by a larger one.
+    EngineUnavailableError while the queue table is replaced by a larger one.
     """
     generation = native.load(memory.control.slots[native.load_position(memory.control.slot_pass) % 2], "queue_table_generation")
     try:

@@ -1,17 +1,17 @@
-"""Who owns a store: OFD locks on the bytes of `STORE/lock` (ARCHITECTURE.md, "Who owns a store").
+"""The ownership of a store: OFD locks on the bytes of `STORE/lock` (ARCHITECTURE.md, "Who owns a store").
 
 | byte | lock | held by |
 |---|---|---|
-| 0 | shared | every process of ours that can change the store |
-| 0 | exclusive | its owner while it recovers; RocketMQ while it runs (a POSIX record lock) |
-| 16 + k | exclusive | the one living worker of kind k (k = 0: the supervisor) |
+| 0 | shared | every process of the engine |
+| 0 | exclusive | the owner while it recovers the store; RocketMQ while it runs (a POSIX record lock) |
+| 16 + k | exclusive | the only living worker of kind k (k = 0: the supervisor) |
 
-So RocketMQ's own attempt on byte 0 is refused until our last process is gone, and two
-workers of a kind cannot run. Open-file-description locks, because POSIX record locks
-vanish as soon as any descriptor of the file is closed in the process; the kernel frees
-them when the last descriptor goes, kill -9 included. The file holds RocketMQ's four
-letters; it is rewritten only when it does not, so its modification time tells whether a
-RocketMQ has started on the store in between.
+So RocketMQ cannot lock byte 0 until the last process of the engine has ended, and two
+workers of a kind cannot run. The locks are open-file-description locks, because a process loses
+its POSIX record locks when it closes any descriptor of the file. The kernel releases
+them when the last descriptor is closed, also after kill -9. The file has RocketMQ's four
+letters; pyengine writes them only if they are missing, so the modification time tells whether
+RocketMQ has started on the store since.
 """
 
 from __future__ import annotations
@@ -40,37 +40,39 @@ OWNER_BYTE = 0
 KIND_BYTE = 16
 WORKER_LOOKS = 25
 POLL_STEP_S = 0.02
-# No such file, nothing that could be locked, or another user's.
+# The file does not exist, cannot be locked, or is another user's.
 _NO_LOCK_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.EACCES, errno.EPERM)
 
 
 class Ownership(enum.Enum):
-    """What a process that wants to own the store has got."""
+    """How StoreLock.own() got the store."""
 
-    EXCLUSIVE = "exclusive"  # no other process is there: recover
-    ADOPTED = "adopted"      # workers of a dead supervisor are alive: take them over, no recovery
+    EXCLUSIVE = "exclusive"  # no other process has the store open: recover it
+    ADOPTED = "adopted"      # workers of a dead supervisor are alive: adopt them, without recovery
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds byte 0. `pid` is 0 where the kernel does not say (our own kind of lock; another container)."""
+    """The holder of byte 0. `pid` is 0 if the kernel does not report it (for an OFD lock, or a process of another container)."""
 
-    kind: Literal["none", "engine", "owner", "foreign"]  # engine: shared, ours; owner: exclusive, ours; foreign: RocketMQ's lock
+    kind: Literal["none", "engine", "owner", "foreign"]  # engine, owner: a shared, an exclusive OFD lock; foreign: RocketMQ's
     pid: int = 0
 
     @property
     def who(self) -> str:
-        """A foreign holder for people: a noun with its pid."""
+        """The foreign holder for a message: a noun with its pid."""
         pid = f"pid {self.pid}" if self.pid else "its pid is not visible here: it runs in another container"
         return f"another program ({pid}), probably a RocketMQ broker"
 
 
 class StoreLock:
-    """This process's locks on one store; all are dropped by close() or by its death."""
+    """This process's locks on one store; close() or the end of the process releases all of them."""
 
     def __init__(self, root: str | os.PathLike[str], *, create: bool = False) -> None:
-        """Open `lock`; `create` makes it (the directory must exist). NotAStoreError without it; UsageError, and nothing
-        made, where another host may have the directory mounted."""
+        """Open the file `lock`, which `create` creates if necessary (the directory must exist).
+
+        NotAStoreError if it does not exist. UsageError, before it creates a file, if another host may have the directory mounted.
+        """
         if create:
             refuse_shared(root)
         self.path = Path(root) / "lock"
@@ -86,11 +88,11 @@ class StoreLock:
             raise DiskError(f"cannot use {self.path}: it is no regular file", path=str(self.path))
 
     def own(self) -> Ownership:
-        """Become the store's one owner (supervisor, `recover`), or raise StoreBusyError.
+        """Become the store's only owner (supervisor, `recover`), or raise StoreBusyError.
 
-        EXCLUSIVE: no other process can change the store until share(). ADOPTED: only
-        workers without a supervisor are there, and this process now shares it with them.
-        StoreRefusedError for a store that this engine must not write into (storage/later_format.py).
+        EXCLUSIVE: no other process can change the store until share(). ADOPTED: workers
+        without a supervisor live, and this process now shares the store with them.
+        StoreRefusedError for a store that this engine must not write to (storage/later_format.py).
         """
         require_known_format(self.path.parent)
         if not self._set(KIND_BYTE, EXCLUSIVE):
@@ -110,8 +112,10 @@ class StoreLock:
         raise StoreBusyError(self._sentence())
 
     def _wait_for_workers(self) -> Ownership | None:
-        """ADOPTED as soon as a worker is seen, whose own byte comes after the common one; EXCLUSIVE when the holder of
-        the common one has ended; None when a process keeps it that is no worker."""
+        """Find out which process shares byte 0: ADOPTED for a worker, which locks the byte of its kind a moment later.
+
+        EXCLUSIVE when that process has ended meanwhile; None when it is not a worker.
+        """
         for _ in range(WORKER_LOOKS):
             if any(self.kind_taken(kind) for kind in range(1, len(KIND_NAMES))):
                 return Ownership.ADOPTED
@@ -122,14 +126,14 @@ class StoreLock:
         return None
 
     def share(self) -> bool:
-        """Hold the store as one of its processes; also downgrades own()'s lock, without a gap.
+        """Hold byte 0 shared, as a process of the engine; this also downgrades own()'s lock, without a gap.
 
-        False while its owner recovers it or a RocketMQ runs on it.
+        False while an owner recovers the store or RocketMQ runs on it.
         """
         return self._set(OWNER_BYTE, SHARED)
 
     def take_kind(self, kind: int) -> None:
-        """Be the one living worker of this kind, or raise StoreBusyError."""
+        """Lock the byte of this kind, as its only living worker, or raise StoreBusyError."""
         if not self._set(KIND_BYTE + kind, EXCLUSIVE):
             raise StoreBusyError(f"{self.path.parent} has a living worker of this kind already")
 
@@ -138,11 +142,11 @@ class StoreLock:
         return find_lock(self._descriptor, KIND_BYTE + kind) is not None
 
     def holder(self) -> Holder:
-        """Who else holds byte 0."""
+        """Return the other holder of byte 0."""
         return _holder(self._descriptor)
 
     def close(self) -> None:
-        """Drop all locks."""
+        """Release all locks."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -170,7 +174,7 @@ class StoreLock:
 
 
 def look(root: str | os.PathLike[str]) -> Holder:
-    """Who holds the store's byte 0, without opening it for writing; "none" for a store that was never started."""
+    """Return the holder of the store's byte 0, without opening the file for writing; "none" for a store that was never started."""
     try:
         descriptor = open_regular(Path(root) / "lock")
     except OSError:
@@ -182,7 +186,7 @@ def look(root: str | os.PathLike[str]) -> Holder:
 
 
 def require_startable(root: str | os.PathLike[str]) -> None:
-    """StoreBusyError while a program that is no engine has the store open, StoreRefusedError as own(); leaves nothing."""
+    """Raise StoreBusyError while another program than an engine has the store open, StoreRefusedError as own(). Creates no file."""
     holder = look(root)
     if holder.kind == "foreign":
         raise StoreBusyError(f"{root} is open in {holder.who}: stop that first")
@@ -190,8 +194,7 @@ def require_startable(root: str | os.PathLike[str]) -> None:
 
 
 def living_kinds(root: str | os.PathLike[str], kinds: int = len(KIND_NAMES)) -> list[int]:
-    """Kinds of worker whose byte is held: alive, whatever their state says. DiskError where it cannot be told: a disk
-    that does not answer, no descriptor to be had."""
+    """Return the kinds of worker whose byte is locked: they are alive. DiskError if that is unknown (a failing disk, no descriptor)."""
     path = Path(root) / "lock"
     try:
         descriptor = open_regular(path)
@@ -206,18 +209,18 @@ def living_kinds(root: str | os.PathLike[str], kinds: int = len(KIND_NAMES)) -> 
 
 
 def hold(descriptor: int) -> None:
-    """Lock byte 0 of an open file until the last copy of this descriptor and the last mapping made of it are gone."""
+    """Lock byte 0 of an open file until the last copy of this descriptor is closed and the last mapping of it is unmapped."""
     if not try_lock(descriptor, 0, "a shared object"):
         raise InvariantError("a shared object that was just made is locked already")
 
 
 def is_held(descriptor: int) -> bool:
-    """Whether byte 0 is locked through another open of that file."""
+    """Whether byte 0 is locked through another open file description."""
     return find_lock(descriptor, 0) is not None
 
 
 def open_lock(root: str | os.PathLike[str]) -> int:
-    """A descriptor of the lock file to look at, -1 where there is none to be had."""
+    """Open the lock file to test locks; return the descriptor, -1 if it cannot be opened."""
     try:
         return open_regular(Path(root) / "lock")
     except OSError:
@@ -225,16 +228,16 @@ def open_lock(root: str | os.PathLike[str]) -> int:
 
 
 def kind_holder(root: str | os.PathLike[str], kind: int) -> int | None:
-    """The process that holds the byte of this kind, as /proc shows it; None for none, or one that may not be looked at.
+    """Return the process that holds the byte of this kind, from /proc; None if there is none or this user may not read its entry.
 
-    Looks through all processes: for when shared memory does not tell.
+    It reads the entries of all processes; call it when shared memory does not have the pid.
     """
     try:
         wanted = os.stat(Path(root) / "lock")
     except OSError:
         return None
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
+        with contextlib.suppress(OSError):  # the process has ended, or is another user's
             for descriptor in os.listdir(f"/proc/{pid}/fd"):
                 if _is_open_on(f"/proc/{pid}/fd/{descriptor}", wanted) and _holds(pid, descriptor, KIND_BYTE + kind):
                     return int(pid)
@@ -242,13 +245,13 @@ def kind_holder(root: str | os.PathLike[str], kind: int) -> int | None:
 
 
 def name_processes(root: str | os.PathLike[str], kinds: Iterable[int]) -> str:
-    """The living processes of these kinds, for a sentence: `writer (pid 4711), flusher (pid 4712)`."""
+    """Name the living processes of these kinds, for a message: `writer (pid 4711), flusher (pid 4712)`."""
     holders = [(KIND_NAMES[kind], kind_holder(root, kind)) for kind in kinds]
     return ", ".join(f"{name} (pid {'unknown' if pid is None else pid})" for name, pid in holders)
 
 
 def kill_workers(root: str | os.PathLike[str]) -> None:
-    """SIGKILL to each process that holds a worker's byte, where shared memory does not name it."""
+    """Send SIGKILL to each process that holds a worker's byte; for when shared memory does not have the pids."""
     for kind in living_kinds(root):
         pid = kind_holder(root, kind) if kind else None
         if pid is not None and pid != os.getpid():
@@ -264,14 +267,14 @@ def _is_open_on(link: str, wanted: os.stat_result) -> bool:
 
 
 def _holds(pid: str, descriptor: str, byte: int) -> bool:
-    """lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:4711 16 16"""
+    """Whether /proc/PID/fdinfo/FD has a lock of that byte: `lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:4711 16 16`."""
     lines = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines()
     locks = [line.split() for line in lines if line.startswith("lock:")]
     return any("WRITE" in lock and lock[-2:] == [str(byte)] * 2 for lock in locks)
 
 
 def lock_modified_ns(root: str | os.PathLike[str]) -> int:
-    """When `lock` was last written, 0 without it: differs from what we left if a RocketMQ has started since."""
+    """Return the modification time of `lock`, 0 if it does not exist; it changes when RocketMQ starts on the store."""
     try:
         return os.stat(Path(root) / "lock").st_mtime_ns
     except OSError:
