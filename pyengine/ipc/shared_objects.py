@@ -248,9 +248,9 @@ class SharedFolder:
             return []
 
     def sweep(self, keep: frozenset[str] = frozenset()) -> list[str]:
-        """Remove all objects but `keep`, and all semaphores; with nothing kept, the folder too, and the locks of Spark's sink.
+        """Remove all objects except `keep`, and all semaphores; if `keep` is empty, the folder and the locks of Spark's sink too.
 
-        Only when no process of the store is alive. Returns the names removed.
+        Call it only when no process of the store is alive. Returns the removed names.
         """
         removed = [name for name in self.names() if name not in keep and self.unlink(name)]
         unlink_semaphores(self.short_id)
