@@ -1,1 +1,1 @@
-"""What a program holds: producers, consumers, transactions, groups."""
+"""The objects that a program uses: producers, consumers, transactions, groups."""

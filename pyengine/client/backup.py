@@ -1,13 +1,13 @@
-"""Backup of a store, running or stopped, and the store made from it again (docs/backup.md).
+"""Back up a store, running or stopped, and restore a store from the backup (docs/backup.md).
 
-    backup_store    a cut of the log and the tables, as pieces that no later backup changes (storage/backup_files.py)
-    check_backup    all of it is read and compared with its checksums
-    restore_store   a new store with an identity of its own, its queues and index made again from the log
+    backup_store    write a consistent cut of log and tables, as pieces that later backups do not change (storage/backup_files.py)
+    check_backup    read the whole backup and compare it with its checksums
+    restore_store   make a new store with an identity of its own, whose queues and index are rebuilt from the log
 
-The cut: a hold keeps the cleaner off (storage/log_holds.py), then the tables are read, then the log is waited for until all
-that was committed by then is flushed. So no offset of a consumer or of a delay level points beyond the messages, and every
-message acknowledged before the backup began is in it. A queue of which the log holds no message any more cannot be made
-again; the end of its last file is copied, for it says which queue offset comes next.
+The cut: a hold keeps the cleaner from deleting segments (storage/log_holds.py); then the tables are read; then the backup waits
+until all records that are committed by then are flushed. So the offsets of consumers and delay levels do not point beyond the
+messages, and every message that was acknowledged before the backup began is in it. A queue without messages in the log cannot be
+rebuilt; the end of its last file is copied, because it has the next queue offset.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from pyengine.storage.recovery.rebuild import RebuildReport
 
 HOLD_MS = 600_000
-READY = "ready"  # in STORE/.restoring: all of the store is made, it is only to be moved to its place; what is to be said of it
+READY = "ready"  # in STORE/.restoring: the store is complete and only has to be moved to its place; has the result for the report
 _TEMPORARY = (f"{MANIFEST}.tmp", f"{PROGRESS}.tmp", f"{MANIFEST}.new", f"{PROGRESS}.new")
 _OURS = ("commitlog/", "tables/")
 _OF_THIS_STORE = NOT_KEPT | {REPLICATION}
@@ -75,7 +75,7 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class BackupReport:
-    """What a backup holds now, and what this run has added. `damage`: where the store's own log is no whole record."""
+    """What the backup contains now, and what this run has added. `damage`: where the store's own log is damaged."""
 
     store: str
     dest: str
@@ -110,14 +110,14 @@ class BackupReport:
 
 def backup_store(root: Path, dest: Destination, *, read_back: bool = False, progress: Progress = lambda done, total: None,
                  **settings: object) -> BackupReport:
-    """Back up the store at `root`, running or stopped, into `dest`; what an earlier backup there has is not copied again.
+    """Back up the store at `root`, running or stopped, into `dest`; pieces that an earlier backup there has are not copied again.
 
-    `read_back`: as check_backup afterwards. Interrupted, it can be run again and goes on. UsageError for a destination of
-    another store or with other files, and for a store whose durable end cannot be told; StoreBusyError while the store is
-    being recovered or `dest` is in use; CorruptionError for a segment that is missing.
+    `read_back`: check the backup afterwards, as check_backup does. A run after an interrupted one continues it. UsageError if
+    `dest` is another store's or has other files, or if the flushed offset of the store is unknown; StoreBusyError while the
+    store is recovered or `dest` is in use; CorruptionError if a segment is missing.
     """
     started_s = time.monotonic()
-    name = f"backup-{zlib.crc32(dest.where.encode()):08x}"  # a backup that was killed has left the same hold
+    name = f"backup-{zlib.crc32(dest.where.encode()):08x}"  # the same name in each run: it renews the hold of a backup that was killed
     with dest.locked(), open_store(root, **settings) as store:
         work = _Backup(root, store, dest, progress)
         with log_kept(root, name, f"backup to {dest.where}", HOLD_MS) as hold:
@@ -143,7 +143,7 @@ class _Backup:
         self._segment_bytes = store.geometry.mapped_file_size_commit_log_bytes
         self.new_bytes = 0
         self.cloned_bytes = 0
-        self.rewritten_bytes = 0  # an earlier backup had other bytes there
+        self.rewritten_bytes = 0  # of the log, where an earlier backup had different bytes
         self.damage: list[int] = []
 
     def run(self, hold: KeptHold) -> Manifest:
@@ -175,9 +175,9 @@ class _Backup:
                              "a destination of its own")
 
     def _cut(self, uuid: str, number: int) -> Manifest:
-        """What is to be backed up, without pieces and tables; nothing of it is deleted from here on."""
+        """Decide what to back up, as a manifest without pieces and tables; from now on the engine does not delete it."""
         if self._store.is_live:
-            with log_held(self._root):  # a deletion that had begun before our hold is over then
+            with log_held(self._root):  # waits until deletions that began before our hold are over
                 pass
         self._tables = list(_config_tables(self._root))
         end = self._flushed_end()
@@ -202,11 +202,11 @@ class _Backup:
             raise UsageError(f"{self._root} cannot be backed up now, because it is not known how far its log is durable: {error}") from None
 
     def _reusable(self, manifest: Manifest) -> list[Piece]:
-        """Pieces of earlier backups that are still there and hold the log's bytes, ascending, without gaps in a segment."""
+        """Return the pieces of earlier backups that exist and have the log's bytes, ascending, without gaps in a segment."""
         sizes = self._dest.sizes()
         there = [piece for piece in self._known if sizes.get(piece.name) == piece.size_bytes]
         found = list(self._chains(manifest, there))
-        if found and not self._is_the_log(found[-1]):  # the log was cut and went on otherwise, below its durable end
+        if found and not self._is_the_log(found[-1]):  # the log was truncated below its durable end, and other records were appended
             true = [piece for piece in there if self._is_the_log(piece)]
             self.rewritten_bytes = sum(piece.size_bytes for piece in {*there} - {*true})
             found = list(self._chains(manifest, true))
@@ -220,7 +220,7 @@ class _Backup:
             at, end = segment, min(segment + self._segment_bytes, manifest.end)
             while at < end:
                 fitting = [piece for piece in by_start.get(at, ()) if piece.segment == segment and piece.end <= end]
-                if len(fitting) > 1:  # the log was cut once and went on otherwise: some of them are what it was before
+                if len(fitting) > 1:  # the log was truncated once and other records were appended: some of the pieces are of the old log
                     fitting = [piece for piece in fitting if self._is_the_log(piece)]
                 if not fitting:
                     break
@@ -303,7 +303,7 @@ class _Backup:
 
 
 def _kept_settings(store: LiveStoreReader) -> dict[str, Value]:
-    """What queues and index cannot be made again without. A broker's store does not say it; its files do in part."""
+    """Return the settings that a rebuild of queues and index needs. A broker's store does not have them; its files tell some."""
     config = store.config
     settings = {name: getattr(store.geometry, name) for name in FIXED_NAMES}
     settings |= {name: getattr(config, name) for name in KEPT_NAMES if name not in LOG_PATHS}
@@ -311,7 +311,7 @@ def _kept_settings(store: LiveStoreReader) -> dict[str, Value]:
 
 
 def _config_tables(root: Path) -> Iterator[tuple[str, bytes, int]]:
-    """(path, content, length) of what brokers and users have in config/; nothing that says which store this is."""
+    """Yield (path, content, length) of the files of brokers and users in config/, without those that identify the store."""
     folder = StorePaths(root).config
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         name = path.name.removesuffix(".bak")
@@ -322,7 +322,7 @@ def _config_tables(root: Path) -> Iterator[tuple[str, bytes, int]]:
 
 
 def _ends_of_empty_queues(store: LiveStoreReader) -> Iterator[tuple[str, bytes, int]]:
-    """(path, content, length) of the last file of each queue whose messages have all been deleted."""
+    """Yield (path, content, length) of the last file of each queue whose messages have all been deleted."""
     size_bytes = store.geometry.mapped_file_size_consume_queue_bytes
     for topic, queue_ids in store.topics().items():
         for queue_id in queue_ids:
@@ -340,7 +340,7 @@ def _ends_of_empty_queues(store: LiveStoreReader) -> Iterator[tuple[str, bytes, 
 
 
 def check_backup(dest: Destination, progress: Progress = lambda done, total: None) -> int:
-    """Read all of the backup and compare it with its checksums; how many bytes. CorruptionError names what differs."""
+    """Read the whole backup and compare it with its checksums; return its bytes. CorruptionError names the file that differs."""
     manifest = _require_manifest(dest)
     done, damaged = 0, []
     for one in manifest.files:
@@ -365,7 +365,7 @@ def _require_manifest(dest: Destination) -> Manifest:
 
 
 def _verified(dest: Destination, one: Piece | Table) -> Iterator[bytes]:
-    """The file's bytes; CorruptionError at their end when they are not those that were written."""
+    """Yield the file's bytes; CorruptionError at the end if they do not match the checksum."""
     crc = length = 0
     try:
         for chunk in dest.chunks(one.name):
@@ -383,9 +383,11 @@ def _verified(dest: Destination, one: Piece | Table) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What was made of a backup. `rebuilt` and `check` are None where an interrupted restore had made the store, so that it
-    was only moved; `found` is what its check ended with. `refused`: why queues and index could not be made of the log; the
-    log is there as it was."""
+    """The outcome of a restore.
+
+    `rebuilt` and `check` are None if an interrupted restore had completed the store, so that this run only moved it; `found` is
+    the result of that run's check. `refused`: why queues and index could not be rebuilt; the log is restored as it was.
+    """
 
     store: str
     dest: str
@@ -424,7 +426,7 @@ class RestoreReport:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """What READY says: which backup the store was made of, and how that ended. `manifest`: CRC-32 of its manifest."""
+    """The content of READY: the backup that the store was made from (CRC-32 of its `manifest`), and the result."""
 
     manifest: int
     dest: str
@@ -436,7 +438,7 @@ class _Ready:
 
     @classmethod
     def read(cls, path: Path) -> _Ready | None:
-        """None without the file, and for one that says nothing."""
+        """Read the file; None if it does not exist or is damaged."""
         with disk_errors("read", path), contextlib.suppress(FileNotFoundError, *PARSE_ERRORS):
             return cls(**json.loads(read_small_file(path)))
         return None
@@ -447,11 +449,11 @@ class _Ready:
 
 def restore_store(dest: Destination, root: Path, *, progress: Progress = lambda done, total: None,
                   **settings: object) -> RestoreReport:
-    """Make a store at `root`, absent or empty, of the backup in `dest`: log and tables as they were, the rest made again.
+    """Restore the backup in `dest` to `root`, absent or empty: log and tables as they were, queues and index rebuilt.
 
-    Nothing is a store at `root` before all of it is made, durable and checked; killed before, the same call begins
-    anew, and `start` refuses. UsageError for a `root` that holds something, and for a destination without a backup;
-    CorruptionError, and nothing is left, where the backup is not what was written.
+    `root` becomes a store only when all of it is complete, durable and checked. After a kill before that, `start` refuses
+    `root`, and the same call begins again. UsageError if `root` is not empty or `dest` has no backup;
+    CorruptionError, with no files left in `root`, if the backup does not match its checksums.
     """
     started_s = time.monotonic()
     manifest = _require_manifest(dest)
@@ -465,7 +467,7 @@ def restore_store(dest: Destination, root: Path, *, progress: Progress = lambda 
         if others and not is_moved:
             raise UsageError(f"{root} holds {others[0]}: a backup is restored into an empty or absent directory")
         rebuilt, check, crc = None, None, zlib.crc32(manifest.content())
-        if not is_moved and (ready is None or ready.manifest != crc):  # DEST may have another backup by now
+        if not is_moved and (ready is None or ready.manifest != crc):  # DEST may have a newer backup by now
             try:
                 _copy_store(manifest, dest, made, progress)
             except CorruptionError:
@@ -478,7 +480,7 @@ def restore_store(dest: Destination, root: Path, *, progress: Progress = lambda 
         failpoint("restore_moving")
         _move(made, root)
         identity = read_engine_id(root)
-        if ready is None:  # killed after the very last step but one, which takes the note away
+        if ready is None:  # the last run was killed after it had removed the note, before its last step
             check = check_now(root, load_config(root, settings), progress=progress)
             ready = _Ready(crc, dest.where, manifest.taken_ms, manifest.min_offset, manifest.end, "", check.exit_code)
     return RestoreReport(
@@ -488,9 +490,9 @@ def restore_store(dest: Destination, root: Path, *, progress: Progress = lambda 
 
 
 def _copy_store(manifest: Manifest, dest: Destination, root: Path, progress: Progress) -> None:
-    """Tables and log, durable, and an identity of its own; CorruptionError for what does not fit its checksum."""
+    """Write tables and log, durably, and give the store an identity; CorruptionError for a file that does not match its checksum."""
     if root.exists():
-        (root / READY).unlink(missing_ok=True)  # first: what is left of it after a kill is no store
+        (root / READY).unlink(missing_ok=True)  # first: if this run is killed, the files are no complete store
         sync_folder(root)
         shutil.rmtree(root)
     make_folders(root)
@@ -510,14 +512,14 @@ def _copy_store(manifest: Manifest, dest: Destination, root: Path, progress: Pro
 
 
 def _complete(root: Path, settings: dict[str, object], progress: Progress) -> tuple[RebuildReport | None, CheckReport | None, str]:
-    """Queues, index and all else that a store has; what a check of it finds; why not, where its log does not let it."""
+    """Rebuild queues, index and the other files, and check the store; (rebuild, check, why the log does not allow it)."""
     config = load_config(root, settings)
     rebuilt, check, refused = None, None, ""
     try:
         if any(StorePaths(root).commit_log.iterdir()):
             rebuilt = rebuild_alone(root, config, progress=progress)
             refused = rebuilt.sentence if rebuilt.state is RecoveryState.DEGRADED else ""
-            shutil.rmtree(StorePaths(root).quarantine, ignore_errors=True)  # ends of queues that the log has messages of after all
+            shutil.rmtree(StorePaths(root).quarantine, ignore_errors=True)  # copied ends of queues that were rebuilt
             _follow_full_segment(root, config.geometry.mapped_file_size_commit_log_bytes, rebuilt.end_offset)
             failpoint("restore_rebuilt")
             check = check_now(root, config, progress=progress)
@@ -527,7 +529,7 @@ def _complete(root: Path, settings: dict[str, object], progress: Progress) -> tu
 
 
 def _follow_full_segment(root: Path, size_bytes: int, end: int) -> None:
-    """A log that ends with a full segment gets an empty one, as a running engine has it: RocketMQ would end it earlier."""
+    """Add an empty segment to a log that ends with a full one, as a running engine does: else RocketMQ ends the log earlier."""
     if end and end % size_bytes == 0 and not StorePaths(root).commit_log_segment(end).exists():
         os.close(create_file(StorePaths(root).commit_log, segment_name(end), size_bytes))
 
@@ -543,7 +545,7 @@ def _restore_table(table: Table, dest: Destination, root: Path) -> None:
 
 
 def _restore_segment(pieces: list[Piece], manifest: Manifest, dest: Destination, root: Path) -> Iterator[int]:
-    """Make one segment of its pieces, durable; yields the bytes of each step."""
+    """Write one segment from its pieces, durably; yield the bytes of each step."""
     segment, size_bytes = pieces[0].segment, int(manifest.settings["mapped_file_size_commit_log_bytes"])
     folder, name = StorePaths(root).commit_log, segment_name(segment)
     descriptor = create_file(folder, name, size_bytes, allocate="full")
@@ -561,7 +563,7 @@ def _restore_segment(pieces: list[Piece], manifest: Manifest, dest: Destination,
 
 
 def _move(made: Path, root: Path) -> None:
-    """Give the made store its place: the log last, so that nothing takes a part of it for a store."""
+    """Move the complete store to its place, the log last: without the log no program takes the folder for a store."""
     names = sorted(set(os.listdir(made)) - {READY}, key=lambda name: (name == "commitlog", name))
     with disk_errors("move", made):
         for name in names:

@@ -4,11 +4,11 @@
         for message in consumer:
             deal_with(message)
 
-At least once: a message is remembered as dealt with only after the program has come back
-for the next one (or has called commit()), so none is left out whatever is killed when; what
-was handed out and not yet remembered comes again. Messages of one queue come in order, to
-one member at a time. What the group has given back with retry() comes from its retry topic, which
-a second consumer inside this one reads. docs/consumers.md tells the rest.
+At least once: a message counts as done only after the program has asked for the next one
+(or has called commit()), so that no kill loses a message; messages that were delivered and
+not committed are delivered again. Messages of one queue are delivered in order, to one member
+at a time. Messages that the group gave back with retry() come from its retry topic, which a
+second, inner consumer reads. See docs/consumers.md.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from pyengine.storage.store_reader import FETCH_BYTES_MAX
 if TYPE_CHECKING:
     from pyengine.ipc.group_members import Claim
 
-POLL_INTERVAL_S = BEAT_S       # how soon a member sees that another has come, gone or given a queue back
-FETCH_MESSAGES = 32            # at least so many are fetched at once; asked for fewer, within the store's transfer limits
+POLL_INTERVAL_S = BEAT_S       # interval at which a member checks for members that joined or left and for released queues
+FETCH_MESSAGES = 32            # least number of messages of a fetch; if the program asks for fewer, within the store's transfer limits
 FETCH_MESSAGES_MAX = 1024
-READ_AHEAD_MESSAGES = 256      # of a queue whose fetches come full: so many, or so many bytes, are kept beyond what was asked for
+READ_AHEAD_MESSAGES = 256      # most messages, and most bytes, that are read ahead of a queue whose fetches are full
 READ_AHEAD_BYTES = 1 << 20
 NOTES_MAX = 100
 _LOG = logging.getLogger("pyengine.client.consumer")
@@ -65,21 +65,21 @@ def consume(
     max_reconsume_times: int = MAX_RECONSUME_TIMES,
     **settings: object,
 ) -> Consumer:
-    """Consume `topic` of the store at `path`; needs no engine, but without one nothing new comes.
+    """Consume `topic` of the store at `path`; needs no engine, but without an engine no new messages arrive.
 
     `group` names a consumer group: config/consumerOffset.json has its offsets, and its living members, in any number of
     processes, share the topic's queues. Without a group all queues are read and no offset is stored. `tags` is a
     subscription (`a || b`, `*` or None for all), `sql` a condition on the properties in SQL92 (`price > 5 AND region = 'eu'`);
-    both are the same for all members of a group. `from_` is where a group that is new
-    to the topic starts: "last" (only what comes from now on), "first", or a time (a datetime, or ms since 1970).
-    `queues` reads these queues only and takes no part in the sharing. `level` is a ReadLevel or its name.
+    all members of a group must use the same. `from_` is where a group that is new
+    to the topic starts: "last" (only messages from now on), "first", or a time (a datetime, or ms since 1970).
+    With `queues` the consumer reads only these and gets no share of the others. `level` is a ReadLevel or its name.
 
     With `auto_commit` a message is done when the program asks for the next one; offsets are stored every
-    `commit_interval_s` and at the end. Without it a message is done by ack(), retry() or commit(). A member that gives no
-    sign of life for `session_timeout_s` (stopped, hung) loses its queues. A message that was given back
-    `max_reconsume_times` becomes a dead letter; what others of the group give back is read by all of them.
+    `commit_interval_s` and at the end. Without it a message is done after ack(), retry() or commit(). A member without a
+    heartbeat for `session_timeout_s` (stopped, hung) loses its queues. A message that was given back
+    `max_reconsume_times` times becomes a dead letter; a message that one member gives back may be delivered to any of them.
     `settings` are the store's, as for open_store. NotAStoreError, UsageError; StoreBusyError
-    while another program has the store open and a group is given; DiskError where the
+    while another program has the store open and a group is given; DiskError if the
     config folder cannot be written.
     """
     check_keywords(consume, settings)
@@ -91,8 +91,8 @@ def consume(
 class Consumer:
     """Reads one topic. Made by pyengine.consume; a context manager, an iterator and an async iterator of messages.
 
-    One thread (or task) at a time asks for messages; other threads may call all else. A forked child cannot use it. A
-    thread of its own sends heartbeats, takes and releases queues as members come and go, and commits.
+    One thread (or task) at a time may ask for messages; other threads may call all other methods. A forked child cannot use it.
+    A background thread sends heartbeats, claims and releases queues when members join or leave, and commits.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Consumer:
         queues: Sequence[int] | None, level: ReadLevel | str | None, auto_commit: bool, commit_interval_s: float,
         session_timeout_s: float, max_reconsume_times: int, is_inner: bool, **settings: object,
     ) -> None:
-        # is_inner: of another consumer, which lends its thread and calls the methods.
+        # is_inner: it belongs to another consumer, whose thread and calls it uses.
         Wanted.of(tags, sql)
         arguments.topic_name(topic)
         if group is not None:
@@ -129,7 +129,7 @@ class Consumer:
         self._has_acks = False
         self._paused: set[int] = set()
         self._is_retried_paused = False
-        self._retried: Consumer | None = None  # reads the retry topic, once there is one
+        self._retried: Consumer | None = None  # reads the retry topic, once that exists
         self._is_retried_turn = False
         self._retry_topic = None if group is None or is_inner or not has_retries(group) else retry_topic(group)
         self._retries = None if group is None or is_inner else Retries(
@@ -142,9 +142,9 @@ class Consumer:
         self._commit_due_s = time.monotonic() + commit_interval_s
         self._closing = threading.Event()
         self._is_closed = False
-        self._state = threading.RLock()    # what is held; never waited under
-        self._work = threading.RLock()     # one change of claims or offsets at a time; taken before _state
-        self._pulling = threading.RLock()  # one asker at a time; taken before both
+        self._state = threading.RLock()    # guards the queues that are held; no thread waits while it has it
+        self._work = threading.RLock()     # one change of claims or offsets at a time; locked before _state
+        self._pulling = threading.RLock()  # one thread asks for messages at a time; locked before both
         self._pid = os.getpid()
         self._reader = open_store(path, **settings)
         self._session: GroupSession | None = None
@@ -168,14 +168,14 @@ class Consumer:
     def pull(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[Message]:
         """Return up to `max_messages`, as soon as there is one; an empty list after `timeout_s` (None: no timeout) or close().
 
-        With auto_commit the call says that all messages given before are done. An error of the background thread
+        With auto_commit the call means that all messages delivered before are done. An error of the background thread
         is raised here.
         """
         if max_messages < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._pulling:
-            if messages := self._next(max_messages)[0]:  # most often: no need to prepare for sleep
+            if messages := self._next(max_messages)[0]:  # the common case: no preparation for a sleep
                 return messages
             while not self._closing.is_set():
                 seen = self._arrivals()
@@ -192,12 +192,12 @@ class Consumer:
             return []
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages as they come, one by one, until close()."""
+        """Yield messages as they arrive, one by one, until close()."""
         while not self._is_closed:
             yield from self.pull(1, timeout_s=None)
 
     async def pull_async(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[Message]:
-        """Like pull(), for asyncio: the event loop runs while this waits. A cancelled call loses no message."""
+        """Like pull(), for asyncio: the event loop continues while this waits. A cancelled call loses no message."""
         if max_messages < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
         loop = asyncio.get_running_loop()
@@ -218,18 +218,18 @@ class Consumer:
         return []
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Messages as they come, one by one, until close()."""
+        """Yield messages as they arrive, one by one, until close()."""
         while not self._is_closed:
             for message in await self.pull_async(1, timeout_s=None):
                 yield message
 
-    # -- remember, look around ----------------------------------------------------
+    # -- acknowledge, seek, report ------------------------------------------------
 
     def commit(self, messages: Message | Iterable[Message] | None = None) -> dict[int, int]:
         """Store that these messages, and all before them in their queues, are done; durable when it returns.
 
-        Without an argument: all messages given so far. Returns queue id -> next offset for the queues of this member.
-        A queue that another member has taken over is not among them: its messages come again there. UsageError
+        Without an argument: all messages delivered so far. Returns queue id -> next offset for the queues of this member.
+        A queue that another member has taken over is not among them: its messages are delivered again there. UsageError
         without a group.
         """
         self._require_group()
@@ -250,10 +250,10 @@ class Consumer:
                 return {queue_id: held.committed for queue_id, held in self._held.items()}
 
     def ack(self, messages: Message | Iterable[Message]) -> None:
-        """Say that these messages are done, in any order, from any thread.
+        """Acknowledge that these messages are done, in any order, from any thread.
 
         The group's offset moves up to the first message of the queue that is not done; it is stored every commit_interval_s
-        and at the end. With auto_commit messages are done without it. UsageError without a group.
+        and at the end. Not needed with auto_commit. UsageError without a group.
         """
         self._require_group()
         own, retried = _parted([messages] if isinstance(messages, Message) else messages)
@@ -266,12 +266,12 @@ class Consumer:
                 inner._acknowledge(retried)
 
     def retry(self, message: Message, delay_level: int | None = None, *, timeout_s: float | None = None) -> PutResult:
-        """Give a message back: the group gets it again after a delay; then it is done here. From any thread.
+        """Give a message back: the group gets it again after a delay, and this consumer counts it as done. From any thread.
 
-        It is put into `%RETRY%group` by the delay level given (message_delay_level), by default level 3 (10 s) the first time
+        It is put into `%RETRY%group` with the delay level given (message_delay_level), by default level 3 (10 s) the first time
         and one level more each time; after max_reconsume_times, or with a negative level, into `%DLQ%group`. It is
-        stored before it counts as done here, so that no kill loses it; a kill between may double it. Returns where it is
-        stored now. PutError if the log does not have it, EngineUnavailableError; the message is not done then.
+        stored before it counts as done, so that no kill loses it; a kill between the two may duplicate it. Returns where it
+        is stored now. PutError if it was not stored, or EngineUnavailableError: then the message is not done.
         UsageError without a group.
         """
         self._require_group()
@@ -282,15 +282,15 @@ class Consumer:
         return result
 
     async def retry_async(self, message: Message, delay_level: int | None = None, *, timeout_s: float | None = None) -> PutResult:
-        """Like retry(), for asyncio: the event loop runs while this waits."""
+        """Like retry(), for asyncio: the event loop continues while this waits."""
         return await asyncio.get_running_loop().run_in_executor(
             None, lambda: self.retry(message, delay_level, timeout_s=timeout_s))
 
     def seek(self, queue_id: int | None, to: int | datetime | Literal["first", "last"]) -> None:
-        """Continue at an offset, the first or last message, or a time, forward or back; the next commit, or the end, stores it.
+        """Continue at an offset, the first or last message, or a time, forward or back; the next commit, or close(), stores it.
 
-        `queue_id` None means all queues of this member. A time is that of the first message stored then or later. Messages
-        given before from these queues count as done. UsageError for a queue that this member does not have.
+        `queue_id` None means all queues of this member. A time means the first message that was stored then or later. Messages
+        delivered before from these queues count as done. UsageError for a queue that this member does not have.
         """
         if type(to) is int and to < 0:
             raise UsageError(f"{to} is no offset")
@@ -308,7 +308,7 @@ class Consumer:
                 self._outstanding.discard(each)
 
     def pause(self, queues: Iterable[int] | None = None) -> None:
-        """Give no more messages of these queues until resume(); this member keeps them. None: of any, and no retries."""
+        """Deliver no messages of these queues until resume(); this member keeps the queues. None: all queues, and retries."""
         chosen = self._reader.queue_ids(self.topic) if queues is None else _queue_ids(queues)
         with self._state:
             self._require_open()
@@ -318,7 +318,7 @@ class Consumer:
                 self._held[queue_id].put_back()
 
     def resume(self, queues: Iterable[int] | None = None) -> None:
-        """Give messages of these queues again, from where they were paused. None: of all, and retries."""
+        """Deliver messages of these queues again, from where they were paused. None: all queues, and retries."""
         chosen = None if queues is None else _queue_ids(queues)
         with self._state:
             self._require_open()
@@ -327,31 +327,31 @@ class Consumer:
 
     @property
     def paused(self) -> list[int]:
-        """The queues that pause() was called for."""
+        """Return the queues that are paused."""
         with self._state:
             return sorted(self._paused)
 
     def total_lag(self) -> int:
-        """How many messages the group has not committed yet in all queues of the topic, and of its retry topic."""
+        """Return the number of messages that the group has not committed, in all queues of the topic and of its retry topic."""
         total = sum(queue.lag for queue in self.lag().values())
         inner = self._retried
         return total if inner is None else total + sum(queue.lag for queue in inner.lag().values())
 
     def lag(self) -> dict[int, QueueLag]:
-        """Queue id -> QueueLag of the group (without one: of this consumer), for each queue of the topic."""
+        """Return queue id -> QueueLag of the group (without one: of this consumer), for each queue of the topic."""
         self._require_open()
         offsets = self._session.stored() if self._session else self.positions
         return queue_lags(self._reader, self.topic, offsets, self._level)
 
     @property
     def assignment(self) -> list[int]:
-        """The queues that this consumer reads now."""
+        """Return the queues that this consumer reads now."""
         with self._state:
             return sorted(queue_id for queue_id, held in self._held.items() if held.leaving_since_s is None)
 
     @property
     def positions(self) -> dict[int, int]:
-        """Queue id -> the next offset to read, for the queues of this consumer."""
+        """Return queue id -> the next offset to read, for the queues of this consumer."""
         with self._state:
             return {queue_id: held.next_offset for queue_id, held in sorted(self._held.items())}
 
@@ -366,7 +366,7 @@ class Consumer:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """As close(); but when the block ends by an exception, what was handed out last comes again."""
+        """Close the consumer; if the block ends by an exception, the messages delivered last are not done and come again."""
         self._close(finished=kind is None, closer=threading.get_ident())
 
     async def __aenter__(self) -> Self:
@@ -378,7 +378,7 @@ class Consumer:
             None, lambda: self._close(finished=kind is None, closer=closer))
 
     def _close(self, *, finished: bool, closer: int) -> None:
-        """`closer`: the thread that asks for it. Only the thread that was given messages can say that it is done."""
+        """`closer`: the calling thread. Messages count as done only if it is the thread that they were delivered to."""
         if self._pid != os.getpid():
             return
         self._closing.set()
@@ -407,10 +407,10 @@ class Consumer:
                             self._session.close()
                         self._reader.close()
 
-    # -- fetch and hand out -------------------------------------------------------
+    # -- fetch and deliver --------------------------------------------------------
 
     def _next(self, max_messages: int) -> tuple[list[Message], bool]:
-        """(messages, whether anything was read, be it passed over); never waits. The topic and the retry topic in turn."""
+        """Return (messages, whether entries were read, even if filtered), from topic and retry topic in turn; never waits."""
         inner = self._retried
         if inner is None:
             return self._next_own(max_messages)
@@ -422,12 +422,12 @@ class Consumer:
                 continue
             messages, moved = consumer._next_own(max_messages)
             has_moved = has_moved or moved
-            if messages:  # of one only: an error of the other one loses none
+            if messages:  # from one of them at a time, so that an error of the other loses no message
                 return [RetriedMessage.of(message) for message in messages] if consumer is inner else messages, True
         return [], has_moved
 
     def _take_up(self, inner: Consumer) -> None:
-        """This thread asks: with auto_commit, what both have given is done."""
+        """Note that this thread asks for messages; with auto_commit, what both consumers have delivered is done."""
         for consumer in (self, inner):
             with consumer._state:
                 consumer._require_open()
@@ -436,7 +436,7 @@ class Consumer:
                     consumer._finish(None)
 
     def _next_own(self, max_messages: int) -> tuple[list[Message], bool]:
-        """The same, of this consumer's own topic."""
+        """Like _next(), from this consumer's own topic only."""
         with self._state:
             self._require_open()
             self._raise_trouble()
@@ -457,14 +457,14 @@ class Consumer:
                     has_moved = self._hand_out(held, max_messages, messages) or has_moved
                     if len(messages) >= max_messages:
                         break
-            except BaseException:  # a disk, or a signal handler: the program gets none of what is in `messages`
+            except BaseException:  # of a disk or a signal handler: the program does not get `messages`
                 for held, *was in before:
                     held.go_back(*was)
                 raise
             return messages, has_moved
 
     def _in_turn(self) -> list[AssignedQueue]:
-        """The queues, each first in its turn; a turn lasts until what was fetched of the queue is handed out."""
+        """Return the queues, the one whose turn it is first; a turn ends when the fetched messages of the queue are delivered."""
         queues = [self._held[queue_id] for queue_id in sorted(self._held)]
         if not queues:
             return []
@@ -474,7 +474,7 @@ class Consumer:
         return queues[at:] + queues[:at]
 
     def _hand_out(self, held: AssignedQueue, max_messages: int, messages: list[Message]) -> bool:
-        """Add messages of one queue up to the count; whether its position moved."""
+        """Add messages of one queue to `messages`, up to `max_messages`; return whether its position moved."""
         before = held.position
         while len(messages) < max_messages:
             if not held.buffer and not self._fetch(held, max_messages - len(messages)):
@@ -486,9 +486,9 @@ class Consumer:
         return held.position != before
 
     def _fetch(self, held: AssignedQueue, wanted: int) -> bool:
-        """Fetch the next messages of a queue into its buffer; whether there were any. Passes over what is filtered.
+        """Fetch the next messages of a queue into its buffer, past filtered entries; return whether its position moved.
 
-        One get costs as much as reading a hundred small messages, so the fetches of a queue that has many grow.
+        One get costs as much as reading a hundred small messages, so the fetches of a queue with many messages grow.
         """
         count = max(FETCH_MESSAGES, min(wanted, FETCH_MESSAGES_MAX), held.read_ahead)
         try:
@@ -497,7 +497,7 @@ class Consumer:
             else:
                 found = self._reader.fetch(self.topic, held.queue_id, held.position, count, self._tags, self._level, self._sql,
                                            bytes_max=READ_AHEAD_BYTES if wanted < count else FETCH_BYTES_MAX)
-        except StoreBusyError:  # being recovered: it comes back
+        except StoreBusyError:  # the store is being recovered: a later call succeeds
             return False
         if found.status in _NOTHING_YET:
             return False
@@ -520,13 +520,13 @@ class Consumer:
         return bool(messages)
 
     def _pass_over(self, held: AssignedQueue, numbers: set[int]) -> None:
-        """Entries of the queue that lead to no message of it: removed at this moment, or damaged."""
+        """Count queue entries without a message of the queue: it was deleted just now, or it is damaged."""
         self.missed += len(numbers)
         self._note(f"queue {held.queue_id}: {len(numbers)} messages from {min(numbers)} on cannot be read: "
                    f"removed just now, or damaged (`pyengine check` tells)")
 
     def _behind_the_end(self, held: AssignedQueue) -> int:
-        """Where to go on with a position after the end: it stays if only this level does not reach it yet."""
+        """Return where to continue from a position after the end: the same, if only this level does not reach it yet."""
         _, end = self._reader.queue_range(self.topic, held.queue_id, ReadLevel.WRITTEN)
         if held.position <= end:
             return held.position
@@ -535,7 +535,7 @@ class Consumer:
         return end
 
     def _finish(self, messages: Iterable[Message] | None) -> None:
-        """The program is done with these messages; None: with all that it was given."""
+        """Note that these messages, and all before them, are done; None: all that were delivered."""
         if messages is None:
             for queue_id in self._outstanding:
                 if queue_id in self._held:
@@ -550,7 +550,7 @@ class Consumer:
                     self._outstanding.discard(message.queue_id)
 
     def _acknowledge(self, messages: Iterable[Message]) -> None:
-        """Each of these alone is done."""
+        """Note that each of these messages is done, whatever came before it."""
         for message in messages:
             held = self._held.get(message.queue_id)
             if held is not None and not self._auto_commit:
@@ -573,7 +573,7 @@ class Consumer:
             if not self._closing.is_set():
                 self._wait(timeout_s, seen)
 
-    # -- the heartbeat thread: who holds what --------------------------------------
+    # -- the heartbeat thread: members and their queues ----------------------------
 
     def _heartbeat_loop(self) -> None:
         while not self._closing.wait(POLL_INTERVAL_S):
@@ -582,13 +582,13 @@ class Consumer:
     def _keep_once(self) -> None:
         try:
             self._look()
-        except StoreBusyError as error:  # recovered, or a broker has it: it may come back
+        except StoreBusyError as error:  # it is recovered, or a broker has it open: a later try may succeed
             self._note(str(error))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the program is told, and it is tried again
+        except Exception as error:  # noqa: BLE001 - the program gets any error, and the thread tries again
             self._background_error = error
 
     def _look(self) -> None:
-        """Show life, follow the store's history and the members, commit what is due."""
+        """Send a heartbeat, check for a recovery of the store and for changes of the members, commit what is due."""
         with self._work:
             if self._session is not None:
                 self._session.beat()
@@ -606,7 +606,7 @@ class Consumer:
                 self._look_for_retries()
 
     def _look_for_retries(self) -> None:
-        """Read the retry topic from its first message on, as soon as it has a queue."""
+        """Start to read the retry topic, from its first message, as soon as it has a queue."""
         if self._retry_topic is not None and self._reader.queue_ids(self._retry_topic):
             self._retried = Consumer(
                 self._reader.root, self._retry_topic, group=self.group, tags=None, sql=None, from_="first", queues=None,
@@ -616,7 +616,7 @@ class Consumer:
 
     @property
     def _group_session(self) -> GroupSession:
-        """Of a consumer with a group."""
+        """Return the session of a consumer that has a group."""
         assert self._session is not None
         return self._session
 
@@ -651,8 +651,10 @@ class Consumer:
             self._take(missing)
 
     def _may_leave(self, held: AssignedQueue) -> bool:
-        """Whether a queue may go to its next member: nothing of it is in the program's hands, or, where only
-        commit() tells, the program has had a session's time to call it."""
+        """Whether a queue may be released to its next member.
+
+        It may when the program has no unfinished message of it or, if only commit() tells, after session_timeout_s.
+        """
         waited_s = 0.0 if held.leaving_since_s is None else time.monotonic() - held.leaving_since_s
         return not held.is_outstanding or (not self._auto_commit and waited_s >= self._session_timeout_s)
 
@@ -666,19 +668,19 @@ class Consumer:
         is_first, self._first_look = self._first_look, False
         for queue_id in queue_ids:
             if queue_id not in self._held:
-                # A queue that came later is all new: what it has lost counts as missed.
+                # All messages of a queue that was created later are new: deleted ones count as missed.
                 position = start_offset(self._reader, self.topic, queue_id, self._from) if is_first else 0
                 with self._state:
                     self._held[queue_id] = AssignedQueue(queue_id, None, position)
 
     def _give_back(self, queues: Iterable[AssignedQueue]) -> None:
-        """Remember the offsets of these queues and release them."""
+        """Store the offsets of these queues and release them."""
         with self._state:
             offsets = {held.grant: held.done for held in queues}
         try:
             offsets = self._within_the_log(offsets)
             self._group_session.give_back(offsets)
-        except HistoryChangedError:  # what was read may be gone: the next holder starts from what is remembered
+        except HistoryChangedError:  # the messages may be lost: the next holder starts from the stored offset
             pass
         for claim in offsets:
             self._group_session.drop(claim)
@@ -708,7 +710,7 @@ class Consumer:
             return
 
     def _within_the_log(self, offsets: dict[Claim, int]) -> dict[Claim, int]:
-        """The same; HistoryChangedError if one lies behind its queue's end, for then the log was cut."""
+        """Return `offsets`; HistoryChangedError if one is beyond the end of its queue, since then the log was truncated."""
         for claim in offsets:
             held = self._held.get(claim.queue_id)
             if held is not None and held.last is not None:
@@ -718,7 +720,7 @@ class Consumer:
         return offsets
 
     def _revoke(self, held: AssignedQueue) -> None:
-        """Another member, or a reset, has ended the hold on a queue."""
+        """Drop a queue whose hold was ended by another member or by a reset."""
         self._note(f"queue {held.queue_id} was taken over: what was not committed comes again where it is held now")
         self._group_session.drop(held.grant)
         self._held.pop(held.queue_id, None)
@@ -727,7 +729,7 @@ class Consumer:
     # -- the store's history ------------------------------------------------------
 
     def _follow_history(self, *, certain: bool = False) -> None:
-        """After a recovery of the store go back to what is remembered wherever the log has lost what was read."""
+        """After a recovery of the store go back to the stored offset in each queue whose read messages the log has lost."""
         epoch = read_epoch(self._reader.root)
         if (epoch == self._epoch and not certain) or store_use(self._reader.root) is StoreUse.OTHER:
             return
@@ -744,7 +746,7 @@ class Consumer:
             self._session.epoch = epoch
 
     def _has_same_history(self, held: AssignedQueue) -> bool:
-        """Whether the last message that was read still stands where it stood."""
+        """Whether the message that was read last is still at the same offset of the log."""
         if held.last is None:
             return False
         found = self._reader.get_message(self.topic, held.queue_id, held.last.queue_offset, 1, level=ReadLevel.WRITTEN)
@@ -752,7 +754,7 @@ class Consumer:
             return True
         return [_mark(message) for message in found.placed(held.queue_id)] == [_mark(held.last)]
 
-    # -- small things -------------------------------------------------------------
+    # -- helpers ------------------------------------------------------------------
 
     def _require_group(self) -> None:
         if self._session is None:
@@ -777,7 +779,7 @@ class Consumer:
 
 
 def _queue_ids(queues: Iterable[int]) -> list[int]:
-    """The queues that a program named, sorted; UsageError for none and for what is no queue's number."""
+    """Return the queues that a program named, sorted; UsageError if there are none or one is not a queue id."""
     ids = sorted({arguments.integer(queue_id, "a queue id") for queue_id in arguments.several(queues, "queues", "a sequence of int")})
     if not ids:
         raise UsageError("queues is empty: name at least one, or leave it out for all")
@@ -787,7 +789,7 @@ def _queue_ids(queues: Iterable[int]) -> list[int]:
 
 
 def _parted(messages: Iterable[Message]) -> tuple[list[Message], list[Message]]:
-    """(messages of the topic, messages that come again from the retry topic)."""
+    """Divide messages into (those of the topic, those of the retry topic)."""
     parts: tuple[list[Message], list[Message]] = [], []
     for message in messages:
         parts[isinstance(message, RetriedMessage)].append(message)

@@ -1,4 +1,4 @@
-"""The consumer groups of a store, seen from outside: their members, how far they lag, where they start, and their reset.
+"""The consumer groups of a store, for programs that are no members: members, lag, start offsets, reset.
 
 A group's lag is the number of messages between what it has committed and the end of each queue. A group starts
 in a queue at its first message, after its last, at a time, or at an offset.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """One group on one topic: the pids of its living members, and by queue id its lag and the pid of the queue's member."""
+    """One group on one topic: the pids of its living members and, by queue id, its lag and the pid of the member that holds it."""
 
     topic: str
     group: str
@@ -36,20 +36,20 @@ class GroupState:
 
     @property
     def lag(self) -> int:
-        """How many messages the group has not committed yet."""
+        """The number of messages that the group has not committed."""
         return sum(queue.lag for queue in self.queues.values())
 
     @property
     def lost(self) -> int:
-        """How many messages were deleted before the group read them."""
+        """The number of messages that were deleted before the group read them."""
         return sum(queue.lost for queue in self.queues.values())
 
 
 class ConsumerGroups:
-    """The groups of the store at `path`; needs no engine. Only reset() and forget() change anything."""
+    """The groups of the store at `path`; needs no engine. Only reset() and forget() write to the store."""
 
     def __init__(self, path: str | os.PathLike[str], **settings: object) -> None:
-        """NotAStoreError, ConfigError."""
+        """Raises NotAStoreError and ConfigError."""
         check_keywords(ConsumerGroups, settings)
         self._root = Path(path)
         self._settings = settings
@@ -58,14 +58,14 @@ class ConsumerGroups:
             pass
 
     def groups(self, *, topic: str | None = None, group: str | None = None) -> list[GroupState]:
-        """The state of every group on every topic, or of this topic or group only."""
+        """Return the state of every group on every topic, or of this topic or group only."""
         with self._open() as reader:
             return [self._state(reader, each_topic, each_group, offsets)
                     for (each_topic, each_group), offsets in sorted(self._offsets.groups().items())
                     if topic in (None, each_topic) and group in (None, each_group)]
 
     def notes(self) -> list[str]:
-        """Sentences about a damaged config/consumerOffset.json; empty when all is well."""
+        """Return sentences about a damaged config/consumerOffset.json; empty if it is undamaged."""
         return self._offsets.table().notes
 
     def reset(
@@ -74,7 +74,7 @@ class ConsumerGroups:
         """Set the group's offsets to the first or last message, an offset, or a time, in all queues or in these.
 
         Living members continue there within a second; their commits of messages read before have no effect. An offset
-        outside a queue becomes the queue's nearest end. Returns queue id -> next offset. UsageError for a topic
+        outside a queue becomes the nearest end of the queue. Returns queue id -> next offset. UsageError for a topic
         without queues.
         """
         key = group_key(topic, group)
@@ -94,7 +94,7 @@ class ConsumerGroups:
         return offsets
 
     def forget(self, topic: str, group: str) -> bool:
-        """Remove the group's offsets of a topic; whether there were any. UsageError while it has living members."""
+        """Remove the group's offsets of a topic; return whether there were any. UsageError while it has living members."""
         members, _ = self._members(topic, group, ())
         if members:
             raise UsageError(f"{group} has living members on {topic} (pids {', '.join(map(str, members))}): stop them first")
@@ -115,10 +115,10 @@ class ConsumerGroups:
         return GroupState(topic, group, members, queues, holders)
 
     def _members(self, topic: str, group: str, queues: Sequence[int]) -> tuple[tuple[int, ...], dict[int, int]]:
-        """(pids of the living members, queue id -> pid of its holder)."""
+        """Return (pids of the living members, queue id -> pid of its holder)."""
         try:
             found = GroupMembers(self._root, topic, group, may_create=False)
-        except (FileNotFoundError, UsageError, DiskError):  # never consumed here, or not by this user
+        except (FileNotFoundError, UsageError, DiskError):  # the group never had a member here, or its file is another user's
             return (), {}
         try:
             living = found.members().values()
@@ -132,7 +132,7 @@ class ConsumerGroups:
     def _end_holds(self, topic: str, group: str, queues: Sequence[int]) -> None:
         try:
             members = GroupMembers(self._root, topic, group, may_create=False)
-        except FileNotFoundError:  # no queue was ever held
+        except FileNotFoundError:  # no member has ever held a queue
             return
         try:
             for queue_id in queues:
@@ -148,9 +148,9 @@ class ConsumerGroups:
 class QueueLag:
     """The lag of a group in one queue.
 
-    `committed` is the next offset of the group, None for a queue that is new to it; `lag` the number of messages
-    from there to `max_offset`, whatever their tags; `waiting_since_ms` the store time of the first of them, None without
-    any. `lost` counts messages that were deleted before the group read them.
+    `committed` is the next offset of the group, None for a queue that is new to it; `lag` is the number of messages
+    from there to `max_offset`, whatever their tags; `waiting_since_ms` is the store time of the first of them, None if
+    there are none. `lost` counts messages that were deleted before the group read them.
     """
 
     queue_id: int
@@ -165,7 +165,7 @@ class QueueLag:
 def queue_lags(
     reader: StoreReader, topic: str, committed: Mapping[int, int], level: ReadLevel | str | None = None,
 ) -> dict[int, QueueLag]:
-    """The lag in each queue of the topic, and in queues that only the offsets name."""
+    """Return the lag in each queue of the topic, and in queues that only have offsets."""
     return {queue_id: _queue_lag(reader, topic, queue_id, committed.get(queue_id), level)
             for queue_id in sorted({*reader.queue_ids(topic), *committed})}
 
@@ -186,7 +186,7 @@ def _queue_lag(
 
 @dataclass(frozen=True, slots=True)
 class AtOffset:
-    """The same offset in every queue; a plain number is a time."""
+    """A start at the same offset in every queue; a plain number would be a time."""
 
     offset: int
 
@@ -195,7 +195,7 @@ Start = Literal["first", "last"] | int | datetime | AtOffset
 
 
 def check_start(start: Start) -> Start:
-    """`start` itself; UsageError for what is none."""
+    """Return `start`; UsageError if it is not a valid start."""
     if start in ("first", "last") or (type(start) is int and start >= 0) or isinstance(start, AtOffset):
         return start
     if isinstance(start, datetime):
@@ -206,8 +206,10 @@ def check_start(start: Start) -> Start:
 
 
 def start_offset(reader: StoreReader, topic: str, queue_id: int, start: Start) -> int:
-    """The first offset to read, within the queue. At a time: that of the first message stored then or later, the
-    end if there is none."""
+    """Return the first offset to read, within the queue.
+
+    For a time it is the offset of the first message stored then or later, or the end if there is none.
+    """
     low, high = reader.queue_range(topic, queue_id)
     if start == "first":
         return low
@@ -219,10 +221,10 @@ def start_offset(reader: StoreReader, topic: str, queue_id: int, start: Start) -
 
 
 def first_at_or_after(reader: StoreReader, topic: str, queue_id: int, timestamp_ms: int) -> int:
-    """Offset of the queue's first message with a store time of `timestamp_ms` or later; its end if there is none.
+    """Return the offset of the queue's first message with a store time of `timestamp_ms` or later; its end if there is none.
 
-    RocketMQ's own look-up gives the nearest message, and any one among several of the
-    same millisecond: a reader that starts there may leave some out.
+    RocketMQ's own look-up returns the nearest message, and any one of several in the
+    same millisecond: a reader that started there could miss some.
     """
     low, high = reader.queue_range(topic, queue_id)
     while low < high:
@@ -230,7 +232,7 @@ def first_at_or_after(reader: StoreReader, topic: str, queue_id: int, timestamp_
         found = reader.get_message(topic, queue_id, middle, 1).messages
         if found and found[0].store_timestamp_ms >= timestamp_ms:
             high = middle
-        else:  # older, or just removed, which the oldest are
+        else:  # older, or deleted just now, which only happens to the oldest
             low = middle + 1
     return low
 

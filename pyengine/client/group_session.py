@@ -1,13 +1,13 @@
-"""One member's part in a consumer group: its share of the queues, its claims on them, their offsets.
+"""One member of a consumer group: its share of the queues, its claims on them, their offsets.
 
-    session.beat()                      # often, so that no member takes this process for dead
-    session.share(queue_ids)            # which queues are this member's now
-    session.take(those it lacks)        # claims what is free, with the offsets to start from
-    session.commit(...)                 # only what it still holds is remembered
-    session.give_back(...)              # remembers, then releases
+    session.beat()                      # often, so that other members know that this process lives
+    session.share(queue_ids)            # the queues that are this member's now
+    session.take(queues without claim)  # claims the free ones, and returns the offsets to start from
+    session.commit(...)                 # stores the offsets of the queues that it still holds
+    session.give_back(...)              # stores the offsets, then releases the queues
 
-Every member works its share out by itself from who is alive (AllocateMessageQueueAveragely);
-claims see to it that two of them never hold a queue at once, even while they disagree.
+Every member computes its own share from the living members (AllocateMessageQueueAveragely);
+claims ensure that two members never hold a queue at once, even while they disagree.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ BEAT_S = 0.5
 
 
 class HistoryChangedError(Exception):
-    """The store was recovered since the offsets were read: they may count messages that are gone."""
+    """The store was recovered since the offsets were read: they may count messages that the log has lost."""
 
 
 class GroupSession:
-    """A member of `group` on `topic`. `queue_ids`: take these and no share of the others.
+    """A member of `group` on `topic`. `queue_ids`: claim these, and get no share of the others.
 
-    A member that shows no sign of life for `session_timeout_s` is passed over. One thread
-    at a time, but for holds().
+    A member without a heartbeat for `session_timeout_s` gets no share. Only holds() may be called
+    by several threads at a time.
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class GroupSession:
         self._clock = clock
         self._beaten_s = float("-inf")
         self._liveness = LivenessTracker(session_timeout_s, clock)
-        self._silent: set[int] = set()  # incarnations of members that were passed over in the last share()
+        self._silent: set[int] = set()  # incarnations of members that got no share in the last share()
         self._offsets = ConsumerOffsets(root, while_waiting=self.beat)
         self.epoch = read_epoch(root)  # before any offset is read
         self._members, self._slot = self._joined()
 
     def begin(self, starts: Callable[[], Mapping[int, int]]) -> list[str]:
-        """Write down where a new group starts, so that a death before its first commit leaves nothing out.
+        """Store where a new group starts, so that it misses no message if this member dies before its first commit.
 
-        `starts` is asked only for a group that has no offsets here. Returns the sentences
+        `starts` is called only for a group without offsets of this topic. Returns the sentences
         about a damaged file.
         """
         now = self._offsets.table()
@@ -77,13 +77,13 @@ class GroupSession:
         return self._offsets.update(change).notes
 
     def beat(self) -> None:
-        """Show a sign of life, if the last one is BEAT_S old."""
+        """Send a heartbeat if the last one is BEAT_S old."""
         if self._clock() - self._beaten_s >= BEAT_S:
             self._beaten_s = self._clock()
             self._members.beat()
 
     def rejoin_if_removed(self) -> bool:
-        """Start anew if the members' file was removed: all claims are void then."""
+        """Join again if the members' file was removed, which ends all claims; return whether it was."""
         if self._members.is_current:
             return False
         fresh, slot = self._joined()
@@ -92,7 +92,7 @@ class GroupSession:
         return True
 
     def share(self, queue_ids: Sequence[int]) -> list[int]:
-        """This member's queues among the topic's, as the living members divide them now."""
+        """Return this member's share of the topic's queues, divided among the members that live now."""
         if self._only is not None:
             return list(self._only)
         self._silent.clear()
@@ -100,10 +100,10 @@ class GroupSession:
         return allocate_averagely(sorted(queue_ids), living, self._slot)
 
     def take(self, queue_ids: Iterable[int]) -> dict[int, tuple[Claim, int | None]]:
-        """Claim these queues as far as they are free, or their holder shows no sign of life.
+        """Claim those of these queues that are free or whose holder has sent no heartbeat for session_timeout_s.
 
-        Queue id -> the claim, and the next offset that the group wants (None for a queue
-        that is new to it).
+        Returns queue id -> (the claim, the group's next offset, which is None for a queue that
+        is new to it).
         """
         wanted = sorted(queue_ids)
         overdue = {queue_id for queue_id in wanted if self._is_overdue(queue_id)}
@@ -118,7 +118,7 @@ class GroupSession:
             claims.clear()
 
         def change(table: Table) -> None:
-            drop_claims()  # of a try in which this process was passed over
+            drop_claims()  # of a try that failed because another process took over the lock of the offsets
             for queue_id in free:
                 claim = self._members.seize(queue_id) if queue_id in overdue else self._members.claim(queue_id)
                 if claim is not None:
@@ -126,7 +126,7 @@ class GroupSession:
 
         try:
             row = self._offsets.update(change).offsets.get(self._key, {})
-        except BaseException:  # a claim that is not recorded would keep its queue from all members
+        except BaseException:  # otherwise a claim without a record would keep the queue from all members
             drop_claims()
             raise
         for queue_id in claims:
@@ -134,37 +134,37 @@ class GroupSession:
         return {queue_id: (claim, row.get(queue_id)) for queue_id, claim in claims.items()}
 
     def holds(self, claim: Claim) -> bool:
-        """Whether the queue is still this member's."""
+        """Whether this member still holds the queue."""
         return self._members.holds(claim)
 
     def commit(self, offsets: Mapping[Claim, int]) -> set[int]:
-        """Remember the next offsets of queues that are still this member's; returns the ids of those that are.
+        """Store the next offsets of the queues that this member still holds; return the ids of those queues.
 
-        HistoryChangedError when the store was recovered meanwhile; nothing is written then.
+        HistoryChangedError, with nothing written, if the store was recovered meanwhile.
         """
         return self._remember(offsets, ())
 
     def give_back(self, offsets: Mapping[Claim, int]) -> set[int]:
-        """Remember these offsets and release their queues; the same errors, and then nothing is released."""
+        """Store these offsets and release their queues; the errors are those of commit(), and then no queue is released."""
         return self._remember(offsets, offsets.keys())
 
     def stored(self) -> dict[int, int]:
-        """The group's offsets of the topic as they stand in the file."""
+        """Return the group's offsets of the topic from the file."""
         return self._offsets.read(self._topic, self._group)
 
     def drop(self, claim: Claim) -> None:
-        """Drop the lock of a claim that was lost."""
+        """Release the kernel lock of a claim that was lost."""
         self._members.drop(claim)
 
     def close(self) -> None:
-        """Leave the group; everything still claimed is free at once."""
+        """Leave the group; all queues that are still claimed become free at once."""
         self._members.close()
 
     def _joined(self) -> tuple[GroupMembers, int]:
         members = GroupMembers(self._root, self._topic, self._group)
         try:
             return members, members.join(shares=self._only is None)
-        except BaseException:  # a lock that stays would be a member that reads nothing
+        except BaseException:  # otherwise the lock would remain, and with it a member that reads nothing
             members.close()
             raise
 
@@ -204,7 +204,7 @@ class GroupSession:
         return True
 
     def _is_overdue(self, queue_id: int) -> bool:
-        """Whether the queue is claimed, but its member has shown no sign of life."""
+        """Whether the queue is claimed by a member that has sent no heartbeat for session_timeout_s."""
         if not self._members.is_claimed(queue_id):
             self._liveness.forget(("queue", queue_id))
             return False
@@ -216,10 +216,10 @@ class GroupSession:
 
 
 class LivenessTracker:
-    """Remembers when it last saw each thing change, and so which process is dead or stopped.
+    """Detects dead or stopped processes: it notes when the state of each thing changed last.
 
-    The clock is this process's own, so no clocks are compared; a process that was stopped itself sees everything
-    moved when it resumes.
+    It uses only this process's clock, so that clocks are not compared. If this process itself was stopped, it finds
+    the states of living members changed when it resumes.
     """
 
     def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -228,7 +228,7 @@ class LivenessTracker:
         self._seen: dict[Hashable, tuple[object, float]] = {}
 
     def is_expired(self, thing: Hashable, state: object) -> bool:
-        """Whether `thing` has been in this `state` at each look for the timeout."""
+        """Whether `thing` has had this `state` in each call since the timeout began."""
         now_s = self._clock()
         seen, since_s = self._seen.get(thing, (None, 0.0))
         if thing not in self._seen or seen != state:
@@ -237,15 +237,15 @@ class LivenessTracker:
         return now_s - since_s >= self._timeout_s
 
     def forget(self, thing: Hashable) -> None:
-        """Start measuring it anew."""
+        """Forget the state of `thing`, so that its timeout begins again."""
         self._seen.pop(thing, None)
 
 
 def allocate_averagely(queue_ids: Sequence[int], members: Sequence[int], me: int) -> list[int]:
-    """The share of member `me`: a run of neighbouring queues; shares differ by one queue at most.
+    """Return the share of member `me`: a run of neighbouring queues; shares differ by one queue at most.
 
-    All members sort both sequences the same way. Empty for a process that is no member, and for the
-    members that are left over where there are more of them than queues.
+    All members must sort both sequences in the same way. Empty for a process that is not a member, and for the
+    last members if there are more members than queues.
     """
     if me not in members or not queue_ids:
         return []
@@ -257,14 +257,14 @@ def allocate_averagely(queue_ids: Sequence[int], members: Sequence[int], me: int
 
 @dataclass(slots=True)
 class AssignedQueue:
-    """Always `done <= handed_end <= position`, but for a moment inside a method.
+    """A queue that this consumer reads, with its offsets; `done <= handed_end <= position` outside of its methods.
 
     position     the next entry to fetch
-    handed_end   after the last message that the program was given
-    done         everything below has been dealt with: what a commit remembers
-    committed    what is remembered; -1 for nothing
-    open         offsets that were given and are not done, in order; of these `acked` are done before others. Only with
-                 `is_acked_singly`.
+    handed_end   the offset after the last message that was delivered to the program
+    done         all messages below are done: a commit stores this offset
+    committed    the offset that is stored; -1 for none
+    open         offsets that were delivered and are not done, in order; `acked` are those that were acknowledged while an
+                 earlier one is open. Only with `is_acked_singly`.
     """
 
     queue_id: int
@@ -274,9 +274,9 @@ class AssignedQueue:
     done: int = -1
     handed_end: int = -1
     buffer: deque[Message] = field(default_factory=deque)
-    read_ahead: int = 0                   # how many the next fetch asks for at least: twice what the last one found
-    last: Message | None = None           # the last one fetched: tells whether the log is still the same
-    leaving_since_s: float | None = None  # it belongs to another member now: nothing more is handed out
+    read_ahead: int = 0                   # least number of messages that the next fetch asks for: twice as many as the last one found
+    last: Message | None = None           # the last one fetched: by it a recovery that has lost messages is noticed
+    leaving_since_s: float | None = None  # since when it is another member's share: no more messages are delivered
     is_acked_singly: bool = False
     open: deque[int] = field(default_factory=deque)
     acked: set[int] = field(default_factory=set)
@@ -286,22 +286,22 @@ class AssignedQueue:
 
     @property
     def grant(self) -> Claim:
-        """Its claim, where a group shares the queues."""
+        """Its claim; only in a group."""
         assert self.claim is not None
         return self.claim
 
     @property
     def is_outstanding(self) -> bool:
-        """Whether the program was given messages and has not said that it is done with them."""
+        """Whether messages were delivered to the program that are not done."""
         return self.done < self.handed_end
 
     @property
     def next_offset(self) -> int:
-        """What is handed out next, or where it will be looked for."""
+        """The offset of the next message to deliver, or at which to search for it."""
         return self.buffer[0].queue_offset if self.buffer else self.position
 
     def hand_out(self, count: int) -> list[Message]:
-        """Up to `count` messages for the program."""
+        """Take up to `count` messages to deliver to the program."""
         messages = [self.buffer.popleft() for _ in range(min(count, len(self.buffer)))]
         if messages:
             self.handed_end = messages[-1].queue_offset + 1
@@ -310,7 +310,7 @@ class AssignedQueue:
         return messages
 
     def finish(self, end: int | None = None) -> None:
-        """The program is done with what it was given, below `end` at least if that is said."""
+        """Note that all delivered messages are done; with `end`, those below it."""
         self.done = self.handed_end if end is None else max(self.done, min(end, self.handed_end))
         if self.is_acked_singly:
             while self.open and self.open[0] < self.done:
@@ -319,38 +319,38 @@ class AssignedQueue:
         self.settle()
 
     def acknowledge(self, offset: int) -> None:
-        """The message at `offset` is done, whatever came before it."""
+        """Note that the message at `offset` is done, even if earlier ones are not."""
         if self.done <= offset < self.handed_end:
             self.acked.add(offset)
             self._pass_acked()
             self.settle()
 
     def _pass_acked(self) -> None:
-        """Everything below the first message that is not done is done."""
+        """Move `done` up to the first message that is not done."""
         while self.open and self.open[0] in self.acked:
             self.acked.discard(self.open.popleft())
             self.done = self.open[0] if self.open else self.handed_end
 
     def settle(self) -> None:
-        """What was passed over without being handed out is done too, once nothing before it is open."""
+        """Move `done` past filtered entries, if no earlier message is open."""
         if not self.is_outstanding and not self.buffer:
             self.done = self.handed_end = self.position
 
     def put_back(self) -> None:
-        """Forget what was fetched but not handed out."""
+        """Drop the messages that were fetched but not delivered."""
         self.position = self.next_offset
         self.buffer.clear()
         self.settle()
 
     def go_back(self, next_offset: int, handed_end: int, done: int) -> None:
-        """As before a hand-out that failed: what was taken since is fetched again."""
+        """Restore the offsets from before a delivery that failed; its messages are fetched again."""
         self.buffer.clear()
         self.position, self.handed_end, self.done = next_offset, handed_end, done
         while self.open and self.open[-1] >= handed_end:
             self.acked.discard(self.open.pop())
 
     def go_to(self, offset: int) -> None:
-        """Go on at `offset`, whatever was handed out."""
+        """Continue at `offset`, whatever was delivered before."""
         self.buffer.clear()
         self.last = None
         self.open.clear()

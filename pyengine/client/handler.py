@@ -1,13 +1,13 @@
-"""`pyengine.run_consumer`: a function that is called with each message of a topic, until the program is told to end.
+"""`pyengine.run_consumer`: call a function with each message of a topic, until a signal or event ends it.
 
     def handle(message):
         send_invoice(message.body)
 
     pyengine.run_consumer("my-store", "orders", "billing", handle, concurrency=4)
 
-A message is acknowledged when the handler returns and given back (Consumer.retry) when it raises. Where it cannot be given
-back, because no engine runs, the handler gets it again after HANDLE_AGAIN_S, as RocketMQ's ConsumeMessageConcurrentlyService
-does. A kill loses none: what was not acknowledged comes again.
+A message is acknowledged when the handler returns and given back (Consumer.retry) when it raises. If it cannot be given
+back, because no engine runs, the handler gets it again after HANDLE_AGAIN_S, as in RocketMQ's ConsumeMessageConcurrentlyService.
+A kill loses no message: those that were not acknowledged are delivered again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pyengine.client.consumer import Consumer, consume
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.record import Message
 
-PULL_S = 0.5           # how soon a request to end is seen while no messages come
+PULL_S = 0.5           # longest wait for messages before the request to end is checked
 HANDLE_AGAIN_S = 5.0
 _LOG = logging.getLogger("pyengine.client.handler")
 _Call = TypeVar("_Call", bound="Future[None] | asyncio.Task[None]")
@@ -41,12 +41,12 @@ def run_consumer(
 ) -> None:
     """Call `handler` with each message of `topic` for `group` until SIGTERM, SIGINT, or `stop` is set.
 
-    A message is done when the handler returns. When it raises an exception, the message is given back and comes again
-    later: see Consumer.retry, also for `delay_level`. `concurrency` messages at once are handled, each in a thread of its
-    own; with 1 they are handled in this thread, and those of a queue in order. At the end the handlers that run are
-    waited for, and offsets are stored; a second signal has its usual effect. Signals are left alone outside the main thread.
-    `options` are those of pyengine.consume (from_, tags, max_reconsume_times, settings ...). What else ends the call: an
-    error of the store, and what a handler raises that is no Exception.
+    A message is done when the handler returns. When it raises an exception, the message is given back and delivered again
+    later: see Consumer.retry, also for `delay_level`. Up to `concurrency` messages are handled at once, each in a thread of
+    its own; with 1 they are handled in this thread, and those of a queue in order. At the end the call waits for running
+    handlers and stores the offsets; a second signal has its usual effect. Outside the main thread no signal is caught.
+    `options` are those of pyengine.consume (from_, tags, max_reconsume_times, settings ...). An error of the store also ends
+    the call, and so does a handler that raises a BaseException which is not an Exception.
     """
     _check(handler, concurrency, options, is_async=False)
     stopping = threading.Event() if stop is None else stop
@@ -64,9 +64,9 @@ async def run_consumer_async(
     store: str | os.PathLike[str], topic: str, group: str, handler: Callable[[Message], Awaitable[object]], *,
     concurrency: int = 1, delay_level: int | None = None, stop: asyncio.Event | None = None, **options: Any,
 ) -> None:
-    """run_consumer() for asyncio: `handler` is a coroutine function, and `concurrency` of its tasks run at once.
+    """Like run_consumer(), for asyncio: `handler` is a coroutine function, and up to `concurrency` tasks of it run at once.
 
-    A cancelled call cancels the handlers that run; their messages come again.
+    A cancelled call cancels the running handlers; their messages are delivered again.
     """
     _check(handler, concurrency, options, is_async=True)
     loop = asyncio.get_running_loop()
@@ -95,7 +95,7 @@ async def run_consumer_async(
 
 
 class _Work:
-    """What run_consumer does with messages."""
+    """The handling of messages in run_consumer."""
 
     def __init__(self, consumer: Consumer, handler: Callable[[Message], object], delay_level: int | None,
                  stopping: threading.Event) -> None:
@@ -105,7 +105,7 @@ class _Work:
         self._stopping = stopping
 
     def deal_with(self, message: Message) -> None:
-        """Handle it until it is done or given back, or the program is to end."""
+        """Handle a message until it is done or given back, or until the call must end."""
         while True:
             try:
                 self._handler(message)
@@ -123,7 +123,7 @@ class _Work:
                 return
 
     def in_threads(self, concurrency: int) -> None:
-        """The same for as many messages at once."""
+        """Handle up to `concurrency` messages at once, each in a thread."""
         with ThreadPoolExecutor(concurrency, thread_name_prefix="pyengine-handler") as pool:
             busy: set[Future[None]] = set()
             try:
@@ -138,7 +138,7 @@ class _Work:
                     wait(busy)
                     busy -= _ended(busy)
             except BaseException:
-                self._stopping.set()  # for those that wait to handle a message again
+                self._stopping.set()  # wakes handlers' threads that wait before a next try
                 raise
 
 
@@ -165,7 +165,7 @@ async def _deal_with_async(
 
 
 def _ended(calls: set[_Call]) -> set[_Call]:
-    """Those that have ended; what one of them raised is raised here."""
+    """Return the calls that have ended; raises the exception of one that failed."""
     ended = {call for call in calls if call.done()}
     for call in ended:
         call.result()
@@ -188,7 +188,7 @@ def _check(handler: object, concurrency: int, options: dict[str, Any], *, is_asy
 
 @contextlib.contextmanager
 def _signals_to(stop: Callable[[], object]) -> Iterator[None]:
-    """The first SIGTERM or SIGINT of the block asks to stop; in the main thread only."""
+    """Call `stop` at the first SIGTERM or SIGINT inside the block; in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
