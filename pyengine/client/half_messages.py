@@ -1,26 +1,26 @@
-"""Transactions: messages that no consumer sees until their producer says so, in two ways.
+"""Transactions: messages that consumers see only after their producer has committed them, in two ways.
 
-As RocketMQ's broker keeps them: half messages, op messages, and the check-back of undecided ones.
+As RocketMQ's broker stores them: half messages, op messages, and the check-back of undecided ones.
 
     with producer.transaction(checker=look_it_up) as transaction:
         transaction.put("orders", b"order 17 is paid")      # no consumer sees it yet
-        pay()                                                # an exception takes it back
+        pay()                                                # an exception rolls it back
 
-A half message is in RMQ_SYS_TRANS_HALF_TOPIC with its real topic as a property. Its end is an op message that names its queue
-offset, and for a commit the message itself in its real topic before that. What stays undecided is asked about: PreparedCheck
-puts it back at the end of the half topic and gives it to those that can ask its producers. RocketMQ 4.9.8:
-TransactionalMessageBridge, EndTransactionProcessor, TransactionalMessageServiceImpl.
+A half message is in RMQ_SYS_TRANS_HALF_TOPIC with its real topic as a property. A commit first stores the message in its real
+topic; then an op message with the half message's queue offset ends the transaction, for a commit and for a rollback. The
+check-back asks about undecided messages: PreparedCheck puts each back at the end of the half topic and returns it to the caller,
+which asks its producers. RocketMQ 4.9.8: TransactionalMessageBridge, EndTransactionProcessor, TransactionalMessageServiceImpl.
 
-As RocketMQ's store keeps them, without a question to the producer:
+As RocketMQ's store has them, without a check-back:
 
     prepared = producer.put_prepared("orders", b"paid", keys="order-17")
     ...                                             # the producer's own work
     producer.end_transaction(prepared.msg_id, "commit")     # or "rollback"
 
-In the log stand three kinds of record, told apart by two bits of sysFlag (docs/formats.md
+Two bits of sysFlag tell three kinds of record in the log apart (docs/formats.md
 section 4). *Prepared*: queue offset 0, in no queue, but found by its keys. *Commit*: the
-message itself, in its queue, in the index, with the prepared record's offset in it.
-*Rollback*: the prepared record's head without its body, in no queue and not in the index.
+message itself, in its queue and in the index, with the offset of the prepared record.
+*Rollback*: the prepared record without its body, in no queue and not in the index.
 """
 
 from __future__ import annotations
@@ -81,18 +81,18 @@ FLUSHED_WAIT_S = 5.0
 FLUSHED_STEP_S = 0.01
 LOCK_NAME = "transactions.lock"
 DEFAULT_GROUP = "pyengine"
-ENDED_MAX = 10_000     # transactions whose end a producer remembers
+ENDED_MAX = 10_000     # ended transactions that a producer remembers
 COMMITTED_WAIT_S = 5.0  # a record in a pool buffer becomes readable within commit_interval_commit_log_ms
 COMMITTED_STEP_S = 0.002
 _KINDS = {"commit": SYS_FLAG_TRANSACTION_COMMIT, "rollback": SYS_FLAG_TRANSACTION_ROLLBACK}
 _LOG = logging.getLogger("pyengine.client.half_messages")
 
 
-# ---- what is stored ------------------------------------------------------------------
+# ---- the stored messages -------------------------------------------------------------
 
 
 def half_of(message: RawMessage) -> RawMessage:
-    """The half message of a message with TRAN_MSG and PGROUP. RocketMQ: parseHalfMessageInner."""
+    """Return the half message of a message with TRAN_MSG and PGROUP. RocketMQ: parseHalfMessageInner."""
     properties = decode_properties(message.properties_text)
     properties |= {PROPERTY_REAL_TOPIC: message.topic, PROPERTY_REAL_QUEUE_ID: str(message.queue_id)}
     return replace(message, topic=TRANSACTION_HALF_TOPIC, queue_id=0, sys_flag=message.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,
@@ -100,7 +100,7 @@ def half_of(message: RawMessage) -> RawMessage:
 
 
 def commit_of(half: Message) -> RawMessage:
-    """What a commit stores in the real topic; the text keeps REAL_TOPIC and TRAN_MSG, as the broker's. UsageError without a topic."""
+    """Return what a commit stores in the real topic, with REAL_TOPIC and TRAN_MSG as by the broker. UsageError without a topic."""
     topic, queue_id = real_place(half)
     return replace(_raw(half, half.properties), topic=topic, queue_id=queue_id, flag=half.flag,
                    sys_flag=half.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_TRANSACTION_COMMIT,
@@ -108,7 +108,7 @@ def commit_of(half: Message) -> RawMessage:
 
 
 def op_of(half: Message, queue_offset: int, now_ms: int, host: str | None = None) -> RawMessage:
-    """The op message that says: the half message at `queue_offset` is done. `host`: the store's, None for the producer's."""
+    """Return the op message that ends the half message at `queue_offset`. `host`: the store host, None for the producer's."""
     return RawMessage(
         TRANSACTION_OP_TOPIC, str(queue_offset).encode(), queue_id=half.queue_id, born_timestamp_ms=now_ms,
         born_host=host or "127.0.0.1:0", store_host=host, wait_store_msg_ok=False,
@@ -116,7 +116,7 @@ def op_of(half: Message, queue_offset: int, now_ms: int, host: str | None = None
 
 
 def real_place(half: Message) -> tuple[str, int]:
-    """(topic, queue id) that a half message is meant for; UsageError for one that names none."""
+    """Return the (topic, queue id) that a half message is meant for; UsageError if it has no topic."""
     topic, queue = half.properties.get(PROPERTY_REAL_TOPIC, ""), half.properties.get(PROPERTY_REAL_QUEUE_ID, "")
     if not topic or not (queue.isascii() and queue.isdecimal()):
         raise UsageError(f"{half.msg_id} names no topic and queue: it is no half message")
@@ -124,9 +124,9 @@ def real_place(half: Message) -> tuple[str, int]:
 
 
 class HalfMessages:
-    """The half messages of one store, as one process handles them. Thread-safe.
+    """The half messages of one store. Thread-safe.
 
-    `put_raw(message, timeout_s)` is a producer's; `host` its store host, for op messages.
+    `put_raw(message, timeout_s)` is a producer's; `host` is its store host, for op messages.
     """
 
     def __init__(self, root: str | os.PathLike[str], put_raw: Callable[[RawMessage, float | None], PutResult], *,
@@ -144,7 +144,7 @@ class HalfMessages:
         self._entered: set[str] = set()
 
     def prepare(self, message: RawMessage, timeout_s: float | None = None) -> tuple[PutResult, Message | None]:
-        """Store the half message of `message`; its result, and the half message as it is stored (None where it is not)."""
+        """Store the half message of `message`; return (the result, the stored half message, None if it was not stored)."""
         half = half_of(message)
         self.enter(half.topic)
         result = self._put_raw(half, timeout_s)
@@ -156,22 +156,23 @@ class HalfMessages:
             half.store_host or self._host or "127.0.0.1:10911", half.reconsume_times)
 
     def find(self, physical_offset: int) -> Message | None:
-        """The half message that begins there, None without one."""
+        """Return the half message that begins at this offset, None if there is none."""
         with self.lock:
             found = self.reader().message_at(physical_offset, ReadLevel.COMMITTED)
         return found if found is not None and found.topic == TRANSACTION_HALF_TOPIC else None
 
     def end(self, half: Message, outcome: Outcome, timeout_s: float | None = None) -> PutResult:
-        """Commit or roll back; the result of the commit, or of the op message. Also for one that has been put back meanwhile.
+        """Commit or roll back; return the result of the commit, or of the op message. `half` may have been put back meanwhile.
 
-        The same end again, and a commit by the checker of another process, store nothing twice in the real topic once the
-        first is dispatched. The op message follows the commit: a kill between has it asked about once more.
+        Once the first commit is dispatched, a repeated commit, also by the checker of another process, does not store the
+        message a second time in the real topic. The op message follows the commit: after a kill between the two the checker
+        is asked once more.
         """
         if outcome not in ("commit", "rollback"):
             raise UsageError(f"{outcome!r} ends no transaction: give 'commit' or 'rollback'")
         offsets = {half.queue_offset}
         done = None
-        if half.uniq_key and self.now_ms() - half.born_timestamp_ms >= self.timeout_ms:  # it may have been asked about
+        if half.uniq_key and self.now_ms() - half.born_timestamp_ms >= self.timeout_ms:  # a check-back may have put it back
             with self.lock:
                 offsets |= {copy.queue_offset for copy in self._same(TRANSACTION_HALF_TOPIC, half) if copy.queue_id == half.queue_id}
                 done = self._committed(half) if outcome == "commit" else None
@@ -183,7 +184,7 @@ class HalfMessages:
         return done or results[0]
 
     def put_back(self, half: Message, more: Mapping[str, str]) -> Message | None:
-        """Store it once more at the end of the half topic, with these properties too; the new one. RocketMQ: renewHalfMessageInner."""
+        """Store a half message again at the end of the half topic, with further properties. RocketMQ: renewHalfMessageInner."""
         raw = replace(_raw(half, half.properties | dict(more)), topic=half.topic, queue_id=half.queue_id, wait_store_msg_ok=False)
         result = self._put_raw(raw, None)
         if not result.stored:
@@ -194,7 +195,7 @@ class HalfMessages:
                        store_timestamp_ms=result.store_timestamp_ms)
 
     def discard(self, half: Message) -> bool:
-        """Put it aside in TRANS_CHECK_MAX_TIME_TOPIC; whether that is stored."""
+        """Store a half message in TRANS_CHECK_MAX_TIME_TOPIC; return whether it was stored."""
         self.enter(TRANSACTION_DISCARD_TOPIC)
         raw = replace(_raw(half, half.properties), topic=TRANSACTION_DISCARD_TOPIC, queue_id=0, reconsume_times=half.reconsume_times)
         result = self._put_raw(raw, None)
@@ -202,8 +203,10 @@ class HalfMessages:
         return result.stored
 
     def resume(self, physical_offset: int) -> bool:
-        """Put the message of TRANS_CHECK_MAX_TIME_TOPIC that begins there back, as if it had never been asked about; whether that is
-        stored. UsageError for another one. RocketMQ: AdminBrokerProcessor.resumeCheckHalfMessage."""
+        """Put a message of TRANS_CHECK_MAX_TIME_TOPIC back into the half topic, with no check-back counted; whether it was stored.
+
+        UsageError if no message of that topic begins at this offset. RocketMQ: AdminBrokerProcessor.resumeCheckHalfMessage.
+        """
         with self.lock:
             found = self.reader().message_at(physical_offset, ReadLevel.COMMITTED)
         if found is None or found.topic != TRANSACTION_DISCARD_TOPIC:
@@ -213,23 +216,23 @@ class HalfMessages:
         return self.put_back(replace(found, topic=TRANSACTION_HALF_TOPIC, queue_id=0), {PROPERTY_TRANSACTION_CHECK_TIMES: "0"}) is not None
 
     def enter(self, topic: str) -> None:
-        """Have the topic in topics.json, with one queue as the broker enters it."""
+        """Ensure that the topic is in topics.json, with one queue as the broker enters it."""
         if topic not in self._entered:
             TopicConfigs(self.root).ensure(TopicConfig(topic, 1, 1))
             self._entered.add(topic)
 
     def reader(self) -> LiveStoreReader:
-        """The store, open for reading; one thread at a time."""
+        """Return the store, open for reading; one thread at a time."""
         if self._reader is None:
             self._reader = LiveStoreReader(self.root)
         return self._reader
 
     def flushed_end(self) -> int | None:
-        """Where the log is durable; -1 while that cannot be told, None once the files are closed."""
+        """Return the flushed offset; -1 while it is unknown, None once the files are closed."""
         with self.lock:
             try:
                 return None if self._reader is None else self._reader.max_physical_offset(ReadLevel.FLUSHED)
-            except EngineError:  # the engine starts again
+            except EngineError:  # the engine is being restarted
                 return -1
 
     def close(self) -> None:
@@ -241,7 +244,7 @@ class HalfMessages:
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Whether this process, and no other, may check the half messages of the store during the block."""
+        """Lock the check of half messages for the block; yields False if another process has the lock."""
         path = StorePaths(self.root).config / LOCK_NAME
         make_folders(path.parent)
         with disk_errors("open", path):
@@ -257,7 +260,7 @@ class HalfMessages:
             os.close(descriptor)
 
     def _committed(self, half: Message) -> PutResult | None:
-        """The commit of it that the index knows, whichever copy it names."""
+        """Return the commit of a half message from the index, whichever copy of it was committed; None if there is none."""
         topic, _ = real_place(half)
         for found in self._same(topic, half):
             if found.transaction_type == SYS_FLAG_TRANSACTION_COMMIT:
@@ -266,7 +269,7 @@ class HalfMessages:
         return None
 
     def _same(self, topic: str, half: Message) -> list[Message]:
-        """What the index knows in `topic` of the message that `half` is a copy of."""
+        """Return the messages in `topic` that, by the index, are copies of the same message as `half`."""
         return [found for found in self.reader().query_message(topic, half.uniq_key or "", level=ReadLevel.COMMITTED)
                 if found.born_timestamp_ms == half.born_timestamp_ms]
 
@@ -276,7 +279,7 @@ class HalfMessages:
 
 @dataclass(slots=True)
 class _Reached:
-    """How far a round came: the next offset of each (topic, queue), to be stored once the log is durable up to `log_end`."""
+    """The progress of a round: the next offset of each (topic, queue), to be stored once the log is flushed up to `log_end`."""
 
     epoch: int
     offsets: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -284,7 +287,7 @@ class _Reached:
 
 
 class PreparedCheck:
-    """Goes through the half messages of a store, round after round. RocketMQ: TransactionalMessageServiceImpl.check."""
+    """Reads the half messages of a store in rounds. RocketMQ: TransactionalMessageServiceImpl.check."""
 
     def __init__(self, halves: HalfMessages, *, check_max: int = TRANSACTION_DEFAULTS.check_max,
                  reserved_ms: int = TRANSACTION_DEFAULTS.reserved_ms) -> None:
@@ -295,14 +298,14 @@ class PreparedCheck:
         self._reached = _Reached(0)
 
     def round(self, can_ask: Callable[[str], bool]) -> list[Message]:
-        """Return the half messages whose producers are to be asked now, each as it was put back, with its try counted.
+        """Run a round: return the half messages whose producers must be asked now, put back with the check counted.
 
-        `can_ask(group)`: whether this process can ask producers of the group; others' are put back without counting. Not
-        asked about: what is younger than transactionTimeOut or its own immunity time. What was asked about check_max
-        times, or is older than the log keeps messages, goes to TRANS_CHECK_MAX_TIME_TOPIC. Offsets are stored under
-        CID_RMQ_SYS_TRANS, as the broker's, once the log is durable up to what they go past: else a power cut would lose
-        copies whose originals are never looked at again. Empty while another process does a round. PutError
-        where the engine refuses.
+        `can_ask(group)`: whether this process can ask producers of the group; messages of other groups are put back uncounted.
+        Messages younger than transactionTimeOut or than their own immunity time are left out. A message that was checked
+        check_max times, or is older than the log keeps messages, goes to TRANS_CHECK_MAX_TIME_TOPIC. The round's offsets are
+        stored under CID_RMQ_SYS_TRANS, as by the broker, only once the log is flushed up to the copies: otherwise a power cut
+        could lose copies whose originals are not read again. Empty while another process runs a round. PutError if the
+        engine refuses a put.
         """
         with self._halves.alone() as may:
             if not may:
@@ -319,16 +322,16 @@ class PreparedCheck:
             return asked
 
     def _store_reached(self, wait_s: float) -> None:
-        """Store what the rounds came to, once it is durable; without that after `wait_s` it is kept in memory for the next round.
+        """Store the offsets of finished rounds once the log is flushed; after `wait_s` they stay in memory for the next round.
 
-        After a recovery since, which may have cut the log, it is forgotten: the next round begins where the file says.
+        After a recovery, which may have truncated the log, they are dropped: the next round begins at the stored offsets.
         """
         reached, deadline_s = self._reached, time.monotonic() + wait_s
         while reached.offsets and read_epoch(self._halves.root) == reached.epoch:
             flushed_end = self._halves.flushed_end()
             if flushed_end is not None and flushed_end >= reached.log_end:
                 for (topic, queue_id), offset in reached.offsets.items():
-                    if offset > self._noted(topic).get(queue_id, 0):  # another process may have come further
+                    if offset > self._noted(topic).get(queue_id, 0):  # another process may have stored a later one
                         self._offsets.commit(topic, TRANSACTION_GROUP, {queue_id: offset})
                 break
             if flushed_end is None or time.monotonic() >= deadline_s:
@@ -337,7 +340,7 @@ class PreparedCheck:
         self._reached = _Reached(read_epoch(self._halves.root))
 
     def _wait_for_ends(self) -> None:
-        """Until what is in the log now is in queues and index: an end that is not seen would be asked for again."""
+        """Wait until the log is dispatched up to its current end: otherwise a transaction that has ended might be checked again."""
         reader = self._halves.reader()
         end, deadline_s = reader.max_physical_offset(ReadLevel.COMMITTED), time.monotonic() + DISPATCH_S
         while time.monotonic() < deadline_s:
@@ -379,7 +382,7 @@ class PreparedCheck:
 
     def _dealt_with(self, half: Message, start_ms: int, ended: Mapping[int, list[int]], can_ask: Callable[[str], bool],
                     asked: list[Message]) -> bool:
-        """Whether the round may go past an undecided message: it was put back or aside. PutError."""
+        """Put an undecided message back or aside; return whether the round may continue after it. PutError."""
         times = _number(half.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES, "0"), 0)
         age_ms = start_ms - half.born_timestamp_ms
         if times >= self._check_max or age_ms > self._reserved_ms:
@@ -412,7 +415,7 @@ class PreparedCheck:
         return copy
 
     def _ended(self, queue_id: int, op_begin: int, begin: int) -> tuple[dict[int, list[int]], set[int], int]:
-        """(half offset -> its op messages' offsets, ops of what lies before `begin`, the first op)."""
+        """Return (half offset -> offsets of its op messages, ops of half messages before `begin`, the first op)."""
         reader = self._halves.reader()
         first, end = reader.queue_range(TRANSACTION_OP_TOPIC, queue_id, ReadLevel.COMMITTED)
         at = op_begin = min(max(op_begin, first), end)
@@ -427,7 +430,7 @@ class PreparedCheck:
                 if message.tags == REMOVE_TAG and half_offset >= begin:
                     ended.setdefault(half_offset, []).append(message.queue_offset)
                     seen.discard(message.queue_offset)
-            done |= seen  # of what is past, or no op message, or deleted
+            done |= seen  # ops of messages that are done, other messages, deleted ones
             at = following
         return ended, done, op_begin
 
@@ -442,7 +445,7 @@ class PreparedCheck:
 
 
 class Transaction:
-    """The messages of one `with producer.transaction(...)`: consumers see all of them after it, or none."""
+    """The messages of one `with producer.transaction(...)`: after the block consumers see all of them, or none."""
 
     def __init__(self, owner: GroupTransactions, group: str, check_after_s: int | None) -> None:
         self._owner = owner
@@ -455,7 +458,7 @@ class Transaction:
     def put(self, topic: str, body: bytes, *, queue_id: int | None = 0, tags: str | None = None,
             keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
             unique_key: str | None = None, sharding_key: str | None = None, timeout_s: float | None = None) -> PutResult:
-        """Store one message that no consumer sees before the commit; arguments as of Producer.put. PutError if it is refused.
+        """Store one message that consumers do not see before the commit; arguments as of Producer.put. PutError if it is refused.
 
         The result has the offsets of the half message.
         """
@@ -472,7 +475,7 @@ class Transaction:
         return result
 
     def end(self, outcome: Outcome) -> None:
-        """End all of them; the first error is raised when all were tried. What could not be ended is asked about later."""
+        """End all messages; raises the first error after all were tried. The check-back asks later about those that failed."""
         trouble: EngineError | None = None
         for half in self._halves:
             try:
@@ -488,7 +491,7 @@ class Transaction:
 
 
 class GroupTransactions:
-    """The transactions of one producer: what is open, the checkers by group, and the thread that asks them."""
+    """The transactions of one producer: the open ones, the checkers by group, and the thread that calls the checkers."""
 
     def __init__(self, put_raw: Callable[[RawMessage, float | None], PutResult], make_raw: Callable[..., RawMessage], root: Path, *,
                  host: str, limits: TransactionLimits) -> None:
@@ -504,7 +507,7 @@ class GroupTransactions:
 
     @contextmanager
     def transaction(self, group: str, checker: Checker | None, check_after_s: int | None) -> Iterator[Transaction]:
-        """See Producer.transaction."""
+        """Implement Producer.transaction."""
         if checker is not None:
             self._checkers[group] = checker
             if self._thread is None and not self._closing.is_set():
@@ -517,7 +520,7 @@ class GroupTransactions:
             except BaseException:
                 try:
                     transaction.end("rollback")
-                except EngineError as error:  # the program's own exception says more; the checker is asked later
+                except EngineError as error:  # the program's own exception says more; the checker is called later
                     _LOG.warning("a transaction of %s could not be rolled back: %s", group, error)
                 raise
             transaction.end("commit")
@@ -525,18 +528,18 @@ class GroupTransactions:
             self._open.difference_update(half.uniq_key or "" for half in transaction._halves)
 
     def prepare(self, raw: RawMessage, timeout_s: float | None) -> tuple[PutResult, Message | None]:
-        """HalfMessages.prepare; this process's own checker is not asked about it before its block ends."""
+        """Call HalfMessages.prepare; this process's own checker is not called for the message before its block ends."""
         result, half = self._halves.prepare(raw, timeout_s)
         if half is not None:
             self._open.add(half.uniq_key or "")
         return result, half
 
     def end(self, half: Message, outcome: Outcome) -> PutResult:
-        """HalfMessages.end."""
+        """Call HalfMessages.end."""
         return self._halves.end(half, outcome)
 
     def check_now(self) -> int:
-        """One round: ask the checkers of this producer about what is undecided; how many were asked."""
+        """Run one round: call this producer's checkers for undecided messages; return the number of messages."""
         with self._asking:
             asked = [half for half in self._check.round(self._checkers.__contains__) if half.uniq_key not in self._open]
             for half in asked:
@@ -548,7 +551,7 @@ class GroupTransactions:
         group = half.properties[PROPERTY_PRODUCER_GROUP]
         try:
             outcome = self._checkers[group](replace(half, topic=topic, queue_id=queue_id))
-        except Exception:  # noqa: BLE001 - the program's: it is asked again in the next round
+        except Exception:  # noqa: BLE001 - the checker's own: the next round calls it again
             _LOG.exception("the checker of %s failed for %s, and is asked again", group, half.uniq_key)
             return
         if outcome is not None:
@@ -565,11 +568,11 @@ class GroupTransactions:
             self._closing.wait(self._interval_s)
 
     def stop_asking(self) -> None:
-        """Ask no more, without waiting."""
+        """End the thread, without waiting for it."""
         self._closing.set()
 
     def close(self) -> None:
-        """Ask no more, and close the store's files."""
+        """End the thread, and close the store's files."""
         self.stop_asking()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -592,7 +595,7 @@ def _raw(half: Message, properties: Mapping[str, Any]) -> RawMessage:
 
 
 class Transactions:
-    """The transactions of one producer, which does the puts and owns this object. Thread-safe: one is ended at a time.
+    """The prepared messages of one producer, which does the puts and owns this object. Thread-safe: one is ended at a time.
 
     `put_raw(message, timeout_s)` is the producer's.
     """
@@ -608,7 +611,7 @@ class Transactions:
                 keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                 group: str = DEFAULT_GROUP, unique_key: str | None = None, wait: bool = True,
                 timeout_s: float | None = None) -> PutResult:
-        """Store a prepared message; see Producer.put_prepared."""
+        """Implement Producer.put_prepared."""
         try:
             arguments.text(group, "group")
             pieces = [outgoing.properties_text(tags, keys, properties, unique_key or uuid.uuid4().hex.upper())]
@@ -623,7 +626,7 @@ class Transactions:
             wait_store_msg_ok=wait), timeout_s)
 
     def end(self, msg_id: str, outcome: Outcome, *, wait: bool = True, timeout_s: float | None = None) -> PutResult:
-        """Commit or roll back; see Producer.end_transaction."""
+        """Implement Producer.end_transaction."""
         arguments.text(msg_id, "msg_id")
         if outcome not in _KINDS:
             raise UsageError(f"{outcome!r} ends no transaction: give 'commit' or 'rollback'")
@@ -641,7 +644,7 @@ class Transactions:
                               f"the transaction of {msg_id} has ended by {done} already, at offset {result.physical_offset}")
         except PutRefusedError as refused:
             return PutResult(refused.status, reason=refused.reason)
-        except EngineError as error:  # a store that cannot be read now
+        except EngineError as error:  # the store cannot be read now
             return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=str(error))
         result = self._put_end(prepared, outcome, wait, timeout_s)
         if result.physical_offset >= 0:
@@ -657,7 +660,7 @@ class Transactions:
             reader.close()
 
     def _put_end(self, prepared: Message, outcome: Outcome, wait: bool, timeout_s: float | None) -> PutResult:
-        """The second record: its property text is RocketMQ's, made anew from a map that lost TRAN_MSG."""
+        """Put the second record; as in RocketMQ its property text is written from a map without TRAN_MSG."""
         properties = prepared.properties
         names = [name for name in hash_map_order(properties) if name != PROPERTY_TRANSACTION_PREPARED]
         return self._put_raw(RawMessage(
@@ -676,7 +679,7 @@ class Transactions:
         return self._reader
 
     def _prepared(self, msg_id: str) -> Message:
-        """The prepared message of this id, or PutRefusedError."""
+        """Return the prepared message of this id, or raise PutRefusedError."""
         try:
             _, offset = decode_message_id(msg_id)
         except FormatError as error:
@@ -684,7 +687,7 @@ class Transactions:
         reader = self._open_reader()
         deadline_s = time.monotonic() + COMMITTED_WAIT_S
         while True:
-            is_readable = offset < reader.max_physical_offset(ReadLevel.COMMITTED)  # before the look: it may become so meanwhile
+            is_readable = offset < reader.max_physical_offset(ReadLevel.COMMITTED)  # asked before the read, since the limit moves
             message = reader.message(msg_id, ReadLevel.COMMITTED)
             if message is not None:
                 break
@@ -696,7 +699,7 @@ class Transactions:
         return message
 
     def _found_committed(self, prepared: Message) -> tuple[str, PutResult | None]:
-        """The commit record that the index knows, of whatever producer put it. (Rollbacks are in no index.)"""
+        """Return the commit record from the index, whichever producer put it. (Rollbacks are not in the index.)"""
         if prepared.uniq_key:
             for found in self._open_reader().query_message(prepared.topic, prepared.uniq_key, level=ReadLevel.COMMITTED):
                 if (found.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_COMMIT

@@ -1,12 +1,12 @@
-"""What a producer hands in, checked and turned into the bytes of a ring entry.
+"""Outgoing messages: check what a program puts, and encode it as the bytes of a ring entry.
 
-RocketMQ's broker makes these checks in DefaultMessageStore.putMessage; here they are
-made in the producer's process, in the same order and with the same statuses, and the
-sentence says what to change. What 4.9 accepts and then loses is refused too
-(docs/promises.md, 7). The writer checks again what could hurt the store.
+RocketMQ's broker makes these checks in DefaultMessageStore.putMessage. Here the producer's
+process makes them, in the same order and with the same statuses, and the reason says what to
+change. Messages that RocketMQ 4.9 accepts and then loses are refused too (docs/promises.md, 7).
+The writer repeats the checks that protect the store.
 
-A put that names no queue goes to its topic's next one, or to that of its sharding key.
-A topic has as many queues to write as config/topics.json says. One that is not there is entered, with
+A put without a queue id goes to the topic's next queue, or to the queue of its sharding key.
+config/topics.json has the number of write queues of a topic. A topic that is missing there is entered with
 default_topic_queue_nums queues, as RocketMQ's broker does when a client first sends to it.
 """
 
@@ -47,12 +47,12 @@ from pyengine.storage.config_table import TopicConfig, TopicConfigs
 
 _RESERVED = RESERVED_PROPERTY_NAMES | INTERNAL_PROPERTY_NAMES
 _FORBIDDEN = ("\x00", NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR)
-PROPERTY_PIECE_CHARS_MIN = 3  # readers drop a shorter piece, so an empty value would be lost
+PROPERTY_PIECE_CHARS_MIN = 3  # readers drop a shorter piece, and with it an empty value
 
 
 @dataclass(frozen=True, slots=True)
 class BatchMessage:
-    """One message of put_batch(): what put() takes, without topic and queue, which all messages share."""
+    """One message of put_batch(): the arguments of put() without topic and queue, which all messages share."""
 
     body: bytes
     tags: str | None = None
@@ -63,7 +63,7 @@ class BatchMessage:
 
 @dataclass(slots=True)
 class OutgoingMessage:
-    """One message as put() and put_async() are given it, not yet checked; of put_many() what all bodies share."""
+    """The unchecked arguments of put() and put_async(); of put_many() those that all bodies share."""
 
     topic: str
     body: bytes
@@ -78,16 +78,16 @@ class OutgoingMessage:
 
     @property
     def is_plain(self) -> bool:
-        """Whether tags alone make its properties."""
+        """Whether it has no properties except tags."""
         return self.keys is None and self.properties is None and self.unique_key is None
 
 
 @dataclass(frozen=True, slots=True)
 class RawMessage:
-    """One message with every field given by hand, for put_raw(). RocketMQ: MessageExtBrokerInner.
+    """One message with every field set by the caller, for put_raw(). RocketMQ: MessageExtBrokerInner.
 
-    `store_host` None is the store's own. `wait_store_msg_ok` False waits neither for the disk nor for slaves.
-    `delay_level` 1..n delivers it later. `clock_ms` is the store time, in an engine with replay_clock only.
+    `store_host` None is the store's own. `wait_store_msg_ok` False does not wait for the disk or for slaves.
+    `delay_level` 1..n delivers it later. `clock_ms` is the store time, only in an engine with replay_clock.
     """
 
     topic: str
@@ -107,7 +107,7 @@ class RawMessage:
 
 
 class TransactionLimits(NamedTuple):
-    """When an undecided transaction is asked about, how often, and how long it is kept. The defaults are RocketMQ's."""
+    """When an undecided transaction is checked first, how often, and how long it is kept. The defaults are RocketMQ's."""
 
     timeout_ms: int = 6_000
     check_max: int = 15
@@ -119,7 +119,7 @@ TRANSACTION_DEFAULTS = TransactionLimits()
 
 
 class PutRefusedError(Exception):
-    """A message that must not be submitted: RocketMQ's status and the sentence."""
+    """A message is refused before it is submitted: RocketMQ's status and the reason."""
 
     def __init__(self, status: PutStatus, reason: str) -> None:
         super().__init__(reason)
@@ -127,16 +127,16 @@ class PutRefusedError(Exception):
         self.reason = reason
 
     def result(self, topic: object, queue_id: int) -> PutResult:
-        """What the put of such a message answers."""
+        """Return the result of the put."""
         return PutResult(self.status, topic=str(topic), queue_id=queue_id, reason=self.reason)
 
     def many_result(self, topic: object, queue_id: int) -> PutManyResult:
-        """What put_many answers."""
+        """Return the result of put_many."""
         return PutManyResult(self.status, topic=str(topic), queue_id=queue_id, reason=self.reason)
 
 
 def topic_bytes(topic: str) -> bytes:
-    """The topic in UTF-8, or PutRefusedError."""
+    """Return the topic in UTF-8, or raise PutRefusedError."""
     try:
         data = arguments.text(topic, "topic").encode()
     except UnicodeEncodeError:
@@ -154,7 +154,7 @@ def topic_bytes(topic: str) -> bytes:
 
 
 def body_bytes(body: bytes | bytearray | memoryview) -> bytes:
-    """The body as bytes; TypeError for text, which has no one encoding."""
+    """Return the body as bytes; TypeError for text, whose encoding would be a guess."""
     if isinstance(body, bytes):
         return body
     if isinstance(body, (bytearray, memoryview)):
@@ -172,7 +172,7 @@ def _value(name: str, value: str, what: str) -> str:
 
 
 def _light_queues(names: str) -> None:
-    """PutRefusedError unless every name of INNER_MULTI_DISPATCH can be a queue's."""
+    """Raise PutRefusedError unless every name in INNER_MULTI_DISPATCH can be a queue's name."""
     for name in names.split(MULTI_DISPATCH_SEPARATOR):
         try:
             topic_bytes(name)
@@ -181,7 +181,7 @@ def _light_queues(names: str) -> None:
 
 
 def property_value(value: str, what: str) -> str:
-    """A value that can stand in the property text, or PutRefusedError naming `what`."""
+    """Return `value` if the property text can contain it, else raise PutRefusedError naming `what`."""
     return _value(what, value, what)
 
 
@@ -198,7 +198,7 @@ def _user_property(name: str, value: str) -> str:
 
 def properties_text(tags: str | None, keys: str | Iterable[str] | None, properties: Mapping[str, str] | None,
                     unique_key: str | None = None) -> str:
-    """The property text, user properties first, in the order given; PutRefusedError when a part of it is illegal."""
+    """Return the property text, user properties first, in their order; PutRefusedError if a part of it is illegal."""
     pieces = []
     if properties:
         pieces += [_user_property(name, value) for name, value in arguments.mapping(properties, "properties").items()]
@@ -216,7 +216,7 @@ def properties_text(tags: str | None, keys: str | Iterable[str] | None, properti
 
 
 def properties_bytes(text: str) -> bytes:
-    """The property text in UTF-8. RocketMQ counts characters first, then bytes, with two statuses."""
+    """Return the property text in UTF-8. As in RocketMQ, too many characters and too many bytes are different statuses."""
     if len(text) > PROPERTIES_BYTES_MAX:
         raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL,
                       f"the properties have {len(text)} characters, {PROPERTIES_BYTES_MAX} are possible: store less in them")
@@ -231,7 +231,7 @@ def properties_bytes(text: str) -> bytes:
 
 
 def deliver_at_ms(when: datetime | int, now_ms: int) -> int:
-    """The time in ms since 1970; UsageError for one without a time zone, or too far ahead."""
+    """Return the time in ms since 1970; UsageError for a time without a time zone, or one too far ahead."""
     if isinstance(when, datetime):
         if when.tzinfo is None:
             raise UsageError(f"deliver_at {when.isoformat()} has no time zone: give one, for example datetime.UTC")
@@ -244,11 +244,11 @@ def deliver_at_ms(when: datetime | int, now_ms: int) -> int:
 
 
 def delayed(topic: str, queue_id: int, text: str, level: int, levels: int) -> tuple[str, int, str]:
-    """(topic, queue id, property text) of a message that is to be delivered later.
+    """Return (topic, queue id, property text) of a message that is delivered later.
 
-    CommitLog.asyncPutMessage: the level is clamped to the table's length, the real topic
-    and queue go into properties, and the text is made anew in the order of the broker's
-    map. Delivery is ScheduleMessageService's.
+    As CommitLog.asyncPutMessage: the level is at most the number of levels, the real topic
+    and queue become properties, and the text is written again in the order of the broker's
+    map. ScheduleMessageService delivers it.
     """
     level = min(level, levels)
     pieces = {piece.partition(NAME_VALUE_SEPARATOR)[0]: piece for piece in text.split(PROPERTY_SEPARATOR) if piece}
@@ -257,21 +257,21 @@ def delayed(topic: str, queue_id: int, text: str, level: int, levels: int) -> tu
     return SCHEDULE_TOPIC, level - 1, PROPERTY_SEPARATOR.join(pieces[name] for name in hash_map_order(pieces))
 
 
-LOOK_S = 5.0  # a change of a topic's queues is seen so soon
+LOOK_S = 5.0  # interval at which topics.json is read again for a topic
 
 
 class QueueChoice:
-    """Chooses for one producer. Thread-safe: threads may at most look at the file at once."""
+    """Chooses the queues of one producer's puts. Thread-safe: at worst several threads read the file at once."""
 
     def __init__(self, root: Path, default_queue_nums: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._topics = TopicConfigs(root)
         self._default_queue_nums = default_queue_nums
         self._clock = clock
         self._turns: dict[str, Iterator[int]] = {}
-        self._known: dict[str, tuple[int, float]] = {}  # topic -> (queues to write, when to look again)
+        self._known: dict[str, tuple[int, float]] = {}  # topic -> (write queues, when to read the file again)
 
     def next_queue(self, topic: str) -> int:
-        """The queues in turn, from a random one on: many short programs use all of them too."""
+        """Return the topic's queues in turn, starting at a random one, so that many short programs also use all of them."""
         queues = self._queue_nums(topic)
         turn = self._turns.get(topic)
         if turn is None:
@@ -279,7 +279,7 @@ class QueueChoice:
         return next(turn) % queues
 
     def queue_of(self, topic: str, sharding_key: str) -> int:
-        """The same queue for the same key, as long as the topic has as many. RocketMQ: SelectMessageQueueByHash."""
+        """Return the key's queue, the same while the topic has the same number of queues. RocketMQ: SelectMessageQueueByHash."""
         return abs(string_hash(sharding_key)) % self._queue_nums(topic)
 
     def _queue_nums(self, topic: str) -> int:
@@ -287,7 +287,7 @@ class QueueChoice:
         if not queues or self._clock() >= until_s:
             try:
                 queues = self._topics.ensure(TopicConfig(topic, self._default_queue_nums, self._default_queue_nums)).write_queue_nums
-            except (DiskError, StoreBusyError):  # it cannot be entered now: a put does not need the entry
+            except (DiskError, StoreBusyError):  # the topic cannot be entered now, but the put works without an entry
                 queues = queues or self._default_queue_nums
             self._known[topic] = max(1, queues), self._clock() + LOOK_S
         return max(1, queues)

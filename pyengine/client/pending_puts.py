@@ -1,14 +1,14 @@
-"""Puts that are under way while their callers do something else, and what hands over their results.
+"""Pending puts: the threads that take the answers of puts whose callers do not wait in one native call.
 
-Two threads at most for each producer, started when they are first needed. `PendingPuts` takes
-the answers of one session in order of submission and resolves what waits for them. A put
-that outlives its caller's timeout stays there: its Future is resolved when the engine answers
-after all, or when the session is over. `LaterPuts` submits what found no room in the ring
-where nothing may wait: in an event loop, in a callback.
+A producer has at most two threads, started when they are first needed. `PendingPuts` takes
+the answers of one session in the order of submission and resolves their Futures. A put
+whose caller's timeout has passed stays pending: its Future is resolved when the engine answers
+later, or when the session ends. `LaterPuts` submits puts for which the ring was full
+where the caller must not wait: in an event loop, in a callback.
 
-Signal handlers run in the main thread between any two instructions, and what they raise must
-break nothing. So the main thread waits and hands over by SimpleQueue, which is one call in C;
-threading.Condition can stay locked for ever when its __enter__ is left by an exception.
+A signal handler runs in the main thread between any two instructions, and an exception in it must
+not break a producer. So the main thread waits and passes objects on by SimpleQueue, which is one call
+in C; threading.Condition can stay locked forever if an exception interrupts its __enter__.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ LOOK_NS = 250_000_000
 
 
 class PutFuture(PendingPut, Future[Any]):
-    """A concurrent.futures.Future that can be awaited as well: `result(timeout)`, `add_done_callback(f)`, `await`.
+    """A concurrent.futures.Future that can also be awaited: `result(timeout)`, `add_done_callback(f)`, `await`.
 
-    That of put_async takes its answer out of the session when it is asked. It becomes a Future like any other, which the
-    answers' thread resolves, when more is wanted of it: a callback, an await, wait() for several.
+    The Future of put_async takes its answer from the session when result() is called. With a callback, an await, or
+    wait() for several it becomes an ordinary Future, which the answers' thread resolves.
     """
 
-    # Its first life is csrc/front/pending.c.
+    # Until it becomes an ordinary Future its code is csrc/front/pending.c.
 
     def __init__(self) -> None:
         Future.__init__(self)
 
     @property
     def is_answered(self) -> bool:
-        """Whether the writer has answered; the wait for the disk or for slaves may go on."""
+        """Whether the writer has answered; the put may still wait for the disk or for slaves."""
         return self._has_answer or self.__dict__.get("_answered", False)
 
     @is_answered.setter
@@ -66,13 +66,13 @@ class PutFuture(PendingPut, Future[Any]):
 
     @staticmethod
     def _settled(result: object) -> dict[str, object]:
-        """The fields of a Future that has this result."""
+        """Return the fields of a Future that has this result."""
         future: Future[object] = Future()
         future.set_result(result)
         return vars(future) | {"_answered": True}
 
     def __await__(self) -> Generator[object, None, object]:
-        import asyncio  # 10 ms, for a program that awaits
+        import asyncio  # here, since it takes 10 ms, and only a program that awaits needs it
 
         return asyncio.wrap_future(self).__await__()
 
@@ -82,9 +82,9 @@ use_futures(PutFuture, Future)
 
 
 class PutAnswer(SimpleQueue[object]):
-    """A Future's part for a caller that waits at once."""
+    """In place of a Future, for a caller that waits at once."""
 
-    is_answered = False  # the writer has answered, durability is still to come
+    is_answered = False  # the writer has answered, but the record may not be durable yet
 
     def set_result(self, result: object) -> None:
         self.put(result)
@@ -92,7 +92,7 @@ class PutAnswer(SimpleQueue[object]):
     set_exception = set_result
 
     def result(self, timeout_s: float) -> object:
-        """What was set; queue.Empty after the timeout."""
+        """Return the result; queue.Empty after the timeout."""
         found = self.get(timeout=max(0.0, timeout_s))
         if isinstance(found, BaseException):
             raise found
@@ -100,7 +100,7 @@ class PutAnswer(SimpleQueue[object]):
 
 
 class PutCall:
-    """A Future's part for a caller that wants one call: `then(result)` in the answers' thread, quickly."""
+    """In place of a Future, for a caller that wants one short call `then(result)` in the answers' thread."""
 
     __slots__ = ("is_answered", "set_result")
 
@@ -109,14 +109,14 @@ class PutCall:
         self.set_result = then
 
     def set_exception(self, error: BaseException) -> None:
-        """What must not happen, as a result."""
+        """Pass an unexpected exception on as the result."""
         self.set_result(PutResult(PutStatus.UNKNOWN_ERROR, reason=repr(error), indeterminate=True))
 
 
 class _Line:
-    """Entries that one thread handles in order, until end(). A program may end without waiting for it."""
+    """Entries that one thread handles in order, until end(). A program may end without waiting for the thread."""
 
-    _handle: Callable[..., None]  # of a subclass: what is done with the fields of one entry
+    _handle: Callable[..., None]  # of a subclass: handles the fields of one entry
 
     def __init__(self) -> None:
         self._entries: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
@@ -136,14 +136,14 @@ class _Line:
             self.start()
 
     def start(self) -> None:
-        """Have the thread: what is put from now on is handled."""
+        """Start the thread if there is none, so that entries added from now on are handled."""
         if self._ident:
             return
         with self._starting:
             if not self._is_started:
-                # Without a thread to be had an entry waits for the next one's try, or for end(): it is submitted. Not
-                # Thread.start(): an exception raised in it by a signal handler lets the new thread die. Here it may come
-                # between the two lines, and a second thread is started, which ends at once.
+                # If no thread can be started, the entry, which is submitted already, waits until the next one is added or
+                # until end(). Thread.start() is not used, since an exception of a signal handler in it ends the new thread.
+                # Here such an exception may come between the two lines: then a second thread is started, which ends at once.
                 with contextlib.suppress(RuntimeError):
                     _thread.start_new_thread(self._run, ())
                     self._is_started = True
@@ -157,7 +157,7 @@ class _Line:
             self._ident = threading.get_ident()
             while (entry := self._entries.get()) is not None:
                 self._handle_one(entry)
-                entry = None  # it may hold the last reference to the producer
+                entry = None  # it may have the last reference to the producer
             self._finish_line()
         finally:
             self._running.release()
@@ -168,7 +168,7 @@ class _Line:
         self._done.put(None)
 
     def _handle_rest(self) -> None:
-        """What was added while end() was called; then nothing more comes."""
+        """Handle the entries that were added while end() was called; afterwards none can be added."""
         with contextlib.suppress(Empty):
             while True:
                 entry = self._entries.get_nowait()
@@ -179,40 +179,40 @@ class _Line:
     def _handle_one(self, entry: tuple[Any, ...]) -> None:
         try:
             self._handle(*entry)
-        except BaseException as error:  # noqa: BLE001 - a callback's, which Future lets through: the others go on
+        except BaseException as error:  # noqa: BLE001 - a callback's, which Future does not catch: others must go on
             threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, None)))
 
     def _at_end(self) -> None:
-        """After the last entry. May be called again."""
+        """Clean up after the last entry. May be called more than once."""
 
     @property
     def in_own_thread(self) -> bool:
-        """Whether the caller runs in the thread: in a callback of a future."""
+        """Whether the caller runs in this thread, that is in a callback of a future."""
         return self._ident == threading.get_ident()
 
     def end(self) -> None:
-        """Let the thread end after what was added. Does not wait for it."""
+        """Let the thread end after the entries that were added. Does not wait for it."""
         self._ended = True
         self._entries.put(None)
-        if not self._ident:  # no thread: it is not needed now. Or one that has just begun, which ends soon.
+        if not self._ident:  # there is no thread, and none is needed; or it has just begun, and ends soon
             with self._running:
                 self._finish_line()
 
     def join(self) -> None:
-        """After end(): wait for the thread, unless it is the caller's."""
+        """Wait, after end(), for the thread, unless the caller runs in it."""
         if not self.in_own_thread:
             self._done.get()
             self._done.put(None)
 
 
 class PendingPuts(_Line):
-    """The puts of one session whose answers are still to come.
+    """The puts of one session that have no answer yet.
 
-    `finish(session, code, answer, context, give_up_ns)` makes the result of one put: code 0,
-    CLOSED or AGAIN (ending), the answer tuple (empty when there is none), whatever was
-    given to add(), and when to stop waiting for durability (0: as the context says). It
-    runs in this object's thread, and so do callbacks on the futures. `end_session()` is called
-    once nothing looks at the session's memory any more. `is_replaced()` is asked while no answer comes.
+    `finish(session, code, answer, context, give_up_ns)` makes the result of one put from code 0,
+    CLOSED or AGAIN (the session ends), the answer tuple (empty if there is none), the context that
+    was given to add(), and the time to stop waiting for durability (0: as the context says). It
+    runs in this object's thread, and so do callbacks of the futures. `end_session()` is called
+    when no thread uses the session's memory any more. `is_replaced()` is called while no answer arrives.
     """
 
     def __init__(self, session: ProducerSession, finish: Callable[[ProducerSession, int, tuple[int, ...], Any, int], object],
@@ -222,19 +222,19 @@ class PendingPuts(_Line):
         self._finish = finish
         self._end_session = end_session
         self._is_replaced = is_replaced
-        self._give_up_ns = 0  # once ended: all that is left shares one short patience
+        self._give_up_ns = 0  # after end(): one short timeout for all remaining puts together
         self._open: deque[tuple[Claim, object, Callable[[Any], None]]] = deque()  # of add_open()
         self._round: tuple[Sends, Callable[..., tuple[object, Callable[[Any], None]]]] | None = None  # of take_sends()
-        self._collecting = threading.Lock()  # held while the session's memory is looked at for them
+        self._collecting = threading.Lock()  # held while their answers are read from the session's memory
 
     def add(self, claim: Claim, context: object, answer: PutFuture | PutAnswer | PutCall,
             found: tuple[int, ...] | None = None) -> PutFuture | PutAnswer | PutCall:
-        """`answer`, which gets the result of the entry that is claimed; the writer has answered it if `found` is given."""
+        """Return `answer`, which will get the result of the claimed entry; `found` is the writer's answer if it is there already."""
         self._put((claim, context, answer, found))
         return answer
 
     def add_open(self, claim: Claim, context: object, then: Callable[[Any], None]) -> None:
-        """An entry whose answer collect() takes, in the caller's thread; once that gives up, or at the end, this object's."""
+        """Add an entry whose answer collect() takes in the caller's thread, or, after its timeout or end(), this object's thread."""
         with self._collecting:
             if not self._ended:
                 self._open.append((claim, context, then))
@@ -242,7 +242,7 @@ class PendingPuts(_Line):
         self.add(claim, context, PutCall(then))
 
     def collect(self, deadline_ns: int) -> None:
-        """Call what was given to add_open() with the results, as far as the writer answers in time; the rest is the thread's."""
+        """Call the functions of add_open() with the results that arrive before the deadline; the thread handles the others."""
         while True:
             with self._collecting:
                 if not self._open:
@@ -250,7 +250,7 @@ class PendingPuts(_Line):
                 claim, context, then = self._open[0]
                 code, found = self._session.wait_acked(claim.sequence, deadline_ns)
                 if code == AGAIN:
-                    self._hand_to_thread()  # before the lock is free: end(), which unmaps the session, comes after them
+                    self._hand_to_thread()  # before the lock is released: end(), which unmaps the session, must run after that
                     break
                 self._open.popleft()
                 try:
@@ -271,21 +271,21 @@ class PendingPuts(_Line):
 
     def take_sends(self, sends: Sends, data: bytearray, at: int, born_host: bytes,
                    rest: Callable[[int, str, int, int], tuple[object, Callable[[Any], None]]]) -> int:
-        """Begin a round of sends; the bytes that were taken. The producer's lock is held, and answer_sends() comes next.
+        """Begin a round of sends; return the bytes that were taken. The caller holds the producer's lock and calls answer_sends() next.
 
-        `rest(number, topic, queue id, bytes of the frame)` gives the context of one that has no answer then, and what is to be
-        called with its result.
+        For a send without an answer by then, `rest(number, topic, queue id, bytes of the frame)` returns the context and the
+        function that is called with its result.
         """
         with self._collecting:
-            self._hand_over_round()  # where an exception came before its answers
+            self._hand_over_round()  # of a round that an exception interrupted before its answers
             sends.begin()
             self._round = sends, rest
             return sends.take(self._session, data, at, born_host)
 
     def answer_sends(self, deadline_ns: int) -> bytes:
-        """The answers to a round's clients, as far as the writer gives them in time; the rest is this object's thread's."""
+        """Return the frames for a round's clients that are answered before the deadline; this object's thread handles the others."""
         with self._collecting:
-            if self._round is None:  # end() was faster
+            if self._round is None:  # end() has taken it
                 return b""
             answers = self._round[0].answer(self._session, deadline_ns)
             if self._hand_over_round():
@@ -293,7 +293,7 @@ class PendingPuts(_Line):
             return answers
 
     def _hand_over_round(self) -> bool:
-        """Give the thread what is left of a round; whether there was any."""
+        """Give the unanswered sends of a round to the thread; return whether there were any."""
         if self._round is None:
             return False
         sends, rest = self._round
@@ -305,14 +305,16 @@ class PendingPuts(_Line):
         return bool(left)
 
     def result_here(self, claim: Claim, context: object, deadline_ns: int) -> object:
-        """The result without the thread, for a caller that runs in it; None when the writer does not answer in time."""
+        """Return the result to a caller that runs in this thread and cannot wait for it; None if no answer arrives in time."""
         code, found = self._session.wait_acked(claim.sequence, deadline_ns)
         return None if code == AGAIN else self._finish(self._session, code, found, context, 0)
 
     def to_hand_over(self, sequence: int, context: object, future: PutFuture,
                      found: tuple[int, ...] | None) -> tuple[Callable[[tuple[Any, ...]], None], tuple[Any, ...], dict[str, object]]:
-        """add() in parts, for csrc/front, which does it while nothing else runs: the function that adds, its argument, and
-        the fields of a Future, which `future` has then. Dropped, they leave nothing behind."""
+        """Prepare add() for csrc/front, which does it without releasing the GIL: (function that adds, its argument, Future fields).
+
+        csrc/front then gives the fields to `future`. A prepared add() that is not used has no effect.
+        """
         self.start()
         fields: Future[object] = Future()
         fields.set_running_or_notify_cancel()
@@ -336,14 +338,14 @@ class PendingPuts(_Line):
             result = self._finish(self._session, code, found, context, self._give_up_ns)
         except BaseException as error:  # noqa: BLE001 - a future must never be left hanging
             result = error
-        claim.finish()  # before callbacks, which may put
+        claim.finish()  # before the callbacks, since they may put
         if isinstance(result, BaseException):
             answer.set_exception(result)
         else:
             answer.set_result(result)
 
     def end(self) -> None:
-        """Resolve what is left (answered or indeterminate), end the session and the thread. Does not wait for them."""
+        """Let the thread resolve the remaining puts (answered or indeterminate) and end the session. Does not wait for it."""
         self._give_up_ns = monotonic_ns() + LOOK_NS
         with self._collecting:
             self._hand_to_thread()
@@ -352,14 +354,14 @@ class PendingPuts(_Line):
 
 
 class LaterPuts(_Line):
-    """Puts that wait for room in the ring in a thread of their own, in order."""
+    """Puts that wait, in order and in a thread of their own, until the ring has room."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting: deque[PutFuture | PutCall] = deque()  # to be looked at only
+        self.waiting: deque[PutFuture | PutCall] = deque()  # for other threads to read
 
     def add(self, submit: Callable[[], object], future: PutFuture | PutCall) -> PutFuture | PutCall:
-        """`future`; submit() waits for room, and returns it, or the result when nothing was submitted."""
+        """Return `future`; the thread calls submit(), which waits for room and returns it, or a result if nothing was submitted."""
         self.waiting.append(future)
         self._put((submit, future))
         return future
@@ -376,19 +378,19 @@ class LaterPuts(_Line):
             future.set_result(found)
 
 
-# ---- what a put's code and answer mean: nothing here waits, submits or keeps anything ----
+# ---- from a put's code and answer to its result: functions without side effects ----
 
 
 @dataclass(slots=True)
 class PutContext:
-    """What a producer remembers of a put until its answer is there, to make a result of it."""
+    """What a producer keeps of a put until its answer arrives, to make the result."""
 
     kind: int
     topic: str
     queue_id: int
     store_host: bytes
-    waits: int                      # for what: native.producer.DURABLE, CONFIRMED, both or 0
-    sizes: Sequence[int] = ()       # batch: of each record, for the message ids
+    waits: int                      # what it waits for: native.producer.DURABLE, CONFIRMED, both or 0
+    sizes: Sequence[int] = ()       # of a batch: the size of each record, for the message ids
     submitted_ns: int = 0           # on the monotonic clock
     side: Path | None = None
 
@@ -398,7 +400,7 @@ PutOutcome = PutResult | PutManyResult
 
 def outcome(session: native.ProducerSession, code: int, stage: int, answer: tuple[int, ...], context: PutContext,
             flush_timeout_s: float) -> PutOutcome:
-    """The result of a put that came as far as `stage` and ended with `code` (native.producer)."""
+    """Return the result of a put that reached `stage` and ended with `code` (native.producer)."""
     if code == native.BUSY:
         return busy_refusal(context, session)
     if stage == native.NOT_SUBMITTED:
@@ -422,7 +424,7 @@ _LATE = {native.NO_SLAVE: PutStatus.SLAVE_NOT_AVAILABLE, native.UNCONFIRMED: Put
 
 
 def _why_late(session: native.ProducerSession, code: int, context: PutContext, flush_timeout_s: float) -> str:
-    """What kept a stored message from being durable or confirmed."""
+    """Return why a stored message was not durable or confirmed in time."""
     control = session.control
     if code == native.FROZEN:
         return "stored, but it could not be made durable: " + control_native.reason(control)
@@ -458,14 +460,14 @@ def _result(context: PutContext, status: PutStatus, answer: tuple[int, ...], rea
 
 
 def refusal(context: PutContext, status: PutStatus, reason: str) -> PutOutcome:
-    """Nothing was submitted, and `reason` says what to change."""
+    """Return the result of a put that was not submitted; `reason` says what to change."""
     if context.kind == native.MANY:
         return PutManyResult(status, topic=context.topic, queue_id=context.queue_id, reason=reason)
     return PutResult(status, topic=context.topic, queue_id=context.queue_id, reason=reason)
 
 
 def busy_refusal(context: PutContext, session: native.ProducerSession) -> PutOutcome:
-    """Nothing was submitted, because the writer's pass lasts too long."""
+    """Return the result of a put that was not submitted because the writer's pass lasts too long."""
     limit_ms = session.control.identity.os_page_cache_busy_timeout_ms
     return refusal(context, PutStatus.OS_PAGECACHE_BUSY,
                    f"the writer has been in one pass for more than {limit_ms} ms, memory or the disk is slow: put again later "
@@ -473,7 +475,7 @@ def busy_refusal(context: PutContext, session: native.ProducerSession) -> PutOut
 
 
 def unknown_fate(context: PutContext, reason: str) -> PutOutcome:
-    """It was submitted, and its fate is not known (docs/promises.md, 9)."""
+    """Return the indeterminate result of a put that was submitted and has no answer (docs/promises.md, 9)."""
     if context.kind == native.MANY:
         return PutManyResult(PutStatus.UNKNOWN_ERROR, topic=context.topic, queue_id=context.queue_id, reason=reason,
                              indeterminate=True)

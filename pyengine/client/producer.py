@@ -5,15 +5,15 @@
         producer.put_many("orders", bodies)              # one answer for all of them
         future = producer.put_async("orders", b"...")    # or: await producer.put_async(...)
 
-What PUT_OK means depends on the store's flush mode (README, durability table). A refusal
-comes back as a status with a sentence, never as an exception; wrong Python types are
+What PUT_OK means depends on the store's flush mode (README, durability table). A refused put
+returns a status with a reason, and raises no exception; arguments of a wrong type raise
 TypeError. A put that was submitted and not answered in time is *indeterminate*: status
 UNKNOWN_ERROR, `indeterminate=True` (docs/promises.md, 9).
 
-When the engine dies or is replaced by another start, puts under way become indeterminate within
-about a second, and the next put opens a new session. Thread-safe; what a signal handler raises
-ends a put and leaves the producer whole. A producer that is dropped without close() ends by
-itself. Not to be used across fork().
+When the engine dies or is replaced by another start, pending puts become indeterminate within
+about a second, and the next put opens a new session. Thread-safe; an exception of a signal handler
+ends the put that it interrupts, and the producer stays usable. A producer that is dropped without
+close() ends by itself. A forked child cannot use its parent's producer.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _REMEMBERED_MAX = 10_000  # topics, tags and prefixes whose bytes are kept
 
 def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, timeout_s: float = 10.0,
             **settings: object) -> Producer:
-    """Return a producer of the engine that runs on the store at `path`; EngineUnavailableError if none does.
+    """Return a producer that is connected to the engine on the store at `path`; EngineUnavailableError if none runs.
 
     `ring_bytes` is the size of its submission ring, a power of two (default session_ring_bytes); `timeout_s` the longest
     time to wait for a supervisor that is being restarted. `settings` are those of the store that a producer needs:
@@ -110,13 +110,13 @@ def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, time
 class Producer(ProducerFront):
     """Puts messages into a running engine. Made by pyengine.connect; a context manager.
 
-    A refusal is a result with a status and a sentence, never an exception. A wrong argument is TypeError or UsageError.
-    Threads may share a producer. A forked child cannot use it: connect there. When the engine is replaced, the next put
-    opens a new session by itself.
+    A refused put is a result with a status and a reason, not an exception. A wrong argument is TypeError or UsageError.
+    Threads may share a producer. A forked child cannot use its parent's: connect in the child. When the engine is replaced,
+    the next put opens a new session by itself.
     """
 
-    # put, put_many and put_async are ProducerFront's (csrc/front/producer_front.c): they take the common case by themselves,
-    # and call _put_any, _put_many_any or _put_async_any for all else.
+    # put, put_many and put_async are ProducerFront's (csrc/front/producer_front.c): they handle the common case in C,
+    # and call _put_any, _put_many_any or _put_async_any for all other cases.
 
     __slots__ = ("_store_host", "_born_host", "_host_flags", "_delays_ms", "_topics", "_tags", "_transactions", "_choice",
                  "_default_topic_queue_nums", "_transaction_limits", "_group_transactions", "__weakref__")
@@ -124,7 +124,7 @@ class Producer(ProducerFront):
     def __init__(self, open_session: Callable[[float | None], ProducerSession], *, store_host: str = "127.0.0.1:10911",
                  born_host: str = "127.0.0.1:0", delays_ms: Sequence[int] = DEFAULT_DELAYS_MS,
                  default_topic_queue_nums: int = 8, transaction_limits: TransactionLimits = TRANSACTION_DEFAULTS) -> None:
-        # open_session(limit_s) is called now with None, later with the seconds that a put has left.
+        # open_session(limit_s) is called with None now, and later with the remaining seconds of a put.
         self._store_host = encode_host(store_host)
         self._born_host = encode_host(born_host)
         self._host_flags = _host_flags(self._born_host, self._store_host)
@@ -139,7 +139,7 @@ class Producer(ProducerFront):
         super().__init__(Submitter(open_session, (self._born_host, self._store_host, self._host_flags)))
 
     def close(self) -> None:
-        """Wait for the answers of all puts, then end the session. A second call does nothing."""
+        """Wait for the answers of all puts, then close the session. A second call does nothing."""
         if self._group_transactions is not None:
             self._group_transactions.close()
         self._puts.close()
@@ -147,7 +147,7 @@ class Producer(ProducerFront):
             self._transactions.close()
 
     def __enter__(self) -> Producer:
-        """UsageError for a producer that can put no more: closed, or made before a fork."""
+        """Return self; UsageError if the producer is closed, or was made before a fork."""
         if why := self._puts.why_unusable:
             raise UsageError(why)
         return self
@@ -157,7 +157,7 @@ class Producer(ProducerFront):
 
     # ---- puts -------------------------------------------------------------------
 
-    if TYPE_CHECKING:  # what the base in C does
+    if TYPE_CHECKING:  # implemented by the base class in C
         def put(self, topic: str, body: bytes, *, queue_id: int | None = 0, tags: str | None = None,
                 keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                 delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
@@ -165,12 +165,12 @@ class Producer(ProducerFront):
                 sharding_key: str | None = None) -> PutResult:
             """Store one message and return where it is, once it is as durable as the flush mode promises.
 
-            `queue_id` None puts into the topic's queues in turn, `sharding_key` always into the same one for the same key,
-            so that a customer's messages keep their order; topics.json says how many there are (docs/topics.md).
+            `queue_id` None puts into the topic's queues in turn; `sharding_key` puts messages with the same key into the same
+            queue, which keeps their order; topics.json has the number of queues (docs/topics.md).
             `keys`: words for query_message, as one text with spaces or as several texts. `unique_key` is stored as UNIQ_KEY,
             so that a consumer can recognise duplicates. `delay_level` 1..n delivers it later (message_delay_level),
             `deliver_at` at a time, a datetime with a zone or ms since 1970, up to 40 days ahead; never before it.
-            `wait=False` returns without waiting for the disk (sync mode) and for slaves (SYNC_MASTER). `timeout_s` is the
+            `wait=False` does not wait for the disk (sync mode) or for slaves (SYNC_MASTER). `timeout_s` is the
             longest time to wait for the writer's answer (default put_timeout_ms). RocketMQ: putMessage.
             """
 
@@ -182,9 +182,9 @@ class Producer(ProducerFront):
             """Like put(), but return a Future of the PutResult at once. It can be awaited.
 
             When the ring is full, a call in a plain thread waits up to `timeout_s` for room. In an event loop the call never
-            waits: the put is submitted later, in order, so await the Future to bound the number of puts under way. The Future
+            waits: the put is submitted later, in order; await the Future to bound the number of pending puts. The Future
             gets the engine's answer, after a restart of a worker too; if the session ends first, an indeterminate result.
-            Callbacks run in the thread that takes the answers: keep them short. While 4,095 puts are under way, a put()
+            Callbacks run in the thread that takes the answers: keep them short. While 4,095 puts are pending, a put()
             in a callback is refused after put_timeout_ms.
             """
 
@@ -194,7 +194,7 @@ class Producer(ProducerFront):
             """Store many messages in one queue, all or none, with contiguous queue offsets and one answer.
 
             They share tags, keys, properties and flag. `queue_id` None and `sharding_key` choose the queue as in put().
-            Together they may have 256 MiB and span segments; each body obeys max_message_size_bytes.
+            Together they may have up to 256 MiB and span segments; each body obeys max_message_size_bytes.
             """
 
     def _put_any(self, topic: str, body: bytes, *, queue_id: int | None = 0, tags: str | None = None,
@@ -202,13 +202,13 @@ class Producer(ProducerFront):
                  delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
                  timeout_s: float | None = None, deliver_at: datetime | int | None = None,
                  sharding_key: str | None = None) -> PutResult:
-        """put() with everything that may be special about it."""
+        """Handle a put() with any combination of arguments."""
         try:
             if queue_id is None or sharding_key is not None:
                 queue_id, properties = self._chosen(topic, queue_id, sharding_key, properties)
                 if (wait and not flag and not delay_level and timeout_s is None and deliver_at is None and properties is None
                         and keys is None and unique_key is None):
-                    return self.put(topic, body, queue_id=queue_id, tags=tags)  # the short way, where there is one
+                    return self.put(topic, body, queue_id=queue_id, tags=tags)  # in C, if this topic and queue are remembered now
             message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, deliver_at)
             entry = self._entry(message, wait)
         except PutRefusedError as refused:
@@ -217,7 +217,7 @@ class Producer(ProducerFront):
         return cast(PutResult, self._puts.put_and_wait(entry, timeout_s))
 
     def _remember(self, message: OutgoingMessage, entry: PutEntry) -> None:
-        """From now on puts of this topic, queue and tags go the short way."""
+        """Let C handle puts of this topic, queue and tags from now on."""
         plain = message.is_plain and not message.delay_level and message.deliver_at is None and message.flag == 0
         plain = plain and message.topic.__class__ is str and (message.tags is None or message.tags.__class__ is str)
         if plain and message.queue_id.__class__ is int and len(self._prefixes) < _REMEMBERED_MAX:  # True is not queue 1
@@ -229,7 +229,7 @@ class Producer(ProducerFront):
                        delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
                        timeout_s: float | None = None, deliver_at: datetime | int | None = None,
                        sharding_key: str | None = None) -> PutFuture:
-        """put_async() with everything that may be special about it."""
+        """Handle a put_async() with any combination of arguments."""
         try:
             if queue_id is None or sharding_key is not None:
                 queue_id, properties = self._chosen(topic, queue_id, sharding_key, properties)
@@ -243,7 +243,7 @@ class Producer(ProducerFront):
     def _put_many_any(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = 0, tags: str | None = None,
                       keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                       wait: bool = True, timeout_s: float | None = None, sharding_key: str | None = None) -> PutManyResult:
-        """put_many() with everything that may be special about it."""
+        """Handle a put_many() with any combination of arguments."""
         try:
             if queue_id is None or sharding_key is not None:
                 queue_id, properties = self._chosen(topic, queue_id, sharding_key, properties)
@@ -298,10 +298,10 @@ class Producer(ProducerFront):
         entry = PutEntry(header, name, shared, context)
         return self._with_members(entry, members) or cast(PutResult, self._puts.put_and_wait(entry, timeout_s))
 
-    # ---- raw puts: what RocketMQ's store is given by its broker -------------------
+    # ---- raw puts: the calls that RocketMQ's broker makes to its store ------------
 
     def put_raw(self, message: RawMessage, *, timeout_s: float | None = None) -> PutResult:
-        """Store one message with every field given by hand; the property text is stored as it is.
+        """Store one message with every field set by the caller; the property text is stored as it is.
 
         For tools that replay what a broker received. RocketMQ: putMessage with a MessageExtBrokerInner.
         """
@@ -320,7 +320,7 @@ class Producer(ProducerFront):
         return self._puts.submit(entry, timeout_s)
 
     def put_batch_raw(self, message: RawMessage, members: Sequence[BatchMember], *, timeout_s: float | None = None) -> PutResult:
-        """Store a batch with every field given by hand; body and flag are those of the members. RocketMQ: MessageExtBatch."""
+        """Store a batch with every field set by the caller; the members have body and flag. RocketMQ: MessageExtBatch."""
         entry = self._raw_batch_entry(message, members)
         return entry if isinstance(entry, PutResult) else cast(PutResult, self._puts.put_and_wait(entry, timeout_s))
 
@@ -330,7 +330,7 @@ class Producer(ProducerFront):
         return resolved(entry) if isinstance(entry, PutResult) else self._puts.submit(entry, timeout_s)
 
     def _raw_batch_entry(self, message: RawMessage, members: Sequence[BatchMember]) -> PutEntry | PutResult:
-        """The batch checked and encoded, or the answer to one that must not be submitted."""
+        """Check and encode a batch; returns its entry, or the result of a batch that is refused."""
         try:
             if message.sys_flag & SYS_FLAG_TRANSACTION_MASK or message.delay_level > 0:
                 raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL,
@@ -348,9 +348,11 @@ class Producer(ProducerFront):
         return self._with_members(entry, list(members)) or entry
 
     def put_raw_then(self, message: RawMessage, then: Callable[[PutResult], None], members: Sequence[BatchMember] = ()) -> None:
-        """Like put_raw_async(), or put_batch_raw_async() with `members`, for a program that puts much from an event loop: no
-        Future is made. `then` is called with the result by collect(), which the loop must call soon, or by another thread; it must not
-        put, since close() may be what calls it."""
+        """Like put_raw_async(), or put_batch_raw_async() with `members`, but without a Future: for many puts from an event loop.
+
+        collect(), which the loop must call soon, or another thread calls `then` with the result. `then` must not put, since
+        close() may call it.
+        """
         try:
             entry = self._raw_batch_entry(message, members) if members else self._raw_entry(message)
         except PutRefusedError as refused:
@@ -361,21 +363,21 @@ class Producer(ProducerFront):
             self._puts.submit_then(entry, then)
 
     def collect(self, timeout_ns: int) -> None:
-        """Take the results of put_raw_then(): those that come within the time are handed over in this thread."""
+        """Take results of put_raw_then(): for those that arrive within the time, `then` is called in this thread."""
         self._puts.collect(timeout_ns)
 
     def take_sends(self, sends: native.Sends, data: bytearray, at: int, born_host: bytes,
                    rest: Callable[[int, int, int], Callable[[PutResult], None]]) -> int:
-        """Submit the sends of RocketMQ's protocol that `data` begins with at `at`, as far as they are of the plain kind
-        (csrc/sends.cdef.h); the bytes that were taken. Never waits; answer_sends() must come next, in the same thread.
+        """Submit the plain sends of RocketMQ's protocol (csrc/sends.cdef.h) with which `data` begins at `at`; return their bytes.
 
-        `rest(number, queue id, bytes of the frame)` is asked for each that has no answer then; what it gives is called with
-        the result, as by put_raw_then(). Where this session's puts wait for disk or slaves, nothing is taken.
+        It never waits; the same thread must call answer_sends() next. For each send that has no answer then,
+        `rest(number, queue id, bytes of the frame)` returns the function that is called with the result, as by put_raw_then().
+        If puts of this session wait for the disk or for slaves, it takes none.
         """
         return self._puts.take_sends(sends, data, at, born_host, sends.store_host, rest)
 
     def answer_sends(self, timeout_ns: int) -> bytes:
-        """The frames that answer what take_sends() submitted, as far as it is stored within the time."""
+        """Return the frames that answer the sends of take_sends() which are stored within the time."""
         return self._puts.answer_sends(timeout_ns)
 
     # ---- transactions -------------------------------------------------------------
@@ -385,11 +387,11 @@ class Producer(ProducerFront):
     ) -> AbstractContextManager[Transaction]:
         """Return a `with` block whose `put()`s consumers see when it ends, and never if it ends by an exception.
 
-        What a kill leaves undecided is asked about, after transaction_timeout_ms (or `check_after_s` seconds): `checker` gets
-        the message and says "commit", "rollback", or None for "ask again later". From now on it is called for every
+        For a message that a kill leaves undecided, `checker` is called after transaction_timeout_ms (or `check_after_s` seconds)
+        with the message, and returns "commit", "rollback", or None for "ask again later". From now on it is called for every
         undecided message of `group`, of other processes too, in a thread of this producer, until close(). After
-        transaction_check_max answers of None the message is put aside in TRANS_CHECK_MAX_TIME_TOPIC. The messages are RocketMQ's
-        half messages: a broker that takes the store over asks about them too (docs/transactions.md).
+        transaction_check_max answers of None the message is moved to TRANS_CHECK_MAX_TIME_TOPIC. The messages are RocketMQ's
+        half messages: a broker that takes over the store checks them too (docs/transactions.md).
         """
         arguments.text(group, "group")
         if check_after_s is not None and arguments.integer(check_after_s, "check_after_s") < 0:
@@ -397,10 +399,10 @@ class Producer(ProducerFront):
         return self._in_groups().transaction(group, checker, check_after_s)
 
     def check_transactions(self) -> int:
-        """Ask the checkers of this producer now about what is undecided for long enough; how many messages were asked about.
+        """Call this producer's checkers now for messages that are undecided for long enough; return the number of messages.
 
-        The producer does it by itself each transaction_check_interval_ms. One process at a time does it for a store: 0 while
-        another one is at it. PutError, EngineError.
+        The producer does it by itself each transaction_check_interval_ms. One process at a time does it for a store: the result
+        is 0 while another process does. PutError, EngineError.
         """
         return self._in_groups().check_now()
 
@@ -421,7 +423,7 @@ class Producer(ProducerFront):
         self, topic: str, body: bytes, *, queue_id: int | None, tags: str | None, keys: str | Iterable[str] | None,
         properties: Mapping[str, str] | None, flag: int, unique_key: str, sharding_key: str | None, more: Mapping[str, str],
     ) -> RawMessage:
-        """A message of a transaction, with the properties `more`; PutError for one that put() would refuse."""
+        """Return a message of a transaction, with the properties `more`; PutError if put() would refuse it."""
         try:
             self._topic_bytes(topic)
             if queue_id is None or sharding_key is not None:
@@ -438,17 +440,17 @@ class Producer(ProducerFront):
     def put_prepared(self, topic: str, body: bytes, **options: Any) -> PutResult:
         """Store a message that consumers do not see before end_transaction() commits it; keep `msg_id` of the result.
 
-        Options are put()'s queue_id, tags, keys, properties, flag, unique_key (made if not
-        given), wait and timeout_s, and `group`, the producer's name (PGROUP).
+        Options are put()'s queue_id, tags, keys, properties, flag, unique_key (default: a new one),
+        wait and timeout_s, and `group`, the producer's name (PGROUP).
         """
         return self._transaction().prepare(topic, body, **options)
 
     def end_transaction(self, msg_id: str, outcome: Outcome, *, wait: bool = True, timeout_s: float | None = None) -> PutResult:
         """Commit or roll back the prepared message of this id: "commit" or "rollback".
 
-        The result has the offsets of the commit or rollback record; consumers find a committed message there. The
-        same end again gives the same result; the other end is refused, as far as the store knows (docs/transactions.md).
-        `wait` and `timeout_s` as in put(). UsageError for another outcome.
+        The result has the offsets of the commit or rollback record; consumers find a committed message there. A repeated
+        call with the same outcome has the same result; one with the other outcome is refused if the store still has the first
+        (docs/transactions.md). `wait` and `timeout_s` as in put(). UsageError for another outcome.
         """
         return self._transaction().end(msg_id, outcome, wait=wait, timeout_s=timeout_s)
 
@@ -461,11 +463,11 @@ class Producer(ProducerFront):
                 lambda message, timeout_s: itself.put_raw(message, timeout_s=timeout_s), self._puts.root)
         return self._transactions
 
-    # ---- which queue --------------------------------------------------------------
+    # ---- choice of the queue ------------------------------------------------------
 
     def _chosen(self, topic: str, queue_id: int | None, sharding_key: str | None,
                 properties: Mapping[str, str] | None) -> tuple[int, Mapping[str, str] | None]:
-        """(the queue of a put that names none, its properties); PutRefusedError for a topic that cannot be."""
+        """Choose the queue of a put; (queue id, properties). PutRefusedError for an illegal topic."""
         self._topic_bytes(topic)
         if self._choice is None:
             self._choice = QueueChoice(self._puts.root, self._default_topic_queue_nums)
@@ -480,7 +482,7 @@ class Producer(ProducerFront):
     # ---- entries ------------------------------------------------------------------
 
     def _entry(self, message: OutgoingMessage, wait: bool) -> PutEntry:
-        """The message checked and encoded, for the delay schedule if it is to be delivered later; or PutRefusedError."""
+        """Check and encode a message, for the delay schedule if it is delivered later; or raise PutRefusedError."""
         topic, queue_id, body = message.topic, message.queue_id, message.body
         name = self._topic_bytes(topic)
         if message.tags is not None:
@@ -500,7 +502,7 @@ class Producer(ProducerFront):
         return PutEntry(header, name, text, context, body)
 
     def _many_entry(self, message: OutgoingMessage, bodies: Sequence[bytes], wait: bool) -> PutEntry:
-        """put_many's entry: all the bodies, with what they share; or PutRefusedError."""
+        """Return put_many's entry, all bodies with what they share; or raise PutRefusedError."""
         name = self._topic_bytes(message.topic)
         text = self._properties(message)
         arguments.several(bodies, "bodies", "a sequence of bytes")
@@ -522,7 +524,7 @@ class Producer(ProducerFront):
         return PutEntry(header, name, text, context, lengths, joined)
 
     def _with_members(self, entry: PutEntry, members: list[BatchMember]) -> PutResult | None:
-        """Give a batch's entry its members; the answer where they are too large together."""
+        """Add the members to a batch's entry; return a refusal if they are too large together."""
         payload = encode_batch(members)
         most, header, context = self._puts.max_message_bytes, entry.header, entry.context
         if len(payload) > most:
@@ -539,7 +541,7 @@ class Producer(ProducerFront):
         return None
 
     def _raw_entry(self, message: RawMessage) -> PutEntry:
-        """A raw message checked and encoded, for the delay schedule if it is to be delivered later; or PutRefusedError."""
+        """Check and encode a raw message, for the delay schedule if it is delivered later; or raise PutRefusedError."""
         topic, queue_id, properties_text = message.topic, message.queue_id, message.properties_text
         if len(topic) > TOPIC_BYTES_MAX:
             raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL,
@@ -559,7 +561,7 @@ class Producer(ProducerFront):
         return PutEntry(header, name, text, context, message.body)
 
     def _header(self, kind: int, name: bytes, text: bytes) -> Any:
-        """`struct ms_entry_header` of a put that is made now; queue, flag, count and payload are the caller's."""
+        """Return the `struct ms_entry_header` of a put that is made now; the caller sets queue, flag, count and payload."""
         header = native.new_header()
         header.kind, header.count, header.sys_flag = kind, 1, self._host_flags
         header.topic_bytes, header.properties_bytes = len(name), len(text)

@@ -1,6 +1,6 @@
-"""Retries and dead letters: what becomes of a message that a consumer group could not deal with.
+"""Retries and dead letters: the messages that a consumer group gave back.
 
-    topic, raw = sent_back(message, "billing")      # what RocketMQ's broker would store, and where
+    topic, raw = sent_back(message, "billing")      # the message that RocketMQ's broker would store, and its topic
     Retries(root, "billing").put(message)           # stores it
 
 A message that is given back is put once more, into the group's retry topic `%RETRY%group`, through the delay schedule:
@@ -43,21 +43,21 @@ FIRST_DELAY_LEVEL = 3
 RETRY_QUEUE_NUMS = 1      # SubscriptionGroupConfig.retryQueueNums
 DLQ_QUEUE_NUMS = 1
 GROUP_BYTES_MAX = TOPIC_BYTES_MAX - len(RETRY_PREFIX)
-REQUEUE_MESSAGES = 32     # of the dead letters, put back before that is noted
+REQUEUE_MESSAGES = 32     # dead letters that are put back between two notes
 
 
 def has_retries(group: str) -> bool:
-    """Whether the group's name leaves room for `%RETRY%` in a topic's name."""
+    """Whether the group's name is short enough for a topic name `%RETRY%group`."""
     return 0 < len(group.encode()) <= GROUP_BYTES_MAX
 
 
 def retry_topic(group: str) -> str:
-    """The group's retry topic; UsageError for a group whose name leaves no room for it."""
+    """Return the group's retry topic; UsageError for a group whose name is too long for it."""
     return _group_topic(RETRY_PREFIX, group)
 
 
 def dlq_topic(group: str) -> str:
-    """The topic of the group's dead letters; UsageError as for retry_topic()."""
+    """Return the topic of the group's dead letters; UsageError as for retry_topic()."""
     return _group_topic(DLQ_PREFIX, group)
 
 
@@ -65,11 +65,11 @@ def sent_back(
     message: Message, group: str, *, delay_level: int = 0, max_reconsume_times: int = MAX_RECONSUME_TIMES,
     retry_queue_nums: int = RETRY_QUEUE_NUMS, topic_sys_flag: int = 0,
 ) -> tuple[TopicConfig, RawMessage]:
-    """What to store for a message that `group` gives back, and the topics.json entry that its topic must have.
+    """Return (the topics.json entry of its topic, the message to store) for a message that `group` gives back.
 
-    `delay_level` 0 is level 3 + reconsume times, below 0 is straight to the dead letters. Topic and queue of the raw message
-    are the ones it is delivered to; put_raw() takes it through the delay schedule. It waits for the disk in sync
-    mode, though its text says WAIT=false as RocketMQ's: the original counts as done once this is stored.
+    `delay_level` 0 means level 3 + reconsume times, a negative one the dead letters at once. Topic and queue of the raw message
+    are those that it is delivered to; put_raw() sends it through the delay schedule. Its put waits for the disk in sync
+    mode, although its properties have WAIT=false as RocketMQ's do: the original counts as done once this one is stored.
     """
     properties = dict(message.properties)
     properties.setdefault(PROPERTY_RETRY_TOPIC, message.topic)
@@ -87,13 +87,13 @@ def sent_back(
 
 
 class RetriedMessage(Message):
-    """A message that was given back and comes again: `topic` is its first one, queue and offsets are the retry queue's."""
+    """A message that was given back and is delivered again: `topic` is the original one, queue and offsets are the retry queue's."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, message: Message) -> RetriedMessage:
-        """The same message under its first topic. RocketMQ: DefaultMQPushConsumerImpl.resetRetryAndNamespace."""
+        """Return the message with its original topic. RocketMQ: DefaultMQPushConsumerImpl.resetRetryAndNamespace."""
         return cls(
             message.properties.get(PROPERTY_RETRY_TOPIC, message.topic), message.body, message.queue_id, message.queue_offset,
             message.physical_offset, message.size_bytes, message.raw_properties, message.flag, message.sys_flag,
@@ -102,7 +102,7 @@ class RetriedMessage(Message):
 
 
 class Retries:
-    """Gives messages of one group back; connects with the first. Thread-safe."""
+    """Gives back messages of one group; the first call connects to the engine. Thread-safe."""
 
     def __init__(self, root: str | os.PathLike[str], group: str, *, max_reconsume_times: int = MAX_RECONSUME_TIMES,
                  **settings: object) -> None:
@@ -115,13 +115,13 @@ class Retries:
         self._entered: set[str] = set()
 
     def put(self, message: Message, delay_level: int | None = None, *, timeout_s: float | None = None) -> PutResult:
-        """Store what the message becomes. PutError when the log does not have it, EngineUnavailableError."""
+        """Store the retry or dead letter of a message. PutError if it was not stored, or EngineUnavailableError."""
         level = 0 if delay_level is None else arguments.integer(delay_level, "delay_level")
         topic, raw = sent_back(message, self._group, delay_level=level, max_reconsume_times=self._max_reconsume_times)
         return self.put_into(topic, raw, timeout_s=timeout_s)
 
     def put_into(self, topic: TopicConfig, raw: RawMessage, *, timeout_s: float | None = None) -> PutResult:
-        """Store this message, its topic in topics.json before it; errors as of put()."""
+        """Enter the topic into topics.json, then store the message; errors as of put()."""
         with self._lock:
             if topic.topic not in self._entered:
                 TopicConfigs(self._root).ensure(topic)
@@ -133,7 +133,7 @@ class Retries:
         return result if result.stored else result.raise_for_status()
 
     def close(self) -> None:
-        """End the session, if there is one."""
+        """Close the session, if there is one."""
         with self._lock:
             producer, self._producer = self._producer, None
         if producer is not None:
@@ -142,7 +142,7 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterQueue:
-    """The dead letters of one group: those of `first` to `end` can be read, those from `next` on were not put back yet."""
+    """The dead letters of one group: those from `first` to `end` can be read, those from `next` on were not put back yet."""
 
     group: str
     first: int
@@ -153,20 +153,20 @@ class DeadLetterQueue:
 
     @property
     def messages(self) -> int:
-        """How many can be read."""
+        """The number of dead letters that can be read."""
         return self.end - self.first
 
     @property
     def waiting(self) -> int:
-        """How many of them were not put back yet."""
+        """The number of dead letters that were not put back yet."""
         return self.end - self.next
 
 
 class DeadLetters:
-    """The dead letters of the store at `path`, and their way back. Only requeue() needs an engine and changes anything."""
+    """Reads the dead letters of the store at `path` and puts them back. Only requeue() needs an engine and writes."""
 
     def __init__(self, path: str | os.PathLike[str], **settings: object) -> None:
-        """NotAStoreError, ConfigError."""
+        """Raises NotAStoreError and ConfigError."""
         check_keywords(DeadLetters, settings)
         self._root = Path(path)
         self._settings = settings
@@ -175,24 +175,24 @@ class DeadLetters:
             pass
 
     def queues(self) -> list[DeadLetterQueue]:
-        """One for each group that has dead letters, in the order of names."""
+        """Return one DeadLetterQueue for each group with dead letters, in the order of names."""
         with self._open() as reader:
             return [self._queue(reader, topic.removeprefix(DLQ_PREFIX)) for topic in sorted(reader.topics())
                     if topic.startswith(DLQ_PREFIX) and 0 in reader.queue_ids(topic)]
 
     def messages(self, group: str, offset: int | None = None, max_messages: int = 32) -> list[Message]:
-        """Up to `max_messages` of a group from this offset on (None: the first), each under its first topic."""
+        """Return up to `max_messages` of a group from this offset on (None: the first), each with its original topic."""
         with self._open() as reader:
             queue = self._queue(reader, group)
             return list(_read(reader, group, queue.first if offset is None else offset, queue.end, max_messages))
 
     def requeue(self, group: str, offsets: Iterable[int] | None = None) -> int:
-        """Put dead letters back, so that the group, and no other, gets them again; how many.
+        """Put dead letters back, so that the group, and no other, gets them again; return their number.
 
-        `offsets` names some; None means all that were not put back yet, and notes how far it came, as the group's offset
-        of its dead letters in consumerOffset.json. They go to the group's retry topic at once and have all their
-        retries anew. At least once: a kill between a put and the note puts up to 32 messages back again. UsageError
-        for an offset that has no message; PutError, EngineUnavailableError.
+        `offsets` selects some; None means all that were not put back yet, and stores the progress as the group's offset
+        of its dead letters in consumerOffset.json. They go to the group's retry topic at once, and their retries are counted
+        from 0 again. At least once: after a kill before the progress is stored, up to 32 messages are put back again.
+        UsageError for an offset without a message; PutError, EngineUnavailableError.
         """
         retries = Retries(self._root, group, max_reconsume_times=MAX_RECONSUME_TIMES, **self._settings)
         topic = TopicConfig(retry_topic(group), RETRY_QUEUE_NUMS, RETRY_QUEUE_NUMS)
@@ -244,7 +244,7 @@ def _group_topic(prefix: str, group: str) -> str:
 
 
 def _raw(message: Message, properties: dict[str, str]) -> RawMessage:
-    """The message with other properties, in the order of the broker's map."""
+    """Return the message with other properties, in the order of the broker's map."""
     return RawMessage(
         message.topic, message.body, queue_id=message.queue_id,
         properties_text=encode_properties({name: properties[name] for name in hash_map_order(properties)}),
@@ -253,13 +253,13 @@ def _raw(message: Message, properties: dict[str, str]) -> RawMessage:
 
 
 def _requeued(message: Message, topic: str) -> RawMessage:
-    """A dead letter on its way back."""
+    """Return the message that puts a dead letter back."""
     properties = message.properties | {PROPERTY_RETRY_TOPIC: message.topic}
     return replace(_raw(message, properties), topic=topic, queue_id=0, reconsume_times=0)
 
 
 def _read(reader: LiveStoreReader, group: str, offset: int, end: int, count: int) -> Iterator[Message]:
-    """Up to `count` dead letters from `offset` on, below `end`."""
+    """Yield up to `count` dead letters from `offset` on, below `end`."""
     topic = dlq_topic(group)
     while offset < end and count > 0:
         found = reader.get_message(topic, 0, offset, count)

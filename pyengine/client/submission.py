@@ -1,8 +1,8 @@
-"""Submission: entries go into the ring of a session, and their callers wait for the answers.
+"""Submission: put entries into the ring of a session, and wait for the answers.
 
-Between what a producer checks (outgoing.py) and what hands over results (pending_puts.py). A put waits here for
-room in the ring and for a session; when the engine was replaced, the next put opens a new one. A put is submitted
-by one native call, which also waits for its answer where that is short.
+It is called after the checks of outgoing.py, and pending_puts.py takes the answers that are not waited for here. A put waits here
+for room in the ring and for a session; after the engine was replaced, the next put opens a new session. One native call submits a
+put and waits for its answer for a short time.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from pyengine.ipc.session_client import ProducerSession
 
 _TIMEOUT_S_MAX = 1e6
-_GRACE_S = 0.5  # from a put's own deadline to its caller's, so that the answer's thread can say which of two it missed
-_ROOM_SLICE_NS = 10_000_000  # so long a put that waits for room keeps others from trying
+_GRACE_S = 0.5  # from a put's own deadline to its caller's: time for the answers' thread to find out what was late
+_ROOM_SLICE_NS = 10_000_000  # time for which a put that waits for room holds the lock
 _ROOM_STEP_S = 0.001
-_REPLACED_MAX = 2  # replaced sessions that one put finds before it gives up
+_REPLACED_MAX = 2  # number of replaced sessions after which a put gives up
 _CLOSED = "the producer is closed: connect again"
 _FORKED = "the producer was made before a fork: connect in the process that puts"
 _living: weakref.WeakSet[Submitter] = weakref.WeakSet()
@@ -66,29 +66,29 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 @dataclass(slots=True)
 class PutEntry:
-    """What one put submits: the header and the parts of a ring entry, and what is remembered of it until its answer."""
+    """The ring entry of one put, header and parts, and the context that is kept until its answer."""
 
     header: Any  # struct ms_entry_header, by cffi
     topic: bytes
     properties: bytes
     context: PutContext
     payload: bytes = b""
-    rest: bytes = b""  # of put_many: the bodies, after their lengths
+    rest: bytes = b""  # of put_many: the lengths of the bodies, then the bodies
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in the ring."""
+        """The bytes that it needs in the ring."""
         return native.layout_bytes(self.topic, self.properties, len(self.payload) + len(self.rest))
 
 
 class Submitter(SubmitterFront):
     """Submits the entries of one producer. Threads may share it.
 
-    `open_session(limit_s)` is called now with None, later with the seconds that a put has left. `constants` are the
-    born host, store host and host flags that all entries share. `lock` is held by `with` only, as `_opening` is: between any
-    other call that takes a lock and the block that releases it an exception of a signal handler may come.
+    `open_session(limit_s)` is called with None now, and later with the remaining seconds of a put. `constants` are the
+    born host, store host and host flags that all entries share. `lock` and `_opening` are only locked by `with`: after any other
+    call that locks, an exception of a signal handler may come before the block that unlocks.
 
-    `front` is the session as csrc/front sees it, None while there is none.
+    `front` is the session for csrc/front, None while there is none.
     """
 
     __slots__ = ("_open_session", "_constants", "_opening", "session", "_pid", "closed", "native", "max_message_bytes",
@@ -97,22 +97,22 @@ class Submitter(SubmitterFront):
     def __init__(self, open_session: Callable[[float | None], ProducerSession], constants: tuple[bytes, bytes, int]) -> None:
         self._open_session = open_session
         self._constants = constants
-        self._opening = threading.Lock()  # taken before `lock`
+        self._opening = threading.Lock()  # locked before `lock`
         self.session: ProducerSession | None = None
         self._pid = os.getpid()
-        self.closed = 0  # when, on the monotonic clock in ns
+        self.closed = 0  # time of close(), on the monotonic clock in ns; 0: open
         self._later = LaterPuts()
         self.later_puts = self._later.waiting
         self._lines: dict[str, PendingPuts | LaterPuts | SessionFront] = {"later": self._later}
         self._finalizer = weakref.finalize(self, _end_lines, self._lines)
-        self._finalizer.atexit = False  # daemon threads and later handlers may put until the process ends; its end is seen
+        self._finalizer.atexit = False  # daemon threads and exit handlers may put until the process ends, which the supervisor notices
         self._attach(None)
         _living.add(self)
 
     # ---- session ----------------------------------------------------------------
 
     def _attach(self, limit_s: float | None) -> None:
-        """Open a session and put into it from now on. The lock is not held: it may take as long as the limit."""
+        """Open a session and use it from now on. The caller does not hold the lock, since this may take as long as the limit."""
         session = self._open_session(limit_s)
         identity = session.identity
         end = native.ProducerSession(session.control, session.session, session.writer_latch.semaphore,
@@ -129,7 +129,7 @@ class Submitter(SubmitterFront):
                 return
             owner = _FrontOwner(end, pending, self._store_host, identity.sync_flush_timeout_ms / 1000)
             front = SessionFront(*end.front(), end, owner, PutResult, self._store_host)
-            self._lines["front"] = front  # before the thread that it hands its futures to
+            self._lines["front"] = front  # before the thread that gets its futures
             self._lines["pending"] = pending
             self.root = session.root
             self.waits = ((native.DURABLE if identity.mode == control_native.MODE_SYNC else 0)
@@ -151,22 +151,22 @@ class Submitter(SubmitterFront):
         return pending
 
     def _set_aside(self) -> None:
-        """The session is not used any more; its answers' thread ends it. The lock is held."""
+        """Stop using the session; its answers' thread ends it. The caller holds the lock."""
         if self.session is not None:
             if self.front is not None:
-                self.front.end()  # an exception in it leaves the session for the next try
+                self.front.end()  # if it raises, the session remains for the next try
             self.session = self.front = None
             self._pending.end()
 
     @property
     def why_unusable(self) -> str:
-        """Why this process can put no more, empty when it can."""
+        """Return why this process cannot put any more; "" if it can."""
         if os.getpid() != self._pid:
             return _FORKED
         return _CLOSED if self.closed else ""
 
     def _missing(self, deadline_ns: int) -> str:
-        """Why nothing can be submitted, empty when it can; opens a session where there is none. Without the lock."""
+        """Open a session if there is none; return why that fails, "" if it does not. The caller does not hold the lock."""
         if os.getpid() != self._pid:
             return _FORKED
         if self.session is not None:
@@ -186,32 +186,32 @@ class Submitter(SubmitterFront):
         return ""
 
     def _forked(self) -> None:
-        """In a child: the session is the parent's; a ring has one producer."""
+        """In a forked child, give up the session, which is the parent's: a ring has one producer."""
         self.lock = Lock()
         self._opening = threading.Lock()
         self.session = None
         if self.front is not None:
             self.front.forget()
             self.front = None
-        self._later = LaterPuts()  # its thread is the parent's
+        self._later = LaterPuts()  # a new one: the old one's thread is the parent's
         self.later_puts = self._later.waiting
         self._finalizer.detach()
 
     def close(self) -> None:
-        """Wait for the answers of all puts, then end the session. A second call does nothing."""
+        """Wait for the answers of all puts, then close the session. A second call does nothing."""
         self.closed = self.closed or monotonic_ns()
         if os.getpid() == self._pid:
             self._later.end()
             self._later.join()
             with self.lock:
                 self._set_aside()
-                self._pending.end()  # again, where an exception kept an earlier call from it
+                self._pending.end()  # repeated, in case an exception interrupted an earlier call
             self._pending.join()
 
     # ---- put and wait -----------------------------------------------------------
 
     def put_and_wait(self, entry: PutEntry, timeout_s: float | None) -> PutOutcome:
-        """One native call from submission to answer where that is short; else the answers' thread has the rest."""
+        """Submit a put and return its result: by one native call if that is short, else from the answers' thread."""
         limit_s = self._limit_s(timeout_s)
         context, size_bytes = entry.context, entry.size_bytes
         context.submitted_ns = monotonic_ns()
@@ -230,12 +230,14 @@ class Submitter(SubmitterFront):
         return self.wait(self._until_submitted(attempt, context, deadline_ns, limit_s), context, deadline_ns, limit_s)
 
     def settle(self, code: int, context: PutContext) -> object:
-        """What a put that was waited for in one native call came to: its result, what to wait for (see wait), or None
-        when nothing was submitted, which may be tried again. The lock is held."""
+        """Return what a native call came to: a result, an object to wait() for, or None if nothing was submitted.
+
+        After None the put may be tried again. The caller holds the lock.
+        """
         session = self.native
         if code == native.UNFINISHED:
             claim = session.claim()
-            if self._pending.in_own_thread:  # waiting for itself would last for ever
+            if self._pending.in_own_thread:  # this thread would wait for itself forever
                 return partial(self._pending.result_here, claim, context)
             return self._pending.add(claim, context, PutAnswer())
         if session.stage == native.NOT_SUBMITTED and code in (native.CLOSED, native.AGAIN):
@@ -243,7 +245,7 @@ class Submitter(SubmitterFront):
         return outcome(session, code, session.stage, session.answer(), context, self._flush_timeout_s)
 
     def wait(self, found: object, context: PutContext, deadline_ns: int, limit_s: float) -> PutOutcome:
-        """The result, once it is there, where it is still to come: of a PutAnswer, or of a call with the deadline."""
+        """Wait for a result that settle() did not have: of a PutAnswer, or of a function that is called with the deadline."""
         if isinstance(found, partial):
             result = found(deadline_ns)
             return unknown_fate(context, _not_answered(limit_s)) if result is None else result
@@ -259,19 +261,21 @@ class Submitter(SubmitterFront):
         except Empty:
             return unknown_fate(context, _not_answered(limit_s))
 
-    # ---- the short way (csrc/front) -----------------------------------------------
+    # ---- called by csrc/front, which handles the common case in C -----------------
 
     @property
     def _store_host(self) -> bytes:
         return self._constants[1]
 
     def settle_put(self, code: int, topic: str, queue_id: int, waits: int) -> object:
-        """What a put of the short way came to, if not to PUT_OK: its result, None when nothing was submitted, or what
-        wait_settled needs. The lock is held."""
+        """Like settle(), for a put in C that did not end with PUT_OK: a result, None, or the argument of wait_settled().
+
+        The caller holds the lock.
+        """
         return self._settle_short(code, native.PUT, topic, queue_id, waits)
 
     def settle_many(self, code: int, topic: str, queue_id: int, waits: int) -> object:
-        """As settle_put, for put_many, PUT_OK too."""
+        """Like settle_put(), for put_many, and for PUT_OK too."""
         return self._settle_short(code, native.MANY, topic, queue_id, waits)
 
     def _settle_short(self, code: int, kind: int, topic: str, queue_id: int, waits: int) -> object:
@@ -280,17 +284,17 @@ class Submitter(SubmitterFront):
         return (found, context) if isinstance(found, PutAnswer | partial) else found
 
     def wait_settled(self, settled: tuple[object, PutContext]) -> PutOutcome:
-        """The result that is still to come. The lock is not held."""
+        """Wait for the result. The caller does not hold the lock."""
         found, context = settled
         return self.wait(found, context, monotonic_ns() + int(self.timeout_s * 1e9), self.timeout_s)
 
     def no_room(self, topic: str, queue_id: int) -> PutFuture:
-        """What a put_async of the short way comes to that found no room in time."""
+        """Return the future of a put_async in C that found no room in the ring in time."""
         context = PutContext(native.PUT, topic, queue_id, self._store_host, 0)
         return resolved(refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, _no_room(self.timeout_s)))
 
     def may_wait(self) -> bool:
-        """Whether put_async may wait for room: not in an event loop, not in a callback of a future."""
+        """Whether put_async may wait for room: it may not in an event loop or in a callback of a future."""
         return not (_in_event_loop() or self._pending.in_own_thread)
 
     def _limit_s(self, timeout_s: float | None) -> float:
@@ -299,31 +303,39 @@ class Submitter(SubmitterFront):
     # ---- submit -----------------------------------------------------------------
 
     def submit(self, entry: PutEntry, timeout_s: float | None) -> PutFuture:
-        """The future of a put. Waits for room and for a session, but never in an event loop or in a callback of a future:
-        there what cannot be submitted at once is submitted later, by another thread."""
+        """Submit a put and return its future; it waits for room and for a session.
+
+        It never waits in an event loop or in a callback of a future: a put that cannot be submitted at once is submitted
+        later there, by another thread.
+        """
         future = PutFuture()
         future.set_running_or_notify_cancel()
         found = self._submit(entry, timeout_s, future)
         return future if found is future else resolved(found)
 
     def submit_then(self, entry: PutEntry, then: Callable[[Any], None]) -> None:
-        """The same without a Future, which takes long to make. In an event loop collect() calls `then` with the result; the
-        answers' thread does elsewhere, where that gave up, and where a sync is waited for."""
+        """Submit a put without a Future, which is expensive to make; `then` is called with the result.
+
+        In an event loop collect() calls it. The answers' thread calls it elsewhere, when collect() has given up, and when the
+        put waits for a sync.
+        """
         call = PutCall(then)
         found = self._submit(entry, None, call)
         if found is not call:
             call.set_result(found)
 
     def collect(self, timeout_ns: int) -> None:
-        """Take the results of submit_then() as far as the writer gives them within the time; the rest is the answers' thread's."""
+        """Take the results of submit_then() that arrive within the time; the answers' thread takes the others."""
         pending = self._lines.get("pending")
         if isinstance(pending, PendingPuts):
             pending.collect(monotonic_ns() + timeout_ns)
 
     def take_sends(self, sends: native.Sends, data: bytearray, at: int, born_host: bytes, store_host: bytes,
                    rest: Callable[[int, int, int], Callable[[Any], None]]) -> int:
-        """Submit the plain sends that `data` begins with at `at`, without waiting; answer_sends() must come next. The bytes that
-        were taken: 0 where other puts have to be submitted first, and where an answer waits for disk or slaves."""
+        """Submit the plain sends with which `data` begins at `at`, without waiting; the caller must call answer_sends() next.
+
+        Returns the bytes that were taken: 0 if other puts must be submitted first, or if answers wait for disk or slaves.
+        """
         if self._later.waiting or self._opening.locked() or self.lock.locked():
             return 0
 
@@ -336,11 +348,11 @@ class Submitter(SubmitterFront):
             return self._pending.take_sends(sends, data, at, born_host, left)
 
     def answer_sends(self, timeout_ns: int) -> bytes:
-        """The answers of the writer within the time, as the clients get them; see take_sends()."""
+        """Return the frames for the clients whose sends are answered within the time; see take_sends()."""
         return self._pending.answer_sends(monotonic_ns() + timeout_ns)
 
     def _submit(self, entry: PutEntry, timeout_s: float | None, future: PutFuture | PutCall) -> object:
-        """`future`, or the result of what was not submitted."""
+        """Submit a put; return `future`, or the result if it was not submitted."""
         limit_s = self._limit_s(timeout_s)
         entry.context.submitted_ns = monotonic_ns()
         deadline_ns = entry.context.submitted_ns + int(limit_s * 1e9)
@@ -366,9 +378,9 @@ class Submitter(SubmitterFront):
 
     def _until_submitted(self, attempt: Callable[[native.ProducerSession], object], context: PutContext, deadline_ns: int,
                          limit_s: float) -> object:
-        """What `attempt` comes to under the lock, tried again while it is None: no room, or a session that is over.
+        """Call `attempt` under the lock until it does not return None (the ring is full, or the session has ended).
 
-        A refusal once the deadline has passed, no session can be opened, or the producer is closed.
+        Returns a refusal when the deadline has passed, no session can be opened, or the producer is closed.
         """
         replaced = 0
         while True:
@@ -383,7 +395,7 @@ class Submitter(SubmitterFront):
                 if found is not None:
                     return found
                 if self.front is not None:
-                    self.front.take_answers()  # of futures that were not asked: they keep places
+                    self.front.take_answers()  # of futures without a result() call, whose entries occupy the ring
                 if session.is_closed:
                     self._set_aside()
                     replaced += 1
@@ -396,9 +408,9 @@ class Submitter(SubmitterFront):
 
     def _submit_now(self, session: native.ProducerSession, entry: PutEntry, deadline_ns: int,
                     answer: PutFuture | PutAnswer | PutCall, *, is_collected: bool = False) -> object:
-        """`answer`, to be resolved by the answers' thread; a refusal; or None without room. The lock is held.
+        """Submit an entry: return `answer`, which the answers' thread resolves; a refusal; or None if the ring is full.
 
-        `is_collected`: the caller's caller calls collect() after this; not where another thread submits it later.
+        The caller holds the lock. `is_collected`: collect() will be called; False when another thread submits the entry later.
         """
         context = entry.context
         deadline_ns = min(deadline_ns, monotonic_ns() + _ROOM_SLICE_NS)
@@ -431,7 +443,7 @@ class Submitter(SubmitterFront):
         return self._pending.add(session.claim(), context, answer)
 
     def _write_side(self, entry: PutEntry) -> Path:
-        """An entry larger than half the ring goes into a file of its own beside the ring; the writer reads it."""
+        """Write an entry that is larger than half the ring to a file of its own, a side object, which the writer reads."""
         sequence = entry.header.sequence = self.native.sequence + 1
         image = native.entry_bytes(entry.header, entry.topic, entry.properties, entry.payload, entry.rest)
         session = self.session
@@ -453,7 +465,7 @@ class Submitter(SubmitterFront):
 
 
 class _FrontOwner:
-    """What a SessionFront asks of Python. It does not hold the producer: a future must not keep one alive."""
+    """The Python functions that a SessionFront calls. It has no reference to the producer, so that a future does not keep that alive."""
 
     def __init__(self, session: native.ProducerSession, pending: PendingPuts, store_host: bytes, flush_timeout_s: float) -> None:
         self._session = session
@@ -462,31 +474,31 @@ class _FrontOwner:
         self._flush_timeout_s = flush_timeout_s
 
     def outcome(self, code: int, answer: tuple[int, ...], topic: str, queue_id: int, waits: int) -> PutOutcome:
-        """The result of an answer that is not simply PUT_OK."""
+        """Return the result of an answer that is not a plain PUT_OK."""
         context = PutContext(native.PUT, topic, queue_id, self._store_host, waits)
         return outcome(self._session, code, native.ANSWERED, answer, context, self._flush_timeout_s)
 
     def hand_over(self, future: PutFuture, sequence: int, answer: tuple[int, ...] | None, topic: str, queue_id: int, waits: int,
                   submitted_ns: int) -> tuple[Callable[[tuple[Any, ...]], None], tuple[Any, ...], dict[str, object]]:
-        """What makes the answers' thread resolve the future, with the answer if the writer has given it: see to_hand_over."""
+        """Prepare that the answers' thread resolves the future, with the writer's answer if it is there; see to_hand_over()."""
         context = PutContext(native.PUT, topic, queue_id, self._store_host, waits, submitted_ns=submitted_ns)
         return self._pending.to_hand_over(sequence, context, future, answer)
 
     def lost(self, topic: str, queue_id: int) -> PutOutcome:
-        """The result of a put whose session this process does not have: it was the parent's."""
+        """Return the result of a put of the parent's session, which this forked child does not have."""
         context = PutContext(native.PUT, topic, queue_id, self._store_host, 0)
         return unknown_fate(context, "submitted by the parent of this process: it may or may not be stored")
 
 
 def _end_lines(lines: dict[str, PendingPuts | LaterPuts | SessionFront]) -> None:
-    """What becomes of a producer's threads and session when it is dropped. Waits for nothing."""
+    """End the threads and the session of a producer that was dropped, without waiting."""
     for line in lines.values():
         line.end()
 
 
 def _finish(flush_timeout_s: float, session: native.ProducerSession, code: int, answer: tuple[int, ...], context: PutContext,
             give_up_ns: int) -> PutOutcome:
-    """The result of one pending put; in the answers' thread."""
+    """Return the result of one pending put; runs in the answers' thread."""
     if context.side is not None:
         remove_object(context.side)
     if code:
@@ -507,12 +519,12 @@ def _not_answered(limit_s: float) -> str:
 
 
 def _in_event_loop() -> bool:
-    asyncio = sys.modules.get("asyncio")  # a program that runs a loop has imported it
+    asyncio = sys.modules.get("asyncio")  # a program with an event loop has imported it
     return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def resolved(result: object) -> PutFuture:
-    """A future that has its result."""
+    """Return a future that has its result."""
     future = PutFuture()
     future.set_result(result)
     return future

@@ -1,19 +1,19 @@
 """Each topic of a log as a table of Delta Lake or Iceberg, exactly once (docs/tables.md).
 
-The log is read in its order, one piece after the other, up to where it is durable. Each piece becomes one commit of
-each table that has rows in it, then the folder notes the piece's end:
+The log is read in its order, piece by piece, up to the flushed offset. Each piece becomes one commit of
+each table that has rows of it; then the end of the piece is noted in the folder:
 
-    DEST/_pyengine_tables.json   which store and topics, and the offset below which all tables have everything
-    each table                   the offset below which it has everything
+    DEST/_pyengine_tables.json   store and topics, and the offset below which all tables are complete
+    each table                   the offset below which it is complete
 
-Killed in between, the next run reads the piece again and leaves out the tables that have it. A hold in
-config/log-holds keeps the cleaner from what is not in the tables yet, for a bounded time.
+After a kill between two commits the next run reads the piece again and skips the tables that have it. A hold in
+config/log-holds keeps the cleaner, for a bounded time, from deleting messages that are not in the tables yet.
 
-Delta Lake is written by delta-rs, Apache Iceberg by pyiceberg. Rows and the offset of the log that a table has
-reached are one commit of it, so a process that is killed anywhere leaves both or neither. What a commit names is
-durable before: delta-rs and pyiceberg do not sync what they write, so data files are written here, and so is what
-Iceberg's metadata consists of. The commit itself is a row of SQLite (Iceberg), which syncs it, or a file (Delta),
-which is synced before anything else relies on it, a checkpoint too; one that a power cut tore is removed.
+Delta Lake is written by delta-rs, Apache Iceberg by pyiceberg. One commit of a table has both the rows and the new
+offset, so that a kill at any moment leaves both or neither. The files that a commit refers to are durable before it:
+delta-rs and pyiceberg do not sync what they write, so this module writes data files, and the files of Iceberg's
+metadata, itself. The commit is a row of SQLite (Iceberg), which syncs it, or a file (Delta). Such a file, and a
+checkpoint too, is synced before another file relies on it; one that a power cut tore is removed.
 
     Delta     the transaction (txn) of the application `pyengine:STORE` has the offset as its version
     Iceberg   the table's property pyengine.offset; the snapshot's summary has it too
@@ -70,9 +70,9 @@ STATE = "_pyengine_tables.json"
 FORMATS = ("delta", "iceberg")
 PIECE_BYTES = 64 << 20
 HOUR_MS = 3_600_000
-HOLD_MS_MIN = 600_000  # while it runs
-START_TIMEOUT_S = 60.0  # of an engine that it follows and that was killed
-_FOR_MESSAGES = {DEFAULT_TOPIC, "BenchmarkTest"}  # of a broker's own topics
+HOLD_MS_MIN = 600_000  # of the hold, while a run renews it
+START_TIMEOUT_S = 60.0  # for a killed engine to come up again, while `follow` waits
+_FOR_MESSAGES = {DEFAULT_TOPIC, "BenchmarkTest"}  # the broker's own topics that applications put to
 _BEFORE_BYTES = 4096
 
 Format = Literal["delta", "iceberg"]
@@ -84,9 +84,10 @@ class MissedMessagesError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class TablesState:
-    """What a folder of tables holds: of which store and topics, and the log below `offset`.
+    """The state of a folder of tables: its store and topics, and `offset`, below which the tables are complete.
 
-    `before`: CRC-32 of the last bytes below it, which tells a log that was cut and went on otherwise; None where none were left.
+    `before`: CRC-32 of the last bytes of the log below `offset`, by which a log that was truncated and has other records since
+    is noticed; None if those bytes were deleted.
     """
 
     to: str
@@ -98,7 +99,7 @@ class TablesState:
 
 @dataclass(slots=True)
 class TablesReport:
-    """What a run added: messages by topic, and commits; and the offset that the tables have reached."""
+    """The messages by topic and the commits that a run added, and the offset that the tables have reached."""
 
     store: str
     dest: str
@@ -115,7 +116,7 @@ class TablesReport:
 
     @property
     def sentence(self) -> str:
-        """The outcome for a person, one sentence."""
+        """The outcome in one sentence."""
         total = sum(self.messages.values())
         return f"{total:,} messages of {len(self.messages)} topics are in {self.dest}, in {self.commits} commits"
 
@@ -130,13 +131,13 @@ def write_tables(
     progress: Callable[[int, int | None], None] = lambda done, total: None, piece_bytes: int = PIECE_BYTES,
     settings: Mapping[str, object] | None = None,
 ) -> TablesReport:
-    """Add to the tables in `dest` what the log of the store at `root` has and they have not; each message once, after any kill.
+    """Add the new messages of the store at `root` to the tables in `dest`: each message exactly once, whatever is killed.
 
-    `topics` is a regular expression for whole names; without it all but RocketMQ's internal topics. An empty folder is not begun
-    with one that no topic of the store matches, unless `allow_missing`. `follow` goes on until
-    `over` is set, with a commit each `interval_s` at most. The log is held until `hold_hours` after the last commit.
-    UsageError for a folder or a table of something else, other topics than before, or none; MissedMessagesError for messages that
-    were deleted before they were read, unless `allow_loss`; CorruptionError at damage.
+    `topics` is a regular expression for whole names; the default is all topics except RocketMQ's internal ones. UsageError if
+    it matches no topic of the store and `dest` is empty, unless `allow_missing`. With `follow` the call continues until `over`
+    is set, with one commit per `interval_s` at most. The log is held until `hold_hours` after the last commit.
+    UsageError if the folder or a table is of another origin, or was begun with other topics; MissedMessagesError for messages
+    that were deleted before they were read, unless `allow_loss`; CorruptionError at damage.
     """
     require_extra("pyarrow", "deltalake", "pyiceberg", "sqlalchemy", name="tables")
     from pyengine.client.tables import open_sink  # loads the libraries
@@ -162,14 +163,14 @@ def write_tables(
             raise EngineError(f"this user may not write the hold in {root}/config/log-holds that keeps the cleaner from what is not "
                               "in the tables yet")
         if store.is_live:
-            with log_held(root):  # a deletion that had begun before our hold is over then
+            with log_held(root):  # waits until deletions that began before our hold are over
                 pass
         report = TablesReport(str(root), str(dest), to)
         filling = _Filling(store, lambda: open_sink(to, dest, wanted.store), dest, hold, pattern, report, piece_bytes)
         try:
             try:
                 filling.begin(state, allow_loss=allow_loss)
-            except BaseException:  # what was held is what the run before needs, not the whole log
+            except BaseException:  # restore the hold of the last run, which does not need the whole log
                 if state is None:
                     remove_log_hold(root, name)
                 elif hold.is_written:
@@ -180,7 +181,7 @@ def write_tables(
             while follow and not (over or threading.Event()).wait(interval_s):
                 try:
                     end = filling.flushed()
-                except UsageError:  # an engine is starting: nothing says yet what is durable
+                except UsageError:  # an engine is starting: the flushed offset is unknown for a moment
                     if time.monotonic() > known_at_s + START_TIMEOUT_S + interval_s:
                         raise
                     continue
@@ -194,7 +195,7 @@ def write_tables(
 
 
 def _continued(dest: Path, wanted: TablesState) -> TablesState | None:
-    """The state of the folder, None for an empty one; UsageError for anything else than it was begun with."""
+    """Return the state of the folder, None for an empty one; UsageError if it was begun with other arguments."""
     try:
         state = TablesState(**json.loads(read_small_file(dest / STATE)))
         if not isinstance(state.offset, int) or state.offset < 0 or not isinstance(state.before, int | None):
@@ -214,12 +215,14 @@ def _continued(dest: Path, wanted: TablesState) -> TablesState | None:
 
 
 def _require_match(store: LiveStoreReader, pattern: re.Pattern[str]) -> None:
-    """UsageError where no topic of the store has such a name; an empty store has none that could be meant. The log is read only before
-    the error: its newest messages may be of a topic that is in no queue yet."""
+    """Raise UsageError if the pattern matches no topic of the store, unless the store has no topic at all.
+
+    It reads the log only before the error, since the newest messages may have a topic that has no queue yet.
+    """
     known = {*store.topics(), *TopicConfigs(store.root).read().rows}
     if any(map(pattern.fullmatch, known)):
         return
-    with contextlib.suppress(CorruptionError):  # the run itself says what is damaged
+    with contextlib.suppress(CorruptionError):  # the run itself reports damage
         for batch in store.scan(columns=["topic"], level=ReadLevel.COMMITTED):
             known.update(pc.unique(batch["topic"]).to_pylist())
     if known and not any(map(pattern.fullmatch, known)):
@@ -249,7 +252,7 @@ class _Filling:
         self._state = TablesState("", "", None, 0)
 
     def begin(self, state: TablesState | None, *, allow_loss: bool) -> None:
-        """Find where to go on, and note it."""
+        """Decide where to continue, and note it."""
         first = max(0, self._store.min_physical_offset)
         if state is None:
             to, store = self._report.to, store_identity(self._store.root)
@@ -265,15 +268,15 @@ class _Filling:
                 "that (recover --accept-loss, or a slave that follows another master); fill a new folder")
         self._state = replace(state, before=self._crc_before(state.offset))
         self._note()
-        self._sink = self._open_sink()  # which may make files: the folder says first that they are ours
+        self._sink = self._open_sink()  # after the note, since this may create files, which belong to the state of the folder then
 
     def advance(self, end: int, progress: Callable[[int, int | None], None]) -> None:
-        """Everything below `end`, which is durable."""
+        """Fill the tables up to `end`, below which the log is durable."""
         begin = self._state.offset
         while self._state.offset < end:
             at = self._state.offset
             border = self._piece(at, end)
-            if border == at:  # a record is durable in part
+            if border == at:  # only a part of the next record is durable
                 break
             self._state = replace(self._state, offset=border, before=self._crc_before(border))
             self._note()
@@ -287,14 +290,14 @@ class _Filling:
         self._hold.move(self._state.offset)
 
     def flushed(self) -> int:
-        """Where the log is durable, everything included that was committed when this was asked."""
+        """Wait until the log that is committed now is flushed, and return the flushed offset."""
         try:
             return flushed_end(self._store)
         except UsageError as error:
             raise UsageError(f"tables are filled with what is durable only: {error}") from None
 
     def _piece(self, at: int, end: int) -> int:
-        """Put the records from `at` on into their tables; where the next one begins."""
+        """Add the records from `at` on to their tables; return the offset of the next one."""
         import pyarrow.compute as pc
 
         base = segment_start(at, self._segment_bytes)
@@ -315,7 +318,7 @@ class _Filling:
             is_wanted = not is_internal(topic) if self._pattern is None else self._pattern.fullmatch(topic)
             if not is_wanted:
                 continue
-            begin = max(at, self._sink.offset(topic))  # a run that was killed may have put a part of the piece there
+            begin = max(at, self._sink.offset(topic))  # a run that was killed may have added a part of the piece to this table
             if begin > at:
                 rows = rows.filter(pc.greater_equal(rows["physicalOffset"], begin))
             if rows.num_rows:
@@ -326,7 +329,7 @@ class _Filling:
         return border
 
     def _crc_before(self, offset: int) -> int | None:
-        """Of the last bytes below `offset`; None where they were deleted."""
+        """Return the CRC-32 of the last bytes below `offset`; None if they were deleted."""
         if not offset or offset <= self._store.min_physical_offset:
             return None
         base = segment_start(offset - 1, self._segment_bytes)
@@ -340,12 +343,12 @@ class _Filling:
 
 
 def is_internal(topic: str) -> bool:
-    """Whether a topic's messages come under their own topics, or are the broker's own notes."""
+    """Whether a topic is internal: its messages are delivered to other topics later, or are the broker's own records."""
     return topic in BROKERS_TOPICS - _FOR_MESSAGES or topic == TRANSACTION_DISCARD_TOPIC or topic.startswith("RMQ_SYS_")
 
 
 def _by_topic(batches: list[pyarrow.RecordBatch]) -> Iterator[tuple[str, pyarrow.Table]]:
-    """(topic, its rows in the log's order, as the tables have them)."""
+    """Yield (topic, its rows in the order of the log, with the columns of the tables)."""
     if not batches:
         return
     import pyarrow
@@ -366,13 +369,13 @@ COLUMNS = (
     "queueId", "queueOffset", "physicalOffset", "storeTimestamp", "bornTimestamp", "tags", "keys", "uniqKey", "properties", "body",
     "flag", "sysFlag", "reconsumeTimes", "preparedTransactionOffset", "bornHost", "storeHost", "msgId",
 )
-DATE = "date"  # of storeTimestamp, UTC: what the tables are partitioned by
+DATE = "date"  # the date of storeTimestamp, UTC, by which the tables are partitioned
 SCHEMA = pa.schema([*scan_schema(COLUMNS), pa.field(DATE, pa.date32())])
 NAMESPACE = "topics"
 CATALOG = "catalog.db"
 STORE, TOPIC, OFFSET = "pyengine.store", "pyengine.topic", "pyengine.offset"
-CHECKPOINT_EACH = 100  # commits of a Delta table, as delta-rs itself would
-_ONLY_COMMIT = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)  # else it would do both before our sync
+CHECKPOINT_EACH = 100  # number of commits of a Delta table, as in delta-rs
+_ONLY_COMMIT = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)  # delta-rs would do both before our sync
 _DATA_FILE = re.compile(r"part-(\d{20})-\d{20}\.parquet")
 _ICEBERG_TYPES = {"int32": IntegerType(), "int64": LongType(), "timestamp[us, tz=UTC]": TimestamptzType(), "string": StringType(),
                   "binary": BinaryType(), "date32[day]": DateType()}
@@ -382,19 +385,19 @@ class TableSink(Protocol):
     """The tables of one folder, one for each topic."""
 
     def offset(self, topic: str) -> int:
-        """The log below it is in the topic's table; 0 without a table. UsageError for a table that is not ours."""
+        """Return the offset below which the topic's table is complete; 0 without a table. UsageError for another program's table."""
 
     def append(self, topic: str, rows: pa.Table, start: int, end: int) -> None:
-        """One commit: rows of SCHEMA, of the log's bytes [start, end), and `end` as the table's offset."""
+        """Make one commit: rows of SCHEMA, of the log's bytes [start, end), and `end` as the table's offset."""
 
 
 def table_name(topic: str) -> str:
-    """The table's name and folder: the topic, with `_XX` for each byte that is no letter, digit, `_` or `-`."""
+    """Return the table's name and folder: the topic, with `_XX` for each byte that is not a letter, digit, `_` or `-`."""
     return re.sub(r"[^A-Za-z0-9_-]", lambda found: "".join(f"_{byte:02x}" for byte in found[0].encode()), topic)
 
 
 def open_sink(to: str, dest: Path, store: str) -> TableSink:
-    """The tables in `dest` that are filled from `store`."""
+    """Open the tables in `dest` that are filled from `store`."""
     return DeltaTables(dest, store) if to == "delta" else IcebergTables(dest, store)
 
 
@@ -455,7 +458,7 @@ class DeltaTables:
         return self._open[topic]
 
     def _write(self, folder: Path, rows: pa.Table, day: Any, start: int, end: int) -> AddAction:
-        """A data file, durable. Its name tells of which bytes of the log it is."""
+        """Write a data file, durably. Its name has the range of the log that it comes from."""
         part = rows.filter(pc.equal(rows[DATE], day)).drop_columns([DATE])
         name = f"{DATE}={day.isoformat()}/part-{start:020d}-{end:020d}.parquet"
         path = folder / name
@@ -472,7 +475,7 @@ class DeltaTables:
 
     @staticmethod
     def _remove_uncommitted(folder: Path, offset: int) -> None:
-        """Files of a run that was killed before its commit."""
+        """Remove the files of a run that was killed before its commit."""
         for path in folder.glob(f"{DATE}=*/part-*.parquet"):
             found = _DATA_FILE.fullmatch(path.name)
             if found and int(found[1]) >= offset:
@@ -492,7 +495,7 @@ def _commits(log: Path) -> list[Path]:
 
 
 def _checkpoint(table: deltalake.DeltaTable, log: Path) -> None:
-    """What the commits up to now amount to, in one file; then commits and checkpoints that readers need no more are deleted."""
+    """Write a checkpoint, which replaces the commits before it; then delete commits and checkpoints that readers do not need."""
     table.create_checkpoint()
     for path in (max(log.glob("*.checkpoint*.parquet")), log / "_last_checkpoint"):
         sync_file(path)
@@ -501,9 +504,9 @@ def _checkpoint(table: deltalake.DeltaTable, log: Path) -> None:
 
 
 def _remove_torn(log: Path) -> None:
-    """What a power cut left a part of: nothing relied on it yet, for it was not synced.
+    """Remove a commit or a checkpoint that a power cut tore. It was not synced, so no other file relies on it.
 
-    A commit may be torn, or a checkpoint; the commits that one stands for are deleted only once it is durable.
+    The commits that a checkpoint replaces are deleted only after it is durable.
     """
     torn = []
     if commits := _commits(log):
