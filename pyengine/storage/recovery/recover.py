@@ -325,8 +325,9 @@ class _Recovery:
         checkpoint = self._store.read_checkpoint()
         path, first = where_to_read(self._store, log, is_doubted=self._is_doubted)
         log_plan = plan_log(log, first, shared, check_crc=self._options.check_crc_on_recover, progress=self._progress)
-        # An interrupted recovery has put keys without the undo in shared memory knowing it.
-        undo = shared if log_plan.decided_by is End.SLOT and marker is None and not self._is_doubted else None
+        # An interrupted recovery has put keys without the undo in shared memory knowing it; so has one that is over, which took `abort`.
+        is_untouched = path is RecoveryPath.ABNORMAL and marker is None
+        undo = shared if log_plan.decided_by is End.SLOT and is_untouched and not self._is_doubted else None
         plan = self._decide_from(log, queues, log_plan, path, checkpoint, undo)
         # What is dispatched is read before, and what the next start would read: damage there is damage below the watermark.
         read_from = min(plan.dispatch_from, _next_read_from(log, log_plan))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyengine.errors import ExitCode
-from pyengine.formats.index_file import IndexLayout, unpack_entry, unpack_header
+from pyengine.formats.index_file import IndexEntry, IndexLayout, unpack_entry, unpack_header
 from pyengine.native.dispatch import progress_at
 from pyengine.storage.checkpoint import create_abort_file, read_watermark
 from pyengine.storage.message_store import MessageStore
@@ -240,38 +240,58 @@ def test_what_a_dead_reputter_had_written_to_queues_is_synced_too(build_store, m
     assert all(start < store.end for _, _, start in synced)
 
 
+def cut_newest_put_short(store) -> tuple[int, IndexEntry, bytes]:
+    """Leave the newest put into the index as a kill between slot and count does: its number, its entry, and the undo."""
+    path = sorted((store.root / "index").iterdir())[-1]
+    layout = IndexLayout(store.geometry.max_hash_slot_num, store.geometry.max_index_num)
+    content = bytearray(path.read_bytes())
+    number = unpack_header(content).index_count - 1
+    entry, earlier = (unpack_entry(content, layout.entry_at(at)) for at in (number, number - 1))
+    assert earlier.physical_offset < entry.physical_offset
+    content[36:40] = number.to_bytes(4, "big")
+    path.write_bytes(content)
+    content[24:32] = earlier.physical_offset.to_bytes(8, "big")
+    memory = bytearray(256)
+    progress = progress_at(memory)
+    progress.putting, progress.file_number, progress.physical_offset = 1, int(path.name), entry.physical_offset
+    progress.slot, progress.old_head, progress.entry = layout.slot_of(entry.key_hash), entry.previous, number
+    for at in range(40):
+        progress.old_header[at] = content[at]
+    return number, entry, bytes(memory)
+
+
 def test_a_put_into_the_index_that_was_cut_short_is_undone(build_store):
     """The undo is a copy: the newest entry is taken back and put again."""
     store = build_store(30)
     recovered(store, None)
     whole = store.tree()
-    path = sorted((store.root / "index").iterdir())[-1]
-    layout = IndexLayout(store.geometry.max_hash_slot_num, store.geometry.max_index_num)
-    content = bytearray(path.read_bytes())
-    number = unpack_header(content).index_count - 1
-    entry = unpack_entry(content, layout.entry_at(number))
-    before = bytearray(content)
-    memory = bytearray(256)
-    progress = progress_at(memory)
-    progress.putting, progress.file_number, progress.physical_offset = 1, int(path.name), entry.physical_offset
-    progress.slot, progress.old_head, progress.entry = layout.slot_of(entry.key_hash), entry.previous, number
-    earlier = unpack_entry(content, layout.entry_at(number - 1))
-    assert earlier.physical_offset < entry.physical_offset
-    before[36:40] = number.to_bytes(4, "big")
-    before[24:32] = earlier.physical_offset.to_bytes(8, "big")
-    for at in range(40):
-        progress.old_header[at] = before[at]
-    content[36:40] = number.to_bytes(4, "big")  # killed after the slot, before the count
-    path.write_bytes(content)
+    number, entry, undo = cut_newest_put_short(store)
     create_abort_file(store.root)
-    shared = SharedState(store.end, store.end, reput_from=entry.physical_offset, index_progress=bytes(memory))
+    shared = SharedState(store.end, store.end, reput_from=entry.physical_offset, index_progress=undo)
     report = recovered(store, shared)
     assert report.index_files_removed == 0
-    index = path.read_bytes()
+    index = sorted((store.root / "index").iterdir())[-1].read_bytes()
     assert unpack_header(index).index_count == number + 1
+    layout = IndexLayout(store.geometry.max_hash_slot_num, store.geometry.max_index_num)
     assert unpack_entry(index, layout.entry_at(number)) == entry
     assert {name: data for name, data in store.tree().items() if not name.startswith("index/")} == {
         name: data for name, data in whole.items() if not name.startswith("index/")}
+
+
+def test_an_undo_that_a_recovery_has_followed_is_not_followed_by_the_next_one(build_store):
+    """The first is over, and was killed before the memory of the dead engine was given up."""
+    store = build_store(30)
+    log, dispatched_to = log_of(store), store.records[20].end
+    recovered(store, SharedState(dispatched_to, dispatched_to))
+    for name, content in log.items():
+        (store.root / "commitlog" / name).write_bytes(content)
+    _, entry, undo = cut_newest_put_short(store)
+    create_abort_file(store.root)
+    shared = SharedState(store.end, store.end, reput_from=entry.physical_offset, index_progress=undo)
+    assert recovered(store, shared).index_files_removed == 0
+    once = store.tree()
+    assert recovered(store, shared).shared_state == "used"
+    assert store.tree() == once
 
 
 def test_after_an_interrupted_recovery_the_index_is_made_again(build_store):
