@@ -208,7 +208,8 @@ struct ms_flusher_lines {
     uint64_t syncs;
     uint64_t sync_ns_total;
     uint64_t sync_ns_max;
-    int64_t sync_target;         /* what the sync under way makes durable, or the one in which a flusher died; up to `flushed`: none is under way */
+    int64_t sync_target;         /* what the sync under way makes durable, or the one in which its process died; up to `flushed`: none is under way.
+                                    The writer's, while a new flusher waits for it */
     int8_t pad[48];
 };
 

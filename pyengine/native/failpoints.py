@@ -342,6 +342,7 @@ _TABLE = (
         _("table_copied", "a larger queue table is filled, not in use", scene=TABLES),
         _("table_used", "the larger one is committed, the old one still exists", scene=TABLES),
         _("unseen_sync_found", "bytes are in doubt of a sync that this writer's descriptors know nothing of", scene=OWN),
+        _("writer_sync_announced", "the writer is about to sync its descriptors for a new flusher", after="flushed_published"),
         _("flusher_vouched", "the writer's descriptors are synced clean, no flusher is told", after="flushed_published"),
         _("flusher_verified", "the new flusher may go on, it is not woken", after="flushed_published"),
     ),

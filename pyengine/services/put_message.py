@@ -360,8 +360,7 @@ class PutMessageService(Service):
                 self._latch.wait(POLL_INTERVAL_S)
                 return  # the next run returns RUN_FLUSHER again at once
             self._writer.pointer.skip_verify_incarnation = incarnation
-            for start in sorted(self._unflushed.descriptors):
-                flush.fdatasync(self._unflushed.descriptors[start], self._unflushed.path(start))
+            self._sync_announced()
         except DiskError as error:
             self._writer.pointer.skip_verify_incarnation = incarnation
             self._freeze(error)
@@ -370,6 +369,17 @@ class PutMessageService(Service):
         native.store(self._control.writer, "verified_flusher", incarnation)
         failpoint("flusher_verified")
         self._memory.wake(native.FLUSHER)
+
+    def _sync_announced(self) -> None:
+        """Sync this writer's descriptors, announced as a flusher's sync is: none but the new flusher, which waits for this, writes
+        `sync_target`. Raises FlushError; then it stays, for a successor whose descriptors are younger."""
+        lines, flushed = self._control.flusher, native.load_position(self._control.flushed)
+        announced = native.load(lines, "sync_target")
+        native.store(lines, "sync_target", max(announced, native.load_position(self._control.committed), flushed + 1))
+        failpoint("writer_sync_announced")
+        for start in sorted(self._unflushed.descriptors):
+            flush.fdatasync(self._unflushed.descriptors[start], self._unflushed.path(start))
+        native.store(lines, "sync_target", announced)
 
     def _is_last_sync_made_good(self) -> bool:
         """Rewrite the bytes of a sync that may have failed before this writer opened its descriptors; False: not possible yet.

@@ -137,8 +137,32 @@ def lose_who_saw_it_fail(program: Path, otherwise: Path) -> int:
         return messages_on_the_disk(disk, scratch)
 
 
-def test_what_is_flushed_after_the_flusher_and_the_writer_died_of_a_failed_sync_is_on_the_disk(program, tmp_path):
-    assert with_own_mounts(lose_who_saw_it_fail, program, tmp_path) == 2 * MESSAGES
+def lose_the_writer_that_saw_it_fail(program: Path, otherwise: Path) -> int:
+    """The same where the writer synced for a new flusher, and both died between what it saw and its note."""
+    board = Board(otherwise / "board")
+    os.environ[VARIABLE] = str(board.path)
+    with failing(program, otherwise) as (disk, scratch):
+        root = disk.store
+        board.arm("sync_failed", action="stop", process="writer")
+        first = worker(root, "flusher")["pid"]
+        os.kill(first, signal.SIGSTOP)
+        put_all(root, BAD)
+        os.kill(first, signal.SIGKILL)
+        writer = eventually(lambda: board.struck_pid, "the writer's sync for the next flusher has failed")
+        disk.fail_writes_with(NO_WRITES)
+        second = worker(root, "flusher")["pid"]
+        os.kill(second, signal.SIGKILL)
+        eventually(lambda: worker(root, "flusher")["pid"] not in (first, second) and worker(root, "flusher")["state"] == "ready",
+                   "a flusher is there that has heard of nothing")
+        os.kill(writer, signal.SIGKILL)
+        eventually(lambda: engine_status(root, {})["unflushed_bytes"] == 0, "all is flushed")
+        assert stop_engine(root)
+        return messages_on_the_disk(disk, scratch)
+
+
+@pytest.mark.parametrize("lose", [lose_who_saw_it_fail, lose_the_writer_that_saw_it_fail])
+def test_what_is_flushed_after_the_flusher_and_the_writer_died_of_a_failed_sync_is_on_the_disk(program, tmp_path, lose):
+    assert with_own_mounts(lose, program, tmp_path) == 2 * MESSAGES
 
 
 @pytest.mark.parametrize("memory_stays", [True, False])

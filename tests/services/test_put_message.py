@@ -279,6 +279,40 @@ def test_nothing_is_written_again_for_a_sync_that_is_over_or_that_began_later(ma
     service.close()
 
 
+def test_what_a_dead_writers_own_sync_for_a_new_flusher_may_have_failed_on_is_written_again_too(make_parts, monkeypatch):
+    """Whatever it was told, and that flusher's descriptors with it, died; and no flusher had a sync under way."""
+    parts = make_parts()
+    with parts.producer() as producer:
+        assert producer.put_many("T", [b"x" * 3000] * 5).ok
+    control, written = parts.control, []
+    for kind in parts.workers:
+        parts.kill(kind)
+    end = native.load_position(control.wrote)
+    native.store_position(control.flushed, 0)
+    native.store(control.flusher, "sync_target", 0)
+    native.store(control.flusher, "incarnation", native.load(control.flusher, "incarnation") + 1)
+    dying = service_of(parts)
+    with monkeypatch.context() as patched:
+        patched.setattr(flush, "fdatasync", died)
+        with pytest.raises(Died):
+            dying.work()
+    dying.close()
+    monkeypatch.setattr(flush_commit_log, "rewrite", lambda path, start, end: written.append((start, end)))
+    service = service_of(parts)
+    service.work()
+    assert written == [(0, end)]
+    assert native.load(control.writer, "verified_flusher") == native.load(control.flusher, "incarnation")
+    service.close()
+
+
+class Died(Exception):
+    """Here a process is killed."""
+
+
+def died(*_: object) -> None:
+    raise Died
+
+
 def test_what_is_no_record_any_more_when_it_is_written_again_ends_the_store(make_parts):
     """The page cache had lost it before."""
     parts = make_parts()
