@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "light_queues.h"
 #include "topic.h"
 
 #define BATCH_MEMBER_BYTES 22 /* total, magic, crc, flag, body length (i32), properties length (i16) */
@@ -71,6 +72,10 @@ uint32_t ms_entry_check(const struct ms_taken *taken, uint32_t *detail)
     }
     if (!ms_record_text_is_clean(taken->properties, taken->head.properties_bytes)) {
         *detail = MS_REFUSED_PROPERTIES_BYTES;
+        return MESSAGE_ILLEGAL;
+    }
+    if (taken->head.kind != MS_ENTRY_PUT && ms_light_has_places(taken->properties, taken->head.properties_bytes)) {
+        *detail = MS_REFUSED_LIGHT_QUEUE_PLACE; /* of one message the writer gives them anew, or leaves them out */
         return MESSAGE_ILLEGAL;
     }
     return PUT_OK;
@@ -208,6 +213,10 @@ static uint32_t measure_batch(const struct ms_taken *taken, struct ms_measure *m
         }
         if (!ms_record_text_is_clean(member.properties, member.properties_bytes)) {
             measure->detail = MS_REFUSED_PROPERTIES_BYTES;
+            return MESSAGE_ILLEGAL;
+        }
+        if (ms_light_has_places(member.properties, member.properties_bytes)) {
+            measure->detail = MS_REFUSED_LIGHT_QUEUE_PLACE;
             return MESSAGE_ILLEGAL;
         }
         int64_t record = ms_record_bytes(head->sys_flag, head->topic_bytes, joined, member.body_bytes);

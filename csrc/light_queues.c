@@ -75,8 +75,25 @@ static int64_t claim(struct ms_light_queues *light, struct ms_queue_table *queue
     return at;
 }
 
+static int is_places(const uint8_t *piece, int64_t bytes)
+{
+    return bytes > OFFSETS_NAME_BYTES && memcmp(piece, OFFSETS_NAME "\1", OFFSETS_NAME_BYTES + 1) == 0;
+}
+
+int ms_light_has_places(const uint8_t *properties, uint32_t properties_bytes)
+{
+    const uint8_t *piece = properties, *const end = properties + properties_bytes;
+    while (end - piece > OFFSETS_NAME_BYTES && !is_places(piece, end - piece)) {
+        piece = memchr(piece, 2, (size_t)(end - piece));
+        if (piece == NULL)
+            return 0;
+        piece++;
+    }
+    return end - piece > OFFSETS_NAME_BYTES;
+}
+
 /* The text as it was, without what the store itself puts there, to `light->text`. */
-static void copy_text(struct ms_light_queues *light, const uint8_t *text, uint32_t bytes)
+static void copy_text(struct ms_light_queues *light, const uint8_t *text, uint32_t bytes, int keeps_wait)
 {
     const uint8_t *const end = text + bytes;
     light->text_bytes = 0;
@@ -85,8 +102,7 @@ static void copy_text(struct ms_light_queues *light, const uint8_t *text, uint32
         if (stop == NULL)
             stop = end;
         const int64_t piece = stop - text;
-        const int is_ours = (piece > OFFSETS_NAME_BYTES && memcmp(text, OFFSETS_NAME "\1", OFFSETS_NAME_BYTES + 1) == 0) ||
-                            (piece > 4 && memcmp(text, "WAIT\1", 5) == 0);
+        const int is_ours = is_places(text, piece) || (!keeps_wait && piece > 4 && memcmp(text, "WAIT\1", 5) == 0);
         if (!is_ours && piece > 0) {
             if (light->text_bytes > 0)
                 light->text[light->text_bytes++] = 2;
@@ -95,6 +111,11 @@ static void copy_text(struct ms_light_queues *light, const uint8_t *text, uint32
         }
         text = stop + 1;
     }
+}
+
+void ms_light_drop_places(struct ms_light_queues *light, const uint8_t *properties, uint32_t properties_bytes)
+{
+    copy_text(light, properties, properties_bytes, 1);
 }
 
 int ms_light_prepare(struct ms_light_queues *light, struct ms_queue_table *queues, const uint8_t *topic,
@@ -122,7 +143,7 @@ int ms_light_prepare(struct ms_light_queues *light, struct ms_queue_table *queue
         if (offsets[count] < 0)
             return (int)offsets[count];
     }
-    copy_text(light, properties, properties_bytes);
+    copy_text(light, properties, properties_bytes, 0);
     uint8_t *const text = light->text;
     if (light->text_bytes > 0)
         text[light->text_bytes++] = 2;

@@ -20,6 +20,11 @@ struct ms_light_queues {
     uint8_t text[MS_LIGHT_TEXT_BYTES_MAX]; /* its property text with the offsets */
 };
 
+/* Whether a property text has INNER_MULTI_QUEUE_OFFSET. Only the writer gives places: what dispatch, recovery and a rebuild
+ * find there would take those of other messages. */
+int ms_light_has_places(const uint8_t *properties, uint32_t properties_bytes);
+/* `text` is the property text without it. */
+void ms_light_drop_places(struct ms_light_queues *light, const uint8_t *properties, uint32_t properties_bytes);
 /* Look at an entry's property text. 0: it names no queues. 1: `text` is what is to be stored and `table_slot` the
  * queues. -ENOSPC: the table has no room for a new queue. -EMSGSIZE: the text became too long. -EDQUOT: too many
  * light queues. -EINVAL: a name is illegal, doubled or the message's own queue, or %LMQ% is not enabled.

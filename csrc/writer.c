@@ -442,7 +442,12 @@ static int take_entry(struct ms_writer *writer, struct ms_writer_session *own, u
     uint32_t detail = MS_REFUSED_NO;
     uint32_t status = check_entry(writer, own, &taken, &detail);
     writer->light.count = 0;
-    if (status == PUT_OK && writer->light.enabled && taken.head.kind == MS_ENTRY_PUT) {
+    if (status == PUT_OK && !writer->light.enabled && taken.head.kind == MS_ENTRY_PUT &&
+        ms_light_has_places(taken.properties, taken.head.properties_bytes)) {
+        ms_light_drop_places(&writer->light, taken.properties, taken.head.properties_bytes);
+        taken.properties = writer->light.text;
+        taken.head.properties_bytes = writer->light.text_bytes;
+    } else if (status == PUT_OK && writer->light.enabled && taken.head.kind == MS_ENTRY_PUT) {
         status = prepare_light_queues(writer, &taken, &detail);
         if (detail == MS_REFUSED_QUEUES_FULL) {
             if (!writer->queues_refused)

@@ -8,9 +8,13 @@ import sys
 import pytest
 
 import pyengine
+from pyengine.client.outgoing import RawMessage
+from pyengine.formats.record import BatchMember
+from pyengine.ipc.crashed_engine_memory import rebuild_alone
 from pyengine.native import control as native
 from pyengine.native.session import RING_BYTES_MIN, session_bytes
 from pyengine.results import PutStatus
+from pyengine.storage.config import load_config
 from waiting import eventually
 
 RING_AT = session_bytes(RING_BYTES_MIN) - RING_BYTES_MIN
@@ -121,3 +125,28 @@ def test_bodies_cut_short_under_their_copy_cost_that_session_only(make_engine, m
         assert store.queue_range("H", 0) == (0, 1)
         last = store.queue_range("G", 0)[1] - 1
         assert store.get_message("G", 0, last).messages[0].body == b"after"
+
+
+@pytest.mark.parametrize("multi_dispatch", [True, False])
+def test_a_place_in_the_queue_of_others_that_a_producer_gives_itself_counts_nowhere(make_engine, multi_dispatch):
+    """Not in a batch, where no writer gives places, and not at a rebuild, which goes by what is in the log."""
+    engine = make_engine(enable_multi_dispatch=multi_dispatch)
+    engine.start()
+    claims = "INNER_MULTI_DISPATCH\x01G\x02INNER_MULTI_QUEUE_OFFSET\x010"
+    with pyengine.connect(engine.root) as hostile, pyengine.connect(engine.root) as good:
+        if not multi_dispatch:
+            assert hostile.put_raw(RawMessage("H", b"hostile", properties_text=claims)).ok
+        batches = [hostile.put_batch_raw(RawMessage("H", properties_text=shared), [BatchMember(b"hostile", 0, own)])
+                   for shared, own in ((claims, ""), ("", claims))]
+        assert good.put("G", b"good").ok
+    engine.stop()
+    found = [bodies_of_good(engine)]
+    assert rebuild_alone(engine.root, load_config(engine.root, {})).exit_code == 0
+    found.append(bodies_of_good(engine))
+    assert found == [[b"good"]] * 2
+    assert all(batch.status is PutStatus.MESSAGE_ILLEGAL and "INNER_MULTI_QUEUE_OFFSET" in batch.reason for batch in batches)
+
+
+def bodies_of_good(engine) -> list[bytes]:
+    with pyengine.open_store(engine.root) as store:
+        return [message.body for message in store.get_message("G", 0, 0).messages]

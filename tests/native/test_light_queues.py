@@ -9,10 +9,11 @@ import time
 import pytest
 
 from fix_writer_rig import WriterRig, answer_of, submit
+from pyengine._native import lib
 from pyengine.formats.constants import BLANK_MAGIC
-from pyengine.formats.record import decode_record
+from pyengine.formats.record import BatchMember, decode_record, encode_batch
 from pyengine.native import queue_table
-from pyengine.native.session import BATCH, PUT
+from pyengine.native.session import BATCH, MANY, PUT, pack_many
 from pyengine.results import PutStatus
 
 NAMES = "INNER_MULTI_DISPATCH"
@@ -65,6 +66,44 @@ def test_offsets_from_an_earlier_life_and_wait_are_left_out(rig):
     rig, producer = rig
     _, at = put(rig, producer, f"WAIT\x01false\x02{OFFSETS}\x0177\x02{NAMES}\x01%LMQ%a\x02x\x01y\x02")
     assert stored(rig, at).raw_properties == f"{NAMES}\x01%LMQ%a\x02x\x01y\x02{OFFSETS}\x010"
+
+
+PLACED = f"TAGS\x01a\x02{NAMES}\x01other\x02{OFFSETS}\x010"
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize(("kind", "text", "payload"), [
+    pytest.param(MANY, PLACED, pack_many([b"a", b"b"]), id="many"),
+    pytest.param(BATCH, PLACED, (encode_batch([BatchMember(b"a", 0, "")]), b""), id="shared"),
+    pytest.param(BATCH, "TAGS\x01a", (encode_batch([BatchMember(b"a", 0, PLACED)]), b""), id="member"),
+])
+def test_several_messages_with_places_of_their_own_making_are_refused(kind, text, payload, enabled):
+    rig = WriterRig()
+    try:
+        producer = rig.open_session()
+        if enabled:
+            start(rig)
+        else:
+            rig.start_writer()
+        sequence = submit(producer, kind, b"T", text.encode(), *payload, count=1 if kind == BATCH else 2)
+        rig.drain()
+        assert answer_of(producer, sequence)[5:7] == (PutStatus.MESSAGE_ILLEGAL, lib.MS_REFUSED_LIGHT_QUEUE_PLACE)
+        assert rig.wrote() == 0
+    finally:
+        rig.close()
+
+
+def test_without_multi_dispatch_places_are_left_out_and_all_else_stays():
+    rig = WriterRig()
+    try:
+        producer = rig.open_session()
+        rig.start_writer()
+        _, at = put(rig, producer, f"WAIT\x01false\x02{PLACED}\x02x\x01{OFFSETS}")
+        assert stored(rig, at).raw_properties == f"WAIT\x01false\x02TAGS\x01a\x02{NAMES}\x01other\x02x\x01{OFFSETS}"
+        _, at = put(rig, producer, f"{OFFSETS}\x010")
+        assert stored(rig, at).raw_properties == ""
+    finally:
+        rig.close()
 
 
 @pytest.mark.parametrize("sys_flag", [4, 12])
