@@ -89,13 +89,15 @@ static void look_for_life(struct ms_producer *producer)
 
 /* DefaultMessageStore.isOSPageCacheBusy: whether the writer's pass lasts too long. Ten thousand
  * seconds and more are a clock that was set, not a pass; nor is it one when the engine was killed
- * in it and another one took over: that session is closed. */
-static int page_cache_busy(const struct ms_producer *producer, int64_t now_ms)
+ * in it, whether another one took over or not: that session is closed. */
+static int page_cache_busy(struct ms_producer *producer, int64_t now_ms)
 {
     int64_t started_ms = ms_load_relaxed(&producer->control->writer.pass_started_ms);
     int64_t limit_ms = ms_load_relaxed(&producer->control->identity.os_page_cache_busy_timeout_ms);
-    return started_ms != 0 && limit_ms > 0 && now_ms - started_ms > limit_ms && now_ms - started_ms < BUSY_MS_MAX &&
-           !ms_producer_is_closed(producer);
+    if (started_ms == 0 || limit_ms <= 0 || now_ms - started_ms <= limit_ms || now_ms - started_ms >= BUSY_MS_MAX)
+        return 0;
+    look_for_life(producer);
+    return !ms_producer_is_closed(producer);
 }
 
 /* page_cache_busy, and what it decides by: the wall clock, producer->wall_ms. Once a millisecond: a later look in the same

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -136,6 +137,21 @@ def test_puts_under_way_get_their_answer_when_the_engine_dies(make_engine, mode)
             assert "pyengine start" in refused.reason
             engine.start()
             assert producer.put("T", b"again").ok
+
+
+def test_an_engine_that_was_killed_in_a_pass_is_dead_not_busy(make_engine):
+    engine = make_engine()
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put("T", b"before").ok
+        engine.kill_all()
+        with engine.memory(writable=True) as memory:
+            long_ago_ms = time.time_ns() // 1_000_000 - 2 * memory.identity.os_page_cache_busy_timeout_ms
+            native.store(memory.control.writer, "pass_started_ms", long_ago_ms)
+        eventually(lambda: producer.put("T", b"x").status is not PutStatus.OS_PAGECACHE_BUSY, "it is looked at, some times a second")
+        for answer in (producer.put("T", b"x"), producer.put_async("T", b"x").result(30), producer.put_many("T", [b"x"])):
+            assert (answer.status, answer.indeterminate) == (PutStatus.SERVICE_NOT_AVAILABLE, False)
+            assert "pyengine start" in answer.reason
 
 
 def test_puts_under_way_do_not_wait_for_the_recovery_of_the_next_start(make_engine, tmp_path):
