@@ -171,12 +171,11 @@ class AllocateMappedFileService(Service):
         """Remove the segments that were never written to; only when the whole engine stops, after the writer has ended.
 
         A living writer has the next segment mapped or open already: records that it writes there
-        after the name is removed would be lost, even if they are synced.
+        after the name is removed would be lost, even if they are synced. A writer that starts meanwhile, for a
+        supervisor that adopts the engine, opens none: `ready_end` is lowered before the look at the writer.
         """
         stopping = native.load(self._control.state, "refuse_puts") & native.REFUSE_STOPPING
         if not stopping or self._is_frozen:
-            return False
-        if native.WRITER in living_kinds(self._store.root, len(KIND_NAMES)):
             return False
         wrote, _ = native.committed_slot(self._control)
         wrote = max(wrote, native.load(self._control.writer, "intent_end"))
@@ -186,10 +185,13 @@ class AllocateMappedFileService(Service):
             first += self._segment_bytes  # an empty log: its only segment says where it begins
         if first >= ready_end:
             return False
+        native.store(self._allocator, "ready_end", first)
+        failpoint("spare_given_up")
+        if native.WRITER in living_kinds(self._store.root, len(KIND_NAMES)):
+            native.store(self._allocator, "ready_end", ready_end)
+            return False
         if self._warmer is not None:
             self._warmer.close()
-        native.store(self._allocator, "ready_end", first)  # before the files are removed
-        failpoint("spare_given_up")
         folders = set()
         for start in reversed(range(first, ready_end, self._segment_bytes)):
             path = self._store.commit_log_segment(start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -140,6 +141,38 @@ def test_unused_segments_go_at_an_orderly_stop_and_used_ones_stay(allocator):
     assert not service.drain()
     assert segments(owner) == [segment_name(0), segment_name(SEGMENT)]
     assert ready_end(owner) == 2 * SEGMENT
+
+
+def test_a_writer_that_starts_while_unused_segments_go_has_none_of_them_open(make_parts, monkeypatch):
+    """As one does whose supervisor was killed in a stop: what it put there would be lost."""
+    parts = make_parts()
+    for kind in (native.WRITER, native.ALLOCATOR):
+        parts.kill(kind)
+    service = AllocateMappedFileService(parts.owner.context())
+    settle(service)
+    unused = segments(parts.owner)
+
+    def start_it_after_the_look(*_: object) -> list[int]:
+        parts.start(native.WRITER)
+        return []
+
+    monkeypatch.setattr(allocate_mapped_file, "living_kinds", start_it_after_the_look)
+    native.refuse_puts(parts.control, native.REFUSE_STOPPING)
+    assert unused and not service.drain() and segments(parts.owner) == []
+    opened = [os.readlink(file) for file in Path(f"/proc/{parts.workers[native.WRITER].pid}/fd").iterdir()]
+    assert opened and not [name for name in opened if "commitlog" in name]
+    service.close()
+
+
+def test_a_living_writer_keeps_the_segments_ahead_at_a_stop(make_parts):
+    parts = make_parts()
+    parts.kill(native.ALLOCATOR)
+    service = AllocateMappedFileService(parts.owner.context())
+    settle(service)
+    before = segments(parts.owner), ready_end(parts.owner)
+    native.refuse_puts(parts.control, native.REFUSE_STOPPING)
+    assert not service.drain() and (segments(parts.owner), ready_end(parts.owner)) == before
+    service.close()
 
 
 def test_what_an_unfinished_pass_may_have_touched_stays_at_stop(allocator):
