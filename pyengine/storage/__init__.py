@@ -1,1 +1,1 @@
-"""Files on disk. Knows nothing of other processes."""
+"""The files of a store. This package does not depend on other processes or on shared memory."""

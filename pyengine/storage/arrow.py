@@ -1,11 +1,11 @@
-"""The log as Arrow record batches: the one source for bulk consumers and for Spark.
+"""Read the log as Arrow record batches, for bulk consumers and for Spark.
 
-The columns are those of pyengine.native.scan. Every field is nullable and of a
-plain type (int32, int64, timestamp[us, UTC], string, binary), which is what Spark
-expects of a Python data source. In text that is not UTF-8, U+FFFD replaces the wrong
-bytes; a value is null only where a property is absent.
+The columns are those of pyengine.native.scan. Every field is nullable and has a
+plain type (int32, int64, timestamp[us, UTC], string, binary), as Spark
+expects of a Python data source. In text that is not UTF-8, U+FFFD replaces the invalid
+bytes; a value is null only if the property is absent.
 
-Below Spark pyarrow is imported here and by what writes tables (client/tables.py) and backups to a URI only.
+Outside of pyengine/spark only this module, client/tables.py and backups to a URI import pyarrow.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _TYPES = {
     "string": pa.string(),
     "binary": pa.binary(),
 }
-# What ends a walk without anything being wrong.
+# Reasons to end a walk that are not damage.
 _IN_ORDER = ("range_end", "blank")
 
 
 def schema(columns: Sequence[str] | None = None) -> pa.Schema:
-    """The Arrow schema of these columns (default: all); UsageError for an unknown or repeated name."""
+    """Return the Arrow schema of these columns (default: all); UsageError for an unknown or repeated name."""
     names = COLUMNS if columns is None else tuple(columns)
     doubles = sorted({name for name in names if names.count(name) > 1})
     if doubles:
@@ -57,16 +57,16 @@ def schema(columns: Sequence[str] | None = None) -> pa.Schema:
 
 
 def stream(columns: Sequence[str] | None, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatchReader:
-    """Batches of these columns (default: all) as one Arrow stream."""
+    """Return batches of these columns (default: all) as one Arrow stream."""
     return pa.RecordBatchReader.from_batches(schema(columns), batches)
 
 
 class LogScanner:
     """Reads ranges of segments into record batches of one schema.
 
-    `on_corrupt` says what happens at damage below the limit: `fail` raises a
-    CorruptionError that names the offset; `skip` continues at the next whole record and
-    adds (offset, reason, bytes) to `skipped`. With `verify_crc` a body that does not fit
+    `on_corrupt` is the action at damage below the limit: `fail` raises a
+    CorruptionError with the offset; `skip` continues at the next valid record and
+    adds (offset, reason, bytes) to `skipped`. With `verify_crc` a body that does not match
     its CRC is damage too.
     """
 
@@ -95,10 +95,10 @@ class LogScanner:
         )
 
     def scan(self, view: Buffer, base_offset: int, start: int, end: int, limit: int | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of the records that begin in [start, end), a range of the segment that `view` holds.
+        """Yield the rows of the records that begin in [start, end), a range of the segment in `view`.
 
-        A record begins at `start`. Nothing at or above `limit` (default: `end`) is read.
-        Ends at the segment's blank. Raises CorruptionError as `on_corrupt` says, UsageError
+        A record must begin at `start`. Bytes at or above `limit` (default: `end`) are not read.
+        The scan ends at the segment's blank. Raises CorruptionError as `on_corrupt` says, UsageError
         when the range is not in the view.
         """
         limit = end if limit is None else limit
@@ -119,7 +119,7 @@ class LogScanner:
             position = self._pass_damage(view, base_offset, end, limit)
 
     def _pass_damage(self, view: Buffer, base_offset: int, end: int, limit: int) -> int | None:
-        """The first record after the damage that the scan stopped at, None for none."""
+        """Return the first record after the damage at which the scan stopped, None if there is none."""
         position, reason = self._scanner.position, self._scanner.reason
         following = sync(view, base_offset, position + 1, end, limit=limit) if position + 1 < end else None
         self._report(position, reason, (end if following is None else following) - position)
@@ -136,13 +136,13 @@ class LogScanner:
 
 
 def allocate(length: int) -> ColumnBuffer:
-    """Memory that Arrow owns, for a ColumnScanner."""
+    """Allocate memory that Arrow owns, for a ColumnScanner."""
     buffer = pa.allocate_buffer(length)
     return ColumnBuffer(buffer, buffer.address)
 
 
 def to_array(column: ColumnData, rows: int) -> pa.Array:
-    """A scanned column, made with `allocate`, as an Arrow array; nothing is copied."""
+    """Return a scanned column, made with `allocate`, as an Arrow array, without a copy."""
     validity = None if column.validity is None else column.validity.owner
     buffers = [validity, column.data.owner] if column.offsets is None else [validity, column.offsets.owner, column.data.owner]
     return pa.Array.from_buffers(_TYPES[column.kind], rows, buffers, column.null_count)

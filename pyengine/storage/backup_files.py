@@ -1,14 +1,14 @@
-"""What a backup is on its disk: pieces of the log that are written once, tables, and a manifest that comes last.
+"""The files of a backup: pieces of the log that are written once, tables, and a manifest that is written last.
 
-    DEST/manifest.json                  what the backup holds, with lengths and checksums; without it there is no backup
-    DEST/progress.json                  pieces that a backup which has not finished has written whole
+    DEST/manifest.json                  the list of files with lengths and checksums; without it there is no backup
+    DEST/progress.json                  the complete pieces of a backup that has not finished
     DEST/commitlog/SEGMENT.FROM-TO.N    the bytes [FROM, TO) of a segment of the log, written by backup N
     DEST/tables/N/...                   files of the store as they were when backup N was taken, under their names there
 
-No file is ever changed: the next backup adds pieces and tables of its own, then replaces the manifest, then removes what
-no manifest names any more. So at every moment the last manifest's backup is whole, and a backup that was killed leaves
-what the next one continues from. `Destination` hides where that is: a folder, whose files are durable before they are
-named in a manifest, or a file system of pyarrow.fs, which makes them so when a stream is closed.
+Pieces and tables are not changed: the next backup adds its own, then replaces the manifest, then removes the files that
+the new manifest does not name. So the backup of the last manifest is complete at every moment, and the next backup
+continues from the files of one that was killed. `Destination` hides the place: a folder, whose files are durable before
+a manifest names them, or a file system of pyarrow.fs, which makes a file durable when its stream is closed.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _FICLONE = 0x40049409
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The bytes [start, end) of the log, all of one segment; `modified_ns`: the segment's time, by which it expires.
+    """The bytes [start, end) of the log, all in one segment; `modified_ns`: the segment's file time, by which it expires.
 
-    `number`: of the backup that wrote it. `crc`: CRC-32, as everywhere here.
+    `number` is that of the backup that wrote it, `crc` the CRC-32 of the bytes.
     """
 
     start: int
@@ -58,7 +58,7 @@ class Piece:
 
     @property
     def name(self) -> str:
-        """The file in the backup."""
+        """The name of its file in the backup."""
         return f"commitlog/{segment_name(self.segment)}.{self.start - self.segment}-{self.end - self.segment}.{self.number}"
 
     @property
@@ -68,7 +68,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A file of the store that is copied whole, as `path` below its root; `full_bytes`: its length there, zeros at its end."""
+    """A file of the store, `path` relative to its root, that is copied up to its final zeros; `full_bytes`: its length there."""
 
     path: str
     name: str
@@ -79,10 +79,10 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One backup: the log [min_offset, end) and tables of the store `uuid` ("" for one that only RocketMQ has run).
+    """One backup: the log [min_offset, end) and tables of the store `uuid` ("" if only RocketMQ has run the store).
 
-    `verified_from`: of the store's own watermark; None where it has none. `settings`: those without which its files cannot
-    be understood or made again.
+    `verified_from` is that of the store's own watermark, None if it has none. `settings` are those that are needed to read
+    or rebuild its files.
     """
 
     number: int
@@ -98,22 +98,22 @@ class Manifest:
 
     @property
     def files(self) -> tuple[Piece | Table, ...]:
-        """All that it names."""
+        """All files of the backup except the manifest."""
         return (*self.pieces, *self.tables)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all its files."""
+        """The sum of the lengths of its files."""
         return sum(one.size_bytes for one in self.files)
 
     def content(self) -> bytes:
-        """The bytes of the file, with a CRC-32 of the rest as their last field."""
+        """Return the bytes of the manifest file; the last field is the CRC-32 of the others."""
         fields = {"format": _FORMAT, **asdict(self)}
         return json.dumps(fields | {"crc": _crc_of(fields)}, indent=1).encode() + b"\n"
 
     @classmethod
     def read(cls, content: bytes) -> Manifest:
-        """FormatError for what content() did not write."""
+        """Read what content() has written; FormatError for other bytes."""
         try:
             fields = json.loads(content)
             crc, version = fields.pop("crc"), fields["format"]
@@ -134,40 +134,40 @@ def _crc_of(fields: dict[str, Any]) -> int:
 
 
 class Destination(Protocol):
-    """Where a backup is. Errors are DiskError; names are relative, with `/`."""
+    """The place of a backup. Errors are DiskError; names are relative, with `/`."""
 
     @property
     def where(self) -> str: ...
 
     def sizes(self) -> dict[str, int]:
-        """Name -> length of every file there."""
+        """Return name -> length of every file there."""
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
-        """Make a file; it counts once a manifest or progress names it. Durable before this returns."""
+        """Write a new file, durable before this returns; it belongs to the backup once manifest or progress names it."""
 
     def clone(self, name: str, source: Path) -> bool:
-        """Let the file share the blocks of `source`, durable; False where the file system cannot do that."""
+        """Write a new file that shares the blocks of `source`, durably; False if the file system cannot do that."""
 
     def replace(self, name: str, content: bytes) -> None:
-        """The old content or the new one, after any crash."""
+        """Replace a file; after a crash it has the old content or the new one."""
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The file's bytes; FileNotFoundError without it."""
+        """Yield the file's bytes; FileNotFoundError if there is no such file."""
 
     def remove(self, names: Iterable[str]) -> None: ...
 
     def locked(self, *, shared: bool = False) -> contextlib.AbstractContextManager[None]:
-        """StoreBusyError while another process of this host has it locked; `shared`: to read only."""
+        """Lock the backup for the block; StoreBusyError if another process of this host has locked it. `shared`: to read."""
 
 
 def store_identity(root: Path) -> str:
-    """The store's UUID; `path:...` of one that has none yet, because only RocketMQ has run it or it is a fresh copy."""
+    """Return the store's UUID, or `path:...` if it has none yet: only RocketMQ has run it, or it is a new copy."""
     found = read_engine_id(root)
     return f"path:{root.absolute()}" if found is None or found.is_copy else str(found.uuid)
 
 
 def open_destination(dest: str) -> Destination:
-    """A folder, or what the URI names (pyarrow.fs: s3://bucket/path, gs://, hdfs://, file://). UsageError for another."""
+    """Open a folder, or the place of a URI (pyarrow.fs: s3://bucket/path, gs://, hdfs://, file://). UsageError for another URI."""
     if "://" not in dest:
         return Folder(Path(dest).absolute())
     require_extra("pyarrow")
@@ -182,12 +182,12 @@ def open_destination(dest: str) -> Destination:
 
 
 def read_manifest(dest: Destination) -> Manifest | None:
-    """The finished backup there, None without one. CorruptionError for a damaged manifest."""
+    """Return the finished backup there, None if there is none. CorruptionError for a damaged manifest."""
     return _read(dest, MANIFEST)
 
 
 def read_progress(dest: Destination) -> Manifest | None:
-    """What a backup that did not finish has written; None without one, and where it cannot be believed."""
+    """Return the complete pieces of an unfinished backup; None if there is none, or if the file is damaged."""
     with contextlib.suppress(CorruptionError):
         return _read(dest, PROGRESS)
     return None
@@ -206,7 +206,7 @@ def _read(dest: Destination, name: str) -> Manifest | None:
 
 @contextlib.contextmanager
 def locked_folder(folder: Path, *, shared: bool = False) -> Iterator[None]:
-    """Keep others that call this away from the folder during the block, or StoreBusyError; nothing is made in it."""
+    """Lock the folder during the block, or raise StoreBusyError if another caller has it locked; creates no file."""
     with disk_errors("open", folder):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -245,7 +245,7 @@ class Folder:
                 fcntl.ioctl(descriptor, _FICLONE, original.fileno())
         except OSError:
             return False
-        except DiskError:  # another file system, or one without reflinks: copied instead, which tells of a full disk
+        except DiskError:  # another file system, or one without reflinks: the caller copies, which reports a full disk
             return False
         return True
 
@@ -284,7 +284,7 @@ class Folder:
 
     @contextlib.contextmanager
     def _new(self, name: str) -> Iterator[int]:
-        """A new file that gets its name, durable, at the end of the block; nothing of it stays if that fails."""
+        """Yield a new file that gets its name, durably, at the end of the block; no part of it remains if the block fails."""
         path = self._path / name
         make_folders(path.parent)
         unfinished = path.with_name(path.name + _UNFINISHED)
@@ -305,7 +305,7 @@ class Folder:
 
 
 class Remote:
-    """A backup on a file system of pyarrow.fs. There is no lock: one backup at a time is the caller's business."""
+    """A backup on a file system of pyarrow.fs. It has no lock: the caller must run one backup at a time."""
 
     def __init__(self, file_system: pyarrow.fs.FileSystem, path: str, where: str) -> None:
         self._files = file_system

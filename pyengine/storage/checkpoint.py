@@ -1,30 +1,30 @@
-"""How a store ended and what of it is durable: `checkpoint`, `abort` (docs/formats.md sections 11, 13), the watermark.
+"""How a store ended and how much of it is durable: `checkpoint`, `abort` (docs/formats.md sections 11, 13), watermark.
 
-`checkpoint` has three store times, none of them ahead of what is on the disk. Abnormal recovery starts at the newest
-segment whose first record is older than these times. A time that is ahead loses queue entries; one that lags costs a
-longer scan. So the caller syncs first and writes the time afterwards, and the time it writes is one it read before the
-sync. The file is written in place: 24 bytes of one sector, as RocketMQ's mapping does it.
+`checkpoint` has three store times, none of them ahead of the files on the disk. Abnormal recovery starts at the newest
+segment whose first record is older than these times. A time that is ahead loses queue entries; one that lags makes the
+scan longer. So the caller reads the time, then syncs, then writes that time. The file is written in place: 24 bytes
+in one sector, like RocketMQ's mapping.
 
-`abort` is there while the store is open. RocketMQ removes it only after an orderly stop with nothing left to dispatch;
-found at load it means the abnormal recovery path.
+`abort` exists while the store is open. RocketMQ removes it only after an orderly stop with nothing left to dispatch;
+if it exists when a store is loaded, recovery takes the abnormal path.
 
-`config/watermark`: below this physical offset our own engine has synced every byte.
+`config/watermark`: the physical offset below which an engine of pyengine has synced every byte.
 
-In a store that another program made (RocketMQ, or a copy) it covers only what this engine wrote, or
-has read and checked since: from `verified_from` on (services/flush_consume_queue.py).
+In a store that another program made (RocketMQ, or a copy) it covers only the bytes that this engine wrote, or
+has read and checked since: those from `verified_from` on (services/flush_consume_queue.py).
 
-Only our engine writes it (RocketMQ's stores have none), the checkpointer at most
-once a second and at stop. It may be less than what is durable and is never ahead of
-it. Recovery and readers rely on it: nothing below it is ever cut (docs/promises.md, 1).
+Only pyengine writes it (RocketMQ's stores have none): the checkpointer does, at most
+once a second and at stop. It may be lower than the durable end and is never beyond
+it. Recovery and readers rely on it: recovery never truncates below it (docs/promises.md, 1).
 
-One line of JSON with a CRC over its other fields. A damaged file counts as absent,
-and its reader is told.
+The file is one line of JSON with a CRC over its other fields. A damaged file counts as absent,
+and its reader gets a sentence about it.
 
-`config/sync-failure`: a sync of the store failed in this boot of the machine. The kernel then
-marks pages clean that it could not write, so until they are written again, or the machine is
-started again, no later sync says anything about them. Every process that sees a sync of the log
-fail writes the file before it believes anything else; a recovery that has written and synced all
-that is in doubt removes it (docs/recovery.md). A damaged file counts as such a failure.
+`config/sync-failure`: a sync of the store has failed since the machine was booted. The kernel has then
+marked the pages that it could not write as clean, so that later syncs say nothing about them until they
+are written again or the machine is rebooted. A process whose sync of the log fails writes this file
+before it does anything else. A recovery that has rewritten and synced all doubtful bytes
+removes it (docs/recovery.md). A damaged file counts as such a failure.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from pyengine.storage.engine_id import read_boot_id, read_engine_id
 
 
 def read_checkpoint(root: Root) -> Checkpoint:
-    """The three times; zeros where there is no file or it is too short, as RocketMQ's mapping would read it."""
+    """Return the three times; zeros if there is no file or it is too short, as RocketMQ's mapping would read it."""
     path = StorePaths(root).checkpoint
     try:
         content = read_small_file(path)
@@ -58,7 +58,7 @@ def read_checkpoint(root: Root) -> Checkpoint:
 
 
 def write_checkpoint(root: Root, checkpoint: Checkpoint) -> None:
-    """Write the three times, durable before this returns. Whatever they speak of must be durable already.
+    """Write the three times, durable before this returns. The files that they refer to must be durable already.
 
     Raises FlushError when the sync failed, DiskError when the file cannot be written.
     """
@@ -91,12 +91,12 @@ def write_checkpoint(root: Root, checkpoint: Checkpoint) -> None:
 
 
 def abort_file_exists(root: Root) -> bool:
-    """True when the store was not stopped in an orderly way, or is open now."""
+    """Whether the store was not stopped in an orderly way, or is open now."""
     return StorePaths(root).abort.exists()
 
 
 def create_abort_file(root: Root) -> None:
-    """Leave an empty `abort`, durable before this returns; an existing one stays as it is."""
+    """Create an empty `abort`, durable before this returns; an existing one is not changed."""
     path = StorePaths(root).abort
     with disk_errors("create", path):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644))
@@ -125,8 +125,8 @@ SYNC_FAILURE_NAME = "sync-failure"
 class DurableWatermark:
     """Every byte of the log in [verified_from, flushed) was synced by the engine `uuid` up to its epoch `epoch`.
 
-    `verified_from`: 0, or a border between records. What is below it was there before that engine came
-    and has not been read by it, or was found damaged.
+    `verified_from`: 0, or a record boundary. Records below it were written before that engine, which
+    has not read them yet or has found damage there.
     """
 
     uuid: str
@@ -135,16 +135,16 @@ class DurableWatermark:
     verified_from: int = 0
 
     def moved_to(self, flushed: int) -> DurableWatermark:
-        """The same with another `flushed`, lower perhaps."""
+        """Return this watermark with another `flushed`, which may be lower."""
         return replace(self, flushed=flushed, verified_from=min(self.verified_from, flushed))
 
 
 @dataclass(frozen=True, slots=True)
 class WatermarkReading:
-    """What the file says. `damage` is a sentence when there is a file that cannot be believed; then there is no watermark.
+    """The content of the file. `damage` is a sentence if the file is damaged; then there is no watermark.
 
-    `is_copied`: the directory is a copy and the watermark is the original's. It vouches for nothing here: a file
-    that was copied while it was written ends earlier, and none of it may have been synced.
+    `is_copied`: the directory is a copy and the watermark is the original's. It is not valid here: a segment
+    that was copied while it was written ends earlier, and the copy may not have been synced.
     """
 
     watermark: DurableWatermark | None
@@ -171,12 +171,12 @@ def watermark_path(root: Root) -> Path:
 
 
 def write_watermark(root: Root, watermark: DurableWatermark) -> None:
-    """Replace the file, whole or not at all, durable before this returns. `flushed` must be durable already."""
+    """Replace the file atomically, durable before this returns. The log below `flushed` must be durable already."""
     _WATERMARK.write(root, watermark)
 
 
 def read_watermark(root: Root) -> WatermarkReading:
-    """The watermark, or none; never raises for what the file holds (DiskError when it cannot be read)."""
+    """Return the watermark, or none; a damaged file raises no error, one that cannot be read raises DiskError."""
     watermark, damage = _WATERMARK.read(root)
     if watermark is None:
         return WatermarkReading(None, f"{watermark_path(root)} {damage}; it counts as absent" if damage else "")
@@ -196,7 +196,7 @@ class SyncFailure:
 
     @property
     def is_of_this_boot(self) -> bool:
-        """Whether the page cache still holds what that sync left; a file that cannot be understood names no boot."""
+        """Whether the sync failed since the last boot, so that the page cache is as it left it; also True for a damaged file."""
         return self.boot_id in ("", read_boot_id().hex())
 
 
@@ -210,10 +210,10 @@ def sync_failure_path(root: Root) -> Path:
 
 
 def note_sync_failure(root: Root, flushed: int, file: str, cause: str) -> bool:
-    """Note that a sync failed, durable where the disk still can; False when it could not be noted at all.
+    """Note that a sync failed, durably if the disk still can; False when it could not be noted at all.
 
-    The first failure of a boot stays: it names the lowest offset. The note matters only until the next
-    boot, so on a disk that syncs nothing more the page cache is enough to keep it.
+    The first note of a boot is kept: it has the lowest offset. The note matters only until the next
+    boot, so the page cache is enough for it if the disk cannot sync any more.
     """
     with contextlib.suppress(DiskError):
         before = read_sync_failure(root)
@@ -227,18 +227,18 @@ def note_sync_failure(root: Root, flushed: int, file: str, cause: str) -> bool:
             descriptor = os.open(sync_failure_path(root), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
         except OSError:
             return False
-        with open(descriptor, "wb", buffering=0) as note, contextlib.suppress(OSError):  # empty, it says the same
+        with open(descriptor, "wb", buffering=0) as note, contextlib.suppress(OSError):  # an empty file means the same
             note.write(_SYNC_FAILURE.content(failure))
     failpoint("sync_failure_noted")
     return True
 
 
 def read_sync_failure(root: Root) -> SyncFailure | None:
-    """The failed sync that has not been made good; None without one. DiskError when the file cannot be read now."""
+    """Return the failed sync whose bytes were not rewritten yet; None if there is none. DiskError when the file cannot be read."""
     failure, damage = _SYNC_FAILURE.read(root)
     return SyncFailure("", 0, "", "the note about it is damaged") if damage else failure
 
 
 def forget_sync_failure(root: Root) -> None:
-    """Remove the note: all that was in doubt is written and synced. Durable before this returns."""
+    """Remove the note, after all doubtful bytes were rewritten and synced. Durable before this returns."""
     _SYNC_FAILURE.remove(root)

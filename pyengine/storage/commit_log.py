@@ -1,10 +1,10 @@
-"""CommitLog: the segments of a log that may be in several folders, followed, listed, and where a new one goes.
+"""CommitLog: follow and list the segments of a log, which may be in several folders, and choose the folder of a new one.
 
     CommitLog(root, ...)      a MappedFileQueue over all folders of the log
     list_log(root, size)      all segments, as list_segments
-    look_at_log(root, size)   the same, for a process that will change the store: missing ones are refused
-    new_segment_folder(...)   round robin; folders on a disk that is nearly full are passed over
-    LocalLog(root, size)      what a slave compares with its master's log
+    look_at_log(root, size)   the same, for a process that will change the store: a missing segment is an error
+    new_segment_folder(...)   round robin; skips folders on a disk that is nearly full
+    LocalLog(root, size)      for a slave, which compares its log with its master's
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.file_system import DiskUse, measure
 from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, MappingCache, list_segments
 
-# Ends the sentence about a segment of wrong length; check/ has the same for `check`.
+# The end of the message about a segment of wrong length; check/ has another for `check`.
 LENGTH_ADVICE = ("; restore it from a copy, or carve out what is whole with `pyengine salvage STORE DEST`. If it is the "
                  "log's only segment and the store was made with that size, say so: --set mapped_file_size_commit_log_bytes=SIZE")
 FULL_PERCENT = 85  # RocketMQ's diskSpaceCleanForciblyRatio
 
 
 def list_log(root: str | os.PathLike[str], size_bytes: int) -> list[MappedFile]:
-    """The log's segments in order. StoreRefusedError as list_segments, and for one that lies in two folders."""
+    """Return the log's segments in order. StoreRefusedError as list_segments, and for a segment that is in two folders."""
     folders = log_folders(root).all
     found = [segment for folder in folders for segment in list_segments(folder, size_bytes, LENGTH_ADVICE)]
     if len(folders) > 1:
@@ -42,11 +42,11 @@ def list_log(root: str | os.PathLike[str], size_bytes: int) -> list[MappedFile]:
 
 
 def look_at_log(root: str | os.PathLike[str], size_bytes: int, *, accept_loss: bool = False) -> list[MappedFile]:
-    """The log's segments, looked at before anything of the store is changed.
+    """Return the log's segments for a process that will change the store, and check that none is missing.
 
-    StoreRefusedError as list_log. CorruptionError when one of several folders, or a segment in it, is not there: a
-    disk that is not mounted; and, in a store without our watermark, when a segment is missing between others: nothing
-    else would tell of that loss later. With `accept_loss` missing segments are no error.
+    StoreRefusedError as list_log. CorruptionError when one of several folders, or a segment in it, does not exist (a
+    disk that is not mounted); and, in a store without pyengine's watermark, when a segment between others is missing, since
+    that loss could not be noticed later. With `accept_loss` missing segments are accepted.
     """
     segments = list_log(root, size_bytes)
     if accept_loss:
@@ -74,12 +74,12 @@ def look_at_log(root: str | os.PathLike[str], size_bytes: int, *, accept_loss: b
 
 
 def log_exists(root: str | os.PathLike[str]) -> bool:
-    """True when any of the log's folders is there."""
+    """Whether any of the log's folders exists."""
     return any(folder.is_dir() for folder in log_folders(root).all)
 
 
 class CommitLog(MappedFileQueue):
-    """The log of the store at `root`, followed, in all its folders. Its `folder` is the first one."""
+    """The log of the store at `root`, followed in all its folders. Its `folder` is the first one."""
 
     def __init__(self, root: str | os.PathLike[str], size_bytes: int, cache: MappingCache) -> None:
         folders = log_folders(root).all
@@ -88,7 +88,7 @@ class CommitLog(MappedFileQueue):
         self._holder: dict[int, MappedFileQueue] = {}
 
     def starts(self) -> list[int]:
-        """Start offsets, ascending; folders that have changed are listed again. Not to be modified."""
+        """Return the start offsets, ascending; folders that have changed are listed again. Do not modify the list."""
         starts = super().starts()
         if not self._further:
             return starts
@@ -96,23 +96,23 @@ class CommitLog(MappedFileQueue):
         return sorted({*starts, *self._holder})
 
     def view(self, start_offset: int) -> mmap.mmap | None:
-        """The segment's bytes, None when it is gone."""
+        """Return the segment's bytes, None if it does not exist any more."""
         holder = self._holder.get(start_offset)
         return super().view(start_offset) if holder is None else holder.view(start_offset)
 
     def path(self, start_offset: int) -> str:
-        """Where the segment is, or would be."""
+        """Return the path of the segment, whether or not it exists."""
         holder = self._holder.get(start_offset)
         return super().path(start_offset) if holder is None else holder.path(start_offset)
 
     def modified_ms(self, start_offset: int) -> int | None:
-        """The segment's modification time; None when it is gone."""
+        """Return the segment's modification time; None if it does not exist any more."""
         holder = self._holder.get(start_offset)
         return super().modified_ms(start_offset) if holder is None else holder.modified_ms(start_offset)
 
 
 def new_segment_folder(root: str | os.PathLike[str], start_offset: int, size_bytes: int) -> Path:
-    """Where the segment that starts there is to be made."""
+    """Return the folder in which to create the segment that starts at this offset."""
     folders = log_folders(root)
     if len(folders.writable) == 1:
         return folders.writable[0]
@@ -120,18 +120,18 @@ def new_segment_folder(root: str | os.PathLike[str], start_offset: int, size_byt
 
 
 def is_nearly_full(folder: Path) -> bool:
-    """RocketMQ's rule: more than 85 % of what this user could use of the file system is in use."""
+    """Whether more than 85 % of the space that this user can use is in use, which is RocketMQ's rule."""
     return measure(folder).used_percent > FULL_PERCENT
 
 
 def measure_log(root: str | os.PathLike[str]) -> DiskUse:
-    """The use of the log's file system; of several folders that of the emptiest one that can be written, as in RocketMQ."""
+    """Return the use of the log's file system; of several that of the emptiest writable one, as in RocketMQ."""
     uses = [measure(folder) for folder in log_folders(root).writable]
     return min(uses, key=lambda use: (bool(use.unwritable_reason), not use.is_known, use.used_percent))
 
 
 def shown(path: Path, root: Path) -> str:
-    """A file of the store as people are told of it: relative to its root, or whole when it lies elsewhere."""
+    """Return a file's path for a message: relative to the store's root, or absolute if it is elsewhere."""
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
@@ -139,9 +139,9 @@ _MAPPINGS_MAX = 4
 
 
 class LocalLog:
-    """The own log as a slave looks at it: bytes to compare with its master's, and boundaries between records.
+    """A slave's own log: bytes to compare with its master's, and record boundaries.
 
-    Only what is surely whole is asked for: below the end that recovery found or the writer committed. Mappings
+    Callers ask only for offsets below the end that recovery found or the writer committed. Mappings
     are kept; a segment that was deleted meanwhile is a CorruptionError.
     """
 
@@ -151,15 +151,15 @@ class LocalLog:
         self._log = CommitLog(root, segment_bytes, self._cache)
 
     def piece(self, offset: int, size: int) -> memoryview:
-        """At most `size` bytes from `offset` on, less where the segment ends."""
+        """Return up to `size` bytes from `offset` on, fewer at the end of the segment."""
         base, view = self._segment(offset)
         return memoryview(view)[offset - base : offset - base + size]
 
     def record_boundary(self, offset: int, known: int | None = None) -> int:
-        """The last border between records at or below `offset`; `known`: one below, or the start of its segment is.
+        """Return the last record boundary at or below `offset`.
 
-        A blank and its filler count as one record. A border in an earlier segment than
-        `offset` is never given: the start of the segment is one.
+        `known` is a boundary at or below it, by default the start of its segment. A blank and its filler count
+        as one record. The result is in the segment of `offset`, since the segment's start is a boundary.
         """
         base = offset - offset % self.segment_bytes
         start = base if known is None else max(base, known)
@@ -172,7 +172,7 @@ class LocalLog:
         return found.end_offset
 
     def is_filler(self, offset: int, known: int) -> bool:
-        """Whether the byte lies in a blank after its header, where anything may be; `known` as in record_boundary."""
+        """Whether the byte is in a blank, after its header, where bytes have no meaning; `known` as in record_boundary."""
         start = self.record_boundary(offset, known if known <= offset else None)
         if start + BEGIN.size > offset:
             return False

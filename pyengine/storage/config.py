@@ -1,13 +1,12 @@
-"""Where settings come from: `config/engine.toml` < environment `PYENGINE_*` < `--set`.
+"""The sources of settings: `config/engine.toml`, then environment `PYENGINE_*`, then `--set`; later ones take precedence.
 
-`load_config(root)` reads all sources and gives an EngineConfig that remembers where
-each value came from. A store's file sizes are fixed at creation: they are in its
-engine.toml, or, for a store that RocketMQ made, are worked out from its files; any
-other value for them is refused. Nothing here writes but `keep_sizes`,
-`set_in_file` and `set_durably`.
+`load_config(root)` reads all sources and returns an EngineConfig, which has the origin
+of each value. A store's file sizes are fixed at its creation: they are in its
+engine.toml or, for a store that RocketMQ made, are derived from its files; other
+values for them are refused. Only `keep_sizes`, `set_in_file` and `set_durably` write.
 
 Names: RocketMQ's in snake_case with the unit appended, or RocketMQ's own camelCase
-key (`mapedFile...` and `mappedFile...` alike). Case, `_`, `-` and `.` do not matter,
+key (with `mapedFile...` or `mappedFile...`). Case, `_`, `-` and `.` are ignored,
 so `PYENGINE_FLUSH_DISK_TYPE` and `flushDiskType` are the same setting.
 """
 
@@ -32,9 +31,9 @@ __all__ = [
 LOG_PATHS = ("store_path_commit_log", "read_only_commit_log_store_paths")
 ENV_PREFIX = "PYENGINE_"
 DEFAULT, FILES, FILE, ENVIRONMENT, SET = "default", "files", "engine.toml", "environment", "--set"
-LIVE = "live"  # by `pyengine config set`, since the engine was started
+LIVE = "live"  # set by `pyengine config set` since the engine was started
 
-# RocketMQ keys that this engine cannot follow, and what to do instead.
+# RocketMQ keys that this engine does not support, and what to do instead.
 REFUSED_KEYS = {
     "storePathRootDir": "the store is the directory that the command names",
     "duplicationEnable": "this engine has no duplication mode",
@@ -43,19 +42,19 @@ REFUSED_KEYS = {
 
 
 def fold(key: str) -> str:
-    """The form in which names are compared: `mapedFileSizeCommitLog` and `MAPPED_FILE_SIZE_COMMIT_LOG` are one."""
+    """Return the form in which names are compared: `mapedFileSizeCommitLog` and `MAPPED_FILE_SIZE_COMMIT_LOG` become equal."""
     for mark in "_-.":
         key = key.replace(mark, "")
     return key.lower().replace("mapedfile", "mappedfile")
 
 
 _NAMES = {fold(spelling): name for name, row in SETTINGS.items() for spelling in (name, row.key) if spelling}
-_NAMES[fold("file_reserved_time_h")] = "file_reserved_time_hours"  # its name in the first version: files may have it
+_NAMES[fold("file_reserved_time_h")] = "file_reserved_time_hours"  # its name in the first version, which files may have
 _REFUSED = {fold(key): (key, why) for key, why in REFUSED_KEYS.items()}
 
 
 def setting_name(key: str, where: str, others: Iterable[str] = ()) -> str:
-    """The setting that `key` means; ConfigError with the nearest name if there is none: a setting's, or one of `others`."""
+    """Return the setting that `key` means; ConfigError, with the nearest name of a setting or of `others`, if there is none."""
     folded = fold(key)
     if folded in _NAMES:
         return _NAMES[folded]
@@ -68,7 +67,7 @@ def setting_name(key: str, where: str, others: Iterable[str] = ()) -> str:
 
 
 def nearest_name(folded: str, cutoff: float = 0.6, others: Iterable[str] = ()) -> str | None:
-    """The setting (or the one of `others`) whose spelling is nearest, or None if none is near."""
+    """Return the setting (or the one of `others`) with the nearest spelling, or None if none is near."""
     from difflib import get_close_matches
 
     names = _NAMES | {fold(name): name for name in others}
@@ -77,15 +76,17 @@ def nearest_name(folded: str, cutoff: float = 0.6, others: Iterable[str] = ()) -
 
 
 def check_keywords(call: Callable[..., object], settings: Mapping[str, object]) -> None:
-    """Refuse settings that a program gave `call` by keyword: ConfigError for a wrong value and for an unknown name,
-    with the nearest of the settings and of its own keywords."""
+    """Check settings that a program passes to `call` by keyword.
+
+    ConfigError for a wrong value, and for an unknown name, with the nearest setting or keyword of `call`.
+    """
     own = getattr(call, "__kwdefaults__", None) or ()
     for key, value in settings.items():
         SETTINGS[setting_name(key, f"{call.__name__}()", own)].read(value, f"{call.__name__}()")
 
 
 def parse_set(pairs: tuple[str, ...] | list[str], where: str = "--set") -> dict[str, str]:
-    """`key=value` texts as a mapping, those of --set or of `where`; the last of a doubled key wins."""
+    """Return the `key=value` texts of --set (or of `where`) as a mapping; the last value of a repeated key counts."""
     overrides = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -96,12 +97,12 @@ def parse_set(pairs: tuple[str, ...] | list[str], where: str = "--set") -> dict[
 
 
 def set_words(settings: Mapping[str, object]) -> list[str]:
-    """The words of a command line that give these settings: the inverse of parse_set()."""
+    """Return the command-line words for these settings: the inverse of parse_set()."""
     return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
 
 
 def config_path(root: str | os.PathLike[str]) -> Path:
-    """Where a store keeps its settings."""
+    """Return the path of a store's settings file."""
     return Path(root) / "config" / "engine.toml"
 
 
@@ -110,11 +111,11 @@ def load_config(
     overrides: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> EngineConfig:
-    """The settings of the store at `root`, which need not exist yet (None: of a new store).
+    """Return the settings of the store at `root`, which need not exist yet (None: of a new store).
 
     `overrides` are the `--set` values, as text or typed; `environ` defaults to the
-    process environment. ConfigError: an unknown name, a value out of range, a size
-    that differs from what the store's files were made with.
+    process environment. ConfigError for an unknown name, a value out of range, or a size
+    that differs from that of the store's files.
     """
     from_file = {} if root is None else read_file(config_path(root))
     asked: dict[str, tuple[Value, str]] = {}
@@ -126,7 +127,7 @@ def load_config(
 
     if root is not None and not asked.keys().isdisjoint(LOG_PATHS):
         told = from_file | {name: value for name, (value, _) in asked.items()}
-        tell_log_folders(root, *(str(told.get(name, "")) for name in LOG_PATHS))  # its files are looked for there
+        tell_log_folders(root, *(str(told.get(name, "")) for name in LOG_PATHS))  # the sizes are derived from the files there
     values = {name: (value, FILE) for name, value in from_file.items()}
     if root is not None:
         values |= _sizes_from_files(root, from_file, asked)
@@ -139,12 +140,12 @@ def load_config(
             raise ConfigError(
                 f"{name} = {value} ({where}) does not fit this store: it is fixed at creation and {says} {there}; "
                 f"leave it out, or make a new store")
-    given_values: dict[str, Any] = {name: value for name, (value, _) in values.items()}  # EngineConfig checks each
+    given_values: dict[str, Any] = {name: value for name, (value, _) in values.items()}  # EngineConfig checks each value
     return EngineConfig(**given_values, origins={name: where for name, (_, where) in values.items()})
 
 
 def read_file(path: Path) -> dict[str, Value]:
-    """The settings in an engine.toml; empty if there is no such file. Keys are flat: a table is refused."""
+    """Return the settings in an engine.toml; empty if there is no such file. Keys are flat: a table is refused."""
     try:
         text = read_small_text(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -157,7 +158,7 @@ def read_file(path: Path) -> dict[str, Value]:
 
 
 def read_text(text: str, path: Path) -> dict[str, Value]:
-    """The settings in the text of an engine.toml; ConfigError names `path`."""
+    """Return the settings in the text of an engine.toml; a ConfigError names `path`."""
     import tomllib
 
     try:
@@ -177,11 +178,11 @@ def read_text(text: str, path: Path) -> dict[str, Value]:
 
 
 def keep_sizes(root: str | os.PathLike[str], config: EngineConfig) -> bool:
-    """Write into config/engine.toml what the store's files cannot be understood without; True if it wrote.
+    """Write to config/engine.toml the settings without which the store's files cannot be read; True if it wrote.
 
-    The sizes, unless they are there; and what KEPT_NAMES lists, when it is no default or the
-    file says otherwise. Called by the process that creates or opens a store for writing, before
-    its first segment. What the user wrote in the file stays as it is: the missing lines go in front of it.
+    These are the sizes, unless the file has them, and the settings of KEPT_NAMES that are no defaults or differ from the
+    file. The process that creates a store or opens it for writing calls this before the
+    first segment is created. The text of the user is not changed: missing lines are inserted before it.
     A crash leaves the old file or the new one, never a part.
     """
     path = config_path(root)
@@ -203,10 +204,10 @@ def keep_sizes(root: str | os.PathLike[str], config: EngineConfig) -> bool:
 
 
 def set_in_file(path: Path, values: Mapping[str, Value], without: tuple[str, ...] = ()) -> None:
-    """Let an engine.toml say `values`, and nothing of the settings in `without`; all else stays as the user wrote it.
+    """Set `values` in an engine.toml and remove the settings in `without`; the rest of the user's text is not changed.
 
-    A crash leaves the old file or the new one. ConfigError where the file is written in a way that
-    cannot be changed line by line: nothing is changed then.
+    A crash leaves the old file or the new one. ConfigError, with no change, if the file cannot be
+    changed line by line.
     """
     from pyengine.storage.durable_writes import write_config
 
@@ -230,7 +231,7 @@ def set_in_file(path: Path, values: Mapping[str, Value], without: tuple[str, ...
 
 
 def settings_to_set(pairs: Sequence[str], where: str = "config set") -> dict[str, Value]:
-    """`key=value` arguments of `pyengine config set`, or of `where`, typed; ConfigError where one cannot be changed, or has no effect."""
+    """Return the typed `key=value` arguments of `pyengine config set` (or `where`); ConfigError if one cannot change or has no effect."""
     values: dict[str, Value] = {}
     for key, text in parse_set(list(pairs), where).items():
         name = setting_name(key, where)
@@ -244,8 +245,10 @@ def settings_to_set(pairs: Sequence[str], where: str = "config set") -> dict[str
 
 
 def set_durably(root: str | os.PathLike[str], values: Mapping[str, Value]) -> None:
-    """Let the store's engine.toml give `values`, if the store can be started with them. One process at a time; a crash leaves
-    the old file or the new one."""
+    """Set `values` in the store's engine.toml, if the store can be started with them.
+
+    One process at a time does so; a crash leaves the old file or the new one.
+    """
     import fcntl
 
     path = config_path(root)
@@ -261,7 +264,7 @@ def set_durably(root: str | os.PathLike[str], values: Mapping[str, Value]) -> No
 
 @contextlib.contextmanager
 def telling_engine(root: str | os.PathLike[str]) -> Iterator[None]:
-    """Around what lets a running engine take settings that set_durably() has written: EngineError says that the file has them."""
+    """Wrap the call that gives the settings of set_durably() to a running engine: its EngineError then says that the file has them."""
     try:
         yield
     except EngineError as error:
@@ -270,13 +273,13 @@ def telling_engine(root: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _name_of_line(line: str) -> str | None:
-    """The setting that a line of engine.toml gives, if it gives one."""
+    """Return the setting that a line of engine.toml sets, None if it sets none."""
     key, equals, _ = line.partition("=")
     return _NAMES.get(fold(key.strip().strip("'\""))) if equals and not key.lstrip().startswith("#") else None
 
 
 def write_toml(values: Mapping[str, Value]) -> str:
-    """Flat TOML lines that `read_file` reads back to the same values."""
+    """Return flat TOML lines that `read_file` reads back to the same values."""
     return "".join(f"{name} = {_toml_value(value)}\n" for name, value in values.items())
 
 
@@ -291,8 +294,10 @@ def _toml_value(value: Value) -> str:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Value]:
-    """PYENGINE_* settings; an empty one counts as unset. A name that is no setting is refused if it looks like a
-    misspelt one, else left to others."""
+    """Return the PYENGINE_* settings; an empty value counts as unset.
+
+    A name that is not a setting is an error if it looks like a misspelt one; otherwise it is ignored.
+    """
     values: dict[str, Value] = {}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX) or not text:
@@ -309,15 +314,15 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Value]:
 def _sizes_from_files(
     root: str | os.PathLike[str], from_file: Mapping[str, Value], asked: Mapping[str, tuple[Value, str]]
 ) -> dict[str, tuple[Value, str]]:
-    """File sizes of an existing store that its engine.toml does not give, worked out from its files.
+    """Derive the file sizes of an existing store that its engine.toml does not have from its files.
 
-    What the files cannot tell is left out here and taken from --set or the default.
+    Sizes that the files do not tell are left out: they come from --set or the default.
     """
     if all(name in from_file for name in FIXED_NAMES) or not Path(root).is_dir():
         return {}
     known: dict[str, int] = {name: int(from_file[name]) for name in FIXED_NAMES if name in from_file}
     hints = known | {name: int(value) for name, (value, _) in asked.items() if name in FIXED_NAMES and name not in known}
-    from pyengine.storage.message_store import discover  # loads the C module, which settings alone do not need
+    from pyengine.storage.message_store import discover  # imported here: it loads the C module, which settings do not need
 
     found = discover(root, hints)
     return {

@@ -1,20 +1,20 @@
-"""The tables of named rows in config/*.json that RocketMQ's broker keeps and several of our processes change.
+"""The tables of named rows in config/*.json: files of RocketMQ's broker that several processes of pyengine change.
 
     {"dataVersion": {counter, timestamp}, KEY: {name: {...}}}
 
-Each change is a read, a change and a whole new file under one lock. While a broker has the store open the file is its
-own, and changes are refused.
+Each change reads the file and writes a whole new one under a lock. While a broker has the store open the file is the
+broker's, and changes are refused.
 
-`topics.json` (TopicConfigManager, docs/formats.md section 12), "topicConfigTable": which topics there are meant to be.
-The engine needs none of it: a put makes its topic and queue, a reader finds them. It matters to programs that plan by
-it: a broker that opens the store, and tools that ask how many queues a topic has.
+`topics.json` (TopicConfigManager, docs/formats.md section 12), "topicConfigTable": the configured topics.
+The engine does not need it: a put creates its topic and queue, and a reader finds them. Programs that do need it are a
+broker that opens the store, and tools that ask for the number of queues of a topic.
 
-A put to a topic without an entry gets it one, as a broker's autoCreateTopicEnable does: the checkpointer looks at the
-queues that messages came to since its last round (`enter`), and after a crash the start does it for what was read then.
+A topic without an entry gets one after a put, as with a broker's autoCreateTopicEnable: the checkpointer enters the topics
+of messages since its last round (`enter`), and after a crash the start enters those of the records that recovery read.
 
-`subscriptionGroup.json` (SubscriptionGroupManager), "subscriptionGroupTable": which groups there are meant to be.
-pyengine's own consumers need none of it. It matters to a broker that opens the store and to the gateway, which keeps
-it as the broker does: a group that comes is entered, with the defaults.
+`subscriptionGroup.json` (SubscriptionGroupManager), "subscriptionGroupTable": the configured groups.
+pyengine's own consumers do not need it. A broker that opens the store does, and so does the gateway, which keeps
+it as the broker does: a new group is entered with the defaults.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True)
 class RowFormat(Generic[Row]):
-    """How a file's rows are written. `row_of(name, fields)` raises one of PARSE_ERRORS for fields of another shape."""
+    """The format of a file's rows. `row_of(name, fields)` raises one of PARSE_ERRORS for fields of another shape."""
 
-    name: str  # of the file
+    name: str  # the name of the file
     key: str
     row_of: Callable[[str, Any], Row]
     fields_of: Callable[[Row], dict[str, Any]]
 
     def decode(self, text: str) -> NamedRows[Row]:
-        """The table in the text of the file; FormatError for one of another shape."""
+        """Return the table in the text of the file; FormatError for a text of another shape."""
         document: Any = decode_config(text)
         try:
             version = document.get("dataVersion") or {}
@@ -60,7 +60,7 @@ class RowFormat(Generic[Row]):
             raise FormatError(f"no {self.key}: {error!r}") from error
 
     def encode(self, table: NamedRows[Row]) -> str:
-        """Its inverse."""
+        """Return the text of the file for a table: the inverse of decode()."""
         return encode_config({
             "dataVersion": {"counter": table.counter, "timestamp": table.timestamp_ms},
             self.key: {name: self.fields_of(row) for name, row in sorted(table.rows.items())}})
@@ -68,7 +68,7 @@ class RowFormat(Generic[Row]):
 
 @dataclass(frozen=True, slots=True)
 class NamedRows(Generic[Row]):
-    """The file as a whole; `said` is a sentence about a bad file, `is_lost` whether nothing of it could be used."""
+    """The content of a file; `said` is a sentence about a damaged file, `is_lost` whether no part of it could be used."""
 
     rows: dict[str, Row]
     counter: int = 0
@@ -87,7 +87,7 @@ class ConfigTable(Generic[Row]):
         self.path = self._file.path
 
     def read(self) -> NamedRows[Row]:
-        """What the file, or in its place `.bak`, says; a bad file is told in `said`. DiskError for want of a descriptor or of memory."""
+        """Read the file, or `.bak` if it is damaged, which `said` reports then. DiskError for lack of a descriptor or of memory."""
         return self._rows(self._file.read())
 
     def _rows(self, found: ReadConfig[NamedRows[Row]]) -> NamedRows[Row]:
@@ -97,9 +97,9 @@ class ConfigTable(Generic[Row]):
 
     @contextlib.contextmanager
     def changed(self) -> Iterator[NamedRows[Row]]:
-        """The table, whose rows the block may change; then, if it did, the new file is written, durable before this returns.
+        """Yield the table, whose rows the block may change; if it did, write the new file, durable when the block has ended.
 
-        DiskError where nothing of the file could be used, or it could not be read: it is left as it is.
+        DiskError, with the file unchanged, if it could not be read or no part of it could be used.
         """
         with exclusive(self.path):
             use = store_use(self._root)
@@ -117,17 +117,17 @@ class ConfigTable(Generic[Row]):
 
 @contextlib.contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Be the one process that changes this config/*.json inside the block: a lock on `<name>.lock`, which dies with its process.
+    """Allow one process at a time to change this config/*.json, by a lock on `<name>.lock` that ends with the process.
 
-    StoreBusyError where another process holds it for LOCK_WAIT_S: a stopped one must not stop the checkpointer. No other user
-    may open the file.
+    StoreBusyError if another process holds the lock for LOCK_WAIT_S: a stopped process must not block the checkpointer. Other
+    users may not open the lock file.
     """
     make_folders(path.parent)
     lock = path.with_name(path.name + ".lock")
     with disk_errors("open", lock):
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, LOCK_MODE)
     try:
-        with contextlib.suppress(OSError):  # an older version made it for all to read, which is enough to hold it
+        with contextlib.suppress(OSError):  # an older version created it readable for all, which is enough to lock it
             os.fchmod(descriptor, LOCK_MODE)
         until_s = time.monotonic() + LOCK_WAIT_S
         while True:
@@ -146,18 +146,18 @@ def exclusive(path: Path) -> Iterator[None]:
 LOCK_MODE, LOCK_WAIT_S, LOCK_STEP_S = 0o600, 10.0, 0.01
 TOPICS_NAME = "topics.json"
 PERM_INHERIT, PERM_WRITE, PERM_READ, PERM_PRIORITY = 1, 2, 4, 8
-QUEUE_NUMS_ABSENT = 16  # what TopicConfig has where the file does not say
+QUEUE_NUMS_ABSENT = 16  # RocketMQ's TopicConfig default for a number that the file does not have
 QUEUE_NUMS_MAX = 65_536
 QUEUE_NUMS_NEW = 8
-GROUP_TOPIC_PREFIXES = ("%RETRY%", "%DLQ%")  # a broker makes these with one queue
+GROUP_TOPIC_PREFIXES = ("%RETRY%", "%DLQ%")  # a broker creates these topics with one queue
 DEFAULT_TOPIC = "TBW102"  # the topic whose queues and rights a new topic inherits
-# A broker's own, with queues and rights of its own: an entry that says less of DEFAULT_TOPIC would end the making of topics by clients.
+# A broker's own topics, which it configures itself: with a lesser entry of DEFAULT_TOPIC clients could not create topics any more.
 BROKERS_TOPICS = frozenset((SCHEDULE_TOPIC, DEFAULT_TOPIC, "BenchmarkTest", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"))
 
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """One topic: how many queues readers and producers should use, and what they may do (perm: 4 read, 2 write)."""
+    """One topic: the number of queues for readers and for producers, and the permissions (perm: 4 read, 2 write)."""
 
     topic: str
     read_queue_nums: int = QUEUE_NUMS_NEW
@@ -166,7 +166,7 @@ class TopicConfig:
     order: bool = False
     topic_filter_type: str = "SINGLE_TAG"
     topic_sys_flag: int = 0
-    more: dict[str, Any] = field(default_factory=dict, compare=False)  # what a later version wrote, kept as it is
+    more: dict[str, Any] = field(default_factory=dict, compare=False)  # unknown fields, of a later version, which are kept
 
     @property
     def perm_text(self) -> str:
@@ -175,7 +175,7 @@ class TopicConfig:
                        for letter, bit in (("R", PERM_READ), ("W", PERM_WRITE), ("X", PERM_INHERIT)))
 
     def check(self) -> TopicConfig:
-        """Itself, or UsageError that says what is allowed."""
+        """Return self, or raise UsageError with what is allowed."""
         for name in ("read_queue_nums", "write_queue_nums"):
             if not 1 <= getattr(self, name) <= QUEUE_NUMS_MAX:
                 raise UsageError(f"{name} is {getattr(self, name)}: give 1 to {QUEUE_NUMS_MAX}")
@@ -192,7 +192,7 @@ class TopicConfigs(ConfigTable[TopicConfig]):
 
     @property
     def stamp(self) -> int:
-        """A number that differs when the file was changed; 0 without it."""
+        """Return a number that differs when the file has changed; 0 if there is no file."""
         try:
             found = os.stat(self.path)
         except OSError:
@@ -200,7 +200,7 @@ class TopicConfigs(ConfigTable[TopicConfig]):
         return hash((found.st_mtime_ns, found.st_ino, found.st_size))
 
     def create(self, config: TopicConfig) -> TopicConfig:
-        """Enter a new topic, durable before this returns; UsageError when it is there already."""
+        """Enter a new topic, durable before this returns; UsageError if it has an entry already."""
         with self.changed() as table:
             if config.topic in table.rows:
                 raise UsageError(f"the topic {config.topic} is there already: update it")
@@ -208,37 +208,37 @@ class TopicConfigs(ConfigTable[TopicConfig]):
         return config
 
     def ensure(self, config: TopicConfig) -> TopicConfig:
-        """The entry of this topic; `config` is entered, durable before this returns, where there is none."""
+        """Return the entry of this topic; if there is none, enter `config`, durable before this returns."""
         found = self.read().rows.get(config.topic)
         if found is None:
             try:
                 return self.create(config)
-            except UsageError:  # another process was faster
+            except UsageError:  # another process has just entered it
                 found = self.read().rows.get(config.topic)
                 if found is None:
                     raise
         return found
 
     def update(self, topic: str, **changes: Any) -> TopicConfig:
-        """Change fields of a topic that is there, by TopicConfig's names; the new values."""
+        """Change fields of an existing topic, by TopicConfig's names; return the new entry."""
         with self.changed() as table:
             table.rows[topic] = changed = replace(_found(table.rows, topic), **changes).check()
         return changed
 
     def delete(self, topic: str) -> None:
-        """Take the topic out of the file; its messages stay where they are."""
+        """Remove the topic's entry; its messages remain."""
         with self.changed() as table:
             _found(table.rows, topic)
             del table.rows[topic]
 
     def enter(self, queues: Mapping[str, int], queue_nums: int = QUEUE_NUMS_NEW) -> list[str]:
-        """Make entries for topics that have messages and no entry; those that were changed, sorted.
+        """Enter topics that have messages and no entry; return the topics whose entry was changed, sorted.
 
-        `queues`: topic -> the highest queue that has one; `queue_nums`: how many a new entry names at least. Where an
-        entry names too few queues to read, so that a broker would not serve that one, it is raised; nothing else of
-        an entry is changed. Left out are light queues and a broker's own topics, which have no entry or get it from the
-        broker. The file is written once, and only if it must be. DiskError, also when there is a file that cannot be
-        read: it is left as it is.
+        `queues`: topic -> the highest queue with a message; `queue_nums`: the least number of queues of a new entry. If an
+        entry has too few read queues, so that a broker would not serve that one, the number is raised; an entry is not
+        changed otherwise. Light queues, which have no entry, and a broker's own topics, which the broker enters, are left
+        out. The file is written once, and only for a change. DiskError, with the file unchanged, also if it cannot be
+        read.
         """
         wanted = {topic: min(queue_id + 1, QUEUE_NUMS_MAX) for topic, queue_id in queues.items() if _has_entry(topic)}
         if not wanted or not _lacking(self.read().rows, wanted):
@@ -260,12 +260,12 @@ class TopicConfigs(ConfigTable[TopicConfig]):
 
 
 def _has_entry(topic: str) -> bool:
-    """Whether a broker would enter a topic of this name when a message comes."""
+    """Whether a broker would enter a topic of this name when it gets a message."""
     return topic not in BROKERS_TOPICS and not topic.upper().startswith("RMQ_SYS_") and not topic.startswith(LMQ_PREFIX)
 
 
 def _lacking(topics: Mapping[str, TopicConfig], wanted: Mapping[str, int]) -> list[str]:
-    """The topics without an entry, or with one that names fewer queues to read than have messages."""
+    """Return the topics without an entry, or with an entry that has fewer read queues than have messages."""
     return sorted(topic for topic, count in wanted.items() if topic not in topics or topics[topic].read_queue_nums < count)
 
 
@@ -306,7 +306,7 @@ RETRY_MAX_TIMES = 16
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionGroup:
-    """One group: may it consume, how often a message is tried again before it is a dead letter, over how many queues."""
+    """One group: whether it may consume, the retries before a message becomes a dead letter, and the number of retry queues."""
 
     group: str
     consume_enable: bool = True
@@ -317,10 +317,10 @@ class SubscriptionGroup:
     retry_queue_nums: int = 1
     broker_id: int = 0
     which_broker_when_consume_slowly: int = 1
-    more: dict[str, Any] = field(default_factory=dict, compare=False)  # what another version wrote, kept as it is
+    more: dict[str, Any] = field(default_factory=dict, compare=False)  # unknown fields, of another version, which are kept
 
     def fields(self) -> dict[str, Any]:
-        """By RocketMQ's names, in its order."""
+        """Return the fields by RocketMQ's names, in its order."""
         return {theirs: getattr(self, ours) for ours, theirs in _GROUP_FIELDS.items()} | self.more
 
 
@@ -331,9 +331,9 @@ class SubscriptionGroups(ConfigTable[SubscriptionGroup]):
         super().__init__(root, GROUPS_FORMAT)
 
     def enter(self, group: SubscriptionGroup, *, groups_max: int | None = None) -> SubscriptionGroup:
-        """The group as the file has it; entered, durable before this returns, where it has not.
+        """Return the entry of the group; if there is none, enter `group`, durable before this returns.
 
-        UsageError where the file has `groups_max` groups already.
+        UsageError if the file has `groups_max` groups already.
         """
         with self.changed() as table:
             if group.group not in table.rows and groups_max is not None and len(table.rows) >= groups_max:
@@ -341,12 +341,12 @@ class SubscriptionGroups(ConfigTable[SubscriptionGroup]):
             return table.rows.setdefault(group.group, group)
 
     def put(self, group: SubscriptionGroup) -> None:
-        """Enter a group, or replace what the file says of it; durable before this returns."""
+        """Enter a group, or replace its entry; durable before this returns."""
         with self.changed() as table:
             table.rows[group.group] = group
 
     def delete(self, group: str) -> bool:
-        """Take a group out of the file; whether it was there."""
+        """Remove a group's entry; return whether there was one."""
         with self.changed() as table:
             return table.rows.pop(group, None) is not None
 
@@ -362,7 +362,7 @@ _GROUP_FIELDS = {  # SubscriptionGroup's names -> RocketMQ's, in its order
 
 
 def group_of(name: str, fields: dict[str, Any]) -> SubscriptionGroup:
-    """A group by RocketMQ's names; PARSE_ERRORS for values of another kind."""
+    """Make a group from fields with RocketMQ's names; PARSE_ERRORS for values of another kind."""
     values: dict[str, Any] = {}
     for ours, theirs in _GROUP_FIELDS.items():
         if theirs in fields and ours != "group":
