@@ -1,11 +1,11 @@
-"""ConsumeQueue: one queue's entries read from its files, and the files for the process that appends to them.
+"""ConsumeQueue: read one queue's entries from its files, and open the files for the process that appends.
 
-A queue file has its full length at once but gets its blocks in 64 KiB windows ahead of the entries, so that
-many queues do not need room for many full files.
+A queue file has its full length at once, but its blocks are allocated in 64 KiB windows ahead of the entries, so that
+many queues do not need space for many full files.
 
-An extension ends at the end of the unit with the highest address that an entry of the queue names
-(ConsumeQueueExt.truncateByMaxAddress). What comes after it was written by a process that was killed before
-the entry: it is cleared, so that a walk from unit to unit, as RocketMQ makes it at a start, never meets it.
+An extension ends at the end of the unit with the highest address that an entry of the queue points to
+(ConsumeQueueExt.truncateByMaxAddress). A process that was killed before it wrote the entry may have written units after
+that: they are cleared, so that RocketMQ's walk from unit to unit at its start does not find them.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, clear_file
 
 
 class ConsumeQueue:
-    """The queue `topic`-`queue_id`, read. Offsets are entry numbers; positions are bytes of one file.
+    """A reader of the queue `topic`-`queue_id`. Offsets are entry numbers; positions are bytes of one file.
 
-    Entries are in the order of their physical offsets, after possible filler, and zeros
-    end them, so every bound is found by halving. Entries that reach beyond a limit do not
-    exist for the reader. One that damage has changed does not end the queue, nor begin it: the one beside it says so.
+    Filler may come first, then entries in the order of their physical offsets, then zeros,
+    so that every bound is found by binary search. Entries whose messages end beyond a limit do not
+    exist for the reader. A damaged entry is not taken for a bound: the entry next to it is checked too.
     """
 
     def __init__(self, topic: str, queue_id: int, files: MappedFileQueue, ext: MappedFileQueue) -> None:
-        """`files` and `ext`: the folders of the queue and of its extension, followed."""
+        """`files` and `ext` follow the folders of the queue and of its extension."""
         self.topic = topic
         self.queue_id = queue_id
         self.files = files
         self.entries_per_file = files.size_bytes // CQ_ENTRY_BYTES
-        self._max_hint = (-1, 1)  # (file, entries in it): the last max_offset
+        self._max_hint = (-1, 1)  # (file, entries in it) of the last max_offset()
         self._ext = ext
 
     def max_offset(self, limit: int) -> int:
-        """One after the last entry whose message ends at or below `limit`; 0 for an empty queue."""
+        """Return the offset after the last entry whose message ends at or below `limit`; 0 for an empty queue."""
 
         def is_outside(entry: tuple[int, int, int]) -> bool:
             offset, size_bytes, _ = entry
@@ -77,7 +77,7 @@ class ConsumeQueue:
                 continue
             count = self._max_hint[1] if self._max_hint[0] == start else 1
             if is_end(view, count - 1):
-                count = 1  # another limit than last time, or entries were cut
+                count = 1  # the limit is lower than last time, or entries were truncated
             if count < self.entries_per_file and not is_end(view, count):
                 count = self._first(count + 1, self.entries_per_file, functools.partial(is_end, view))
             self._max_hint = (start, count)
@@ -85,7 +85,7 @@ class ConsumeQueue:
         return 0
 
     def min_offset(self, log_min_offset: int, max_offset: int) -> int:
-        """The first entry whose message is still in the log, filler passed over; `max_offset` when all are gone."""
+        """Return the first entry, after filler, whose message is still in the log; `max_offset` if all are deleted."""
 
         def is_there(view: mmap.mmap, number: int) -> bool:
             offset, size_bytes, _ = _entry_of(view, number)
@@ -106,10 +106,10 @@ class ConsumeQueue:
         return max_offset
 
     def min_offset_at_load(self, log_min_offset: int, max_offset: int) -> int:
-        """What RocketMQ reports after loading (ConsumeQueue.correctMinOffset).
+        """Return the minimum that RocketMQ reports after loading (ConsumeQueue.correctMinOffset).
 
-        It looks at the first file only, and 0 remains when no entry of it has a message in
-        the log; where the log starts at 0, filler counts as an entry.
+        RocketMQ reads the first file only, and reports 0 if none of its entries has a message in
+        the log; if the log starts at 0, filler counts as an entry.
         """
         starts = self.files.starts()
         view = self.files.view(starts[0]) if starts else None
@@ -121,7 +121,7 @@ class ConsumeQueue:
         return first + at if at < count else 0
 
     def span(self, offset: int, max_offset: int) -> tuple[mmap.mmap, int, int] | None:
-        """(file, position of entry `offset`, position after the file's last readable entry), None without the file."""
+        """Return (file, position of entry `offset`, position after the file's last readable entry); None without the file."""
         start = self.files.start_of(offset * CQ_ENTRY_BYTES)
         view = None if start is None else self.files.view(start)
         if start is None or view is None:
@@ -129,23 +129,23 @@ class ConsumeQueue:
         return view, offset * CQ_ENTRY_BYTES - start, min(self.files.size_bytes, max_offset * CQ_ENTRY_BYTES - start)
 
     def next_file_offset(self, offset: int) -> int:
-        """The first entry of the file after the one that holds `offset` (ConsumeQueue.rollNextFile)."""
+        """Return the first entry of the file after the one with `offset` (ConsumeQueue.rollNextFile)."""
         return offset + self.entries_per_file - offset % self.entries_per_file
 
     def entry(self, offset: int, max_offset: int) -> ConsumeQueueEntry | None:
-        """One entry, None when it is not there."""
+        """Return one entry, None if it does not exist."""
         span = self.span(offset, max_offset) if 0 <= offset < max_offset else None
         return None if span is None else ConsumeQueueEntry._make(_entry_of(span[0], span[1] // CQ_ENTRY_BYTES))
 
     def record_bytes(self, offset: int, end: int) -> int:
-        """What the records of the entries [offset, end) take in the log, in bytes, by the entries alone; filler takes none."""
+        """Return the bytes of the records of the entries [offset, end), from the sizes in the entries; filler has none."""
         total = 0
         while offset < end:
             span = self.span(offset, end)
             if span is not None:
                 view, at, stop = span
                 data = view[at:stop]
-                if FILLER_BYTES in data:  # else the four bytes of all sizes are summed by slices
+                if FILLER_BYTES in data:  # without filler each of the four bytes of the sizes is summed by a slice
                     total += sum(entry[1] for entry in ENTRY.iter_unpack(data) if not is_filler(entry))
                 else:
                     total += sum(sum(data[8 + byte::CQ_ENTRY_BYTES]) << 8 * (3 - byte) for byte in range(4))
@@ -153,7 +153,7 @@ class ConsumeQueue:
         return total
 
     def ext_unit(self, tags_code: int) -> ConsumeQueueExtUnit | None:
-        """The extension unit that a tags code names, None when it is not there."""
+        """Return the extension unit that a tags code points to, None if it does not exist."""
         offset = decode_ext_address(tags_code)
         start = self._ext.start_of(offset)
         view = None if start is None else self._ext.view(start)
@@ -166,9 +166,10 @@ class ConsumeQueue:
 
     @staticmethod
     def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
-        """The first entry of a file in [low, high) for which it holds, as for all after it; else `high`.
+        """Return the first entry in [low, high) for which `holds` is true, as it must be for all later ones; `high` if none.
 
-        In growing steps from `low` on, then by halving: what is near costs little, also where the file is fetched by ranges.
+        It searches in growing steps from `low`, then by halving, so that a near entry is found fast, also in a file that is fetched
+        by ranges.
         """
         bound, step = low, 1
         while bound < high and not holds(bound):
@@ -180,7 +181,7 @@ _VOID = (0, 0, 0)
 
 
 def _entry_of(view: mmap.mmap, number: int) -> tuple[int, int, int]:
-    """A file's entry of that number. By a slice, which a file that is fetched by ranges can give too (spark/remote_store.py)."""
+    """Return a file's entry of that number, by a slice: files that are fetched by ranges have that too (spark/remote_store.py)."""
     entry: tuple[int, int, int] = ENTRY.unpack(view[number * CQ_ENTRY_BYTES : (number + 1) * CQ_ENTRY_BYTES])
     return entry
 
@@ -189,12 +190,12 @@ def offset_by_time(
     queue: ConsumeQueue, commit_log: MappedFileQueue, timestamp_ms: int, min_offset: int, max_offset: int, *,
     as_rocketmq: bool = False,
 ) -> int:
-    """The entry whose message was stored nearest to `timestamp_ms`, the older one on a tie.
+    """Return the entry whose message was stored nearest to `timestamp_ms`, the older one on a tie.
 
-    The file comes first, by modification time; then its entries are halved. 0 when no
-    file has entries, or a message on the way cannot be read. A file that was modified before its own messages
-    were stored (the wall clock was set back, the store's never is) is no guide: then the messages' times
-    choose the file. `as_rocketmq`: RocketMQ's choice, whatever the file times are.
+    The file is chosen by modification time, then its entries are searched by halving. 0 if no
+    file has entries, or if a message in the search cannot be read. If a file was modified before its own messages
+    were stored (the wall clock was set back, but the store's clock never is), the messages' times
+    choose the file instead. `as_rocketmq`: the file times choose in any case, as in RocketMQ.
     """
     start = _file_by_time(queue, timestamp_ms, max_offset)
     if start is not None and not as_rocketmq:
@@ -238,7 +239,7 @@ def offset_by_time(
 
 
 def _file_by_time(queue: ConsumeQueue, timestamp_ms: int, max_offset: int) -> int | None:
-    """The first file modified at or after the time, else the last (MappedFileQueue.getMappedFileByTime)."""
+    """Return the first file that was modified at or after the time, else the last (MappedFileQueue.getMappedFileByTime)."""
     chosen = None
     for start in queue.files.starts():
         if start >= max_offset * CQ_ENTRY_BYTES:
@@ -255,7 +256,7 @@ def _file_by_time(queue: ConsumeQueue, timestamp_ms: int, max_offset: int) -> in
 def _file_by_messages(
     queue: ConsumeQueue, commit_log: MappedFileQueue, timestamp_ms: int, min_offset: int, max_offset: int
 ) -> int | None:
-    """The first file whose last message was stored at or after the time, else the last."""
+    """Return the first file whose last message was stored at or after the time, else the last."""
     size_bytes, first, end = queue.files.size_bytes, min_offset * CQ_ENTRY_BYTES, max_offset * CQ_ENTRY_BYTES
     starts = [start for start in queue.files.starts() if start < end and start + size_bytes > first]
     at = bisect_left(starts, timestamp_ms, key=lambda start: _stored_ms(
@@ -264,7 +265,7 @@ def _file_by_messages(
 
 
 def _stored_ms(queue: ConsumeQueue, commit_log: MappedFileQueue, byte: int) -> int:
-    """Store time of the message that the entry at this byte of the queue names, -1 when that cannot be told."""
+    """Return the store time of the message of the entry at this byte of the queue, -1 if that is unknown."""
     start = queue.files.start_of(byte)
     view = None if start is None else queue.files.view(start)
     if start is None or view is None:
@@ -274,7 +275,7 @@ def _stored_ms(queue: ConsumeQueue, commit_log: MappedFileQueue, byte: int) -> i
 
 
 def store_timestamp_ms(commit_log: MappedFileQueue, physical_offset: int, size_bytes: int) -> int:
-    """CommitLog.pickupStoreTimestamp: the record's store time, -1 when the record is not there."""
+    """Return the record's store time, -1 if there is no such record. RocketMQ: CommitLog.pickupStoreTimestamp."""
     start = commit_log.start_of(physical_offset)
     view = None if start is None else commit_log.view(start)
     if start is None or view is None or physical_offset - start + max(size_bytes, MESSAGE_BYTES_MIN) > len(view):
@@ -286,8 +287,11 @@ def store_timestamp_ms(commit_log: MappedFileQueue, physical_offset: int, size_b
 
 
 class QueueEnd(NamedTuple):
-    """`next_offset` is the queue offset after the last real entry, 0 without any; `max_physical` the physical
-    end of that entry's message, -1 without any."""
+    """The end of a queue.
+
+    `next_offset` is the queue offset after the last entry that is not filler, 0 without one; `max_physical` is the physical
+    end of that entry's message, -1 without one.
+    """
 
     next_offset: int
     max_physical: int
@@ -297,7 +301,7 @@ EMPTY = QueueEnd(0, -1)
 
 
 def find_queue_end(folder: Path, file_bytes: int) -> QueueEnd:
-    """Where the queue in `folder` ends; zeros end the data, filler alone is none.
+    """Find the end of the queue in `folder`: zeros follow the last entry; filler does not count as an entry.
 
     Raises StoreRefusedError for a foreign file or a wrong length, DiskError when it cannot be read.
     """
@@ -315,7 +319,7 @@ def find_queue_end(folder: Path, file_bytes: int) -> QueueEnd:
 
 
 def remove_void_files(folder: Path, file_bytes: int) -> None:
-    """Delete the queue's files that hold nothing but filler and zeros, left by a start that was cut short."""
+    """Delete the queue's files that have only filler and zeros, which a crash left before the first entry."""
     removed = False
     for segment in list_segments(folder, file_bytes):
         data = segment.path.read_bytes()
@@ -330,28 +334,29 @@ def remove_void_files(folder: Path, file_bytes: int) -> None:
 
 
 def sync_names(folder: Path) -> None:
-    """Make the names of a queue's folders durable: the process that made them may have died before it did that."""
+    """Sync the names of a queue's folders: the process that created them may have died before it synced them."""
     if folder.is_dir():
         sync_folder(folder.parent)
         sync_folder(folder.parent.parent)
 
 
 def begin_queues(folders: Sequence[str], file_bytes: int) -> list[int] | None:
-    """Make the first files of queues that begin at 0, together, durable, and open them; None where that cannot be done
-    (create_files). The first begun_bytes() of each have blocks."""
+    """Create the first files of many queues that begin at 0, durably, and open them; None if create_files() cannot.
+
+    The first begun_bytes() of each file have blocks.
+    """
     return create_files([f"{folder}/{segment_name(0)}" for folder in folders], file_bytes, allocate=begun_bytes(file_bytes))
 
 
 def begun_bytes(file_bytes: int) -> int:
-    """How much of a queue's first file has blocks from the beginning."""
+    """Return the bytes of a queue's first file that have blocks when it is created."""
     return min(WINDOW_BYTES, file_bytes)
 
 
 def open_queue_file(folder: Path, file_bytes: int, position: int, *, may_make: bool = True) -> tuple[int, int, int]:
-    """Open the file that holds entry `position`, making it if need be: (descriptor, the queue's byte
-    that it begins at, bytes that certainly have blocks or -1).
+    """Open, or create, the file of entry `position`: (descriptor, start of the file in the queue, bytes with blocks, -1: unknown).
 
-    A new file whose first entries will never come gets filler in front (docs/formats.md section 8.3).
+    A new file gets filler in place of entries that will not be written (docs/formats.md section 8.3).
     Raises DiskFullError, DiskError (also for a missing file without `may_make`), StoreRefusedError.
     """
     byte = position * CQ_ENTRY_BYTES
@@ -366,7 +371,7 @@ def open_queue_file(folder: Path, file_bytes: int, position: int, *, may_make: b
 
 
 def _open_made(path: Path, file_bytes: int) -> int | None:
-    """A descriptor of the file, None where it does not exist yet."""
+    """Open the file if it exists; return its descriptor, None if it does not exist."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -402,7 +407,7 @@ _ENTRIES_READ_BYTES = 3276 * CQ_ENTRY_BYTES
 
 
 def settle_ext_end(queue_folder: Path, ext_folder: Path, queue_file_bytes: int, ext_file_bytes: int) -> int:
-    """Where the next unit goes; what comes after it is cleared. May be done twice.
+    """Return the address of the next unit, after clearing all bytes from there on. May be repeated.
 
     Raises StoreRefusedError for a foreign file or a wrong length in either folder, DiskError.
     """
@@ -433,7 +438,7 @@ def _end_of_named(queue: list[MappedFile], files: list[MappedFile], file_bytes: 
 
 
 def _addresses_backwards(queue: list[MappedFile]) -> Iterator[int]:
-    """What the queue's entries name in the extension, the newest entry first."""
+    """Yield the extension addresses in the queue's entries, the newest entry first."""
     for file in reversed(queue):
         with open(file.path, "rb") as opened:
             end = used_end(file.path)
@@ -450,8 +455,10 @@ def _addresses_backwards(queue: list[MappedFile]) -> Iterator[int]:
 
 
 def open_ext_file(folder: Path, file_bytes: int, offset: int) -> tuple[int, int, int]:
-    """Open the file that holds byte `offset` of the extension, making it if need be: (descriptor, its first byte's
-    place, bytes that certainly have blocks or -1). Raises DiskFullError, DiskError, StoreRefusedError."""
+    """Open, or create, the extension's file of byte `offset`: (descriptor, start of the file, bytes with blocks, -1: unknown).
+
+    Raises DiskFullError, DiskError, StoreRefusedError.
+    """
     start = offset - offset % file_bytes
     path = folder / segment_name(start)
     fd = _open_made(path, file_bytes)

@@ -1,43 +1,43 @@
-"""How far consumer groups have read, and how far each delay level is delivered (docs/formats.md section 12).
+"""The offsets of consumer groups, and those up to which each delay level is delivered (docs/formats.md section 12).
 
 `config/consumerOffset.json` (ConsumerOffsetManager):
 
-`{"offsetTable": {"topic@group": {"queueId": next offset}}}`, the same file as RocketMQ's
-broker keeps, with a checksum after it that JSON readers do not see. Several processes
-may change it: each change is a read, a change and a whole new file under one lock
-(`OffsetLock`), so none is lost; a crash leaves the old file or the new one.
-While a broker has the store open the file is its own, and changes are refused.
+`{"offsetTable": {"topic@group": {"queueId": next offset}}}`, the same file that RocketMQ's
+broker writes, followed by a checksum that JSON readers ignore. Several processes
+may change it: each change reads the file and writes a whole new one under a lock
+(`OffsetLock`), so that no change is lost; a crash leaves the old file or the new one.
+While a broker has the store open the file is the broker's, and changes are refused.
 
-A file that cannot be believed never stops a process: the one before it, `.bak`, is used,
-and `notes` say so. The next change sets the bad one aside as `.damaged`; `.bak` is
-never replaced by it. What the system does not let a process read (no descriptor left, no right, a
-failing disk) is no damage: DiskError, and nothing is changed.
+A damaged file does not stop a process: it uses the previous file, `.bak`, and `notes` say so. The
+next change renames the damaged file to `.damaged`; it never becomes `.bak`. A file that the system
+does not let a process read (no free descriptor, no permission, a failing disk) does not count as
+damaged: the process raises DiskError and changes nothing.
 
-The lock lets one writer at a time through, whichever process dies or hangs in the middle.
-`config/consumers/lock` holds a generation and a ticket; the writer holds an exclusive
-open-file-description lock on the byte of that generation, which the kernel drops when it
-dies. A writer that neither dies nor goes on (SIGSTOP, a stalled disk) is passed over
-after TIMEOUT_S: a waiting process takes the byte of the next generation and writes that
-number down. Why the old one can do no harm when it wakes:
+The lock admits one writer at a time, whichever process dies or hangs inside it.
+`config/consumers/lock` has a generation and a ticket; the writer has an exclusive
+open-file-description lock on the byte of that generation, which the kernel releases when the
+writer dies. If a writer stays alive and makes no progress (SIGSTOP, a stalled disk), another
+process takes over after TIMEOUT_S: it locks the byte of the next generation and writes that
+number to the file. This is why the old writer does no harm when it resumes:
 
-    writer     makes its unfinished file, named after its generation
-               looks whether that is still the present one; if not, it gives up
-               renames the file into place
-    successor  writes its generation down
-               removes every unfinished file but its own
+    writer     creates its unfinished file, named after its generation
+               checks that the file's generation is still its own; if not, it gives up
+               renames the unfinished file into place
+    successor  writes its own generation
+               removes every unfinished file except its own
                reads the table
 
-If the old writer's file was made before the successor's removal, its rename comes before
-that removal, and the successor reads what it wrote, or it finds the file gone. If it was
-made after, the look in between finds the newer generation. Either way it raises
-LockPassedOnError, and its change is made again on what is there then.
+If the old writer created its file before the successor's removal, either its rename comes
+before that removal, and the successor reads the new content, or its rename fails, since the
+file is removed. If it created its file later, its check finds the newer generation. If it
+did not rename, it raises LockPassedOnError, and its change is repeated on the current content.
 
-The generation may be any number, also one that a damaged lock file holds.
+The generation may be any number, even one from a damaged lock file.
 
 `config/delayOffset.json` (ScheduleMessageService):
 `{"offsetTable": {level: next offset in queue level - 1 of SCHEDULE_TOPIC_XXXX}}`. RocketMQ
-writes the levels unquoted, which is read; what is written is strict JSON, which RocketMQ
-reads. One process writes it: the scheduler.
+writes the levels without quotes, which this module can read; it writes strict JSON, which
+RocketMQ can read. Only the scheduler writes the file.
 """
 
 from __future__ import annotations
@@ -74,20 +74,20 @@ from pyengine.storage.read_level import StoreUse, store_use
 
 TIMEOUT_S = 10.0
 _NAP_FIRST_S, _NAP_LAST_S = 0.0005, 0.02
-_STATE = struct.Struct("<QQ")  # generation, ticket of the present writer
+_STATE = struct.Struct("<QQ")  # generation, ticket of the current writer
 _GENERATIONS = 1 << 40
 _TRIES_AHEAD = 16
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class LockPassedOnError(Exception):
-    """Another process is the writer now: nothing was changed, begin again."""
+    """Another process has become the writer: nothing was changed; repeat the change."""
 
 
 class OffsetLock:
-    """The right to replace one file, between processes. Holds nothing open between uses.
+    """A lock between processes for the replacement of one file. It keeps no file open between uses.
 
-    `while_waiting` is called between looks, for a process that must show that it lives.
+    `while_waiting` is called at each poll, for a process that must send heartbeats.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class OffsetLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[Writer]:
-        """Be the one writer inside the block. Waits as long as others go on writing."""
+        """Be the only writer inside the block. Waits as long as other writers make progress."""
         make_folders(self._folder)
         while True:
             descriptor = self._open()
             try:
                 generation = self._acquire(descriptor)
-                if not is_at(descriptor, self._path):  # another process removed it: others lock another file
+                if not is_at(descriptor, self._path):  # the lock file was replaced: other processes lock the new one
                     continue
                 try:
                     writer = Writer(self._target, descriptor, generation)
@@ -115,7 +115,7 @@ class OffsetLock:
                     yield writer
                     return
                 finally:
-                    unlock(descriptor, generation, 1)  # a child forked meanwhile has the descriptor too
+                    unlock(descriptor, generation, 1)  # not by close() alone: a child that was forked meanwhile has the descriptor too
             finally:
                 os.close(descriptor)
 
@@ -150,7 +150,7 @@ class OffsetLock:
             nap_s = min(2 * nap_s, _NAP_LAST_S)
 
     def _pass_over(self, descriptor: int, generation: int) -> int | None:
-        """Take a later generation; None when another process has just done so, or the writer went on."""
+        """Take over with a later generation; None if another process has just done so, or if the writer made progress."""
         for ahead in range(1, _TRIES_AHEAD):
             following = (generation + ahead) % _GENERATIONS
             if try_lock(descriptor, following, self._path):
@@ -163,7 +163,7 @@ class OffsetLock:
 
 
 class Writer:
-    """The one writer, until it leaves the block or is passed over."""
+    """The only writer, until the block ends or another process takes over."""
 
     def __init__(self, target: Path, descriptor: int, generation: int) -> None:
         self._target = target
@@ -171,15 +171,15 @@ class Writer:
         self._generation = generation
 
     def check(self) -> None:
-        """LockPassedOnError when this is the writer no more."""
+        """Raise LockPassedOnError if another process has taken over."""
         if _read_lock(self._descriptor)[0] != self._generation:
             raise LockPassedOnError
 
     def replace(self, content: bytes, *, keep_as: str) -> None:
-        """Make `content` the file's, durable, whole or not at all; what was there stays as `<name>.<keep_as>`.
+        """Replace the content of the file, atomically and durably; keep the old content as `<name>.<keep_as>`.
 
-        The file exists at every moment once it has existed. LockPassedOnError, or
-        DiskFullError, DiskError, FlushError: the old file is then still in place.
+        Once the file exists it exists at every moment. After LockPassedOnError,
+        DiskFullError, DiskError or FlushError the old file is still in place.
         """
         unfinished = self._unfinished("")
         try:
@@ -192,12 +192,12 @@ class Writer:
         except OSError as error:
             raise disk_error(error, "write", self._target) from error
         finally:
-            with contextlib.suppress(OSError):  # still there only if something failed
+            with contextlib.suppress(OSError):  # it exists only after a failure
                 os.unlink(unfinished)
         sync_folder(self._target.parent)
 
     def remove_unfinished(self) -> None:
-        """Remove what writers have left that died or were passed over, so that they cannot finish it."""
+        """Remove the unfinished files of earlier writers, dead or stopped, so that they cannot rename them."""
         for path in self._target.parent.glob(f"{self._target.name}.*.tmp"):
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
@@ -216,7 +216,7 @@ class Writer:
             os.close(descriptor)
 
     def _keep_old(self, suffix: str) -> None:
-        """Leave the present content under another name too: a second name for the same file, so nothing is torn."""
+        """Give the current content a second name, by a hard link: no bytes are copied that could be torn."""
         spare = self._unfinished("old-")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(spare)
@@ -226,17 +226,17 @@ class Writer:
             return
         try:
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                _sync(descriptor, self._target)  # a broker does not sync what it writes
+                _sync(descriptor, self._target)  # a broker may have written it without a sync
             try:
                 os.link(self._target, spare)
             except FileNotFoundError:
                 raise
-            except OSError:  # no hard links here
+            except OSError:  # the file system has no hard links
                 self._write(spare, os.pread(descriptor, os.fstat(descriptor).st_size, 0))
         finally:
             os.close(descriptor)
         os.rename(spare, self._target.with_name(f"{self._target.name}.{suffix}"))
-        with contextlib.suppress(FileNotFoundError):  # rename() does nothing when both already are one file
+        with contextlib.suppress(FileNotFoundError):  # rename() does nothing when both names are the same file
             os.unlink(spare)
 
 
@@ -269,20 +269,20 @@ OFFSET_MAX = (1 << 63) - 1
 _TRIES = 5
 _NOT_THE_FILES_FAULT = (*PASSING_ERRNOS, errno.EIO, errno.EACCES)
 
-Table = dict[str, dict[int, int]]  # "topic@group" -> queue id -> the next offset that the group wants
+Table = dict[str, dict[int, int]]  # "topic@group" -> queue id -> the group's next offset
 
 
 @dataclass(slots=True)
 class OffsetTable:
-    """What the file says, or the one before it; `notes` are sentences about what could not be believed."""
+    """The content of the file, or of the previous one; `notes` are sentences about damage."""
 
     offsets: Table = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    is_damaged: bool = False  # the file itself: `.bak`, or nothing, is used for it
+    is_damaged: bool = False  # the file is damaged: the table comes from `.bak`, or is empty
 
 
 class ConsumerOffsets:
-    """The groups' offsets of one store. Holds nothing open between calls; threads and processes may share it."""
+    """The groups' offsets of one store. It keeps no file open between calls; threads and processes may share it."""
 
     def __init__(
         self, root: str | os.PathLike[str], *, timeout_s: float = TIMEOUT_S, while_waiting: Callable[[], object] | None = None,
@@ -293,9 +293,9 @@ class ConsumerOffsets:
         self._lock = OffsetLock(self._path, folder / "consumers", timeout_s=timeout_s, while_waiting=while_waiting)
 
     def table(self) -> OffsetTable:
-        """All groups' offsets now, with notes about damage. Takes no lock: the file is always whole.
+        """Return all groups' current offsets, with notes about damage. It takes no lock, since files are replaced atomically.
 
-        DiskError where the system does not let this process read it now.
+        DiskError if the system does not let this process read the file now.
         """
         found = OffsetTable()
         for path in (self._path, self._path.with_name(FILE_NAME + ".bak")):
@@ -315,15 +315,15 @@ class ConsumerOffsets:
         return found
 
     def read(self, topic: str, group: str) -> dict[int, int]:
-        """Queue id -> the next offset that the group wants; empty for a group that never committed."""
+        """Return queue id -> the group's next offset; empty for a group that has never committed."""
         return dict(self.table().offsets.get(group_key(topic, group), {}))
 
     def groups(self) -> dict[tuple[str, str], dict[int, int]]:
-        """(topic, group) -> offsets, of everybody."""
+        """Return (topic, group) -> offsets, of all groups."""
         return {split_key(key): dict(offsets) for key, offsets in self.table().offsets.items()}
 
     def commit(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
-        """Remember these queues' next offsets, durable before this returns; other queues and groups keep theirs.
+        """Store these queues' next offsets, durable before this returns; other queues and groups keep theirs.
 
         StoreBusyError while a RocketMQ broker has the store open.
         """
@@ -335,16 +335,16 @@ class ConsumerOffsets:
         self.update(change)
 
     def update(self, change: Callable[[Table], object]) -> OffsetTable:
-        """Let `change` work on the table as the one writer; what it made of it is durable when this returns.
+        """Call `change` with the table, as the only writer; the changed table is durable when this returns.
 
-        Nothing is written where nothing changed. `change` may be called again if this
-        process was passed over in the middle; whatever it raises ends the update, with
-        nothing written. StoreBusyError while another program has the store open.
+        An unchanged table is not written. `change` is called again if another process
+        took over meanwhile; an exception in it ends the update without a
+        write. StoreBusyError while another program has the store open.
         """
         return self._update(change, own_store=False)
 
     def update_as_owner(self, change: Callable[[Table], object]) -> OffsetTable:
-        """The same for the process that holds the store exclusively (recovery)."""
+        """Like update(), for the process that has locked the store exclusively (recovery)."""
         return self._update(change, own_store=True)
 
     def _update(self, change: Callable[[Table], object], *, own_store: bool) -> OffsetTable:
@@ -376,12 +376,12 @@ class ConsumerOffsets:
                                 "that is read: forget groups that are no longer used", path=str(self._path))
             writer.replace(content, keep_as="damaged" if found.is_damaged else "bak")
         else:
-            writer.check()  # what was read may be old by now
+            writer.check()  # if another process has taken over, the table may be old
         return found
 
 
 def group_key(topic: str, group: str) -> str:
-    """`topic@group`; UsageError for names that the file, or the file system, cannot carry."""
+    """Return `topic@group`; UsageError for names that are illegal in the file or in the file system."""
     for what, name in (("topic", topic), ("group", group)):
         if not name or SEPARATOR in name or "/" in name or not name.isprintable():
             raise UsageError(f"{what} {name!r} must be given, printable, and hold no {SEPARATOR} and no /")
@@ -391,7 +391,7 @@ def group_key(topic: str, group: str) -> str:
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """(topic, group) of a key."""
+    """Return (topic, group) of a key."""
     topic, _, group = key.partition(SEPARATOR)
     return topic, group
 
@@ -402,13 +402,13 @@ def _read(path: Path) -> bytes:
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
-        if error.errno in _NOT_THE_FILES_FAULT:  # it may be whole: neither `.bak` nor a new file may take its place
+        if error.errno in _NOT_THE_FILES_FAULT:  # the file may be undamaged: `.bak` or a new file must not replace it
             raise disk_error(error, "read", path) from error
         raise FormatError(f"it cannot be read: {error.strerror}") from error
 
 
 def decode_offsets(content: bytes) -> Table:
-    """The offset table; FormatError if the text has another shape or another checksum."""
+    """Return the offset table; FormatError if the text has another shape or a wrong checksum."""
     check_seal(content)
     document: Any = decode_config(content.decode("utf-8"))
     try:
@@ -420,7 +420,7 @@ def decode_offsets(content: bytes) -> Table:
 
 
 def _text(key: str) -> str:
-    key.encode("utf-8")  # ValueError for half a surrogate pair, which could not be written again
+    key.encode("utf-8")  # ValueError for half a surrogate pair, which could not be written back
     return key
 
 
@@ -441,25 +441,27 @@ _INT64_MAX = (1 << 63) - 1
 
 
 class DelayOffsets:
-    """The file of one store. Holds nothing open between calls."""
+    """The file delayOffset.json of one store. It keeps no file open between calls."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._file = ConfigFile(StorePaths(root).config / NAME, decode_delay_offsets)
         self.path = self._file.path
 
     def read(self) -> tuple[dict[int, int], str]:
-        """(level -> next offset, sentence about a bad file); an empty table where there is none to be used. DiskError for want
-        of a descriptor or of memory."""
+        """Return (level -> next offset, sentence about a damaged file); the table is empty if no file can be used.
+
+        DiskError for lack of a descriptor or of memory.
+        """
         table, said, *_ = self._file.read()
         return table or {}, said
 
     def write(self, table: Mapping[int, int]) -> None:
-        """Replace the file, durable; the old one stays as `.bak`. Raises DiskFullError, DiskError or FlushError."""
+        """Replace the file, durably; the old one is kept as `.bak`. Raises DiskFullError, DiskError or FlushError."""
         self._file.write(encode_config({"offsetTable": dict(sorted(table.items()))}))
 
 
 def decode_delay_offsets(text: str) -> dict[int, int]:
-    """The table in the text of the file; FormatError for one of another shape."""
+    """Return the table in the text of the file; FormatError for a text of another shape."""
     document: Any = decode_config(text)
     try:
         table = {int(level): int(offset) for level, offset in document["offsetTable"].items()}

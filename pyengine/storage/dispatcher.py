@@ -1,14 +1,14 @@
-"""From the log to consume queues and index (DefaultMessageStore.doDispatch; docs/formats.md sections 8 and 10).
+"""Dispatch records of the log to consume queues and index (DefaultMessageStore.doDispatch; docs/formats.md sections 8 and 10).
 
 Invariants:
-1. Entry k of a queue goes to byte 20 k; dispatching a range again changes nothing that is right.
-2. A position that `dispatch` returned is wholly dispatched: every entry and every key of the records below it
-   has been handed to the kernel. The caller publishes it afterwards, and after a crash starts from what it published.
-3. A half record is waited for, never skipped.
-4. Keys are put once: the undo of the put under way is in `index_progress`, which outlives this process when
-   it lies in shared memory, and the keys that are in already are read off the index file's last entries.
+1. Entry k of a queue goes to byte 20 k; dispatching a range again does not change correct entries.
+2. Everything below an offset that `dispatch` returned is dispatched: every entry and every key of the records below it
+   is in the page cache. The caller publishes the offset afterwards, and after a crash continues from the published one.
+3. An incomplete record is dispatched when it is complete; it is never skipped.
+4. Each key is put once: the undo of an unfinished put is in `index_progress`, which survives this process if
+   it is in shared memory, and the last entries of the index file tell which keys are already put.
 
-Used by recovery (inline, with private progress) and by the reputter worker; one Dispatcher per store at a time.
+Recovery uses it (inline, with private progress), and the reputter; there must be one Dispatcher per store at a time.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GAP", "DispatchOptions", "Dispatcher", "QueueGap", "Touched", "TouchedQueue", "is_queue_name", "touched_queues"]
 
-GAP = "gap"  # a reason to stop, beside those of native.scan
-TOGETHER_MIN = 8    # so many new queues are begun together
-TOGETHER_MAX = 256  # ... and no more at a time: as many files are open meanwhile
+GAP = "gap"  # a reason to stop, in addition to those of native.scan
+TOGETHER_MIN = 8    # least number of new queues whose first files are created together
+TOGETHER_MAX = 256  # ... and most at a time: each is an open file
 _OPEN_FILES_MIN = 16
 _OPEN_FILES_MAX = 1 << 16
 _NAME_BYTES_MAX = 255
@@ -71,7 +71,7 @@ _QUEUE_OFFSET_MAX = (1 << 62) // CQ_ENTRY_BYTES
 
 
 class QueueGap(NamedTuple):
-    """A queue ends at `next_offset` (0: it has no entry) but its first message in the range has a later offset.
+    """A queue ends at `next_offset` (0: it has no entry), but its first message in the range has a higher queue offset.
 
     `max_physical` is the physical end of its last entry's message, -1 without one.
     """
@@ -85,7 +85,7 @@ class QueueGap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DispatchOptions:
-    """The settings of the store that dispatching needs beside its sizes, by the names of EngineConfig."""
+    """The settings that dispatch needs in addition to the file sizes, by the names of EngineConfig."""
 
     message_index_enable: bool = True
     message_delay_level: str = DEFAULT_MESSAGE_DELAY_LEVEL
@@ -94,19 +94,19 @@ class DispatchOptions:
 
     @classmethod
     def of(cls, settings: object) -> DispatchOptions:
-        """Those of an EngineConfig, or of any other object that has them."""
+        """Take them from an EngineConfig, or from any other object that has them."""
         return cls(**{each.name: getattr(settings, each.name) for each in fields(cls)})
 
 
 class Dispatcher:
-    """Writes what the log says into consume queues and index.
+    """Writes the entries and keys of the log's records to consume queues and index.
 
     `index_progress` is the 256-byte area for the index undo: a cffi pointer or a
-    writable buffer that outlives this process, or None for private memory. Give the
-    next Dispatcher the same area after this process was killed; zero it when the
-    store was recovered by other means. `open_files_max` bounds the descriptors
-    held (default: half of what the process may open, whose soft limit is raised).
-    `topic_stats` (native.store_stats, it must outlive this object) counts new entries by topic.
+    writable buffer that survives this process, or None for private memory. After a kill of
+    this process pass the same area to the next Dispatcher; zero it if the
+    store was recovered without it. `open_files_max` is the most descriptors that are kept
+    open (default: half of the process's limit, whose soft limit is raised).
+    `topic_stats` (native.store_stats, it must live longer than this object) counts new entries by topic.
 
     Raises StoreRefusedError for files of wrong lengths, DiskFullError, DiskError.
     """
@@ -132,8 +132,8 @@ class Dispatcher:
         self._open_files_max = max(_OPEN_FILES_MIN, open_files_max or _default_open_files())
         self._open_files = 0
         self._multi_dispatch = options.enable_multi_dispatch
-        self._looked_to = -1  # up to there in the log it is known which queues begin
-        self._begun: dict[tuple[str, int], int] = {}  # descriptors of queues whose first file was made ahead of their first entry
+        self._looked_to = -1  # the new queues are known up to this offset of the log
+        self._begun: dict[tuple[str, int], int] = {}  # descriptors of queues whose first file was created before their first entry
         self._on_gap = on_gap
         progress = new_progress() if index_progress is None else progress_at(index_progress)
         self._kept = index_progress  # the memory of `progress`
@@ -156,18 +156,18 @@ class Dispatcher:
             self._loop.struct.indexed_keys = indexed.keys
 
     def dispatch(self, view: Readable, base_offset: int, start: int, end: int) -> int:
-        """Dispatch the whole records of [start, end) and return how far it came.
+        """Dispatch the complete records of [start, end) and return the offset after the last one.
 
         `view` is the mapping of one whole segment, whose first byte is at the
-        physical offset `base_offset`. At a blank that lies below `end` altogether the
-        answer is the start of the next segment. `stopped_by` then says why it went no
-        further: `range_end` or `overrun` at a half record, `blank`, or what is wrong
-        with the record there (see native.scan.REASONS).
+        physical offset `base_offset`. After a blank that ends below `end` the
+        result is the start of the next segment. `stopped_by` then has the reason for the
+        stop: `range_end` or `overrun` at an incomplete record, `blank`, or the damage
+        of the record there (see native.scan.REASONS).
 
         Raises DiskFullError or DiskError with the path; a later call with the same
-        `start` goes on where that one failed.
+        `start` continues where this one failed.
         """
-        with bounded(view, base_offset, start, end) as data:  # released also when this raises: the caller unmaps
+        with bounded(view, base_offset, start, end) as data:  # released even if this raises, since the caller unmaps
             return self._run(view, data, base_offset, start, end)
 
     def _run(self, view: Readable, data: Array[int], base_offset: int, start: int, end: int) -> int:
@@ -187,7 +187,7 @@ class Dispatcher:
                     self.stopped_by = GAP
                     return state.reached
             elif reason == NEEDS_INDEX:
-                loop.use_index(None)  # its mapping is about to go
+                loop.use_index(None)  # its mapping is about to be closed
                 loop.use_index(self._index_files.make_next())
             elif reason == FAILED:
                 self._raise_failed()
@@ -199,11 +199,11 @@ class Dispatcher:
 
     @property
     def loop(self) -> DispatchLoop:
-        """The native loop, for a caller that runs it by itself and comes back here when it needs a queue or a file."""
+        """The native loop, for a caller that runs it itself and calls dispatch() when the loop needs a queue or a file."""
         return self._loop
 
     def queue_ends(self) -> dict[tuple[str, int], int]:
-        """The next queue offset of every queue that was dispatched to since this object was made."""
+        """Return the next queue offset of every queue that got entries from this object."""
         queues = self._loop.queues
         return {
             (_text(queues.topic(number)), queues[number].queue_id): queues[number].next_offset
@@ -213,31 +213,31 @@ class Dispatcher:
 
     @property
     def messages(self) -> int:
-        """Records dispatched."""
+        """The number of records that were dispatched."""
         return self._loop.struct.messages
 
     @property
     def keys(self) -> int:
-        """Keys put into the index."""
+        """The number of keys that were put into the index."""
         return self._loop.struct.keys
 
     @property
     def entries(self) -> int:
-        """Queue entries written, repaired ones too."""
+        """The number of queue entries that were written, repaired ones too."""
         return self._loop.struct.queues.written
 
     @property
     def out_of_order(self) -> int:
-        """Entries from beyond their queue's end: put at the end, as RocketMQ does (docs/formats.md section 8.4)."""
+        """The number of entries with an offset beyond the end of their queue, appended as in RocketMQ (docs/formats.md section 8.4)."""
         return self._loop.struct.queues.out_of_order
 
     @property
     def last_store_timestamp_ms(self) -> int:
-        """Store time of the newest record that was dispatched, -1 without any."""
+        """The store time of the newest dispatched record, -1 if there is none."""
         return self._loop.struct.last_store_timestamp_ms
 
     def close(self) -> None:
-        """Close all files. Nothing is lost: what was dispatched is with the kernel."""
+        """Close all files. No entry is lost: the kernel has all that were written."""
         for number in list(self._loop.queues.open_queues()):
             self._close_file(number)
         while self._begun:
@@ -254,9 +254,9 @@ class Dispatcher:
         self.close()
 
     def _begin_queues(self, view: Readable, base_offset: int, start: int, end: int) -> None:
-        """Make the first files of the queues that begin in [start, end) together, where there are many.
+        """Create the first files of the queues that begin in [start, end) together, if there are many.
 
-        Of a queue that has a folder already nothing is known here: it comes one by one.
+        A queue that has a folder already may have entries, and is opened when it is needed.
         """
         if start < self._looked_to or not self._may_make_files or self._ext_bytes:
             return
@@ -276,13 +276,13 @@ class Dispatcher:
             room = min(room, self._open_files_max - self._open_files)
 
     def _add_queue(self, topic: bytes, queue_id: int, queue_offset: int) -> bool:
-        """Make the queue known; False when `on_gap` does not want it."""
+        """Add the queue to the loop; False when `on_gap` refuses it."""
         refused = not is_queue_name(topic) or not 0 <= queue_offset <= _QUEUE_OFFSET_MAX
         next_offset, max_physical = queue_offset, -1
         if not refused:
             folder = self._folder(topic, queue_id)
             is_begun = (_text(topic), queue_id) in self._begun
-            if is_begun and queue_offset > 0:  # another number comes first: the file is made again, with filler in front
+            if is_begun and queue_offset > 0:  # its first entry is not number 0: the file is created again, with filler before the entry
                 os.close(self._begun.pop((_text(topic), queue_id)))
                 self._open_files -= 1
                 is_begun = False
@@ -347,7 +347,7 @@ class Dispatcher:
             os.close(fd)
 
     def _close_least_used(self) -> None:
-        """Close a quarter of the files, so that looking for them costs little per file."""
+        """Close the least used quarter of the files: the search for them costs little per file then."""
         queues = self._loop.queues
         by_age = sorted(queues.open_queues(), key=lambda number: queues[number].last_used)
         for number in by_age[: max(1, len(by_age) // 4)]:
@@ -367,8 +367,10 @@ class Dispatcher:
 
 
 def is_queue_name(topic: bytes) -> bool:
-    """True when a folder can have this topic's name. The door refuses the others; a foreign log may hold them,
-    and their messages are indexed but get no queue."""
+    """Whether a folder can have this topic's name.
+
+    Puts to other topics are refused, but another program's log may have them: their messages are indexed and get no queue.
+    """
     if not 0 < len(topic) <= _NAME_BYTES_MAX or topic in (b".", b"..") or b"/" in topic or b"\0" in topic:
         return False
     try:
@@ -383,7 +385,7 @@ def _text(topic: bytes) -> str:
 
 
 def _default_open_files() -> int:
-    """Half of what the process may open, which is raised to what the system allows it."""
+    """Raise the process's soft limit of open files to the hard one, and return half of it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:

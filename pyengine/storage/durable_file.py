@@ -1,11 +1,11 @@
 """The small files of config/: one record of this engine, or one table that RocketMQ reads too (docs/formats.md section 12).
 
     DurableRecord   a line or a few of JSON that only this engine writes: watermark, markers, notes
-    ConfigFile      RocketMQ's config/*.json, with `.bak`: a bad file keeps no process from starting
+    ConfigFile      RocketMQ's config/*.json, with `.bak`: a process starts even if the file is damaged
 
-Both are replaced whole and durable (durable_writes.write_config). A power cut under RocketMQ may leave an empty or garbled
-file, and its broker then does not start. Here the `.bak` of the last write is used instead, then nothing at all; a
-sentence says what happened.
+Both are replaced atomically and durably (durable_writes.write_config). After a power cut RocketMQ's broker may find an empty or
+garbled file, and then does not start. Here a process uses the `.bak` of the last write instead or, without that, no content, and
+reports it in a sentence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Value = TypeVar("Value")
 
 
 class Reading(NamedTuple, Generic[Value]):
-    """The record, None without a file or with one that cannot be believed: then `damage` ends the sentence about it."""
+    """The record, None if there is no file or it is damaged; `damage` is the end of a sentence about the damage."""
 
     record: Value | None
     damage: str = ""
@@ -34,7 +34,7 @@ class Reading(NamedTuple, Generic[Value]):
 
 @dataclass(frozen=True, slots=True)
 class DurableRecord(Generic[Value]):
-    """The file config/`name`. `unpack` makes the record of its fields, PARSE_ERRORS for wrong ones; `pack` undoes that.
+    """The file config/`name`. `unpack` makes the record from its fields (PARSE_ERRORS for wrong ones); `pack` is the inverse.
 
     `is_sealed`: the file has a CRC-32 over its other fields as a field of its own.
     """
@@ -49,7 +49,7 @@ class DurableRecord(Generic[Value]):
         return StorePaths(root).config / self.name
 
     def content(self, record: Value) -> bytes:
-        """The bytes of the file."""
+        """Return the bytes of the file."""
         fields = self.pack(record)
         if self.is_sealed:
             crc = zlib.crc32(json.dumps(fields, sort_keys=True).encode())
@@ -57,7 +57,7 @@ class DurableRecord(Generic[Value]):
         return json.dumps(fields, indent=self.indent).encode() + b"\n"
 
     def read(self, root: Root) -> Reading[Value]:
-        """What the file says. DiskError when it cannot be read now."""
+        """Read the file. DiskError when it cannot be read now."""
         path = self.path(root)
         try:
             content = read_small_file(path)
@@ -74,11 +74,11 @@ class DurableRecord(Generic[Value]):
         return Reading(record)
 
     def write(self, root: Root, record: Value) -> None:
-        """Replace the file, whole or not at all, durable before this returns. DiskFullError, DiskError or FlushError."""
+        """Replace the file atomically, durable before this returns. DiskFullError, DiskError or FlushError."""
         write_config(self.path(root), self.content(record), keep_backup=False)
 
     def remove(self, root: Root) -> None:
-        """Durable before this returns; nothing happens without the file."""
+        """Remove the file, if it exists; its absence is durable before this returns."""
         path = self.path(root)
         if path.exists():
             path.unlink()
@@ -86,8 +86,8 @@ class DurableRecord(Generic[Value]):
 
 
 class ReadConfig(NamedTuple, Generic[Value]):
-    """What a file says, or None; a sentence about what was wrong; whether `.bak` said it; whether the file may be whole,
-    although it could not be read: then nothing may be written in its place; whether nothing stands in either file."""
+    """The outcome of a read: the content or None; a sentence about damage; whether the content is of `.bak`; whether the file
+    may be undamaged although it could not be read, so that it must not be replaced; whether both files are absent or empty."""
 
     value: Value | None
     said: str = ""
@@ -97,7 +97,7 @@ class ReadConfig(NamedTuple, Generic[Value]):
 
 
 class ConfigFile(Generic[Value]):
-    """One config/*.json of a store. Holds nothing open between calls."""
+    """One config/*.json of a store. It keeps no file open between calls."""
 
     def __init__(self, path: Path, decode: Callable[[str], Value]) -> None:
         """`decode` raises FormatError for a text of another shape."""
@@ -106,10 +106,10 @@ class ConfigFile(Generic[Value]):
         self._keep_backup = True
 
     def read(self) -> ReadConfig[Value]:
-        """What the file says, else its `.bak`; None where neither can be used.
+        """Read the file, else its `.bak`; the content is None if neither can be used.
 
-        The sentence is empty when the file was good, or when neither file is there. DiskError where a file cannot be opened
-        for want of a descriptor or of memory: that says nothing about it, and the next try may do.
+        The sentence is empty if the file is undamaged, or if neither file exists. DiskError if a file cannot be opened
+        for lack of a descriptor or of memory: the file may be undamaged, and a later try may succeed.
         """
         backup = self.path.with_name(self.path.name + ".bak")
         found = self._read(self.path, backup)
@@ -117,17 +117,17 @@ class ConfigFile(Generic[Value]):
         return found
 
     def read_to_change(self) -> ReadConfig[Value]:
-        """The same before a write; DiskError too where what stands there would be lost by it: it could not be read, or used."""
+        """Like read(), before a write; DiskError also if the write would destroy content that could not be read or used."""
         found = self.read()
         if found.is_unread or (found.value is None and found.said and not found.is_empty):
             raise DiskError(f"{found.said}: it is not changed; repair the file or remove it", path=str(self.path))
         return found
 
     def write(self, text: str) -> None:
-        """Replace the file, durable; the old one stays as `.bak`. DiskFullError, DiskError or FlushError.
+        """Replace the file, durably; the old one is kept as `.bak`. DiskFullError, DiskError or FlushError.
 
-        Where the last read() used `.bak`, the bad file does not become it: a crash between the two renames would leave
-        two bad files.
+        If the last read() used `.bak`, the damaged file does not replace it: a crash between the two renames would leave
+        two damaged files.
         """
         write_config(self.path, text.encode(), keep_backup=self._keep_backup)
         self._keep_backup = True
@@ -146,7 +146,7 @@ class ConfigFile(Generic[Value]):
                           {why, old_why} <= {_MISSING, _EMPTY})
 
     def _try(self, path: Path) -> tuple[Value | None, str, bool]:
-        """(value, why not, whether it may be whole); an empty file counts as damaged: RocketMQ never writes one on purpose."""
+        """Return (value, damage, whether it may be undamaged); an empty file is damaged, since RocketMQ never writes one."""
         try:
             text = read_small_file(path).decode()
         except FileNotFoundError:

@@ -1,26 +1,26 @@
-"""New files, writes into files that exist and their removal: durable when they return, with this project's errors.
+"""Create files, write into existing ones and remove them: durable when a function returns, with this project's errors.
 
-Lengths never change. A large file is deleted in two steps: its name first, its blocks after that, a piece at a
-time. A reader may have the file mapped. It is never shortened, which would kill that reader by SIGBUS: a hole
-is punched instead, and the reader sees zeros there. A reader that copies from a mapping looks afterwards
-whether the file still has its name (MESSAGE_WAS_REMOVING). Killed in between: the name is gone for good, and
-the kernel frees the rest with the last descriptor and mapping. A folder is synced after each name, oldest
-first, so that a power cut never leaves a gap between files.
+A file's length never changes. A large file is deleted in two steps: its name first, then its blocks, piece by
+piece. A reader may have the file mapped: truncating it would kill that reader by SIGBUS, so a hole
+is punched instead, and the reader sees zeros there. A reader that copies from a mapping checks afterwards
+that the file still has its name (MESSAGE_WAS_REMOVING). After a kill between the steps the name is removed, and
+the kernel frees the blocks with the last descriptor and mapping. Files are deleted oldest first, and the folder is
+synced after each name, so that a power cut never leaves a gap between files.
 
 New files appear complete or not at all (docs/promises.md, 3).
 
-A segment directory may hold nothing but full-length files with proper names:
-RocketMQ refuses the whole store otherwise. So a file is created without a name
-(O_TMPFILE), given its length and its blocks, synced, and only then linked; the
-directory is synced last. A crash at any moment leaves either nothing or the
-finished file.
+A segment directory may contain only full-length files with valid names:
+otherwise RocketMQ refuses the whole store. So a file is created without a name
+(O_TMPFILE), gets its length and its blocks, is synced, and is linked after that; the
+directory is synced last. A crash at any moment leaves either no file or the
+complete one.
 
-Where the file system refuses O_TMPFILE (or /proc is missing) the file is built
+If the file system refuses O_TMPFILE (or /proc is missing), the file is created
 in a sibling of its directory, `.<directory>.new`, and renamed. A crash may leave
-that sibling; `sweep_unfinished` removes it at start. RocketMQ skips it:
-it lists only the directories it knows and, below a topic, only numeric names.
+that sibling; `sweep_unfinished` removes it at the next start. RocketMQ ignores it:
+it lists only the directories that it knows and, below a topic, only numeric names.
 
-Config files are replaced by rename, with the previous content kept as `.bak`.
+Config files are replaced by rename, and the previous content is kept as `.bak`.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ Allocation = Literal["full", "none"] | int
 FILE_MODE = 0o644
 FOLDER_MODE = 0o755
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-# What open(O_TMPFILE) answers where the kernel or the file system does not know it.
+# The errors of open(O_TMPFILE) if the kernel or the file system does not support it.
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
 
 
 def create_file(folder: Path | str, name: str, size_bytes: int, *, allocate: Allocation = "full") -> int:
     """Create `folder/name` with `size_bytes` zeros, durable, and return a read-write descriptor.
 
-    `allocate` says how much of it gets real blocks now: "full", "none", or that many
-    bytes from the start. Missing directories are made and synced too. Raises
-    DiskFullError (nothing is left), DiskError with errno EEXIST when the name
-    is taken (the file there is untouched), FlushError when a sync failed.
+    `allocate` is how much of it gets blocks now: "full", "none", or that many
+    bytes from the start. Missing directories are created and synced too. Raises
+    DiskFullError (no file is left), DiskError with errno EEXIST when the name
+    exists (that file is not changed), FlushError when a sync failed.
     """
     folder = Path(folder)
     if size_bytes < 0 or "/" in name or name in ("", ".", ".."):
@@ -79,9 +79,9 @@ def create_file(folder: Path | str, name: str, size_bytes: int, *, allocate: All
 def create_files(paths: Sequence[str], size_bytes: int, *, allocate: Allocation) -> list[int] | None:
     """Create many files as create_file does, with two syncs of their file system for all of them instead of some for each.
 
-    Missing directories are made. Each file is complete once it has its name, and all are durable at the end: the answer is a
-    read-write descriptor of each. None where this cannot be done: some or none are there then, each complete, its name perhaps
-    not durable.
+    Missing directories are created. Each file is complete when it has its name, and all are durable at the end; returns a
+    read-write descriptor of each. None if this cannot be done: then some of the files may exist, each complete, with a name
+    that may not be durable.
     """
     made: list[int] = []
     try:
@@ -113,10 +113,10 @@ def create_files(paths: Sequence[str], size_bytes: int, *, allocate: Allocation)
 
 
 def write_config(path: Path | str, content: bytes, *, keep_backup: bool = True, mode: int = FILE_MODE) -> None:
-    """Replace `path` by `content`, durable, whole or not at all; the old content stays as `path.bak`.
+    """Replace `path` by `content`, atomically and durably; the old content is kept as `path.bak`.
 
-    `path` exists at every moment once it has existed (RocketMQ's own way has a gap). With another `mode` no byte of the
-    content is ever in a file of more rights. Raises DiskFullError, DiskError or FlushError; the old file is then still in place.
+    Once `path` exists it exists at every moment (RocketMQ's own way has a gap). With a stricter `mode` no file with more
+    rights ever has the content. Raises DiskFullError, DiskError or FlushError; the old file is still in place then.
     """
     path = Path(path)
     make_folders(path.parent)
@@ -125,7 +125,7 @@ def write_config(path: Path | str, content: bytes, *, keep_backup: bool = True, 
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         try:
             if mode != FILE_MODE:
-                os.fchmod(descriptor, mode)  # of one that a crash left, or another program
+                os.fchmod(descriptor, mode)  # the file may exist, from a crash or another program, with other rights
             failpoint("config_opened")
             _write_all(descriptor, content)
             failpoint("config_written")
@@ -140,14 +140,14 @@ def write_config(path: Path | str, content: bytes, *, keep_backup: bool = True, 
     except OSError as error:
         raise disk_error(error, "write", path) from error
     finally:
-        with contextlib.suppress(OSError):  # still there only if something failed
+        with contextlib.suppress(OSError):  # it exists only after a failure
             os.unlink(temporary)
     sync_folder(path.parent)
     failpoint("config_durable")
 
 
 def make_folders(folder: Path | str) -> None:
-    """Make `folder` and its missing parents, each one synced into the directory that holds it."""
+    """Create `folder` and its missing parents, and sync the directory that contains each new one."""
     folder = Path(folder)
     missing = []
     while not folder.is_dir():
@@ -168,12 +168,12 @@ def make_folders(folder: Path | str) -> None:
 
 
 def sync_folder(folder: Path | str) -> None:
-    """Make the names in `folder` durable, or raise FlushError (DiskFullError where the disk is full)."""
+    """Make the names in `folder` durable, or raise FlushError (DiskFullError if the disk is full)."""
     descriptor = _open_folder(Path(folder))
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno == errno.EINVAL:  # some network file systems: directories cannot be synced
+        if error.errno == errno.EINVAL:  # some network file systems cannot sync directories
             return
         if error.errno in _FULL:
             raise DiskFullError(f"no room to sync {folder}", errno=error.errno, path=str(folder)) from error
@@ -184,7 +184,7 @@ def sync_folder(folder: Path | str) -> None:
 
 
 def sweep_unfinished(root: Root) -> list[Path]:
-    """Remove what an interrupted create_file or write_config left below `root`; returns what was removed.
+    """Remove the files that an interrupted create_file or write_config left below `root`; return their paths.
 
     For the store's owner only, before any worker runs.
     """
@@ -207,7 +207,7 @@ def sweep_unfinished(root: Root) -> list[Path]:
 
 
 class _TmpfileRefusedError(Exception):
-    """This file system or this system cannot do it; use the sibling directory."""
+    """The file system or the kernel does not support O_TMPFILE; use the sibling directory."""
 
 
 def _create_unnamed(folder: Path, name: str, size_bytes: int, allocate: Allocation) -> int:
@@ -225,7 +225,7 @@ def _create_unnamed(folder: Path, name: str, size_bytes: int, allocate: Allocati
             try:
                 link_unnamed(descriptor, name, folder_fd)
             except OSError as error:
-                if error.errno == errno.ENOENT:  # no /proc
+                if error.errno == errno.ENOENT:  # /proc is missing
                     raise _TmpfileRefusedError from error
                 raise disk_error(error, "create", folder / name) from error
             failpoint("new_file_linked")
@@ -239,7 +239,7 @@ def _create_unnamed(folder: Path, name: str, size_bytes: int, allocate: Allocati
 
 
 def sibling_of(folder: Path) -> Path:
-    """Where files of `folder` are in the making; what is there at a start is removed."""
+    """Return the sibling directory in which files of `folder` are created; a start removes what is left in it."""
     return folder.with_name(f".{folder.name}.new")
 
 
@@ -269,7 +269,7 @@ def _create_in_sibling(folder: Path, name: str, size_bytes: int, allocate: Alloc
             unfinished.unlink()
         raise
     finally:
-        with contextlib.suppress(OSError):  # another file may be in the making there
+        with contextlib.suppress(OSError):  # another file may be under construction there
             sibling.rmdir()
 
 
@@ -279,7 +279,7 @@ def _rename_new(unfinished: Path, target: Path) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        # Each directory has one creating process, so look-then-rename has no rival.
+        # Only one process creates files in a directory, so no file can appear between the check and the rename.
         if target.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
         os.rename(unfinished, target)
@@ -323,7 +323,7 @@ def _sync_or_unlink(folder: Path, path: Path) -> None:
 
 
 def _keep_backup(path: Path) -> None:
-    """Leave the present content under `path.bak` too. A hard link, so nothing is copied or torn."""
+    """Give the current content the second name `path.bak`, by a hard link: no bytes are copied that could be torn."""
     spare = path.with_name(path.name + ".bak.tmp")
     with contextlib.suppress(FileNotFoundError):
         spare.unlink()
@@ -331,14 +331,14 @@ def _keep_backup(path: Path) -> None:
         os.link(path, spare)
     except FileNotFoundError:
         return
-    except OSError:  # no hard links here
+    except OSError:  # the file system has no hard links
         spare.write_bytes(read_small_file(path))
         with open(spare, "rb") as copied:
             _sync_file(copied.fileno(), spare)
     failpoint("config_backup_linked")
     os.rename(spare, path.with_name(path.name + ".bak"))
     failpoint("config_backup_renamed")
-    with contextlib.suppress(FileNotFoundError):  # rename() does nothing when both already are one file
+    with contextlib.suppress(FileNotFoundError):  # rename() does nothing when both names are the same file
         spare.unlink()
 
 
@@ -353,14 +353,14 @@ def _open_folder(folder: Path) -> int:
         return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
-MANY_FILES = 32  # to be synced: one sync of their file system costs less than one of each
+MANY_FILES = 32  # from this number on one sync of the file system costs less than a sync of each file
 
-_REWRITE_BYTES = 1 << 20  # at a time
-_BLOCK_BYTES = 4096  # what a write past the page cache begins at and is a multiple of
+_REWRITE_BYTES = 1 << 20  # per step
+_BLOCK_BYTES = 4096  # direct writes start at, and have a length of, a multiple of this
 
 
 def write_at(path: Path, content: bytes | memoryview, position: int) -> None:
-    """Write bytes to their place in a file, durable. Raises DiskFullError, DiskError or FlushError."""
+    """Write bytes at a position of a file, durably. Raises DiskFullError, DiskError or FlushError."""
     descriptor = open_file(path, os.O_WRONLY)
     try:
         pwrite_all(descriptor, content, position, path)
@@ -372,21 +372,21 @@ def write_at(path: Path, content: bytes | memoryview, position: int) -> None:
 
 
 def rewrite(path: Path, start: int, end: int) -> None:
-    """Write the bytes [start, end) of a file over themselves and sync it, so that they are on the disk when this returns.
+    """Rewrite the bytes [start, end) of a file in place and sync it, so that they are on the disk when this returns.
 
-    For bytes that an earlier sync may have failed on: their pages count as clean, and a sync alone would leave
-    them out. Then the same once more past the page cache: ext4 takes the blocks of a failed write for written ones,
-    and puts there what is written again, but their extent stays marked unwritten, and after a reboot it reads as
-    zeros. A write past the page cache drops the pages first, so it comes last: on a disk that still fails they are
-    the only copy.
-    The file's time stays, since segments and queue files are looked up and deleted by it.
+    It is for bytes whose sync may have failed: their pages are marked clean, so that another sync would skip
+    them. After the rewrite through the page cache it writes them directly too: after a failed write ext4 takes the
+    blocks for written ones and writes there again, but the extent stays marked as unwritten and reads as
+    zeros after a reboot. A direct write drops the pages first, so it comes last: on a disk that still fails the
+    pages are the only copy.
+    The file's modification time is kept, since segments and queue files are found and deleted by it.
     """
     descriptor = open_file(path, os.O_RDWR)
     try:
         status = os.fstat(descriptor)
         at, end = start - start % _BLOCK_BYTES, min(end + -end % _BLOCK_BYTES, status.st_size)
         pieces = [(place, min(_REWRITE_BYTES, end - place)) for place in range(at, end, _REWRITE_BYTES)]
-        with mmap.mmap(-1, _REWRITE_BYTES) as memory, memoryview(memory) as buffer:  # aligned, as direct writes ask for
+        with mmap.mmap(-1, _REWRITE_BYTES) as memory, memoryview(memory) as buffer:  # aligned, as direct writes require
             for place, count in pieces:
                 with buffer[:count] as piece:
                     _read_piece(descriptor, piece, place, path)
@@ -401,10 +401,10 @@ def rewrite(path: Path, start: int, end: int) -> None:
 
 
 def _write_directly(descriptor: int, pieces: Sequence[tuple[int, int]], buffer: memoryview, path: Path) -> None:
-    """Whole blocks past the page cache, where the file system can do that."""
+    """Write whole blocks directly, without the page cache, if the file system supports that."""
     try:
         direct = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
-    except OSError:  # tmpfs and others have no such writes
+    except OSError:  # tmpfs and others have no direct writes
         return
     try:
         for place, count in pieces:
@@ -416,8 +416,8 @@ def _write_directly(descriptor: int, pieces: Sequence[tuple[int, int]], buffer: 
                 try:
                     done = os.pwrite(direct, piece, place)
                 except OSError as error:
-                    pwrite_all(descriptor, piece, place, path)  # the pages are gone
-                    if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):  # larger blocks than ours
+                    pwrite_all(descriptor, piece, place, path)  # the direct write has dropped the pages
+                    if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):  # the device's blocks are larger than _BLOCK_BYTES
                         return
                     raise FlushError(f"cannot write {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
                 if done != count:
@@ -435,7 +435,7 @@ def _read_piece(descriptor: int, piece: memoryview, place: int, path: Path) -> N
 
 
 def sync_file(path: Path, *, is_synced: bool = False) -> None:
-    """fsync one file, or raise FlushError: final, never retried. `is_synced`: by a sync of its file system, only ask."""
+    """fsync one file, or raise FlushError, which is never retried. `is_synced`: its file system was synced; only check for an error."""
     descriptor = open_file(path, os.O_RDONLY)
     try:
         if is_synced:
@@ -448,16 +448,16 @@ def sync_file(path: Path, *, is_synced: bool = False) -> None:
 
 @contextlib.contextmanager
 def start_writeback(paths: Sequence[Path]) -> Iterator[None]:
-    """Inside the block the kernel begins to write what is dirty in these files, so that sync_file waits less later.
+    """Inside the block let the kernel write the dirty pages of these files, so that a later sync_file is shorter.
 
-    Not a sync: nothing is durable by it, and an error of the disk is left for the sync to tell.
-    Where no thread is to be had nothing begins early.
+    It is not a sync: it makes nothing durable, and the later sync reports an error of the disk.
+    If no thread can be started, it does nothing.
     """
     thread = threading.Thread(target=_start_writing, args=(paths,), name="begin-writing", daemon=True)
     is_begun = True
     try:
         thread.start()
-    except RuntimeError:  # a limit on processes
+    except RuntimeError:  # the limit on processes is reached
         is_begun = False
     try:
         yield
@@ -477,7 +477,7 @@ def _start_writing(paths: Sequence[Path]) -> None:
 
 
 def sync_descriptor(descriptor: int, path: Path) -> None:
-    """fsync, or raise FlushError: final, never retried."""
+    """fsync, or raise FlushError, which is never retried."""
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -485,13 +485,13 @@ def sync_descriptor(descriptor: int, path: Path) -> None:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """A descriptor, or DiskError."""
+    """Open a file and return its descriptor, or raise DiskError."""
     with disk_errors("open", path):
         return os.open(path, flags)
 
 
 def pwrite_all(descriptor: int, content: bytes | memoryview, position: int, path: Path) -> None:
-    """Write all of it, or raise DiskFullError or DiskError. Not synced."""
+    """Write all bytes, or raise DiskFullError or DiskError. Not synced."""
     rest = memoryview(content)
     with disk_errors("write", path):
         while rest:
@@ -502,17 +502,17 @@ def pwrite_all(descriptor: int, content: bytes | memoryview, position: int, path
 
 STEP_BYTES = 64 << 20
 PAUSE_S_MIN = 0.005
-SHARE = 4  # the pause after a step is this many times as long as the step: the disk is left to others
+SHARE = 4  # the pause after a step is this many times as long as the step, so that others can use the disk
 
 
 def unlink_durably(path: Path) -> int:
-    """Take the file's name away, durable; a descriptor that keeps its blocks, -1 if it had to go at once.
+    """Remove the file's name, durably; return a descriptor that keeps its blocks, -1 if the blocks were freed at once.
 
-    Raises DiskError, the file being untouched, where the folder cannot be written. A file
-    that is not there is as good as deleted.
+    Raises DiskError, with the file unchanged, if the folder cannot be written. A file
+    that does not exist counts as deleted.
     """
     descriptor = -1
-    with contextlib.suppress(OSError):  # no right or no descriptor free: then without pacing
+    with contextlib.suppress(OSError):  # no permission or no free descriptor: the blocks are freed at once
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -533,9 +533,9 @@ def unlink_durably(path: Path) -> int:
 
 
 def give_back(descriptor: int, *, step_bytes: int = STEP_BYTES, clock: Callable[[], float] = time.monotonic) -> Iterator[float]:
-    """Free the blocks of a nameless file step by step and close it; after each step the seconds to pause are yielded.
+    """Free the blocks of a file without a name step by step and close it; after each step yield the seconds to pause.
 
-    Where the file system cannot punch holes everything goes with the descriptor.
+    If the file system cannot punch holes, closing the descriptor frees all blocks.
     """
     try:
         if descriptor < 0:

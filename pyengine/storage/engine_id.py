@@ -1,18 +1,18 @@
-"""Which store this is: `config/engine-id` and `config/epoch`.
+"""The identity of a store: `config/engine-id` and `config/epoch`.
 
 `config/engine-id` is JSON: a UUID, and the device and inode that the file itself had
-when it was written. A file with another inode is a copy of a store: the store's owner
-gives it a new UUID, so that it never believes the original's watermark or shared
-memory, and notes in `copy_of` the original's and, after it, those from which that one had been
-copied: a copy that is copied before its recovery is over hands on a watermark that is not its own.
-Another device with the same inode is the same file after a remount (btrfs and overlay number their
-devices anew each time): the UUID stays.
+when it was written. If the file has another inode now, the store is a copy: its owner
+gives it a new UUID, so that it never uses the original's watermark or shared
+memory. `copy_of` then has the UUID of the original, followed by those of the stores that the original was
+copied from: a store that is copied before its first recovery may still have the watermark of an earlier original.
+The same inode on another device is the same file after a remount (btrfs and overlay number their
+devices anew each time): the UUID is kept.
 
-The shared objects of a store are named by `short`, made of the UUID and of the device
-and inode that the file has *now*, so a copy, or a clone of the whole disk, never finds
-the original's objects, even before its owner gave it a new UUID.
+The names of a store's shared objects have `short`, which is made from the UUID and from the device
+and inode that the file has *now*. So a copy, or a clone of the whole disk, never finds
+the original's objects, even before its owner has given it a new UUID.
 
-`config/epoch` is a number, raised at each recovery.
+`config/epoch` is a number that each recovery raises.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from pyengine.errors import disk_error, disk_errors
 from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_small_file
 from pyengine.storage.durable_writes import FILE_MODE, make_folders, sync_folder, write_config
 
-COPIES_MAX = 16  # so many originals are noted
+COPIES_MAX = 16  # most originals that are noted
 
 
 @dataclass(frozen=True, slots=True)
 class EngineId:
     """Identity of one store directory. `device` and `inode` are those of config/engine-id now.
 
-    `copied_from` are the UUIDs of the stores that this directory was copied from, the latest first; `is_copy` says that it
-    was copied and that its owner has not given it a UUID of its own yet.
+    `copied_from` are the UUIDs of the stores that this directory was copied from, the latest first; `is_copy`: it
+    was copied, and its owner has not given it a UUID of its own yet.
     """
 
     uuid: uuid.UUID
@@ -49,35 +49,35 @@ class EngineId:
 
     @property
     def short(self) -> str:
-        """16 hex digits that name the store's shared objects."""
+        """The 16 hex digits in the names of the store's shared objects."""
         place = struct.pack(">QQ", self.device, self.inode)
         return hashlib.sha256(self.uuid.bytes + place).hexdigest()[:16]
 
 
 def engine_id_path(root: str | os.PathLike[str]) -> Path:
-    """Where a store keeps its identity."""
+    """Return the path of a store's identity file."""
     return Path(root) / "config" / "engine-id"
 
 
 def epoch_path(root: str | os.PathLike[str]) -> Path:
-    """Where a store keeps the number of its last recovery."""
+    """Return the path of the file with the number of the last recovery."""
     return Path(root) / "config" / "epoch"
 
 
 def read_engine_id(root: str | os.PathLike[str]) -> EngineId | None:
-    """The identity as the file says, or None if the store has none yet. Never writes."""
+    """Return the identity from the file, or None if the store has none yet. Never writes."""
     found = _read(engine_id_path(root))
     return None if found is None else found[0]
 
 
 def renew_copied_id(root: str | os.PathLike[str]) -> None:
-    """Give a copied directory a UUID of its own; one that has no identity stays without. For the store's owner only."""
+    """Give a copied store a UUID of its own; a store without identity gets none. For the store's owner only."""
     if read_engine_id(root) is not None:
         ensure_engine_id(root)
 
 
 def ensure_engine_id(root: str | os.PathLike[str]) -> EngineId:
-    """The store's identity, made or, for a copied directory, replaced. For the store's owner only.
+    """Return the store's identity; create it if there is none, replace it in a copy. For the store's owner only.
 
     A crash leaves the old file or the new one.
     """
@@ -94,25 +94,25 @@ def ensure_engine_id(root: str | os.PathLike[str]) -> EngineId:
 
 
 def read_epoch(root: str | os.PathLike[str]) -> int:
-    """The number of the last recovery, 0 if there was none."""
+    """Return the number of the last recovery, 0 if there was none."""
     path = epoch_path(root)
     return max(_read_number(path), _read_number(path.with_name(path.name + ".bak")))
 
 
 def raise_epoch(root: str | os.PathLike[str]) -> int:
-    """Write and return the next epoch, durable. For the store's owner only."""
+    """Write the next epoch, durably, and return it. For the store's owner only."""
     epoch = read_epoch(root) + 1
     write_config(epoch_path(root), b"%d\n" % epoch)
     return epoch
 
 
 def read_boot_id() -> bytes:
-    """16 bytes that differ after each boot of the machine."""
+    """Return 16 bytes that are different after each boot of the machine."""
     return uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
 
 
 def _read(path: Path) -> tuple[EngineId, int] | None:
-    """(identity with the present place, device as written), or None without a usable file."""
+    """Return (identity with the file's current device and inode, the device in the file), or None without a usable file."""
     try:
         with open(open_regular(path), "rb") as file:
             status = os.fstat(file.fileno())
@@ -148,7 +148,7 @@ def _write(path: Path, value: uuid.UUID, copied_from: tuple[str, ...] = ()) -> E
 
 
 def _read_number(path: Path) -> int:
-    """The number in the file; 0 without a usable file. DiskError when that cannot be told now: an epoch never goes back."""
+    """Return the number in the file; 0 without a usable file. DiskError if it cannot be read now, since an epoch never decreases."""
     try:
         return int(read_small_file(path))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):

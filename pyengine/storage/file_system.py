@@ -1,14 +1,14 @@
-"""The file system below a store: copy on write, shared between hosts, how full, and the room kept free on it.
+"""The file system of a store: whether it copies on write or is shared between hosts, its use, and the space kept free.
 
-Its kind is told by statfs's magic number. One that is not in these tables counts as a local one that writes
-in place, as ext4, xfs and tmpfs are. If it is not, the first store into a mapping that it has no room for
-finds out (csrc/session_guard.cdef.h).
+statfs's magic number tells the kind. A file system that is not in these tables counts as a local one that writes
+in place, as ext4, xfs and tmpfs do. If that is wrong, the first store into a mapping for which it has no space
+shows it (csrc/session_guard.cdef.h).
 
-Queues and index are made from the log, always after it. On a disk that the log fills to the last byte they
-could not follow: acknowledged messages would stay out of sight, and after a crash recovery could not finish.
-So a new segment is made only if room remains for what the log up to its end may still need. A share of the
-log is an estimate: a queue entry has 20 bytes and a key about 30 more, against messages of some 200. Where it
-is not enough nothing is lost; queues wait until there is room.
+Queues and index are written after the log. If the log filled the disk to the last byte, they could not be
+written: acknowledged messages would be invisible to consumers, and after a crash recovery could not finish.
+So a new segment is created only if space remains for the queues and index of the log up to its end. That space is
+estimated as a share of the log: a queue entry has 20 bytes and a key about 30 more, against messages of some 200. If the
+estimate is too low no message is lost; queues wait until there is space.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import NamedTuple
 from pyengine.errors import DiskFullError, UsageError, disk_errors
 from pyengine.native.flush import file_system
 
-# A write over bytes that are there takes new blocks: on a full disk a store into a mapping is a SIGBUS.
-# An overlay does not tell what lies below it.
+# On these an overwrite takes new blocks: on a full disk a store into a mapping raises SIGBUS.
+# An overlay does not tell the kind of the file system below it.
 COPIES_ON_WRITE = {0x9123683E: "btrfs", 0x2FC12FC1: "zfs", 0xCA451A4E: "bcachefs", 0x3434: "nilfs2", 0x794C7630: "overlay"}
-# More than one host can have it mounted; a lock may be lost with a connection, or be seen on one host alone.
+# More than one host can mount these; a lock may be lost with a connection, or may only be visible on one host.
 SHARED = {
     0x6969: "NFS", 0x517B: "SMB", 0xFF534D42: "SMB (cifs)", 0xFE534D42: "SMB (cifs)", 0x01021997: "9p", 0x00C36400: "CephFS",
     0x5346414F: "AFS", 0x6B414653: "AFS", 0x73757245: "Coda", 0x0BD00BD0: "Lustre", 0x01161970: "GFS2", 0x7461636F: "OCFS2",
@@ -33,7 +33,7 @@ SHARED = {
 
 
 def copies_on_write(descriptor: int) -> bool:
-    """Whether room that was allocated once is not enough for a later write over it."""
+    """Whether an overwrite of allocated blocks needs new blocks."""
     try:
         return file_system(descriptor) in COPIES_ON_WRITE
     except OSError:
@@ -41,7 +41,7 @@ def copies_on_write(descriptor: int) -> bool:
 
 
 def refuse_shared(root: str | os.PathLike[str]) -> None:
-    """UsageError for a store (to be made, too) that another host may have mounted: two engines might write to it."""
+    """Raise UsageError if another host may have mounted the store (existing or new): two engines could write to it."""
     folder = Path(root).absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -61,7 +61,7 @@ UNKNOWN_PERCENT = -1
 
 
 def file_system_of(folder: Path | str) -> str:
-    """The type of the file system that holds the folder, by the longest mount point; empty if /proc does not say."""
+    """Return the type of the folder's file system, by the longest mount point; "" if /proc does not have it."""
     path = os.path.realpath(folder)
     best, kind = "", ""
     try:
@@ -77,13 +77,16 @@ def file_system_of(folder: Path | str) -> str:
 
 
 class DiskUse(NamedTuple):
-    """One folder's file system. `used_percent` is RocketMQ's figure (UtilAll.getDiskPartitionSpaceUsedPercent):
-    the used share of what this user could use, rounded up; UNKNOWN_PERCENT when it cannot be told."""
+    """The use of one folder's file system.
+
+    `used_percent` is RocketMQ's figure (UtilAll.getDiskPartitionSpaceUsedPercent): the used share of the space that this user
+    can use, rounded up; UNKNOWN_PERCENT if it is unknown.
+    """
 
     folder: str
     used_percent: int
     usable_bytes: int
-    unwritable_reason: str = ""       # why nothing can be written there, "" when it can
+    unwritable_reason: str = ""       # why the file system cannot be written, "" when it can
     inodes_left: bool = True
 
     @property
@@ -92,7 +95,7 @@ class DiskUse(NamedTuple):
 
 
 def used_percent(total_blocks: int, free_blocks: int, usable_blocks: int) -> int:
-    """The used share of used + usable, in whole percent, rounded up; UNKNOWN_PERCENT for a file system without blocks."""
+    """Return the used share of used + usable blocks, in percent, rounded up; UNKNOWN_PERCENT for a file system without blocks."""
     used = total_blocks - free_blocks
     entire = used + usable_blocks
     if total_blocks <= 0 or entire <= 0:
@@ -101,7 +104,7 @@ def used_percent(total_blocks: int, free_blocks: int, usable_blocks: int) -> int
 
 
 def used_ratio(folder: str | os.PathLike[str]) -> float | None:
-    """How full the file system of `folder` is, 0 to 1, as `df` counts; None while there is no such folder."""
+    """Return the used share of the file system of `folder`, 0 to 1, as `df` counts; None if there is no such folder."""
     try:
         found = os.statvfs(folder)
     except OSError:
@@ -111,13 +114,13 @@ def used_ratio(folder: str | os.PathLike[str]) -> float | None:
 
 
 def measure(folder: str | os.PathLike[str]) -> DiskUse:
-    """Ask the file system of `folder`; a missing folder is asked for at its nearest parent. Writes nothing, never raises."""
+    """Measure the file system of `folder`, or of its nearest existing parent. Writes nothing, never raises."""
     path = os.path.abspath(os.fspath(folder))
     while not os.path.isdir(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     try:
         status = os.statvfs(path)
-    except OSError:  # a network file system that does not answer just now
+    except OSError:  # for example a network file system that does not answer
         return DiskUse(path, UNKNOWN_PERCENT, 0)
     unwritable_reason = ""
     if status.f_flag & os.ST_RDONLY:
@@ -130,22 +133,22 @@ def measure(folder: str | os.PathLike[str]) -> DiskUse:
 
 
 SHARE_OF_LOG = 4               # 1/4 of the log that is not dispatched yet
-SMALL_FILES_BYTES = 128 << 10  # beginnings of queue files, checkpoint, watermark, marker
+SMALL_FILES_BYTES = 128 << 10  # first blocks of queue files, checkpoint, watermark, marker
 
 
 def derived_room_bytes(log_bytes: int) -> int:
-    """What queues and index of that much log, not dispatched yet, may take."""
+    """Return the space that queues and index of this many undispatched bytes of log may need."""
     return log_bytes // SHARE_OF_LOG + SMALL_FILES_BYTES
 
 
 def free_bytes(folder: str | os.PathLike[str]) -> int:
-    """What a process without special rights may still take on this file system."""
+    """Return the bytes that a process without privileges can still use on this file system."""
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize
 
 
 def reserve_dispatch_space(folder: Path, wanted_bytes: int, undispatched_bytes: int) -> None:
-    """DiskFullError if `wanted_bytes` more on `folder`'s file system leave too little for what is to be dispatched."""
+    """Raise DiskFullError if `wanted_bytes` more on `folder`'s file system leave too little space for dispatch."""
     free, kept = free_bytes(folder), derived_room_bytes(undispatched_bytes)
     if wanted_bytes + kept > free:
         raise DiskFullError(

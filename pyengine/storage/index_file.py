@@ -1,7 +1,7 @@
-"""IndexService: look-up by key through the index files, the files for the process that puts keys, and their layout.
+"""IndexService: find messages by key in the index files, open the files for the process that puts keys, find their layout.
 
-How many slots and entries an index file was made for is read off its own bytes. A file's length gives one
-equation for two numbers. The rest comes from its content: the used slots come before entry 1, their count is
+The number of slots and entries of an index file is derived from its own bytes. Its length gives one
+equation for two numbers; its content decides: the used slots come before entry 1, their count is
 in the header, and every entry belongs to the slot from which its chain starts (hash mod slots). In each
 golden store with an index exactly one pair fits.
 """
@@ -36,11 +36,11 @@ _PAGE = bytes(4096)
 
 
 def find_layout(files: Sequence[Path], wanted: IndexLayout) -> IndexLayout | None:
-    """The layout of these index files (oldest first), or None when they cannot tell.
+    """Return the layout of these index files (oldest first), or None if they do not tell it.
 
-    `wanted` is tried first: a store that has it, default or set, is told by a few
-    chains instead of a search. Without any key in the files only `wanted` can be
-    right, and only if it has their length; then None leaves it as it is.
+    `wanted`, from the settings, is tried first: a few chains confirm it without a search.
+    None if the files have no keys: then only `wanted` can be right, if it has
+    their length.
     """
     with_keys = [view for view in map(_map_for_layout, _spread(files)) if view is not None and unpack_header(view).index_count > 1]
     if not with_keys:
@@ -54,7 +54,7 @@ def find_layout(files: Sequence[Path], wanted: IndexLayout) -> IndexLayout | Non
 
 
 def fits(view: mmap.mmap, layout: IndexLayout) -> bool:
-    """True when the file has this layout's length and a sample of its chains obeys the layout."""
+    """Whether the file has this layout's length and a sample of its chains matches the layout."""
     if len(view) != layout.size_bytes:
         return False
     header = unpack_header(view)
@@ -75,7 +75,7 @@ def _ends_fit(view: mmap.mmap, layout: IndexLayout, header: IndexHeader) -> bool
 
 
 def _chain_fits(view: mmap.mmap, layout: IndexLayout, header: IndexHeader, number: int) -> bool:
-    """Entry `number` is reached from its own slot, over entries of that slot only."""
+    """Whether entry `number` is reached from its own slot, through entries of that slot only."""
     slot = layout.slot_of(unpack_entry(view, layout.entry_at(number)).key_hash)
     (current,) = SLOT.unpack_from(view, layout.slot_at(slot))
     for _ in range(header.index_count):
@@ -91,16 +91,16 @@ def _chain_fits(view: mmap.mmap, layout: IndexLayout, header: IndexHeader, numbe
 
 
 def _sample(index_count: int) -> range:
-    """Entry numbers spread over the file. The oldest have the longest chains, so not only those."""
+    """Return entry numbers spread over the file: not only the oldest, which have the longest chains."""
     return range(1, index_count, max(1, (index_count - 1) // _CHAINS_CHECKED))
 
 
 def _candidates(view: mmap.mmap) -> Iterator[IndexLayout]:
-    """Layouts of this file's length with all used slots before entry 1, nearest to the first entry's bytes first.
+    """Yield layouts of this file's length with all used slots before entry 1, those nearest to the first entry's bytes first.
 
-    The length fixes slots modulo 5, and a used entry 1 (20 bytes, the size of five
-    slots) holds some byte that is not zero, unless hash, offset, time and previous all
-    are 0: so the first candidate is right but for that case.
+    The length determines the slots modulo 5, and a used entry 1 (20 bytes, the size of five
+    slots) has a non-zero byte, unless hash, offset, time and previous are all
+    0: except in that case the first candidate is right.
     """
     header = unpack_header(view)
     words, rest = divmod(len(view) - INDEX_HEADER_BYTES, INDEX_SLOT_BYTES)
@@ -121,7 +121,7 @@ def _candidates(view: mmap.mmap) -> Iterator[IndexLayout]:
 
 
 def _boundary(view: mmap.mmap, used_slots: int) -> tuple[int | None, int]:
-    """(the last used slot, the first word after it that is not zero), counted in words from the header's end."""
+    """Return (the last used slot, the first non-zero word after it), counted in words from the end of the header."""
     last_slot = None
     seen = 0
     for word in _used_words(view):
@@ -133,7 +133,7 @@ def _boundary(view: mmap.mmap, used_slots: int) -> tuple[int | None, int]:
 
 
 def _used_words(view: mmap.mmap) -> Iterator[int]:
-    """Numbers of the 4-byte words after the header that are not zero. Zero pages are passed quickly."""
+    """Yield the numbers of the non-zero 4-byte words after the header. Zero pages are skipped quickly."""
     for start in range(INDEX_HEADER_BYTES, len(view), len(_PAGE)):
         page = view[start : start + len(_PAGE)]
         if page == _PAGE[: len(page)]:
@@ -146,7 +146,7 @@ def _used_words(view: mmap.mmap) -> Iterator[int]:
 
 
 def _spread(files: Sequence[Path]) -> list[Path]:
-    """A few of the files: the first, the last, and some between."""
+    """Return a few of the files: the first, the last, and some between."""
     if len(files) <= _FILES_CHECKED:
         return list(files)
     return [files[0], files[len(files) // 2], files[-1]]
@@ -179,12 +179,12 @@ class IndexService:
         end_ms: int,
         accept: Callable[[int], bool] | None = None,
     ) -> list[int]:
-        """Physical offsets of messages with this key's hash, stored in [begin_ms, end_ms] as the index knows it.
+        """Return physical offsets of messages with this key's hash and a store time, by the index, in [begin_ms, end_ms].
 
-        Newest file first, newest entry first, at most `offsets_max`; of those that
-        `accept` takes, if it is given. The index holds no key text: a hash may be
-        another key's. Times are whole seconds from the file's begin, so a message at
-        the edge of the interval may be missed or found by up to a second.
+        Newest file first, newest entry first, at most `offsets_max`; with `accept`, only
+        those for which it is true. The index has no key text: a hash may be
+        another key's. Times are whole seconds from the start of the file, so the interval is
+        exact to a second.
         """
         key_hash = index_key_hash(topic, key)
         found: list[int] = []
@@ -201,11 +201,11 @@ class IndexService:
         return found
 
     def headers(self) -> list[tuple[str, IndexHeader]]:
-        """(file name, header) of each file."""
+        """Return (file name, header) of each file."""
         return [(name, unpack_header(view)) for name, view in self._files()]
 
     def close(self) -> None:
-        """Drop the mappings."""
+        """Close the mappings."""
         self._views = {}
 
     def _chain(self, view: mmap.mmap, header: IndexHeader, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
@@ -213,7 +213,7 @@ class IndexService:
         if header.index_count <= 1:
             return
         number = unpack_slot(view, layout.slot_at(layout.slot_of(key_hash)), header.index_count)
-        for _ in range(header.index_count):  # a damaged chain may run in a circle
+        for _ in range(header.index_count):  # a damaged chain may be circular
             if number == 0:
                 return
             try:
@@ -238,10 +238,10 @@ class IndexService:
             return False
 
     def _files(self) -> list[tuple[str, mmap.mmap]]:
-        """(name, mapping) of every index file; names that are no number are passed over, as RocketMQ does.
+        """Return (name, mapping) of every index file; other names are ignored, as in RocketMQ.
 
-        Raises StoreRefusedError when a file with keys has not the layout's length: it
-        would be read at the wrong places.
+        Raises StoreRefusedError when a file with keys does not have the layout's length: it
+        would be read at wrong positions.
         """
         try:
             with os.scandir(self._folder) as entries:
@@ -276,7 +276,7 @@ def _is_number(name: str) -> bool:
 
 
 def _is_time_matched(header: IndexHeader, begin_ms: int, end_ms: int) -> bool:
-    """IndexFile.isTimeMatched: the file's interval and the asked one touch."""
+    """Whether the file's time interval and the given one overlap. RocketMQ: IndexFile.isTimeMatched."""
     first, last = header.begin_timestamp_ms, header.end_timestamp_ms
     return (begin_ms < first and end_ms > last) or first <= begin_ms <= last or first <= end_ms <= last
 
@@ -288,7 +288,7 @@ _ROUNDS = 3
 
 
 class RawHits(NamedTuple):
-    """What DefaultMessageStore.queryMessage gives: messages by offset, one for each entry; had the index any at all?"""
+    """The result of DefaultMessageStore.queryMessage: messages by offset, one for each entry; whether the index had any entry."""
 
     messages: list[Message]
     has_entries: bool
@@ -298,7 +298,7 @@ def query_verified(
     index: IndexService, message_at: MessageAt, topic: str, key: str, begin_ms: int, end_ms: int, messages_max: int,
     bytes_max: int | None = None,
 ) -> list[Message]:
-    """The newest messages of `topic` that carry `key`, each once, oldest first; none more once they have `bytes_max`."""
+    """Return the newest messages of `topic` with `key`, each once, oldest first; it stops once they have `bytes_max`."""
     found: dict[int, Message] = {}
     size_bytes = 0
 
@@ -320,10 +320,10 @@ def query_verified(
 def query_raw(
     index: IndexService, message_at: MessageAt, topic: str, key: str, begin_ms: int, end_ms: int, messages_max: int
 ) -> RawHits:
-    """RocketMQ's own answer: at most 64 hits by hash, of other keys with the same hash too, doubles kept.
+    """Return RocketMQ's own result: at most 64 hits by hash, with those of other keys of the same hash, and with duplicates.
 
-    When none of the entries leads to a message that is still there it asks again, up to
-    three times, for those before the oldest one.
+    If no entry leads to an existing message, it searches again, up to
+    three times, for entries before the oldest one.
     """
     has_entries = False
     for _ in range(_ROUNDS):
@@ -344,7 +344,7 @@ _T = TypeVar("_T")
 
 
 class Indexed(NamedTuple):
-    """The newest record that has keys in the index, and how many of its keys are in."""
+    """The newest record that has keys in the index, and how many of its keys the index has."""
 
     physical_offset: int
     keys: int
@@ -354,7 +354,7 @@ NOTHING_INDEXED = Indexed(-1, 0)
 
 
 class IndexFiles:
-    """Index files of one layout in one folder. One process at a time may hold this object."""
+    """Index files of one layout in one folder. Only one process at a time may have such an object."""
 
     def __init__(self, folder: Path, layout: IndexLayout, *, now: Callable[[], datetime] = datetime.now) -> None:
         self._folder = folder
@@ -364,16 +364,16 @@ class IndexFiles:
         self._mapping: mmap.mmap | None = None
 
     def names(self) -> list[str]:
-        """Names of the index files, oldest first. Other names in the folder are passed over, as RocketMQ does."""
+        """Return the names of the index files, oldest first. Other names in the folder are ignored, as in RocketMQ."""
         try:
             return index_file_names(self._folder)
         except FileNotFoundError:
             return []
 
     def open_newest(self, progress: ms_index_progress) -> tuple[IndexFile | None, Indexed]:
-        """Map the newest file and tell what is indexed, after undoing a put that `progress` says was cut short.
+        """Undo an unfinished put that `progress` has, map the newest file, and find out what is indexed.
 
-        Raises StoreRefusedError for a file of another length, DiskFullError when a sparse file finds no room.
+        Raises StoreRefusedError for a file of another length, DiskFullError when there is no space for a sparse file's blocks.
         """
         names = self.names()
         self._undo(names, progress)
@@ -382,12 +382,12 @@ class IndexFiles:
         current = self._map(names[-1])
         header = current.header()
         if len(names) > 1 and header.index_count == 1 and header.end_physical_offset == 0:
-            # Made, but killed before it took over the end of its predecessor.
+            # A process created this file and was killed before it copied the end of the previous one into the header.
             current.inherit(self._look(names[-2], IndexFile.header))
         return current, self._indexed(names, current)
 
     def make_next(self) -> IndexFile:
-        """A new file after the current one, which is full (or there is none); becomes the current one."""
+        """Create the file after the current one, which is full (or does not exist), and make it the current one."""
         names = self.names()
         predecessor: IndexHeader | None = None
         if self._current is not None:
@@ -400,7 +400,7 @@ class IndexFiles:
         return current
 
     def next_names(self, count: int) -> list[str]:
-        """Names for so many files after the newest one, for another process to make."""
+        """Return names for `count` files after the newest one, which another process creates."""
         names = self.names()
         number = int(names[-1]) if names else None
         found = []
@@ -416,19 +416,19 @@ class IndexFiles:
         self._current = self._mapping = None
 
     def _indexed(self, names: list[str], current: IndexFile) -> Indexed:
-        """Read off the entries themselves: they are in the order of their records."""
+        """Find out what is indexed from the entries themselves, which are in the order of their records."""
         header = current.header()
         offset = current.newest_offset()
         if offset < 0:
             if header.end_physical_offset == 0:
                 return NOTHING_INDEXED
             offset = header.end_physical_offset
-            if len(names) == 1:  # its predecessor was deleted, full and whole
+            if len(names) == 1:  # the previous file was deleted, which was full
                 return Indexed(offset, ALL_KEYS)
         elif header.end_physical_offset > offset:
             return Indexed(header.end_physical_offset, 0)
         keys = 0
-        for name in reversed(names):  # one record's keys may fill several small files
+        for name in reversed(names):  # the keys of one record may fill several small files
             found, entries = self._look(name, lambda file: (file.count_tail(offset), file.header().index_count - 1))
             keys += found
             if found < entries:
@@ -439,7 +439,7 @@ class IndexFiles:
         if is_putting(progress):
             name = f"{progress.file_number:017d}"
             if name not in names or not self._look(name, lambda file: file.roll_back(progress)):
-                forget(progress)  # that file is gone, and its entries with it
+                forget(progress)  # the file of the unfinished put was deleted
 
     def _look(self, name: str, what: Callable[[IndexFile], _T]) -> _T:
         mapping, written_to = self._open(name)
@@ -476,8 +476,11 @@ class IndexFiles:
 
 
 def map_index_file(path: Path, layout: IndexLayout, *, to_write: bool = False) -> tuple[mmap.mmap, int | None]:
-    """The whole file, shared and writable, and where its disk copies on write a descriptor: it is to be written, not
-    stored into. Raises StoreRefusedError for another length, DiskError."""
+    """Map the whole file, shared and writable; on a file system that copies on write return a descriptor for writes too.
+
+    The caller then must write through the descriptor instead of storing into the mapping. Raises StoreRefusedError for
+    another length, DiskError.
+    """
     with disk_errors("open", path):
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -488,7 +491,7 @@ def map_index_file(path: Path, layout: IndexLayout, *, to_write: bool = False) -
                 f" {layout.max_index_num} entries need {layout.size_bytes}"
             )
         if to_write:
-            # RocketMQ's files are sparse: a store into a hole of a full disk would be a SIGBUS.
+            # RocketMQ's files are sparse: on a full disk a store into a hole would raise SIGBUS.
             allocate(fd, 0, length, str(path))
         mapping = mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         return mapping, os.dup(fd) if copies_on_write(fd) else None
@@ -497,9 +500,9 @@ def map_index_file(path: Path, layout: IndexLayout, *, to_write: bool = False) -
 
 
 def next_index_number(previous: int | None, now: datetime) -> int:
-    """The number yyyyMMddHHmmssSSS of `now`, or the next millisecond after `previous` if the clock is not past it.
+    """Return the number yyyyMMddHHmmssSSS of `now`, or of the millisecond after `previous` if `now` is not later.
 
-    Two files within one millisecond, or a clock that was set back, must not break the order of names.
+    So names stay in order for two files within one millisecond, and after the clock was set back.
     """
     number = _as_number(now)
     if previous is None or number > previous:
@@ -508,7 +511,7 @@ def next_index_number(previous: int | None, now: datetime) -> int:
         seconds, milliseconds = divmod(previous, 1000)
         last = datetime.strptime(f"{seconds:014d}", "%Y%m%d%H%M%S") + timedelta(milliseconds=milliseconds)
         return _as_number(last + timedelta(milliseconds=1))
-    except (ValueError, OverflowError):  # digits that are no time
+    except (ValueError, OverflowError):  # the digits are not a time
         return previous + 1
 
 
