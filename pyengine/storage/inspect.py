@@ -1,13 +1,13 @@
-"""All that can be read from a store, as one document: what `pyengine inspect --json` prints.
+"""The content of a store as one document, which `pyengine inspect --json` prints.
 
 Field names and rules are those of the document that tests/interop/judge prints from the
-real RocketMQ store, so that the two can be compared field by field. Where the reader
-of this engine is kinder than RocketMQ (filler passed over, keys verified) this document
-follows RocketMQ. `messages` come through the queues only and `queries` through the
-index only, never from the log itself.
+real RocketMQ store, so that the two can be compared field by field. Where this engine's
+reader does more than RocketMQ (it skips filler, it verifies keys), this document
+follows RocketMQ. `messages` are read through the queues only and `queries` through the
+index only, never from the log directly.
 
-Nothing is recovered or written: of a store that was not stopped it shows what is there,
-up to the end that reading the log finds.
+It does not recover or write: of a store that was not stopped it shows the files as they are,
+up to the end that a walk through the log finds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CHECKPOINT_TIMES = struct.Struct(">qqq")
 
 
 def inspect(root: str | os.PathLike[str], overrides: Mapping[str, object] | None = None) -> dict[str, Any]:
-    """The document. Raises NotAStoreError, ConfigError, or StoreRefusedError where RocketMQ would refuse to load."""
+    """Return the document. Raises NotAStoreError, ConfigError, or StoreRefusedError if RocketMQ would refuse to load the store."""
     settings: dict[str, Any] = dict(overrides or {})
     with StoreReader(root, **settings) as reader:
         view = _StoreView(reader)
@@ -62,7 +62,7 @@ def inspect(root: str | os.PathLike[str], overrides: Mapping[str, object] | None
 
 
 def raw_checkpoint(root: Path) -> dict[str, int] | None:
-    """The three times as the file has them; its length alone if it is too short, None without it."""
+    """Return the three times from the file; only its length if it is too short, None if it does not exist."""
     try:
         data = read_small_file(root / "checkpoint")
     except (FileNotFoundError, IsADirectoryError):
@@ -76,7 +76,7 @@ def raw_checkpoint(root: Path) -> dict[str, int] | None:
 
 
 def index_headers(root: Path) -> list[dict[str, Any]]:
-    """The headers of all files in `index` that are long enough for one, as the file has them."""
+    """Return the headers, unchanged, of all files in `index` that are long enough for one."""
     found = []
     folder = root / "index"
     for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
@@ -91,7 +91,7 @@ def index_headers(root: Path) -> list[dict[str, Any]]:
 
 
 class _StoreView:
-    """One look at a store: every part of the document ends at the same byte of the log."""
+    """A snapshot of a store: every part of the document ends at the same byte of the log."""
 
     def __init__(self, reader: StoreReader) -> None:
         self._reader = reader
@@ -113,7 +113,7 @@ class _StoreView:
                     yield queue
 
     def config(self) -> dict[str, str]:
-        """The sizes under RocketMQ's names."""
+        """Return the sizes under RocketMQ's names."""
         geometry = self._reader.geometry
         return {
             "mappedFileSizeCommitLog": str(geometry.mapped_file_size_commit_log_bytes),
@@ -124,7 +124,7 @@ class _StoreView:
         }
 
     def facts(self) -> dict[str, Any]:
-        """Positions as RocketMQ has them right after loading, and the queues with their entries."""
+        """Return the positions that RocketMQ has directly after loading, and the queues with their entries."""
         checkpoint = read_checkpoint(self._reader.root)
         return {
             "minPhy": self._min_phy,
@@ -155,7 +155,7 @@ class _StoreView:
         }
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Every record of the log in order, blanks too; `unreadable` where the bytes below the end are no record."""
+        """Yield every record of the log in order, blanks too; `unreadable` for bytes below the end that are no record."""
         offset = self._min_phy
         while 0 <= offset < self._max_phy:
             start = self._log.start_of(offset)
@@ -177,7 +177,7 @@ class _StoreView:
                 return
 
     def messages_and_times(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """(`messages`, `byTime`): every queue read from first to last offset, 32 at a time, then sampled by time."""
+        """Return (`messages`, `byTime`): every queue read from the first to the last offset, 32 at a time, then sampled by time."""
         messages: list[dict[str, Any]] = []
         by_time: list[dict[str, Any]] = []
         for queue, max_offset, min_offset in self._queues:
@@ -207,7 +207,7 @@ class _StoreView:
         return messages, by_time
 
     def queries(self, records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """What the index gives for each distinct topic and key of the log."""
+        """Yield the index's results for each distinct topic and key of the log."""
         keys: dict[str, set[str]] = {}
         for record in records:
             if "props" in record:
@@ -247,7 +247,7 @@ class _StoreView:
         }
 
     def _raw(self, message: Message) -> bytes:
-        """The record's own bytes: text that is not UTF-8 would not come back from the decoded message."""
+        """Return the record's original bytes: encoding the decoded message would change text that is not UTF-8."""
         start = self._log.start_of(message.physical_offset)
         view = None if start is None else self._log.view(start)
         if start is None or view is None:
@@ -326,7 +326,7 @@ def _message(message: Message, queue_topic: str, raw: bytes) -> dict[str, Any]:
 
 
 def _times_to_ask(times: list[int]) -> list[int]:
-    """The sample of `verify`: before, at and after both ends, and on and around some neighbours' midpoints."""
+    """Return the times that `verify` samples: before, at and after both ends, and at and around some midpoints of neighbours."""
     if not times:
         return []
     asked = {0, times[0] - 1, times[0], times[-1], times[-1] + 1000}
@@ -337,12 +337,12 @@ def _times_to_ask(times: list[int]) -> list[int]:
 
 
 def _half(value: int) -> int:
-    """Java's division by two: towards zero."""
+    """Divide by two as Java does: towards zero."""
     return value // 2 if value >= 0 else -(-value // 2)
 
 
 def _java_host(text: str) -> str:
-    """A host as Java prints it: eight groups of an IPv6 address, IPv4 if it is mapped to that."""
+    """Format a host as Java does: eight groups of an IPv6 address; an IPv4-mapped address as IPv4."""
     if not text.startswith("["):
         return text
     data = encode_host(text)
@@ -353,7 +353,7 @@ def _java_host(text: str) -> str:
 
 
 def _java_order(text: str) -> bytes:
-    """Java's order of strings: by UTF-16 units."""
+    """Return a sort key for Java's order of strings: by UTF-16 units."""
     return text.encode("utf-16-be", "surrogatepass")
 
 

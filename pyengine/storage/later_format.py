@@ -1,14 +1,14 @@
-"""What of a store only RocketMQ 5 understands: recognised by its files, so that nothing is written into it.
+"""Detect, by its files, a store with features that only RocketMQ 5 has, so that no process writes to it.
 
     consume queues, or a table of config/, in RocksDB   a folder with CURRENT, which names a MANIFEST
     timer wheel                                         messages that wait in `timerwheel`, or for it
     compaction                                          files in compaction/
     tiered storage                                      config/tieredStoreMetadata.json
     queues of batches                                   files in batchconsumequeue/
-    records with a topic of more than 127 bytes         another magic number, seen where a walk stops
+    records with a topic of more than 127 bytes         another magic number, at which a walk stops
 
-The log itself is that of 4.9 and can be read and salvaged. An engine that appended to it would leave
-these files after the log: messages would never be delivered, or be served twice.
+The log itself has the format of 4.9 and can be read and salvaged. If an engine appended to it, these files would no
+longer match the log: messages would never be delivered, or would be delivered twice.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from pyengine.formats.paths import StorePaths, parse_segment_name
 
 MESSAGE_MAGIC_V2 = 0xDAA320AB
 TIMER_TOPIC = "rmq_sys_wheel_timer"
-LEFT_BY_SALVAGE = frozenset({"tieredStoreMetadata.json", "timercheck", "timermetrics"})  # in config/: of no use without the rest
+LEFT_BY_SALVAGE = frozenset({"tieredStoreMetadata.json", "timercheck", "timermetrics"})  # in config/: useless without the other files
 _MANIFEST = b"MANIFEST-"
-_SLOT = struct.Struct(">qqqii")  # time in units of the precision, first and last place, number, unused
-_SLOT_UNIT_MS = 1000             # the longest precision: a slot counts as passed only where every precision says so
+_SLOT = struct.Struct(">qqqii")  # time in units of the precision, first and last position, number, unused
+_SLOT_UNIT_MS = 1000             # the longest precision: a slot counts as passed only if it is passed at every precision
 _CHECK = struct.Struct(">qqq")   # TimerCheckpoint: last time that was read, timer log synced, next offset of the timer's queue
-_LOOKED_INTO_MAX = 1000          # folders; nothing else of a store is as deep as they lie, but for a topic's queues
+_LOOKED_INTO_MAX = 1000          # most folders that are searched for databases
 
 
 class Later(NamedTuple):
-    """One thing of a later version: where, relative to the root, and what it is, a clause."""
+    """One feature of a later version: its path relative to the root, and a clause about it."""
 
     path: str
     what: str
@@ -45,7 +45,10 @@ class Later(NamedTuple):
 
 
 def later_things(root: str | os.PathLike[str]) -> list[Later]:
-    """All that RocketMQ 5 left in the store at `root`; empty for a store of 4.9 or this engine's. Never raises for what files hold."""
+    """Return the features of RocketMQ 5 in the store at `root`; empty for a store of 4.9 or of this engine.
+
+    The contents of files never make it raise an error.
+    """
     paths = StorePaths(root)
     found = []
     for folder in _rocksdb_folders(paths):
@@ -64,8 +67,10 @@ def later_things(root: str | os.PathLike[str]) -> list[Later]:
 
 
 def require_known_format(root: str | os.PathLike[str]) -> None:
-    """StoreRefusedError, before anything is written, for a store that RocketMQ 5 keeps more in than this engine knows, and
-    for one into which a restore has not finished."""
+    """Raise StoreRefusedError for a store with features of RocketMQ 5, and for one whose restore has not finished.
+
+    Call it before the first write to the store.
+    """
     if StorePaths(root).restoring.exists():
         raise StoreRefusedError(f"a restore into {root} has not finished: run the same {command('restore', 'DEST', root)} again, or "
                                 "delete the directory")
@@ -78,7 +83,7 @@ def require_known_format(root: str | os.PathLike[str]) -> None:
 
 
 def refuse_later_record(view: Readable, at: int, offset: int) -> None:
-    """StoreRefusedError when the bytes at `at`, where a walk stopped, begin a record of RocketMQ 5."""
+    """Raise StoreRefusedError if the bytes at `at`, where a walk stopped, are a record of RocketMQ 5."""
     if len(view) >= at + 8 and int.from_bytes(view[at + 4 : at + 8], "big") == MESSAGE_MAGIC_V2:
         raise StoreRefusedError(f"the record at {offset} is one of RocketMQ 5 (a topic of more than 127 bytes), which is not read "
                                 "here: nothing was changed; keep the store with RocketMQ 5")
@@ -90,7 +95,7 @@ def queues_are_elsewhere(root: str | os.PathLike[str]) -> bool:
 
 
 def _rocksdb_folders(paths: StorePaths) -> list[Path]:
-    """The databases in the root, two folders deep; of the queues and the log only the folder itself is looked at."""
+    """Return the databases in the root, up to two folders deep; below the folders of queues and log it does not search."""
     flat = {paths.consume_queue, paths.consume_queue_ext, paths.index, paths.quarantine, *paths.commit_log_folders.all}
     folders = _folders(paths.root)
     folders += [inner for folder in folders if folder not in flat for inner in _folders(folder)]
@@ -106,7 +111,7 @@ def _is_rocksdb(folder: Path) -> bool:
 
 
 def _pending_timers(paths: StorePaths) -> int:
-    """Messages in slots of the wheel that lie ahead of what it has read, and in its queue ahead of what it has taken."""
+    """Count the messages in slots of the wheel after its last read time, and in its queue after its next offset."""
     try:
         wheel = (paths.root / "timerwheel").read_bytes()
     except OSError:
@@ -121,7 +126,7 @@ def _pending_timers(paths: StorePaths) -> int:
 
 
 def _queue_end(folder: Path) -> int:
-    """One after the last entry of a queue, by its last file; 0 without any."""
+    """Return the offset after the last entry of a queue, from its last file; 0 without entries."""
     starts = [start for start in map(parse_segment_name, _names(folder)) if start is not None]
     if not starts:
         return 0

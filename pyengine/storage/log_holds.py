@@ -1,9 +1,9 @@
-"""Holds on the log that outlast a process: `config/log-holds/NAME`, one small durable file each.
+"""Holds on the log that survive their process: `config/log-holds/NAME`, one small durable file each.
 
 A backup or a table that is filled from the log needs segments for longer than a reader's hold in shared memory lasts
-(ipc/cleaning.py). Its hold says from which offset on the log must stay, and until when. The cleaner deletes nothing at
-or beyond the lowest offset that is held, except where the disk is over disk_space_clean_forcibly_ratio. A hold ends when
-its time is over, whatever became of its owner, who renews it while it works. A file that cannot be believed holds
+(ipc/cleaning.py). Its hold has the offset from which on the log is kept, and an expiry time. The cleaner deletes no segment
+at or beyond the lowest held offset, unless the disk is fuller than disk_space_clean_forcibly_ratio. The owner renews
+its hold while it works; the hold ends at its expiry time even if the owner is dead. A damaged file holds
 nothing; `status` names it. Deleting the file ends a hold too.
 """
 
@@ -22,24 +22,24 @@ from pyengine.formats.paths import Root, StorePaths
 from pyengine.storage.durable_file import DurableRecord
 
 FOLDER = "log-holds"
-HOLD_MS_MAX = 7 * 24 * 3_600_000  # a hold that ends later than this is of a wrong clock or a wrong hand
-CLOCK_GRACE_MS = 3_600_000  # so far may the clocks of owner and cleaner be apart, and a late owner be behind its hold's end
+HOLD_MS_MAX = 7 * 24 * 3_600_000  # a hold that expires later than this is a mistake, for example of a wrong clock
+CLOCK_GRACE_MS = 3_600_000  # tolerance for different clocks of owner and cleaner, and for an owner that renews late
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @dataclass(frozen=True, slots=True)
 class LogHold:
-    """The log from `offset` on is needed by `owner`, until the wall clock says `expires_ms`."""
+    """A hold of `owner` on the log from `offset` on, until the wall clock is `expires_ms`."""
 
     name: str
     owner: str
     offset: int
     expires_ms: int
-    damage: str = ""  # why the file counts for nothing
+    damage: str = ""  # why the file is ignored
 
     def is_active(self, now_ms: int) -> bool:
-        """Whether the cleaner has to respect it."""
+        """Whether the cleaner must respect it."""
         return not self.damage and now_ms < self.expires_ms <= now_ms + HOLD_MS_MAX + CLOCK_GRACE_MS
 
 
@@ -56,20 +56,20 @@ def _record(name: str) -> DurableRecord[LogHold]:
 
 
 def write_log_hold(root: Root, hold: LogHold) -> None:
-    """Make or renew the hold, durable before this returns. DiskFullError, DiskError or FlushError."""
+    """Create or renew the hold, durable before this returns. DiskFullError, DiskError or FlushError."""
     assert _NAME.fullmatch(hold.name), hold.name
     _record(hold.name).write(root, hold)
 
 
 def remove_log_hold(root: Root, name: str) -> None:
-    """End the hold; nothing happens without it."""
+    """End the hold, if it exists."""
     _record(name).remove(root)
 
 
 def read_log_holds(root: Root, *, may_miss: bool = True) -> list[LogHold]:
-    """Every hold, the lowest offset first; expired ones and files that cannot be believed too.
+    """Return every hold, the lowest offset first, with expired ones and damaged files.
 
-    Without `may_miss` DiskError for a hold that cannot be read now: it may keep something.
+    Without `may_miss` it raises DiskError for a hold that cannot be read now, since that may keep segments.
     """
     folder = StorePaths(root).config / FOLDER
     try:
@@ -96,32 +96,32 @@ def read_log_holds(root: Root, *, may_miss: bool = True) -> list[LogHold]:
 
 
 def lowest_log_hold(root: Root, now_ms: int) -> LogHold | None:
-    """The active hold that keeps the most of the log, None without one. DiskError where a hold cannot be read now."""
+    """Return the active hold with the lowest offset, None if there is none. DiskError if a hold cannot be read now."""
     return next((hold for hold in read_log_holds(root, may_miss=False) if hold.is_active(now_ms)), None)
 
 
 class KeptHold:
-    """A hold of this process, renewed by keep() while it works."""
+    """A hold of this process, which keep() renews while the process works."""
 
     def __init__(self, root: Root, name: str, owner: str, duration_ms: int) -> None:
-        """Writes it, from offset 0 on: move() says later what is really needed. Holds long over are removed."""
+        """Write the hold, from offset 0 on, until move() sets the offset that is needed. Removes holds that expired long ago."""
         self._root = root
         self._duration_ms = duration_ms
         self._hold = LogHold(name, f"{owner} (pid {os.getpid()})", 0, 0)
         self.is_written = True
         self._write()
         for old in read_log_holds(root) if self.is_written else ():
-            # Not at once: its owner may be about to renew it, and what was renewed just before the removal would be gone.
+            # Not at once after they expire: their owner may renew one just before the removal, which would end it.
             if not old.damage and old.expires_ms + CLOCK_GRACE_MS <= _now_ms():
                 remove_log_hold(root, old.name)
 
     def keep(self) -> None:
-        """Renew the hold once half of its time is over. Costs nothing in between."""
+        """Renew the hold once half of its time is over. Cheap until then."""
         if self._hold.expires_ms - _now_ms() < self._duration_ms // 2:
             self._write()
 
     def move(self, offset: int) -> None:
-        """Need the log from `offset` on only."""
+        """Hold the log only from `offset` on."""
         self._hold = replace(self._hold, offset=offset)
         self._write()
 
@@ -132,12 +132,12 @@ class KeptHold:
         except DiskError as error:
             if error.errno not in _READ_ONLY:
                 raise
-            self.is_written = False  # the caller says whether it can do without
+            self.is_written = False  # the caller decides whether it needs the hold
 
 
 @contextlib.contextmanager
 def log_kept(root: Root, name: str, owner: str, duration_ms: int) -> Iterator[KeptHold]:
-    """Hold the log during the block; at its end the hold is removed. After kill -9 it ends within `duration_ms`."""
+    """Hold the log during the block, and remove the hold at its end. After kill -9 it expires within `duration_ms`."""
     hold = KeptHold(root, name, owner, duration_ms)
     try:
         yield hold

@@ -1,14 +1,14 @@
-"""How far whole records reach, and where the commit log ends: the reading half of recovery (docs/recovery.md).
+"""Walk the commit log and find its end: the reading half of recovery (docs/recovery.md).
 
-The rules for a record are RocketMQ's (CommitLog.checkMessageAndReturnSize) in its stores and below our
-watermark; above it, where a power cut may have lost pages, the text is judged too. In our own stores a record
-must also name its own offset; RocketMQ never asks for that.
+The rules for a record are RocketMQ's (CommitLog.checkMessageAndReturnSize) in its stores and below pyengine's
+watermark; above the watermark, where a power cut may have lost pages, topic and properties are checked too. In pyengine's
+own stores a record must also have its own offset, which RocketMQ does not check.
 
-`find_end` is the one definition of the log's end, for recovery, readers, `check`, `status` and Spark. Nothing
-is written, and nothing is judged. In our own store everything below the durable watermark belongs to the log,
-damaged or not, and the log ends at the first byte from there on that is not part of a whole record. In
-RocketMQ's store it ends where RocketMQ ends it: at the first such byte from where its recovery begins to
-read. `LogEnd` follows the end, so that a log that another process appends to can be read.
+`find_end` is the only definition of the log's end, for recovery, readers, `check`, `status` and Spark. It does not
+write or report damage. In pyengine's own store everything below the durable watermark belongs to the log,
+damaged or not, and the log ends at the first byte from there on that is not part of a complete record. In
+RocketMQ's store it ends where RocketMQ ends it: at the first such byte from the point where its recovery begins to
+read. `LogEnd` follows the end while another process appends.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, map_read_o
 from pyengine.storage.recovery.markers import read_kept_from, read_marker
 from pyengine.storage.recovery.report import Progress, RecoveryPath
 
-SLICE_BYTES = 32 << 20            # how much is walked between two calls of `progress`, and by one processor at a time
-CLEAN_VERIFY_BYTES_MAX = 1 << 30  # read after a clean stop of our own store: it must start within a second
-NORMAL_SEGMENTS = 3               # CommitLog.recoverNormally reads this many again
-KEPT_MAX = 4                      # mappings that one recovery keeps; each holds a descriptor
-MISSING_SEGMENT = "missing_segment"  # a reason beside formats.record_case: the log has a gap
+SLICE_BYTES = 32 << 20            # bytes walked between two calls of `progress`, and by one processor at a time
+CLEAN_VERIFY_BYTES_MAX = 1 << 30  # most bytes read after a clean stop of an own store, which must start within a second
+NORMAL_SEGMENTS = 3               # CommitLog.recoverNormally reads this many segments again
+KEPT_MAX = 4                      # mappings that one recovery keeps; each has a descriptor
+MISSING_SEGMENT = "missing_segment"  # a reason in addition to those of formats.record_case: the log has a gap
 HEAD_BYTES = 68 + 8               # the store time is readable in these, also after a 20-byte host
-# The first record of a piece is looked for no further than this after its border: what lies beyond the log's end may
-# be allocated and never written, and reading that is the slowest reading there is.
+# The search for the first record of a piece ends this far after its start: bytes beyond the log's end may be
+# allocated and never written, and those are the slowest to read.
 GUESS_BYTES = 1 << 20
 
-Piece = tuple[int, bool]  # where it stops; whether topic and properties are judged too (strict)
+Piece = tuple[int, bool]  # (end, whether topic and properties are checked too: strict)
 
 
 class Owner(enum.Enum):
-    """Whose bytes: decided by a believable config/watermark."""
+    """The program that wrote the log: a valid config/watermark means pyengine."""
 
     OURS = "ours"
-    THEIRS = "theirs"  # RocketMQ's, or ours without its watermark
+    THEIRS = "theirs"  # RocketMQ's log, or pyengine's without its watermark
 
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """The log's files and what is known about them before reading."""
+    """The log's files, and what is known about them before they are read."""
 
     segments: Sequence[MappedFile]
     size_bytes: int
-    watermark: int | None  # our own; None for a store without one
-    verified_from: int = 0  # below it our watermark does not vouch for anything
-    kept: dict[Path, mmap.mmap] | None = field(default=None, repr=False, compare=False)  # mappings for the next step; None: none
+    watermark: int | None  # pyengine's; None for a store without one
+    verified_from: int = 0  # the watermark does not cover bytes below this offset
+    kept: dict[Path, mmap.mmap] | None = field(default=None, repr=False, compare=False)  # mappings, if they are kept
 
     @classmethod
     def of(cls, segments: Sequence[MappedFile], size_bytes: int, watermark: DurableWatermark | None) -> LogView:
-        """The log of a store with this watermark."""
+        """Make a view of a store's log with this watermark."""
         if watermark is None:
             return cls(segments, size_bytes, None)
         return cls(segments, size_bytes, watermark.flushed, watermark.verified_from)
@@ -81,38 +81,38 @@ class LogView:
 
     @property
     def unsynced_paths(self) -> list[Path]:
-        """The segments that reach above the watermark: what is in them may not have been synced."""
+        """Return the segments that reach above the watermark: their bytes there may not have been synced."""
         sure = self.watermark or 0
         return [segment.path for segment in self.segments if segment.start_offset + self.size_bytes > sure]
 
     def is_gap_after(self, index: int) -> bool:
-        """Whether the segment that follows this one does not begin where it ends."""
+        """Whether the next segment begins after the end of this one, so that one is missing."""
         return self.segments[index + 1].start_offset != self.segments[index].start_offset + self.size_bytes
 
     def index_of(self, offset: int) -> int | None:
-        """Which segment holds `offset`; None when none does."""
+        """Return the index of the segment that contains `offset`; None if none does."""
         for index, segment in enumerate(self.segments):
             if segment.start_offset <= offset < segment.start_offset + self.size_bytes:
                 return index
         return None
 
     def head(self, segment: MappedFile) -> bytes:
-        """The first HEAD_BYTES of a segment. FileNotFoundError when it is gone, as from the two methods below."""
+        """Return the first HEAD_BYTES of a segment. FileNotFoundError if it was deleted, as from the two methods below."""
         with open(segment.path, "rb") as file:
             return file.read(HEAD_BYTES)
 
     def label_at(self, segment: MappedFile, offset: int) -> str:
-        """What is at `offset` (a label of formats.record_case); the body is not read."""
+        """Return what is at `offset`, a label of formats.record_case, without reading the body."""
         start = segment.start_offset
         with mapped(segment.path) as view:
             return classify(view, offset - start, start + self.size_bytes - offset, offset, check_crc=False)
 
     def keeping(self) -> LogView:
-        """The same log, whose mappings stay from one step to the next: a page that one has touched costs the next no fault."""
+        """Return a view that keeps its mappings from one step to the next, so that a page is faulted in only once."""
         return replace(self, kept={})
 
     def forget(self, path: Path | None = None) -> None:
-        """Keep the mapping of that segment no longer, None: of all. Before it is deleted, so that its room is free at once."""
+        """Drop the mapping of a segment (None: of all), before it is deleted, so that its space becomes free at once."""
         if self.kept is None:
             return
         if path is None:
@@ -121,7 +121,7 @@ class LogView:
             self.kept.pop(path, None)
 
     def mapped(self, segment: MappedFile) -> contextlib.AbstractContextManager[mmap.mmap]:
-        """The segment's bytes, read-only, for the length of a block."""
+        """Map the segment read-only for the block."""
         if self.kept is None or segment.path not in self.kept and len(self.kept) >= KEPT_MAX:
             return mapped(segment.path)
         if segment.path not in self.kept:
@@ -131,7 +131,7 @@ class LogView:
     def walk(
         self, segment: MappedFile, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool
     ) -> Generator[WalkResult, None, None]:
-        """As walk_pieces(), in one segment."""
+        """Call walk_pieces() for one segment."""
         with self.mapped(segment) as view:
             view.madvise(mmap.MADV_SEQUENTIAL)
             part = SegmentWalk(view, segment.start_offset, limit, check_crc, check_offset=self.owner is Owner.OURS)
@@ -140,7 +140,7 @@ class LogView:
 
 @dataclass(frozen=True, slots=True)
 class LogScan:
-    """How far whole records reach from `scan_from` on, and what stopped the walk (a label of formats.record_case)."""
+    """The result of a walk from `scan_from`: the end of the complete records, and the reason (a label of formats.record_case)."""
 
     scan_from: int
     end_offset: int
@@ -150,7 +150,7 @@ class LogScan:
     last_store_timestamp_ms: int = -1
 
     def carried_on(self, result: WalkResult, end_offset: int, reason: str) -> LogScan:
-        """This scan with one more walk after it."""
+        """Return this scan, extended by one more walk."""
         return replace(
             self,
             end_offset=end_offset,
@@ -165,13 +165,13 @@ class LogScan:
 
 def first_segment_to_scan(log: LogView, path: RecoveryPath, checkpoint: Checkpoint, kept_from: int | None = None, *,
                           over_gaps: bool = False) -> int:
-    """The index of the segment in which the reading begins; 0 without segments.
+    """Return the index of the segment in which recovery begins to read; 0 without segments.
 
-    It is never one beyond a gap, nor, with our watermark, a later one than the watermark's.
-    After a clean stop of our own store as many of the last three segments are read as fit
-    into CLEAN_VERIFY_BYTES_MAX, the watermark's own in any case. `kept_from`: in RocketMQ's
-    store an earlier recovery has kept everything from there on (see recovery/markers.py).
-    `over_gaps`: as a reader of RocketMQ's store, which a gap does not stop.
+    The segment is not after a gap and, with pyengine's watermark, not after the watermark's segment.
+    After a clean stop of an own store recovery reads as many of the last three segments as fit
+    into CLEAN_VERIFY_BYTES_MAX, and in any case the watermark's. `kept_from`: in RocketMQ's
+    store, the offset from which on an earlier recovery has kept everything (see recovery/markers.py).
+    `over_gaps`: ignore gaps, as a reader of RocketMQ's store does.
     """
     count = len(log.segments)
     first = 0
@@ -191,7 +191,7 @@ def first_segment_to_scan(log: LogView, path: RecoveryPath, checkpoint: Checkpoi
 
 
 def first_after_orderly_stop(log: LogView, count: int) -> int:
-    """Where the reading begins in the first `count` segments after an orderly stop, without a watermark."""
+    """Return the index at which reading begins in the first `count` segments after an orderly stop, without a watermark."""
     segments_read = NORMAL_SEGMENTS
     if log.owner is Owner.OURS:
         segments_read = min(NORMAL_SEGMENTS, max(1, CLEAN_VERIFY_BYTES_MAX // log.size_bytes))
@@ -202,11 +202,11 @@ def scan_log(
     log: LogView, first: int, *, start: int | None = None, check_crc: bool = True, limit: int | None = None,
     progress: Progress | None = None, over_gaps: bool = False,
 ) -> LogScan:
-    """Walk from segment `first` to the first thing that is no record, or to `limit` if that comes earlier.
+    """Walk from segment `first` to the first bytes that are no record, or to `limit` if that comes earlier.
 
-    What is no record below `log.verified_from` was there before this engine and ends nothing: the walk goes on
-    at the next segment, or at `verified_from`. `start`: a record of that segment to begin at (default: its first).
-    `over_gaps`: go on after a missing segment.
+    Damage below `log.verified_from` is older than this engine and does not end the walk: it continues
+    at the next segment, or at `verified_from`. `start`: the record of that segment to begin at (default: its first).
+    `over_gaps`: continue after a missing segment.
     """
     if not log.segments:
         return LogScan(0, 0, CaseLabel.ZEROES)
@@ -232,13 +232,13 @@ def scan_log(
         if scan.reason != CaseLabel.BLANK:
             return scan
         if segment is log.segments[-1] and log.owner is Owner.THEIRS and limit is None:
-            return scan  # RocketMQ ends the log before such a blank; a commit slot may end after it
+            return scan  # RocketMQ ends the log before such a blank; a commit slot may be after it
         before_blank, scan = scan, replace(scan, end_offset=segment_end, reason=CaseLabel.RANGE_END)
     return scan
 
 
 def scan_before(log: LogView, scan: LogScan, first: int, *, check_crc: bool) -> LogScan | None:
-    """`scan` with everything from segment `first` on before it; None when whole records do not reach it."""
+    """Return `scan`, extended by a walk from segment `first` to its start; None if complete records do not reach it."""
     before = scan_log(log, first, check_crc=check_crc, limit=scan.scan_from)
     if before.end_offset != scan.scan_from:
         return None
@@ -253,7 +253,7 @@ def _scan_segment(
 ) -> LogScan:
     scan = replace(scan, end_offset=at, reason=CaseLabel.RANGE_END)
     results = log.walk(segment, at, list(_slices(at, end, log.watermark)), limit=end, check_crc=check_crc)
-    with contextlib.closing(results):  # nothing reads on when `progress` raises
+    with contextlib.closing(results):  # the walk ends when `progress` raises
         for result in results:
             scan = scan.carried_on(result, result.end_offset, result.reason)
             progress(scan.end_offset - scan.scan_from)
@@ -261,7 +261,7 @@ def _scan_segment(
 
 
 def _slices(start: int, end: int, watermark: int | None) -> Iterator[tuple[int, bool]]:
-    """(stop, strict) of the pieces of [start, end), cut at the watermark and at every SLICE_BYTES."""
+    """Yield (stop, strict) of the pieces of [start, end), divided at the watermark and at every SLICE_BYTES."""
     while start < end:
         stop = min(start + SLICE_BYTES, end)
         strict = watermark is not None and start >= watermark
@@ -272,7 +272,7 @@ def _slices(start: int, end: int, watermark: int | None) -> Iterator[tuple[int, 
 
 
 def _is_older_than(head: bytes, timestamp_ms: int) -> bool:
-    """CommitLog.isMappedFileMatchedRecover: the first record was stored at or before `timestamp_ms`."""
+    """Whether the first record was stored at or before `timestamp_ms`. RocketMQ: CommitLog.isMappedFileMatchedRecover."""
     if len(head) < HEAD_BYTES or BEGIN.unpack_from(head)[1] != MESSAGE_MAGIC:
         return False
     (sys_flag,) = I32.unpack_from(head, SYS_FLAG_AT)
@@ -282,34 +282,34 @@ def _is_older_than(head: bytes, timestamp_ms: int) -> bool:
 
 _LOOK_AGAIN_S = 1.0
 _TRIES = 16
-# What an appending process leaves for a moment; anything else at the end is final.
+# Reasons that an appending process may cause for a moment; with any other reason the end is final.
 _UNFINISHED = frozenset((
     CaseLabel.FOREIGN, CaseLabel.OVERRUN, CaseLabel.TORN, CaseLabel.OFFSET_MISMATCH, CaseLabel.BAD_CRC, CaseLabel.BAD_TEXT,
 ))
 
 
 def find_end(root: Root, log: LogView) -> LogScan:
-    """How far the log reaches, for a store that no engine tells about.
+    """Find the end of the log from the files alone, for a store without a running engine.
 
-    Reads from our watermark on, where the files reach it, else from where recovery would. FileNotFoundError when
-    a segment is deleted meanwhile.
+    It reads from pyengine's watermark on, if the files reach that, else from where recovery would. FileNotFoundError
+    if a segment is deleted meanwhile.
     """
     flushed = log.watermark
     if flushed is not None and log.segments and flushed == log.segments[-1].start_offset + log.size_bytes:
         return LogScan(flushed, flushed, CaseLabel.RANGE_END)
     index = None if flushed is None else log.index_of(flushed)
     if flushed is None or index is None:
-        # RocketMQ goes on after a missing segment, and a reader with it; recovery refuses such a store (commit_log.look_at_log).
+        # A reader continues after a missing segment, as RocketMQ does; recovery refuses such a store (commit_log.look_at_log).
         over_gaps = log.owner is Owner.THEIRS
         return scan_log(log, where_to_read(root, log, over_gaps=over_gaps)[1], over_gaps=over_gaps)
     label = log.label_at(log.segments[index], flushed)
-    # A torn record may be there, or, in a log that RocketMQ went on with, the middle of another: the segment's start is sure.
+    # The watermark may be inside a torn record or, if RocketMQ has appended since, inside a valid one: the segment's start is safe.
     scan = scan_log(log, index, start=None if label in _UNFINISHED else flushed)
     return scan if scan.end_offset >= flushed else replace(scan, end_offset=flushed, reason=label)
 
 
 def own_watermark(reading: WatermarkReading, min_offset: int) -> DurableWatermark | None:
-    """The watermark by which the log ends; the one that came with a copied directory vouches for nothing in it."""
+    """Return the watermark that is valid for this log, None if there is none; that of a copied store is not valid in the copy."""
     if reading.watermark is None or not reading.is_copied:
         return reading.watermark
     return replace(reading.watermark, flushed=max(min_offset, 0))
@@ -317,29 +317,29 @@ def own_watermark(reading: WatermarkReading, min_offset: int) -> DurableWatermar
 
 def where_to_read(root: Root, log: LogView, *, over_gaps: bool = False,
                   is_doubted: bool = False) -> tuple[RecoveryPath, int]:
-    """RocketMQ's path for this store, and the index of the segment in which recovery begins to read.
+    """Return RocketMQ's recovery path for this store, and the index of the segment in which recovery begins to read.
 
-    `is_doubted`: a sync has failed, so it reads as after a crash.
+    `is_doubted`: a sync has failed, so recovery reads as after a crash.
     """
     marker = read_marker(root)
     is_abnormal = abort_file_exists(root) or is_doubted or (marker is not None and marker.path is RecoveryPath.ABNORMAL)
     path = RecoveryPath.ABNORMAL if is_abnormal else RecoveryPath.NORMAL
     first = first_segment_to_scan(log, path, read_checkpoint(root), read_kept_from(root), over_gaps=over_gaps)
-    if marker is not None:  # in RocketMQ's store a second run that read more would cut what the first one keeps
+    if marker is not None:  # in RocketMQ's store a second recovery that reads more would truncate what the first one kept
         unfinished = log.index_of(marker.scan_from) or 0
         first = unfinished if log.owner is Owner.THEIRS else min(first, unfinished)
     return path, first
 
 
 def end_of_stored_until(log: LogView, time_ms: int) -> int:
-    """One after the last record that was stored at `time_ms` or before, by halving; the log's beginning without any.
+    """Return the end of the last record that was stored at or before `time_ms`, by binary search; the log's start if none was.
 
-    For a log that another program appends to: what is after the given time is not looked at more than by its head.
+    It is for a log to which another program appends: of later records it reads only the heads.
     """
     for segment in reversed(log.segments):
         base = segment.start_offset
         with mapped(segment.path) as view:
-            low, high = base, base + min(len(view), used_end(segment.path))  # all before low is in time, nothing from high on
+            low, high = base, base + min(len(view), used_end(segment.path))  # old before `low`, later from `high` on
             while low < high:
                 middle = (low + high) // 2
                 at = sync(view, base, middle, high, limit=base + len(view))
@@ -348,7 +348,7 @@ def end_of_stored_until(log: LogView, time_ms: int) -> int:
                 else:
                     low = at + total_size(view, at - base)
             end = base + len(view)
-            while (  # `sync` passes over a record that is followed by none
+            while (  # `sync` does not find a record without a following one
                 low < end and classify(view, low - base, end - low, low) == CaseLabel.MESSAGE and _stored_ms(view, low - base) <= time_ms
             ):
                 low += total_size(view, low - base)
@@ -358,25 +358,25 @@ def end_of_stored_until(log: LogView, time_ms: int) -> int:
 
 
 def _stored_ms(view: Readable, at: int) -> int:
-    """The store time of the whole record at byte `at`."""
+    """Return the store time of the complete record at byte `at`."""
     (sys_flag,) = I32.unpack_from(view, at + SYS_FLAG_AT)
     time_ms: int = I64.unpack_from(view, at + store_timestamp_at(sys_flag))[0]
     return time_ms
 
 
 class LogEnd:
-    """The end of one commit log, as far as it was found. Not shared between threads without a lock."""
+    """Follows the end of one commit log. Threads that share it need a lock."""
 
     def __init__(self, root: Root, commit_log: MappedFileQueue) -> None:
         self._root = root
         self._log = commit_log
         self._end: int | None = None
-        self.last_store_timestamp_ms = -1  # of the last message below the end; -1 where none was read
+        self.last_store_timestamp_ms = -1  # of the last message below the end; -1 if none was read
         self._seen: tuple[list[int], LogView] | None = None
         self._looked_again_s = 0.0
 
     def find(self) -> int:
-        """The end now. The first call reads what `find_end` does; later ones only what was appended since.
+        """Return the current end. The first call reads what `find_end` reads; later ones only what was appended since.
 
         0 for a log without segments.
         """
@@ -392,11 +392,11 @@ class LogEnd:
             if end >= self._log.min_offset:
                 self._end = end
                 return end
-            self._end = None  # the segment was deleted, and perhaps emptied, while it was read
+            self._end = None  # the segment was deleted, and may have been emptied, while it was read
         return max(self._log.min_offset, 0)
 
     def _look(self, starts: list[int]) -> LogView:
-        """The log as it is now. The watermark is read again when segments come or go, and for each new search."""
+        """Return a view of the current log. It reads the watermark again if segments have changed, and for each new search."""
         if self._end is None or self._seen is None or self._seen[0] != starts:
             segments = [MappedFile(Path(segment_name(start)), start) for start in starts]
             durable = own_watermark(read_watermark(self._root), starts[0])
@@ -416,12 +416,12 @@ class LogEnd:
         if index is None:
             return self._end
         if self._end >= log.verified_from and log.label_at(log.segments[index], self._end) == CaseLabel.ZEROES:
-            return self._end  # nothing was appended
+            return self._end  # no record was appended
         scan = scan_log(log, index, start=self._end, over_gaps=log.owner is Owner.THEIRS)
         if scan.end_offset > self._end or scan.reason not in _UNFINISHED or not self._may_look_again():
             return scan.end_offset
-        # Either a process is writing there, or the writer was killed and what we had
-        # passed was cleared and written over: the segment's start is sure.
+        # Either a process is writing there, or the writer was killed, and bytes that this reader has
+        # passed were cleared and overwritten: the segment's start is safe.
         if log.owner is Owner.THEIRS:
             return scan_log(log, index, over_gaps=True).end_offset
         self._end = None
@@ -437,7 +437,7 @@ class LogEnd:
 
 @dataclass(frozen=True, slots=True)
 class _FollowedLog(LogView):
-    """The log as a reader has it mapped."""
+    """The log in a reader's mappings."""
 
     folder: MappedFileQueue = field(kw_only=True)
 
@@ -463,22 +463,21 @@ class _FollowedLog(LogView):
 
 # -- a walk over a long range by two processors ----------------------------------------
 #
-# Where a record begins in the middle of a log is known only once a walk has come there. So while one piece is walked
-# here, a thread guesses where the first record of the next piece begins and walks that. Its walk counts only if the
-# first walk ended at that very byte: what a walk finds depends on the bytes and on where it begins, and on nothing
-# else. A body that was made to look like a record costs time, never the truth.
+# The start of a record in the middle of a log is known only when a walk has reached it. So while the caller walks one
+# piece, a thread guesses the start of the first record of the next piece and walks from there. The thread's walk is used
+# only if the caller's walk ended at exactly that byte: the result of a walk depends only on the bytes and on its start.
+# So a body that looks like a record costs time, but does not change the result.
 #
-#     piece k, here        [====walk====>|             the same byte:  both count
+#     piece k, caller      [====walk====>|             the same byte:  both are used
 #     piece k + 1, thread                |[====walk====>
-#                           guess of the first record after the border
+#                           guess of the first record after the boundary
 #
-# With one processor, without a thread, or with nothing that looks like a record at the border, it is the plain walk,
-# piece by piece.
+# With one processor, without a thread, or without a guess, the caller walks piece by piece.
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentWalk:
-    """How one segment is walked: its bytes from `base_offset` on, nothing at or above `limit`, and what is judged."""
+    """The parameters of a walk through one segment: its bytes, its start, the limit of the read, and the checks."""
 
     view: Readable
     base_offset: int
@@ -492,18 +491,18 @@ class SegmentWalk:
                     check_offset=self.check_offset)
 
     def first_record(self, border: int, end: int) -> int | None:
-        """As native.scan.sync()."""
+        """Find the first record after `border` by native.scan.sync()."""
         return sync(self.view, self.base_offset, border, end, limit=self.limit)
 
 
 def walk_pieces(
     segment: SegmentWalk, start: int, pieces: Sequence[Piece], *, processors: int | None = None,
 ) -> Generator[WalkResult, None, None]:
-    """Walk from the record at `start` through `pieces`, which follow each other; one result for each piece walked.
+    """Walk from the record at `start` through consecutive `pieces`; yield one result for each piece.
 
-    The last result's `end_offset` and `reason` are those of a single walk; it stops at the
-    first piece whose end no record reaches. A piece that the record before it covers
-    altogether has no result. `processors`: default, as many as this process may use.
+    `end_offset` and `reason` of the last result are those of a single walk; the walk stops at the
+    first piece whose end no record reaches. A piece that is completely inside a record of the
+    previous one has no result. `processors`: by default, as many as this process may use.
     """
     if processors is None:
         processors = len(os.sched_getaffinity(0))
@@ -514,7 +513,7 @@ def walk_pieces(
         stop, _ = piece
         if at >= stop:
             continue
-        if ahead is not None and ahead.guess == at and ahead.result is not None:  # its thread is done
+        if ahead is not None and ahead.guess == at and ahead.result is not None:  # its thread has finished
             result, ahead = ahead.result, None
         else:
             ahead = None
@@ -532,7 +531,7 @@ def walk_pieces(
 
 
 class _Ahead:
-    """The walk of one piece from a guessed record on, in a thread; `guess` is None when it found nothing to begin at."""
+    """The walk of one piece from a guessed record on, in a thread; `guess` is None if it found no record."""
 
     def __init__(self, border: int, piece: Piece, segment: SegmentWalk) -> None:
         self.guess: int | None = None
@@ -541,7 +540,7 @@ class _Ahead:
         self._thread: threading.Thread | None = threading.Thread(target=self._run, name="walk-ahead", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:  # a limit on processes: this piece is walked in its turn
+        except RuntimeError:  # the limit on processes is reached: the caller walks this piece
             self._thread = None
 
     def join(self) -> None:

@@ -1,11 +1,11 @@
-"""Mapped files: folders of 20-digit files, read-only mappings that survive a deletion, and where a file is not zero.
+"""Mapped files: folders of 20-digit files, read-only mappings that survive a deletion, and the used ranges of files.
 
-A `MappedFileQueue` follows a folder that other processes add to and delete from. It lists again only when
-the folder's time has changed; mappings are kept per file and dropped when the file is gone or replaced. A
-mapping that is still read from stays valid after its file was deleted: the last reference unmaps it.
+A `MappedFileQueue` follows a folder in which other processes create and delete files. It lists the folder again only if
+the folder's time has changed; it keeps a mapping per file and drops it when the file was deleted or replaced. A
+mapping stays valid for its readers after its file was deleted: the last reference unmaps it.
 
-Zeros are written and looked for by file ranges: holes are skipped, not read, since a queue file is mostly
-hole. File times are kept where only zeros are written, because RocketMQ finds a queue file by its time
+Zeros are written and searched by file ranges: holes are skipped without a read, since a queue file is mostly
+a hole. Writes of zeros keep the file's time, because RocketMQ finds a queue file by its time
 (MappedFileQueue.getMappedFileByTime).
 """
 
@@ -32,12 +32,12 @@ _NOTHING = (errno.ELOOP, errno.ENOENT, errno.ENOTDIR)
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder, or a link to one. OSError when that cannot be told now."""
+    """Whether the entry is a folder, or a link to one. OSError if that is unknown now."""
     return _told(entry.is_dir)
 
 
 def is_plain_file(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a file of bytes, or a link to one. OSError when that cannot be told now."""
+    """Whether the entry is a regular file, or a link to one. OSError if that is unknown now."""
     return _told(entry.is_file)
 
 
@@ -51,7 +51,7 @@ def _told(look: Callable[[], bool]) -> bool:
 
 
 def index_file_names(folder: Path | str) -> list[str]:
-    """Names of the index files, sorted; anything else is passed over, as RocketMQ does. FileNotFoundError without a folder."""
+    """Return the names of the index files, sorted; other names are ignored, as in RocketMQ. FileNotFoundError without a folder."""
     with os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries if is_index_name(entry.name) and is_plain_file(entry))
 
@@ -59,7 +59,7 @@ def index_file_names(folder: Path | str) -> list[str]:
 # Folder times have the granularity of the kernel's clock tick. A listing made within
 # this time of the folder's last change may have missed a second change of the same tick.
 _TICK_NS = 50_000_000
-# A broker makes a file first and gives it its length then; this engine links finished files.
+# A broker creates a file first and then sets its length; this engine links complete files.
 _BEING_MADE_NS = 1_000_000_000
 MAPPINGS_MAX = 256
 
@@ -72,11 +72,11 @@ class MappedFile(NamedTuple):
 
 
 def list_segments(folder: str | os.PathLike[str], size_bytes: int, advice: str = "") -> list[MappedFile]:
-    """The folder's segments in order; empty when there is no folder.
+    """Return the folder's segments in order; empty if there is no folder.
 
-    Raises StoreRefusedError when anything else lies there, a length differs from
-    `size_bytes`, or a name is no multiple of it: RocketMQ would refuse the whole store
-    (MappedFileQueue.load) or misplace every offset. `advice` ends the sentence about a wrong length.
+    Raises StoreRefusedError if the folder has other files, a length differs from
+    `size_bytes`, or a name is not a multiple of it: RocketMQ would refuse the whole store
+    (MappedFileQueue.load) or compute wrong offsets. `advice` is the end of the message about a wrong length.
     """
     found, _ = _inodes(folder, size_bytes, advice)
     path = folder if isinstance(folder, Path) else Path(folder)
@@ -84,7 +84,7 @@ def list_segments(folder: str | os.PathLike[str], size_bytes: int, advice: str =
 
 
 def map_read_only(path: str | os.PathLike[str]) -> mmap.mmap:
-    """The whole file, read-only and shared. Raises FileNotFoundError, or DiskError when it cannot be mapped."""
+    """Map the whole file, read-only and shared. Raises FileNotFoundError, or DiskError when it cannot be mapped."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -100,10 +100,10 @@ def map_read_only(path: str | os.PathLike[str]) -> mmap.mmap:
 
 @contextlib.contextmanager
 def mapped(path: str | os.PathLike[str]) -> Iterator[mmap.mmap]:
-    """The whole file, read-only, for the length of a block.
+    """Map the whole file, read-only, inside the block.
 
-    An error that ends the block is what its caller sees. Its frames may still point into the mapping, which
-    cannot be closed then (BufferError); it goes with the last of them.
+    An exception that ends the block reaches the caller unchanged. Its frames may still have views of the mapping, which
+    cannot be closed then (BufferError); it is unmapped with the last view.
     """
     view = map_read_only(path)
     try:
@@ -116,10 +116,10 @@ def mapped(path: str | os.PathLike[str]) -> Iterator[mmap.mmap]:
 
 
 class MappingCache:
-    """The mappings of a reader, all folders together: at most MAPPINGS_MAX, the least used goes first.
+    """The mappings of a reader, of all folders together: at most MAPPINGS_MAX, the least recently used is dropped first.
 
-    Each holds a descriptor, so the number is bounded; a reader of 100,000 queues keeps
-    the ones it uses.
+    Their number is bounded because each has a descriptor; a reader of 100,000 queues keeps
+    those that it uses.
     """
 
     def __init__(self, mappings_max: int = MAPPINGS_MAX) -> None:
@@ -128,7 +128,7 @@ class MappingCache:
         self._lock = threading.Lock()
 
     def get(self, folder: str, start_offset: int) -> mmap.mmap | None:
-        """The segment's mapping, made when it is not there; None when the file is gone."""
+        """Return the segment's mapping, which is made if necessary; None if the file does not exist any more."""
         key = (folder, start_offset)
         with self._lock:
             mapping = self._mappings.get(key)
@@ -145,7 +145,7 @@ class MappingCache:
             return mapping
 
     def drop(self, folder: str, start_offset: int) -> None:
-        """Forget a mapping; a reader that still uses it keeps it."""
+        """Drop a mapping; it stays valid for readers that still use it."""
         with self._lock:
             self._mappings.pop((folder, start_offset), None)
 
@@ -155,10 +155,10 @@ class MappingCache:
 
 
 class MappedFileQueue:
-    """One folder of segments of `size_bytes`, as it is now."""
+    """One folder of segments of `size_bytes`, which it follows."""
 
     def __init__(self, folder: str | os.PathLike[str], size_bytes: int, cache: MappingCache, advice: str = "") -> None:
-        """`advice`: as list_segments."""
+        """`advice`: as for list_segments."""
         self.folder = os.fspath(folder)
         self.size_bytes = size_bytes
         self._advice = advice
@@ -168,7 +168,7 @@ class MappedFileQueue:
         self._seen_ns: int | None = None
 
     def starts(self) -> list[int]:
-        """Start offsets, ascending, listed again if the folder has changed. Not to be modified.
+        """Return the start offsets, ascending, listed again if the folder has changed. Do not modify the list.
 
         Raises StoreRefusedError as list_segments does.
         """
@@ -183,7 +183,7 @@ class MappedFileQueue:
         return self._starts
 
     def _list(self) -> bool:
-        """List the folder; False when a file in it is just being made."""
+        """List the folder; False if another process is just creating a file in it."""
         inode_of, complete = _inodes(self.folder, self.size_bytes, self._advice, self._inode_of)
         for start, inode in self._inode_of.items():
             if inode_of.get(start) != inode:
@@ -194,12 +194,12 @@ class MappedFileQueue:
 
     @property
     def min_offset(self) -> int:
-        """Start of the first segment, -1 without any."""
+        """Return the start of the first segment, -1 if there is none."""
         starts = self.starts()
         return starts[0] if starts else -1
 
     def start_of(self, offset: int) -> int | None:
-        """The start of the listed segment that holds `offset`, or None."""
+        """Return the start of the listed segment that contains `offset`, or None."""
         starts = self._starts if self._seen_ns is not None else self.starts()
         at = bisect_right(starts, offset) - 1
         if at < 0 or offset >= starts[at] + self.size_bytes:
@@ -210,15 +210,15 @@ class MappedFileQueue:
         return starts[at]
 
     def view(self, start_offset: int) -> mmap.mmap | None:
-        """The segment's bytes, None when it is gone."""
+        """Return the segment's bytes, None if it does not exist any more."""
         return self._cache.get(self.folder, start_offset)
 
     def path(self, start_offset: int) -> str:
-        """Where the segment is, or would be."""
+        """Return the path of the segment, whether or not it exists."""
         return os.path.join(self.folder, segment_name(start_offset))
 
     def modified_ms(self, start_offset: int) -> int | None:
-        """The segment's modification time as Java's File.lastModified gives it; None when it is gone."""
+        """Return the segment's modification time as Java's File.lastModified does; None if it does not exist any more."""
         try:
             return os.stat(self.path(start_offset)).st_mtime_ns // 1_000_000
         except FileNotFoundError:
@@ -228,10 +228,10 @@ class MappedFileQueue:
 def _inodes(
     folder: str | os.PathLike[str], size_bytes: int, advice: str, followed: dict[int, int] | None = None
 ) -> tuple[dict[int, int], bool]:
-    """(start offset -> inode of every file, whether that is all). StoreRefusedError as list_segments.
+    """Return (start offset -> inode of every file, whether the list is complete). StoreRefusedError as list_segments.
 
-    The follower of a folder gives what was found before: these files are not judged again, and
-    an empty file that is younger than a second is left out, since another process is making it.
+    The follower of a folder passes its last result: those files are not checked again, and
+    an empty file that is younger than a second is left out, since another process is creating it.
     """
     found: dict[int, int] = {}
     complete = True
@@ -273,11 +273,11 @@ def _judge(path: str, start: int, length: int, size_bytes: int, advice: str) -> 
 
 
 def forget_cached(root: str | os.PathLike[str], flushed: int) -> int:
-    """Drop the cached pages of log segments that reach above `flushed`, and of all queues and the index; the number of files.
+    """Drop the cached pages of log segments above `flushed`, of all queues and of the index; return the number of files.
 
-    Whole files, since the kernel caches in pieces of up to a megabyte and keeps a piece
-    that is dropped in part. Pages that another process has mapped, or that are dirty
-    still, stay.
+    It drops whole files, since the kernel caches in pieces of up to a megabyte and keeps a piece
+    of which only a part is dropped. Pages that another process has mapped, and dirty
+    pages, remain.
     """
     paths = StorePaths(root)
     count = 0
@@ -311,7 +311,7 @@ _ZEROS = bytes(_CHUNK_BYTES)
 
 
 def used_end(path: Path, start: int = 0) -> int:
-    """The position after the file's last non-zero byte, or `start` when there is none from there on."""
+    """Return the position after the file's last non-zero byte, or `start` if there is none from there on."""
     descriptor = open_file(path, os.O_RDONLY)
     try:
         end = start
@@ -325,11 +325,11 @@ def used_end(path: Path, start: int = 0) -> int:
 
 
 def clear_file_from(path: Path, start: int, *, zeros_too: bool = False) -> int:
-    """Zero a file from byte `start` to its end, durable, length and file time kept.
+    """Zero a file from byte `start` to its end, durably, without a change of its length and file time.
 
-    Returns how many bytes there were up to the last non-zero one. Holes stay holes, and pages that
-    are zero already are not written, unless `zeros_too` asks for it: after a failed sync a
-    page may be zero in memory and not on the disk. May be done twice.
+    Returns the number of bytes up to the last non-zero one. Holes remain, and pages that
+    are zero already are not written, unless `zeros_too`: after a failed sync a
+    page may be zero in memory and not on the disk. May be repeated.
     """
     descriptor = open_file(path, os.O_RDWR)
     try:
@@ -354,7 +354,7 @@ def clear_file_from(path: Path, start: int, *, zeros_too: bool = False) -> int:
 
 
 def data_chunks(descriptor: int, start: int) -> Iterator[tuple[int, bytearray]]:
-    """(position, bytes) of everything from `start` on that is no hole, at most 1 MiB at a time.
+    """Yield (position, bytes) of everything from `start` on that is not a hole, at most 1 MiB at a time.
 
     The bytes are a buffer that the next step overwrites.
     """
@@ -371,11 +371,11 @@ def data_chunks(descriptor: int, start: int) -> Iterator[tuple[int, bytearray]]:
 
 
 def _data_ranges(descriptor: int, start: int) -> list[tuple[int, int]]:
-    """The ranges from `start` on that are no hole; allocated blocks that were never written count as holes.
+    """Return the ranges from `start` on that are not holes; allocated blocks that were never written count as holes.
 
-    All are looked up before any is read: reading brings in pages after the range, which
-    the kernel would then take for data, and so on to the end of the file. Where a file system
-    cannot tell, all of it is data.
+    All ranges are found before the first is read: reading one caches pages after it, which
+    the kernel would then report as data, and so on to the end of the file. If the file system
+    does not report holes, the whole file is data.
     """
     ranges: list[tuple[int, int]] = []
     end = start
@@ -384,7 +384,7 @@ def _data_ranges(descriptor: int, start: int) -> list[tuple[int, int]]:
             position = os.lseek(descriptor, end, os.SEEK_DATA)
             end = os.lseek(descriptor, position, os.SEEK_HOLE)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing but a hole is left
+            if error.errno == errno.ENXIO:  # only a hole is left
                 return ranges
             if error.errno not in _CANNOT_TELL:
                 raise
@@ -393,6 +393,6 @@ def _data_ranges(descriptor: int, start: int) -> list[tuple[int, int]]:
 
 
 def _used(chunk: bytes | bytearray) -> int:
-    """The length without zeros at the end. Comparing first is ten times as fast where all is zero."""
+    """Return the length without the final zeros. The comparison first is ten times as fast if all bytes are zero."""
     zeros = _ZEROS if len(chunk) == _CHUNK_BYTES else bytes(len(chunk))
     return 0 if chunk == zeros else len(chunk.rstrip(b"\0"))

@@ -1,7 +1,7 @@
-"""RocketMQ's getMessage on one queue, its subscriptions (FilterAPI, DefaultMessageFilter), and what one reader has read.
+"""RocketMQ's getMessage on one queue, its subscriptions (FilterAPI, DefaultMessageFilter), and the statistics of a reader.
 
-Readers map the store read-only and tell the engine nothing, so the figures of StoreStatsService's gets are
-those of one reader in one process; no process adds them up. A consumer group's progress shows in its stored
+Readers map the store read-only and do not report to the engine, so the figures of StoreStatsService's gets are
+those of one reader in one process; no process adds them up. The progress of a consumer group is in its stored
 offsets.
 """
 
@@ -30,7 +30,7 @@ from pyengine.results import GetRecords, GetResult, GetStatus
 from pyengine.storage.consume_queue import ConsumeQueue
 from pyengine.storage.mapped_file import MappedFileQueue
 
-use_message(Message, decode_host)  # what read_queue gives are Messages whose fields are made when they are asked for
+use_message(Message, decode_host)  # read_queue returns Messages whose fields are decoded at their first use
 OFFSET_MAX = (1 << 63) - 1
 SUB_ALL = "*"
 TAG_SEPARATOR = "||"
@@ -38,14 +38,14 @@ _OF_SQL = re.compile(r"""[\s=<>()'"]""")
 
 
 class TagFilter(NamedTuple):
-    """The wanted tags and their hashes as 32-bit numbers. The hash is looked at first, in the queue entry; then the text."""
+    """The wanted tags and their 32-bit hashes. The hash in the queue entry is compared first, then the text of the tag."""
 
     tags: frozenset[str]
     codes: bytes
 
 
 def parse_subscription(text: str | None) -> TagFilter | None:
-    """`a || b`: those tags; None, empty or `*`: no filter. UsageError when one side of a bar is empty, or is SQL."""
+    """Parse `a || b`; None, empty or `*` means no filter. UsageError if one side of the bars is empty, or the text is SQL."""
     if text is None or arguments.text(text, "tags") in ("", SUB_ALL):
         return None
     tags = frozenset(piece.strip() for piece in text.split(TAG_SEPARATOR))
@@ -62,19 +62,19 @@ def _condition(text: str) -> SqlFilter:
 
 
 def parse_condition(sql: str | None) -> SqlFilter | None:
-    """The SQL92 condition, None for none or an empty text. UsageError says where the text is wrong."""
+    """Parse an SQL92 condition; None for None or an empty text. UsageError says where the text is wrong."""
     return _condition(sql) if sql is not None and arguments.text(sql, "sql").strip() else None
 
 
 class Wanted(NamedTuple):
-    """Which messages of a queue a get gives: those that have one of the tags and meet the condition."""
+    """The filter of a get: messages that have one of the tags and meet the condition."""
 
     tags: TagFilter | None = None
     condition: SqlFilter | None = None
 
     @classmethod
     def of(cls, tags: str | None, sql: str | None) -> Wanted:
-        """From a subscription and an SQL92 condition, each None for all messages. UsageError for a wrong one."""
+        """Make it from a subscription and an SQL92 condition, each None for all messages. UsageError for a wrong one."""
         return cls(parse_subscription(tags), parse_condition(sql))
 
 
@@ -97,7 +97,7 @@ class GetStatistics:
         self._figures = GetFigures()
 
     def count(self, result: GetResult | GetRecords, took_ns: int) -> None:
-        """One get_message or get_records and its answer."""
+        """Count one get_message or get_records by its result."""
         found = result.status is GetStatus.FOUND
         if isinstance(result, GetRecords):
             messages, size_bytes = result.message_count, len(result.records)
@@ -111,13 +111,13 @@ class GetStatistics:
 
     @property
     def figures(self) -> GetFigures:
-        """All of them at one moment."""
+        """Return a snapshot of all counters."""
         return self._figures
 
 
 _size_bytes = attrgetter("size_bytes")
-NEAR_BYTES_MAX = 1 << 30  # of the log's end: a reader that must not wait for a disk reads there
-ENTRIES_WALKED_MIN = 800  # a filter may reject as many in one call (16,000 bytes of entries)
+NEAR_BYTES_MAX = 1 << 30  # at the log's end: a reader that must not wait for a disk reads only there
+ENTRIES_WALKED_MIN = 800  # least number of entries that one call may filter (16,000 bytes of entries)
 
 
 class _Outside(NamedTuple):
@@ -156,9 +156,9 @@ class MessageGetter:
         max_offset: int,
         transfer_limits: TransferLimits | None = None,
     ) -> GetResult:
-        """The answer for a queue that reaches from `min_offset` to `max_offset` > 0, of a log that ends at `limit`.
+        """Get messages of a queue that reaches from `min_offset` to `max_offset` > 0, in a log that ends at `limit`.
 
-        `transfer_limits`: default, those of the settings.
+        `transfer_limits`: by default, those of the settings.
         """
         bounds = self._bounds(queue, offset, min_offset, max_offset)
         if isinstance(bounds, _Outside):
@@ -167,7 +167,7 @@ class MessageGetter:
             queue, bounds, offset, messages_max, wanted.tags, (limit, self._in_memory_bytes, *(transfer_limits or self.transfer_limits))))
         status = GetStatus(status)
         if messages and messages[0].physical_offset < (log_min := self._log.min_offset):
-            # Deleted while it was read: the file was unlinked first, then emptied.
+            # The segment was deleted during the read: its file was unlinked first, then emptied.
             messages, numbers = _kept(messages, numbers, lambda message: message.physical_offset >= log_min)
             status = GetStatus.FOUND if messages else GetStatus.MESSAGE_WAS_REMOVING
         if messages and (condition := wanted.condition):
@@ -177,9 +177,11 @@ class MessageGetter:
 
     def records(self, queue: ConsumeQueue, offset: int, messages_max: int, tag_filter: TagFilter | None, limit: int, min_offset: int,
                 max_offset: int, near_bytes: int | None) -> GetRecords | None:
-        """The same without a condition, as they are in the log; None where get() has to read: the first message is farther than
-        `near_bytes` (None: what the memory is taken to hold, and NEAR_BYTES_MAX at most) from the log's end, or was deleted while it
-        was read."""
+        """Like get(), without a condition, with the records as they are in the log; None if the caller must use get().
+
+        That is so if the first message is farther than `near_bytes` from the log's end (None: what is assumed to be in memory,
+        NEAR_BYTES_MAX at most), or was deleted during the read.
+        """
         bounds = self._bounds(queue, offset, min_offset, max_offset)
         if isinstance(bounds, _Outside):
             return GetRecords(bounds.status, b"", 0, bounds.next_offset, min_offset, max_offset)
@@ -192,7 +194,7 @@ class MessageGetter:
         return GetRecords(GetStatus(status), records, count, offset + walked, min_offset, max_offset)
 
     def _bounds(self, queue: ConsumeQueue, offset: int, min_offset: int, max_offset: int) -> tuple[mmap.mmap, int, int] | _Outside:
-        """Where the queue's entries from the offset on are in a file, or what to say where there is none."""
+        """Return where in a file the queue's entries from the offset on are, or the result if there is no entry."""
         if offset < min_offset:
             return _Outside(GetStatus.OFFSET_TOO_SMALL, min_offset)
         if offset == max_offset:
@@ -205,7 +207,7 @@ class MessageGetter:
         self, queue: ConsumeQueue, span: tuple[mmap.mmap, int, int], offset: int, messages_max: int, tag_filter: TagFilter | None,
         limits: tuple[int, int, int, int, int, int],
     ) -> tuple[Any, ...]:
-        """Those of read_queue and read_records."""
+        """Return the arguments for read_queue and read_records."""
         view, first, end = span
         end = min(end, first + CQ_ENTRY_BYTES * max(ENTRIES_WALKED_MIN, messages_max))
         tags, codes = (None, b"") if tag_filter is None else tag_filter
@@ -213,7 +215,7 @@ class MessageGetter:
                 self._segment, functools.partial(_tags_code, queue), belongs_to)
 
     def _segment(self, physical_offset: int) -> tuple[int, int, mmap.mmap | None]:
-        """(start, end, bytes) of the segment that holds the offset; no bytes when it is gone."""
+        """Return (start, end, bytes) of the segment that contains the offset; bytes are None if it does not exist any more."""
         size_bytes = self._log.size_bytes
         start = physical_offset - physical_offset % size_bytes
         view = self._log.view(start) if self._log.start_of(physical_offset) is not None else None
@@ -226,6 +228,6 @@ def _kept(messages: list[Message], numbers: list[int], keep: Callable[[Message],
 
 
 def _tags_code(queue: ConsumeQueue, address: int) -> int | None:
-    """The tags code of the extension's unit at this address; None when it is not there."""
+    """Return the tags code of the extension's unit at this address; None if it does not exist."""
     unit = queue.ext_unit(address)
     return None if unit is None else unit.tags_code

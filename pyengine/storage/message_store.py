@@ -1,16 +1,16 @@
 """MessageStore: a store on disk as one value, which functions take in place of a root, a geometry and sizes.
 
-It holds no descriptor and no content: each method reads what the files hold at that moment. It is small and can be
-pickled, so Spark sends it to its executors. Wherever a function still asks for a root it can be passed as it is.
+It has no descriptor and no content: each method reads the current files. It is small and can be
+pickled, so that Spark sends it to its executors. A function that takes a root also accepts a MessageStore.
 
-The sizes that its files were made with are worked out here, too: RocketMQ keeps these numbers in its broker's
-configuration only. A store that this engine made has them in config/engine.toml; for any other they are read off:
-segment sizes from file lengths and name differences, the index layout from the one pair of slots and entries under
+This module also derives the sizes of a store's files: RocketMQ has these numbers only in its broker's
+configuration. A store of this engine has them in config/engine.toml; for others they are derived from the files:
+segment sizes from file lengths and name differences, the index layout from the only pair of slots and entries with
 which every chain leads from its slot to entries of that slot.
 
-The only segment of a log may be the rest of a longer one: no second name tells. Its length
-is believed where it is a power of two or divides the segment's own name; else --set or
-RocketMQ's default decides, and a segment of another length is refused by what opens it.
+If a log has only one segment, there is no second name to compare, and the segment may be truncated. Its length
+is accepted if it is a power of two or divides the segment's own name; otherwise --set or
+RocketMQ's default decides, and the code that opens a segment of another length refuses it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from pyengine.storage.mapped_file import MappedFile, MappingCache, index_file_na
 
 
 class MessageStore(StorePaths):
-    """The store at `root`: its paths, sizes, log and small state files. Two are equal when their roots are."""
+    """The store at `root`: its paths, sizes, log and small state files. Two objects are equal if their roots are."""
 
     __slots__ = ("_geometry",)
     _geometry: Geometry | None
 
     def __init__(self, root: str | os.PathLike[str], geometry: Geometry | None = None) -> None:
-        """`geometry` as the store's configuration gives it; without it the files are asked when it is first used."""
+        """`geometry` is that of the store's configuration; None: it is derived from the files at its first use."""
         super().__init__(root)
         object.__setattr__(self, "_geometry", geometry)
 
@@ -76,35 +76,35 @@ class MessageStore(StorePaths):
         return self.geometry.mapped_file_size_consume_queue_ext_bytes
 
     def list_log(self) -> list[MappedFile]:
-        """The log's segments in order. StoreRefusedError for a file that does not belong there or has a wrong length."""
+        """Return the log's segments in order. StoreRefusedError for a foreign file or a wrong length."""
         return list_log(self.root, self.segment_bytes)
 
     def look_at_log(self, *, accept_loss: bool = False) -> list[MappedFile]:
-        """The log's segments, for a process that will change the store: missing ones are refused (commit_log.py)."""
+        """Return the log's segments for a process that will change the store: a missing one is an error (commit_log.py)."""
         return look_at_log(self.root, self.segment_bytes, accept_loss=accept_loss)
 
     def open_log(self, cache: MappingCache) -> CommitLog:
-        """The log's segments, followed while other processes add and delete some."""
+        """Open the log, which is followed while other processes create and delete segments."""
         return CommitLog(self.root, self.segment_bytes, cache)
 
     def read_watermark(self) -> WatermarkReading:
-        """What config/watermark says; DiskError when it cannot be read."""
+        """Read config/watermark; DiskError when it cannot be read."""
         return read_watermark(self.root)
 
     def read_checkpoint(self) -> Checkpoint:
-        """The three store times, zeros without a file; DiskError when it cannot be read."""
+        """Read the three store times, zeros without a file; DiskError when it cannot be read."""
         return read_checkpoint(self.root)
 
     def read_engine_id(self) -> EngineId | None:
-        """Which store this is, None for one that has no identity yet; DiskError when it cannot be read."""
+        """Read the store's identity, None if it has none yet; DiskError when it cannot be read."""
         return read_engine_id(self.root)
 
     def read_epoch(self) -> int:
-        """The number of the last recovery, 0 if there was none."""
+        """Read the number of the last recovery, 0 if there was none."""
         return read_epoch(self.root)
 
     def abort_exists(self) -> bool:
-        """True while the store is open, and after a crash."""
+        """Whether the file `abort` exists: the store is open, or there was a crash."""
         return abort_file_exists(self.root)
 
 
@@ -115,11 +115,11 @@ DEFAULTS = Geometry()
 
 
 def discover(root: str | os.PathLike[str], overrides: Mapping[str, int] | None = None) -> Geometry:
-    """The geometry of the store at `root`: from its files, else from `overrides`, else RocketMQ's defaults.
+    """Return the geometry of the store at `root`: from its files, else from `overrides`, else RocketMQ's defaults.
 
-    Where files and `overrides` disagree the files win; the caller compares and refuses.
-    An override that is consistent with the files decides where several would be.
-    Never raises for what the files hold: a wrong length among them is refused by the code that opens them.
+    If files and `overrides` differ, the files take precedence; the caller compares and refuses.
+    If several values are consistent with the files, an override among them decides.
+    The contents of files never make it raise an error: the code that opens a file of a wrong length refuses it.
     """
     overrides = overrides or {}
     paths = StorePaths(root)
@@ -143,7 +143,7 @@ def discover(root: str | os.PathLike[str], overrides: Mapping[str, int] | None =
 
 
 def _log_segment_size(paths: StorePaths, wanted: int | None) -> int | None:
-    """The size of the log's segments; None without any, or for an only one whose length may be wrong."""
+    """Return the size of the log's segments; None if there are none, or only one, whose length may be wrong."""
     folders = [_segments(folder) for folder in paths.commit_log_folders.all]
     size_bytes = segment_size(folders)
     segments = [segment for folder in folders for segment in folder]
@@ -157,11 +157,11 @@ def _log_segment_size(paths: StorePaths, wanted: int | None) -> int | None:
 
 
 def segment_size(folders: Iterable[list[tuple[int, int]]], unit_bytes: int = 1) -> int | None:
-    """The size of the segments in these folders, None without any.
+    """Return the size of the segments in these folders, None if there are none.
 
-    One length: that. Several (a file was cut): the one that the names' differences
-    speak for, else the most frequent, else the largest; never one that some name is no
-    multiple of, or that is no multiple of `unit_bytes`. Where all lengths are wrong, the smallest
+    If all files have the same length, that is the size. If not (a file was truncated), it is the length that matches
+    the differences of names, else the most frequent, else the largest; every name must be a multiple of it, and it
+    must be a multiple of `unit_bytes`. If all lengths are wrong, it is the smallest
     difference of two names.
     """
     lengths: dict[int, int] = {}
@@ -183,7 +183,7 @@ def segment_size(folders: Iterable[list[tuple[int, int]]], unit_bytes: int = 1) 
 
 
 def _segments(folder: Path) -> list[tuple[int, int]]:
-    """(start offset, length) of the 20-digit files of a folder, ascending."""
+    """Return (start offset, length) of the 20-digit files of a folder, ascending."""
     found = []
     try:
         with os.scandir(folder) as entries:
@@ -197,7 +197,7 @@ def _segments(folder: Path) -> list[tuple[int, int]]:
 
 
 def _queue_folders(queues: Path) -> Iterable[Path]:
-    """Folders of a few queues: one topic may hold thousands, and they are all alike."""
+    """Yield the folders of a few queues: a topic may have thousands, all with the same sizes."""
     sampled = 0
     for topic in _folders(queues):
         for queue in _folders(topic):

@@ -1,7 +1,7 @@
 """Open file description locks on bytes of a file: they belong to one open() and end with its last descriptor.
 
-POSIX record locks vanish as soon as any descriptor of the file is closed in the process, so none are used. The kernel
-frees these when a process dies, kill -9 included.
+POSIX record locks are not used, since a process loses them when it closes any descriptor of the file. The kernel
+releases these locks when the process dies, also after kill -9.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from pyengine.errors import DiskError, disk_error
 
 EXCLUSIVE, SHARED, UNLOCKED = fcntl.F_WRLCK, fcntl.F_RDLCK, fcntl.F_UNLCK
-OFD_PID = -1  # what the kernel says of a lock that belongs to no process; 0: the process is in another container
+OFD_PID = -1  # the kernel's l_pid for a lock that does not belong to a process; 0: the process is in another container
 _FLOCK = struct.Struct("@hhqqi0q")  # struct flock: l_type, l_whence, l_start, l_len, l_pid
 
 
@@ -31,8 +31,10 @@ class ByteLock(NamedTuple):
 
 
 def try_lock(descriptor: int, byte: int, path: object, kind: int = EXCLUSIVE, length: int = 1) -> bool:
-    """Lock one byte (`length` from there on, 0: to the end), or change the lock on it; False while another open() holds one there.
-    DiskError without such locks."""
+    """Lock one byte, or change the lock on it; False while another open() has a lock there.
+
+    `length`: number of bytes, 0: to the end. DiskError if the file system has no such locks.
+    """
     try:
         _call(descriptor, fcntl.F_OFD_SETLK, kind, byte, length)
     except OSError as error:
@@ -43,18 +45,18 @@ def try_lock(descriptor: int, byte: int, path: object, kind: int = EXCLUSIVE, le
 
 
 def unlock(descriptor: int, start: int = 0, length: int = 0) -> None:
-    """Release the locks of this open() on these bytes; without a range all of them."""
+    """Release the locks of this open() on these bytes, by default on all."""
     _call(descriptor, fcntl.F_OFD_SETLK, UNLOCKED, start, length)
 
 
 def find_lock(descriptor: int, start: int, length: int = 1) -> ByteLock | None:
-    """One lock of another open() that refuses an exclusive one on these bytes, None without one. Raises OSError."""
+    """Return a lock of another open() that prevents an exclusive one on these bytes; None if there is none. Raises OSError."""
     kind, _, at, count, pid = _FLOCK.unpack(_call(descriptor, fcntl.F_OFD_GETLK, EXCLUSIVE, start, length))
     return None if kind == UNLOCKED else ByteLock(kind, at, count, pid)
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Whether the open file still has this name. Asked after a lock is taken: a lock on a removed file excludes no new process."""
+    """Whether the open file still has this name. Call it after locking: a lock on a removed file does not exclude new processes."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
@@ -62,9 +64,9 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 
 def remove_unlocked(path: Path) -> bool:
-    """Remove a file of which no process has locked a byte; False where one has, there is no such file, or it is another user's.
+    """Remove a file unless a process has locked a byte of it; False if one has, the file does not exist, or is another user's.
 
-    What locks such a file asks is_at() afterwards, and opens the file again if it is not there any more.
+    A process that locks such a file must call is_at() afterwards, and open the file again if it was removed.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

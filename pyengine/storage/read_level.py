@@ -1,7 +1,7 @@
-"""How far a reader may look: what each ReadLevel means for files alone.
+"""How far a reader may read: the limit of each ReadLevel, from the files alone.
 
-A reader asks a `Watermark`. A running engine's shared counters give a better one,
-made where shared memory is known; this module's needs the files only.
+A reader asks a `Watermark` for the limit. The one in this module needs only the files;
+ipc/live_reader.py has one that uses the counters of a running engine.
 """
 
 from __future__ import annotations
@@ -26,34 +26,35 @@ from pyengine.storage.mapped_file import MappedFileQueue
 from pyengine.storage.ofd_lock import SHARED, find_lock
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
-# Where fdatasync on a read-only descriptor makes durable what another process of this host has written.
+# File systems on which fdatasync of a read-only descriptor makes durable what another process of this host has written.
 LOCAL_FILE_SYSTEMS = frozenset((
     "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "nilfs2", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs",
 ))
 
 
 class Watermark(Protocol):
-    """Where each level ends, now."""
+    """The current limit of each level."""
 
     def limit(self, level: ReadLevel) -> int:
-        """Bytes of the log at or above this physical offset must not be looked at. Raises UsageError for a level
-        that cannot be told."""
+        """Return the physical offset below which a reader may read the log. UsageError for a level whose limit is unknown."""
 
     def queue_limit(self, level: ReadLevel) -> int:
-        """The same for queue and index entries: they may lag the log, or being written again."""
+        """Return the limit for queue and index entries, which may be lower: they lag the log, or are being rebuilt."""
 
 
 class StoreUse(enum.Enum):
-    """What has the store open."""
+    """The kind of process that has the store open."""
 
-    CLOSED = "closed"  # no process has
-    ENGINE = "engine"  # shared lock: processes of this engine
-    OTHER = "other"    # exclusive lock: a broker, or a recovery
+    CLOSED = "closed"  # none
+    ENGINE = "engine"  # a shared lock: processes of an engine
+    OTHER = "other"    # an exclusive lock: a broker, or a recovery
 
 
 def store_use(root: str | os.PathLike[str]) -> StoreUse:
-    """What holds byte 0 of `lock`; needs no right but to read it, and takes no lock. CLOSED where there is none, or none that
-    may be read; DiskError where that cannot be told now: a reader must not take an engine that lives for none."""
+    """Return what holds byte 0 of `lock`; it needs only the right to read the file, and does not lock.
+
+    CLOSED if there is no lock, or the file may not be read; DiskError if it is unknown now: a reader must not miss a living engine.
+    """
     path = os.path.join(root, LOCK_NAME)
     try:
         descriptor = open_regular(path)
@@ -63,7 +64,7 @@ def store_use(root: str | os.PathLike[str]) -> StoreUse:
         return StoreUse.CLOSED
     try:
         lock = find_lock(descriptor, 0)
-    except OSError:  # a file system without locks
+    except OSError:  # the file system has no locks
         return StoreUse.CLOSED
     finally:
         os.close(descriptor)
@@ -74,34 +75,35 @@ def store_use(root: str | os.PathLike[str]) -> StoreUse:
 
 @dataclass(frozen=True, slots=True)
 class DeadEngine:
-    """What the memory of an engine all of whose processes died says: where its log ends, and whether it saw a sync fail."""
+    """The state in the memory of an engine whose processes are all dead: the end of its log, and whether a sync had failed."""
 
     end: int
     sync_failed: bool
 
 
 class FilesWatermark:
-    """Levels told by the files: the log's end is found by reading it, and followed.
+    """The limits from the files: it finds the end of the log by reading, and follows it.
 
-    While no process has the store open, what is in the files is all there will be: `written`
-    and `committed` end at the log's end. `flushed` is the durable watermark; beyond it only what this
-    reader has synced itself (`_synced_here`). While an engine has it open, `flushed`
-    is what the engine last noted on the disk; while another process has, it cannot be
-    told. `replicated` is what was last noted as confirmed, where anything was. Queues end
-    there too in a store whose engine kept them there (dispatch_at=replicated): recovery
-    has written the rest, which no reader may see.
+    While no process has the store open, `written` and `committed` are the end of the log. `flushed` is
+    the durable watermark, or the offset up to which this reader itself has synced the log (`_synced_here`).
+    While an engine has the store open, `flushed` is the engine's last note on the disk; while another
+    process has, it is unknown. `replicated` is the last noted confirmed offset, if there is a note. In a
+    store with dispatch_at=replicated it is the limit of queues too: recovery has dispatched
+    the records beyond it, but readers must not see them.
     """
 
     def __init__(self, root: str | os.PathLike[str], commit_log: MappedFileQueue,
                  dead_engine: Callable[[], DeadEngine | None] = lambda: None, end: LogEnd | None = None) -> None:
-        """`dead_engine` looks for the memory of one, where shared memory is known. `end`: how the log's end is found, if not
-        in mapped files."""
+        """`dead_engine` returns the state in a killed engine's memory; only callers with shared memory pass it.
+
+        `end` finds the end of the log, by default in mapped files.
+        """
         self._root = root
         self._log = commit_log
         self._dead_engine = dead_engine
         self.end = LogEnd(root, commit_log) if end is None else end
         self._lock = threading.Lock()
-        self._synced: tuple[WatermarkReading, int, int] | None = None  # watermark, end, and what was claimed then
+        self._synced: tuple[WatermarkReading, int, int] | None = None  # (watermark, end, the offset that was returned for them)
         self._noted: tuple[tuple[int, int] | None, ReplicationState | None] = (None, None)
 
     def limit(self, level: ReadLevel) -> int:
@@ -125,7 +127,7 @@ class FilesWatermark:
         return min(durable.flushed, self._find_end())
 
     def _flushed_at_rest(self, reading: WatermarkReading) -> int:
-        """The watermark, or how far this reader has made the log durable itself."""
+        """Return the watermark, or the offset up to which this reader itself has synced the log."""
         end = self._find_end()
         noted = 0 if reading.watermark is None else min(reading.watermark.flushed, end)
         sure = 0 if reading.is_copied else noted
@@ -136,20 +138,20 @@ class FilesWatermark:
         if reading.watermark is not None or claimed:
             return claimed
         if not end or not abort_file_exists(Path(self._root)) and read_sync_failure(self._root) is None:
-            return end  # RocketMQ syncs everything when it stops in order, and has no watermark
+            return end  # RocketMQ has no watermark, but syncs everything in an orderly stop
         raise UsageError("the level `flushed` cannot be told here: the store was not stopped in order, or its last sync failed; it has "
                          "no config/watermark, and this reader cannot sync it itself (that needs a local, writable file system): "
                          "choose committed")
 
     def _synced_here(self, sure: int, end: int) -> int:
-        """Up to where the log is durable now that this reader has synced it; `sure` where that proves nothing.
+        """Sync the log and return the offset up to which it is durable now; `sure` if the sync proves nothing.
 
-        It proves nothing on a file system of another host or one that is mounted read-only, nor after a failed sync
-        of this boot: the kernel says nothing a second time about the pages that it could not write.
+        A sync proves nothing on a file system of another host or one that is mounted read-only, and after a failed sync
+        since the last boot: the kernel does not report a second time the pages that it could not write.
         """
         dead = self._dead_engine()
         if dead is not None:
-            end = min(end, dead.end)  # what lies beyond was never published, and the next recovery clears it
+            end = min(end, dead.end)  # records beyond were never published, and the next recovery clears them
         failure = read_sync_failure(self._root)
         if end <= sure or dead is not None and dead.sync_failed or failure is not None and failure.is_of_this_boot:
             return sure
@@ -175,7 +177,7 @@ class FilesWatermark:
         return self.limit(level)
 
     def _replication(self) -> ReplicationState | None:
-        """config/replication.json, read again when it was replaced."""
+        """Return the content of config/replication.json, which is read again when it was replaced."""
         file = ReplicationStateFile(self._root)
         try:
             found = os.stat(file.path)
@@ -193,7 +195,7 @@ class FilesWatermark:
 
 
 def _is_local_and_writable(descriptor: int) -> bool:
-    """Whether the open file lies on a file system of this host that is mounted for writing."""
+    """Whether the open file is on a file system of this host that is mounted for writing."""
     if os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:
         return False
     with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}") as facts, open("/proc/self/mountinfo") as mounts:

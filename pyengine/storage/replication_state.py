@@ -1,13 +1,13 @@
-"""What a store remembers of replication between runs: `config/replication.json`.
+"""The state of replication that a store keeps between runs: `config/replication.json`.
 
-`{"role": ..., "confirm": ...}`: in which role it ran last, and how far its log was
-confirmed (on a slave: how far it had acknowledged, and as `"masterEnd"` how far its
-master's log went as last heard); `"dispatchAt": "replicated"` beside them where its queues
-end there. `"term"` and `"fencedBy"` say which of several masters is
-the present one (docs/replication.md). A store that joins a master may cut
-what is above `confirm`, and nothing below (docs/replication.md). It may be a second
-old, and is never ahead. One process writes it while the engine runs, the replicator;
-before that, its supervisor. RocketMQ ignores the file.
+`{"role": ..., "confirm": ...}`: the role in which it ran last, and the confirmed offset of its log
+(on a slave: the offset that it has acknowledged, and `"masterEnd"`, the last known end of its
+master's log). `"dispatchAt": "replicated"` is there if its queues end at that offset.
+`"term"` and `"fencedBy"` tell which of several masters is the
+current one (docs/replication.md). A store that joins a master may truncate
+its log above `confirm`, never below (docs/replication.md). `confirm` may be a second
+old, and is never ahead. While the engine runs, only the replicator writes the file;
+before that, only the supervisor. RocketMQ ignores the file.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _INT64_MAX = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class ReplicationState:
-    """The role a store ran in last, and how far its log was confirmed; `dispatch_at` None, written: as it was.
+    """The last role of a store, and the confirmed offset of its log. A write with `dispatch_at` None keeps that of the file.
 
-    `master_end`: of a slave, how far its master's log went; 0 where nothing was heard. `term`: of the master that it is, or
-    that it has followed last; 0 before the first promotion. `fenced_by`: the highest term that it has heard of as a master.
-    Both are never less than what the file said before.
+    `master_end`: of a slave, the last known end of its master's log; 0 if unknown. `term`: its own as a master, or that of
+    the master that it followed last; 0 before the first promotion. `fenced_by`: the highest term that it has heard of as a
+    master. A write never decreases these two.
     """
 
     role: str
@@ -45,24 +45,24 @@ class ReplicationState:
 
     @property
     def known_term(self) -> int:
-        """The highest that this store knows of."""
+        """The highest term that this store knows of."""
         return max(self.term, self.fenced_by)
 
     @property
     def is_fenced(self) -> bool:
-        """Whether a master of a higher term has taken the place of this one."""
+        """Whether a master with a higher term has replaced this one."""
         return self.fenced_by > self.term
 
 
 class ReadState(NamedTuple):
-    """What the file says, None where there is none to be used; a sentence about a bad one."""
+    """The content of the file, None if no file can be used; a sentence about a damaged one."""
 
     state: ReplicationState | None
     said: str
 
 
 class ReplicationStateFile:
-    """The file of one store. Holds nothing open between calls."""
+    """The file of one store. It keeps no file open between calls."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._file = ConfigFile(StorePaths(root).config / NAME, _decode)
@@ -72,9 +72,9 @@ class ReplicationStateFile:
         self._unread = ""
 
     def read(self) -> ReadState:
-        """For a bad file `.bak` is used, whose `confirm` is older, which is safe.
+        """Read the file, or `.bak` if it is damaged; the `confirm` of that is older, which is safe.
 
-        Its role may be older too: with a sentence the store does not start as a master (pyengine/engine/bring_up.py).
+        Its role may be older too: if there is a sentence, the store does not start as a master (pyengine/engine/bring_up.py).
         """
         state, said, _, is_unread, _ = self._file.read()
         self._unread = said if is_unread else ""
@@ -84,12 +84,13 @@ class ReplicationStateFile:
         return ReadState(state, said)
 
     def write(self, state: ReplicationState) -> None:
-        """Replace the file, durable; the old one stays as `.bak`. Raises DiskFullError, DiskError or FlushError.
+        """Replace the file, durably; the old one is kept as `.bak`. Raises DiskFullError, DiskError or FlushError.
 
-        DiskError too where the file could not be read: its term must not be lost."""
+        DiskError too if the file could not be read: its term must not be lost.
+        """
         if self._dispatch_at is None:
             self.read()
-        if self._unread:  # its term may be higher than any that is known here
+        if self._unread:  # its term may be higher than the ones that this process knows
             raise DiskError(f"{self._unread}: it is not changed; repair the file or remove it", path=str(self.path))
         self._dispatch_at = state.dispatch_at or self._dispatch_at
         self._term, self._fenced_by = max(self._term, state.term), max(self._fenced_by, state.fenced_by)

@@ -1,11 +1,11 @@
-"""Read a store: by queue, offset, message id, key and time. Needs no engine, changes nothing.
+"""Read a store: by queue, offset, message id, key and time. It needs no engine and does not write.
 
     with pyengine.open_store(path) as store:
         result = store.get_message("orders", 0, offset=0, tags="paid || sent")
         for message in result.messages: ...
 
-A reader maps the store's files read-only in its own process, whatever else uses them,
-and looks only below a `Watermark`. What is deleted while it is read is left out.
+A reader maps the store's files read-only in its own process, while other processes may use them,
+and reads only below the limit of a `Watermark`. Messages that are deleted during a read are left out.
 Threads may share a reader.
 """
 
@@ -59,12 +59,12 @@ def open_store(
 
 
 class StoreReader:
-    """Reads one store by queue, offset, message id, key and time. Changes nothing; a context manager.
+    """Reads one store by queue, offset, message id, key and time; it does not write. A context manager.
 
-    `settings` are those of the store, by RocketMQ's names or pyengine's; file sizes are found from the files where
-    config/engine.toml does not give them. A `level` is a ReadLevel or its name; the default is `flushed` if the store
-    flushes in sync mode, else `committed`. Deleted messages are left out. Threads may share a reader. NotAStoreError,
-    ConfigError; StoreRefusedError when a damaged folder is first used.
+    `settings` are those of the store, by RocketMQ's names or pyengine's; file sizes are derived from the files if
+    config/engine.toml does not have them. A `level` is a ReadLevel or its name; the default is `flushed` if the store
+    flushes in sync mode, else `committed`. Deleted messages are left out. Threads may share a reader. Raises NotAStoreError
+    and ConfigError; the first use of a damaged folder raises StoreRefusedError.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class StoreReader:
         self.config: EngineConfig = load_config(self.root, settings)
         self.geometry: Geometry = self.config.geometry
         self._paths = StorePaths(self.root)
-        # Texts: a store has thousands of queues, and a Path costs more than a look into a folder.
+        # Texts, not Paths: a store has thousands of queues, and making a Path costs more than listing a folder.
         self._consume_queue, self._consume_queue_ext = str(self._paths.consume_queue), str(self._paths.consume_queue_ext)
         self._cache = MappingCache()
         self.commit_log = CommitLog(self.root, self.geometry.mapped_file_size_commit_log_bytes, self._cache)
@@ -94,28 +94,28 @@ class StoreReader:
 
     @property
     def min_physical_offset(self) -> int:
-        """Where the log's first segment begins, -1 without any. RocketMQ: CommitLog.getMinOffset."""
+        """The start of the log's first segment, -1 if there is none. RocketMQ: CommitLog.getMinOffset."""
         self._require_open()
         return self.commit_log.min_offset
 
     def max_physical_offset(self, level: ReadLevel | str | None = None) -> int:
-        """Where the log ends for this level."""
+        """Return the end of the log for this level."""
         self._require_open()
         return self._watermark.limit(self._level(level))
 
     def topics(self) -> dict[str, list[int]]:
-        """Topic -> queue ids, both sorted: every queue that has a file."""
+        """Return topic -> queue ids, both sorted, of every queue that has a file."""
         self._require_open()
         found = ((topic, self._queue_ids(topic)) for topic in _folder_names(self._consume_queue))
         return {topic: ids for topic, ids in found if ids}
 
     def queue_ids(self, topic: str) -> list[int]:
-        """The topic's queues that have a file, sorted."""
+        """Return the topic's queues that have a file, sorted."""
         self._require_open()
         return self._queue_ids(topic) if arguments.is_folder_name(arguments.text(topic, "topic")) else []
 
     def queue_range(self, topic: str, queue_id: int, level: ReadLevel | str | None = None) -> tuple[int, int]:
-        """(first offset that can be read, offset after the last); (0, 0) for a queue that does not exist."""
+        """Return (first offset that can be read, offset after the last); (0, 0) for a queue that does not exist."""
         limit = self._queue_limit(level)
         queue = self.queue(topic, queue_id)
         if queue is None:
@@ -133,10 +133,10 @@ class StoreReader:
         level: ReadLevel | str | None = None,
         sql: str | None = None,
     ) -> GetResult:
-        """Messages of one queue from `offset` on. RocketMQ: getMessage.
+        """Return messages of one queue from `offset` on. RocketMQ: getMessage.
 
         `tags` is a subscription: `a || b`, `*` or None for all. `sql` is a condition on the properties in SQL92
-        (docs/consumers.md); what does not meet it is passed over. A call gives up to `max_messages` within the configured
+        (docs/consumers.md); messages that do not meet it are skipped. A call returns up to `max_messages` within the configured
         transfer limits (32 messages and 256 KiB from memory; the first message whatever its size), of one queue file.
         Continue at `next_begin_offset`, whatever the status. UsageError for a wrong argument.
         """
@@ -146,9 +146,11 @@ class StoreReader:
 
     def get_records(self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None,
                     level: ReadLevel | str | None, near_bytes: int | None) -> GetRecords | None:
-        """What get_message gives, as it is in the log, for a gateway that sends it on. None where get_message has to be asked:
-        the messages are more than `near_bytes` (None: what the memory is taken to hold, and NEAR_BYTES_MAX at most) before the
-        log's end, so that they may have to come from the disk, or were deleted just now."""
+        """Like get_message(), with the records as they are in the log, for a gateway; None if the caller must use get_message().
+
+        That is so if the messages are more than `near_bytes` before the log's end (None: what is assumed to be in memory,
+        NEAR_BYTES_MAX at most), so that they may have to be read from the disk, or if they were deleted just now.
+        """
         began_ns = time.perf_counter_ns()
         limit = self._queue_limit(level)
         queue = self.queue(topic, queue_id)
@@ -165,13 +167,13 @@ class StoreReader:
 
     def fetch(self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None,
               level: ReadLevel | str | None, sql: str | None = None, bytes_max: int = FETCH_BYTES_MAX) -> GetResult:
-        """As get_message, for a Consumer that is asked for so many: bounded by `bytes_max`, not by the transfer limits."""
+        """Like get_message(), for a Consumer: bounded by `max_messages` and `bytes_max`, not by the transfer limits."""
         limits = (bytes_max, max_messages, bytes_max, max_messages)
         return self._counted_get(topic, queue_id, offset, max_messages, Wanted.of(tags, sql), level, limits)
 
     @property
     def gets(self) -> GetFigures:
-        """Counters of this reader's get_message calls since it was opened."""
+        """The counters of this reader's get_message calls since it was opened."""
         return self._gets.figures
 
     def _counted_get(
@@ -197,12 +199,12 @@ class StoreReader:
         return self.getter.get(queue, offset, max_messages, wanted, limit, min_offset, max_offset, transfer_limits)
 
     def message_at(self, physical_offset: int, level: ReadLevel | str | None = None) -> Message | None:
-        """The message that starts at this byte of the log, None when none does."""
+        """Return the message that starts at this byte of the log, None if none does."""
         self._require_open()
         return self.message_below(arguments.integer(physical_offset, "physical_offset"), self._watermark.limit(self._level(level)))
 
     def message(self, msg_id: str, level: ReadLevel | str | None = None) -> Message | None:
-        """The message with this offset id, None when the store has none. Raises FormatError for what is no id."""
+        """Return the message with this offset id, None if the store has none. FormatError if the text is not an id."""
         _, physical_offset = decode_message_id(arguments.text(msg_id, "msg_id"))
         message = self.message_at(physical_offset, level)
         return message if message is not None and message.msg_id == msg_id.upper() else None
@@ -218,12 +220,12 @@ class StoreReader:
         level: ReadLevel | str | None = None,
         bytes_max: int | None = None,
     ) -> list[Message]:
-        """Messages with `key` (a word of KEYS, or the UNIQ_KEY), oldest first, found through the index.
+        """Return messages with `key` (a word of KEYS, or the UNIQ_KEY), oldest first, found through the index.
 
-        The newest `max_messages` if there are more, and none older than the one with which they have `bytes_max`.
-        `begin_ms` and `end_ms` bound the store time, which the index knows in whole seconds. With `verify_key=False` the
-        hits are RocketMQ's: at most 64, with those of other keys of the same hash, a message once for each of its index
-        entries, and `bytes_max` means nothing.
+        If there are more than `max_messages`, the newest are returned; it also stops, from the newest on, with the message that
+        reaches `bytes_max`. `begin_ms` and `end_ms` bound the store time, which the index has in whole seconds. With
+        `verify_key=False` the hits are RocketMQ's: at most 64, with those of other keys of the same hash, a message once for
+        each of its index entries, and `bytes_max` is ignored.
         """
         if max_messages < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
@@ -242,10 +244,10 @@ class StoreReader:
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp_ms: int, level: ReadLevel | str | None = None
     ) -> int:
-        """The queue offset of the message whose store time is nearest. RocketMQ: ConsumeQueue.getOffsetInQueueByTime.
+        """Return the queue offset of the message whose store time is nearest. RocketMQ: ConsumeQueue.getOffsetInQueueByTime.
 
-        On a tie the older one; before all messages the first, after all the last; 0 for a queue without messages. The
-        queue file is found by its modification time, so a copy of a store must keep file times.
+        On a tie the older one; for a time before all messages the first, after all the last; 0 for a queue without messages.
+        The queue file is found by its modification time, so a copy of a store must keep file times.
         """
         limit = self._queue_limit(level)
         queue = self.queue(topic, queue_id)
@@ -261,10 +263,10 @@ class StoreReader:
         columns: Sequence[str] | None = None,
         level: ReadLevel | str | None = None,
     ) -> Iterator[pyarrow.RecordBatch]:
-        """The log as Arrow record batches in the order of its bytes; needs pyarrow.
+        """Return the log as Arrow record batches in the order of its bytes; needs pyarrow.
 
-        `topics` and `columns` choose rows and columns (docs/arrow.md). Of a segment that is deleted during the scan the
-        rest is left out. UsageError for an unknown column; CorruptionError at damage below the end for this level.
+        `topics` and `columns` choose rows and columns (docs/arrow.md). If a segment is deleted during the scan, its remaining
+        rows are left out. UsageError for an unknown column; CorruptionError at damage below the end for this level.
         """
         self._require_open()
         limit = self._watermark.limit(self._level(level))
@@ -283,11 +285,11 @@ class StoreReader:
         columns: Sequence[str] | None = None,
         level: ReadLevel | str | None = None,
     ) -> pyarrow.RecordBatchReader:
-        """What `scan` gives, as one Arrow stream; needs pyarrow.
+        """Return the record batches of `scan` as one Arrow stream; needs pyarrow.
 
         Libraries that read Arrow's C stream take it without a copy: `polars.DataFrame(stream)`,
         `duckdb.sql("... FROM stream")`, `stream.read_pandas()`. It can be read once, while the reader is open. Errors as
-        `scan`.
+        for `scan`.
         """
         batches = self.scan(topics, columns, level)
         from pyengine.storage.arrow import stream
@@ -295,7 +297,7 @@ class StoreReader:
         return stream(columns, batches)
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """The reader of one queue's entries, None for a queue that does not exist."""
+        """Return the reader of one queue's entries, None for a queue that does not exist."""
         queue = self._queues.get((topic, queue_id))
         if queue is not None:
             return queue
@@ -317,7 +319,7 @@ class StoreReader:
         )
 
     def message_below(self, physical_offset: int, limit: int) -> Message | None:
-        """The message that starts at this byte and ends at or below `limit`, None when none does."""
+        """Return the message that starts at this byte and ends at or below `limit`, None if none does."""
         if not 0 <= physical_offset < limit:
             return None
         start = self.commit_log.start_of(physical_offset)
@@ -330,7 +332,7 @@ class StoreReader:
             if classify(view, at, room, physical_offset, check_crc=False).label is not CaseLabel.MESSAGE:
                 return None
             message = decode_record(view, at)
-        except FormatError:  # deleted between the two looks
+        except FormatError:  # the segment was emptied since classify() read it
             return None
         return message if physical_offset >= self.commit_log.min_offset else None
 
@@ -361,14 +363,14 @@ class StoreReader:
         try:
             for batch in scanner.scan(view, start, start, min(limit, start + len(view))):
                 if start < self.commit_log.min_offset:
-                    return  # deleted while it was copied: its pages may have been given back
+                    return  # deleted during the copy: its blocks may have been freed
                 yield batch
         except CorruptionError:
             if start >= self.commit_log.min_offset:
                 raise
 
     def _hold(self, segment: int) -> contextlib.AbstractContextManager[bool]:
-        """Keep a segment from being deleted while it is read, where there is an engine to ask."""
+        """Keep a segment from being deleted during a read, if an engine runs that can hold it."""
         return contextlib.nullcontext(False)
 
     def _queue_ids(self, topic: str) -> list[int]:
