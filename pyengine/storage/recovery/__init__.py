@@ -1,1 +1,1 @@
-"""Bring a stopped store to order: recovery, rebuild, the cut of a log (docs/recovery.md)."""
+"""Repair a stopped store: recovery, rebuild, the cut of a log (docs/recovery.md)."""

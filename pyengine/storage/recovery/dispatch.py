@@ -1,53 +1,53 @@
-"""From where the log must be dispatched again so that no queue and no index lacks anything.
+"""Dispatch in recovery and rebuild: where it must begin, how it is divided, and which index files are kept.
 
-RocketMQ takes the segment where an abnormal recovery began to read, else the farthest
-record that any queue knows (DefaultMessageStore.start). That is right
-as long as queues lose nothing but their newest entries. The start is earlier here where
-it would otherwise leave something out that the log still holds:
+RocketMQ begins at the segment where an abnormal recovery began to read, else at the record
+with the highest offset in any queue (DefaultMessageStore.start). That is right
+if queues lose only their newest entries. Here dispatch begins earlier if RocketMQ's
+start would leave out entries of records that the log still has:
 
-    what is missing                                      start
+    missing                                              start
     every queue                                          the log's first record
-    all entries since the farthest one, which lies       that entry
-    before the segment where the reading began
+    all entries since the last one of all queues, if     that entry
+    it is before the segment where the reading began
     entries in the middle of a queue                     the last entry before the hole
-    index files that could not be believed               where the last believed one ends
+    index files that were not synced or are damaged      where the last valid one ends
     entries between a queue's end and its first message  that queue's last entry, or the
-    after the start (seen while dispatching)            log's first record without one
+    after the start (found during dispatch)              log's first record without one
 
-When shared memory counts, everything below its `reput_from` has been dispatched.
+If shared memory is valid, everything below its `reput_from` has been dispatched.
 
-A rebuild with many processes makes queues and index files piece by piece, to the bytes that one dispatch makes.
+A rebuild with many processes writes queues and index files piece by piece, with the same bytes as a single dispatch.
 
-    entries  the records of one range of the log put their entries into queue files that exist already. Entry k
+    entries  a task writes the entries of one range of the log to queue files that exist already. Entry k
              is at byte 20 k, so ranges may be done in any order and at the same time.
-    keys     one index file takes its keys from the log, beginning with the record where the file before it was
-             full. How many keys each range has must have been counted before. It is a new file at each call,
-             beside the folder of the index: a task may be tried again, or twice at once.
+    keys     a task writes the keys of one index file, beginning with the record at which the previous file was
+             full. The number of keys of each range must be known. Each call writes a new file, in a sibling
+             of the index folder, since a task may be repeated or run twice at once.
 
-Where a queue's offsets have gaps or doubles an entry's place depends on those before it: the caller tells which offset each
-queue has reached before the range (`run_into`), and how many entries it will put; `put_entries` says when that was wrong.
-Everything written is synced before a function here returns.
+If a queue's offsets have gaps or duplicates, the position of an entry depends on the earlier ones: the caller passes the offset
+that each queue has reached before the range (`run_into`), and the number of its entries; `put_entries` reports if that was wrong.
+Everything that is written is synced before a function returns.
 
-pyengine.spark.store_rebuild does so; the store's owner makes the queues' files before, and gives one of the filled index
-files its name.
+pyengine.spark.store_rebuild is the caller; the store's owner creates the queues' files before, and gives one of the filled
+index files its name.
 
-Which index files can be believed, and from where the log's keys must be entered again.
+Which index files are kept, and from where on the log's keys must be entered again:
 
-RocketMQ deletes, after a crash, every index file whose end time is later than the
-checkpoint's index time, and never cuts an index with the log (IndexService.load).
+After a crash RocketMQ deletes every index file whose end time is later than the
+checkpoint's index time, and it never truncates an index with the log (IndexService.load).
 Then it enters only the keys of the segment where recovery began; older keys of the
-deleted file are lost for good. Here they are entered again from where the last believed
+deleted file are lost. Here keys are entered again from where the last valid
 file ends (docs/compatibility.md).
 
     label     what                                                decision
     short     another length than header, slots and entries make  delete
     senseless counts or offsets that no index has                 delete
     unsynced  abort file, and end time after the checkpoint's     delete
-    beyond    its last key is of a record that the log lost       delete
+    beyond    its last key is of a record that the log has lost   delete
     orphaned  follows a file that is deleted                      delete
     sound     everything else                                     keep
 
-Index files are made from the log, so what is deleted here is not kept anywhere.
+Index files can be rebuilt from the log, so deleted ones do not go to quarantine.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def dispatch_start(
     log: LogView, path: RecoveryPath, plan: LogPlan, cuts: Sequence[QueueCut], index: IndexPlan,
     *, reput_from: int | None, options: RecoveryOptions,
 ) -> int:
-    """The start as the table says; the log's end when nothing is missing. Queues and index are taken as the plans leave them.
+    """Return the start by the table above, or the log's end if nothing is missing, for queues and index as the plans leave them.
 
-    `reput_from`: of shared memory that counts, else None.
+    `reput_from`: that of valid shared memory, else None.
     """
     log_min = max(log.min_offset, 0)
     farthest = max((cut.after.max_physical_offset for cut in cuts), default=-1)
@@ -117,12 +117,12 @@ def dispatch_start(
     if start not in (plan.scan.scan_from, plan.end_offset):  # a record begins there, or the last one ends
         start = record_start(log, start)
     if index.enter_from is None and not _has_entries(log, start, plan.end_offset, options.enable_multi_dispatch):
-        return plan.end_offset  # nothing but blanks, prepared and rolled back messages
+        return plan.end_offset  # only blanks, prepared and rolled back messages
     return start
 
 
 def record_start(log: LogView, offset: int) -> int:
-    """`offset` when a record begins or the log's last one ends there, else the start of its segment."""
+    """Return `offset` if a record begins there or the log ends there, else the start of its segment."""
     index = log.index_of(offset)
     if index is None:
         return max(offset, log.min_offset, 0)
@@ -137,7 +137,7 @@ def record_start(log: LogView, offset: int) -> int:
 
 
 def queues_between(log: LogView, start: int, end: int, multi_dispatch: bool) -> Iterator[tuple[str, int]]:
-    """The queues that the records of [start, end) have entries in, as far as they can be read; each perhaps several times."""
+    """Yield the queues of the records in [start, end) that can be read; a queue may come several times."""
     for view, base, at, stop in _mapped_parts(log, start, end):
         while at < stop:
             touched = touched_queues(view, base, at, stop, multi_dispatch=multi_dispatch)
@@ -149,7 +149,7 @@ def queues_between(log: LogView, start: int, end: int, multi_dispatch: bool) -> 
 
 
 def _has_entries(log: LogView, start: int, end: int, multi_dispatch: bool) -> bool:
-    """True when a record of [start, end) has an entry in any queue; what cannot be read counts as such."""
+    """Whether a record of [start, end) has an entry in any queue; also True if one cannot be read."""
     for view, base, at, stop in _mapped_parts(log, start, end):
         while at < stop:
             touched = touched_queues(view, base, at, min(stop, at + _SLICE_BYTES), multi_dispatch=multi_dispatch)
@@ -164,7 +164,7 @@ def _has_entries(log: LogView, start: int, end: int, multi_dispatch: bool) -> bo
 
 
 def _mapped_parts(log: LogView, start: int, end: int) -> Iterator[tuple[mmap.mmap, int, int, int]]:
-    """(mapping, its first offset, start, end) of each segment's part of [start, end); mapped until the next one is asked for."""
+    """Yield (mapping, its first offset, start, end) of each segment's part of [start, end); it is mapped until the next step."""
     for segment in log.segments:
         base = segment.start_offset
         at, stop = max(start, base), min(end, base + log.size_bytes)
@@ -173,24 +173,24 @@ def _mapped_parts(log: LogView, start: int, end: int) -> Iterator[tuple[mmap.mma
                 yield view, base, at, stop
 
 
-# Makes queues and index of [start, end) of the log from nothing, durable, in other processes; False: it shall be done here.
+# Writes the queues and the index of [start, end) of the log, durably, in other processes; False: the caller must do it.
 DispatchElsewhere = Callable[[Work, LogView, int, int], bool]
 
 
 class LogDispatch:
-    """Puts what the log has into queues and index, and makes them durable."""
+    """Dispatches the log to queues and index, and makes them durable."""
 
     def __init__(
         self, work: Work, log: LogView, plan: LogPlan, index_progress: bytes | None, elsewhere: DispatchElsewhere | None = None
     ) -> None:
-        """`index_progress`: the index undo of shared memory that counts, else None."""
+        """`index_progress`: the index undo of valid shared memory, else None."""
         self._work, self._log, self._plan, self._index_progress = work, log, plan, index_progress
         self._elsewhere = elsewhere
 
     def run(self, start: int, unchanged: list[QueueState] | None) -> tuple[int, list[QueueState]]:
-        """Bring queues and index up to the log and make them durable; returns where that began, and the queues as they are then.
+        """Dispatch from `start` on, durably; return where dispatch began, and the queues afterwards.
 
-        `unchanged`: the queues as they were listed, when nothing of them was cut since; they are listed again otherwise.
+        `unchanged`: the queues as they were listed, if no queue was truncated since; otherwise they are listed again.
         """
         end = self._plan.end_offset
         if start < end or self._index_progress is not None:
@@ -201,7 +201,7 @@ class LogDispatch:
                 while not is_done and (gap := self._until_gap(start)) is not None:
                     log_min = max(self._log.min_offset, 0)
                     earlier = record_start(self._log, max(log_min, gap.max_physical))
-                    if earlier >= start:  # it lacks an entry and knows later ones: no start in the middle mends that
+                    if earlier >= start:  # the queue lacks an entry and has later ones: only the log's first record is early enough
                         folder = self._work.store.queue_folder(gap.topic, gap.queue_id)
                         self._work.quarantine.keep_file(folder, 0, "it lacked entries in the middle: it was made again", kind="queue")
                         earlier = log_min
@@ -233,7 +233,7 @@ class LogDispatch:
         return start, queues
 
     def _until_gap(self, start: int) -> QueueGap | None:
-        """Dispatch [start, end), or stop before a queue would be left with a gap that the log can fill."""
+        """Dispatch [start, end); stop and return the gap if a queue would have one that the log can fill."""
         end = self._plan.end_offset
         scanned_bytes = self._plan.scan.end_offset - self._plan.scan.scan_from
         gaps: list[QueueGap] = []
@@ -250,7 +250,7 @@ class LogDispatch:
                     at, stop = max(start, base), min(end, base + self._log.size_bytes)
                     while at < stop:
                         reached = dispatcher.dispatch(view, base, at, min(stop, at + DISPATCH_SLICE_BYTES))
-                        if reached == at:  # a record or a blank that is longer than the slice
+                        if reached == at:  # the record or the blank is longer than the slice
                             reached = dispatcher.dispatch(view, base, at, stop)
                         if dispatcher.stopped_by == GAP:
                             return gaps[-1]
@@ -259,7 +259,7 @@ class LogDispatch:
         return None
 
     def _step_over(self, view: mmap.mmap, base: int, at: int, stop: int, reason: str) -> int:
-        """Where dispatch goes on when it cannot pass `at`: RocketMQ's log may hold what its recovery never looks at."""
+        """Return where dispatch continues after damage at `at`: RocketMQ's log may have damage that its recovery never reads."""
         passed = step_over(view, base, at, stop, reason)
         self._work.notes.append(passed.note)
         return passed.following
@@ -274,13 +274,13 @@ class LogDispatch:
         )
 
 
-# -- pieces, each by another process -----------------------------------------------------
+# -- pieces for several processes --------------------------------------------------------
 
 Queue = tuple[str, int]
 
 
 class LogRange(NamedTuple):
-    """Whole records, from `begin` to `end`, in one segment."""
+    """Complete records from `begin` to `end`, in one segment."""
 
     segment: MappedFile
     begin: int
@@ -288,7 +288,7 @@ class LogRange(NamedTuple):
 
 
 class KeyPlace(NamedTuple):
-    """A key of the log: the record at `offset` has it, as the `number`-th of its own (from 1)."""
+    """A key of the log: the `number`-th key (from 1) of the record at `offset`."""
 
     offset: int
     number: int
@@ -296,7 +296,7 @@ class KeyPlace(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """A place of the log that cannot be dispatched."""
+    """A range of the log that cannot be dispatched."""
 
     at: int
     following: int
@@ -308,25 +308,25 @@ class Passed(NamedTuple):
 
 
 def step_over(view: mmap.mmap, base: int, at: int, stop: int, reason: str) -> Passed:
-    """Where whole records follow what cannot be dispatched at `at`; `stop` without any before it."""
+    """Return where complete records follow the damage at `at`; `stop` if there are none before it."""
     following = sync(view, base, at + 1, stop) if at + 1 < stop else None
     return Passed(at, stop if following is None else following, reason)
 
 
 def run_into(queue: TouchedQueue, next_offset: int) -> int:
-    """How many entries a queue that has reached `next_offset` gets from offsets that follow each other.
+    """Return how many entries a queue that has reached `next_offset` gets from consecutive offsets.
 
-    What is below is there already; the first one beyond goes to the queue's end, and so do all after it.
+    Entries below that offset exist already; the first one beyond it goes to the queue's end, and so do all later ones.
     """
     return min(queue.count, max(0, queue.max_queue_offset + 1 - next_offset))
 
 
 def put_entries(store: MessageStore, part: LogRange, begins: Mapping[Queue, int | None], expected: int, *,
                 message_delay_level: str, multi_dispatch: bool) -> bool:
-    """Put the entries of one range; `begins`: the offset that each queue has reached before it, None: it gets none.
+    """Put the entries of one range; `begins`: the offset that each queue has reached before it, None: it gets no entry.
 
-    False when other than `expected` entries were put: then the queues are not what one dispatch makes, and must be made
-    again. Raises DiskError, FlushError.
+    False if the number of entries was not `expected`: then the queues differ from those of a single dispatch, and must be
+    written again. Raises DiskError, FlushError.
     """
     dispatcher = _RangeDispatcher(store, begins, DispatchOptions(False, message_delay_level, multi_dispatch))
     with mapped(part.segment.path) as view, dispatcher:
@@ -335,7 +335,7 @@ def put_entries(store: MessageStore, part: LogRange, begins: Mapping[Queue, int 
 
 
 class _RangeDispatcher(Dispatcher):
-    """Takes the ends of queues from its caller, opens only files that exist, and syncs what it closes."""
+    """A dispatcher that gets the ends of queues from its caller, opens only existing files, and syncs each file that it closes."""
 
     _may_make_files = False
 
@@ -361,7 +361,7 @@ class _RangeDispatcher(Dispatcher):
 
 
 class FilledIndex(NamedTuple):
-    """An index file that no reader knows yet, and how many keys were put into it."""
+    """An index file that does not have its name yet, and the number of its keys."""
 
     path: Path
     keys: int
@@ -370,10 +370,10 @@ class FilledIndex(NamedTuple):
 def put_keys(
     folder: Path, name: str, layout: IndexLayout, ranges: Sequence[LogRange], after: KeyPlace | None, queue_file_bytes: int
 ) -> FilledIndex:
-    """A new file in `folder` with the keys of `ranges` that follow `after`, until it is full; it is to become the index file `name`.
+    """Write the keys of `ranges` that follow `after`, until it is full, to a new file in `folder` for the index file `name`.
 
-    No two calls make the same file. `after`: the last key of the file before it, None for the
-    first one. Raises DiskError (no such folder, too), DiskFullError, FlushError; then nothing is left.
+    Each call creates another file. `after`: the last key of the previous index file, None for the
+    first one. Raises DiskError (also without the folder), DiskFullError, FlushError; then no file is left.
     """
     path = folder / f"{name}.{uuid.uuid4().hex}"
     with disk_errors("make", path):
@@ -393,7 +393,7 @@ def put_keys(
 def _fill(
     path: Path, number: int, layout: IndexLayout, ranges: Sequence[LogRange], after: KeyPlace | None, queue_file_bytes: int
 ) -> int:
-    """How many keys the empty file took."""
+    """Fill the empty file; return the number of its keys."""
     mapping, written_to = map_index_file(path, layout, to_write=True)
     try:
         file = IndexFile(mapping, number, layout, written_to)
@@ -419,13 +419,13 @@ def _fill(
 
 
 def _put_keys_of(loop: DispatchLoop, part: LogRange, begin: int) -> bool:
-    """False when the file is full before all keys of the range are in it."""
+    """Put the keys of a range; False if the file is full before all of them are in it."""
     base = part.segment.start_offset
     with mapped(part.segment.path) as view, bounded(view, base, begin, part.end) as data:
         while True:
             reason = loop.run(data, base, begin, part.end)
             begin = loop.struct.reached
-            if reason == NEEDS_QUEUE:  # entries are none of ours
+            if reason == NEEDS_QUEUE:  # this task does not write entries
                 queues = loop.queues
                 queues[queues.add(loop.wanted_topic(), loop.struct.wanted_queue_id)].refused = True
             elif reason == NEEDS_INDEX:
@@ -437,13 +437,13 @@ def _put_keys_of(loop: DispatchLoop, part: LogRange, begin: int) -> bool:
 
 
 def key_place(part: LogRange, number: int) -> KeyPlace:
-    """Where the `number`-th key of a range is (from 1); InvariantError when it has fewer."""
+    """Return the place of the `number`-th key (from 1) of a range; InvariantError if it has fewer keys."""
     base, begin, end = part.segment.start_offset, part.begin, part.end
     passed = 0  # keys of the records before `begin`
     with mapped(part.segment.path) as view:
 
         def record_from(offset: int) -> int:
-            """Where the first record at or after `offset` begins."""
+            """Return the start of the first record at or after `offset`."""
             return walk(view, base, begin, offset, limit=part.end, check_crc=False).end_offset
 
         while begin < end:
@@ -474,7 +474,7 @@ class IndexFileState:
 
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """`deleted` newest first, so that a crash leaves a row of files without a gap."""
+    """The decision about the index files; `deleted` newest first, so that a crash leaves no gap between files."""
 
     kept: tuple[IndexFileState, ...]
     deleted: tuple[IndexFileState, ...]
@@ -482,10 +482,10 @@ class IndexPlan:
 
 
 def plan_index(store: MessageStore, synced_time_ms: int | None, log_min: int, log_end: int) -> IndexPlan:
-    """Judge every index file against the log [log_min, log_end). Reads only.
+    """Compare every index file with the log [log_min, log_end), and decide which are deleted. Reads only.
 
-    `synced_time_ms`: after a crash, the checkpoint's index time, beyond which nothing is
-    believed; None after an orderly stop, or when the undo of the put under way was kept.
+    `synced_time_ms`: after a crash, the checkpoint's index time; files with a later end time
+    are deleted. None after an orderly stop, or if the undo of the unfinished put was kept.
     """
     layout = store.geometry.index_layout
     files: list[IndexFileState] = []
@@ -501,7 +501,7 @@ def plan_index(store: MessageStore, synced_time_ms: int | None, log_min: int, lo
 
 
 def delete_index_files(files: Sequence[IndexFileState]) -> None:
-    """Unlink them in this order, durable. May be done twice."""
+    """Unlink the files in this order, durably. May be repeated."""
     for file in files:
         file.path.unlink(missing_ok=True)
     if files:
@@ -509,7 +509,7 @@ def delete_index_files(files: Sequence[IndexFileState]) -> None:
 
 
 def list_index_files(root: Root) -> list[Path]:
-    """Index files, oldest first; other names are skipped, as RocketMQ does."""
+    """Return the index files, oldest first; other names are ignored, as in RocketMQ."""
     folder = StorePaths(root).index
     try:
         return [folder / name for name in index_file_names(folder)]
@@ -518,7 +518,7 @@ def list_index_files(root: Root) -> list[Path]:
 
 
 def keys_in_index(root: Root) -> int:
-    """How many keys the headers of all index files tell of."""
+    """Return the sum of the keys in the headers of all index files."""
     count = 0
     for file in list_index_files(root):
         with contextlib.suppress(FormatError):
@@ -527,7 +527,7 @@ def keys_in_index(root: Root) -> int:
 
 
 def synced_index_time_ms(store: MessageStore) -> int:
-    """What the checkpoint may say when all index files are synced: the end time of the newest full one, 0 without."""
+    """Return the checkpoint's index time when all index files are synced: the end time of the newest full one, 0 without one."""
     newest = 0
     for file in list_index_files(store):
         header = read_index_header(file)
@@ -537,7 +537,7 @@ def synced_index_time_ms(store: MessageStore) -> int:
 
 
 def makes_sense(header: IndexHeader, layout: IndexLayout) -> bool:
-    """False for counts or offsets that no index has. Times may run backwards: RocketMQ follows the clock."""
+    """Whether counts and offsets are possible ones. Times may decrease, since RocketMQ uses the wall clock."""
     return (
         0 <= header.begin_physical_offset <= header.end_physical_offset
         and 0 <= header.hash_slot_count < max(header.index_count, 1)
@@ -564,6 +564,6 @@ def _judge(
 
 
 def read_index_header(file: Path) -> IndexHeader:
-    """The header of an index file of any length; FormatError when it has none."""
+    """Return the header of an index file of any length; FormatError if it is too short for one."""
     with open(file, "rb") as opened:
         return unpack_header(opened.read(INDEX_HEADER_BYTES))

@@ -1,43 +1,43 @@
-"""Where the commit log shall end, and how it is brought there.
+"""Decide where the commit log must end, and truncate it there.
 
-    plan_log    scan, commit slot, pool and watermark put together: a `LogPlan`, by the tables below; reads only
-    LogChange   carries it out: quarantine; segments after the end, newest first; drain; clear the tail; sync
+    plan_log    makes a `LogPlan` from scan, commit slot, pool and watermark, by the tables below; reads only
+    LogChange   executes it: quarantine; segments after the end, newest first; drain; clear the tail; sync
 
 The end is where the walk stopped. What follows it in the end's own segment:
 
     label        likely cause
     nothing      the end of a store that was stopped in order, or killed between puts
-    unpublished  a pass that was never published: the commit slot ends before it, no producer was told
+    unpublished  a pass that was never published: the commit slot ends before it, no producer got an answer
     roll         RocketMQ closed the last segment and made no new one; its next put does it again
-    torn         one put that was cut short by a crash: a head that names this offset, and nothing after it
-    spoiled      a whole record whose body or text has changed
+    torn         one put that a crash interrupted: a head with this offset, and only zeros after it
+    spoiled      a complete record whose body or text has changed
     unknown      anything else: random bytes, stale records, records after a hole
 
 and in each segment after it:
 
-    spare        made ahead of need, never written
+    spare        created ahead and never written
     unpublished  as above
-    stranded     records whose way back to the log is broken
+    stranded     records that cannot be reached from the log, because of damage before them
 
-A message that a producer or a reader may know of is never thrown away: it goes to quarantine/
-before the log changes. Only what provably none of them knows is just cleared. In a
-RocketMQ store nothing is known of what was synced, so a spoiled record is kept
-there; above our own watermark the record was not durable yet, and its writer died.
+Recovery does not delete a message that a producer or a reader may know: it goes to quarantine/
+before the log changes. Only bytes that provably none of them knows are cleared without a copy. In a
+RocketMQ store it is unknown what was synced, so a spoiled record goes to quarantine;
+above pyengine's watermark the record was not durable yet, and its writer died.
 
-Cut the log at a border between records, on purpose: a slave whose master does not have what follows.
+A cut truncates the log on purpose at a record boundary: of a slave whose master does not have the records after it.
 
-    intend_cut(root, Cut(at, end, reason))     durable: from here on the cut will happen
-    recover(store, ...)                        carries it out first, then brings queues and index to the log
+    intend_cut(root, Cut(at, end, reason))     notes the cut, durably: from now on it will happen
+    recover(store, ...)                        makes the cut first, then matches queues and index to the log
 
-Nothing else lowers the durable watermark below bytes that are whole, so the note
-`config/cut` says so before anything changes, and the next recovery of the store finishes
-what it says, as often as it takes:
+Only a cut lowers the durable watermark below undamaged bytes. So the note
+`config/cut` is written before anything changes, and the next recovery of the store, or any
+later one, finishes these steps:
 
-    watermark   lowered to the border: what follows is no loss to be reported
-    copy        of the border's own segment, from there on, in quarantine/; then the note says "kept"
-    segments    after it go to quarantine/, the newest first
-    clear       zeros from the border to the end of its segment
-    note        goes; the log ends at the border
+    watermark   is lowered to the cut, so that the records after it are not reported as a loss
+    copy        of the cut's own segment, from the cut on, to quarantine/; then the note says "kept"
+    segments    after it are moved to quarantine/, the newest first
+    clear       zeros are written from the cut to the end of its segment
+    note        is removed; the log ends at the cut
 """
 
 from __future__ import annotations
@@ -67,24 +67,24 @@ from pyengine.storage.recovery.report import GrowingProgress, OnStep, Progress, 
 
 
 class End(enum.Enum):
-    """What says where the end is."""
+    """The source of the log's end."""
 
     SLOT = "slot"  # the commit slot in shared memory
     SCAN = "scan"  # the walk through the files
 
 
 class Content(enum.Enum):
-    """What is between the end and the end of its segment."""
+    """The kind of the bytes between the log's end and the end of its segment."""
 
     ZEROS = "zeros"
-    BLANK = "blank"                        # the filler that closes a segment; what follows it is undefined
-    INCOMPLETE_RECORD = "incomplete_record"  # its head names this offset; lengths do not add up; nothing after it
-    SPOILED_RECORD = "spoiled_record"      # its lengths add up, its CRC or text does not; nothing after it
+    BLANK = "blank"                        # the filler that closes a segment; the bytes after it are undefined
+    INCOMPLETE_RECORD = "incomplete_record"  # its head has this offset; lengths do not add up; only zeros after it
+    SPOILED_RECORD = "spoiled_record"      # its lengths add up, its CRC or text is wrong; only zeros after it
     OTHER = "other"
 
 
 class TailDecision(enum.Enum):
-    """What happens to it."""
+    """What recovery does with these bytes."""
 
     LEAVE = "leave"            # there is nothing to do
     CLEAR = "clear"            # zeros are written over it
@@ -122,7 +122,7 @@ TAIL_CASES = (
 
 
 class FileDecision(enum.Enum):
-    """What happens to a segment that begins at or after the end of the end's own segment."""
+    """What recovery does with a segment after the one that contains the log's end."""
 
     DELETE = "delete"
     QUARANTINE = "quarantine"
@@ -141,7 +141,7 @@ class FileCase:
         return self.is_zero == is_zero and self.end in (None, end)
 
 
-SPARE = "spare"  # made ahead and never written to
+SPARE = "spare"  # created ahead and never written to
 
 FILE_CASES = (
     #        label          is_zero  end       decision
@@ -152,7 +152,7 @@ FILE_CASES = (
 
 
 def tail_case(content: Content, owner: Owner, end: End) -> TailCase:
-    """The one row of TAIL_CASES that fits."""
+    """Return the only row of TAIL_CASES that matches."""
     for case in TAIL_CASES:
         if case.matches(content, owner, end):
             return case
@@ -160,7 +160,7 @@ def tail_case(content: Content, owner: Owner, end: End) -> TailCase:
 
 
 def file_case(is_zero: bool, end: End) -> FileCase:
-    """The one row of FILE_CASES that fits."""
+    """Return the only row of FILE_CASES that matches."""
     for case in FILE_CASES:
         if case.matches(is_zero, end):
             return case
@@ -172,10 +172,10 @@ def file_case(is_zero: bool, end: End) -> FileCase:
 
 @dataclass(frozen=True, slots=True)
 class LogPlan:
-    """What the log shall become.
+    """The decision about the log.
 
-    `drains` are (offset, bytes) to be written into the files, `undrained` pool bytes
-    that are no whole records. `extra` are the segments that go, oldest first.
+    `drains` are (offset, bytes) to be written to the files, `undrained` pool bytes
+    that are no complete records. `extra` are the segments to be removed, oldest first.
     """
 
     scan: LogScan
@@ -184,7 +184,7 @@ class LogPlan:
     shared_state: str
     tail: TailDecision = TailDecision.LEAVE
     tail_label: str = "nothing"
-    tail_bytes: int = 0  # up to the last one that is not zero
+    tail_bytes: int = 0  # up to the last non-zero one
     cut_bytes: int = 0
     drains: tuple[tuple[int, memoryview], ...] = ()
     undrained: tuple[tuple[int, memoryview], ...] = ()
@@ -202,7 +202,7 @@ class LogPlan:
 def plan_log(
     log: LogView, first: int, shared: SharedState | None, *, check_crc: bool, progress: Progress | None = None
 ) -> LogPlan:
-    """Find the end, reading from segment `first` on, and what becomes of all that is beyond it."""
+    """Find the log's end, reading from segment `first` on, and decide what happens to the bytes beyond it."""
     plan = None
     note = "none"
     if shared is not None:
@@ -219,10 +219,10 @@ def plan_log(
 def _plan_with_shared_state(
     log: LogView, first: int, shared: SharedState, check_crc: bool, progress: Progress | None
 ) -> tuple[LogPlan | None, str]:
-    """A plan by the commit slot; or None and why the slot does not count.
+    """Return a plan by the commit slot; or None and the reason why the slot is not used.
 
-    The files must reach what shared memory takes for granted: the slot's position, in
-    pool mode `committed`. They end earlier after a power cut, or when they were exchanged.
+    The files must reach the position that shared memory has for them: the slot's, in
+    pool mode `committed`. They end earlier after a power cut, or if they were replaced.
     """
     if shared.mismatch:
         return None, f"discarded: {shared.mismatch}"
@@ -235,7 +235,7 @@ def _plan_with_shared_state(
 
 
 def _with_pool(log: LogView, plan: LogPlan, shared: SharedState) -> LogPlan:
-    """Carry the plan on with the whole records between `committed` and the slot, as they are in the buffers."""
+    """Extend the plan by the complete records between `committed` and the commit slot, which are in the pool's buffers."""
     drains: list[tuple[int, memoryview]] = []
     undrained: list[tuple[int, memoryview]] = []
     scan = plan.scan
@@ -244,7 +244,7 @@ def _with_pool(log: LogView, plan: LogPlan, shared: SharedState) -> LogPlan:
         start, end = max(shared.committed, base), min(shared.slot_end, segment_end)
         if start >= end:
             continue
-        if scan.end_offset != start:  # a buffer before this one broke the chain
+        if scan.end_offset != start:  # the records of the previous buffer do not reach this one
             undrained.append((start, buffer[start - base : end - base]))
             continue
         result = walk(buffer, base, start, end, check_crc=True, strict=True, check_offset=True)
@@ -272,7 +272,7 @@ def _with_tail(log: LogView, plan: LogPlan) -> LogPlan:
 
 
 def tail_content(segment: MappedFile, end_offset: int, reason: str) -> tuple[Content, int]:
-    """What a segment holds from `end_offset` on, and how many bytes that is up to the last non-zero one.
+    """Return the kind of a segment's bytes from `end_offset` on, and their number up to the last non-zero one.
 
     `reason` is why the walk stopped there.
     """
@@ -292,13 +292,13 @@ def tail_content(segment: MappedFile, end_offset: int, reason: str) -> tuple[Con
         )
     if not names_this_offset or size_bytes < max(MESSAGE_BYTES_MIN, used_bytes):
         return Content.OTHER, used_bytes
-    # A finished record ends in its properties or, without any, in its topic and two zeros.
+    # A complete record ends with its properties or, without properties, with its topic and two zeros.
     is_unfinished = size_bytes - used_bytes > 2
     return (Content.INCOMPLETE_RECORD if is_unfinished else Content.SPOILED_RECORD), used_bytes
 
 
 def _with_extra_segments(log: LogView, plan: LogPlan) -> LogPlan:
-    """The segments after the end; one that begins at the end itself stays, as in RocketMQ's truncation."""
+    """Add the segments after the end to the plan; one that begins at the end itself remains, as in RocketMQ's truncation."""
     extra = []
     cut_bytes = plan.cut_bytes
     for segment in log.segments:
@@ -311,12 +311,12 @@ def _with_extra_segments(log: LogView, plan: LogPlan) -> LogPlan:
     return replace(plan, extra=tuple(extra), cut_bytes=cut_bytes)
 
 
-# -- carrying it out --------------------------------------------------------------------
+# -- execution --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What all steps of one recovery share. `on_step` is called with a step's name before it changes anything."""
+    """The context of all steps of one recovery. `on_step` is called with a step's name before the step changes anything."""
 
     store: MessageStore
     options: RecoveryOptions
@@ -327,18 +327,18 @@ class Work:
 
 
 class LogChange:
-    """Makes the log what its plan says. Each step may be cut short by a crash and done again."""
+    """Executes the plan of the log. A crash may interrupt each step; the next recovery repeats it."""
 
     def __init__(self, work: Work, log: LogView, plan: LogPlan, sure_end: int | None, *, is_doubted: bool) -> None:
-        """`sure_end`: what follows that offset may not be on the disk; None: all of it is or will be by one sync.
+        """`sure_end`: bytes after that offset may not be on the disk; None: all are, or will be after one sync.
 
-        `is_doubted`: a sync failed in this boot, so clean pages and names may not be on the disk either.
+        `is_doubted`: a sync has failed since the last boot, so that clean pages and names may not be on the disk either.
         """
         self._work, self._log, self._plan = work, log, plan
         self._sure_end, self._is_doubted = sure_end, is_doubted
 
     def remove_spares(self) -> None:
-        """Segments of zeros after the end: on a full disk they are room for the rest."""
+        """Remove segments of zeros after the end: on a full disk that frees space for the other steps."""
         for segment, _, label in reversed(self._plan.extra):
             if label == SPARE:
                 self._work.on_step("delete spare segment")
@@ -347,7 +347,7 @@ class LogChange:
                 sync_folder(segment.path.parent)
 
     def apply(self) -> None:
-        """Quarantine, cut, drain, clear and sync, in the order in which a crash loses nothing."""
+        """Quarantine, truncate, drain, clear and sync, in an order in which a crash loses no message."""
         end = self._plan.end_offset
         holder = self._log.index_of(end)
         self._keep_bytes()
@@ -376,14 +376,14 @@ class LogChange:
         failpoint("recovery_log_done")
 
     def preview(self) -> None:
-        """List in a dry run's quarantine what `apply` keeps there, in its order; changes nothing."""
+        """List in a dry run's quarantine what `apply` would keep there, in its order; changes nothing."""
         self._keep_bytes()
         for segment, decision, label in reversed(self._plan.extra):
             if decision is FileDecision.QUARANTINE:
                 self._keep_segment(segment, label)
 
     def _keep_bytes(self) -> None:
-        """The parts of files and of the pool that leave the log."""
+        """Copy the parts of files and of the pool that leave the log to quarantine."""
         end = self._plan.end_offset
         holder = self._log.index_of(end)
         for start, content in self._plan.undrained:
@@ -403,14 +403,14 @@ class LogChange:
     def sync(self) -> None:
         """Make the log durable from where the reading began to its end.
 
-        What an engine that died had not synced is written over itself first: its last sync may have failed
-        without a word, and a reader's mapping keeps the pages that the disk never got. After a failed sync the same
-        holds of the zeros after the end and of names.
+        Bytes that a dead engine had not synced are rewritten in place first: its last sync may have failed
+        unnoticed, and a reader's mapping keeps pages in memory that never reached the disk. After a failed sync the
+        zeros after the end and the names are written again too.
         """
         end, size_bytes = self._plan.end_offset, self._log.size_bytes
         sure = end if self._sure_end is None else max(self._sure_end, self._plan.scan.scan_from)
         if sure < end:
-            self._log.forget()  # it is read again from the disk
+            self._log.forget()  # so that it is read again from the disk
         if self._is_doubted:
             holder = self._log.index_of(end)
             if holder is not None:
@@ -429,7 +429,7 @@ class LogChange:
             self._sync_names()
 
     def _read_again(self, start: int, end: int) -> None:
-        """DiskError unless what was written over itself is still the log that was found."""
+        """Raise DiskError unless the rewritten bytes are still the log that was found."""
         written = replace(self._log, segments=self._work.store.list_log())
         found = scan_log(written, written.index_of(start) or 0, check_crc=self._work.options.check_crc_on_recover, limit=end)
         if found.end_offset != end:
@@ -438,7 +438,7 @@ class LogChange:
                             "that it was read from the disk: recover again", path=str(path))
 
     def _sync_names(self) -> None:
-        """Make the names durable that another program made: RocketMQ syncs no folder, and what is vouched for now needs them."""
+        """Sync the names of segments of another program: RocketMQ does not sync folders, and the watermark will cover these files."""
         folders = {self._work.store.root, *(segment.path.parent for segment in self._log.segments)}
         for top in (self._work.store.consume_queue, self._work.store.consume_queue_ext, self._work.store.index):
             folders.update(Path(folder) for folder, _, _ in os.walk(top))
@@ -454,14 +454,14 @@ class LogChange:
 
 
 def segments_between(store: MessageStore, start: int, end: int) -> list[MappedFile]:
-    """The segments that hold [start, end), those that the drain has made included."""
+    """Return the segments that contain [start, end), including those that the drain has created."""
     return [segment for segment in store.list_log()
             if segment.start_offset < end and segment.start_offset + store.segment_bytes > start]
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The log [.., end) shall end at `at`. `kept`: the copy of what is cleared is in quarantine/."""
+    """The decision that the log [.., end) must end at `at`. `kept`: the copy of the bytes to clear is in quarantine/."""
 
     at: int
     end: int
@@ -478,12 +478,12 @@ def cut_path(root: Root) -> Path:
 
 
 def intend_cut(root: Root, cut: Cut) -> None:
-    """Durable before this returns. The caller owns the store, and `cut.at` is a border between records above its start."""
+    """Note a cut, durable before this returns. The caller owns the store; `cut.at` is a record boundary above the log's start."""
     _CUT.write(root, cut)
 
 
 def read_cut(root: Root) -> Cut | None:
-    """The cut that is under way; None without one. CorruptionError for a note that is not what was written."""
+    """Return the unfinished cut, None if there is none. CorruptionError for a damaged note."""
     cut, damage = _CUT.read(root)
     if damage:
         raise CorruptionError(f"{cut_path(root)} is damaged: a cut of the log was under way. Remove the file to keep what the log "
@@ -493,7 +493,7 @@ def read_cut(root: Root) -> Cut | None:
 
 def carry_out_cut(store: MessageStore, cut: Cut, quarantine: Quarantine,
                   on_step: Callable[[str], None] = lambda name: None) -> str:
-    """Do what the note says, from wherever an earlier attempt left it; a sentence about it."""
+    """Execute the cut, continuing an interrupted one; return a sentence about it."""
     watermark, size_bytes = store.read_watermark().watermark, store.segment_bytes
     if watermark is not None and watermark.flushed > cut.at:
         on_step("cut: watermark")

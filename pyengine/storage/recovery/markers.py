@@ -1,17 +1,17 @@
-"""What an unfinished recovery or rebuild has noted in config/, so that the next one carries it on.
+"""The markers of recovery and rebuild in config/, by which the next recovery continues an unfinished one.
 
-`config/recovery` is there before the first change and goes after the last. A recovery that was killed leaves it, and
-the next one reads from the same offsets again, although the abort file, the number of segments or the queues' ends
-would now say otherwise. It only makes the next recovery read more; the end of the log is found anew from the files, so
-an old marker does no harm to a store that another program has written to since.
+`config/recovery` is written before the first change and removed after the last. If a recovery is killed, the marker makes
+the next one read from the same offsets again, although the abort file, the number of segments or the queues' ends
+would now lead to others. It only makes the next recovery read more; the end of the log is found again from the files, so
+an old marker does no harm in a store to which another program has written since.
 
-`config/recovered` stays: in a store without our watermark the last recovery kept everything from this offset on and
-did not look at what is before it. RocketMQ reads the last three segments after an orderly stop, which may begin
-earlier than the recovery after a crash, or than three segments did before some were cut: a second recovery would cut
-what the first has kept, at damage that the first has not met.
+`config/recovered` remains: in a store without pyengine's watermark the last recovery has kept everything from this offset
+on, and has not read what is before it. After an orderly stop RocketMQ reads the last three segments, which may begin
+earlier than the recovery after a crash did, or than the last three segments did before a truncation. Without this offset a
+second recovery could find damage there that the first has not read, and truncate what the first has kept.
 
-`config/rebuild`: queues or index are moved away to be made again from the log. It is there before the first of them
-is moved and goes when all are made; `config/recovery` beside it makes any recovery dispatch the whole log.
+`config/rebuild`: queues or index are moved away and rebuilt from the log. It is written before the first of them is
+moved and removed when all are complete; `config/recovery` makes any recovery in between dispatch the whole log.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pyengine.storage.recovery.report import RecoveryPath
 
 @dataclass(frozen=True, slots=True)
 class RecoveryMarker:
-    """Where the unfinished recovery read from."""
+    """The offsets from which the unfinished recovery has read."""
 
     path: RecoveryPath
     scan_from: int
@@ -37,9 +37,9 @@ class RecoveryMarker:
 
 @dataclass(frozen=True, slots=True)
 class RebuildMarker:
-    """`folder`: a name in quarantine/; `pieces`: paths under the root that have the same path below it.
+    """`folder`: a name in quarantine/; `pieces`: paths relative to the root, and relative to that folder after the move.
 
-    `is_made`: the pieces are made again, durable, up to where the log ended: nothing is moved any more.
+    `is_made`: the pieces are rebuilt, durably, up to where the log ended: no piece is moved any more.
     """
 
     folder: str
@@ -47,7 +47,7 @@ class RebuildMarker:
     is_made: bool = False
 
     def moved_path(self, root: Path, piece: str) -> Path:
-        """Where a piece is after its move."""
+        """Return the path of a piece after its move."""
         return StorePaths(root).quarantine / self.folder / piece
 
 
@@ -62,13 +62,13 @@ _REBUILD: DurableRecord[RebuildMarker] = DurableRecord(
 
 
 def read_marker(root: Root) -> RecoveryMarker | None:
-    """The marker; None without one. One that is unreadable asks for the most: everything is read again."""
+    """Return the marker, None if there is none. A damaged one counts as a marker to read everything again."""
     found = _RECOVERY.read(root)
     return RecoveryMarker(RecoveryPath.ABNORMAL, 0, 0) if found.damage else found.record
 
 
 def write_marker(root: Root, marker: RecoveryMarker) -> None:
-    """Durable before this returns. One that says the same already stays: it needs no room again on a full disk."""
+    """Write the marker, durable before this returns. An equal one is kept, since a full disk may have no space for another."""
     if read_marker(root) == marker:
         sync_folder(_RECOVERY.path(root).parent)
     else:
@@ -76,12 +76,12 @@ def write_marker(root: Root, marker: RecoveryMarker) -> None:
 
 
 def remove_marker(root: Root) -> None:
-    """Durable before this returns; nothing happens without one."""
+    """Remove the marker, if it exists; its absence is durable before this returns."""
     _RECOVERY.remove(root)
 
 
 def read_kept_from(root: Root) -> int | None:
-    """The physical offset in config/recovered; None without the file, or when it is unreadable."""
+    """Return the physical offset in config/recovered; None if the file does not exist or is damaged."""
     try:
         return _RECOVERED.read(root).record
     except DiskError:
@@ -89,21 +89,21 @@ def read_kept_from(root: Root) -> int | None:
 
 
 def write_kept_from(root: Root, offset: int) -> None:
-    """Durable before this returns."""
+    """Write config/recovered, durable before this returns."""
     if read_kept_from(root) != offset:
         _RECOVERED.write(root, offset)
 
 
 def read_rebuild_marker(root: Root) -> RebuildMarker | None:
-    """The marker; None without one, or with one that is damaged: then `config/recovery` alone counts."""
+    """Return the marker; None if there is none or it is damaged: then only `config/recovery` counts."""
     return _REBUILD.read(root).record
 
 
 def write_rebuild_marker(root: Root, marker: RebuildMarker) -> None:
-    """Durable before this returns."""
+    """Write the marker, durable before this returns."""
     _REBUILD.write(root, marker)
 
 
 def remove_rebuild_marker(root: Root) -> None:
-    """Durable before this returns; nothing happens without one."""
+    """Remove the marker, if it exists; its absence is durable before this returns."""
     _REBUILD.remove(root)

@@ -1,17 +1,17 @@
-"""The folder `quarantine/`: what recovery removes from the log, kept with a note that says what and why.
+"""The folder `quarantine/`: the bytes that recovery removes from the log, each with a note of what they are and why.
 
-Nothing that might be a message leaves the log before it is here,
-durable. Whole files are moved (no room is needed); parts of a file are copied
-without their zeros at the end. What can be made again from the log that stays
-(queue entries, index files) is not kept.
+Bytes that might be a message are in quarantine, durably, before they leave the
+log. Whole files are moved, which needs no space; parts of a file are copied
+without their final zeros. Queue entries and index files are not kept, since
+they can be rebuilt from the remaining log.
 
     commitlog-00000000000000049152             a whole segment
     commitlog-00000000000000047869-512         512 bytes from that physical offset on
-    commitlog-00000000000000047869-512.json    what it is, why it is here; written last
+    commitlog-00000000000000047869-512.json    the note; written last
 
-Names follow from the content, so a recovery that was killed and runs again finds
-its own copy and does not make a second one. A note without its content, or the
-other way round, is what a crash left: the next run replaces it.
+A name depends only on the content, so a recovery that runs again after a kill finds
+its own copy and does not make a second one. A crash may leave a note without its
+content, or content without its note: the next run replaces it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COPY_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedPiece:
-    """One thing that was put away: `path` under quarantine/, where it came from, and why."""
+    """One piece in quarantine: `path` under quarantine/, its origin, and the reason."""
 
     path: Path
     physical_offset: int
@@ -48,7 +48,7 @@ class QuarantinedPiece:
 
 
 class Quarantine:
-    """Puts things away for one recovery; `pieces` lists them in order. With `dry_run` it only lists them."""
+    """Keeps the pieces of one recovery in quarantine; `pieces` lists them in order. With `dry_run` it only lists them."""
 
     def __init__(self, root: Root, *, dry_run: bool = False) -> None:
         self._folder = StorePaths(root).quarantine
@@ -56,10 +56,10 @@ class Quarantine:
         self.pieces: list[QuarantinedPiece] = []
 
     def keep_bytes(self, segment: Path, segment_start: int, start: int, end: int, reason: str) -> None:
-        """Copy the physical range [start, end) of a segment; zeros at its end are left out.
+        """Copy the physical range [start, end) of a segment without its final zeros.
 
-        Durable before this returns. Raises DiskFullError (then nothing is left
-        here and the log is still untouched) or DiskError.
+        Durable before this returns. Raises DiskFullError (then no copy is left
+        and the log is unchanged) or DiskError.
         """
         with open(segment, "rb") as source:
             end = start + _length_without_zeros(source, start - segment_start, end - segment_start)
@@ -81,7 +81,7 @@ class Quarantine:
         self.pieces.append(QuarantinedPiece(target, start, end - start, reason))
 
     def keep_memory(self, physical_offset: int, content: memoryview, reason: str) -> None:
-        """Keep bytes that are in no file: pool bytes that are no whole records. Durable before this returns."""
+        """Keep bytes that are in no file: pool bytes that are no complete records. Durable before this returns."""
         digest = hashlib.sha256(content).hexdigest()
         name = self._free_name(f"pool-{segment_name(physical_offset)}-{len(content)}", digest)
         target = self._folder / name
@@ -96,7 +96,7 @@ class Quarantine:
         self.pieces.append(QuarantinedPiece(target, physical_offset, len(content), reason))
 
     def keep_file(self, path: Path, physical_offset: int, reason: str, *, kind: str = "commitlog") -> None:
-        """Move a file or a folder here, with its note. Durable before this returns."""
+        """Move a file or a folder to quarantine, with its note. Durable before this returns."""
         name = f"{kind}-{path.name}"
         target = self._folder / name
         number = 0
@@ -131,7 +131,7 @@ class Quarantine:
         return candidate
 
     def _has(self, name: str, digest: str) -> bool:
-        """True when a finished copy of exactly this content is here already."""
+        """Whether a complete copy of exactly this content is in quarantine already."""
         try:
             note = json.loads(read_small_file(_note_path(self._folder / name)))
             with open(open_regular(self._folder / name), "rb") as copy:
@@ -166,14 +166,14 @@ class Quarantine:
             raise
 
 
-# ---- what is there ---------------------------------------------------------------
+# ---- list of the pieces ----------------------------------------------------------
 
-MESSAGE_KINDS = ("commitlog", "pool")  # bytes of the log; all else was made from it and can be made again
+MESSAGE_KINDS = ("commitlog", "pool")  # bytes of the log; other kinds can be rebuilt from it
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineEntry:
-    """One piece as it is in quarantine/ now, with what its note says; `problem` is a sentence where they do not fit."""
+    """One piece in quarantine/ with its note; `problem` is a sentence if they do not match."""
 
     name: str
     path: Path
@@ -190,12 +190,12 @@ class QuarantineEntry:
 
     @property
     def holds_messages(self) -> bool:
-        """Whether it is a part of the log, and its content is there."""
+        """Whether it is a part of the log and its content exists."""
         return self.kind in MESSAGE_KINDS and self.path.is_file()
 
 
 def list_quarantine(root: Root) -> list[QuarantineEntry]:
-    """Every piece in quarantine/, by physical offset and name; empty without the folder. Reads the notes, not the content."""
+    """Return every piece in quarantine/, by physical offset and name; empty without the folder. It reads only the notes."""
     folder = StorePaths(root).quarantine
     try:
         names = sorted(os.listdir(folder))
@@ -223,7 +223,7 @@ def _entry(path: Path) -> QuarantineEntry:
 
 
 def changed_content(entry: QuarantineEntry) -> bool:
-    """Whether copied bytes are no longer those of the note. Reads all of them."""
+    """Whether copied bytes no longer match the note's checksum. It reads all of them."""
     if entry.sha256 is None or not entry.path.is_file():
         return False
     with open(open_regular(entry.path), "rb") as content:
@@ -259,7 +259,7 @@ def _digest(source: BinaryIO, start: int, end: int) -> str:
 
 
 def _length_without_zeros(source: BinaryIO, start: int, end: int) -> int:
-    """How many bytes of the file range [start, end) are left when zeros at its end are dropped."""
+    """Return the length of the file range [start, end) without its final zeros."""
     used = position = 0
     for chunk in _chunks(source, start, end):
         stripped = len(chunk.rstrip(b"\0"))
@@ -270,7 +270,7 @@ def _length_without_zeros(source: BinaryIO, start: int, end: int) -> int:
 
 
 def sync_tree(path: Path) -> None:
-    """fsync a file, or a folder with all that it holds; OSError."""
+    """fsync a file, or a folder with all of its content; raises OSError."""
     for entry in [path, *path.rglob("*")] if path.is_dir() else [path]:
         descriptor = os.open(entry, os.O_RDONLY)
         try:
