@@ -241,29 +241,24 @@ class Figures:
 def collect(spark: SparkSession, root: Path, options: Mapping[str, object], settings: Mapping[str, object], *, level: str,
             drawn: int, progress: Callable[[int, int], None] | None = None) -> Figures:
     """The figures of the store at `root`: one pass over its log. `drawn` topics are kept apart by hour."""
-    from pyspark.sql import functions as f
+    import pyarrow
+    from pyarrow import compute
 
-    from pyengine.spark.jobs import watched
-    from pyengine.spark.message_stats import planned_stats
+    from pyengine.spark.message_stats import counted, with_milliseconds
 
     made_ms = time.time_ns() // 1_000_000
-    frame, log_bytes = planned_stats(spark, root, None, "hour", {**options, "readLevel": level})
-    frame = frame.persist()
-    try:
-        with watched(spark, log_bytes, progress):
-            rows = frame.groupBy("topic").agg(
-                f.sum("messages"), f.sum("bytes"), f.max("largest"), f.unix_millis(f.min("firstTimestamp")),
-                f.unix_millis(f.max("lastTimestamp"))).collect()
-        topics = [TopicFigures(row[0], Count(row[1], row[2]), row[3], row[4], row[5]) for row in rows]
-        topics.sort(key=lambda one: (-one.count.bytes, one.topic))
-        apart = [one.topic for one in topics[:drawn]]
-        name = f.when(f.col("topic").isin(apart), f.col("topic")) if apart else f.lit(None).cast("string")
-        cells = frame.groupBy(f.unix_millis("hour"), name).agg(f.sum("messages"), f.sum("bytes")).collect()
-    finally:
-        frame.unpersist()
+    table = with_milliseconds(counted(spark, root, None, "hour", {**options, "readLevel": level}, progress))
+    rows = table.group_by("topic").aggregate([("messages", "sum"), ("bytes", "sum"), ("largest", "max"), ("firstTimestamp", "min"),
+                                              ("lastTimestamp", "max")]).to_pylist()
+    topics = [TopicFigures(row["topic"], Count(row["messages_sum"], row["bytes_sum"]), row["largest_max"], row["firstTimestamp_min"],
+                           row["lastTimestamp_max"]) for row in rows]
+    topics.sort(key=lambda one: (-one.count.bytes, one.topic))
+    apart = [one.topic for one in topics[:drawn]]
+    names = table.column("topic")
+    table = table.set_column(0, "topic", compute.if_else(compute.is_in(names, pyarrow.array(apart, names.type)), names, None))
     hours: dict[int, dict[str | None, Count]] = {}
-    for hour_ms, topic, messages, size in cells:
-        hours.setdefault(hour_ms, {})[topic] = Count(messages, size)
+    for row in table.group_by(["hour", "topic"]).aggregate([("messages", "sum"), ("bytes", "sum")]).to_pylist():
+        hours.setdefault(row["hour"], {})[row["topic"]] = Count(row["messages_sum"], row["bytes_sum"])
     groups, notes = _groups(root, settings)
     return Figures(str(root), made_ms, level, topics, len(apart), dict(sorted(hours.items())), groups, notes)
 

@@ -31,7 +31,7 @@ from pyarrow import parquet
 from pyengine.errors import DiskError, EngineError, UsageError, disk_error, disk_errors
 from pyengine.formats.paths import segment_name
 from pyengine.spark.file_access import LOG, FileTree, open_tree, reach_tree
-from pyengine.spark.jobs import batches_of, given_options, planned_parts, run_in_workers, watched
+from pyengine.spark.jobs import batches_of, collect_from_workers, given_options, planned_parts, watched
 from pyengine.spark.options import AUTO, ReadOptions, destination, read_options, scheme_of, shown
 from pyengine.spark.partitions import LogRange, Part, QueuePart
 from pyengine.spark.schema import Column, chosen_columns, find_column
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 SUCCESS = "_SUCCESS"
 STATE = "_pyengine_export.json"
 COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
-_SUMMARY_SCHEMA = "file STRING, messages BIGINT, bytes BIGINT"
 ROW_GROUP_BYTES = 24 << 20  # with pages and what compresses them a task holds it three times (decision 0315)
 # Arrow looks whether a page is full after so many rows: pages of large bodies became many times as large (decision 0338).
 PAGE_BYTES, WRITE_ROWS_MAX = 1 << 20, 1024
@@ -148,7 +147,7 @@ def export_parquet(
     work = _PartWriter(read, columns, place, compression, run, partitioned, incremental)
     try:
         with watched(spark, sum(part.log_bytes for part in parts), progress):
-            written = [(row.file, row.messages, row.bytes) for row in run_in_workers(spark, work, parts, _SUMMARY_SCHEMA).collect()]
+            written = collect_from_workers(spark, work, parts)
     except BaseException:
         with contextlib.suppress(DiskError):
             target.remove(name for name in target.files() if posixpath.basename(name).startswith(".part-"))
@@ -435,8 +434,8 @@ class _PartWriter:
     partitioned: bool
     incremental: bool
 
-    def __call__(self, number: int, part: Part) -> Iterator[pyarrow.RecordBatch]:
-        """One part into its files; a row for each. No file without rows."""
+    def __call__(self, number: int, part: Part) -> Iterator[tuple[str, int, int]]:
+        """One part into its files: (name, messages, bytes) of each. No file without rows."""
         scanned = list(self.columns)
         if self.partitioned:
             scanned += [find_column(name) for name in ("topic", "timestamp") if name not in [column.name for column in self.columns]]
@@ -446,13 +445,7 @@ class _PartWriter:
             name = f"part-{part.start:020d}"
         target = self.place.open()
         files = PartFiles(target, name, arrow_schema(self.columns), self.compression, self.run, partitioned=self.partitioned)
-        written = write_groups(files, batches_of(self.options, scanned, part)[1], lambda: self._require_run(target))
-        if written:
-            paths, messages, sizes = zip(*written)
-            yield pyarrow.RecordBatch.from_arrays(
-                [pyarrow.array(paths), pyarrow.array(messages, pyarrow.int64()), pyarrow.array(sizes, pyarrow.int64())],
-                ["file", "messages", "bytes"])
-
+        yield from write_groups(files, batches_of(self.options, scanned, part)[1], lambda: self._require_run(target))
 
     def _require_run(self, target: Target) -> None:
         """EngineError where another run has begun: the files of this one do not count any more."""

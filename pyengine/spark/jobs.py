@@ -3,6 +3,7 @@
 Rows never cross into the JVM, which is several times faster than a DataFrame that is
 written out again. Options are those of `spark.read.format("pyengine")`.
 
+What is collected comes by `collect_from_workers`, in one stage; `run_in_workers` makes a DataFrame, which costs Spark a plan.
 `run_units` is for work that is no read: a unit is a small object that says which bytes to
 look at, and its outcome is small too. The driver gets the outcomes in the units' order,
 whatever the order of the tasks.
@@ -34,11 +35,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Task = TypeVar("Task")  # what one task gets
+Found = TypeVar("Found")  # what comes of it
 
 PART_BYTES_MAX = 1 << 30
 SKIPPED_SCHEMA = "physicalOffset BIGINT, bytes BIGINT, reason STRING"
-_UNITS_SCHEMA = "unit BIGINT, outcome BINARY"
 _POLL_INTERVAL_S = 0.2
+_INTERRUPT = "spark.job.interruptOnCancel"  # once a task has failed the others end too, as those of SQL do
 
 
 def skipped_ranges(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None,
@@ -67,16 +69,46 @@ def run_in_workers(spark: SparkSession, work: Callable[[int, Task], Iterator[pya
 
     The parts go to each executor once, compressed; a task unpickles its own only.
     """
-    pickled = [zlib.compress(pickle.dumps(part, pickle.HIGHEST_PROTOCOL), 1) for part in parts]
+    pickled = [_packed(part) for part in parts]
     # With Spark Connect there is no context to share them by: there they travel with the tasks.
     sent = _Sent(pickled) if is_remote() else spark.sparkContext.broadcast(pickled)
 
     def task(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from work(number, pickle.loads(zlib.decompress(sent.value[number])))
+                yield from work(number, _unpacked(sent.value[number]))
 
     return spark.range(0, len(parts), 1, max(1, len(parts))).mapInArrow(task, schema)
+
+
+def collect_from_workers(spark: SparkSession, work: Callable[[int, Task], Iterator[Found]], parts: Sequence[Task]) -> list[Found]:
+    """What `work(number, part)` yields for each part, one task each, in the parts' order; `work` and its results are pickled.
+
+    A job of one stage without a plan of SQL's, which would take the JVM longer than a worker counts a GB. A task gets its own part
+    only. The results are in the driver's memory, within `spark.driver.maxResultSize`; the session has a JVM of its own.
+    """
+    if not parts:
+        return []
+
+    def task(one: tuple[int, bytes]) -> Iterator[Found]:
+        return work(one[0], _unpacked(one[1]))
+
+    numbered = [(number, _packed(part)) for number, part in enumerate(parts)]
+    context = spark.sparkContext
+    before = context.getLocalProperty(_INTERRUPT)
+    context.setLocalProperty(_INTERRUPT, "true")
+    try:
+        return context.parallelize(numbered, len(numbered)).flatMap(task).collect()
+    finally:
+        context.setLocalProperty(_INTERRUPT, "false" if before is None else before)
+
+
+def _packed(part: object) -> bytes:
+    return zlib.compress(pickle.dumps(part, pickle.HIGHEST_PROTOCOL), 1)
+
+
+def _unpacked(packed: bytes) -> Any:
+    return pickle.loads(zlib.decompress(packed))
 
 
 @contextlib.contextmanager
@@ -92,7 +124,7 @@ def watched(spark: SparkSession, total_bytes: int, progress: Callable[[int, int]
         furthest = 0
         while not over.wait(_POLL_INTERVAL_S):
             stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
-            for stage in filter(None, stages):  # the workers' stage, then perhaps a short one that puts sums together
+            for stage in filter(None, stages):
                 furthest = max(furthest, total_bytes * stage.numCompletedTasks // stage.numTasks)
                 progress(furthest, total_bytes)
 
@@ -164,11 +196,11 @@ def run_units(spark: SparkSession, units: Sequence[Unit], common: object, *, tas
     bundles = list(_bundled(units, share))
     found: list[Any] = [None] * len(units)
     with watched(spark, total, progress):
-        rows = run_in_workers(spark, functools.partial(_run_bundle, common), bundles, _UNITS_SCHEMA).collect() if bundles else []
-    for number, outcome in rows:
-        found[number] = pickle.loads(outcome)
-        if isinstance(found[number], BaseException):
-            raise found[number]
+        outcomes = collect_from_workers(spark, functools.partial(_run_bundle, common), bundles)
+    for number, outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        found[number] = outcome
     return found
 
 
@@ -185,11 +217,10 @@ def _bundled(units: Iterable[Unit], most: int) -> Iterator[list[tuple[int, Unit]
         yield bundle
 
 
-def _run_bundle(common: object, number: int, bundle: list[tuple[int, Unit]]) -> Iterator[pyarrow.RecordBatch]:
+def _run_bundle(common: object, number: int, bundle: list[tuple[int, Unit]]) -> Iterator[tuple[int, object]]:
+    """(number of the unit, its outcome) of each."""
     for at, unit in bundle:
-        outcome = pickle.dumps(_outcome(unit, common))
-        yield pyarrow.RecordBatch.from_arrays([pyarrow.array([at], pyarrow.int64()), pyarrow.array([outcome], pyarrow.binary())],
-                                              ["unit", "outcome"])
+        yield at, _outcome(unit, common)
 
 
 def _outcome(unit: Unit, common: object) -> object:

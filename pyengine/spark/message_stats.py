@@ -3,25 +3,26 @@
     from pyengine.spark import stats
     stats(spark, store, by="hour").orderBy("topic", "hour").show()
 
-Only sums leave the workers. `format("pyengine-queue")` counts messages and bytes of queues
-in milliseconds; this reads the log, so it also has times, and what is in no queue.
+Only sums leave the workers: of each task a row for each group, which the driver puts together. `format("pyengine-queue")` counts
+messages and bytes of queues in milliseconds; this reads the log, so it also has times, and what is in no queue.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pyarrow
 
 from pyengine.errors import UsageError
-from pyengine.spark.jobs import given_options, planned_parts, run_in_workers, watched
+from pyengine.spark.jobs import collect_from_workers, given_options, planned_parts, watched
 from pyengine.spark.options import ReadOptions, read_options
 from pyengine.spark.partitions import Part, select
-from pyengine.spark.task_reader import Tally, reader_of
+from pyengine.spark.schema import Column
+from pyengine.spark.task_reader import Tally, arrow_schema, reader_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,27 +91,22 @@ def stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[s
           **options: object) -> DataFrame:
     """One row for each queue, or each topic, or each topic and hour or day (UTC) of the store time, with FIGURES.
 
-    Keys are `topic` and `partition`, `hour` or `day`; messages are counted in the workers.
+    Keys are `topic` and `partition`, `hour` or `day`; messages are counted in the workers, once and at once: the rows of the
+    DataFrame are in the driver.
     Options are those of `spark.read.format("pyengine")`: with `topics` only what consumers
     see of them is counted, otherwise every record. With `verifyCRC=True` every body
-    is checked on the way, and damage fails the query (`onCorrupt="skip"` leaves it out).
+    is checked on the way, and damage fails the job (`onCorrupt="skip"` leaves it out).
     """
-    return planned_stats(spark, store, topics, by, options)[0]
+    return spark.createDataFrame(counted(spark, store, topics, by, options))
 
 
 def collect_stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None, *,
                   by: By = "queue", progress: Callable[[int, int], None] | None = None, **options: object) -> list[StatsRow]:
-    """What `stats` gives, collected, in the order of its keys.
+    """What `stats` gives, as a list, in the order of its keys.
 
     `progress` is called with (bytes of the log done, all of them) now and then.
     """
-    from pyspark.sql import functions as f
-
-    frame, log_bytes = planned_stats(spark, store, topics, by, options)
-    times = [name for name, kind in frame.dtypes if kind == "timestamp"]
-    frame = frame.withColumns({name: f.unix_millis(name) for name in times})
-    with watched(spark, log_bytes, progress):
-        rows = [row.asDict() for row in frame.collect()]
+    table = with_milliseconds(counted(spark, store, topics, by, options, progress))
     second = _SECOND_KEY[by]
     found = [StatsRow(
         topic=row["topic"], queue_id=row.get("partition"), time_ms=row.get("hour", row.get("day")),
@@ -118,60 +114,66 @@ def collect_stats(spark: SparkSession, store: str | os.PathLike[str], topics: It
         delayed=row["delayed"], transactional=row["transactional"], compressed=row["compressed"], retried=row["retried"],
         first_offset=row.get("firstOffset"), last_offset=row.get("lastOffset"),
         first_timestamp_ms=row["firstTimestamp"], last_timestamp_ms=row["lastTimestamp"],
-    ) for row in rows]
+    ) for row in table.to_pylist()]
     return sorted(found, key=lambda row: (row.topic, 0 if second is None else row.queue_id or row.time_ms or 0))
 
 
-def planned_stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None, by: By,
-             options: dict[str, object]) -> tuple[DataFrame, int]:
-    """The result of `stats` and how many bytes of the log it is counted from."""
-    from pyspark.sql import functions as f
-
+def counted(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None, by: By, options: dict[str, object],
+            progress: Callable[[int, int], None] | None = None) -> pyarrow.Table:
+    """The rows of `stats`, in no order."""
     if by not in _SECOND_KEY:
         raise UsageError(f"statistics by {by!r}: choose one of {', '.join(BY)}")
     given = given_options(store, topics, options)
     read = read_options(given)
     parts = planned_parts(spark, read, given, 1)
-    second = _SECOND_KEY[by]
-    keys = [name for name, _ in _keys(by)]
-    figures = _figures(by)
-    types = ["topic STRING", *([] if second is None else [f"{second[0]} {second[1]}"]),
-             *(f"{figure.name} {figure.type}" for figure in figures)]
-    work = functools.partial(_count, read, by)
-    sums = run_in_workers(spark, work, parts, ", ".join(types))
-    put_together = [getattr(f, figure.of_sums)(figure.name).cast(figure.type).alias(figure.name) for figure in figures]
-    return sums.groupBy(*keys).agg(*put_together), sum(part.log_bytes for part in parts)
+    with watched(spark, sum(part.log_bytes for part in parts), progress):
+        sums = collect_from_workers(spark, functools.partial(_count, read, by), parts)
+    second, figures = _SECOND_KEY[by], _figures(by)
+    columns = [("topic", "STRING"), *([] if second is None else [second[:2]]), *((figure.name, figure.type) for figure in figures)]
+    schema = arrow_schema([Column(name, kind, "", False, "") for name, kind in columns])
+    return _together(sums, by).rename_columns(schema.names).cast(schema) if sums else schema.empty_table()
+
+
+def with_milliseconds(table: pyarrow.Table) -> pyarrow.Table:
+    """The table with its times as numbers, in ms."""
+    for at, field in enumerate(table.schema):
+        if pyarrow.types.is_timestamp(field.type):
+            us = table.column(at).cast(pyarrow.int64()).to_numpy()
+            table = table.set_column(at, field.name, pyarrow.array(us // 1000, pyarrow.int64()))
+    return table
 
 
 def _figures(by: By) -> list[Figure]:
     return [figure for figure in FIGURES if by == "queue" or figure.name not in _ONLY_BY_QUEUE]
 
 
-def _keys(by: By) -> list[tuple[str, str]]:
-    """(name, name in native.scan) of the key's columns."""
+def _keys(by: By) -> list[str]:
+    """Names in native.scan of the key's columns."""
     second = _SECOND_KEY[by]
-    return [("topic", "topic"), *([] if second is None else [(second[0], "step" if second[2] else "queueId")])]
+    return ["topic", *([] if second is None else ["step" if second[2] else "queueId"])]
+
+
+def _scanned(by: By) -> list[str]:
+    """Names in native.scan of the columns of partial results: the keys, then the figures."""
+    return [*_keys(by), *(figure.name for figure in _figures(by))]
 
 
 def _count(options: ReadOptions, by: By, number: int, part: Part) -> Iterator[pyarrow.RecordBatch]:
     """One part's row for each key in it."""
-    keys, second, figures = _keys(by), _SECOND_KEY[by], _figures(by)
-    scanned = (*(name for _, name in keys), *(figure.name for figure in figures))
+    second = _SECOND_KEY[by]
     step: Literal["queue", "topic"] | int = "topic" if second is None else second[2] or "queue"
-    reader = reader_of(options, select(options), [], part, Tally(scanned, step))
-    sums: list[pyarrow.Table] = []
+    reader = reader_of(options, select(options), [], part, Tally(tuple(_scanned(by)), step))
+    sums: list[pyarrow.RecordBatch] = []
     for batch in reader.batches(part, pyarrow.schema([])):
-        sums.append(pyarrow.Table.from_batches([batch]))
+        sums.append(batch)
         if sum(map(len, sums)) > _GROUPS_HELD:  # a store may have very many queues
-            sums = [_together(sums, scanned, keys, figures)]
+            sums = _together(sums, by).to_batches()
     if sums:
-        table = _together(sums, scanned, keys, figures)
-        yield from table.rename_columns([name for name, _ in keys] + [figure.name for figure in figures]).combine_chunks().to_batches()
+        yield from _together(sums, by).combine_chunks().to_batches()
 
 
-def _together(sums: list[pyarrow.Table], columns: Sequence[str], keys: list[tuple[str, str]], figures: list[Figure]) -> pyarrow.Table:
+def _together(sums: list[pyarrow.RecordBatch], by: By) -> pyarrow.Table:
     """Partial results with one row for each key."""
-    grouped = pyarrow.concat_tables(sums).group_by([name for _, name in keys])
-    found = grouped.aggregate([(figure.name, figure.of_sums) for figure in figures])
-    return pyarrow.table([found[name] for _, name in keys] + [found[f"{figure.name}_{figure.of_sums}"] for figure in figures],
-                         list(columns))
+    keys = _keys(by)
+    found = pyarrow.Table.from_batches(sums).group_by(keys).aggregate([(figure.name, figure.of_sums) for figure in _figures(by)])
+    return found.select([*keys, *(f"{figure.name}_{figure.of_sums}" for figure in _figures(by))]).rename_columns(_scanned(by))

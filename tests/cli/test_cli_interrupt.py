@@ -90,6 +90,6 @@ def test_an_interrupted_salvage_leaves_no_half_store(golden, tmp_path, function)
 @pytest.mark.java
 def test_an_interrupted_export_has_no_mark_of_success(golden, tmp_path):
     store, made = golden("basic"), tmp_path / "made"
-    code, out, err = interrupted("pyengine.spark.jobs:run_in_workers", "export", store.root, made)
+    code, out, err = interrupted("pyengine.spark.jobs:collect_from_workers", "export", store.root, made)
     assert (code, out) == (130, "") and "Traceback" not in err
     assert not made.exists() or [path.name for path in made.iterdir()] == []

@@ -9,7 +9,6 @@ import shutil
 import zlib
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -275,11 +274,10 @@ class Local:
         monkeypatch.setattr(os, "fsync", sync)
         monkeypatch.setattr(Target, "write", write_when_synced)
         monkeypatch.setattr(export, "watched", lambda *_: contextlib.nullcontext())
-        monkeypatch.setattr(export, "run_in_workers", self.run)
+        monkeypatch.setattr(export, "collect_from_workers", self.run)
 
-    def run(self, spark, work, parts, schema):
-        found = [SimpleNamespace(**row) for number, part in enumerate(parts) for batch in work(number, part) for row in batch.to_pylist()]
-        return SimpleNamespace(collect=lambda: found)
+    def run(self, spark, work, parts):
+        return [found for number, part in enumerate(parts) for found in work(number, part)]
 
     def not_durable(self, out: Path) -> list[str]:
         """What a power cut could take away or bring back now."""

@@ -13,7 +13,7 @@ from fix_golden import unpack
 from pyengine.errors import UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.spark.export import SUCCESS, export_parquet
-from pyengine.spark.jobs import run_in_workers, skipped_ranges
+from pyengine.spark.jobs import collect_from_workers, run_in_workers, skipped_ranges
 from pyengine.spark.partitions import QueuePart, QueueSlice
 from spark import oracle
 from spark.logs import write_log
@@ -147,6 +147,23 @@ class NoSpark:
         self.task = task
         return self
 
+    def getLocalProperty(self, name: str) -> None:
+        return None
+
+    def setLocalProperty(self, name: str, value: str | None) -> None:
+        pass
+
+    def parallelize(self, parts: list, count: int):
+        self.parts, self.bounds = parts, (count,)
+        return self
+
+    def flatMap(self, task):
+        self.task = task
+        return self
+
+    def collect(self) -> list:
+        return [found for one in self.parts for found in self.task(one)]
+
 
 def test_ten_thousand_queues_go_to_the_workers_in_a_megabyte_and_a_task_gets_its_part():
     slices = [QueueSlice(f"orders-of-region-{number // 16:05d}", number % 16, number, number + 1000 + number % 77, 12345 * number)
@@ -158,9 +175,27 @@ def test_ten_thousand_queues_go_to_the_workers_in_a_megabyte_and_a_task_gets_its
         seen.append((number, part))
         return iter(())
 
+    assert collect_from_workers(spark, work, parts) == [] and seen == list(enumerate(parts)) and seen[17][1] is not parts[17]
+    assert sum(len(packed) for _, packed in spark.parts) < 1_000_000 and spark.bounds == (100,)
+    assert [cell.cell_contents for cell in spark.task.__closure__] == [work], "a task gets its own part only"
+    seen.clear()
     run_in_workers(spark, work, parts, "a INT")
     assert sum(map(len, spark.broadcasts[0])) < 1_000_000 and spark.bounds == (0, 100, 1, 100)
     list(spark.task(iter([pa.RecordBatch.from_arrays([pa.array([17, 99])], ["id"])])))
     assert seen == [(17, parts[17]), (99, parts[99])] and seen[0][1] is not parts[17]
     held = [cell.cell_contents for cell in spark.task.__closure__]
     assert all(one is spark or one is work for one in held), "the parts themselves travel with no task"
+
+
+@pytest.mark.spark
+@pytest.mark.java
+def test_what_is_collected_comes_in_the_order_of_the_parts_and_an_error_comes_to_the_driver(spark):
+    assert collect_from_workers(spark, lambda number, part: [(number, part * 2), number], ["a", "b", "c"]) == [
+        (0, "aa"), 0, (1, "bb"), 1, (2, "cc"), 2]
+    assert collect_from_workers(spark, lambda number, part: [part], []) == []
+
+    def fail(number: int, part: str):
+        raise UsageError(f"part {part} is wrong")
+
+    with pytest.raises(Exception, match="part b is wrong"):
+        collect_from_workers(spark, fail, ["b"])

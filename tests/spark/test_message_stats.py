@@ -96,6 +96,19 @@ def test_rows_that_a_condition_chooses_are_counted(spark, root):
     assert collected(spark, root, "queue", tags="a", minPartitions=3) == wanted
 
 
+def test_a_count_is_one_job_of_one_stage_however_often_its_rows_are_used(spark, root):
+    context = spark.sparkContext
+    context.setJobGroup("one stage", "")
+    try:
+        rows = stats(spark, root, by="topic", minPartitions=3, maxPartitionBytes=5000)
+        assert sum(row.messages for row in rows.collect()) == sum(row.messages for row in rows.collect()) == 300
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)
+    tracker = context.statusTracker()
+    [job] = tracker.getJobIdsForGroup("one stage")
+    assert len(tracker.getJobInfo(job).stageIds) == 1
+
+
 def test_what_is_wrong_is_said_and_damage_is_no_number(spark, root, tmp_path):
     with pytest.raises(UsageError, match="by 'week': choose one of queue, topic, hour, day"):
         stats(spark, root, by="week")
