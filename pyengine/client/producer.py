@@ -23,7 +23,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pyengine import arguments
 from pyengine._front import ProducerFront
@@ -74,8 +74,9 @@ if TYPE_CHECKING:
     from pyengine.client.half_messages import Checker, GroupTransactions, Outcome, Transaction, Transactions
     from pyengine.ipc.session_client import ProducerSession
 
+_Key = TypeVar("_Key")
 _INT32_MAX = 0x7FFFFFFF
-_REMEMBERED_MAX = 10_000  # topics, tags and prefixes whose bytes are kept
+_REMEMBERED_MAX = 100_000  # topics, tags and prefixes whose bytes are kept: some 40 MB where a program uses as many
 
 
 def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, timeout_s: float = 10.0,
@@ -220,9 +221,9 @@ class Producer(ProducerFront):
         """Let C handle puts of this topic, queue and tags from now on."""
         plain = message.is_plain and not message.delay_level and message.deliver_at is None and message.flag == 0
         plain = plain and message.topic.__class__ is str and (message.tags is None or message.tags.__class__ is str)
-        if plain and message.queue_id.__class__ is int and len(self._prefixes) < _REMEMBERED_MAX:  # True is not queue 1
-            self._prefixes[message.topic, message.queue_id, message.tags, 0] = self._puts.native.prefix(
-                entry.topic, entry.properties, message.queue_id, 0)
+        if plain and message.queue_id.__class__ is int:  # True is not queue 1
+            prefix = self._puts.native.prefix(entry.topic, entry.properties, message.queue_id, 0)
+            _keep(self._prefixes, (message.topic, message.queue_id, message.tags, 0), prefix)
 
     def _put_async_any(self, topic: str, body: bytes, *, queue_id: int | None = 0, tags: str | None = None,
                        keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
@@ -598,15 +599,14 @@ class Producer(ProducerFront):
         name = self._topics.get(topic) if isinstance(topic, str) else None
         if name is None:
             name = outgoing.topic_bytes(topic)
-            if len(self._topics) < _REMEMBERED_MAX:
-                self._topics[topic] = name
+            _keep(self._topics, topic, name)
         return name
 
     def _properties(self, message: OutgoingMessage) -> bytes:
         data = outgoing.properties_bytes(
             outgoing.properties_text(message.tags, message.keys, message.properties, message.unique_key))
-        if message.is_plain and len(self._tags) < _REMEMBERED_MAX:
-            self._tags[message.tags] = data
+        if message.is_plain:
+            _keep(self._tags, message.tags, data)
         return data
 
     def _delay(self, topic: str, queue_id: int, text: str, message: OutgoingMessage) -> tuple[str, int, str]:
@@ -628,3 +628,10 @@ class Producer(ProducerFront):
 def _host_flags(born_host: bytes, store_host: bytes) -> int:
     flags = SYS_FLAG_BORN_HOST_V6 if len(born_host) == HOST_V6_BYTES else 0
     return flags | (SYS_FLAG_STORE_HOST_V6 if len(store_host) == HOST_V6_BYTES else 0)
+
+
+def _keep(memory: dict[_Key, bytes], key: _Key, value: bytes) -> None:
+    """Remember it; a full memory begins anew, so that tags which never come again do not keep out what is put now."""
+    if len(memory) >= _REMEMBERED_MAX:
+        memory.clear()
+    memory[key] = value

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 import pytest
 
 from pyengine.client import pending_puts
+from pyengine.client import producer as producer_module
 from pyengine.client.outgoing import BatchMessage, RawMessage
 from pyengine.client.pending_puts import LaterPuts, PutFuture
 from pyengine.client.producer import Producer
@@ -143,6 +144,17 @@ def test_a_queue_id_is_no_float_on_the_short_way_either(make_parts):
         with pytest.raises(TypeError):
             producer.put("T", b"b", queue_id=1, flag=0.0)
         assert producer.put("T", b"c", queue_id=1).queue_offset == 3
+
+
+def test_puts_go_the_short_way_however_many_tags_came_before(shared_parts, monkeypatch):
+    monkeypatch.setattr(producer_module, "_REMEMBERED_MAX", 4)
+    with shared_parts.producer() as producer:
+        for number in range(10):
+            assert producer.put("T", b"x", tags=f"only-once-{number}").ok
+        assert producer.put("T", b"x", tags="hot").ok
+        monkeypatch.setattr(Producer, "_put_any", None)
+        assert producer.put("T", b"x", tags="hot").ok
+        assert len(producer._prefixes) <= 4
 
 
 def test_threads_share_a_producer(parts):
