@@ -115,7 +115,7 @@ class Touched(NamedTuple):
 def touched_queues(
     view: Buffer, base_offset: int, start: int, end: int, *, multi_dispatch: bool = False, apart: bool = False
 ) -> Touched:
-    """The queues that the whole records of [start, end) have entries in, in no order. Stateless, writes nothing.
+    """The queues that the whole records of [start, end) have entries in, by their first record. Stateless, writes nothing.
 
     `multi_dispatch`: those of INNER_MULTI_DISPATCH too, as if the records were their own; `apart`: these only as
     `further`, and a queue without own records has no offsets (-1).
@@ -144,8 +144,8 @@ def touched_queues(
             place.count,
             place.further,
         )
-        for place in (places[number] for number in range(place_count))
-        if place.topic
+        for place in sorted((places[number] for number in range(place_count) if places[number].topic),
+                            key=lambda place: int(ffi.cast("uintptr_t", place.topic)))
     ]
     return Touched(queues, reached[0], REASONS[reason], last_ms[0])
 

@@ -258,22 +258,26 @@ class Dispatcher:
 
         A queue that has a folder already may have entries, and is opened when it is needed.
         """
-        if start < self._looked_to or not self._may_make_files or self._ext_bytes:
+        wanted = _text(self._loop.wanted_topic()), self._loop.struct.wanted_queue_id
+        if start < self._looked_to or wanted in self._begun or not self._may_make_files or self._ext_bytes:
             return
         self._looked_to = end
-        room = min(TOGETHER_MAX, self._open_files_max - self._open_files)
         new = [(queue.topic, queue.queue_id)
                for queue in touched_queues(view, base_offset, start, end, multi_dispatch=self._multi_dispatch).queues
                if queue.min_queue_offset == 0 and is_queue_name(queue.topic.encode())
                and not os.path.exists(f"{self._queues_folder}/{queue.topic}/{queue.queue_id}")]
-        while min(len(new), room) >= TOGETHER_MIN:
-            some, new = new[:room], new[room:]
+        if len(new) < TOGETHER_MIN:
+            return
+        if self._open_files_max - self._open_files < min(len(new), TOGETHER_MAX):
+            self._close_least_used()
+        some, made = new[:max(0, min(TOGETHER_MAX, self._open_files_max - self._open_files))], None
+        if len(some) >= TOGETHER_MIN:
             made = begin_queues([f"{self._queues_folder}/{topic}/{queue_id}" for topic, queue_id in some], self._file_bytes)
-            if made is None:
-                return
+        if made is not None:
             self._begun.update(zip(some, made, strict=True))
             self._open_files += len(made)
-            room = min(room, self._open_files_max - self._open_files)
+            if len(some) < len(new):
+                self._looked_to = start  # the next of the others that is needed looks again
 
     def _add_queue(self, topic: bytes, queue_id: int, queue_offset: int) -> bool:
         """Add the queue to the loop; False when `on_gap` refuses it."""

@@ -17,6 +17,7 @@ from pyengine.formats.index_file import IndexLayout, unpack_header
 from pyengine.formats.index_file import unpack_entry as unpack_index_entry
 from pyengine.formats.record import index_key_hash, index_keys, tags_code
 from pyengine.native import dispatch
+from pyengine.storage import dispatcher as dispatcher_module
 from pyengine.storage import durable_writes, index_file
 from pyengine.storage.consume_queue import find_queue_end
 from pyengine.storage.dispatcher import TOGETHER_MIN, Dispatcher, DispatchOptions, touched_queues
@@ -389,6 +390,21 @@ def test_few_descriptors_are_enough(tmp_path, rng):
     for message in builder.messages:
         entry = unpack_entry(queue_bytes(root, message.topic, message.queue_id), 20 * message.queue_offset)
         assert entry[:2] == (message.physical_offset, message.size_bytes)
+
+
+def test_new_queues_are_made_together_where_all_descriptors_are_in_use(tmp_path, monkeypatch):
+    builder = LogBuilder(1 << 20)
+    for number in range(200):
+        builder.append(f"topic-{number}")
+    root, log = store_with(tmp_path, builder)
+    together, begin = [], dispatcher_module.begin_queues
+    monkeypatch.setattr(dispatcher_module, "begin_queues", lambda folders, size: together.append(len(folders)) or begin(folders, size))
+    with Dispatcher(root, GEOMETRY, open_files_max=64) as dispatcher:
+        for at in range(0, builder.end, 10_000):  # whole records of it: what is new of each range is made at once
+            log.dispatch(dispatcher, end=min(builder.end, at + 10_000))
+        assert dispatcher.queue_ends() == builder.queue_offsets
+    assert sum(together) >= 180, together
+    assert max(together) <= 64
 
 
 def test_more_queues_than_one_batch_can_gather_for(tmp_path, monkeypatch):
