@@ -117,52 +117,38 @@ def fail_then_recover(program: Path, otherwise: Path, memory_stays: bool) -> dic
                 "still_noted": read_sync_failure(root) is not None}
 
 
-def lose_who_saw_it_fail(program: Path, otherwise: Path) -> int:
-    """How many messages are on the disk, which works again, after flusher and writer died between a failed sync and its note."""
+def lose_who_saw_it_fail(program: Path, otherwise: Path, seen_by: str) -> int:
+    """How many messages are on the disk, which works again, after flusher and writer died between a failed sync and its note.
+
+    `seen_by`: whose sync failed, the flusher's or the writer's for a new flusher. The other one is killed first, and its
+    successor opens the log when the kernel has told of the failure.
+    """
     board = Board(otherwise / "board")
     os.environ[VARIABLE] = str(board.path)
     with failing(program, otherwise) as (disk, scratch):
         root = disk.store
-        board.arm("sync_failed", action="stop", process="flusher")
+        board.arm("sync_failed", action="stop", process=seen_by)
+        flusher = worker(root, "flusher")["pid"]
+        if seen_by == "writer":
+            os.kill(flusher, signal.SIGSTOP)
         put_all(root, BAD)
-        flusher = eventually(lambda: board.struck_pid, "a sync has failed")
+        if seen_by == "writer":
+            os.kill(flusher, signal.SIGKILL)
+        struck = eventually(lambda: board.struck_pid, "a sync has failed")
         disk.fail_writes_with(NO_WRITES)
-        writer = worker(root, "writer")["pid"]
-        os.kill(writer, signal.SIGKILL)
-        eventually(lambda: worker(root, "writer")["pid"] != writer and worker(root, "writer")["state"] == "ready",
-                   "the next writer is there")
-        os.kill(flusher, signal.SIGKILL)
+        other = "flusher" if seen_by == "writer" else "writer"
+        pid = worker(root, other)["pid"]
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: worker(root, other)["pid"] != pid and worker(root, other)["state"] == "ready", f"the next {other} is there")
+        os.kill(struck, signal.SIGKILL)
         eventually(lambda: engine_status(root, {})["unflushed_bytes"] == 0, "all is flushed")
         assert stop_engine(root)
         return messages_on_the_disk(disk, scratch)
 
 
-def lose_the_writer_that_saw_it_fail(program: Path, otherwise: Path) -> int:
-    """The same where the writer synced for a new flusher, and both died between what it saw and its note."""
-    board = Board(otherwise / "board")
-    os.environ[VARIABLE] = str(board.path)
-    with failing(program, otherwise) as (disk, scratch):
-        root = disk.store
-        board.arm("sync_failed", action="stop", process="writer")
-        first = worker(root, "flusher")["pid"]
-        os.kill(first, signal.SIGSTOP)
-        put_all(root, BAD)
-        os.kill(first, signal.SIGKILL)
-        writer = eventually(lambda: board.struck_pid, "the writer's sync for the next flusher has failed")
-        disk.fail_writes_with(NO_WRITES)
-        second = worker(root, "flusher")["pid"]
-        os.kill(second, signal.SIGKILL)
-        eventually(lambda: worker(root, "flusher")["pid"] not in (first, second) and worker(root, "flusher")["state"] == "ready",
-                   "a flusher is there that has heard of nothing")
-        os.kill(writer, signal.SIGKILL)
-        eventually(lambda: engine_status(root, {})["unflushed_bytes"] == 0, "all is flushed")
-        assert stop_engine(root)
-        return messages_on_the_disk(disk, scratch)
-
-
-@pytest.mark.parametrize("lose", [lose_who_saw_it_fail, lose_the_writer_that_saw_it_fail])
-def test_what_is_flushed_after_the_flusher_and_the_writer_died_of_a_failed_sync_is_on_the_disk(program, tmp_path, lose):
-    assert with_own_mounts(lose, program, tmp_path) == 2 * MESSAGES
+@pytest.mark.parametrize("seen_by", ["flusher", "writer"])
+def test_what_is_flushed_after_the_flusher_and_the_writer_died_of_a_failed_sync_is_on_the_disk(program, tmp_path, seen_by):
+    assert with_own_mounts(lose_who_saw_it_fail, program, tmp_path, seen_by) == 2 * MESSAGES
 
 
 @pytest.mark.parametrize("memory_stays", [True, False])
