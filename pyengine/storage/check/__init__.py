@@ -1,1 +1,1 @@
-"""The whole-store check: what is damaged, how bad it is, what to do."""
+"""The whole-store check: the damage, its grade, and what to do about it."""

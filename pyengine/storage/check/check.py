@@ -3,13 +3,13 @@
 Library code that the command, the tests and the crash scripts call. It never writes.
 A store that the real RocketMQ stopped in order has no findings.
 
-The list of acknowledged messages has one JSON object a line: topic, queue_id, queue_offset, physical_offset,
-body_sha256 (hex). Each must be in the log at its offset and in its queue at its number, with that body. The physical
-offset may be null (a put_many tells that of its first message only): then the queue says where.
+The list of acknowledged messages has one JSON object per line: topic, queue_id, queue_offset, physical_offset,
+body_sha256 (hex). Each message must be in the log at its physical offset and in its queue at its queue offset, with that body.
+The physical offset may be null (put_many returns only that of its first message): then it is taken from the queue entry.
 
-Of config/ the tables are checked that a start needs and no log can give back. RocketMQ and this engine use a table's
-`.bak`, its content before its last change, where the file itself cannot be used, and nothing where neither can:
-topics are unknown then, and groups begin anew.
+Of config/ it checks the tables that a start needs and that cannot be rebuilt from the log. If a table cannot be used, RocketMQ
+and this engine use its `.bak`, the content before its last change; if neither can be used, topics are unknown and groups
+start again without offsets.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def check(
     work: CheckWork | None = None,
     beside: str = "",
 ) -> CheckReport:
-    """Look at everything; the report's exit code is 3 when there is an error among the findings.
+    """Check the whole store; the report's exit code is 3 if a finding is an error.
 
     `limit` is for a store that an engine has open: its `reput_from`, beyond which
-    nothing is judged. `beside` names a broker that has it open: then `limit` is what its checkpoint calls flushed.
-    Light queues are missed with `enable_multi_dispatch`, or where any are there.
-    `work` reads for the check (default: here). Raises NotAStoreError, UsageError (the list of acknowledged
+    nothing is checked. `beside` names a broker that has the store open: then `limit` is the offset that its checkpoint has flushed.
+    Missing light queues are findings with `enable_multi_dispatch`, or if the store has any.
+    `work` reads for the check (default: in this process). Raises NotAStoreError, UsageError (for the list of acknowledged
     messages), DiskError. Files that RocketMQ would refuse are findings, not exceptions.
     """
     root, geometry = store.root, store.geometry
@@ -134,10 +134,10 @@ def check(
 
 
 def _with_limits(store: MessageStore, findings: list[Finding], is_ours: bool) -> list[Finding]:
-    """The findings, told what `recover` and `rebuild` would not do about them."""
+    """Return the findings, with what `recover` and `rebuild` would not repair."""
     is_damaged = bool({finding.kind for finding in findings} & REFUSED_BY_RECOVER)
     recover_is_refused = is_damaged and would_refuse(store)
-    lacking = {finding.file for finding in findings if finding.kind == "log gap"}  # queues that the log has holes of
+    lacking = {finding.file for finding in findings if finding.kind == "log gap"}  # queues with holes in the log
     return [
         replace(finding, recover_is_refused=recover_is_refused,
                 rebuild_is_vain=recover_is_refused or is_damaged and is_ours or "/".join(finding.file.split("/")[:3]) in lacking)
@@ -180,7 +180,7 @@ def _check_checkpoint(root: Path, facts: LogFacts, findings: Findings, was_stopp
 
 
 def _check_blocks(root: Path, log: LogSegments, findings: Findings) -> None:
-    """Our segments have all their blocks, so that a full disk cannot kill the writer; a copied store may not."""
+    """Check that all segments of an engine have their blocks, so that a full disk cannot kill the writer; a copy may lack them."""
     for segment in log.segments:
         status = os.stat(segment.path)
         if status.st_blocks * 512 < status.st_size:
@@ -192,7 +192,7 @@ _FIELDS = {"topic": str, "queue_id": int, "queue_offset": int, "physical_offset"
 
 
 def _check_acked(store: StoreUnderCheck, acked: Path, queue_file_bytes: int) -> None:
-    """Look for every message of the list; UsageError names the line that is no such object."""
+    """Search for every message of the list; UsageError names a line that is not such an object."""
     lines = []
     for number, ack in _read(acked):
         place = _place_by_queue(store.root, ack, queue_file_bytes)
@@ -230,7 +230,7 @@ def _read(acked: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _in_log(ack: dict[str, Any], offset: int, log: LogSegments) -> str:
-    """What is wrong with its record at `offset`, or nothing."""
+    """Return what is wrong with the message's record at `offset`, "" if nothing is."""
     segment = log.view_at(offset)
     if segment is None:
         return f"the log holds [{log.min_offset}, {log.end}) only"
@@ -250,7 +250,7 @@ def _in_log(ack: dict[str, Any], offset: int, log: LogSegments) -> str:
 
 
 def _place_by_queue(root: Path, ack: dict[str, Any], queue_file_bytes: int) -> int | None:
-    """The physical offset in its queue entry; None without one."""
+    """Return the physical offset in the message's queue entry; None without an entry."""
     position = ack["queue_offset"] * CQ_ENTRY_BYTES
     start = position - position % queue_file_bytes
     path = StorePaths(root).queue_folder(ack["topic"], ack["queue_id"]) / segment_name(start)
@@ -265,11 +265,11 @@ def _place_by_queue(root: Path, ack: dict[str, Any], queue_file_bytes: int) -> i
 
 
 BACKUP = ".bak"
-NOT_KEPT = frozenset(("engine-run.json",))  # where the last engine's memory was: never synced, and nothing after a boot
+NOT_KEPT = frozenset(("engine-run.json",))  # the place of the last engine's shared memory: never synced, and useless after a reboot
 
 
 def _check_config(root: Path, findings: Findings) -> None:
-    """Every .json of config/ but NOT_KEPT, and each `.bak` whose own file is gone."""
+    """Check every .json of config/ except NOT_KEPT, and each `.bak` whose own file does not exist."""
     folder = StorePaths(root).config
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     tables = sorted({name.removesuffix(BACKUP) for name in names if name.removesuffix(BACKUP).endswith(".json")})
@@ -288,7 +288,7 @@ def _check_config(root: Path, findings: Findings) -> None:
 
 
 def why_unusable(path: Path) -> str:
-    """What is wrong with a table of config/ (*.json, *.json.bak), as a verb and what follows; empty for one that can be used."""
+    """Return what is wrong with a table of config/ (*.json, *.json.bak), as the end of a sentence from its verb on; "" if nothing is."""
     decode: Callable[[bytes], Any] = _DECODERS.get(path.name.removesuffix(BACKUP), _decode_any)
     try:
         content = read_small_file(path)
@@ -307,7 +307,7 @@ def why_unusable(path: Path) -> str:
 
 
 def _decode_any(content: bytes) -> None:
-    """A broker's other tables: an object of JSON, whatever is in it."""
+    """Check another table of a broker: it must be a JSON object, with any content."""
     if not isinstance(decode_config(content.decode()), dict):
         raise FormatError("it is no table")
 

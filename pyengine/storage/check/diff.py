@@ -1,15 +1,15 @@
-"""Two logs compared record by record: a master and its slave, a store and its copy (`pyengine diff`).
+"""Compare two logs record by record: a master and its slave, a store and its copy (`pyengine diff`).
 
-Replication copies bytes, so a copy has the same records at the same offsets. What lies below both ends and above both
-beginnings is compared; that one log goes on beyond the other's end, or begins earlier, is told and is no difference. Fillers
-at the ends of segments are not compared: what is in them after their first bytes means nothing.
+Replication copies bytes, so a copy has the same records at the same offsets. The part that both logs have is compared; if one
+log starts earlier or ends later, the report says so, but that is not a difference. Fillers
+at the ends of segments are not compared: their bytes after the header have no meaning.
 
-    piece     [first, stop) of the log, in one segment of each store: the records that begin there in either of them
-    places    where the next record begins, in the store and in the other one; equal while the logs are
+    piece     [first, stop) of the log, in one segment of each store: the records of both that begin there
+    places    the start of the next record, in the store and in the other one; equal while the logs are
 
-A piece is compared from known places on, whatever came before, so pieces may be compared anywhere and in any order with
-guessed places that are confirmed later (pyengine.spark.store_verify). Where a log is damaged the comparison goes on at its next
-whole record.
+The comparison of a piece needs only the places at which it starts, so pieces may be compared on any host and in any order with
+guessed places that are confirmed later (pyengine.spark.store_verify). After damage the comparison continues at the log's next
+complete record.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pyengine.native.scan import sync, walk
 from pyengine.storage.check.work import LogSegments
 from pyengine.storage.mapped_file import mapped, used_end
 
-DIFFERENCES_MAX = 100   # told one by one; all are counted
+DIFFERENCES_MAX = 100   # most differences that are listed; all are counted
 PIECE_BYTES = 64 << 20
 _SLICE_BYTES = 256 << 10
 _NAMES = tuple(each.name for each in fields(Message) if each.compare and each.name != "physical_offset")
@@ -44,20 +44,20 @@ class Logs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One record that both logs do not have alike; `kind`: differs, only_in_store or only_in_other."""
+    """One record that is not equal in both logs; `kind`: differs, only_in_store or only_in_other."""
 
     kind: str
     physical_offset: int
     topic: str
     queue_id: int
     queue_offset: int
-    fields: tuple[str, ...] = ()   # what differs
-    bad_crc: tuple[str, ...] = ()  # store, other: where the body does not fit its checksum
+    fields: tuple[str, ...] = ()   # the names of the fields that differ
+    bad_crc: tuple[str, ...] = ()  # store, other: the logs in which the body does not match its checksum
 
 
 @dataclass(slots=True)
 class TopicCounts:
-    """Messages of a topic that are in queues, in the part of the log that was compared; and how its records differ."""
+    """A topic's messages with queue entries, in the part of the log that was compared, and its differing records."""
 
     store: int = 0
     other: int = 0
@@ -72,7 +72,7 @@ class TopicCounts:
 
 @dataclass(slots=True)
 class PieceFound:
-    """What a piece holds, and the places where it began and ended; `damaged`: where no whole record was, in either log."""
+    """The result of a piece, with the places at its start and end; `damaged`: where each log has no complete record."""
 
     begin: Places
     end: Places
@@ -88,7 +88,7 @@ class PieceFound:
         return self.topics.setdefault(name, TopicCounts())
 
     def add(self, more: PieceFound) -> None:
-        """The piece that follows this one, as a part of it."""
+        """Add the result of the next piece to this one."""
         self.end = more.end
         for name in ("equal", "differing", "only_in_store", "only_in_other"):
             setattr(self, name, getattr(self, name) + getattr(more, name))
@@ -100,20 +100,20 @@ class PieceFound:
 
 
 class DiffWork:
-    """Compares here, one piece after the other; a caller with more processors or hosts has compared them before."""
+    """Compares the pieces in order, in this process; a caller with more processors or hosts replaces it."""
 
     piece_bytes = PIECE_BYTES
 
     def begin(self, logs: Logs, pieces: Sequence[Piece]) -> None:
-        """Before any piece is asked for."""
+        """Prepare; called once, before the first piece."""
 
     def piece(self, logs: Logs, number: int, piece: Piece, at: Places) -> PieceFound:
-        """As compare_piece(), of the piece of that number."""
+        """Return the result of compare_piece() for this piece."""
         return compare_piece(logs, at, piece[1])
 
 
 def compare_logs(logs: Logs, start: int, end: int, work: DiffWork, progress: Callable[[int, int], None]) -> PieceFound:
-    """What begins in [start, end) of both logs, each of which holds that range."""
+    """Compare the records that begin in [start, end), a range that both logs have."""
     pieces = list(_pieces(start, end, logs, work.piece_bytes))
     at = _first_record(logs.store, start), _first_record(logs.other, start)
     work.begin(logs, pieces)
@@ -125,7 +125,7 @@ def compare_logs(logs: Logs, start: int, end: int, work: DiffWork, progress: Cal
 
 
 def compare_piece(logs: Logs, at: Places, stop: int) -> PieceFound:
-    """Compare the records from these places on that begin before `stop`, which no segment border of either log precedes."""
+    """Compare the records from these places on that begin before `stop`; no segment of either log ends before `stop`."""
     found = PieceFound(at, at)
     here, there = at
     while min(here, there) < stop:
@@ -141,9 +141,9 @@ def compare_piece(logs: Logs, at: Places, stop: int) -> PieceFound:
 
 
 def end_beyond_damage(log: LogSegments, end: int, *, was_stopped: bool) -> int:
-    """Where the log ends that was found to end at `end` and that nothing writes: what follows damage belongs to it.
+    """Return the end of a closed log, including records after damage at `end`, where a walk has stopped.
 
-    After a crash those are whole records with whole bodies only; a store that was stopped in order (`was_stopped`) has no torn end.
+    After a crash only complete records with undamaged bodies count; a store that was stopped in order (`was_stopped`) has no torn end.
     """
     for segment in log.segments:
         base = segment.start_offset
@@ -166,7 +166,7 @@ def end_beyond_damage(log: LogSegments, end: int, *, was_stopped: bool) -> int:
 
 
 def guess_record(log: LogSegments, first: int, within: int) -> int | None:
-    """Where the first record at or after `first` most likely begins, looked for in so many bytes; None for none."""
+    """Return the most likely start of the first record at or after `first`, within `within` bytes; None if there is none."""
     segment = log.view_at(first)
     if segment is None:
         return None
@@ -175,7 +175,7 @@ def guess_record(log: LogSegments, first: int, within: int) -> int | None:
 
 
 def _pieces(start: int, end: int, logs: Logs, piece_bytes: int) -> Iterator[Piece]:
-    """[start, end), cut at every segment border of either log and so that no piece is larger than that."""
+    """Divide [start, end) at every segment boundary of either log, into pieces of at most `piece_bytes`."""
     while start < end:
         borders = [start - start % log.size_bytes + log.size_bytes for log in logs]
         stop = min(end, start + piece_bytes, *borders)
@@ -184,7 +184,7 @@ def _pieces(start: int, end: int, logs: Logs, piece_bytes: int) -> Iterator[Piec
 
 
 def _first_record(log: LogSegments, start: int) -> int:
-    """The first record at or after `start`, by a walk from its segment's beginning where that reaches it."""
+    """Return the first record at or after `start`, by a walk from the start of its segment if that reaches it."""
     segment = log.view_at(start)
     if segment is None or start == segment[0]:
         return start
@@ -194,7 +194,7 @@ def _first_record(log: LogSegments, start: int) -> int:
 
 
 def _equal_to(logs: Logs, at: int, stop: int, found: PieceFound) -> int:
-    """After the whole records from `at` on, about a slice of them, if both logs have the same bytes there; else `at`."""
+    """Return the end of the complete records from `at` on, about a slice of them, if both logs have the same bytes there; else `at`."""
     ours, theirs = logs.store.view_at(at), logs.other.view_at(at)
     if ours is None or theirs is None:
         return at
@@ -212,11 +212,11 @@ def _equal_to(logs: Logs, at: int, stop: int, found: PieceFound) -> int:
 
 
 def _records(logs: Logs, side: int, at: int, border: int, found: PieceFound) -> tuple[dict[int, int], int]:
-    """Offset -> size of the records of one log from `at` on that begin before `border`, and where the next one begins."""
+    """Return (offset -> size of the records of one log from `at` on that begin before `border`, the start of the next one)."""
     log, records = logs[side], {}
     while at < border:
         segment = log.view_at(at)
-        if segment is None:  # a segment is missing
+        if segment is None:  # the segment is missing
             found.damaged[side].append(at)
             at = at - at % log.size_bytes + log.size_bytes
             continue
@@ -264,7 +264,7 @@ def _compare_records(logs: Logs, ours: dict[int, int], theirs: dict[int, int], f
 
 
 def _bytes_of(log: LogSegments, records: dict[int, int], offset: int) -> bytes:
-    """The record at `offset`, nothing where there is none."""
+    """Return the bytes of the record at `offset`, none if there is no record."""
     segment = log.view_at(offset) if offset in records else None
     if segment is None:
         return b""
@@ -277,7 +277,7 @@ def _bytes_of(log: LogSegments, records: dict[int, int], offset: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ComparedStore:
-    """One of both stores; its log is [min_offset, end_offset)."""
+    """One of the two stores; its log is [min_offset, end_offset)."""
 
     path: str
     min_offset: int
@@ -291,7 +291,7 @@ class ComparedStore:
 
 @dataclass(frozen=True, slots=True)
 class QueueEnds:
-    """A queue that ends elsewhere in the other store, as far as both logs go."""
+    """A queue that has another end in the other store, within the part of the log that both have."""
 
     topic: str
     queue_id: int
@@ -301,7 +301,7 @@ class QueueEnds:
 
 @dataclass(frozen=True, slots=True)
 class DiffReport:
-    """What differs between two stores in the part of the log that both have, [start, end)."""
+    """The differences between two stores in the part of the log that both have, [start, end)."""
 
     store: ComparedStore
     other: ComparedStore
@@ -314,22 +314,22 @@ class DiffReport:
 
     @property
     def is_comparable(self) -> bool:
-        """False where each log has messages, and none of them at an offset that the other log reaches."""
+        """False if both logs have messages, but their ranges of offsets do not overlap."""
         return self.start < self.end or self.store.is_empty or self.other.is_empty
 
     @property
     def is_equal(self) -> bool:
-        """False where a record or the end of a queue differs; a copy that is behind is equal as far as it goes."""
+        """False if a record or the end of a queue differs; a copy that ends earlier is equal if its part is."""
         return self.is_comparable and not self.queues and self.first_difference is None
 
     @property
     def first_difference(self) -> int | None:
-        """The physical offset of the first record that is not in both logs alike, None without any."""
+        """The physical offset of the first record that is not equal in both logs, None if there is none."""
         return self.found.differences[0].physical_offset if self.found.differences else None
 
     @property
     def behind_bytes(self) -> int:
-        """How much the other log is behind the store's; below 0: the store's is behind. 0 where the later end is of an empty log."""
+        """The bytes by which the other log ends before the store's; negative if it ends later. 0 if the later end is of an empty log."""
         ahead_bytes = self.store.end_offset - self.other.end_offset
         return 0 if (self.store if ahead_bytes > 0 else self.other).is_empty else ahead_bytes
 
@@ -339,7 +339,7 @@ class DiffReport:
 
     @property
     def sentence(self) -> str:
-        """The outcome for a person."""
+        """The outcome in a sentence."""
         found, behind = self.found, self.behind_bytes
         unlike = []
         if found.differences:

@@ -1,11 +1,11 @@
 """The log part of the whole-store check: every record from the first segment to the end, CRC included.
 
-The end is where recovery and every reader end the log (log_scan.find_end). Below it, damage is an
-error: a message is gone; the walk goes on at the next whole record. What is at the end:
+The end is that of recovery and of every reader (log_scan.find_end). Damage below it is an
+error, since a message is lost; the walk continues at the next complete record. At the end:
 
-    zeros to the end of the log       nothing more
-    whole records after it            error: they cannot be reached
-    what recovery just clears, and    warning: a put that a crash cut short
+    zeros to the end of the log       no finding
+    complete records after it         error: they cannot be reached
+    bytes that recovery clears, and   warning: a put that a crash interrupted
     there is an abort file
     anything else                     error: it may have been a message, or no process was writing
 """
@@ -28,7 +28,7 @@ from pyengine.storage.recovery.log import Content, End, TailDecision, tail_case,
 
 @dataclass(frozen=True, slots=True)
 class QueueInLog:
-    """What the log holds for one queue."""
+    """The messages of one queue in the log."""
 
     min_queue_offset: int
     max_queue_offset: int
@@ -37,17 +37,17 @@ class QueueInLog:
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """What the other parts need to know about the log."""
+    """The results of the log part that the other parts need."""
 
     is_damaged: bool
-    is_cut_short: bool  # something is at the end and after it
+    is_cut_short: bool  # the log has non-zero bytes beyond its end
     last_store_timestamp_ms: int
     queues: dict[tuple[str, int], QueueInLog]
     further: dict[tuple[str, int], int]  # records of other queues that have an entry in this one (INNER_MULTI_DISPATCH)
 
 
 def check_log(store: StoreUnderCheck, end: LogScan, progress: CheckProgress) -> LogFacts:
-    """Walk the log up to `end`. What is beyond a running engine's end is not looked at."""
+    """Walk the log up to `end`. Bytes beyond a running engine's end are not checked."""
     log, findings, report, watermark = store.log, store.findings, store.report, store.watermark
     look = _LogLook(store, progress)
     look.walk(end)
@@ -74,7 +74,7 @@ class _LogLook:
         self.last_ms = -1
 
     def walk(self, end: LogScan) -> None:
-        """Tell every place where no whole record is, and keep those ranges in `log.lost`."""
+        """Report every range without a complete record, and collect those ranges in `log.lost`."""
         log, reached = self._log, self._log.min_offset
         for segment in log.segments:
             base = segment.start_offset
@@ -91,7 +91,7 @@ class _LogLook:
         log, at, used = self._log, segment.start_offset, None
         while at < stop:
             start, reason = at, str(CaseLabel.RANGE_END)
-            with contextlib.closing(self._store.work.walk(log, segment, start, stop)) as results:  # nothing reads on when `progress` raises
+            with contextlib.closing(self._store.work.walk(log, segment, start, stop)) as results:  # the walk ends when `progress` raises
                 for result in results:
                     at, reason = result.end_offset, str(result.reason)
                     self._store.report.records += result.records
@@ -101,7 +101,7 @@ class _LogLook:
             log.whole.append((segment, start, at))
             if reason == CaseLabel.BLANK or at >= stop:
                 return
-            if used is None:  # the segment's rest is read for it: once, however many places are damaged
+            if used is None:  # read the rest of the segment once, even if it is damaged in many places
                 used = used_end(segment.path, at - segment.start_offset)
             following = _whole_record_after(segment, log.size_bytes, at, stop, used)
             self._tell(segment, at, reason, following)
@@ -123,7 +123,7 @@ class _LogLook:
 
 
 def _judge_end(store: StoreUnderCheck, end: LogScan) -> bool:
-    """Report what is at the end and after it; True when it is more than nothing."""
+    """Report the bytes at the end and after it; True if there are non-zero ones."""
     log, findings = store.log, store.findings
     at, reason = end.end_offset, str(end.reason)
     segments = [segment for segment in log.segments if segment.start_offset + log.size_bytes > at]
@@ -152,7 +152,7 @@ def _judge_end(store: StoreUnderCheck, end: LogScan) -> bool:
 
 
 def _whole_record_after(segment: MappedFile, size_bytes: int, at: int, stop: int, used: int) -> int | None:
-    """The first whole record of a segment after `at` and before `stop`. Zeros to its end, from its byte `used` on, are not searched."""
+    """Return the first complete record of a segment after `at` and before `stop`. From its byte `used` on it has only zeros."""
     base = segment.start_offset
     start = max(base, at + 1)
     if start >= stop:
@@ -170,7 +170,7 @@ def _whole_record_after(segment: MappedFile, size_bytes: int, at: int, stop: int
 def _queues_in_log(
     work: CheckWork, log: LogSegments, findings: Findings
 ) -> tuple[dict[tuple[str, int], QueueInLog], dict[tuple[str, int], int]]:
-    """What the log holds for each queue, and how many records of others; offsets that are missing or doubled are errors."""
+    """Return each queue's messages in the log, and its entries for records of other queues; missing or duplicate offsets are errors."""
     found: dict[tuple[str, int], QueueInLog] = {}
     further: Counter[tuple[str, int]] = Counter()
     for queues in work.touched(log):
@@ -186,7 +186,7 @@ def _queues_in_log(
                 max(queue.max_queue_offset, before.max_queue_offset if before else queue.max_queue_offset),
                 queue.count + (before.count if before else 0),
             )
-    for (topic, queue_id), held in sorted(found.items()):  # the order in which they were found depends on how the log was cut
+    for (topic, queue_id), held in sorted(found.items()):  # sorted: they were found in an order that depends on the division of the log
         if held.count != held.max_queue_offset - held.min_queue_offset + 1:
             findings.add(
                 Severity.ERROR, "log gap", f"consumequeue/{topic}/{queue_id}", None,

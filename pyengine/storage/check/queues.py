@@ -1,7 +1,7 @@
 """The queues and the index in the whole-store check: every entry points to its own record, and every record has its entries.
 
-Of a queue with an extension every unit that an entry names is there and is its message's.
-Of the index: its chains, and every entry against the record it names.
+If a queue has an extension, every unit that an entry points to must exist and belong to the entry's message.
+Of the index it checks the chains, and that every entry points to a record with its key.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from pyengine.storage.recovery.queues import QueueState
 
 
 class QueueCheck:
-    """Looks at one queue after the other, then for queues that are missing."""
+    """Checks one queue after the other, then finds missing queues."""
 
     def __init__(self, store: StoreUnderCheck, facts: LogFacts) -> None:
         self._store = store
         self._findings = store.findings
         self._facts = facts
         self._further: Counter[tuple[str, int]] = Counter()  # entries of other queues' records, by queue
-        # RocketMQ lives with a queue that it lost in part or whose topic was deleted; our own never loses one.
+        # RocketMQ tolerates a queue that has lost entries or whose topic was deleted; pyengine never loses entries.
         settled_by_recovery = not store.was_stopped or facts.is_damaged
         self.rules = QueueRules(
             missing=Severity.ERROR if store.is_ours and not settled_by_recovery else Severity.WARNING,
@@ -42,7 +42,7 @@ class QueueCheck:
         )
 
     def check(self, queues: list[QueueState]) -> None:
-        """All queues on the disk, then the ones that only the log knows."""
+        """Check all queues on the disk, then those that only the log has."""
         for queue in queues:
             self._check_queue(queue)
         if self._store.is_running:
@@ -56,9 +56,9 @@ class QueueCheck:
                 )
 
     def check_light_queues(self, *, is_expected: bool) -> None:
-        """Further entries of records (docs/formats.md section 8.6) that no queue has; after `check`.
+        """Report further entries of records (docs/formats.md section 8.6) that no queue has; call it after `check`.
 
-        Not looked for in a store without any, unless they are expected: RocketMQ makes none where its settings say so.
+        If the store has no light queue, they are checked only if `is_expected`: RocketMQ may have been set to make none.
         """
         if self._store.is_running or not (is_expected or +self._further):
             return
@@ -93,12 +93,12 @@ class QueueCheck:
 
 
 def _counted_as(topic: str, queue_id: int) -> tuple[str, int]:
-    """A light queue is one, whichever queue id RocketMQ's settings gave its entries (formats.consume_queue.further_offset)."""
+    """Return the key of a queue; a light queue has one key for all queue ids that RocketMQ may use (consume_queue.further_offset)."""
     return (topic, LMQ_QUEUE_ID) if topic.startswith(LMQ_PREFIX) else (topic, queue_id)
 
 
 def queue_files(root: Path, queue: QueueState) -> Iterator[QueueFile]:
-    """The files of a queue, in order."""
+    """Yield the files of a queue, in order."""
     previous = None
     for number, file in enumerate(queue.files):
         yield QueueFile(queue.topic, queue.queue_id, file.path, str(file.path.relative_to(StorePaths(root).root)),
@@ -110,7 +110,7 @@ _TIME_READABLE_BYTES = 68 + 8  # after a 20-byte host
 
 
 def check_extensions(store: StoreUnderCheck, ext_file_bytes: int, queues: Sequence[QueueState]) -> None:
-    """Look at all queues that have an extension; others cost one look for the folder."""
+    """Check the extensions of all queues that have one; for other queues it only tests for the folder."""
     root, findings, paths = store.root, store.findings, StorePaths(store.root)
     if not paths.consume_queue_ext.is_dir():
         return
@@ -151,7 +151,7 @@ def _wrong(unit: ConsumeQueueExtUnit | None, offset: int, log: LogSegments) -> s
         return ""
     base, _, view = segment
     if offset - base + _TIME_READABLE_BYTES > len(view):
-        return ""  # no record begins there: the check of the entries tells
+        return ""  # no record begins there: the check of the entries reports that
     (sys_flag,) = I32.unpack_from(view, offset - base + SYS_FLAG_AT)
     (stored_ms,) = I64.unpack_from(view, offset - base + store_timestamp_at(sys_flag))
     if unit.store_timestamp_ms == stored_ms:
@@ -160,13 +160,13 @@ def _wrong(unit: ConsumeQueueExtUnit | None, offset: int, log: LogSegments) -> s
 
 
 def index_files_to_check(root: Path, *, is_running: bool) -> list[Path]:
-    """Oldest first; a running engine's newest one may be in the middle of a put and is left out."""
+    """Return the index files, oldest first, without the newest of a running engine, which may have an unfinished put."""
     files = list_index_files(root)
     return files[:-1] if is_running else files
 
 
 def check_index(store: StoreUnderCheck, layout: IndexLayout, files: Sequence[Path]) -> None:
-    """`files`: those that `work` was told of at the beginning. A running engine rolls to new ones meanwhile, and deletes others."""
+    """Check the index files that `work` got at the beginning: a running engine creates and deletes others meanwhile."""
     log, work, findings = store.log, store.work, store.findings
     covered_from, keys = None, 0
     for path in files:
@@ -196,7 +196,7 @@ def check_index(store: StoreUnderCheck, layout: IndexLayout, files: Sequence[Pat
             store.report.index_keys += found.keys
             keys += found.keys
             if found.beyond:
-                if not store.is_running:  # else the file was filled while the check was under way
+                if not store.is_running:  # a running engine may have filled the file during the check
                     findings.warning("key beyond the log", name, layout.entry_at(found.beyond),
                                      f"{header.index_count - found.beyond} entries name records after the log's end, {log.end}")
                 break

@@ -1,16 +1,16 @@
-"""What a whole-store check finds, how bad it is, and what can be done about it.
+"""The findings of a whole-store check, their grades, and what to do about them.
 
     error    a message is lost, damaged or cannot be reached; a promise of the store is broken   exit 3
-    warning  recovery settles it, or RocketMQ leaves it that way and lives with it
+    warning  recovery repairs it, or RocketMQ leaves stores in this state and tolerates it
     info     worth knowing
 
 Each finding also has a grade, which says what can be done:
 
     grade       means
-    ok          nothing was found
-    notice      nothing has to be done
-    repairable  the log still holds everything: a command here repairs it
-    loss        messages are gone, damaged or out of reach in this copy of the store
+    ok          there is no finding
+    notice      no action is needed
+    repairable  the log has all messages: a command of pyengine repairs it
+    loss        messages are lost, damaged or cannot be reached in this copy of the store
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pyengine.formats.paths import parse_segment_name
 
 
 class Grade(enum.IntEnum):
-    """Ordered: the worst finding's grade is the store's."""
+    """Grades, from best to worst: the worst grade of all findings is the store's."""
 
     OK = 0
     NOTICE = 1
@@ -50,13 +50,13 @@ REBUILD_QUEUES = "run `pyengine rebuild STORE --queues`"
 RESTORE_CONFIG = "copy what it said before over it: `cp STORE/{file}.bak STORE/{file}`"
 GIVE_UP_CONFIG = "restore STORE/{file} from a copy, or give up what it said: `rm -rf STORE/{file} STORE/{file}.bak`"
 STOP = "start the store and stop it: an orderly stop writes the file again"
-# What comes first is done first: what one step cuts cannot be carved out after it, and queues are made from the log.
+# Steps in the order in which to do them: bytes that one step truncates cannot be salvaged later, and queues are rebuilt from the log.
 ORDER = (RESTORE, LATER_FORMAT, MOVE_AWAY, RESTORE_CONFIG, GIVE_UP_CONFIG, RECOVER, ACCEPT_LOSS, REBUILD_INDEX, REBUILD_QUEUES,
          REBUILD_QUEUE, STOP)
 
 
 class Row(NamedTuple):
-    """A kind of finding: its grade as an error, its grade otherwise, and what to do, in order."""
+    """A kind of finding: its grade as an error, its grade otherwise, and the steps, in order."""
 
     as_error: Grade
     otherwise: Grade
@@ -103,12 +103,12 @@ KINDS = {
     "broker":            Row(_N,      _N,  ()),
 }
 
-# Damage that `recover` does not cut without --accept-loss.
+# Damage at which `recover` does not truncate the log without --accept-loss.
 REFUSED_BY_RECOVER = frozenset(("gap", "below watermark", "lost messages"))
 
 
 def grade_of(kind: str, file: str, *, is_error: bool) -> Grade:
-    """The grade of one finding. KeyError for a kind that has no row."""
+    """Return the grade of one finding. KeyError for a kind that has no row."""
     row = KINDS[kind]
     if kind == "refused" and _is_segment(file):
         return Grade.LOSS
@@ -116,16 +116,16 @@ def grade_of(kind: str, file: str, *, is_error: bool) -> Grade:
 
 
 def _is_segment(file: str) -> bool:
-    """True for a log segment, which nothing makes again; a foreign file has no such name."""
+    """Whether the file is a log segment, which cannot be rebuilt; a foreign file has no such name."""
     folder, _, name = file.rpartition("/")
     return folder == "commitlog" and parse_segment_name(name) is not None
 
 
 def advice_for(kind: str, file: str, grade: Grade, *, recover_is_refused: bool, rebuild_is_vain: bool) -> list[str]:
-    """What to do, in order, with the queue's own name where the file tells it.
+    """Return the steps, in order, with the queue's own name if the file tells it.
 
-    `recover_is_refused`: as long as the damage is there, `recover` changes nothing without --accept-loss.
-    `rebuild_is_vain`: the log lacks what queues and index would be made from, so only a restored log helps.
+    `recover_is_refused`: while the damage exists, `recover` changes nothing without --accept-loss.
+    `rebuild_is_vain`: the log lacks the records for queues and index, so that only a restored log helps.
     """
     steps = list(KINDS[kind].advice)
     if kind == "refused" and file.startswith("consumequeue/"):
@@ -144,7 +144,7 @@ def advice_for(kind: str, file: str, grade: Grade, *, recover_is_refused: bool, 
 
 
 def rank(step: str, kind: str) -> int:
-    """The place of a step among others (ORDER); what keeps recovery from opening the store comes before that."""
+    """Return the rank of a step (ORDER); steps against damage that prevents recovery from opening the store come first."""
     if kind == "refused" and step != RESTORE:
         return ORDER.index(MOVE_AWAY)
     return next(number for number, form in enumerate(ORDER) if step.startswith(form.split("{")[0]))
@@ -161,7 +161,7 @@ class Severity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing found: `file` is relative to the store's root, `offset` a byte of that file (None: all of it)."""
+    """One finding: `file` is relative to the store's root, `offset` a byte of that file (None: the whole file)."""
 
     severity: Severity
     file: str
@@ -177,7 +177,7 @@ class Finding:
 
     @property
     def steps(self) -> list[str]:
-        """What to do about it, in order; empty when there is nothing to do."""
+        """The steps, in order; empty if no action is needed."""
         return advice_for(self.kind, self.file, self.grade, recover_is_refused=self.recover_is_refused,
                           rebuild_is_vain=self.rebuild_is_vain)
 
@@ -189,7 +189,7 @@ class Finding:
 
 @dataclass
 class CheckReport:
-    """All findings, worst first, and what was looked at."""
+    """All findings, worst first, and the numbers of checked objects."""
 
     findings: list[Finding] = field(default_factory=list)
     min_offset: int = -1
@@ -200,7 +200,7 @@ class CheckReport:
     queue_entries: int = 0
     index_files: int = 0
     index_keys: int = 0
-    acked: int = 0           # acknowledged messages looked for
+    acked: int = 0           # acknowledged messages that were searched
     acked_missing: int = 0
     left_out: int = 0        # findings beyond FINDINGS_PER_KIND_MAX of their kind
     bytes: int = 0
@@ -208,18 +208,18 @@ class CheckReport:
 
     @property
     def grade(self) -> Grade:
-        """The worst of all findings'; OK without any."""
+        """The worst grade of all findings; OK if there are none."""
         return max((finding.grade for finding in self.findings), default=Grade.OK)
 
     @property
     def advice(self) -> list[str]:
-        """What to do about all of it, each step once, in the order in which to do them."""
+        """The steps for all findings, each once, in the order in which to do them."""
         ranks: dict[str, int] = {}
         for finding in self.findings:
             for step in finding.steps:
                 ranks[step] = min(rank(step, finding.kind), ranks.get(step, len(ORDER)))
         if any(finding.kind == "refused" and finding.grade is Grade.LOSS for finding in self.findings):
-            ranks = {step: number for step, number in ranks.items() if step == RESTORE}  # no command opens the store before that
+            ranks = {step: number for step, number in ranks.items() if step == RESTORE}  # before that no command can open the store
         return sorted(ranks, key=ranks.__getitem__)
 
     @property
@@ -256,15 +256,15 @@ class CheckReport:
 
 
 class Findings:
-    """Collects findings; of one kind only the first FINDINGS_PER_KIND_MAX, the rest is counted."""
+    """Collects findings: of each kind the first FINDINGS_PER_KIND_MAX; the others are counted."""
 
     def __init__(self, report: CheckReport | None = None) -> None:
-        """Without a report they are those of a part, which `take` puts to the others."""
+        """Without a report these are the findings of a part, which `take` adds to the others."""
         self._report = report or CheckReport()
         self._by_kind: dict[str, int] = {}
 
     def take(self, part: Findings) -> None:
-        """All findings of a part after those that are here."""
+        """Append all findings of a part."""
         for finding in part._report.findings:
             self.add(finding.severity, finding.kind, finding.file, finding.offset, finding.text)
         for kind, number in part._by_kind.items():

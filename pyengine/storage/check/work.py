@@ -1,11 +1,11 @@
-"""The loops of a whole-store check over bytes: what has to be read, apart from what is made of it.
+"""The loops of a whole-store check that read bytes, separated from the evaluation of their results.
 
-`LogSegments` is the log as a check looks at it: segment by segment, and what the walk has found. A queue is
-checked one file at a time; a file needs of the one before it only where that ended in the log (`after`), so that
-files may be looked at anywhere and in any order, with a guess that is confirmed later.
+`LogSegments` is the log for a check: its segments, and the results of the walk. A queue is
+checked one file at a time; of the previous file a check only needs the log offset at which that ended (`after`), so that
+files can be checked on any host and in any order, with a guess that is confirmed later.
 
-`CheckWork` reads here, when an outcome is asked for. A caller that has more processors or hosts
-(pyengine.spark.store_verify) gives one that has read before; judging and grading stay the same.
+`CheckWork` reads in this process, when a result is requested. A caller that has more processors or hosts
+(pyengine.spark.store_verify) passes one that has read before; evaluation and grades stay the same.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class LogSegments:
         self.segments = list(segments)
         self.size_bytes = size_bytes
         self.end = 0
-        self.whole: list[tuple[MappedFile, int, int]] = []  # what was walked: [start, end) of a segment
-        self.lost: list[tuple[int, int]] = []  # [start, end) below the end where no whole record is
+        self.whole: list[tuple[MappedFile, int, int]] = []  # [start, end) of a segment that was walked
+        self.lost: list[tuple[int, int]] = []  # [start, end) below the end without a complete record
         self._mapped: tuple[int, mmap.mmap] | None = None
         self._starts = {segment.start_offset: segment for segment in self.segments}
 
@@ -50,7 +50,7 @@ class LogSegments:
         return self.segments[0].start_offset if self.segments else 0
 
     def view_at(self, offset: int) -> tuple[int, int, mmap.mmap] | None:
-        """(start, limit, bytes) of the segment that holds `offset`, None outside the log; limit is not beyond the end."""
+        """Return (start, limit, bytes) of the segment that contains `offset`, None outside the log; limit is not beyond the end."""
         start = offset - offset % self.size_bytes
         if start not in self._starts or not 0 <= offset < self.end:
             return None
@@ -60,14 +60,14 @@ class LogSegments:
         return start, min(self.end, start + self.size_bytes), self._mapped[1]
 
     def ranges(self, start: int) -> Iterator[tuple[int, int, int, mmap.mmap]]:
-        """(base, from, to, bytes) for each walked part of [start, end)."""
+        """Yield (base, from, to, bytes) for each walked part of [start, end)."""
         for segment, first, last in self.whole:
             if max(start, first) < last:
                 with mapped(segment.path) as view:
                     yield segment.start_offset, max(start, first), last, view
 
     def is_lost(self, offset: int) -> bool:
-        """True where the walk has found no whole record."""
+        """Whether the walk has found no complete record at this offset."""
         at = bisect_right(self.lost, offset, key=lambda lost: lost[0]) - 1
         return at >= 0 and offset < self.lost[at][1]
 
@@ -79,7 +79,7 @@ class LogSegments:
 
 @dataclass(frozen=True, slots=True)
 class QueueRules:
-    """How bad it is that a queue lacks entries, and that it has entries beyond the log; a running engine's are not judged."""
+    """The severity of missing entries, and of entries beyond the log; those of a running engine are not checked."""
 
     missing: Severity
     beyond: Severity
@@ -101,12 +101,12 @@ class QueueFile:
 
     @property
     def first(self) -> int:
-        """The queue offset of its first entry."""
+        """The queue offset of the file's first entry."""
         return self.start_offset // CQ_ENTRY_BYTES
 
 
 class EntriesFound(NamedTuple):
-    """`after`: the last physical offset that was passed; `entries` that fit, `own` of them of records of this queue itself."""
+    """`after`: the physical offset of the last entry; `entries`: number of correct entries, `own`: of those, of this queue's records."""
 
     after: int
     own: int
@@ -115,12 +115,12 @@ class EntriesFound(NamedTuple):
 
 
 def check_queue_file(log: LogSegments, file: QueueFile, rules: QueueRules, after: int) -> EntriesFound:
-    """Look at every entry; `after`: the last physical offset that was passed in the files before it, -1 for none."""
+    """Check every entry; `after`: the physical offset of the last entry of the previous files, -1 if there is none."""
     return _Look(log, file, rules).run(after)
 
 
 def guess_after(log: LogSegments, file: QueueFile) -> int:
-    """Where the file before it has most likely ended in the log: its last entry, if the log still holds that record."""
+    """Guess where in the log the previous file has ended: at its last entry, if the log still has that record."""
     if file.previous is None:
         return -1
     with open(file.previous, "rb") as opened:
@@ -151,13 +151,13 @@ class _Look:
         return EntriesFound(after, own, self._entries, self._findings)
 
     def _check(self, entries: bytes, after: int) -> tuple[int, int]:
-        """The last physical offset that was passed, and how many entries are of records of this queue itself."""
+        """Return the physical offset of the last entry, and the number of entries of this queue's own records."""
         file = self._file
         count = len(entries) // CQ_ENTRY_BYTES
         at = own = 0
         while entries.startswith(FILLER_BYTES, at * CQ_ENTRY_BYTES):
             at += 1
-        # Entries of records that the cleaner has deleted are at the front.
+        # Entries of records that the cleaner has deleted come first.
         at = bisect_left(range(count), self._log.min_offset, lo=min(at, count), key=lambda n: _offset(entries, n))
         while at < count:
             offset = _offset(entries, at)
@@ -196,13 +196,13 @@ class _Look:
 
     @staticmethod
     def _is_elsewhere(entries: bytes, at: int, segment: tuple[int, int, mmap.mmap] | None) -> bool:
-        """True when the entry points into another segment than the one just looked at."""
+        """Whether the entry points to another segment than the last one."""
         return segment is not None and not segment[0] <= _offset(entries, at) < segment[1]
 
     def _is_multi_dispatched(self, entries: bytes, at: int, after: int) -> bool:
-        """True for an entry of a light queue (docs/formats.md section 8.6): a record of another queue that names this.
+        """Whether it is a light queue's entry (docs/formats.md section 8.6) for a record of another queue that names this queue.
 
-        Its number may be higher: RocketMQ passes over one where a record names the queue twice, and appends all the same.
+        Its offset may be higher than the record's: RocketMQ skips one if a record names the queue twice, and appends all the same.
         """
         offset, size_bytes, _ = ENTRY.unpack_from(entries, at * CQ_ENTRY_BYTES)
         segment = self._log.view_at(offset)
@@ -234,7 +234,7 @@ class IndexPart:
 
 
 class KeysFound(NamedTuple):
-    """How many entries name a record that has their key; `beyond`: the first that the log does not reach, 0 for none."""
+    """The number of entries that point to a record with their key; `beyond`: the first entry beyond the log's end, 0 for none."""
 
     keys: int
     beyond: int
@@ -242,52 +242,52 @@ class KeysFound(NamedTuple):
 
 
 class CheckWork:
-    """Reads here and now, one piece after the other."""
+    """Reads in this process, one piece after the other."""
 
     def begin(self, log: LogSegments, index_files: Sequence[Path], layout: IndexLayout) -> None:
-        """Before anything is read; the log's end is known."""
+        """Prepare; called before the first read, when the log's end is known."""
 
     def log_is_known(self, log: LogSegments, queues: Sequence[QueueState], rules: QueueRules, root: Path) -> None:
-        """The log has been walked; queues and index are looked at next."""
+        """Note that the log has been walked; the check of queues and index comes next."""
 
     def walk(self, log: LogSegments, segment: MappedFile, start: int, stop: int) -> Generator[WalkResult, None, None]:
-        """Walks from the record at `start`, each where the one before it ended; the last says why it went no further."""
+        """Walk from the record at `start`; yield consecutive results, of which the last has the reason for the end."""
         with mapped(segment.path) as view:
             view.madvise(mmap.MADV_SEQUENTIAL)
             pieces = [(min(at + SLICE_BYTES, stop), False) for at in range(start, stop, SLICE_BYTES)]
             results = walk_pieces(SegmentWalk(view, segment.start_offset, stop), start, pieces)
-            with contextlib.closing(results):  # nothing reads on when the caller gives up
+            with contextlib.closing(results):  # the walk ends with its caller
                 yield from results
 
     def touched(self, log: LogSegments) -> Iterator[Sequence[TouchedQueue]]:
-        """The queues of the whole log, range by range, with the `further` places of records in other queues."""
+        """Yield the queues of the whole log, range by range, with the `further` entries of records in other queues."""
         for base, start, stop, view in log.ranges(log.min_offset):
             yield touched_queues(view, base, start, stop, apart=True).queues
 
     def queue_file(self, log: LogSegments, file: QueueFile, rules: QueueRules, after: int) -> EntriesFound:
-        """The entries of one file of a queue, the one before it having ended at the record `after`."""
+        """Check the entries of one file of a queue; the previous file ended at the record `after`."""
         return check_queue_file(log, file, rules, after)
 
     def broken_chain(self, path: Path, layout: IndexLayout, count: int) -> int:
-        """See native.scan."""
+        """Find a broken chain of an index file; see native.scan."""
         with mapped(path) as view:
             return broken_chain(view, layout, count)
 
     def index_parts(self, path: Path, name: str, layout: IndexLayout, count: int) -> Sequence[IndexPart]:
-        """All entries of an index file, in order."""
+        """Return all entries of an index file as parts, in order."""
         return [IndexPart(path, name, layout, count, 1, count)]
 
     def keys(self, log: LogSegments, part: IndexPart) -> KeysFound:
-        """The entries of one part against the log."""
+        """Compare the entries of one part with the log."""
         return check_index_part(log, part)
 
     def count_keys(self, log: LogSegments, start: int) -> int:
-        """How many keys the records from `start` on have."""
+        """Return the number of keys of the records from `start` on."""
         return sum(count_keys(view, base, first, last) for base, first, last, view in log.ranges(start))
 
 
 def check_index_part(log: LogSegments, part: IndexPart) -> KeysFound:
-    """How many entries name a record that the log holds. Entries are in the log's order."""
+    """Count the entries that point to a record with their key. Entries are in the order of the log."""
     findings, found = Findings(), 0
     with mapped(part.path) as view:
 
@@ -319,7 +319,7 @@ def check_index_part(log: LogSegments, part: IndexPart) -> KeysFound:
 
 @dataclass(frozen=True, slots=True)
 class StoreUnderCheck:
-    """What the parts of a check share: the store, how it was stopped, what reads it, and where findings go."""
+    """The context of all parts of a check: the store, how it was stopped, its reader, and the findings."""
 
     root: Path
     log: LogSegments
@@ -327,7 +327,7 @@ class StoreUnderCheck:
     findings: Findings
     report: CheckReport
     watermark: DurableWatermark | None  # None in RocketMQ's store
-    was_stopped: bool  # in order, or it is running
+    was_stopped: bool  # it was stopped in order, or it is running
     is_running: bool
 
     @property

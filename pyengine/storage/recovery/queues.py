@@ -1,38 +1,37 @@
-"""Where each consume queue ends, and how it is cut back to the log (ConsumeQueue).
+"""Consume queues in recovery: find their ends, truncate them to the log, correct offsets, move files for a rebuild.
 
-A queue's own end is found as RocketMQ finds it (ConsumeQueue.recover): from its
-third-last file on, the first entry that is none ends the data. After a crash, earlier
-files are read too as long as they may hold entries that were never synced: a cut of
-the power leaves any of their pages out. Then entries of records at or after the end
+A queue's own end is found as in RocketMQ (ConsumeQueue.recover): from its
+third-last file on, the data ends before the first invalid entry. After a crash earlier
+files are read too if they may have entries that were never synced, since a power cut
+may lose any of their pages. Then entries of records at or after the end
 of the log are dropped (truncateDirtyLogicFiles).
 
-    a file of the queue holds                decision
+    content of a file of the queue           decision
     entries up to its end                    keep
     entries, then zeros                      keep
-    entries, then something else             keep, clear what follows, dispatch again from the last entry
-    only entries at or after the log's end   delete; an own queue that did not begin at 0 keeps
-                                             its place with an empty file
+    entries, then other bytes                keep, clear the bytes, dispatch again from the last entry
+    only entries at or after the log's end   delete; a queue of pyengine that did not begin at 0 keeps
+                                             an empty file, so that its offsets are not used again
     no entry at its beginning                delete
 
-Queues are made from the log, so what is dropped here is not kept anywhere. RocketMQ
-does not dispatch again after a hole and loses what came after it.
+Queues can be rebuilt from the log, so dropped entries do not go to quarantine. RocketMQ
+does not dispatch again after a hole, and loses the entries after it.
 
-A queue whose entries have moved up, by a foreign program or a bad copy, has no hole: it only ends sooner than its last
-message says. Its next message must not get a number that another one has, or no rebuild could tell the two apart.
+A queue whose entries were shifted, by another program or a bad copy, has no hole: it ends before the queue offset of its
+last message. Its next message must not get a queue offset that an older message has, or a rebuild could not tell the two apart.
 
-A group may have committed offset 100 when a power cut takes the log back to 90. The next messages get the offsets 90 to
-99 again, and the group would never see them. So recovery, before anything can be put, takes such offsets back to where
-the queue ends now, and replaces a damaged file by the one before it. The same is done for delayOffset.json
-(ScheduleMessageService.correctDelayOffset), here and not in the scheduler, which may start when the lost offsets have
-been given again.
+If a group has committed offset 100 and a power cut takes the queue back to 90, the next messages get the offsets 90 to
+99 again, and the group would not read them. So recovery, before any put, lowers such offsets to the current end of
+the queue, and replaces a damaged file by the previous one. It does the same for delayOffset.json
+(ScheduleMessageService.correctDelayOffset): the scheduler could not, since it may start after the lost offsets were
+used again.
 
-The files that a rebuild replaces: moved to quarantine/rebuild-N/ before, and their times given to the new ones.
+The files that a rebuild replaces are moved to quarantine/rebuild-N/ before, and the new ones get their times.
 
-RocketMQ takes the first file of the queue that was modified at or after the asked time
-(MappedFileQueue.getMappedFileByTime), and so do we. Files made by a rebuild are all of
-today: every look-up would end in the first one. So each file gets the time at which its
-last entry's message was stored; or keeps the time of the file that it replaces, when that
-is no earlier than the message and no later than the next file's.
+To find an offset by time, RocketMQ takes the first file of the queue that was modified at or after that time
+(MappedFileQueue.getMappedFileByTime), and so does pyengine. With the times of the rebuild every search
+would end in the first file. So each new file gets the store time of its last entry's message, or the time
+of the file that it replaces if that is not earlier than the message and not later than the next file's.
 """
 
 from __future__ import annotations
@@ -72,14 +71,14 @@ from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.markers import RebuildMarker
 from pyengine.storage.recovery.quarantine import sync_tree
 
-RECOVERED_FILES = 3  # ConsumeQueue.recover looks at this many
+RECOVERED_FILES = 3  # ConsumeQueue.recover reads this many files
 _FIRST_CHUNK_BYTES = 204 * CQ_ENTRY_BYTES  # most of many queues end here, within one page
-_CHUNK_BYTES_MAX = _FIRST_CHUNK_BYTES << 4  # larger ones would be new memory each, whose first touch costs more than the reading
+_CHUNK_BYTES_MAX = _FIRST_CHUNK_BYTES << 4  # a larger buffer would be new memory each time, and its page faults cost more than the read
 
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """One queue on the disk. Positions are bytes in the queue: 20 times the queue offset."""
+    """One queue on the disk. Positions are bytes of the queue, 20 times the queue offset."""
 
     topic: str
     queue_id: int
@@ -88,7 +87,7 @@ class QueueState:
     size_bytes: int
     end: int = 0                   # after the last entry
     max_physical_offset: int = -1  # end of the last entry's record, -1 without real entries
-    last_offset: int | None = None  # the last entry's physical offset; None: not looked at yet
+    last_offset: int | None = None  # the last entry's physical offset; None: not read yet
 
     @property
     def max_offset(self) -> int:
@@ -98,14 +97,14 @@ class QueueState:
 
 @dataclass(frozen=True, slots=True)
 class QueueCut:
-    """What one queue loses: files, newest first, and the bytes of `cleared` from `clear_from` on."""
+    """The truncation of one queue: files to delete, newest first, and the bytes of `cleared` from `clear_from` on."""
 
-    after: QueueState    # the queue as it is then; without files when all of it goes
+    after: QueueState    # the queue afterwards; without files if all are deleted
     deleted: tuple[MappedFile, ...] = ()
     cleared: MappedFile | None = None
     clear_from: int = 0  # byte in that file
-    entries: int = 0     # live entries of records that the log no longer holds
-    rebuild_from: int | None = None  # entries after a hole are dropped: physical offset to dispatch again from
+    entries: int = 0     # entries of records that the log no longer has
+    rebuild_from: int | None = None  # if entries after a hole are dropped: the physical offset to dispatch again from
 
     @property
     def changes_something(self) -> bool:
@@ -113,9 +112,9 @@ class QueueCut:
 
 
 def list_queues(store: MessageStore, misplaced: list[Path] | None = None) -> list[QueueState]:
-    """Every queue that has files, with its own end. Raises StoreRefusedError for files RocketMQ would refuse.
+    """Return every queue that has files, with its own end. StoreRefusedError for files that RocketMQ would refuse.
 
-    `misplaced` takes what is in the place of a folder and is none; RocketMQ skips it, but a queue may be needed there.
+    `misplaced` collects files with the name of a topic's or queue's folder; RocketMQ ignores them, but dispatch may need the folder.
     """
     queues, size_bytes = [], store.queue_file_bytes
     for topic, queue_id, folder in _queue_folders(store.consume_queue, misplaced):
@@ -126,7 +125,7 @@ def list_queues(store: MessageStore, misplaced: list[Path] | None = None) -> lis
 
 
 def refuse_foreign_extensions(store: MessageStore) -> None:
-    """StoreRefusedError for files in the queues' extensions that RocketMQ would refuse."""
+    """Raise StoreRefusedError for files in the queues' extensions that RocketMQ would refuse."""
     folder = store.consume_queue_ext
     try:
         for _, _, queue in _queue_folders(folder, None):
@@ -136,9 +135,9 @@ def refuse_foreign_extensions(store: MessageStore) -> None:
 
 
 def measured_from(queue: QueueState, synced_below: int) -> QueueState:
-    """`queue` with its own end where only entries of records before offset `synced_below` are sure to be on the disk.
+    """Return `queue` with its own end, if only entries of records before offset `synced_below` are known to be on the disk.
 
-    Such entries come first, so a file that begins with one is the first that needs to be read.
+    Such entries come first, so the last file that begins with one is the first that must be read.
     """
     first = last_read = max(0, len(queue.files) - RECOVERED_FILES)
     while first > 0:
@@ -150,10 +149,10 @@ def measured_from(queue: QueueState, synced_below: int) -> QueueState:
 
 
 def plan_cut(queue: QueueState, log_end: int, *, keep_place: bool) -> QueueCut:
-    """What `queue` loses when the log ends at `log_end`. Reads only.
+    """Return the truncation of `queue` for a log that ends at `log_end`. Reads only.
 
-    `keep_place`: where nothing is left of a queue that did not begin at 0, its first
-    file stays, empty, so that its queue offsets are not given out again.
+    `keep_place`: if no entry is left of a queue that did not begin at 0, its first
+    file remains, empty, so that its queue offsets are not used again.
     """
     end, max_physical_offset, entries = queue.end, queue.max_physical_offset, 0
     reaches_beyond = _last_offset(queue) >= log_end
@@ -172,30 +171,30 @@ def plan_cut(queue: QueueState, log_end: int, *, keep_place: bool) -> QueueCut:
         if used_end(kept[-1].path, clear_from) > clear_from:
             cut = replace(cut, cleared=kept[-1], clear_from=clear_from)
             is_lossy = True
-    if is_lossy and not reaches_beyond:  # the queue's own end lies before other entries of it: a hole
+    if is_lossy and not reaches_beyond:  # the queue has entries after its own end: a hole
         cut = replace(cut, rebuild_from=max(0, max_physical_offset))
     return cut
 
 
 def entries_of_nothing(queues: Sequence[QueueState], gone_from: int, files_end: int) -> int:
-    """How many queue entries name messages at or after offset `gone_from`, where the log has no bytes; 0 for none.
+    """Count the queue entries that point to messages at or after offset `gone_from`, where the log has no bytes.
 
-    One entry alone may be damaged: it counts where it names the very beginning of what is gone, or of the first
-    segment that is missing, at `files_end`.
+    A single entry may be damaged: it counts only if it points exactly to `gone_from`, or to the start of the first
+    missing segment, `files_end`.
     """
     count, is_first = 0, False
     for queue in queues:
         if queue.files and _last_offset(queue) >= gone_from:
             end, _, entries = _cut_back(queue, gone_from)
             holder = next(file for file in queue.files if end < file.start_offset + queue.size_bytes)
-            position = max(0, end - holder.start_offset)  # the file before it may be missing
+            position = max(0, end - holder.start_offset)  # the previous file may be missing
             is_first |= _read_entry(holder.path, position)[0] in (gone_from, files_end)
             count += entries
     return count if count > 1 or is_first else 0
 
 
 def apply_cut(cut: QueueCut) -> None:
-    """Do it, durable. May be done twice; a folder that is left empty goes, and then its topic's."""
+    """Truncate the queue, durably. May be repeated; an empty folder is removed, and then its topic's folder if that is empty."""
     for file in cut.deleted:
         file.path.unlink(missing_ok=True)
     if cut.cleared is not None:
@@ -208,14 +207,14 @@ def apply_cut(cut: QueueCut) -> None:
             empty.rmdir()
         except FileNotFoundError:
             continue
-        except OSError:  # something else lives there
+        except OSError:  # the folder has other files
             sync_folder(empty)
             return
         sync_folder(empty.parent)
 
 
 def sync_queue(queue: QueueState, from_physical_offset: int, *, is_synced: bool) -> None:
-    """fsync the files (sync_file) that hold entries of records at or after `from_physical_offset`; raises FlushError."""
+    """fsync the files (sync_file) with entries of records at or after `from_physical_offset`; raises FlushError."""
     for file in reversed(queue.files):
         sync_file(file.path, is_synced=is_synced)
         first = _read_entry(file.path, 0)
@@ -227,7 +226,7 @@ def sync_queue(queue: QueueState, from_physical_offset: int, *, is_synced: bool)
 
 
 def _queue_folders(queues: Path, misplaced: list[Path] | None) -> Iterator[tuple[str, int, Path]]:
-    """(topic, queue id, folder), sorted; names that are no numbers are skipped, as RocketMQ does."""
+    """Yield (topic, queue id, folder), sorted; names that are not numbers are ignored, as in RocketMQ."""
     for topic in _folders(queues, misplaced):
         folder = queues / topic
         numbers = [name for name in _folders(folder, misplaced) if is_queue_id_name(name)]
@@ -236,7 +235,7 @@ def _queue_folders(queues: Path, misplaced: list[Path] | None) -> Iterator[tuple
 
 
 def _folders(folder: Path, misplaced: list[Path] | None) -> list[str]:
-    """Names of the folders in a folder, sorted; what is none goes to `misplaced`."""
+    """Return the names of the folders in a folder, sorted; other files are added to `misplaced`."""
     names = []
     try:
         with os.scandir(folder) as entries:
@@ -251,7 +250,7 @@ def _folders(folder: Path, misplaced: list[Path] | None) -> list[str]:
 
 
 def _measure(queue: QueueState, files: Sequence[MappedFile]) -> QueueState:
-    """ConsumeQueue.recover, over these last ones of its files."""
+    """Find the queue's own end in these last files, as ConsumeQueue.recover does."""
     last = None
     for file in files:
         entries, last_here = live_entries(file.path, queue.size_bytes)
@@ -264,9 +263,9 @@ def _measure(queue: QueueState, files: Sequence[MappedFile]) -> QueueState:
 
 
 def live_entries(path: Path, size_bytes: int, below: int = I64_MAX) -> tuple[int, tuple[int, int, int] | None]:
-    """How many entries are at the file's beginning, in at most `size_bytes`, and the last of them.
+    """Return the number of entries at the file's beginning, in at most `size_bytes`, and the last of them.
 
-    They end before the first that is none or names a record at or after offset `below`.
+    They end before the first invalid entry, or the first of a record at or after offset `below`.
     """
     count, last, room = 0, None, size_bytes // CQ_ENTRY_BYTES
     for chunk in _chunks(path):
@@ -280,7 +279,7 @@ def live_entries(path: Path, size_bytes: int, below: int = I64_MAX) -> tuple[int
 
 
 def _cut_back(queue: QueueState, log_end: int) -> tuple[int, int, int]:
-    """truncateDirtyLogicFiles: the end, the last record's end and the number of entries dropped."""
+    """Return the end, the last record's end and the number of dropped entries, as RocketMQ's truncateDirtyLogicFiles."""
     for file in reversed(queue.files):
         if file.start_offset >= queue.end:
             continue
@@ -299,7 +298,7 @@ def _record_end(entry: tuple[int, int, int] | None) -> int:
 
 
 def _last_offset(queue: QueueState) -> int:
-    """The physical offset of the last entry, -1 without one."""
+    """Return the physical offset of the last entry, -1 without one."""
     if queue.last_offset is not None:
         return queue.last_offset
     for file in reversed(queue.files):
@@ -315,7 +314,7 @@ def _read_entry(path: Path, at: int) -> tuple[int, int, int]:
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
-    """The file's bytes, whole entries each but the last; the further, the more at once."""
+    """Yield the file's bytes in chunks of complete entries, except for the last; the chunks grow."""
     with open(path, "rb", buffering=0) as file:
         want = _FIRST_CHUNK_BYTES
         while chunk := file.read(want):
@@ -323,13 +322,13 @@ def _chunks(path: Path) -> Iterator[bytes]:
             want = min(want << 4, _CHUNK_BYTES_MAX)
 
 
-# -- what the log and the offsets say of queue numbers -----------------------------------
+# -- queue offsets in the log and in config/ ---------------------------------------------
 
 
 def next_offsets_from_log(log: LogView, queues: Sequence[QueueState], start: int, end: int) -> dict[tuple[str, int], int]:
-    """The next number of each queue that ends sooner than its last message says, as far as that lies in [start, end).
+    """Return the next queue offset, by the log, of each queue that ends before its last message in [start, end).
 
-    The range was read a moment ago, so its pages are in memory; of a queue that is right only a number is looked at.
+    The range was read just before, so its pages are in memory; for a correct queue only one number is compared.
     """
     found: dict[tuple[str, int], int] = {}
     asked = [(queue.last_offset, queue) for queue in queues
@@ -357,10 +356,10 @@ def next_offsets_from_log(log: LogView, queues: Sequence[QueueState], start: int
 def clamp_offsets(
     root: Root, queue_ends: Mapping[tuple[str, int], int], *, before_change: Callable[[], object] = lambda: None,
 ) -> list[str]:
-    """Take offsets beyond the ends of their queues back; returns a sentence for each and for damage.
+    """Lower the groups' offsets that are beyond the ends of their queues; return a sentence for each, and for damage.
 
-    For the store's owner. What cannot be written is a sentence too: offsets never keep a
-    store from coming up.
+    For the store's owner. A failed write is also reported as a sentence: a store starts even if
+    its offsets cannot be written.
     """
     offsets = ConsumerOffsets(root)
     try:
@@ -386,7 +385,7 @@ def clamp_offsets(
 
 
 def _beyond(table: Table, queue_ends: Mapping[tuple[str, int], int]) -> list[tuple[str, int, int]]:
-    """(key, queue id, end of the queue) for each offset beyond its queue's end."""
+    """Return (key, queue id, end of the queue) for each offset beyond its queue's end."""
     ends = [(key, queue_id, offset, queue_ends.get((split_key(key)[0], queue_id), 0))
             for key, queues in table.items() for queue_id, offset in queues.items()]
     return [(key, queue_id, end) for key, queue_id, offset, end in ends if offset > end]
@@ -395,9 +394,9 @@ def _beyond(table: Table, queue_ends: Mapping[tuple[str, int], int]) -> list[tup
 def clamp_delay_offsets(
     root: Root, queue_ends: Mapping[tuple[str, int], int], *, before_change: Callable[[], object] = lambda: None,
 ) -> list[str]:
-    """The same for how far the delay levels are delivered; level n waits in queue n - 1 of SCHEDULE_TOPIC_XXXX.
+    """Lower the offsets of delay levels in the same way; level n waits in queue n - 1 of SCHEDULE_TOPIC_XXXX.
 
-    A damaged file is left to the scheduler, which reports it and uses the one before.
+    A damaged file is left to the scheduler, which reports it and uses the previous one.
     """
     offsets = DelayOffsets(root)
     table, _ = offsets.read()
@@ -416,18 +415,18 @@ def clamp_delay_offsets(
 
 
 def move_away(root: Path, marker: RebuildMarker) -> None:
-    """Move every piece of `marker`, durable. May be done again: what was made since in a moved piece's place goes."""
+    """Move every piece of `marker`, durably. May be repeated: an incomplete new file in place of a moved piece is removed."""
     for piece in marker.pieces:
         _move(root, marker, piece)
 
 
 def _move(root: Path, marker: RebuildMarker, piece: str) -> None:
-    """Take `piece` away, durable. What is in its place although it was moved is half made, and goes."""
+    """Move `piece`, durably. If it was moved already, the file in its place is incomplete and is removed."""
     source, target = root / piece, marker.moved_path(root, piece)
     if not source.exists():
         return
     is_topic = source.parent.parent == root
-    if is_topic and target.exists():  # queue by queue: not all of them need have been moved
+    if is_topic and target.exists():  # queue by queue, since only some of them may have been moved
         for queue in list(source.iterdir()):
             _move(root, marker, f"{piece}/{queue.name}")
         source.rmdir()
@@ -447,7 +446,7 @@ def _move(root: Path, marker: RebuildMarker, piece: str) -> None:
 
 
 def _copy_away(source: Path, target: Path) -> None:
-    """quarantine/ lies on another file system: the copy is complete and durable before it has its name."""
+    """Copy a piece to a quarantine/ on another file system; the copy is complete and durable before it gets its name."""
     part = target.with_name(target.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     shutil.copytree(source, part)
@@ -457,7 +456,7 @@ def _copy_away(source: Path, target: Path) -> None:
 
 
 def _write_note(root: Path, marker: RebuildMarker) -> None:
-    """What the folder in quarantine/ is; beside it, as for everything there."""
+    """Write the note about the folder in quarantine/ next to the folder."""
     folder = StorePaths(root).quarantine
     path = folder / f"{marker.folder}.json"
     make_folders(folder)
@@ -473,7 +472,7 @@ _NS_PER_MS = 1_000_000
 
 
 def restore_queue_times(store: MessageStore, marker: RebuildMarker) -> int:
-    """Give the files of all queues that `marker` names their times; how many files. May be done twice."""
+    """Set the times of the files of all queues of `marker`; return the number of files. May be repeated."""
     log = store.open_log(MappingCache(mappings_max=8))
     count = 0
     for queue in list_queues(store):
@@ -486,7 +485,7 @@ def restore_queue_times(store: MessageStore, marker: RebuildMarker) -> int:
 
 
 def _replaced_folder(root: Path, marker: RebuildMarker, queue: QueueState) -> Path | None:
-    """Where the files are that were this queue; None when it was not replaced."""
+    """Return the folder of this queue's old files; None if it was not replaced."""
     folder = queue.folder.relative_to(root)
     for piece in (folder, *folder.parents):
         if str(piece) in marker.pieces:
@@ -495,7 +494,7 @@ def _replaced_folder(root: Path, marker: RebuildMarker, queue: QueueState) -> Pa
 
 
 def _times(queue: QueueState, replaced: Path, log: MappedFileQueue) -> Iterable[tuple[Path, int]]:
-    """(file, modification time) from the newest to the oldest; files without a message keep theirs."""
+    """Yield (file, modification time) from the newest to the oldest; files without a message keep their time."""
     following_ns: int | None = None
     for file in reversed(queue.files):
         stored_ms = _last_store_time_ms(queue, file.path, file.start_offset, log)

@@ -1,18 +1,18 @@
-"""Queues and index from the log alone (`pyengine rebuild`).
+"""Rebuild queues and index from the log alone (`pyengine rebuild`).
 
-RocketMQ can do that only for all queues at once, by deleting them; a single queue that
-is lost or wrong stays so. Here any of them, or the index, is moved to
-`quarantine/rebuild-N/` and made again.
+RocketMQ can rebuild only all queues at once, after they were deleted; it does not repair a single
+queue that is missing or wrong. Here any queue, or the index, is moved to
+`quarantine/rebuild-N/` and rebuilt.
 
-    look       what the log holds; damage below our own watermark is refused; nothing is changed
-    markers    config/recovery: the whole log is to be dispatched; config/rebuild: what is to be
-               moved, and where to
-    recovery   moves queues and index away by rename, then does what it always does: missing
-               entries are written, right ones are left; the times of files are restored
+    look       reads the log, and refuses damage below pyengine's watermark; changes nothing
+    markers    config/recovery: the whole log must be dispatched; config/rebuild: the pieces to
+               move, and where to
+    recovery   moves queues and index away by rename, then dispatches as usual: it writes missing
+               entries and keeps correct ones; then it restores the times of files
 
-Killed anywhere in there: run it again, or just start the store; both go on from the markers.
-A queue of which the log holds no message any more cannot be made again. It stays as it is,
-because its end still says which queue offset comes next.
+After a kill at any point run it again, or just start the store: both continue from the markers.
+A queue without messages in the log cannot be rebuilt. It is not moved, because its end has
+the next queue offset.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Queue = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is made again: all queues, one topic's or one queue, and the index."""
+    """What to rebuild: all queues, those of one topic or a single one, and the index."""
 
     queues: bool = True
     index: bool = True
@@ -76,15 +76,15 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
-    """What was made again. `state` degraded: the log is damaged below what was durable, and nothing was changed."""
+    """The outcome of a rebuild. `state` degraded: the log is damaged below its durable end, and nothing was changed."""
 
     state: RecoveryState
     exit_code: ExitCode
-    queues: tuple[Queue, ...] = ()       # made again from the log
-    kept: tuple[Queue, ...] = ()         # asked for, but the log holds no message of them: left as they are
+    queues: tuple[Queue, ...] = ()       # rebuilt from the log
+    kept: tuple[Queue, ...] = ()         # selected, but without messages in the log: not changed
     index: bool = False
-    replaced: tuple[str, ...] = ()       # what was moved, as paths under the root
-    quarantine: str = ""                 # where to; empty when nothing was there
+    replaced: tuple[str, ...] = ()       # the moved pieces, as paths relative to the root
+    quarantine: str = ""                 # where they were moved to; "" if there were none
     end_offset: int = 0
     log_bytes: int = 0                   # dispatched
     damage_offset: int | None = None
@@ -115,25 +115,25 @@ class RebuildReport:
 
 @dataclass(slots=True)
 class Look:
-    """What the store holds before anything is changed: the log, and the queues that it feeds."""
+    """The state of the store before the rebuild: its log, and the queues that have messages in it."""
 
     log: LogView
     in_log: set[Queue] = field(default_factory=set)
-    damage_offset: int | None = None  # below what was durable
+    damage_offset: int | None = None  # below the durable end
 
 
 class RebuildWork:
-    """How the log is read and what is made of it: here, by recovery's dispatch.
+    """The work of a rebuild that can be replaced: reading the log and writing queues and index, here by recovery's dispatch.
 
-    A caller with more processes or hosts (pyengine.spark.store_rebuild) reads and makes in
-    another way; markers, moves and all that recovery does stay the same.
+    A caller with more processes or hosts (pyengine.spark.store_rebuild) does this work in
+    another way; markers, moves and the other steps of recovery stay the same.
     """
 
-    note = ""        # why not in that other way
-    made_bytes = 0   # of the log, without recovery
+    note = ""        # why the other way could not be used
+    made_bytes = 0   # bytes of the log that the other way has dispatched
 
     def look(self, store: MessageStore, options: RecoveryOptions, log: LogView, progress: Progress) -> Look:
-        """Read the log: which queues it feeds, and in our own store, whether it is whole as far as it was durable."""
+        """Read the log: find its queues and, in pyengine's own store, damage below its durable end."""
         look = Look(log)
         if log.watermark is not None:
             scan = scan_log(log, 0, check_crc=options.check_crc_on_recover, limit=log.watermark)
@@ -146,11 +146,11 @@ class RebuildWork:
     def make(
         self, store: MessageStore, options: RecoveryOptions, made: Collection[Queue], marker: RebuildMarker
     ) -> int | None:
-        """Move the pieces of `marker` and make them again, durable; up to which offset of the log. None: recovery shall."""
+        """Move the pieces of `marker` and rebuild them, durably; return up to which offset of the log. None: recovery must do it."""
         return None
 
     def dispatch(self, work: Work, log: LogView, start: int, end: int) -> bool:
-        """Queues and index of the log as recovery has left it, where `make` did not make them: see DispatchElsewhere."""
+        """Write queues and index of the log as recovery has left it, if `make` did not; see DispatchElsewhere."""
         return False
 
 
@@ -164,15 +164,15 @@ def rebuild(
     on_step: OnStep | None = None,
     work: RebuildWork | None = None,
 ) -> RebuildReport:
-    """Make queues and index of the stopped store again from its log; the caller owns the store.
+    """Rebuild queues and index of the stopped store from its log; the caller owns the store.
 
-    Leaves a store that was stopped in order. Raises NotAStoreError, UsageError (there is
-    no such queue), StoreRefusedError (a file that was not to be replaced, or a segment, is
-    of the wrong length), CorruptionError (one is missing), DiskFullError, DiskError.
+    Afterwards the store is like one that was stopped in order. Raises NotAStoreError, UsageError (there is
+    no such queue), StoreRefusedError (a file that is not replaced, or a segment, has a
+    wrong length), CorruptionError (a segment is missing), DiskFullError, DiskError.
     """
     started_s = time.monotonic()
     selection, on_step = selection or Selection(), on_step or (lambda name: None)
-    # What has light queue offsets was given them by a store with multi-dispatch, whatever the settings say now.
+    # Records with light queue offsets got them from a store with multi-dispatch, even if the settings differ now.
     options = replace(options or RecoveryOptions(), enable_multi_dispatch=True)
     if store.consume_queue_ext.is_dir():
         options = replace(options, enable_consume_queue_ext=True)
@@ -238,7 +238,7 @@ def _look_at_queues(look: Look, progress: Progress) -> None:
             while at < end:
                 touched = touched_queues(view, base, at, min(end, at + _LOOK_BYTES), multi_dispatch=True)
                 look.in_log |= {(queue.topic, queue.queue_id) for queue in touched.queues}
-                if touched.reached == at:  # a record longer than the slice, the end, or damage
+                if touched.reached == at:  # the record is longer than the slice, or the end or damage is reached
                     touched = touched_queues(view, base, at, end, multi_dispatch=True)
                     look.in_log |= {(queue.topic, queue.queue_id) for queue in touched.queues}
                 if touched.reached == at:
@@ -259,12 +259,12 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _second_half(progress: GrowingProgress) -> Progress:
-    """The recovery's progress as the second half of all."""
+    """Report the progress of recovery as the second half of the whole."""
     return lambda done, total: progress(total + done, 2 * total)
 
 
 def _pieces(on_disk: Collection[Queue], made: Collection[Queue], index: bool) -> list[str]:
-    """Paths under the root that are made again, there or not: whole topics where nothing else of theirs is on the disk."""
+    """Return the paths to rebuild, relative to the root: a whole topic if the disk has no other queue of it."""
     pieces = []
     for topic in sorted({topic for topic, _ in made}):
         queue_ids = sorted(queue_id for name, queue_id in made if name == topic)
@@ -275,7 +275,7 @@ def _pieces(on_disk: Collection[Queue], made: Collection[Queue], index: bool) ->
 
 
 def _refuse_broken_neighbours(store: MessageStore, pieces: Collection[str]) -> None:
-    """StoreRefusedError for a queue that stays and that recovery would refuse: before anything is changed."""
+    """Raise StoreRefusedError, before any change, for a queue that is not rebuilt and that recovery would refuse."""
     for topic in _folders(store.consume_queue):
         for queue in _folders(topic):
             stays = not {str(topic.relative_to(store.root)), str(queue.relative_to(store.root))} & set(pieces)
@@ -287,7 +287,7 @@ def _refuse_broken_neighbours(store: MessageStore, pieces: Collection[str]) -> N
 
 
 def _merged(store: MessageStore, unfinished: RebuildMarker | None, pieces: list[str]) -> RebuildMarker:
-    """One marker for what an interrupted rebuild had to do and what is asked for now."""
+    """Return one marker for the pieces of an interrupted rebuild and those of this one."""
     if unfinished is not None:
         return replace(unfinished, pieces=tuple(dict.fromkeys((*unfinished.pieces, *pieces))), is_made=False)
     number = 1
@@ -298,7 +298,7 @@ def _merged(store: MessageStore, unfinished: RebuildMarker | None, pieces: list[
 
 
 def _ask_for_the_whole_log(store: MessageStore, log: LogView) -> None:
-    """The marker of a recovery that reads the log as it would anyway, and dispatches all of it."""
+    """Write the marker of a recovery that reads the log as it would otherwise, and dispatches all of it."""
     before = read_marker(store)
     path = RecoveryPath.ABNORMAL if store.abort_exists() else RecoveryPath.NORMAL
     scan_from = log.segments[-1].start_offset
@@ -308,7 +308,7 @@ def _ask_for_the_whole_log(store: MessageStore, log: LogView) -> None:
 
 
 def _ask_for_the_rest(store: MessageStore, made_to: int) -> None:
-    """The marker says so once everything below `made_to` is made."""
+    """Write the marker for a recovery that dispatches only from `made_to` on, since everything below is rebuilt."""
     before = read_marker(store)
     if before is not None:
         write_marker(store, replace(before, dispatch_from=made_to))

@@ -1,22 +1,22 @@
-"""Recover a stopped store: the conductor (DefaultMessageStore.recover; docs/recovery.md).
+"""Recover a stopped store: the order of all steps (DefaultMessageStore.recover; docs/recovery.md).
 
-    look      refuse what RocketMQ would refuse; nothing is changed
-    doubt     after a failed sync: forget cached pages, so that the disk is read
-    cut       finish a cut of the log that was decided before (storage/recovery/log.py)
-    decide    end of the log, queues to cut, index files to drop, where to dispatch from
-    degraded? damage below our own watermark: report it, change nothing
-    spares    segments of zeros after the end: on a full disk they are room for the rest
-    marker    config/recovery, durable
-    log       quarantine; segments after the end, newest first; drain the pool; clear the tail; write what may
-              not be on the disk over itself, sync, and read it again
-    queues    cut back to the log; index files that cannot be believed
+    look      refuse a store that RocketMQ would refuse; change nothing
+    doubt     after a failed sync: drop cached pages, so that reads come from the disk
+    cut       finish a cut of the log that was noted before (storage/recovery/log.py)
+    decide    the end of the log, queues to truncate, index files to delete, where to dispatch from
+    degraded? damage below pyengine's watermark: report it, change nothing
+    spares    remove segments of zeros after the end: on a full disk that frees space
+    marker    write config/recovery, durably
+    log       quarantine; remove segments after the end, newest first; drain the pool; clear the tail; rewrite bytes
+              that may not be on the disk, sync, and read them again
+    queues    truncate queues to the log; delete index files that are damaged or were not synced
     dispatch  log -> queues and index, from where they end; sync
     finish    checkpoint, watermark, doubt, abort, marker
-    offsets   of consumer groups and delay levels, where they are beyond the end of a queue now
+    offsets   lower those of consumer groups and delay levels that are beyond the end of a queue now
 
-The caller owns the store (its lock) and no worker runs. Every step may be cut short
-by a crash and is done again by the next run, which comes to the same store. On a
-store that was stopped in order and is whole nothing is written at all.
+The caller owns the store (its lock), and no worker runs. A crash may interrupt every step;
+the next run repeats it, with the same result. A store that was stopped in order and is
+undamaged is not written to at all.
 """
 
 from __future__ import annotations
@@ -134,13 +134,13 @@ def recover(
 ) -> RecoveryReport:
     """Recover the store; everything up to the report's end offset is durable when this returns.
 
-    Leaves a store that was stopped in order: no abort file, queues and index caught up
-    with the log, checkpoint true. Raises StoreRefusedError (a segment of wrong length, a
-    foreign file), CorruptionError (a missing one, or queue entries beyond the log's bytes, unless `accept_loss`),
-    NotAStoreError, DiskFullError, DiskError, FlushError. Damage below our own watermark is no exception but a report
-    with state DEGRADED, and nothing was changed; with `accept_loss` the log is cut there and the rest goes to quarantine.
-    A sync that failed is noted in config/sync-failure, and the next recovery of this boot believes none.
-    `elsewhere` may dispatch for it.
+    Afterwards the store is like one that was stopped in order: no abort file, queues and index match
+    the log, the checkpoint is right. Raises StoreRefusedError (a segment of wrong length, a
+    foreign file), CorruptionError (a missing segment, or queue entries beyond the log's bytes, unless `accept_loss`),
+    NotAStoreError, DiskFullError, DiskError, FlushError. Damage below pyengine's watermark raises no error: the report has
+    state DEGRADED, and nothing was changed; with `accept_loss` the log is truncated there and the rest goes to quarantine.
+    A failed sync is noted in config/sync-failure, and until the next boot recovery does not rely on earlier syncs.
+    `elsewhere` may dispatch in place of this process.
     """
     started_s = time.monotonic()
     recovery = _Recovery(store, options or RecoveryOptions(), progress, on_step, elsewhere=elsewhere)
@@ -155,7 +155,7 @@ def recover(
 
 
 def would_refuse(store: MessageStore) -> bool:
-    """Whether `recover` would find a loss now that it does not cut without `accept_loss`. Reads only."""
+    """Whether `recover` would now find a loss that it accepts only with `accept_loss`. Reads only."""
     if read_cut(store) is not None:
         return False
     reading = store.read_watermark()
@@ -175,11 +175,11 @@ def preview(
     store: MessageStore, *, progress: Progress | None = None, accept_loss: bool = False, shared: SharedState | None = None,
     options: RecoveryOptions | None = None,
 ) -> RecoveryReport:
-    """What `recover` with the same arguments would do now, as its report, and its refusals. Changes nothing.
+    """Return the report that `recover` with the same arguments would return now, or raise its errors. Changes nothing.
 
-    The caller sees to it that no process changes the store meanwhile. Two things are known only when queues are made
-    again, and may become more: `dispatched_bytes`, and queues that turn out to lack entries in their middle. Offsets
-    of groups are not looked at, `queue_ends` is empty. EngineError where an interrupted cut or rebuild is to be finished first.
+    The caller ensures that no process changes the store meanwhile. Two values may be higher in the real recovery, which
+    learns them only during dispatch: `dispatched_bytes`, and the queues that lack entries in their middle. Offsets
+    of groups are not read, and `queue_ends` is empty. EngineError if an interrupted cut or rebuild must be finished first.
     """
     started_s = time.monotonic()
     report = _Recovery(store, options or RecoveryOptions(), progress, is_dry_run=True).run(shared, accept_loss)
@@ -188,7 +188,7 @@ def preview(
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """All decisions; made before anything is changed."""
+    """All decisions, which are made before the first change."""
 
     path: RecoveryPath
     log: LogPlan
@@ -216,10 +216,10 @@ class _Recovery:
         self._elsewhere = elsewhere
         self._dispatched_from: int | None = None
         self._was_cut = False
-        self._copied = copied  # the watermark that came with a copied directory
+        self._copied = copied  # the original's watermark in a copied store
         self._failure: SyncFailure | None = None
-        self._is_doubted = False  # a sync failed in this boot: clean pages may not be on the disk
-        self.sure_end = 0         # the log is durable below this offset, whatever else is in doubt
+        self._is_doubted = False  # a sync has failed since the last boot: clean pages may not be on the disk
+        self.sure_end = 0         # the log is durable below this offset in any case
 
     def run(self, shared: SharedState | None, accept_loss: bool) -> RecoveryReport:
         if not _looks_like_a_store(self._store):
@@ -273,7 +273,7 @@ class _Recovery:
         return replace(report, queue_ends={**report.queue_ends, **next_offsets})
 
     def _own_reading(self, reading: WatermarkReading, segments: Sequence[MappedFile]) -> WatermarkReading:
-        """The watermark; of a copy whose owner has given it an identity of its own, one that vouches for nothing yet."""
+        """Return the watermark; for a copy that has an identity of its own by now, one that covers no bytes yet."""
         identity = self._store.read_engine_id()
         own = own_watermark(reading, segments[0].start_offset if segments else 0)
         is_renewed = identity is not None and (not identity.is_copy or self._is_dry_run)
@@ -286,8 +286,8 @@ class _Recovery:
     def _is_degraded(self, log: LogView, plan: _Plan) -> bool:
         """Whether bytes are damaged that had been synced.
 
-        In a copy a segment that was copied while it was written ends in zeros or within a record, perhaps within
-        its head, where nothing tells that it is one. What ends otherwise, whole records after it, was damaged later.
+        In a copy, a segment that was copied while it was written ends with zeros or inside a record, perhaps inside
+        its head, where the bytes do not show that they are one. If complete records follow, the damage is of a later time.
         """
         if self._copied is None:
             return log.watermark is not None and plan.log.end_offset < log.watermark
@@ -296,7 +296,7 @@ class _Recovery:
         return plan.log.end_offset < self._copied.flushed and not is_cut_short
 
     def _look_for_failed_sync(self, watermark: DurableWatermark | None, shared: SharedState | None) -> None:
-        """Where a sync of this boot failed, note it durably before anything is believed, and read from the disk then."""
+        """If a sync has failed since the last boot, note that durably first, and drop cached pages, so that the disk is read."""
         left = shared if shared is not None and not shared.mismatch else SharedState(0, 0)
         self.sure_end = max(0 if watermark is None else watermark.flushed, left.flushed)
         if left.sync_failed and not self._is_dry_run:
@@ -306,10 +306,10 @@ class _Recovery:
         if self._is_doubted:
             self._notes.append("a sync had failed: what may not have reached the disk was read from it and written again")
             is_all_ours = watermark is not None and not watermark.verified_from
-            forget_cached(self._store, self.sure_end if is_all_ours else 0)  # the rest may have been what could not be synced
+            forget_cached(self._store, self.sure_end if is_all_ours else 0)  # files that the sync could not write may be any of the others
 
     def _next_offsets(self, log: LogView, plan: _Plan, queues: list[QueueState]) -> dict[tuple[str, int], int]:
-        """As next_offsets_from_log(); in RocketMQ's stores a number is its place, whatever the record says."""
+        """Call next_offsets_from_log(); not in RocketMQ's stores, where an entry's position is its offset, whatever the record has."""
         if log.owner is not Owner.OURS:
             return {}
         given = next_offsets_from_log(log, queues, plan.log.scan.scan_from, plan.log.end_offset)
@@ -325,11 +325,11 @@ class _Recovery:
         checkpoint = self._store.read_checkpoint()
         path, first = where_to_read(self._store, log, is_doubted=self._is_doubted)
         log_plan = plan_log(log, first, shared, check_crc=self._options.check_crc_on_recover, progress=self._progress)
-        # An interrupted recovery has put keys without the undo in shared memory knowing it; so has one that is over, which took `abort`.
+        # An earlier recovery, interrupted or complete (then `abort` is gone), has put keys that the undo in shared memory does not have.
         is_untouched = path is RecoveryPath.ABNORMAL and marker is None
         undo = shared if log_plan.decided_by is End.SLOT and is_untouched and not self._is_doubted else None
         plan = self._decide_from(log, queues, log_plan, path, checkpoint, undo)
-        # What is dispatched is read before, and what the next start would read: damage there is damage below the watermark.
+        # Read what is dispatched now, and what the next start would read: damage there is damage below the watermark.
         read_from = min(plan.dispatch_from, _next_read_from(log, log_plan))
         if log.owner is Owner.OURS and read_from < log_plan.scan.scan_from:
             first = log.index_of(read_from) or 0
@@ -346,9 +346,9 @@ class _Recovery:
         self, log: LogView, queues: list[QueueState], log_plan: LogPlan, path: RecoveryPath, checkpoint: Checkpoint,
         undo: SharedState | None,
     ) -> _Plan:
-        """Queues, index and dispatch for a log that will be as `log_plan` says; `undo`: shared memory that counts."""
+        """Decide about queues, index and dispatch for the log of `log_plan`; `undo`: valid shared memory."""
         end = log_plan.end_offset
-        if path is RecoveryPath.ABNORMAL:  # the checkpoint, by which scan_from was chosen, tells what is synced
+        if path is RecoveryPath.ABNORMAL:  # the checkpoint, by which scan_from was chosen, covers older records
             queues = [measured_from(queue, log_plan.scan.scan_from) for queue in queues]
         cuts = tuple(plan_cut(queue, end, keep_place=log.owner is Owner.OURS) for queue in queues)
         reput_from = undo.reput_from if undo is not None and undo.index_progress is not None else None
@@ -363,9 +363,9 @@ class _Recovery:
         return _Plan(path, log_plan, cuts, index, dispatch_from, orphaned, progress)
 
     def _refuse_loss(self, log: LogView, plan: _Plan, queues: list[QueueState]) -> None:
-        """CorruptionError, before anything is changed, when queues or index know messages whose bytes are in no segment.
+        """Raise CorruptionError, before any change, if queues or index have messages whose bytes are in no segment.
 
-        Our watermark tells that better. In RocketMQ's store nothing else does: its own recovery empties the queues.
+        It is for RocketMQ's stores, which have no watermark to tell the loss; RocketMQ's own recovery empties the queues.
         """
         if log.owner is Owner.OURS or read_marker(self._store) is not None:
             return
@@ -379,7 +379,7 @@ class _Recovery:
                 "`pyengine recover STORE --accept-loss`")
 
     def _refuse_misplaced(self, log: LogView, plan: _Plan, misplaced: set[str]) -> None:
-        """StoreRefusedError, before anything is changed, when dispatch needs a folder and its name is that of a file."""
+        """Raise StoreRefusedError, before any change, if dispatch needs a folder and a file has its name."""
         for topic, queue_id in queues_between(log, plan.dispatch_from, plan.log.end_offset, self._options.enable_multi_dispatch):
             folder = self._store.queue_folder(topic, queue_id)
             for path in (str(folder.parent), str(folder)):
@@ -387,19 +387,19 @@ class _Recovery:
                     raise StoreRefusedError(f"{path} is no folder, and the log has messages for the queue {folder}; move it away")
 
     def _refuse_later_record(self, log: LogView, end: int) -> None:
-        """StoreRefusedError, before anything is changed, when the log goes on with a record of RocketMQ 5."""
+        """Raise StoreRefusedError, before any change, if the log continues with a record of RocketMQ 5."""
         holder = log.index_of(end)
         if holder is not None:
             segment = log.segments[holder]
             with mapped(segment.path) as view:
                 refuse_later_record(view, end - segment.start_offset, end)
 
-    # -- carry out ----------------------------------------------------------------
+    # -- execute ------------------------------------------------------------------
 
     def _carry_out(
         self, log: LogView, plan: _Plan, watermark: DurableWatermark | None, queues: list[QueueState]
     ) -> list[QueueState] | None:
-        """Change the store as planned; returns the queues as they are then, None where nothing but syncing was to be done."""
+        """Change the store as planned; return the queues afterwards, None if only syncs were needed."""
         end = plan.log.end_offset
         has_work = self._has_work(log, plan, watermark)
         sure_end = self.sure_end if self._is_unsure(log, plan) else None
@@ -427,7 +427,7 @@ class _Recovery:
         return changed
 
     def _has_work(self, log: LogView, plan: _Plan, watermark: DurableWatermark | None) -> bool:
-        """Whether anything is to be changed beside syncing."""
+        """Whether the plan has changes in addition to syncs."""
         end = plan.log.end_offset
         return (
             plan.path is RecoveryPath.ABNORMAL
@@ -445,7 +445,7 @@ class _Recovery:
         )
 
     def _preview(self, log: LogView, plan: _Plan, watermark: DurableWatermark | None) -> RecoveryReport:
-        """What _carry_out would do with this plan, as a report."""
+        """Return the report of what _carry_out would do with this plan."""
         changed = self._has_work(log, plan, watermark)
         if changed:
             LogChange(self._work, log, plan.log, None, is_doubted=self._is_doubted).preview()
@@ -455,7 +455,7 @@ class _Recovery:
         return self._report(log, plan, [], RecoveryState.RECOVERED, changed)
 
     def _is_unsure(self, log: LogView, plan: _Plan) -> bool:
-        """A copy is not: no engine has ever synced it, so no failed sync went unheard."""
+        """Whether a failed sync may have gone unnoticed. In a copy it cannot: no engine has ever synced it."""
         return self._is_doubted or log.owner is Owner.OURS and plan.path is RecoveryPath.ABNORMAL and self._copied is None
 
     def _change_queues_and_index(self, plan: _Plan) -> None:
@@ -505,12 +505,12 @@ class _Recovery:
         failpoint("recovery_marker_removed")
 
     def _true_checkpoint(self, log: LogView, plan: _Plan) -> Checkpoint:
-        """All of the log, the queues and the full index files are synced now: their newest times, never ahead."""
+        """Return the newest times of log, queues and full index files, which are all synced now."""
         last_ms = max(0, _last_stored_ms(log, plan.log))
         return Checkpoint(last_ms, last_ms, synced_index_time_ms(self._store))
 
     def _checkpoint_is_ahead(self, log: LogView, plan: _Plan) -> bool:
-        """Whether the checkpoint names times that no message of the log has, or an index where there is none."""
+        """Whether the checkpoint has times later than the log's last message, or an index time without an index."""
         checkpoint = self._store.read_checkpoint()
         if checkpoint.index_msg_timestamp_ms and not list_index_files(self._store):
             return True
@@ -527,7 +527,7 @@ class _Recovery:
         exit_code = ExitCode.CORRUPTION if is_degraded else ExitCode.REPAIRED if pieces else ExitCode.OK
         end = plan.log.end_offset
         damage_offset = None
-        if is_degraded:  # the log goes on after the damage
+        if is_degraded:  # the log continues after the damage
             damage_offset, end = end, find_end(self._store, log).end_offset
         gone = 0 if is_degraded else sum(cut.entries for cut in plan.cuts)
         if gone:
@@ -571,10 +571,10 @@ class _Recovery:
 
 
 def lost_messages(store: MessageStore, log: LogView, queues: Sequence[QueueState], end: int, *, was_emptied: bool) -> str:
-    """What queues and index know of messages of which the log has no bytes, for people; empty when they know of none.
+    """Return a sentence about messages that queues and index have and the log has no bytes of; "" if there are none.
 
-    `was_emptied`: nothing but zeros is at the log's end, although the store was stopped in order; after a crash the
-    messages at its end may never have come to the disk, but their segment has.
+    `was_emptied`: only zeros are at the log's end, although the store was stopped in order; after a crash the
+    last messages may never have reached the disk, but their segment has.
     """
     files_end = log.segments[-1].start_offset + log.size_bytes if log.segments else 0
     entries = entries_of_nothing(queues, end if was_emptied else files_end, files_end)
@@ -586,15 +586,15 @@ def lost_messages(store: MessageStore, log: LogView, queues: Sequence[QueueState
 
 
 def _next_read_from(log: LogView, plan: LogPlan) -> int:
-    """Where the next recovery begins to read the log that `plan` leaves, after an orderly stop."""
+    """Return where the next recovery, after an orderly stop, begins to read the log of `plan`."""
     kept = [segment for segment in log.segments if segment.start_offset <= plan.end_offset]
     return kept[first_after_orderly_stop(log, len(kept))].start_offset if kept else plan.scan.scan_from
 
 
 def _last_stored_ms(log: LogView, plan: LogPlan) -> int:
-    """When the last message was stored; -1 without any."""
+    """Return the store time of the last message; -1 if there is none."""
     last_ms, index = plan.scan.last_store_timestamp_ms, log.index_of(plan.scan.scan_from) or 0
-    while last_ms < 0 and index > 0:  # only blanks were read
+    while last_ms < 0 and index > 0:  # the walk has read only blanks
         index -= 1
         last_ms = scan_log(log, index, limit=plan.scan.scan_from).last_store_timestamp_ms
     return last_ms

@@ -1,4 +1,4 @@
-"""What goes into a recovery beside the files, and what comes out of it."""
+"""The options of a recovery, the shared state that it uses, and its report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OnStep = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class RecoveryOptions:
-    """Settings of the store that recovery needs beside its geometry."""
+    """Settings of the store that recovery needs in addition to its geometry."""
 
     check_crc_on_recover: bool = True
     message_index_enable: bool = True
@@ -32,12 +32,12 @@ class RecoveryOptions:
 
     @classmethod
     def of(cls, config: EngineConfig) -> RecoveryOptions:
-        """The options that a store's settings name."""
+        """Take the options from a store's settings."""
         return cls(**{each.name: getattr(config, each.name) for each in fields(cls)})
 
 
 class GrowingProgress:
-    """Passes progress on, never backwards: what has to be read twice does not show."""
+    """Reports progress that never decreases, even if a range is read twice."""
 
     def __init__(self, report: Progress | None) -> None:
         self._report = report
@@ -49,13 +49,13 @@ class GrowingProgress:
             self._report(self._done, self._total)
 
     def finish(self) -> None:
-        """The work is done, however much had been expected."""
+        """Report that all work is done, even if it was less than expected."""
         if self._report is not None and self._total > self._done:
             self._report(self._total, self._total)
 
 
 def copy_note(end_offset: int, named: int) -> str:
-    """What is said once of a copied store: its log's end, and what the original's watermark named."""
+    """Return the sentence about a copied store: the end of its log, and the original's watermark."""
     said = f"This is a copy: its log ends at {end_offset}, and the watermark that came with it names {named}"
     return said + (f"; the {named - end_offset:,} bytes between were not copied whole" if end_offset < named else "")
 
@@ -64,31 +64,31 @@ class RecoveryPath(enum.StrEnum):
     """RocketMQ's two ways to recover (CommitLog.recoverNormally, recoverAbnormally)."""
 
     NORMAL = "normal"      # no abort file: the last three segments are read again
-    ABNORMAL = "abnormal"  # abort file: from where the checkpoint says
+    ABNORMAL = "abnormal"  # abort file: reading begins where the checkpoint says
 
 
 class RecoveryState(enum.StrEnum):
-    """The state of the store afterwards."""
+    """The state of the store after recovery."""
 
     RECOVERED = "recovered"
-    DEGRADED = "degraded"  # damage below our own watermark: nothing was changed
+    DEGRADED = "degraded"  # damage below pyengine's watermark: nothing was changed
 
 
 @dataclass(frozen=True, slots=True)
 class SharedState:
-    """What shared memory says about the log, for an engine all of whose processes died.
+    """The state of the log in the shared memory of an engine whose processes are all dead.
 
     `slot_end` is the commit slot's position: every record below it was published, none
-    above. `committed` is how far pool bytes had been written into the files, and
-    `pool_buffers` holds (physical offset of the buffer's first byte, its bytes) for each
-    buffer in use; no buffers means that the writer wrote into the files themselves.
-    `flushed` is how far that engine had synced the files, `sync_failed` that a sync failed in
-    it, so that it is unknown which later pages reached the disk. `mismatch` names what differs
-    (UUID, epoch, boot, `lock`); then all of it is ignored.
+    above. `committed` is the offset up to which pool bytes were written to the files, and
+    `pool_buffers` has (physical offset of the buffer's first byte, its bytes) for each
+    buffer in use; without buffers the writer wrote to the files directly.
+    `flushed` is the offset up to which that engine had synced the files; `sync_failed`: a sync had failed,
+    so that it is unknown which later pages reached the disk. `mismatch` names what differs
+    from the store (UUID, epoch, boot, `lock`); then all of it is ignored.
 
-    `reput_from` and a copy of the index undo (`index_progress`, 256 bytes) spare making
-    again what the dead reputter had already handed to the kernel; without both of them
-    queues and index are dispatched again from where files alone can be believed.
+    With `reput_from` and a copy of the index undo (`index_progress`, 256 bytes) recovery need not repeat
+    the dead reputter's dispatch, whose writes the kernel has; without both of them
+    dispatch begins where the files alone are known to be complete.
     """
 
     slot_end: int
@@ -103,7 +103,7 @@ class SharedState:
 
 @dataclass(frozen=True, slots=True)
 class CutQueue:
-    """What one queue loses: entries of messages that the log does not hold, and files; `cleared`: a part of the last file too."""
+    """The truncation of one queue: dropped entries of messages that the log does not have, deleted files; `cleared`: bytes too."""
 
     topic: str
     queue_id: int
@@ -114,26 +114,26 @@ class CutQueue:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What recovery found and did, or in a dry run would do. Offsets are physical; `exit_code` is the command's."""
+    """What recovery has found and done, or would do in a dry run. Offsets are physical; `exit_code` is the command's."""
 
     path: RecoveryPath
     state: RecoveryState
     exit_code: ExitCode
     min_offset: int                     # -1 without segments
     end_offset: int
-    scan_from: int                      # where the reading began
+    scan_from: int                      # where reading began
     stop_reason: str                    # what is at the end: a label of formats.record_case
     records: int = 0                    # read in this scan; blanks included
     messages: int = 0
     kept_bytes: int = 0                 # min_offset to end_offset
     cut_bytes: int = 0                  # non-zero bytes beyond the end
-    drained_bytes: int = 0              # pool bytes that were written into the files
+    drained_bytes: int = 0              # pool bytes that were written to the files
     dispatched_bytes: int = 0           # log bytes whose queue and index entries were written again
     last_store_timestamp_ms: int = -1
     damage_offset: int | None = None    # degraded: where the damage is
-    watermark: int | None = None        # what config/watermark said at the start
-    is_copy: bool = False               # that watermark came with a copied directory
-    shared_state: str = "none"          # none, used, or why it was discarded
+    watermark: int | None = None        # the value of config/watermark at the start
+    is_copy: bool = False               # that watermark is the original's, in a copied store
+    shared_state: str = "none"          # none, used, or why it was ignored
     queue_ends: Mapping[tuple[str, int], int] = field(default_factory=dict)
     index_files_removed: int = 0
     queue_entries_removed: int = 0
@@ -142,8 +142,8 @@ class RecoveryReport:
     deleted_index_files: tuple[tuple[str, str], ...] = ()  # (name, label: a row of docs/recovery.md#index-files)
     quarantined: tuple[QuarantinedPiece, ...] = ()
     notes: tuple[str, ...] = ()
-    changed: bool = False               # anything at all was written
-    is_dry_run: bool = False            # nothing was: all else is what a run would do
+    changed: bool = False               # whether recovery has written to the store
+    is_dry_run: bool = False            # it has not: the other fields are what a run would do
     seconds: float = 0.0
 
     @property
@@ -178,7 +178,7 @@ class RecoveryReport:
 
     @property
     def copy_note(self) -> str:
-        """Where the log of a copied directory ends, said by the recovery that finds the copy; else empty."""
+        """The sentence about the end of a copied store's log, for the first recovery of the copy; else ""."""
         if not self.is_copy:
             return ""
         return copy_note(self.end_offset, self.watermark or 0)

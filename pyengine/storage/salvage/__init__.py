@@ -1,1 +1,1 @@
-"""Carve what is valid out of a damaged store into a new one."""
+"""Copy the valid records of a damaged store to a new one."""

@@ -1,6 +1,6 @@
-"""The logs of a salvage: runs of whole records carved out of the old one, and the new one they are appended to.
+"""The logs of a salvage: runs of complete records from the old one, and the new one to which they are appended.
 
-A record gets a new place, and every number that names a place is moved along.
+A record gets a new offset, and every field of a record that has an offset is changed accordingly.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _ZEROS_LEFT_OUT_MAX = 8  # a record without properties ends in two zeros
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Whole records, one after the other, in [start, end)."""
+    """Consecutive complete records in [start, end)."""
 
     start: int
     end: int
@@ -58,7 +58,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Bytes of [start, end) that are no whole records; `reason` is what is at the start."""
+    """Bytes of [start, end) that are no complete records; `reason` is what is at the start."""
 
     start: int
     end: int
@@ -74,7 +74,7 @@ class Blank:
 
 
 def list_damaged_segments(folder: Path) -> list[tuple[int, Path]]:
-    """(start offset, path) of every 20-digit file, whatever its length; other files are left out."""
+    """Return (start offset, path) of every 20-digit file, whatever its length; other files are left out."""
     found = []
     for name in os.listdir(folder):
         start = parse_segment_name(name)
@@ -84,9 +84,9 @@ def list_damaged_segments(folder: Path) -> list[tuple[int, Path]]:
 
 
 def carve(path: Path, base: int, size_bytes: int) -> Iterator[tuple[Run | Skipped | Blank, memoryview]]:
-    """Runs, skipped ranges and the blank of one segment in order, each with its bytes; `size_bytes` is what it should have.
+    """Yield runs, skipped ranges and the blank of one segment in order, each with its bytes; `size_bytes`: its right length.
 
-    Zeros up to the segment's end are left out. The bytes are valid until the next one is asked for.
+    Zeros up to the segment's end are left out. The bytes are valid until the next step.
     """
     if path.stat().st_size == 0:
         return
@@ -96,7 +96,7 @@ def carve(path: Path, base: int, size_bytes: int) -> Iterator[tuple[Run | Skippe
 
 
 def carve_quarantined(entry: QuarantineEntry) -> Iterator[tuple[Run | Skipped | Blank, memoryview]]:
-    """The same of a piece of the log in quarantine/, whose zeros at the end may have been left out."""
+    """Like carve(), for a piece of the log in quarantine/, which may lack its final zeros."""
     if entry.path.stat().st_size == 0:
         return
     with mapped(entry.path) as content, mmap.mmap(-1, len(content) + _ZEROS_LEFT_OUT_MAX) as mapping:
@@ -106,7 +106,7 @@ def carve_quarantined(entry: QuarantineEntry) -> Iterator[tuple[Run | Skipped | 
 
 
 def messages_in(entry: QuarantineEntry) -> Iterator[Message]:
-    """The messages of whole records in a piece of the log in quarantine/, in order; none of what was made from the log."""
+    """Yield the messages of complete records in a piece of the log in quarantine/, in order; none for pieces of other kinds."""
     if entry.holds_messages:
         for piece, data in carve_quarantined(entry):
             if isinstance(piece, Run):
@@ -115,24 +115,24 @@ def messages_in(entry: QuarantineEntry) -> Iterator[Message]:
 
 
 def is_put_again(message: Message) -> bool:
-    """Whether `quarantine restore` puts it: prepared and rolled back records of transactions name places that are gone."""
+    """Whether `quarantine restore` puts it; not prepared and rolled back records, which have offsets that are no longer valid."""
     return message.transaction_type in (SYS_FLAG_TRANSACTION_NONE, SYS_FLAG_TRANSACTION_COMMIT)
 
 
 def properties_of_producer(message: Message) -> str:
-    """Its properties without the numbers that it had in further queues: the writer gives new ones."""
+    """Return its properties without its offsets in further queues, since the writer assigns new ones."""
     named = PROPERTY_INNER_MULTI_QUEUE_OFFSET + NAME_VALUE_SEPARATOR
     return PROPERTY_SEPARATOR.join(piece for piece in message.raw_properties.split(PROPERTY_SEPARATOR) if not piece.startswith(named))
 
 
 def identity_of(message: Message) -> tuple[object, ...]:
-    """What a message of quarantine/ and the one that was put for it have in common."""
+    """Return the fields that a message of quarantine/ and its restored copy have in common."""
     return (message.topic, message.queue_id, message.body, properties_of_producer(message), message.flag, message.born_timestamp_ms,
             message.born_host, message.reconsume_times)
 
 
 def records_of(run: Run, data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """(physical offset, bytes) of each record of a run."""
+    """Yield (physical offset, bytes) of each record of a run."""
     at = 0
     while at < len(data):
         size_bytes, _ = BEGIN.unpack_from(data, at)
@@ -144,7 +144,7 @@ def records_of(run: Run, data: memoryview) -> Iterator[tuple[int, memoryview]]:
 def _carve(
     mapping: mmap.mmap, base: int, end: int, data_end: int, segment_end: int
 ) -> Iterator[tuple[Run | Skipped | Blank, memoryview]]:
-    """As carve, of [base, end) of which nothing but zeros is at or after `data_end`; a blank reaches to `segment_end`."""
+    """Carve [base, end), which has only zeros from `data_end` on; a blank reaches to `segment_end`."""
     with memoryview(mapping) as view:
         at = base
         while at < data_end:
@@ -156,7 +156,7 @@ def _carve(
             if at >= data_end or result.reason == CaseLabel.RANGE_END:
                 return
             if result.reason == CaseLabel.BLANK and BEGIN.unpack_from(view, at - base)[0] == segment_end - at:
-                with view[at - base : end - base] as piece:  # what follows the blank's head is undefined
+                with view[at - base : end - base] as piece:  # the bytes after the blank's head are undefined
                     yield Blank(at, segment_end), piece
                 return
             following = _next_record(mapping, base, at + 1, end)
@@ -167,7 +167,7 @@ def _carve(
 
 
 def _next_record(view: mmap.mmap, base: int, start: int, end: int) -> int | None:
-    """The first whole record that begins in [start, end)."""
+    """Return the first complete record that begins in [start, end)."""
     found = view.find(_MAGIC, start - base + MAGIC_AT, end - base)
     while found >= 0:
         at = found - MAGIC_AT
@@ -186,7 +186,7 @@ _PROPERTIES_BYTES_MAX = (1 << 15) - 1
 
 @dataclass
 class MovedQueue:
-    """Old and new queue offsets of one queue: pieces whose messages moved by the same distance."""
+    """Old and new queue offsets of one queue, as ranges whose messages moved by the same distance."""
 
     next_offset: int
     old_starts: list[int] = field(default_factory=list)
@@ -194,7 +194,7 @@ class MovedQueue:
     last_old: int = -2
 
     def take(self, old: int) -> int:
-        """The new queue offset of the next kept message, which had the offset `old`."""
+        """Assign a queue offset to the next kept message, which had the offset `old`."""
         new = self.next_offset
         if old != self.last_old + 1:
             self.old_starts.append(old)
@@ -204,17 +204,17 @@ class MovedQueue:
         return new
 
     def append(self) -> int:
-        """The new queue offset of a message that follows all kept ones, wherever it had been."""
+        """Assign a queue offset to a message that comes after all kept ones, whatever its old offset."""
         self.next_offset += 1
         return self.next_offset - 1
 
     @property
     def moved_by(self) -> int:
-        """How far the newest messages moved up."""
+        """The distance by which the newest messages were lowered."""
         return self.old_starts[-1] - self.new_starts[-1]
 
     def moved(self, old: int) -> int:
-        """Where a reader that would go on at `old` goes on now: at the first kept message from there on."""
+        """Return the new offset for a reader at the old offset `old`: that of the first kept message from there on."""
         at = bisect_right(self.old_starts, old) - 1
         if at < 0:
             return self.new_starts[0]
@@ -223,7 +223,7 @@ class MovedQueue:
 
 
 class SalvagedLog:
-    """Appends records by RocketMQ's rule for room, each renumbered for its new place. Synced when closed.
+    """Appends records by RocketMQ's rule for space in a segment, each with its new offsets. Synced when closed.
 
     A context manager. Raises DiskFullError, DiskError or FlushError.
     """
@@ -232,13 +232,13 @@ class SalvagedLog:
         self._folder = folder
         self._size_bytes = size_bytes
         self._descriptor = -1
-        self._segment = -size_bytes  # start of the open one
+        self._segment = -size_bytes  # start of the open segment
         self._at = 0                 # physical offset of the next record
         self._pending = bytearray()
-        self._pending_at = 0         # physical offset of its first byte
-        self._moved: list[tuple[int, int]] = []  # (old start, new start) of pieces that moved as one
+        self._pending_at = 0         # physical offset of the first pending byte
+        self._moved: list[tuple[int, int]] = []  # (old start, new start) of ranges that moved by the same distance
         self._moved_old_end: list[int] = []
-        self._is_old_log = True  # what is appended moves from its old place; False: it is put after the old log
+        self._is_old_log = True  # appended records are those of the old log; False: they are those after it
         self.queues: dict[tuple[str, int], MovedQueue] = {}
         self.records = 0
         self.kept_bytes = 0
@@ -252,11 +252,11 @@ class SalvagedLog:
 
     @property
     def end_offset(self) -> int:
-        """The physical end of the last record."""
+        """Return the physical end of the last record."""
         return self._at
 
     def append_run(self, old_start: int, data: memoryview) -> None:
-        """All records of a run that was at `old_start`; whole records only."""
+        """Append all records of a run that was at `old_start`; complete records only."""
         at = 0
         while at < len(data):
             size_bytes, _ = BEGIN.unpack_from(data, at)
@@ -264,15 +264,15 @@ class SalvagedLog:
             at += size_bytes
 
     def append_after_old_log(self, old_start: int, record: memoryview) -> None:
-        """A record of quarantine/, which had been at `old_start`. Nothing of the old log may follow it.
+        """Append a record of quarantine/, which had been at `old_start`; call it after all records of the old log.
 
-        No queue's old offsets lead to it: the old log may have gone on with other messages under the same numbers.
+        Its old queue offset is not mapped to the new one: the old log may have used that offset for another message since.
         """
         self._is_old_log = False
         self._append(old_start, bytearray(record))
 
     def moved_offset(self, old_offset: int) -> int:
-        """The new place of the record that was at `old_offset`, 0 when it was not kept."""
+        """Return the new offset of the record that was at `old_offset`, 0 if it was not kept."""
         at = bisect_right(self._moved, (old_offset, 1 << 63)) - 1
         if at < 0 or old_offset >= self._moved_old_end[at]:
             return 0
@@ -305,7 +305,7 @@ class SalvagedLog:
         self._moved_old_end.append(old_offset + size_bytes)
 
     def _renumber_places(self, record: bytearray) -> None:
-        """New numbers in further queues (docs/formats.md section 8.6), in bytes: what is rotten beside them stays as it is."""
+        """Write the new offsets in further queues (docs/formats.md section 8.6), as bytes, without a change of damaged properties."""
         if _PLACES not in record:
             return
         places = further_places(decode_record(record))
@@ -315,7 +315,7 @@ class SalvagedLog:
         topic_at = _topic_at(record)
         at = topic_at + record[topic_at - 1]
         properties = with_further_offsets(bytes(record[at + I16.size :]), offsets)
-        if len(properties) > _PROPERTIES_BYTES_MAX:  # only with rotten offsets: the numbers of kept messages get no longer
+        if len(properties) > _PROPERTIES_BYTES_MAX:  # only with damaged offsets: new offsets do not have more digits
             return
         record[at:] = I16.pack(len(properties)) + properties
         I32.pack_into(record, 0, len(record))
@@ -368,7 +368,7 @@ class SalvagedLog:
 
 
 def _topic_at(record: bytearray) -> int:
-    """Where the topic begins; the byte before is its length, after it come length and bytes of the properties."""
+    """Return the position of the topic; the byte before it is its length, and length and bytes of the properties follow."""
     (sys_flag,) = I32.unpack_from(record, SYS_FLAG_AT)
     head_bytes = HEAD_BY_FLAGS[sys_flag & V6_FLAGS].size
     body_bytes: int = I32.unpack_from(record, head_bytes - 4)[0]

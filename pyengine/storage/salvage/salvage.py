@@ -1,13 +1,13 @@
-"""Carve what is valid out of a damaged store into a new one.
+"""Copy the valid records of a damaged store to a new one.
 
-The new store holds every whole record of the old log in its old order, at new physical
-offsets (so message ids change). Queue offsets stay as long as nothing is missing before
-them; after a lost message they move up, so that queues have no gaps. Positions that
-other records and files keep move along: prepared transaction offsets, consumer offsets,
-delay offsets. What an earlier recovery had put into quarantine/ follows the log's messages: its whole records that
-are not in the log, under new queue offsets. (Not moved are positions in the bodies of RMQ_SYS_TRANS_OP_HALF_TOPIC: they are right
-unless a message of the half topic itself was lost.) Queues, index and checkpoint are made
-from the new log. The old store is not changed in any way.
+The new store has every complete record of the old log in the old order, at new physical
+offsets (so message ids change). Queue offsets stay the same up to the first lost message of a
+queue; later ones are lowered, so that queues have no gaps. Offsets that
+other records and files contain are changed accordingly: prepared transaction offsets, consumer offsets,
+delay offsets. After the log's messages come the complete records in quarantine/, from earlier recoveries, that
+are not in the log, with new queue offsets. (Offsets in the bodies of RMQ_SYS_TRANS_OP_HALF_TOPIC are not changed: they are right
+unless a message of the half topic itself was lost.) Queues, index and checkpoint are built
+from the new log. The old store is not changed.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from pyengine.storage.salvage.log import (
     records_of,
 )
 
-LOST = "lost"  # a reason beside formats.record_case: nothing is there, though it had been synced
+LOST = "lost"  # a reason in addition to those of formats.record_case: bytes that were synced are missing
 MISSING_LISTED_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class SalvageReport:
-    """What was carved out, and what was not."""
+    """The records that were copied, and the ranges that were not."""
 
     records: int
     kept_bytes: int
@@ -74,7 +74,7 @@ class SalvageReport:
 
     @property
     def exit_code(self) -> ExitCode:
-        """OK when everything was there for all that is known, REPAIRED when something had to be left out."""
+        """OK if no loss is known, REPAIRED if bytes had to be left out."""
         is_all = not (self.skipped or self.missing_segments or self.end_offset < self.written_end)
         return ExitCode.OK if is_all else ExitCode.REPAIRED
 
@@ -101,11 +101,11 @@ def salvage(
     root: Path | str, destination: Path | str, geometry: Geometry, *,
     options: RecoveryOptions | None = None, progress: Progress | None = None, with_quarantine: bool = True,
 ) -> SalvageReport:
-    """Make a store at `destination`, an absent or empty directory, from what is valid in the store at `root`.
+    """Make a store at `destination`, an absent or empty directory, from the valid records of the store at `root`.
 
-    What an earlier recovery put into quarantine/ follows the log, unless `with_quarantine` is False.
+    The records in quarantine/ follow those of the log, unless `with_quarantine` is False.
 
-    Raises NotAStoreError, UsageError, DiskFullError or DiskError; nothing is left at the
+    Raises NotAStoreError, UsageError, DiskFullError or DiskError; no file is left at the
     destination then.
     """
     started_s = time.monotonic()
@@ -128,7 +128,7 @@ def salvage(
 
 
 def _missing(segments: Sequence[tuple[int, Path]], size_bytes: int) -> tuple[tuple[int, ...], list[str]]:
-    """Start offsets of segments that are missing between others; a sentence where there are too many to list."""
+    """Return the start offsets of missing segments between others; and a sentence if there are too many to list."""
     missing: list[int] = []
     notes = []
     for (before, _), (after, path) in itertools.pairwise(segments):
@@ -148,7 +148,7 @@ def _salvage(
     segments = sorted(segment for folder in folders for segment in list_damaged_segments(folder))
     missing, notes = _missing(segments, size_bytes)
     skipped: list[Skipped] = []
-    unsure: list[Skipped] = []  # zeros that end the log, unless something follows them
+    unsure: list[Skipped] = []  # zeros that are the end of the log, unless records follow
     end = segments[0][0] if segments else 0
     with SalvagedLog(StorePaths(destination).commit_log, size_bytes) as log:
         for number, (base, path) in enumerate(segments, 1):
@@ -192,7 +192,7 @@ def _salvage(
 
 
 def _append_quarantine(root: Path, log: SalvagedLog, segments: Mapping[int, Path], size_bytes: int) -> int:
-    """Append the whole records of quarantine/ that are not in the log, and not put back by `quarantine restore`; how many."""
+    """Append the complete records of quarantine/ that are not in the log and were not restored to it; return their number."""
     seen: set[tuple[int, bytes]] = set()
     for entry in list_quarantine(root):
         if not entry.holds_messages or entry.restored is not None:
@@ -213,21 +213,21 @@ def _append_quarantine(root: Path, log: SalvagedLog, segments: Mapping[int, Path
 
 
 def _put_again(start: int, segments: Mapping[int, Path], size_bytes: int) -> Counter[bytes]:
-    """What is in the log from `start` on, where an unfinished restore put its messages: how often, by _identity."""
+    """Count, by _identity, the log's records from `start` on, where an unfinished restore may have put its messages."""
     return Counter(_identity(record) for base, path in segments.items() if base + size_bytes > start
                    for piece, data in carve(path, base, size_bytes) if isinstance(piece, Run)
                    for offset, record in records_of(piece, data) if offset >= start)
 
 
 def _identity(record: memoryview) -> bytes:
-    """The same for a record of quarantine/ and for the one that a restore put for it; its own for one that is never put."""
+    """Return an identity that a record of quarantine/ shares with its restored copy; unique for one that is never restored."""
     message = decode_record(bytes(record))
     named: object = identity_of(message) if is_put_again(message) else bytes(record)
     return hashlib.sha256(repr(named).encode("utf-8", "surrogatepass")).digest()
 
 
 def _is_there(segment: Path | None, at: int, record: memoryview) -> bool:
-    """Whether the segment holds these bytes there: a recovery that was killed has copied them and not yet cut."""
+    """Whether the segment has these bytes at `at`: a recovery that was killed has copied them and not truncated the log yet."""
     if segment is None:
         return False
     with open(segment, "rb") as file:
@@ -235,7 +235,7 @@ def _is_there(segment: Path | None, at: int, record: memoryview) -> bool:
         return file.read(len(record)) == record
 
 
-# Of the engine that wrote the old store, or of an unfinished change to it.
+# Files of the engine that wrote the old store, or of an unfinished change to it, which are not copied.
 _LEFT_BEHIND = LEFT_BY_SALVAGE | NOT_KEPT | frozenset({"engine-id", "epoch", "watermark", "recovery", "recovered", "rebuild", "cut",
                                                "sync-failure"})
 _LEFT_BEHIND_SUFFIXES = (".tmp", ".bak", ".damaged")
@@ -244,7 +244,7 @@ Queues = Mapping[tuple[str, int], MovedQueue]
 
 
 def copy_config(root: Path, destination: Path, queues: Queues) -> list[str]:
-    """Copy config/*; returns a sentence for each file that could not be used: its `.bak` was taken, or it was left out."""
+    """Copy config/*; return a sentence for each file that could not be used: its `.bak` was copied, or it was left out."""
     folder = StorePaths(root).config
     found = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
     notes = []
@@ -275,7 +275,7 @@ def copy_config(root: Path, destination: Path, queues: Queues) -> list[str]:
 
 
 def _move_consumer_offsets(table: dict[str, Any], queues: Queues) -> None:
-    """{"topic@group": {queue id: offset}}"""
+    """Change the offsets in {"topic@group": {queue id: offset}} to those of the new store."""
     for name, offsets in table.items():
         topic = name.partition("@")[0]
         for queue_id, offset in offsets.items():
@@ -283,7 +283,7 @@ def _move_consumer_offsets(table: dict[str, Any], queues: Queues) -> None:
 
 
 def _move_delay_offsets(table: dict[str, Any], queues: Queues) -> None:
-    """{level: offset}; level n waits in queue n - 1 of the schedule topic."""
+    """Change the offsets in {level: offset} likewise; level n waits in queue n - 1 of the schedule topic."""
     for level, offset in table.items():
         table[level] = _moved(queues, SCHEDULE_TOPIC, int(level) - 1, offset)
 
