@@ -171,25 +171,27 @@ class Consumer:
         With auto_commit the call means that all messages delivered before are done. An error of the background thread
         is raised here.
         """
-        if max_messages < 1:
-            raise UsageError(f"max_messages is {max_messages}; ask for at least one")
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline_s = _deadline_s(max_messages, timeout_s)
         with self._pulling:
             if messages := self._next(max_messages)[0]:  # the common case: no preparation for a sleep
                 return messages
             while not self._closing.is_set():
-                seen = self._arrivals()
-                messages, has_moved = self._next(max_messages)
-                if messages:
-                    return messages
-                left_s = POLL_INTERVAL_S if deadline_s is None else deadline_s - time.monotonic()
-                if has_moved:
-                    continue
-                if left_s <= 0:
-                    return []
-                self._wait(left_s, seen)
+                found, left_s, seen = self._try_pull(max_messages, deadline_s)
+                if found is not None:
+                    return found
+                if left_s:
+                    self._wait(left_s, seen)
             self._require_open()
             return []
+
+    def _try_pull(self, max_messages: int, deadline_s: float | None) -> tuple[list[Message] | None, float, int]:
+        """(what a pull returns now, None to go on; how long to wait for more, 0 to try again at once; arrivals seen before)."""
+        seen = self._arrivals()
+        messages, has_moved = self._next(max_messages)
+        left_s = POLL_INTERVAL_S if deadline_s is None else deadline_s - time.monotonic()
+        if messages or not has_moved and left_s <= 0:
+            return messages, 0.0, seen
+        return None, 0.0 if has_moved else left_s, seen
 
     def __iter__(self) -> Iterator[Message]:
         """Yield messages as they arrive, one by one, until close()."""
@@ -198,22 +200,15 @@ class Consumer:
 
     async def pull_async(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[Message]:
         """Like pull(), for asyncio: the event loop continues while this waits. A cancelled call loses no message."""
-        if max_messages < 1:
-            raise UsageError(f"max_messages is {max_messages}; ask for at least one")
-        loop = asyncio.get_running_loop()
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline_s = _deadline_s(max_messages, timeout_s)
         while not self._closing.is_set():
-            seen = self._arrivals()
-            messages, has_moved = self._next(max_messages)
-            if messages:
-                return messages
-            left_s = POLL_INTERVAL_S if deadline_s is None else deadline_s - time.monotonic()
-            if has_moved:
+            found, left_s, seen = self._try_pull(max_messages, deadline_s)
+            if found is not None:
+                return found
+            if left_s:
+                await asyncio.get_running_loop().run_in_executor(None, self._wait_alone, left_s, seen)
+            else:
                 await asyncio.sleep(0)
-                continue
-            if left_s <= 0:
-                return []
-            await loop.run_in_executor(None, self._wait_alone, left_s, seen)
         self._require_open()
         return []
 
@@ -776,6 +771,13 @@ class Consumer:
             self.notes.append(sentence)
             del self.notes[:-NOTES_MAX]
             _LOG.warning("%s", sentence)
+
+
+def _deadline_s(max_messages: int, timeout_s: float | None) -> float | None:
+    """When a pull must return; None for no timeout. UsageError unless it asks for a message."""
+    if max_messages < 1:
+        raise UsageError(f"max_messages is {max_messages}; ask for at least one")
+    return None if timeout_s is None else time.monotonic() + timeout_s
 
 
 def _queue_ids(queues: Iterable[int]) -> list[int]:
