@@ -55,11 +55,7 @@ def check(store: Path, settings: dict[str, str], as_json: bool, acked: Path | No
 
         with byte_bar("check", None) as show:
             report = check_now(store, config, acked, show)
-    with output.to_its_end():
-        if as_json:
-            output.write_json(report.to_dict())
-        else:
-            print_report(report)
+    output.print_answer(report.to_dict(), as_json, lambda: print_report(report))
     return report.exit_code
 
 
@@ -120,11 +116,7 @@ def diff(store: Path, settings: dict[str, str], as_json: bool, other: Path, on_s
 
         with byte_bar("diff", None) as show:
             report = diff_now(store, other, settings=settings, progress=show)
-    with output.to_its_end():
-        if as_json:
-            output.write_json(report.to_dict())
-        else:
-            _print_diff(report)
+    output.print_answer(report.to_dict(), as_json, lambda: _print_diff(report))
     return report.exit_code
 
 

@@ -72,13 +72,18 @@ def write_json(document: Any) -> None:
     sys.stdout.write(json_text(document) + "\n")
 
 
-def print_report(report: ReportT, as_json: bool, show: Callable[[ReportT], None]) -> ExitCode:
-    """The report of a command that repairs, for programs or people; what it refused on stderr too. Its exit code."""
+def print_answer(document: Any, as_json: bool, show: Callable[[], None]) -> None:
+    """The command's answer: the document for programs, or what `show` prints for people."""
     with to_its_end():
         if as_json:
-            write_json(report.to_dict())
+            write_json(document)
         else:
-            show(report)
+            show()
+
+
+def print_report(report: ReportT, as_json: bool, show: Callable[[ReportT], None]) -> ExitCode:
+    """The report of a command that repairs, for programs or people; what it refused on stderr too. Its exit code."""
+    print_answer(report.to_dict(), as_json, lambda: show(report))
     if report.exit_code is ExitCode.CORRUPTION:
         print(f"error: {report.sentence}", file=sys.stderr)
     return report.exit_code

@@ -122,11 +122,7 @@ def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None
         "held": held, "seed": seed, "seconds": round(time.monotonic() - began_s, 1), "stores": str(folder) if keep or not held else None,
         "disk": asdict(disk) | {"verdict": disk.verdict},
         "modes": [asdict(proof) | {"kills": dict(proof.kills), "kills_total": proof.kills.total()} for proof in proofs]}
-    with output.to_its_end():
-        if as_json:
-            output.write_json(document)
-        else:
-            _print(disk, proofs, document)
+    output.print_answer(document, as_json, lambda: _print(disk, proofs, document))
     return ExitCode.OK if held else ExitCode.FAILED
 
 

@@ -261,11 +261,7 @@ def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, wi
         report = salvage_store(store, dest, config.geometry, options=options, progress=show,
                                with_quarantine=with_quarantine)
     keep_sizes(dest, replace(config, store_path_commit_log="", read_only_commit_log_store_paths=""))  # its log is its own
-    with output.to_its_end():
-        if as_json:
-            output.write_json(report.to_dict())
-        else:
-            _print_salvage(report, dest)
+    output.print_answer(report.to_dict(), as_json, lambda: _print_salvage(report, dest))
     return report.exit_code
 
 

@@ -32,11 +32,7 @@ def status(store: Path, settings: dict[str, str], as_json: bool) -> int:
     from pyengine.cli.verdict import Verdict
 
     document = engine_status(existing_store(store), settings)
-    with output.to_its_end():
-        if as_json:
-            output.write_json(document)
-        else:
-            _print(document)
+    output.print_answer(document, as_json, lambda: _print(document))
     return ExitCode.DEGRADED if Verdict(document["verdict"]).is_trouble else ExitCode.OK
 
 
