@@ -440,7 +440,7 @@ class Admin:
         """Every producer, by group."""
         now_ms, now_s = time.time_ns() // 1_000_000, self._members.now_s()
         return Answer(body=write_json({"data": {name: [{
-            "clientId": client.client_id, "language": client.language, "lastUpdateTimestamp": now_ms - int((now_s - client.seen_s) * 1000),
+            "clientId": client.client_id, "language": client.language, "lastUpdateTimestamp": now_ms - int((now_s - client.last_heartbeat_s) * 1000),
             "remoteIP": f"/{connection.address}", "version": client.version} for connection, client in clients.items()]
             for name, clients in self._members.producers.items()}}))
 

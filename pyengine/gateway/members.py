@@ -1,7 +1,8 @@
-"""Who is connected: producers and consumer groups by their heartbeats, notices of change, and the locks of ordered queues.
+"""The connected clients: producers and consumer groups by their heartbeats, notices of change, and locks of ordered queues.
 
-Nothing of it is on the disk: after a restart clients connect again and say who they are, within their heartbeat's 30 s at
-the latest, and at once where they pull. RocketMQ: ConsumerManager, ProducerManager, RebalanceLockManager.
+The gateway (gateway.py) makes one Members, whose handlers serve those requests; sends, pulls and the tools' requests ask it
+for members and connections. Nothing of it is on the disk: after a restart of the gateway clients connect again and send
+their heartbeat, within 30 s. RocketMQ: ConsumerManager, ProducerManager, RebalanceLockManager.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Client:
     client_id: str
     language: str
     version: int
-    seen_s: float
+    last_heartbeat_s: float
 
     def fields(self, connection: Connection) -> dict[str, Any]:
         return {"clientAddr": connection.address, "clientId": self.client_id, "language": self.language, "version": self.version}
@@ -121,16 +122,16 @@ class Group:
 
 
 class Members:
-    """Everybody who is connected. Used in the loop's thread."""
+    """All connected clients. Used in the event loop's thread."""
 
     def __init__(self, names: Names, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._names = names
         self.now_s = clock_s
         self.consumers: dict[str, Group] = {}
         self.producers: dict[str, dict[Connection, Client]] = {}
-        self._of: dict[Connection, tuple[set[str], set[str]]] = {}  # consumer groups and producer groups of a connection
+        self._groups_of: dict[Connection, tuple[set[str], set[str]]] = {}  # (consumer groups, producer groups)
         self._connection_of: dict[str, Connection] = {}  # by the client id of a producer
-        self._told_ids: dict[tuple[Connection, str], int] = {}  # in how many groups of producers a connection has an id
+        self._id_counts: dict[tuple[Connection, str], int] = {}  # in how many producer groups a connection uses a client id
         self._weight = 0  # of all groups' subscriptions
         self._locks: dict[tuple[str, str, int], tuple[str, float]] = {}
         self.handlers: Handlers = {
@@ -145,7 +146,7 @@ class Members:
     # ---- heartbeats ---------------------------------------------------------------
 
     async def heart_beat(self, request: Request) -> Answer:
-        """A client says which groups it belongs to. New groups and their retry topics are made."""
+        """A client names its groups. New groups and their retry topics are created."""
         beat = _object(read_json(request.frame.body))
         client_id = _client_id(beat.get("clientID"))
         consumers = [_group_of(each) for each in _list(beat.get("consumerDataSet"))]
@@ -178,7 +179,7 @@ class Members:
         known = group.clients.get(connection)
         is_new = known is None or known.client_id != client.client_id
         group.clients[connection] = client
-        self._of.setdefault(connection, (set(), set()))[0].add(group.name)
+        self._groups_of.setdefault(connection, (set(), set()))[0].add(group.name)
         if self._subscribe(group, told.subscriptions) or is_new:
             self._notify(group)
 
@@ -189,14 +190,14 @@ class Members:
         before, clients[connection] = clients.get(connection), client
         if before is None or before.client_id != client.client_id:
             told = connection, client.client_id
-            self._told_ids[told] = self._told_ids.get(told, 0) + 1
+            self._id_counts[told] = self._id_counts.get(told, 0) + 1
             if before is not None:
                 self._forget_id(connection, before.client_id)
-        self._connection_of[client.client_id] = connection  # the newest: the one before may be gone and not be noticed yet
-        self._of.setdefault(connection, (set(), set()))[1].add(name)
+        self._connection_of[client.client_id] = connection  # the newest: an older connection may be dead and not closed yet
+        self._groups_of.setdefault(connection, (set(), set()))[1].add(name)
 
     def _subscribe(self, group: Group, told: dict[str, Subscription]) -> bool:
-        """Take the subscriptions over: the newest of each topic, and none that is not told any more; whether topics changed."""
+        """Take over a heartbeat's subscriptions: the newest version of each topic; the others are dropped. Whether topics changed."""
         changed = group.subscriptions.keys() != told.keys()
         self._weight -= group.weight
         for topic, subscription in told.items():
@@ -226,20 +227,20 @@ class Members:
 
     def closed(self, connection: Connection) -> None:
         """A connection has ended: its client is no member any more."""
-        consumers, producers = self._of.pop(connection, (set(), set()))
+        consumers, producers = self._groups_of.pop(connection, (set(), set()))
         for name in list(producers):
             self._leave_producers(connection, name)
         for name in list(consumers):
             self._leave(connection, name)
 
     def expire(self) -> None:
-        """Leave out those whose last heartbeat is too old, and locks that were not renewed."""
+        """Remove clients whose last heartbeat is too old, and locks that were not renewed."""
         oldest_s = self.now_s() - EXPIRED_S
         for group in list(self.consumers.values()):
-            for connection in [each for each, client in group.clients.items() if client.seen_s < oldest_s]:
+            for connection in [each for each, client in group.clients.items() if client.last_heartbeat_s < oldest_s]:
                 self._leave(connection, group.name)
         for name, clients in list(self.producers.items()):
-            for connection in [each for each, client in clients.items() if client.seen_s < oldest_s]:
+            for connection in [each for each, client in clients.items() if client.last_heartbeat_s < oldest_s]:
                 self._leave_producers(connection, name)
         now_s = self.now_s()
         for key in [key for key, (_, until_s) in self._locks.items() if until_s < now_s]:
@@ -249,8 +250,8 @@ class Members:
         group = self.consumers.get(name)
         if group is None or group.clients.pop(connection, None) is None:
             return
-        if connection in self._of:
-            self._of[connection][0].discard(name)
+        if connection in self._groups_of:
+            self._groups_of[connection][0].discard(name)
         if not group.clients:
             del self.consumers[name]
             self._weight -= group.weight
@@ -259,18 +260,18 @@ class Members:
     def _leave_producers(self, connection: Connection, name: str) -> None:
         clients = self.producers.get(name, {})
         client = clients.pop(connection, None)
-        if connection in self._of:
-            self._of[connection][1].discard(name)
+        if connection in self._groups_of:
+            self._groups_of[connection][1].discard(name)
         if client is not None:
             self._forget_id(connection, client.client_id)
         if not clients:
             self.producers.pop(name, None)
 
     def _forget_id(self, connection: Connection, client_id: str) -> None:
-        """Forget whose id it is, unless the connection has it in another group of producers."""
-        self._told_ids[connection, client_id] -= 1
-        if not self._told_ids[connection, client_id]:
-            del self._told_ids[connection, client_id]
+        """Forget the connection of this client id, unless it uses the id in another producer group."""
+        self._id_counts[connection, client_id] -= 1
+        if not self._id_counts[connection, client_id]:
+            del self._id_counts[connection, client_id]
             if self._connection_of.get(client_id) is connection:
                 del self._connection_of[client_id]
 
@@ -303,7 +304,7 @@ class Members:
     # ---- locks of ordered queues --------------------------------------------------
 
     def lock(self, request: Request) -> Answer:
-        """A client takes queues for itself alone, or renews that; the queues that it has now."""
+        """Lock queues for one client, or renew its locks; the answer has the queues that it holds now."""
         client_id, group, queues = _queues(request)
         now_s = self.now_s()
         got = []
@@ -319,7 +320,7 @@ class Members:
         return Answer(body=write_json({"lockOKMQSet": got}))
 
     def unlock(self, request: Request) -> Answer:
-        """A client gives queues back."""
+        """Release queues that a client locked."""
         client_id, group, queues = _queues(request)
         for queue in queues:
             key = (group, queue["topic"], queue["queueId"])
@@ -328,7 +329,7 @@ class Members:
         return Answer()
 
 
-# ---- what a client told ------------------------------------------------------------
+# ---- fields of a heartbeat ----------------------------------------------------------
 
 
 def _queues(request: Request) -> tuple[str, str, list[dict[str, Any]]]:
@@ -350,14 +351,14 @@ def _group_of(told: object) -> Group:
         one = _object(each)
         text, version, kind = one.get("subString"), one.get("subVersion", 0), one.get("expressionType")
         if not isinstance(text, str | None) or type(version) is not int or not isinstance(kind, str | None):
-            raise WireError("a subscription that is none")
+            raise WireError("a subscription whose fields have wrong types")
         if len(text or "") + len(kind or "") > SUBSCRIPTION_CHARS_MAX:
             raise WireError(f"a subscription of more than {SUBSCRIPTION_CHARS_MAX} characters")
         topic = _name(one.get("topic"), topic_fault)
         subscriptions[topic] = subscription_of(topic, text, version, kind)
     words = [fields.get(name) for name in ("consumeType", "messageModel", "consumeFromWhere")]
     if not all(word is None or isinstance(word, str) and len(word) < 64 for word in words):
-        raise WireError("a group whose kind is no word")
+        raise WireError("a group whose type, model or start is no short text")
     return Group(_name(fields.get("groupName"), group_fault), words[0] or PASSIVELY, words[1] or CLUSTERING,
                  words[2] or "CONSUME_FROM_LAST_OFFSET", fields.get("unitMode") is True, subscriptions=subscriptions)
 

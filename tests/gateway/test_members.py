@@ -169,4 +169,4 @@ def test_a_producer_is_found_by_its_id_until_it_leaves_its_last_group():
     members.closed(one)
     assert members.producer("renamed") is other, "the one that came later"
     members.closed(other)
-    assert members._connection_of == {} and members._told_ids == {}
+    assert members._connection_of == {} and members._id_counts == {}
