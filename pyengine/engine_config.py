@@ -365,7 +365,7 @@ class EngineConfig:
         key="flushConsumeQueueThoroughInterval", unit="ms", low=1, high=DAY_MS, inert=_QUEUES, group="accepted")
     bit_map_length_consume_queue_ext: int = setting(
         64, "Bits of the filter map in an extension unit.", key="bitMapLengthConsumeQueueExt", low=0, high=65_536,
-        inert="extension units are written without a filter map; one that stands is kept", group="accepted")
+        inert="extension units are written without a filter map; a map that a unit has is kept", group="accepted")
     message_index_safe: bool = setting(
         False, "Recovery also heeds the index's time in the checkpoint when it picks its first segment.",
         key="messageIndexSafe", inert="recovery always heeds the index's time in the checkpoint", group="accepted")

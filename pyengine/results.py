@@ -169,7 +169,7 @@ class PutResult(Result, _PutAnswer):
     @classmethod
     def of_answer(cls, answer: tuple[int, ...], topic: str, queue_id: int, store_host: bytes, reason: str = "",
                   indeterminate: bool = False, msg_id: str = "") -> Self:
-        """The result that the writer's answer (native.producer.ANSWER) stands for."""
+        """The result of a put with this answer of the writer (native.producer.ANSWER)."""
         return Result.__new__(cls, answer, topic, queue_id, store_host, reason, indeterminate, msg_id)
 
     @property

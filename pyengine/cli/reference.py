@@ -176,7 +176,7 @@ def events_page() -> str:
     lines = [
         "# Events", "",
         "Made from the table in `pyengine/events.py`: every kind of line that processes of an engine say, and what to do.", "",
-        "In `STORE/engine.log` the event stands after who said it: `2026-11-24T09:30:00Z supervisor[4711] WORKER_ENDED writer (pid "
+        "In `STORE/engine.log` the event follows its process: `2026-11-24T09:30:00Z supervisor[4711] WORKER_ENDED writer (pid "
         "4712) ended with SIGKILL; starting it again`. Under systemd each line is a record of the journal, with the fields "
         "`EVENT`, `WORKER` (who said it), `STORE` and the priority below; so `journalctl STORE=/var/lib/pyengine/demo "
         "EVENT=WORKER_ENDED` shows the deaths of one store's workers, and `journalctl -p warning STORE=/var/lib/pyengine/demo` its "

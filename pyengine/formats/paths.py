@@ -67,7 +67,7 @@ def split_folders(root: Root, text: str) -> tuple[Path, ...]:
 
 
 def made_of(root: Root, store_path: str, read_only: str) -> LogFolders:
-    """The folders that the two settings name; an empty text stands for none."""
+    """The folders that the two settings name; an empty text means none."""
     writable = split_folders(root, store_path) or (Path(root) / "commitlog",)
     return LogFolders(writable, split_folders(root, read_only))
 

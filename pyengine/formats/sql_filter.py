@@ -269,7 +269,7 @@ class _Parser:
             raise self._error(f"{token} is no number that RocketMQ takes: write 0 without a point")
         return number
 
-    # -- what may stand where -------------------------------------------------------
+    # -- what may follow what -------------------------------------------------------
 
     def _boolean(self, part: _Expression) -> _Expression:
         if part.is_boolean:
@@ -281,7 +281,7 @@ class _Parser:
     def _ordered(self, left: _Expression, right: _Expression, symbol: str) -> _Expression:
         for side in (left, right):
             if side.is_boolean or (side.is_constant and isinstance(side.constant, str)):
-                raise self._error(f"{symbol} compares numbers: a text, TRUE, FALSE, NULL or a condition cannot stand beside it")
+                raise self._error(f"{symbol} compares numbers: a text, TRUE, FALSE, NULL or a condition cannot be compared with it")
         return _compared(left, right, symbol)
 
     def _check_equality(self, left: _Expression, right: _Expression) -> None:

@@ -216,7 +216,7 @@ class AccessList:
         return f"the access list in {self._path} counts: {len(rules.accounts)} accounts, {len(rules.white)} addresses that need none"
 
     def guard(self, handler: Handler, report: Callable[[str, str], None]) -> Handler:
-        """The handler behind the check: a request that is refused does not reach it."""
+        """The handler after the check: a request that is refused does not reach it."""
         def guarded(request: Request) -> Any:
             host = request.connection.host
             fault = self.fault(request.frame, host)

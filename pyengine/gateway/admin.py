@@ -112,7 +112,7 @@ class Counts:
             self._looked_s = now_s
             try:
                 self._put = {(TOPIC_PUTS, topic): number for topic, number in self._puts().items()}
-            except (EngineError, OSError):  # it does not run: what it has counted stands
+            except (EngineError, OSError):  # it does not run: its last counts stay
                 pass
         return self._put
 
@@ -344,7 +344,7 @@ class Admin:
         return Answer(body=write_json({"brokerAddr": self._address.broker, "consumeStatsList": groups, "totalDiff": behind}))
 
     async def time_spans(self, request: Request) -> Answer:
-        """When the first, the last and the next message of each queue were stored, as a group stands in it."""
+        """When the first, the last and a group's next message of each queue were stored."""
         name, group = request.text("topic"), request.text("group")
         topic = self._names.topic(name)
         if topic is None:
@@ -440,7 +440,8 @@ class Admin:
         """Every producer, by group."""
         now_ms, now_s = time.time_ns() // 1_000_000, self._members.now_s()
         return Answer(body=write_json({"data": {name: [{
-            "clientId": client.client_id, "language": client.language, "lastUpdateTimestamp": now_ms - int((now_s - client.last_heartbeat_s) * 1000),
+            "clientId": client.client_id, "language": client.language,
+            "lastUpdateTimestamp": now_ms - int((now_s - client.last_heartbeat_s) * 1000),
             "remoteIP": f"/{connection.address}", "version": client.version} for connection, client in clients.items()]
             for name, clients in self._members.producers.items()}}))
 

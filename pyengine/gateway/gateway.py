@@ -111,7 +111,7 @@ class Gateway:
         broker: Handlers = {}
 
         def take_first(connection: Connection, data: bytearray, at: int) -> tuple[int, int]:
-            # Not where another handler stands before that of the sends: it has to see every request.
+            # Not where another handler wraps that of the sends: it has to see every request.
             return sends.plain.take(connection, data, at) if broker.get(codes.SEND_MESSAGE_V2) == sends.send else (0, 0)
 
         name_server: Handlers = {}

@@ -1,4 +1,4 @@
-"""Where groups and queues stand: committed offsets, ends of queues, offsets by time; and messages by key and by offset.
+"""Offsets of groups and queues: committed ones, ends of queues, offsets by time; and messages by key and by offset.
 
 Offsets that clients commit are kept in memory and written into consumerOffset.json every FLUSH_S, as RocketMQ's broker
 does; a death between two writes loses the last commits, so those messages come again. Programs that consume without the

@@ -2,7 +2,7 @@
 
     length i32 | header form u8, header length u24 | header | body        (big-endian; length counts what follows it)
 
-A frame comes from anybody who can reach the port: every length is checked before it is used, and a header is at most
+A frame comes from any program that can reach the port: every length is checked before it is used, and a header is at most
 HEADER_BYTES_MAX long, so that no frame takes long to read. Whatever cannot be read is a WireError and nothing else.
 """
 

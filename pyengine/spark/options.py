@@ -287,7 +287,7 @@ def _ending(value: str) -> QueueOffsets | None:
 
 
 def _queue_offsets(value: str, example: str, words: tuple[int, ...]) -> QueueOffsets:
-    """JSON of offsets, where these negative numbers may stand for words."""
+    """The offsets in a JSON text; `words`: the negative numbers that mean a word, such as -1 latest."""
     document = _json(value, example)
     if not all(isinstance(queues, dict) and queues for queues in document.values()):
         raise ValueError(example)

@@ -54,7 +54,7 @@ def require_names(options: ReadOptions, store: LiveStoreReader | RemoteStore, us
     And for light queues, except in a view of queues: they name messages of other topics. A pattern leaves them out, unless it
     matches nothing else.
 
-    A topic exists that has a queue, stands in config/topics.json, or has messages in the log that are in no queue yet.
+    A topic exists that has a queue, is in config/topics.json, or has messages in the log that are in no queue yet.
     A pattern must match one, except in a stream, which waits for it, and in a store that has none. Over a file
     system a store without queues is not asked: its log alone was copied.
     """
@@ -526,7 +526,7 @@ def with_lost_end(
 
     Where more had been there (its engine's watermark says so; without one the consume queues, or the checkpoint of a store
     that was stopped in order), that is DataLossError; CorruptionError where records follow the damage. With
-    failOnDataLoss=false the limit stands where nothing follows; with onCorrupt=skip what is there beyond is read.
+    failOnDataLoss=false the limit is kept where nothing follows; with onCorrupt=skip what is there beyond is read.
     """
     if options.read_level is ReadLevel.REPLICATED or store.is_live:
         return limit
@@ -617,7 +617,7 @@ def _last_store_timestamp_ms(store: LiveStoreReader | RemoteStore, end: int) -> 
 
 
 def _end_of_what_is_left(options: ReadOptions, store: LiveStoreReader | RemoteStore, lost: Lost, limit: int, log_end: int) -> int:
-    """`limit`, or further to read on behind the damage there; an error unless the options allow that."""
+    """`limit`, or further, to read on beyond the damage there; an error unless the options allow that."""
     end = min(lost.end, log_end)
     if options.on_corrupt == "skip":
         return max(limit, end)

@@ -135,7 +135,7 @@ class EntryCheck:
         transactions = sys_flags.to_numpy() & SYS_FLAG_TRANSACTION_MASK
         is_hidden = numpy.isin(transactions, NOT_QUEUED)
         codes, wanted = mine["tagsCode"].astype(numpy.int64), _codes_of(tags)
-        # A delivery time, or an address in the extension, stands there instead.
+        # A delivery time, or an address in the extension, is there instead.
         has_tags = (codes > CQ_EXT_ADDRESS_MAX) & (queue[0] != SCHEDULE_TOPIC)
         is_unlike = has_tags & (codes != wanted) & (wanted != _UNKNOWN)
         for row in numpy.flatnonzero(is_other | is_hidden | is_unlike).tolist():
