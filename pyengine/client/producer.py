@@ -631,7 +631,7 @@ def _host_flags(born_host: bytes, store_host: bytes) -> int:
 
 
 def _keep(memory: dict[_Key, bytes], key: _Key, value: bytes) -> None:
-    """Remember it; a full memory begins anew, so that tags which never come again do not keep out what is put now."""
+    """Remember a value; a full dictionary is cleared first, so that tags which are no longer used make room for current ones."""
     if len(memory) >= _REMEMBERED_MAX:
         memory.clear()
     memory[key] = value

@@ -172,7 +172,7 @@ class AllocateMappedFileService(Service):
 
         A living writer has the next segment mapped or open already: records that it writes there
         after the name is removed would be lost, even if they are synced. A writer that starts meanwhile, for a
-        supervisor that adopts the engine, opens none: `ready_end` is lowered before the look at the writer.
+        supervisor that adopts the engine, opens none of them: `ready_end` is lowered before the check for a writer.
         """
         stopping = native.load(self._control.state, "refuse_puts") & native.REFUSE_STOPPING
         if not stopping or self._is_frozen:

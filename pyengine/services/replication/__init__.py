@@ -1,1 +1,1 @@
-"""HAService: the log goes to slaves, or comes from the master (docs/replication.md)."""
+"""HAService: send the log to slaves, or receive it from the master (docs/replication.md)."""

@@ -2,15 +2,15 @@
 
     connect -> report a record boundary below the own end -> compare up to it -> append what comes beyond -> report
 
-What has come is submitted to the writer as whole records, in one entry of a session like a
-producer's at a time, and is reported once the writer has appended it, or once it is flushed
-(`ack_level`). So a report is a record boundary, everything below it is the master's,
-and half a record is dropped with its connection. An entry that the writer refuses for now (a
-full disk, a read-only store) is offered again; nothing is ever skipped, and nothing
+Complete records are submitted to the writer, one entry at a time, through a session like a
+producer's. They are reported once the writer has appended them, or once they are flushed
+(`ack_level`). So a report is a record boundary below which the log is the master's,
+and an incomplete record is dropped with its connection. An entry that the writer refuses for the moment (a
+full disk, a read-only store) is submitted again; no record is skipped, and nothing is
 reported meanwhile.
 
-A master whose log differs, or ends before this one's, is left alone: the link is closed,
-`status` says why, and the next start of this slave cuts what differs (ha_join.py).
+If the master's log differs, or ends before this one's, the link is closed,
+`status` says why, and the next start of this slave truncates the part that differs (ha_join.py).
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class _ReconnectError(EngineError):
 
 
 class HAClient(Service):
-    """The slave's replicator, as a service. `open_session` gives a session with a ring of so many bytes;
-    `replication` is closed with it.
+    """The slave's replicator, as a service. `open_session` opens a session with a ring of the given size;
+    `replication` is closed with the service.
     """
 
     never_idle = True  # while it is connected it waits in the socket, not on its latch
@@ -555,7 +555,7 @@ class HAClient(Service):
 
 
 class _MasterIsShortError(EngineError):
-    """The master's log ends, at `offset`, before the own one."""
+    """The master's log ends, at `offset`, before this store's."""
 
     def __init__(self, offset: int, own_end: int, seen: str = "ends at") -> None:
         super().__init__(f"the master's log {seen} {offset}, this one ends at {own_end}")

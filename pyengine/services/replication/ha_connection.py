@@ -1,20 +1,20 @@
 """HAConnection: one slave that follows this master (docs/replication.md has the wire).
 
-The slave's first report says where to begin; nothing is sent before it. Then whatever is
-committed is sent in frames, several in one system call; the kernel's buffer is the only
-queue. Later reports say what the slave has: each at least the one before it and not beyond
-what was sent, anything else ends the connection. A first report positions and confirms nothing,
-and saying it again does not either: a report confirms once it lies beyond the place where this
-connection began (docs/decisions/0102). Only a whole report is a sign of life.
+The slave's first report is the offset at which to begin; nothing is sent before it. Then the master sends
+committed bytes in frames, several in one system call; the kernel's buffer is the only
+queue. Later reports are the offsets that the slave has: each must be at least the previous one and not beyond
+what was sent, otherwise the connection ends. A first report, and a repetition of it, sets the position and confirms
+nothing: a report confirms when it is beyond the offset at which this
+connection began (docs/decisions/0102). Only a complete report counts as a heartbeat.
 
-With a `greeting` the peer is a stranger until it has proven that it has the secret, or has spoken RocketMQ's own protocol
-from an address where it may; until then its bytes go there (ha_greeting.py). Frames and reports of a link that began with a
-greeting, or with a slave's offer, carry seals.
+With a `greeting` the peer is a stranger until it has proven that it has the secret, or has used RocketMQ's own protocol
+from an address that may; until then its bytes are passed to the greeting (ha_greeting.py). Frames and reports of a link that began
+with a greeting, or with a slave's offer, have seals.
 
-The object owns a socket that never blocks and does nothing by itself: its owner calls
-`on_readable`, `transfer` and `tick`, and closes it once `ended` says why. `native` is what C
-has of it (csrc/ha_links.cdef.h): while nothing is half sent or half received C sends and
-receives by itself, and its owner need not be called for that.
+The object owns a non-blocking socket and does nothing by itself: its owner calls
+`on_readable`, `transfer` and `tick`, and closes it when `ended` has a reason. `native` is its struct
+for C (csrc/ha_links.cdef.h): while no frame or report is incomplete, C sends and
+receives without a call of the owner.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class HAConnection:
 
     @property
     def is_stranger(self) -> bool:
-        """Whether it has proven nothing yet, and has to."""
+        """Whether it must prove that it has the secret, and has not yet."""
         return self._greeting is not None and not self._greeting.may_be_plain
 
     @property
@@ -428,7 +428,7 @@ class HAConnection:
         self._end(f"refused: {why}")
 
     def end(self, why: str) -> None:
-        """Its owner has no more use for it."""
+        """End the connection, for the reason `why`."""
         self._end(why)
 
     def _end(self, why: str) -> None:
@@ -443,8 +443,10 @@ class HAConnection:
 
 
 class EndTimes:
-    """When the log ended where: looks at its end. The older one is, the fewer there are near it: a hundredth of its age apart at most,
-    so that years take little room."""
+    """Samples of the log's end with their times, for the delay of slaves.
+
+    The distance between two samples is at most a hundredth of their age, so that years of samples need little memory.
+    """
 
     def __init__(self) -> None:
         self._times_ns: list[int] = []

@@ -1,22 +1,22 @@
-"""How two stores with the same secret recognise each other before the first report (docs/replication.md has the wire).
+"""The greeting by which two stores with the same secret authenticate each other (docs/replication.md has the wire format).
 
     slave                                            master
     HELLO      8 bytes that no report begins with  ->
                                                    <- CHALLENGE  a number used once
-    PROOF      who it is, its term, its own number,
+    PROOF      its UUID, its term, its own number,
                HMAC-SHA256 over all so far         ->
-                                                   <- WELCOME    who it is, its term, HMAC-SHA256 over all so far
+                                                   <- WELCOME    its UUID, its term, HMAC-SHA256 over all so far
 
-The secret is never sent. A peer that does not have it gets the CHALLENGE and nothing else, and what was recorded of an old
-greeting fits no new one. Both ends make the keys of the link's seals (csrc/seal.cdef.h) from secret and greeting. HELLO alone
-goes to a peer that is not known to speak this: RocketMQ's master reads it as a report of a negative offset, which confirms
+The secret is never sent. A peer that does not have it gets only the CHALLENGE, and a recorded greeting cannot be replayed,
+since the numbers differ. Both ends derive the keys of the link's seals (csrc/seal.cdef.h) from secret and greeting. Only HELLO
+is sent to a peer that may not know this protocol: RocketMQ's master reads it as a report of a negative offset, which confirms
 nothing there.
 
-A peer whose address `ha_allow_plain` names may speak RocketMQ's own protocol instead, which proves nothing. A slave of this
-engine offers seals in it (OFFER), under keys that are in this file: they show what was changed by accident, and prove nothing.
+A peer whose address is in `ha_allow_plain` may use RocketMQ's own protocol instead, which proves nothing. A slave of this
+engine offers seals in it (OFFER), with keys that are in this file: they detect accidental changes, and prove nothing.
 
 `ReplicationNotes` keeps `config/replication.json` up to date while a replicator runs, at most once a second.
-A file that is durable costs the disk milliseconds; a thread of its own pays them, so that
+A durable write takes the disk milliseconds, so a thread of its own writes the file and
 no acknowledgement waits for it.
 """
 

@@ -1,19 +1,19 @@
-"""A slave that starts asks its master where a new log begins, and whether both logs are equal.
+"""The start of a slave: ask its master where a new log begins, and compare both logs.
 
     new store        `origin`: where its log begins (sync_from: the master's last segment, or its first)
     other stores     `cut_at`: the last record boundary below which both logs are equal, when the master has other
                      bytes there or none; nothing when the own log is a beginning of the master's
 
-Called by bring-up between recovery and the engine, when no process reads or writes the store.
-Nothing is changed here. What was confirmed is not cut unless `ha_cut=any` allows it; a log that
-has nothing in common with its master's is not cut at all.
+Bring-up calls it after recovery and before the engine runs, when no process reads or writes the store.
+This module changes nothing. Confirmed records are not truncated unless `ha_cut=any` allows it; a log that
+has nothing in common with its master's is not truncated at all.
 
-The wire has no questions, only a position to begin at (FORMAT section 14), so the answers are
-read from what comes. RocketMQ sends from any position that it holds, and for others only a
-heartbeat every 5 s that names that position again. This engine's master names its own end (or its
-beginning) instead, and closes. A heartbeat once may mean that the master was slow; twice, with
-nothing in between, that it has nothing beyond. The wire has no checksum either: a cut needs two
-looks that come to the same boundary. Report 0 asks for the start of its last segment.
+The protocol has no queries, only an offset to begin at (FORMAT section 14), so the slave concludes from the
+bytes that it receives. RocketMQ sends from any offset that it has, and for others only a
+heartbeat every 5 s with the same offset. This engine's master sends its own end (or its
+beginning) instead, and closes. One heartbeat may mean that the master was slow; two without
+bytes in between mean that it has nothing beyond. The protocol has no checksum either, so a cut needs two
+comparisons with the same result. Report 0 asks for the start of the master's last segment.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _FIRST = 1           # a report that asks for a log's first bytes; 0 asks for th
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """What the master's answer means for this store. `origin` only for a new one; `notes` are sentences for the report.
+    """The result for this store. `origin` only for a new one; `notes` are sentences for the report.
 
-    `presence` is a connection on which nothing is said: with it a RocketMQ SYNC_MASTER lets puts wait until the replicator
-    is there, instead of answering that there is no slave. The caller closes it once the replicator is started.
+    `presence` is an idle connection to the master: while it exists, puts to a RocketMQ SYNC_MASTER wait for this slave's
+    replicator, instead of being answered that there is no slave. The caller closes it once the replicator is connected.
     """
 
     origin: int | None = None
@@ -65,7 +65,7 @@ class Join:
 
 
 class JoinRefusedError(CorruptionError):
-    """This store cannot follow that master as things are; nothing was changed."""
+    """This store cannot follow that master; nothing was changed."""
 
 
 def join(store: MessageStore, config: EngineConfig, min_offset: int, end_offset: int,

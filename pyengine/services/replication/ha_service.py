@@ -1,4 +1,4 @@
-"""HAService of a master: slaves connect, get the log as it grows, and say what they have.
+"""HAService of a master: accept slaves, send them the log as it grows, and receive their reports.
 
 Two threads, as RocketMQ has a writer and a reader for each connection, but two for all of
 them, under one lock:
@@ -6,20 +6,20 @@ them, under one lock:
     the worker's   sleeps on the latch that the writer posts; `work` sends what is committed
     "slaves"       sleeps in epoll; takes connections and reports, resumes where a socket was full
 
-so neither a put on its way out nor an acknowledgement on its way in passes through
-another thread. Both stay in C while what they do is ordinary (csrc/ha_links.cdef.h), and return
-here for everything else. `confirm` is the position that min_in_sync_replicas connected slaves have
-reported (each after its first report, which only positions); it never falls. Where that is two
-or more, the links of one slave count once, the best of them, or a slave that came back before its old
-link was noticed to be dead would count twice. One slave is one store that has proven who it is, or
-one address.
+so that no record and no acknowledgement is passed from one thread to the other. Both run in C for
+the common work (csrc/ha_links.cdef.h), and return to Python for everything else. `confirm` is the
+offset that min_in_sync_replicas connected slaves have reported (not counting each slave's first
+report, which only sets its position); it never decreases. If that number is two or more, only the
+best link of each slave counts: otherwise a slave that reconnects before its old link is
+noticed to be dead would count twice. A slave is identified by the store UUID that it has proven,
+or by its address.
 
-A port that cannot be had ends the first replicator of an engine, whose start fails then. Later
-ones, and a listener that gets no descriptors, try again each second and say so (`blocked_reason`):
-puts are accepted, by the rules for slaves that are not connected.
+If the port cannot be opened, the first replicator of an engine ends, and the start fails. Later
+ones, and a listener for which no descriptor is free, try again each second and report it (`blocked_reason`);
+until then puts follow the rules for slaves that are not connected.
 
-A failure of the second thread ends the worker, as one of the first does: its successor
-listens again, slaves connect again and report their offsets.
+A failure of either thread ends the worker: its successor listens again, and slaves
+connect again and report their offsets.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _OTHERS = "other hosts"
 
 
 class ConfirmedPosition:
-    """Moves `confirm` to what enough slaves have."""
+    """Moves `confirm` to the offset that enough slaves have."""
 
     def __init__(self, memory: EngineMemory, links: HALinks) -> None:
         self._confirm = memory.control.confirm
@@ -172,7 +172,7 @@ class HAService(Service):
         self._publish_connected()
 
     def start(self) -> None:
-        """From here on slaves are served."""
+        """Start to serve slaves."""
         self._notes.note()
         self._notes.start()
         self._thread.start()
@@ -188,7 +188,7 @@ class HAService(Service):
         return self._links.send() and self._send_rest()
 
     def wait(self, latch: Latch, timeout_s: float) -> bool:
-        """Sleep, and send what comes meanwhile."""
+        """Sleep, and send what is committed meanwhile."""
         if not self._links.send(monotonic_ns() + int(timeout_s * 1e9), may_sleep=True):
             return False
         self._send_rest()
@@ -234,14 +234,14 @@ class HAService(Service):
 
     @property
     def blocked_reason(self) -> str:
-        """What keeps it from taking slaves, or from noting what they have."""
+        """Why it cannot accept slaves, or cannot note what they have confirmed."""
         return self._blocked.text or self._notes.blocked.text
 
     def pause_s(self) -> float:
         return PAUSE_S
 
     def drain(self) -> bool:
-        """Nothing is written any more: let the slaves have and acknowledge it, for slave_timeout_ms at most."""
+        """Wait until the slaves have acknowledged the whole log, which does not grow any more, for slave_timeout_ms at most."""
         now_ns = self._clock_ns()
         if not self._drain_until_ns:
             self._drain_until_ns = now_ns + self._drain_ns
@@ -381,7 +381,7 @@ class HAService(Service):
             self._retry_later(str(error), self._clock_ns())
 
     def _retry_later(self, why: str, now_ns: int) -> None:
-        """No slaves can be taken: said once, tried again each second."""
+        """Note that no slaves can be accepted, report it once, and try again in a second."""
         self._blocked.set(why, why)
         self._take_ns = now_ns + RETRY_NS
 

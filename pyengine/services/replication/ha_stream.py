@@ -1,27 +1,27 @@
-"""What a slave receives: a connection to its master, frames out of bytes, whole records out of frames, the master's tables.
+"""A slave's input: the connection to its master, frames from bytes, complete records from frames, the master's tables.
 
     cutter = FrameCutter(segment_bytes)  # feed(bytes, seal) where the link has seals
     stream = RecordStream(begin, own_end, log, segment_bytes, entry_bytes_max)
     for offset, piece in cutter.feed(bytes off the wire): stream.take(offset, piece)
     while (run := stream.whole()): append it ...; stream.drop(run.end)
 
-FrameCutter and RecordStream use no socket, no clock, and of the store only the own log, which is read. Bytes below
-the own end are compared with it, bytes beyond are kept until they make whole records: lengths, CRC and own offset
-right, no segment boundary crossed, a blank that fills its segment. Whatever else comes is an error that says what it
-was; nothing of it was let through.
+FrameCutter and RecordStream use no socket and no clock, and only read the store's own log. Bytes below
+its end are compared with it; bytes beyond are kept until they are complete records: lengths, CRC and offset
+are right, no record crosses a segment boundary, and a blank fills its segment. Other bytes are an error, and none of
+them reach the writer.
 
-The tables say which topics and groups there are and how far groups and delay levels are: a promoted slave goes on
-there.
+The tables have the topics, the groups and the offsets of groups and delay levels, so that a promoted slave can
+continue from them.
 
     master   once a second: TableSource.look() reads the files that were changed, HAConnection sends them as messages
     slave    TableSink.take(kind, content, position) keeps them, apply() makes them durable
 
-Only on links whose ends have proven that they have the secret. A table says what was true of the master's log up to its end at
-that moment: it is sent after those bytes, and the slave writes it once it has them on its disk. Else a promoted slave could
-take a delayed message for delivered whose delivery it does not have.
+They are sent only on links whose ends have proven that they have the secret. A table belongs to the master's log up to its end at
+that moment: it is sent after those bytes, and the slave writes it once it has them on its disk. Otherwise a promoted slave could
+count a delayed message as delivered without having the delivered record.
 
-Topics, groups and delay offsets become the master's. Of the consumer offsets each group and topic of the master's
-replaces the slave's own, and those that the master does not have stay, as a RocketMQ slave does it.
+Topics, groups and delay offsets are replaced by the master's. Consumer offsets are replaced for each group and topic that the
+master has, and others are kept, as by a RocketMQ slave.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ READ_BYTES = 512 << 10
 
 
 class BadStreamError(EngineError):
-    """The master sends what is no continuation of a log of records."""
+    """The master sends bytes that do not continue the log."""
 
 
 class LogsDifferError(EngineError):
-    """The master's log is another one from `offset` on, or from before it."""
+    """The master's log differs from `offset` on, or from an earlier offset on."""
 
     def __init__(self, offset: int) -> None:
         super().__init__(f"the master's log is another one from offset {offset} on")
@@ -89,7 +89,7 @@ class Run(NamedTuple):
 
 
 class FrameCutter:
-    """Frames out of a stream that was cut anywhere. With a seal a frame is given whole, and only if it came as it was sent."""
+    """Divides a stream of bytes into frames. With a seal it returns a frame only whole, and only if the seal is right."""
 
     def __init__(self, segment_bytes: int) -> None:
         self._segment_bytes = segment_bytes

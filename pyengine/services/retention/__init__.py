@@ -1,1 +1,1 @@
-"""What may be deleted, and when: CleanCommitLogService and its like."""
+"""The deletion of old files: CleanCommitLogService, CleanConsumeQueueService, and the cleaner that runs them."""

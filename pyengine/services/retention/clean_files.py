@@ -1,38 +1,41 @@
-"""CleanCommitLogService and CleanConsumeQueueService: which files go and when, paced, never one that is still needed.
+"""CleanCommitLogService and CleanConsumeQueueService: decide which files are deleted, and delete them in paced steps.
 
-Of the log one segment at a time, always the oldest: new readers are refused, current holders are waited for,
-the name is removed (durably), `min` moves, its blocks are freed in steps. Queues, their extensions and the
-index follow the log: only when the log's beginning has moved since the last complete pass, and
-once at start, for what a killed predecessor left. The minimum offset of a queue needs no correction
-here: readers work it out from the entries and the log's beginning, at each look.
+The log is deleted one segment at a time, always the oldest: new holds are refused, the service waits for current
+holders, removes the name (durably), moves `min`, and frees the blocks in steps. Files of queues, extensions and
+index are deleted after the log: when the log's start has moved since the last complete pass, and
+once at start, in case a killed cleaner left some. The minimum offset of a queue is not stored:
+readers compute it from the entries and the log's start at each call.
 
-Both services are driven step by step: `steps()` yields the seconds to pause. Killed anywhere: the log
-begins at an earlier or at the next segment, and is whole. The next incarnation finds a segment whose
-turn had come below `removing_end`, and since when it is held, in the shared object.
+Both services are run step by step: `steps()` yields the seconds to pause. After a kill at any point the log
+begins at the same segment as before or at the next one, and is complete. The shared object has `removing_end`, by
+which the next incarnation finds a segment whose deletion had begun, and the time since when that is held.
 
-The rules for queues and index are RocketMQ's (CleanConsumeQueueService): they follow the log. A
-file goes when everything in it lies below the log's first byte; never the last file of a
-queue or of the index, which says where to go on.
+The rules for queues and index are RocketMQ's (CleanConsumeQueueService). A
+file is deleted when all of its messages are below the log's first byte, but never the last file of a
+queue or of the index, which has the position of the next entry.
 
-    a queue's file       its last entry's record lies below        (MappedFileQueue.deleteExpiredFileByOffset)
-    an extension file    the queue's first living entry points after it (ConsumeQueueExt.truncateByMinAddress)
-    an index file        its last key's record lies below          (IndexService.deleteExpiredFile)
+    a queue's file       the record of its last entry is below it  (MappedFileQueue.deleteExpiredFileByOffset)
+    an extension file    the queue's first valid entry points after it (ConsumeQueueExt.truncateByMinAddress)
+    an index file        the record of its last key is below it    (IndexService.deleteExpiredFile)
 
-What goes of the log (docs/cleaning.md), by RocketMQ's rules (DefaultMessageStore.CleanCommitLogService), as a table.
-The first row that holds counts:
+The rules for the log (docs/cleaning.md) are those of RocketMQ's DefaultMessageStore.CleanCommitLogService.
+The first row that applies decides:
 
-| when | deleted | how many | |---|---|---| | asked by hand, down to a disk use | the oldest, whatever the age | until
-no more is used | | asked by hand | what is old enough | all of it | | use over disk_space_clean_forcibly_ratio,
-clean_file_forcibly_enable | the oldest, whatever the age | a batch, until below again | | the log over
-log_retention_bytes (not RocketMQ's) | the oldest; while held, only what a row below deletes | a batch, until it fits
-| | disk use over disk_max_used_space_ratio | what is old enough | a batch | | an hour of delete_when | what is old
-enough | a batch | | a segment that was held when its turn came | that one | itself |
+| when | deleted | how many |
+|---|---|---|
+| requested by hand, down to a disk use | the oldest, of any age | until that use is reached |
+| requested by hand | segments that are old enough | all of them |
+| use over disk_space_clean_forcibly_ratio, with clean_file_forcibly_enable | the oldest, of any age | a batch, until below it |
+| the log over log_retention_bytes (not RocketMQ's) | the oldest; a held one only if a row below applies | a batch, until it fits |
+| disk use over disk_max_used_space_ratio | segments that are old enough | a batch |
+| an hour of delete_when | segments that are old enough | a batch |
+| a segment that was held when it should have been deleted | that segment | one |
 
-Over disk_space_warning_level_ratio puts are refused. With disk_space_enough_bytes left
-neither that nor a deletion before the age happens. A disk whose use cannot be told
-deletes nothing and refuses nothing (RocketMQ deletes then).
+Over disk_space_warning_level_ratio puts are refused. While disk_space_enough_bytes are free,
+puts are not refused for that, and no segment is deleted before its age. If the use of a disk is unknown,
+no segment is deleted and no put is refused (RocketMQ deletes then).
 
-`CleanRules` and the functions beside it do no I/O and read no clock: both are arguments.
+`CleanRules` and the functions next to it do no I/O and read no clock: both are arguments.
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ HOUR_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class CleanRules:
-    """The settings that decide."""
+    """The settings of the rules."""
 
     reserved_ms: int
     hours: frozenset[int]
@@ -97,24 +100,24 @@ class CleanRules:
 
 
 class Request(NamedTuple):
-    """What was asked by hand. `reserved_ms` None: the setting; `used_percent` 0: by age only."""
+    """A request by hand. `reserved_ms` None: the setting's age; `used_percent` 0: by age only."""
 
     reserved_ms: int | None = None
     used_percent: int = 0
 
 
 class Decision(NamedTuple):
-    """What may be deleted now, and why: "" nothing, else "hand", "space", "size" or "time"."""
+    """What may be deleted now, and the reason: "" for nothing, else "hand", "space", "size" or "time"."""
 
     why: str = ""
     reserved_ms: int = 0
-    at_once: bool = False     # whatever the age
+    at_once: bool = False     # of any age
     batch_max: int | None = None
-    age_counts: bool = False  # of "size": whether age alone would delete now too
+    age_counts: bool = False  # for "size": whether age alone would also delete now
 
     @property
     def passes_log_holds(self) -> bool:
-        """Whether the disk is so full that a hold in config/log-holds keeps nothing."""
+        """Whether the disk is so full that holds in config/log-holds are ignored."""
         return self.why == "space" and self.at_once
 
 
@@ -122,8 +125,10 @@ NOTHING = Decision()
 
 
 def decide(rules: CleanRules, uses: Sequence[DiskUse], hour: int, request: Request | None = None, log_bytes: int = 0) -> Decision:
-    """The first row of the table that holds. `uses`: the file systems of log and queues; `hour`: 0..23, local time; `log_bytes`:
-    from the log's beginning to its end."""
+    """Return the decision of the first row of the table that applies.
+
+    `uses`: those of the file systems of log and queues; `hour`: 0..23, local time; `log_bytes`: the length of the log.
+    """
     if request is not None:
         reserved_ms = rules.reserved_ms if request.reserved_ms is None else request.reserved_ms
         if not request.used_percent:
@@ -144,7 +149,7 @@ def decide(rules: CleanRules, uses: Sequence[DiskUse], hour: int, request: Reque
 
 
 def refusal(rules: CleanRules, uses: Sequence[DiskUse]) -> tuple[int, str]:
-    """(REFUSE_ bits, a sentence that names the cause and the cure); (0, "") when puts are taken."""
+    """Return (REFUSE_ bits, a sentence with the cause and what to do); (0, "") if puts are accepted."""
     for use in uses:
         if use.unwritable_reason:
             return REFUSE_UNWRITABLE, (f"{use.unwritable_reason}: make it writable; puts are accepted again by themselves")
@@ -164,10 +169,10 @@ def _is_beyond(rules: CleanRules, use: DiskUse, percent: int) -> bool:
 
 
 def deletable_end(segment_bytes: int, wrote: int, *others: int) -> int:
-    """Segments that end at or below this may be deleted: never the last one with data, nothing above any of `others`.
+    """Return the offset at or below which a segment must end to be deleted: below the last one with data, and below all `others`.
 
-    `others` are the positions that still need the log: committed, flushed, reput_from, and
-    up to where the checkpointer has synced the queues.
+    `others` are the positions from which the log is still needed: committed, flushed, reput_from, and
+    the offset up to which the checkpointer has synced the queues.
     """
     last = max(0, wrote - 1)
     return max(0, min(last - last % segment_bytes, *others))
@@ -176,11 +181,11 @@ def deletable_end(segment_bytes: int, wrote: int, *others: int) -> int:
 def next_to_go(
     segments: Sequence[tuple[int, int]], segment_bytes: int, end: int, decision: Decision, now_ms: int, removing_end: int = 0
 ) -> int | None:
-    """The start of the segment to delete next, None without: only ever the oldest, as RocketMQ stops at the first that stays.
+    """Return the start of the segment to delete next, None if there is none: always the oldest, as in RocketMQ.
 
-    `segments`: (start, modification time in ms), ascending. The one that ends at
-    `removing_end` was held when its turn came and is deleted whatever the decision says; any
-    other value of it means nothing, since readers can write there.
+    `segments`: (start, modification time in ms), ascending. The segment that ends at
+    `removing_end` was held when it should have been deleted, and is deleted whatever the decision; any
+    other value of it is ignored, since readers can write it.
     """
     if not segments:
         return None
@@ -198,7 +203,7 @@ _CHUNK_ENTRIES = 3276
 
 
 def queue_folders(paths: StorePaths) -> Iterator[tuple[str, int, Path]]:
-    """(topic, queue id, folder) of every queue, in no particular order; foreign names are passed over."""
+    """Yield (topic, queue id, folder) of every queue, in any order; foreign names are ignored."""
     for topic in _folders(paths.consume_queue):
         for queue in _folders(topic):
             if is_queue_id_name(queue.name):
@@ -206,7 +211,7 @@ def queue_folders(paths: StorePaths) -> Iterator[tuple[str, int, Path]]:
 
 
 def expired_queue_files(folder: Path, size_bytes: int, log_min: int) -> list[Path]:
-    """The queue's files to delete, oldest first."""
+    """Return the queue's files to delete, oldest first."""
     starts = _starts(folder)
     expired = []
     for start in starts[:-1]:
@@ -219,7 +224,7 @@ def expired_queue_files(folder: Path, size_bytes: int, log_min: int) -> list[Pat
 
 
 def expired_ext_files(folder: Path, ext_folder: Path, ext_size_bytes: int, log_min: int) -> list[Path]:
-    """The extension files of a queue to delete, oldest first; the queue's own files must have been deleted before."""
+    """Return the extension files of a queue to delete, oldest first, after the queue's own files were deleted."""
     ext_starts = _starts(ext_folder)
     if len(ext_starts) < 2:
         return []
@@ -231,7 +236,7 @@ def expired_ext_files(folder: Path, ext_folder: Path, ext_size_bytes: int, log_m
 
 
 def expired_index_files(folder: Path, log_min: int) -> list[Path]:
-    """The index files to delete, oldest first."""
+    """Return the index files to delete, oldest first."""
     try:
         names = index_file_names(folder)
     except FileNotFoundError:
@@ -246,7 +251,7 @@ def expired_index_files(folder: Path, log_min: int) -> list[Path]:
 
 
 def _first_living_tags_code(folder: Path, log_min: int) -> int | None:
-    """Tags code of the first entry whose record is still in the log; looked for in the first file, as RocketMQ does."""
+    """Return the tags code of the first entry whose record is still in the log; it reads the first file, as RocketMQ does."""
     starts = _starts(folder)
     if not starts:
         return None
@@ -296,7 +301,7 @@ def _folders(folder: Path) -> list[Path]:
         return []
 
 
-QUEUES_A_STEP = 64  # looked at without a pause in between
+QUEUES_A_STEP = 64  # queues checked between two pauses
 
 
 class CleaningClock:
@@ -317,7 +322,7 @@ class CleaningClock:
 
 @dataclass(frozen=True)
 class CleanedStore:
-    """What is cleaned, and by which clock: the running engine's store, or a stopped one with structs of this process.
+    """The store to clean, and the clock: a running engine's store, or a stopped one with structs in private memory.
 
     `control` and `shared`: `struct ms_control *` and `struct ms_cleaning *`.
     """
@@ -347,24 +352,24 @@ class CleanCommitLogService:
         self.publish_min()
 
     def take_settings(self, config: EngineConfig) -> None:
-        """Its pauses, from the next step on."""
+        """Take the pauses, from the next step on."""
         self._pause_s = config.delete_commit_log_files_interval_ms / 1000
         self._forcibly_ns = config.destroy_mapped_file_interval_forcibly_ms * 1_000_000
         self._retry_ns = config.redelete_hanged_file_interval_ms * 1_000_000
 
     def log_bytes(self) -> int:
-        """From the log's beginning to its end."""
+        """Return the length of the log."""
         return native.load_position(self._control.wrote) - native.load_position(self._control.min_offset)
 
     def publish_min(self) -> int:
-        """Let `min` be where the log begins now; it never moves back."""
+        """Set `min` to the current start of the log; it never decreases."""
         starts = [start for start, _ in self._segments()]
         if starts and starts[0] > native.load_position(self._control.min_offset):
             native.store_position(self._control.min_offset, starts[0])
         return native.load_position(self._control.min_offset)
 
     def steps(self, decide: Callable[[], Decision]) -> Iterator[float]:
-        """One round. `decide` is asked again before each segment, since each deletion makes room."""
+        """Run one round. `decide` is called again before each segment, since each deletion frees space."""
         deleted, paused_for = 0, -1
         while True:
             decision = decide()
@@ -374,7 +379,7 @@ class CleanCommitLogService:
             if deleted and paused_for != segment:
                 paused_for = segment
                 yield self._pause_s
-                continue  # a hold may have come meanwhile, and the disk may have room again
+                continue  # a segment may be held now, and the disk may have space again
             if not self._is_released(segment, decision):
                 return
             yield from self._delete(segment)
@@ -403,7 +408,7 @@ class CleanCommitLogService:
         return deletable_end(self._segment_bytes, wrote, *needed, native.load(control.workers[native.CHECKPOINTER], "position"))
 
     def _segments(self) -> list[tuple[int, int]]:
-        """(start, modification time in ms), ascending."""
+        """Return (start, modification time in ms) of all segments, ascending."""
         found = []
         for folder in self._store.commit_log_folders.all:
             with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
@@ -414,12 +419,12 @@ class CleanCommitLogService:
         return sorted(found)
 
     def _is_released(self, segment: int, decision: Decision) -> bool:
-        """Whether no process holds the segment, or its holders have had it for too long."""
+        """Whether no process holds the segment, or its holds have lasted too long."""
         line = self._cleaning
         end = segment + self._segment_bytes
         if native.load(line, "removing_end") < end:
             if decision.why == "size" and not self._is_old(segment, decision) and (held_by := holders(line, end)):
-                # By age its turn has not come: it stays whole for them.
+                # It is not old enough for a deletion by age: it is kept for its holders.
                 native.increment(line, "waited_for_holds")
                 self._report_once(f"the log is over log_retention_bytes, but {_names(held_by)} holds its oldest segment "
                                   f"{segment_name(segment)}: it stays until that is given back, or its time is over")
@@ -476,7 +481,7 @@ def _names(pids: list[int]) -> str:
 
 
 class CleanConsumeQueueService:
-    """Deletes queue and index files whose messages are gone."""
+    """Deletes queue and index files whose messages are deleted."""
 
     def __init__(self, cleaned: CleanedStore) -> None:
         config = cleaned.config
@@ -487,11 +492,11 @@ class CleanConsumeQueueService:
         self._done_to = 0
 
     def take_settings(self, config: EngineConfig) -> None:
-        """Its pause, from the next step on."""
+        """Take the pause, from the next step on."""
         self._pause_s = config.delete_consume_queue_files_interval_ms / 1000
 
     def steps(self, log_min: int) -> Iterator[float]:
-        """One pass, if the log's beginning has moved; yields the seconds to pause."""
+        """Run one pass, if the log's start has moved; yield the seconds to pause."""
         if log_min <= self._done_to:
             return
         for number, (topic, queue_id, folder) in enumerate(queue_folders(self._store)):

@@ -1,22 +1,22 @@
-"""The cleaner's rounds: DefaultMessageStore.cleanFilesPeriodically, and what is asked by hand; and the probe of the disk.
+"""The cleaner's rounds (DefaultMessageStore.cleanFilesPeriodically), requests by hand, and the probe of the disk.
 
-A round each clean_resource_interval_ms: the log first, then what follows it. It is one
-chain of small steps with pauses in between, so deletion never takes the disk for itself,
-the heart beats, and a stop interrupts it anywhere. A request by hand (`pyengine clean`)
-starts a round at once and is answered when nothing is left to do. A frozen store is left as it is:
-recovery must find what was there.
+A round starts each clean_resource_interval_ms: the log first, then queues and index. It consists of
+small steps with pauses in between, so that deletion does not use all of the disk's time,
+the worker beats, and a stop can interrupt it at any step. A request by hand (`pyengine clean`)
+starts a round at once and is answered when that is complete. In a frozen store nothing is deleted:
+recovery must find the files as they were.
 
-DiskSpaceProbe is DefaultMessageStore.isSpaceFull: is there room, and can the folders be written? It runs in
-a thread of its own, since RocketMQ's is blocked by a mass deletion just when it matters. Each second it asks
-the file systems of log and queues, which writes nothing, and sets or clears two bits of `refuse_puts`: the
-writer then answers SERVICE_NOT_AVAILABLE with a reason, and accepts them again by itself afterwards.
-After a crash the bits stay as they are until the next cleaner's first look.
+DiskSpaceProbe is DefaultMessageStore.isSpaceFull: it checks whether there is space and the folders can be written. It runs in
+a thread of its own, since in RocketMQ a mass deletion blocks it just when it is needed. Each second it queries
+the file systems of log and queues, without a write, and sets or clears two bits of `refuse_puts`: while one is
+set, the writer answers SERVICE_NOT_AVAILABLE with a reason.
+After a crash the bits stay as they are until the next cleaner's first check.
 
 `pyengine clean` deletes by hand, in its own process or by the running engine's cleaner:
-`clean_stopped` cleans a store that no process has open, with the same rules and steps as the cleaner's.
-`ask_to_clean` asks the cleaner of a running engine and waits for its answer. One process asks at a
-time, under a lock on the shared object that the kernel releases when its owner dies. A request whose
-asker did not wait is done all the same.
+`clean_stopped` cleans a store that no process has open, with the same rules and steps as the cleaner.
+`ask_to_clean` sends a request to the cleaner of a running engine and waits for its answer. One process at a time
+does so, under a lock on the shared object that the kernel releases when its owner dies. A request is
+executed even if its sender does not wait.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from pyengine.storage.ofd_lock import try_lock
 if TYPE_CHECKING:
     from pyengine._native import ms_cleaning
 
-PAUSE_S_MAX = 1.0  # the heart beats at least this often
+PAUSE_S_MAX = 1.0  # the worker beats at least this often
 PROBE_INTERVAL_S = 1.0
 _OURS = native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE
 
@@ -70,7 +70,7 @@ class CleanResourceService(Service):
 
     def __init__(self, context: ServiceContext, shared: ms_cleaning, measure: Callable[[], Sequence[DiskUse]],
                  clock: CleaningClock | None = None) -> None:
-        """`shared`: the `struct ms_cleaning *`; `measure` gives the disk use of log and queues."""
+        """`shared`: the `struct ms_cleaning *`; `measure` returns the disk use of log and queues."""
         super().__init__(context)
         self._cleaning = shared
         self._rules = CleanRules.of(context.config)
@@ -85,7 +85,7 @@ class CleanResourceService(Service):
         self._resume_ns = 0
 
     def take_settings(self, config: EngineConfig) -> None:
-        """The rules and the pauses; a round that waits for its time begins at once."""
+        """Take the rules and the pauses; the next round begins at once."""
         self._rules = CleanRules.of(config)
         self._interval_ns = config.clean_resource_interval_ms * 1_000_000
         self._log.take_settings(config)
@@ -93,7 +93,7 @@ class CleanResourceService(Service):
         self._due_ns = self._clock.monotonic_ns()
 
     def work(self) -> bool:
-        """One step, if it is due."""
+        """Run one step, if it is due."""
         now_ns = self._clock.monotonic_ns()
         if self._is_frozen:
             self._drop_round()
@@ -155,7 +155,7 @@ class CleanResourceService(Service):
         return native.load(self._cleaning, "asked") == native.load(self._cleaning, "answered") + 1
 
     def _request(self) -> tuple[int, Request | None]:
-        """(number, what was asked); (0, None) when nothing was. What makes no sense is answered without deleting."""
+        """Return (number, request); (0, None) if there is none. An invalid request is answered without a deletion."""
         if not self._is_asked():
             return 0, None
         asked = native.load(self._cleaning, "asked")
@@ -165,12 +165,12 @@ class CleanResourceService(Service):
         return asked, Request(None if reserved_ms < 0 else reserved_ms, percent)
 
     def pause_s(self) -> float:
-        """Until the next step or round; a request by hand wakes the cleaner."""
+        """Return the time until the next step or round; a request by hand wakes the cleaner earlier."""
         until_ns = self._due_ns if self._steps is None else self._resume_ns
         return min(PAUSE_S_MAX, max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9))
 
     def drain(self) -> bool:
-        """A stop waits for no deletion: a file without a name is freed with its descriptor."""
+        """End at once: a stop does not wait for a deletion, since a file without a name is freed with its descriptor."""
         return False
 
     def close(self) -> None:
@@ -183,10 +183,10 @@ class CleanResourceService(Service):
 
 
 class DiskSpaceProbe:
-    """Looks, publishes what it saw, and refuses puts or takes them again."""
+    """Measures the disks, publishes the result, and refuses puts or accepts them again."""
 
     def __init__(self, context: ServiceContext, shared: ms_cleaning, measure: Callable[[], Sequence[DiskUse]]) -> None:
-        """`shared`: the `struct ms_cleaning *`; `measure` gives the use of the log's and the queues' file system."""
+        """`shared`: the `struct ms_cleaning *`; `measure` returns the use of the log's and the queues' file system."""
         self._control = context.memory.control
         self._cleaning = shared
         self._rules = CleanRules.of(context.config)
@@ -195,11 +195,11 @@ class DiskSpaceProbe:
         self._refusing = 0
 
     def take_settings(self, config: EngineConfig) -> None:
-        """The limits, from the next look on. From another thread than the looks'."""
+        """Take the limits, from the next check on; called by another thread than look()."""
         self._rules = CleanRules.of(config)
 
     def look(self) -> bool:
-        """One look; whether puts are taken."""
+        """Check the disks once; return whether puts are accepted."""
         uses = self._measure()
         line = self._cleaning
         log, queues = uses[0], uses[-1]
@@ -225,7 +225,7 @@ class DiskSpaceProbe:
 
 
 class DiskSpaceWatch:
-    """The probe in a thread of its own, looking each PROBE_INTERVAL_S."""
+    """The probe in a thread of its own, which checks each PROBE_INTERVAL_S."""
 
     def __init__(self, probe: DiskSpaceProbe, interval_s: float = PROBE_INTERVAL_S) -> None:
         self._probe = probe
@@ -253,7 +253,7 @@ _COUNTERS = ("removed_segments", "removed_bytes", "removed_queue_files", "remove
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What a clean-up deleted, and where the log begins since."""
+    """The files that a clean-up has deleted, and the new start of the log."""
 
     segments: int
     bytes: int
@@ -265,7 +265,7 @@ class Cleaned:
 def clean_stopped(store: MessageStore, config: EngineConfig, log_end: int, request: Request,
                   progress: Callable[[int, int | None], None] = lambda done, total: None,
                   clock: CleaningClock | None = None) -> Cleaned:
-    """Do what was asked by hand, all of it. Raises DiskError; then the rest is for the next time."""
+    """Execute a request by hand completely. After a DiskError the next call does the rest."""
     clock = clock or CleaningClock()
     control, shared = ffi.new("struct ms_control *"), native_cleaning.private()
     for position in (control.wrote, control.committed, control.flushed, control.reput_from):
@@ -288,14 +288,17 @@ def clean_stopped(store: MessageStore, config: EngineConfig, log_end: int, reque
 
 def ask_to_clean(memory: EngineMemory, request: Request, timeout_s: float,
                  progress: Callable[[int, int | None], None] = lambda done, total: None) -> Cleaned:
-    """What the cleaner deleted. StoreBusyError: another request is under way; EngineUnavailableError: the engine
-    stopped; DiskError: it could not delete; EngineError after `timeout_s`, the cleaner continues."""
+    """Send a request to the cleaner and return what it has deleted.
+
+    StoreBusyError: another request is being executed; EngineUnavailableError: the engine has stopped; DiskError: a deletion
+    failed; EngineError: not complete within `timeout_s`, and the cleaner continues.
+    """
     with Cleaning(memory.folder) as cleaning:
         if not try_lock(cleaning.shared.descriptor, 0, "the cleaner's shared object"):
             raise StoreBusyError("another `pyengine clean` is waiting for the cleaner")
         block = cleaning.block
         deadline_s = time.monotonic() + timeout_s
-        _wait(memory, block, native.load(block, "asked"), deadline_s, lambda: None)  # of an asker that died
+        _wait(memory, block, native.load(block, "asked"), deadline_s, lambda: None)  # of a sender that died
         before = {name: native.load(block, name) for name in _COUNTERS}
         native.store(block, "asked_reserved_ms", -1 if request.reserved_ms is None else request.reserved_ms)
         native.store(block, "asked_used_percent", request.used_percent)
