@@ -104,7 +104,7 @@ class HAClient(Service):
         self._acks_flushed = config.acks_flushed
         self._log = LocalLog(context.store.root, self._segment_bytes)
         self._notes = ReplicationNotes(context)
-        self._notes.note()  # from its first moment on the store is known for a slave
+        self._notes.note()  # from now on the note says that the store is a slave
         self._tables = TableSink(context.store.root, self._load_flushed, context.report)
         self._notes.also = self._tables.apply
         self._notes.start()
@@ -159,12 +159,12 @@ class HAClient(Service):
         return self._link is not None
 
     def _remedy(self, offset: int) -> str:
-        """What its operator can do about a master that has nothing, or other bytes, from `offset` on."""
+        """Return what the operator can do if the master has no bytes, or different ones, from `offset` on."""
         return REJOIN if offset >= self._load_confirm() else MASTER_LOST
 
     @property
     def blocked_reason(self) -> str:
-        """What keeps it from noting how far it is; that it is not linked shows elsewhere."""
+        """Why its progress cannot be noted; `status` shows a missing link elsewhere."""
         return self._notes.blocked.text or self._tables.blocked.text
 
     def pause_s(self) -> float:
@@ -184,7 +184,7 @@ class HAClient(Service):
         self._log.close()
 
     def _leave(self) -> None:
-        """The engine stops: the entry under way is finished and reported; then connection and session end."""
+        """Finish and report the current entry, then close connection and session, since the engine stops."""
         try:
             if self._link is not None:
                 if self._sequence and self._writer is not None:
@@ -201,7 +201,7 @@ class HAClient(Service):
     # ---- connecting -----------------------------------------------------------------
 
     def _is_settled(self) -> bool:
-        """Whether the own end is one to start from: all of it in the files, and as durable as reports promise."""
+        """Whether the own log can be reported: all of it is in the files, and as durable as reports promise."""
         if self._memory.state != native.STATE_RUNNING:
             self._retry_ns = self._clock_ns() + REFUSED_PAUSE_NS
             return False
@@ -252,7 +252,7 @@ class HAClient(Service):
             raise GreetingError(f"its term cannot be noted: {self._notes.blocked.text}")
 
     def _begin_of(self, end: int) -> int:
-        """The first report: `ha_compare_bytes` or more below the own end, on a record boundary; 1 where 0 would mean another thing."""
+        """Return the first report: a record boundary at least `ha_compare_bytes` below the own end; 1 in place of 0, which has a use."""
         low = max(0, native.load_position(self._control.min_offset), self._served_from)
         if end == 0:
             return 1 if self._from_byte_1 else 0
@@ -263,7 +263,7 @@ class HAClient(Service):
         return boundary or 1
 
     def _drop(self, said: str, pause_s: float | None = None) -> None:
-        """The connection is over, for a reason that is told; when to try again."""
+        """Close the connection, report the reason, and decide when to try again."""
         if self._has_appended or self._clock_ns() - self._linked_ns > HEALTHY_NS:
             self._tries = 0
         if pause_s is None:
@@ -301,12 +301,12 @@ class HAClient(Service):
     # ---- one round ------------------------------------------------------------------
 
     def _is_plain(self, link: MasterLink) -> bool:
-        """Whether nothing is half received, under way or to be reported: then C can follow."""
+        """Whether no record is incomplete, no entry pending and no report due: then C can run."""
         return (bool(self._load_linked()) and not self._sequence and not self._stream.waiting_bytes and self._cutter.is_between_frames
                 and self._acked == self._stream.own_end and not link.has_unsent)
 
     def _follow_in_c(self, link: MasterLink, writer: producing.ProducerSession, follow: FollowLoop) -> None:
-        """Receive, append and report until something is not ordinary, or for a step; then go on with what C leaves."""
+        """Let C receive, append and report, for a step or until a case that it does not handle; then handle that case."""
         due_ns = self._sent_ns + self._heartbeat_ns - self._clock_ns()
         row = self._look.row if self._look is not None else None
         before = self._stream.own_end
@@ -332,7 +332,7 @@ class HAClient(Service):
         self._look_for_silence(now_ns)
 
     def _go_round(self, link: MasterLink, writer: producing.ProducerSession) -> None:
-        """Read, submit, take the answer, report: whatever of it can be done now."""
+        """Read, submit, take the answer and report, as far as each is possible now."""
         now_ns = self._clock_ns()
         has_read = False
         if not self._sequence:
@@ -367,7 +367,7 @@ class HAClient(Service):
             raise LinkLostError(f"the master was silent for {self._silence_ns / 1e9:g} s")
 
     def _is_held_up(self) -> bool:
-        """Whether bytes wait here, so that the master's silence says nothing."""
+        """Whether received bytes wait here, so that a silent master is not a lost one."""
         return self._stream.waiting_bytes >= BACKLOG_BYTES
 
     def _take(self, link: MasterLink, data: memoryview) -> None:
@@ -408,7 +408,7 @@ class HAClient(Service):
                      + ("" if link.seals.into else ", by RocketMQ's own protocol: what is sent has no checksum"))
 
     def _check_first_header(self, offset: int) -> None:
-        """The first header need not be for what was asked: then it says why."""
+        """Check the offset of the first header; if it is not the requested one, it tells the reason."""
         if offset == self._begin:
             return
         if self._begin == 0:  # asked for the last segment, which is not the first one
@@ -425,7 +425,7 @@ class HAClient(Service):
             "with an empty directory")
 
     def _take_heartbeat(self, offset: int) -> None:
-        """A heartbeat: once, the master was slow; twice with nothing in between, its log ends there."""
+        """Handle a heartbeat: after one the master may be slow; after two without bytes in between its log ends there."""
         if offset != self._last_heartbeat:
             self._last_heartbeat = offset
             self._store_master_end(offset)
@@ -485,7 +485,7 @@ class HAClient(Service):
             self._under_way = (run.offset, run.end)
 
     def _collect(self, writer: producing.ProducerSession, deadline_ns: int) -> None:
-        """Take the answer to the entry under way, if it comes in time."""
+        """Take the answer to the pending entry, if it arrives in time."""
         code, answer = writer.take_answer(self._sequence, deadline_ns)
         if code == producing.AGAIN:
             return
@@ -517,7 +517,7 @@ class HAClient(Service):
             self._look.state(LINK_TRANSFER, said)
 
     def _abandon_entry(self) -> None:
-        """An entry under way belongs to the connection that ends; where it ends up shows in the own end."""
+        """Forget the pending entry of a connection that ends; if it is appended, the own log's end shows it."""
         if self._sequence and self._writer is not None:
             code, _ = self._writer.take_answer(self._sequence, self._clock_ns() + 100_000_000)
             if code:
@@ -528,13 +528,13 @@ class HAClient(Service):
     # ---- reports --------------------------------------------------------------------
 
     def _goal(self) -> int:
-        """What there is to report, now or once it is flushed."""
+        """Return the offset to report, now or once it is flushed."""
         return self._stream.own_end if self._stream.is_equal else self._acked
 
     def _acknowledge(self, link: MasterLink, now_ns: int) -> None:
         """Report what was appended, or repeat the last report as a heartbeat.
 
-        Not before the master has sent anything: until then it is unknown whether it has this log at all.
+        It does so only after the master has sent bytes: until then it is unknown whether the master has this log at all.
         """
         goal = self._goal()
         if self._acks_flushed:

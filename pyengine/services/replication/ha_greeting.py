@@ -3,9 +3,9 @@
     slave                                            master
     HELLO      8 bytes that no report begins with  ->
                                                    <- CHALLENGE  a number used once
-    PROOF      its UUID, its term, its own number,
+    PROOF      UUID, role and term, its own number,
                HMAC-SHA256 over all so far         ->
-                                                   <- WELCOME    its UUID, its term, HMAC-SHA256 over all so far
+                                                   <- WELCOME    UUID, role and term, HMAC-SHA256 over all so far
 
 The secret is never sent. A peer that does not have it gets only the CHALLENGE, and a recorded greeting cannot be replayed,
 since the numbers differ. Both ends derive the keys of the link's seals (csrc/seal.cdef.h) from secret and greeting. Only HELLO
@@ -54,11 +54,11 @@ class SecretError(EngineError):
 
 
 class GreetingError(EngineError):
-    """The other side is not one that may be spoken to, or cannot prove that it is."""
+    """The peer may not connect, or cannot prove that it has the secret."""
 
 
 class Secret:
-    """The file that `ha_secret_file` names. It is read at each greeting, so that a new secret needs no restart."""
+    """The file of the setting `ha_secret_file`. It is read at each greeting, so that a new secret needs no restart."""
 
     def __init__(self, root: str | os.PathLike[str], config: EngineConfig) -> None:
         self._path = Path(root) / config.ha_secret_file if config.ha_secret_file else None
@@ -69,7 +69,7 @@ class Secret:
         return self._path is not None
 
     def read(self) -> bytes:
-        """What it holds, without the white space around it. SecretError; also where others may read the file."""
+        """Return its content without surrounding white space. SecretError, also if other users may read the file."""
         assert self._path is not None
         try:
             with open_private(self._path, "the secret", "ha_secret_file", SecretError) as file:
@@ -115,7 +115,7 @@ class Seals(NamedTuple):
 
 
 def may_follow(master: Introduction, term: int) -> None:
-    """GreetingError where a slave that has followed a master of `term` must not follow this one."""
+    """Raise GreetingError if a slave that has followed a master of `term` must not follow this one."""
     if master.term < term:
         raise GreetingError(f"it is a master of term {master.term}, and this store has followed one of term {term}, which took its place")
     if master.is_fenced:
@@ -123,10 +123,10 @@ def may_follow(master: Introduction, term: int) -> None:
 
 
 class MasterGreeting:
-    """The side that was connected to: `take` bytes until it is known who speaks.
+    """The master's side of a greeting: pass the received bytes to `take` until the peer is known.
 
-    `introduce` says who this store is now. Afterwards `peer` is who the other side has proven to be, and None for
-    one that speaks RocketMQ's own protocol.
+    `introduce` returns this store's current introduction. Afterwards `peer` is the introduction that the peer has proven, None
+    for one that uses RocketMQ's own protocol.
     """
 
     def __init__(self, secret: Secret, introduce: Callable[[], Introduction], *, may_be_plain: bool) -> None:
@@ -139,7 +139,7 @@ class MasterGreeting:
         self._said = b""   # both sides' words so far
 
     def take(self, data: bytes) -> tuple[bytes, bytes]:
-        """(what to answer, bytes that were not used); call it again with those and what comes next. GreetingError, SecretError."""
+        """Return (the answer, unused bytes); call it again with those and the next bytes. GreetingError, SecretError."""
         if self.is_over:
             return b"", data
         if not self._said:
@@ -187,7 +187,7 @@ class MasterGreeting:
 
 
 def greet_master(exchange: Callable[[bytes, int], bytes], secret: bytes, own: Introduction) -> tuple[Introduction, Seals]:
-    """The side that connects. `exchange(words, size)` sends and gives the next `size` bytes. GreetingError, and what `exchange` raises."""
+    """Greet a master. `exchange(words, size)` sends, and returns the next `size` bytes. GreetingError, and errors of `exchange`."""
     challenge = exchange(ha_wire.HELLO, len(ha_wire.CHALLENGE))
     if challenge != ha_wire.CHALLENGE:
         raise GreetingError("it answers without asking for a proof: is it a master of RocketMQ? Then name its address in ha_allow_plain")
@@ -214,9 +214,9 @@ INTERVAL_S = 1.0
 
 
 class ReplicationNotes:
-    """Notes the role and the confirmed position of one engine, and how far a slave's master was heard of.
+    """Notes the role and the confirmed offset of one engine and, of a slave, the last known end of its master's log.
 
-    `blocked`: why nothing can be noted at present.
+    `blocked`: why the file cannot be written at present.
     """
 
     def __init__(self, context: ServiceContext) -> None:
@@ -245,33 +245,33 @@ class ReplicationNotes:
 
     @property
     def term(self) -> int:
-        """Of the master that this store is, or follows."""
+        """The term of the master that this store is, or follows."""
         return self._term
 
     @property
     def known_term(self) -> int:
-        """The highest that this store knows of."""
+        """The highest term that this store knows of."""
         return max(self._term, self._fenced_by)
 
     @property
     def is_fenced(self) -> bool:
-        """Whether a master of a higher term has taken the place of this one."""
+        """Whether a master with a higher term has replaced this one."""
         return self._fenced_by > self._term
 
     def follow(self, term: int) -> None:
-        """A slave has met the master of that term: noted when this returns, unless `blocked` says why not, then each second."""
+        """Note, as a slave, the term of its master, before this returns; if that fails, `blocked` says why, and it is tried each second."""
         if term > self._term:
             self._term = term
             self.note()
 
     def fence(self, term: int) -> None:
-        """A master has heard of that term; noted as follow() does."""
+        """Note, as a master, a term that another store has; like follow()."""
         if term > self._fenced_by:
             self._fenced_by = term
             self.note()
 
     def note(self) -> bool:
-        """Write the file if it can say more than it does; whether it was written."""
+        """Write the file if its content has changed; return whether it was written."""
         with self._lock:
             return self._note()
 
@@ -294,7 +294,7 @@ class ReplicationNotes:
         return True
 
     def close(self) -> None:
-        """The last note."""
+        """Write the last note, and end the thread."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()

@@ -70,12 +70,12 @@ class JoinRefusedError(CorruptionError):
 
 def join(store: MessageStore, config: EngineConfig, min_offset: int, end_offset: int,
          remembered: int = 0) -> Join:
-    """Ask the master at `config.ha_master_address`. The store's log is [min_offset, end_offset), settled by recovery.
+    """Ask the master at `config.ha_master_address`. The store's log is [min_offset, end_offset), as recovery has left it.
 
-    `remembered`: how far it was confirmed as a dead engine's memory says, which is newer than the note; 0 nothing.
+    `remembered`: the confirmed offset in a dead engine's memory, which may be newer than the note; 0 if there is none.
 
     EngineUnavailableError: a new store whose master cannot be reached. A store that has a log
-    starts without its master; the replicator compares once it is there. JoinRefusedError.
+    starts without its master; the replicator compares when it has connected. JoinRefusedError.
     """
     call = MasterCall(Secret(store.root, config), PlainPeers(config), lambda: _introduce(store.root, is_master=False),
                       lambda master: _meet(store.root, config, master))
@@ -101,9 +101,9 @@ def _introduce(root: str | os.PathLike[str], *, is_master: bool) -> Introduction
 
 
 def _meet(root: str | os.PathLike[str], config: EngineConfig, master: Introduction) -> None:
-    """As a slave: note the master's term before anything of its log counts.
+    """As a slave, note the master's term before this store uses its log.
 
-    A store that was a master last stays one that is fenced until its replicator follows (ReplicationNotes.follow): a start
+    A store that was a master stays a fenced one until its replicator follows (ReplicationNotes.follow): a start
     that is refused, or killed, must not leave a master of the new term.
     """
     file = ReplicationStateFile(root)
@@ -117,7 +117,7 @@ def _meet(root: str | os.PathLike[str], config: EngineConfig, master: Introducti
 
 
 def ask_peers(root: str | os.PathLike[str], config: EngineConfig) -> tuple[str, ...]:
-    """As a master, before the first put: note it where one of `ha_peers` knows of a higher term; sentences for the report."""
+    """As a master, before the first put: note a higher term if one of `ha_peers` has it; return sentences for the report."""
     notes = []
     if config.ha_peers and not config.ha_secret_file and config.broker_role != "SLAVE":
         notes.append("ha_peers says where another master may be, but without ha_secret_file none is asked")
@@ -137,7 +137,7 @@ def ask_peers(root: str | os.PathLike[str], config: EngineConfig) -> tuple[str, 
 
 
 def call_peer(root: str | os.PathLike[str], config: EngineConfig, address: str, introduce: Callable[[], Introduction]) -> MasterLink:
-    """A link to another master, on which both have said who they are. LinkLostError."""
+    """Connect to another master and exchange introductions. LinkLostError."""
     call = MasterCall(Secret(root, config), PlainPeers(EngineConfig()), introduce, lambda _: None)
     return MasterLink(address, call, PEER_TIMEOUT_S)
 
@@ -160,7 +160,7 @@ def _old_store(store: MessageStore, config: EngineConfig, call: MasterCall, low:
 
 def _check_floor(store: MessageStore, config: EngineConfig, cut_at: int, end_offset: int, remembered: int,
                  why: str) -> None:
-    """JoinRefusedError when confirmed bytes would be cut."""
+    """Raise JoinRefusedError if confirmed bytes would be truncated."""
     state, said = ReplicationStateFile(store.root).read()
     floor = min(end_offset, max(remembered, state.confirm if state is not None else 0))
     if said and state is None:
@@ -198,7 +198,7 @@ def _not_reached(config: EngineConfig, error: EngineError) -> EngineUnavailableE
 
 
 def _first_offset(config: EngineConfig, call: MasterCall) -> int:
-    """Where the master's whole log begins."""
+    """Return the start of the master's whole log."""
     with contextlib.closing(_Look(config, call, _FIRST)) as look:
         first = look.first_offset()
         if first != _FIRST:
@@ -221,7 +221,7 @@ def _begin_of_last_segment(config: EngineConfig, call: MasterCall) -> int:
 
 
 class _Outcome(enum.Enum):
-    """What one look found."""
+    """The outcome of one connection."""
 
     EQUAL = "equal up to the own end"
     DIFFERS = "other bytes at `at`"
@@ -231,7 +231,7 @@ class _Outcome(enum.Enum):
 
 
 class _Comparison:
-    """Reads the master's log from one record boundary after the other until it is clear where the logs differ."""
+    """Compares the logs from one record boundary after another until it is known where they differ."""
 
     def __init__(self, config: EngineConfig, call: MasterCall, log: LocalLog, low: int, end: int) -> None:
         self._config = config
@@ -242,7 +242,7 @@ class _Comparison:
         self._address = config.ha_master_address
 
     def run(self) -> tuple[int | None, str]:
-        """(None, "") when the own log is a beginning of the master's; else (the boundary where to cut, why)."""
+        """Return (None, "") if the own log is the beginning of the master's; else (the boundary for the cut, the reason)."""
         span = max(1, self._config.ha_compare_bytes)
         begin = self._boundary(self._end - span)
         told_end = seen = -1
@@ -275,7 +275,7 @@ class _Comparison:
         raise LinkLostError(f"{self._address} answers something else each time")
 
     def _beside(self, begin: int) -> int:
-        """Where to look when a RocketMQ master sends nothing for `begin`: it ends there or before, or begins later."""
+        """Return where to compare next if a RocketMQ master sends nothing for `begin`: its log ends there or before, or begins later."""
         last = _begin_of_last_segment(self._config, self._call)
         if last > begin:
             own_last = self._end - self._end % self._log.segment_bytes
@@ -307,7 +307,7 @@ class _Comparison:
 
 
 class _Look:
-    """One connection: begin at a position and see what comes. `at` is the position that the outcome speaks of."""
+    """One connection: begin at an offset and compare what the master sends. `at` is the offset of the outcome."""
 
     def __init__(self, config: EngineConfig, call: MasterCall, report: int) -> None:
         self._report = report
@@ -320,18 +320,18 @@ class _Look:
         self.at = -1
 
     def first_offset(self) -> int:
-        """The offset of the first header."""
+        """Return the offset in the first header."""
         self._link.report(self._report)
         self.at, piece = next(self._pieces)
         self._has_body = len(piece) > 0
         return self.at
 
     def sends_something(self) -> bool:
-        """After first_offset(): whether bytes come, or only the same heartbeat again."""
+        """Whether, after first_offset(), the master sends bytes, and not only the same heartbeat again."""
         return self._has_body or len(next(self._pieces)[1]) > 0
 
     def compare(self, log: LocalLog, end: int, told_end: int) -> _Outcome:
-        """Compare the own log up to `end` with what comes. `told_end`: where the master said before that it ends."""
+        """Compare the own log up to `end` with the received bytes. `told_end`: the end that the master has reported before."""
         # Nothing beyond the own end is kept, so that no record is too long.
         stream = RecordStream(self._report, end, log, self._segment_bytes, end)
         self._link.report(self._report)
