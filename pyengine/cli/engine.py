@@ -31,7 +31,7 @@ SEGMENTS_AHEAD = 2
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=3600.0, show_default=True,
               help="Longest wait for readiness, in seconds.")
 @click.option("--take-over", is_flag=True,
-              help="End the supervisor that runs, at once, and take its workers over: an upgrade without a stop.")
+              help="End the running supervisor at once and adopt its workers: an upgrade without a stop.")
 @broker_conf_option
 def start(
     store: Path, settings: dict[str, str], as_json: bool, foreground: bool, timeout_s: float, take_over: bool,
@@ -39,17 +39,17 @@ def start(
 ) -> int:
     """Start the engine of a store, and return when it is ready.
 
-    A store that does not exist is created; its file sizes are then fixed. One that was
-    not stopped in order is recovered first. Living workers of a supervisor that was
-    killed are taken over without recovery, as they run: settings that differ from theirs
-    are refused; workers of another build of pyengine are then restarted one by one. The
+    If STORE does not exist, the command creates it; its file sizes are then fixed. If the
+    store was not stopped in order, the command recovers it first. If only the supervisor was
+    killed, a new one adopts the living workers without recovery: it refuses settings that
+    differ from theirs, and then restarts workers of another build of pyengine one by one. The
     engine's log is STORE/engine.log.
 
     Space: two segments are allocated ahead, an index file with the first key, and 64 KiB
     for each queue. For small stores make smaller files, as below.
 
     --broker-conf takes a RocketMQ broker's delay levels, retention, role, flush mode, sizes and store host for this
-    run; what is not taken or differs from the store is named on stderr (`config explain --broker-conf` lists all).
+    run, and names on stderr what it does not take or what differs from the store (`config explain --broker-conf` lists all).
 
     Exit codes: 0 running, 6 running but read-only (degraded), 3 refused for damage,
     5 already running, running with other settings, or open in a broker.
@@ -101,12 +101,12 @@ def stay(store: Path, settings: dict[str, str]) -> NoReturn:
 @click.command()
 @store_command
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True,
-              help="Longest wait, in seconds; the engine goes on stopping after that.")
+              help="Longest wait, in seconds; after that the engine still continues to stop.")
 def stop(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float) -> None:
     """Stop the engine of a store: puts are refused, everything is flushed, `abort` is removed.
 
-    The next start then needs no recovery, and a RocketMQ broker may open the store. An
-    engine that does not run is not an error.
+    The next start then needs no recovery, and a RocketMQ broker may open the store. If no
+    engine runs, the command succeeds.
 
     \b
     Examples:

@@ -104,9 +104,9 @@ class Standing:
 def promote(store: Path, settings: dict[str, str], as_json: bool, role: str, force: bool, timeout_s: float) -> ExitCode:
     """Turn a slave into a master, which takes puts.
 
-    A stopped slave gets its new role in config/engine.toml, and its master's address is
-    taken out. One that runs is stopped in order and started again with the settings it
-    had. It must have everything that is known of its master's log; what a lost
+    The command writes the new role into config/engine.toml and removes the master's address
+    from it. It stops a running slave in order and starts it again with the settings it
+    had. The slave must have everything that it knows of its master's log; what a lost
     master had beyond that cannot be known. With ha_secret_file the old master refuses puts once the two
     meet; nothing else stops it, so look that it takes no more. docs/replication.md has the way back.
 

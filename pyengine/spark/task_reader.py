@@ -472,7 +472,7 @@ class QueuePartReader(TaskReader):
                 raise DataLossError(f"{path} was deleted after the query was planned; {REMEDY}") from None
             return None
         if len(data) != length:
-            raise CorruptionError(f"{path} is shorter here than its like: is this a replica that lags, or another store?")
+            raise CorruptionError(f"{path} is shorter than the other files of its kind: is this a replica that lags, or another store?")
         return data
 
     def _gather(self, scanner: ColumnScanner, one: QueueSlice, part: QueuePart, run: _Run) -> Iterator[RawBatch]:
