@@ -29,7 +29,7 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.paths import StorePaths, segment_name, without_log_folders
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
 from pyengine.ipc.crashed_engine_memory import rebuild_alone
-from pyengine.ipc.live_reader import LiveStoreReader, check_now, flushed_end, log_held, open_store
+from pyengine.ipc.live_reader import LiveStoreReader, check_now, flushed_end, log_held, lost_end, open_store
 from pyengine.native.failpoint import failpoint
 from pyengine.native.scan import walk
 from pyengine.results import ReadLevel
@@ -114,7 +114,8 @@ def backup_store(root: Path, dest: Destination, *, read_back: bool = False, prog
 
     `read_back`: check the backup afterwards, as check_backup does. A run after an interrupted one continues it. UsageError if
     `dest` is another store's or has other files, or if the flushed offset of the store is unknown; StoreBusyError while the
-    store is recovered or `dest` is in use; CorruptionError if a segment is missing.
+    store is recovered or `dest` is in use; CorruptionError if a segment is missing, and if the store has lost what an earlier
+    backup in `dest` has: that backup stays as it is.
     """
     started_s = time.monotonic()
     name = f"backup-{zlib.crc32(dest.where.encode()):08x}"  # the same name in each run: it renews the hold of a backup that was killed
@@ -151,20 +152,33 @@ class _Backup:
         uuid = store_identity(self._root)
         self._refuse_foreign(before or unfinished, uuid)
         self._known = (*(before.pieces if before else ()), *(unfinished.pieces if unfinished else ()))
-        manifest = self._cut(uuid, 1 + (before.number if before else 0))
+        manifest = self._cut(uuid, before)
         hold.move(manifest.min_offset)
         self._note(PROGRESS, manifest)
         reused = self._reusable(manifest)
         manifest = self._copy_log(replace(manifest, pieces=tuple(reused)), hold)
+        if before is not None and self.rewritten_bytes and self.damage:  # not cut and gone on otherwise: the copy is what is whole
+            self._clear(before)
+            raise self._kept(before, f"the log of {self._root} is damaged at {self.damage[0]}, where the backup has other bytes")
         manifest = replace(manifest, tables=tuple(self._write_tables(manifest.number)))
         failpoint("backup_manifest_due")
         self._note(MANIFEST, manifest)
         failpoint("backup_manifest_written")
+        self._clear(manifest)
+        return manifest
+
+    def _clear(self, manifest: Manifest) -> None:
+        """Remove what the backup of this manifest does not consist of."""
         kept = {one.name for one in manifest.files}
         found = self._dest.sizes()
         self._dest.remove([name for name in found if name not in kept and name.startswith(_OURS)])
         self._dest.remove([name for name in (PROGRESS, *_TEMPORARY) if name in found])
-        return manifest
+
+    def _kept(self, before: Manifest, why: str) -> CorruptionError:
+        """The error for a store whose backup, made before it was damaged, may be the only copy."""
+        return CorruptionError(
+            f"{why}: nothing of backup {before.number} in {self._dest.where} was changed. {command('check', self._root)} says what to do; "
+            f"{command('restore', self._dest.where, 'NEW')} makes a store of that backup; back up what is left into another destination")
 
     def _refuse_foreign(self, before: Manifest | None, uuid: str) -> None:
         names = self._dest.sizes().keys() - set(_TEMPORARY)
@@ -174,13 +188,13 @@ class _Backup:
             raise UsageError(f"{self._dest.where} holds a backup of another store ({before.store}, {before.uuid}): give {self._root} "
                              "a destination of its own")
 
-    def _cut(self, uuid: str, number: int) -> Manifest:
+    def _cut(self, uuid: str, before: Manifest | None) -> Manifest:
         """Decide what to back up, as a manifest without pieces and tables; from now on the engine does not delete it."""
         if self._store.is_live:
             with log_held(self._root):  # waits until deletions that began before our hold are over
                 pass
         self._tables = list(_config_tables(self._root))
-        end = self._flushed_end()
+        end = self._whole_end(before, self._flushed_end())
         starts = [start for start in self._store.commit_log.starts() if start < end]
         first = starts[0] if starts else end
         for expected, start in zip(range(first, end, self._segment_bytes), [*starts, -1]):
@@ -191,7 +205,8 @@ class _Backup:
         is_own = watermark.watermark is not None and not watermark.is_copied
         self._tables += _ends_of_empty_queues(self._store)
         return Manifest(
-            number=number, uuid=uuid, store=str(self._root.absolute()), taken_ms=time.time_ns() // 1_000_000, min_offset=first, end=end,
+            number=1 + (before.number if before else 0), uuid=uuid, store=str(self._root.absolute()),
+            taken_ms=time.time_ns() // 1_000_000, min_offset=first, end=end,
             verified_from=watermark.watermark.verified_from if is_own and watermark.watermark else None,
             settings=_kept_settings(self._store), pieces=())
 
@@ -200,6 +215,27 @@ class _Backup:
             return flushed_end(self._store)
         except UsageError as error:
             raise UsageError(f"{self._root} cannot be backed up now, because it is not known how far its log is durable: {error}") from None
+
+    def _whole_end(self, before: Manifest | None, end: int) -> int:
+        """Up to where the log is copied: `end`, or what is there beyond it of a store at rest that has lost its end, or is damaged there.
+
+        CorruptionError where a backup in the destination has more: it may be the only copy. A broker's store has no other witness.
+        """
+        synced = lost_end(self._store)
+        is_shorter = before is not None and before.end > end
+        is_own = self._store.is_live or read_watermark(self._root).watermark is not None  # else the loss of its end was accepted
+        if before is not None and is_shorter and (synced is not None or not is_own):
+            why = f"backup {before.number} reaches {before.end}" if synced is None else f"everything up to {synced} had been synced"
+            raise self._kept(before, f"the log of {self._root} ends at {end}, but {why}, so its end is lost or damaged")
+        if synced is None:
+            return end
+        there = end
+        for start in self._store.commit_log.starts():
+            if start <= there < start + self._segment_bytes:
+                there = min(start + self._segment_bytes, synced)
+        if there == end:
+            self.damage.append(end)  # else the walk of what is copied finds it
+        return there
 
     def _reusable(self, manifest: Manifest) -> list[Piece]:
         """Return the pieces of earlier backups that exist and have the log's bytes, ascending, without gaps in a segment."""

@@ -28,7 +28,7 @@ from pyengine.ipc.store_lock import look
 from pyengine.native import control as native
 from pyengine.native import waiting
 from pyengine.results import ReadLevel
-from pyengine.storage.checkpoint import abort_file_exists
+from pyengine.storage.checkpoint import abort_file_exists, read_watermark
 from pyengine.storage.config import EngineConfig, check_keywords
 from pyengine.storage.engine_id import read_boot_id, read_engine_id, read_epoch
 from pyengine.storage.mapped_file import MappedFileQueue
@@ -322,6 +322,16 @@ class LiveStoreReader(StoreReader):
         if self._memory is not None:
             self._replaced.append(self._memory)
             self._memory = None
+
+
+def lost_end(store: LiveStoreReader) -> int | None:
+    """Up to where a store at rest had synced its log, by its own watermark, if the log ends before that; else None."""
+    if store.is_live or store_use(store.root) is not StoreUse.CLOSED:
+        return None
+    reading = read_watermark(store.root)  # first: an engine may run meanwhile, and write on
+    if reading.watermark is None or reading.is_copied:
+        return None
+    return reading.watermark.flushed if reading.watermark.flushed > store.max_physical_offset(ReadLevel.COMMITTED) else None
 
 
 def flushed_end(store: LiveStoreReader) -> int:
