@@ -49,11 +49,11 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BinaryType, DateType, IntegerType, LongType, NestedField, StringType, TimestamptzType
 
-from pyengine.errors import CorruptionError, EngineError, ExitCode, UsageError, require_extra
+from pyengine.errors import CorruptionError, EngineError, ExitCode, UsageError, command, require_extra
 from pyengine.formats.constants import TRANSACTION_DISCARD_TOPIC
 from pyengine.formats.paths import segment_start
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
-from pyengine.ipc.live_reader import LiveStoreReader, flushed_end, log_held, open_store
+from pyengine.ipc.live_reader import LiveStoreReader, flushed_end, log_held, lost_end, open_store
 from pyengine.native.failpoint import failpoint
 from pyengine.native.scan import walk
 from pyengine.results import ReadLevel
@@ -157,6 +157,8 @@ def write_tables(
         if state is None and pattern is not None and not allow_missing:
             _require_match(store, pattern)
         name = f"tables-{zlib.crc32(str(dest).encode()):08x}"
+        if not allow_loss:
+            _require_end(store)
         hold_ms = max(round(hold_hours * HOUR_MS), HOLD_MS_MIN, round(3000 * interval_s) if follow else 0)
         hold = KeptHold(root, name, f"tables in {dest}", min(hold_ms, HOLD_MS_MAX))
         if not hold.is_written and store.is_live:
@@ -230,6 +232,15 @@ def _require_match(store: LiveStoreReader, pattern: re.Pattern[str]) -> None:
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise UsageError(f"topic pattern {pattern.pattern!r} matches none of the {len(known)} topics of {store.root}{hint}: with "
                          "--allow-missing tables are begun all the same")
+
+
+def _require_end(store: LiveStoreReader) -> None:
+    """CorruptionError for a store at rest whose log ends before what it had synced."""
+    synced = lost_end(store)
+    if synced is not None:
+        raise CorruptionError(f"the log of {store.root} ends at {store.max_physical_offset(ReadLevel.COMMITTED)}, but everything up to "
+                              f"{synced} had been synced: {command('check', store.root)} says what to do; with --allow-loss the tables get "
+                              "what is there")
 
 
 class _Filling:

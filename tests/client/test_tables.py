@@ -140,6 +140,18 @@ def test_each_topic_is_a_table_and_a_second_run_adds_what_is_new(engine, tmp_pat
     assert write_tables(engine.root, tmp_path / "lake", to).commits == 0
 
 
+def test_a_stopped_store_that_has_lost_its_end_is_damage_unless_that_is_given_up(engine, tmp_path):
+    put(engine.root, "orders", 400)
+    engine.stop()
+    last = sorted((engine.root / "commitlog").iterdir())[-1]
+    last.unlink()
+    with pytest.raises(CorruptionError, match=rf"ends at {int(last.name)}, but everything up to \d+ had been synced: `pyengine check"):
+        write_tables(engine.root, tmp_path / "lake", "delta")
+    assert os.listdir(tmp_path / "lake") == [] and read_log_holds(engine.root) == []
+    report = write_tables(engine.root, tmp_path / "lake", "delta", allow_loss=True)
+    assert 0 < report.messages["orders"] < 400 and report.offset == int(last.name)
+
+
 @pytest.mark.ci
 @both
 def test_kills_after_random_commits_lose_and_double_nothing(engine, tmp_path, rng, to):
