@@ -223,7 +223,7 @@ class _Backup:
         """
         synced = lost_end(self._store)
         is_shorter = before is not None and before.end > end
-        is_own = self._store.is_live or read_watermark(self._root).watermark is not None  # else the loss of its end was accepted
+        is_own = self._store.is_live or read_watermark(self._root).watermark is not None  # whose loss was accepted
         if before is not None and is_shorter and (synced is not None or not is_own):
             why = f"backup {before.number} reaches {before.end}" if synced is None else f"everything up to {synced} had been synced"
             raise self._kept(before, f"the log of {self._root} ends at {end}, but {why}, so its end is lost or damaged")
