@@ -128,9 +128,11 @@ def prepared(asked: argparse.Namespace, folder: Path) -> tuple[Path, Path, Spark
     if not store.exists():
         messages = write_log(store, asked.log_bytes, asked.body_bytes, min(SEGMENT_BYTES, asked.log_bytes))
         print(f"{messages:,} messages of {asked.body_bytes} bytes", file=sys.stderr)
-        end = sum(segment.stat().st_size for segment in StorePaths(store).commit_log.iterdir())
-        watermark_path(store).parent.mkdir()
-        write_watermark(store, DurableWatermark(uuid.uuid4().hex, 1, end))  # as an engine leaves it, so the plan need not walk the log
+        rebuild_alone(store, load_config(store, {}))  # queues and watermark as an engine leaves them, so the plan need not walk the log
+        with open_store(store) as reader:
+            end = reader.max_physical_offset()
+        watermark_path(store).parent.mkdir(exist_ok=True)
+        write_watermark(store, DurableWatermark(uuid.uuid4().hex, 1, end))
     return store, native, session("bench", cores=asked.cores)
 
 
