@@ -48,4 +48,17 @@
 #define ms_prefetch_to_store(address) __builtin_prefetch((address), 1)
 #endif
 
+#define MS_ENTRY_AHEAD_BYTES 384 /* a small message with its topic and properties, in a ring or in the log */
+
+/* Fetch ahead the lines of memory[at, at + bytes) that begin below memory[memory_bytes]. */
+static inline void ms_prefetch_range(const uint8_t *memory, uint64_t memory_bytes, uint64_t at, uint64_t bytes, int to_store)
+{
+    for (uint64_t end = at + bytes; at < end && at < memory_bytes; at += MS_CACHE_LINE_BYTES) {
+        if (to_store)
+            ms_prefetch_to_store(memory + at);
+        else
+            ms_prefetch(memory + at);
+    }
+}
+
 #endif

@@ -20,7 +20,6 @@
 #define UNANSWERED_NS 1000000 /* so long a put sleeps on `confirm` before it asks for its answer */
 #define BUSY_MS_MAX 10000000
 #define MILLISECOND_NS 1000000
-#define NEXT_ENTRY_BYTES 384 /* a small message with its topic and properties */
 
 void ms_producer_attach(struct ms_producer *producer)
 {
@@ -206,9 +205,8 @@ static void announce(struct ms_producer *producer)
     MS_FAILPOINT("producer_entry_published");
     ms_latch_wakeup_unmarked(&producer->control->latch[MS_WRITER], producer->writer_semaphore);
     /* While the writer works: the lines that it read a round of the ring ago are this CPU's again before the next entry. */
-    uint64_t place = producer->tail & (producer->ring_bytes - 1);
-    for (uint64_t at = place; at < place + NEXT_ENTRY_BYTES && at < producer->ring_bytes; at += MS_CACHE_LINE_BYTES)
-        ms_prefetch_to_store(producer->ring + at);
+    uint64_t at = producer->tail & (producer->ring_bytes - 1);
+    ms_prefetch_range(producer->ring, producer->ring_bytes, at, MS_ENTRY_AHEAD_BYTES, 1);
 }
 
 static void publish(struct ms_producer *producer, uint64_t bytes)

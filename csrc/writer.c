@@ -24,7 +24,6 @@
 /* All sessions are looked at again after this time for each of them. One look takes about a sixteenth of it. */
 #define LOOK_INTERVAL_NS 64
 #define ALWAYS_ACTIVE_MAX 8 /* as many sessions cost nothing: each pass looks at all of them */
-#define ENTRY_AHEAD_BYTES 384 /* a small message with its topic and properties, in the ring and in the log */
 #define SPIN_GAP 4 /* spins long: what may lie between two entries for the next spin to be worth it; covers our waking up */
 
 int64_t ms_writer_bytes(void)
@@ -684,10 +683,8 @@ static void begin_turn(struct ms_writer *writer)
 /* The lines of the next entry come from its producer's CPU together, not one after the other as they are read. */
 static void prefetch_entry(const struct ms_writer_session *own, uint64_t tail)
 {
-    uint64_t place = own->head & (own->ring_bytes - 1);
-    uint64_t bytes = tail - own->head < ENTRY_AHEAD_BYTES ? tail - own->head : ENTRY_AHEAD_BYTES;
-    for (uint64_t at = place; at < place + bytes && at < own->ring_bytes; at += MS_CACHE_LINE_BYTES)
-        ms_prefetch(own->ring + at);
+    uint64_t bytes = tail - own->head < MS_ENTRY_AHEAD_BYTES ? tail - own->head : MS_ENTRY_AHEAD_BYTES;
+    ms_prefetch_range(own->ring, own->ring_bytes, own->head & (own->ring_bytes - 1), bytes, 0);
 }
 
 /* After a pass, while its producer reads the answer: what the next small pass stores to is this CPU's before it begins. */
@@ -695,9 +692,8 @@ static void prefetch_places(const struct ms_writer *writer)
 {
     if (writer->current.memory == NULL || writer->is_gathering || writer->current.base < 0)
         return;
-    int64_t place = writer->position - writer->current.base;
-    for (int64_t at = place; at < place + ENTRY_AHEAD_BYTES && at < writer->segment_bytes; at += MS_CACHE_LINE_BYTES)
-        ms_prefetch_to_store(writer->current.memory + at);
+    uint64_t at = (uint64_t)(writer->position - writer->current.base);
+    ms_prefetch_range(writer->current.memory, (uint64_t)writer->segment_bytes, at, MS_ENTRY_AHEAD_BYTES, 1);
     const struct ms_writer_session *own = writer->touched_before_count == 1 ? &writer->sessions[writer->touched_before[0]] : NULL;
     if (own != NULL && own->session != NULL)
         ms_prefetch_to_store(&own->session->completion[(own->acked + 1) % MS_COMPLETIONS]);
