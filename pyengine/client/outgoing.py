@@ -67,7 +67,7 @@ class OutgoingMessage:
 
     topic: str
     body: bytes
-    queue_id: int = 0
+    queue_id: int | None = 0
     tags: str | None = None
     keys: str | Iterable[str] | None = None
     properties: Mapping[str, str] | None = None
@@ -75,11 +75,17 @@ class OutgoingMessage:
     delay_level: int = 0
     unique_key: str | None = None
     deliver_at: datetime | int | None = None
+    sharding_key: str | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether it has no properties except tags."""
         return self.keys is None and self.properties is None and self.unique_key is None
+
+    @property
+    def is_common(self) -> bool:
+        """Whether it has nothing but topic, queue, tags and body, which C puts without Python."""
+        return self.is_plain and not self.delay_level and self.deliver_at is None and self.flag == 0 and self.sharding_key is None
 
 
 @dataclass(frozen=True, slots=True)

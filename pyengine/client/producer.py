@@ -204,26 +204,15 @@ class Producer(ProducerFront):
                  timeout_s: float | None = None, deliver_at: datetime | int | None = None,
                  sharding_key: str | None = None) -> PutResult:
         """Handle a put() with any combination of arguments."""
+        message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, deliver_at,
+                                  sharding_key)
         try:
-            if queue_id is None or sharding_key is not None:
-                queue_id, properties = self._chosen(topic, queue_id, sharding_key, properties)
-                if (wait and not flag and not delay_level and timeout_s is None and deliver_at is None and properties is None
-                        and keys is None and unique_key is None):
-                    return self.put(topic, body, queue_id=queue_id, tags=tags)  # in C, if this topic and queue are remembered now
-            message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, deliver_at)
+            if queue_id is None and message.is_common and wait and timeout_s is None:
+                return self.put(topic, body, queue_id=self._choose_queue(message), tags=tags)  # in C, once it is remembered
             entry = self._entry(message, wait)
         except PutRefusedError as refused:
-            return refused.result(topic, queue_id or 0)
-        self._remember(message, entry)
+            return refused.result(topic, message.queue_id or 0)
         return cast(PutResult, self._puts.put_and_wait(entry, timeout_s))
-
-    def _remember(self, message: OutgoingMessage, entry: PutEntry) -> None:
-        """Let C handle puts of this topic, queue and tags from now on."""
-        plain = message.is_plain and not message.delay_level and message.deliver_at is None and message.flag == 0
-        plain = plain and message.topic.__class__ is str and (message.tags is None or message.tags.__class__ is str)
-        if plain and message.queue_id.__class__ is int:  # True is not queue 1
-            prefix = self._puts.native.prefix(entry.topic, entry.properties, message.queue_id, 0)
-            _keep(self._prefixes, (message.topic, message.queue_id, message.tags, 0), prefix)
 
     def _put_async_any(self, topic: str, body: bytes, *, queue_id: int | None = 0, tags: str | None = None,
                        keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
@@ -231,28 +220,23 @@ class Producer(ProducerFront):
                        timeout_s: float | None = None, deliver_at: datetime | int | None = None,
                        sharding_key: str | None = None) -> PutFuture:
         """Handle a put_async() with any combination of arguments."""
+        message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, deliver_at,
+                                  sharding_key)
         try:
-            if queue_id is None or sharding_key is not None:
-                queue_id, properties = self._chosen(topic, queue_id, sharding_key, properties)
-            message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, deliver_at)
             entry = self._entry(message, wait)
         except PutRefusedError as refused:
-            return resolved(refused.result(topic, queue_id or 0))
-        self._remember(message, entry)
+            return resolved(refused.result(topic, message.queue_id or 0))
         return self._puts.submit(entry, timeout_s)
 
     def _put_many_any(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = 0, tags: str | None = None,
                       keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                       wait: bool = True, timeout_s: float | None = None, sharding_key: str | None = None) -> PutManyResult:
         """Handle a put_many() with any combination of arguments."""
+        message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag, sharding_key=sharding_key)
         try:
-            if queue_id is None or sharding_key is not None:
-                queue_id, properties = self._chosen(topic, queue_id, sharding_key, properties)
-            message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag)
             entry = self._many_entry(message, bodies, wait)
         except PutRefusedError as refused:
-            return refused.many_result(topic, queue_id or 0)
-        self._remember(message, entry)
+            return refused.many_result(topic, message.queue_id or 0)
         return cast(PutManyResult, self._puts.put_and_wait(entry, timeout_s))
 
     def put_many_async(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = 0, tags: str | None = None,
@@ -260,13 +244,11 @@ class Producer(ProducerFront):
                        flag: int = 0, wait: bool = True, timeout_s: float | None = None,
                        sharding_key: str | None = None) -> PutFuture:
         """Like put_many(), but return a Future of the PutManyResult at once; see put_async()."""
+        message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag, sharding_key=sharding_key)
         try:
-            if queue_id is None or sharding_key is not None:
-                queue_id, properties = self._chosen(topic, queue_id, sharding_key, properties)
-            message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag)
             entry = self._many_entry(message, bodies, wait)
         except PutRefusedError as refused:
-            return resolved(refused.many_result(topic, queue_id or 0))
+            return resolved(refused.many_result(topic, message.queue_id or 0))
         return self._puts.submit(entry, timeout_s)
 
     def put_batch(self, topic: str, messages: Iterable[BatchMessage | bytes], *, queue_id: int | None = 0,
@@ -277,11 +259,11 @@ class Producer(ProducerFront):
         `properties` are appended to those of each message. Together the messages obey max_message_size_bytes. The
         result has the offsets of the first message, and all message ids joined by commas.
         """
+        message = OutgoingMessage(topic, b"", queue_id, properties=properties, sharding_key=sharding_key)
         try:
-            if queue_id is None or sharding_key is not None:
-                queue_id, properties = self._chosen(topic, queue_id, sharding_key, properties)
+            queue_id = self._choose_queue(message)
             name = self._topic_bytes(topic)
-            shared = self._properties(OutgoingMessage(topic, b"", properties=properties))
+            shared = self._properties(message)
             members = []
             for each in arguments.several(messages, "messages", "an iterable of BatchMessage or bytes"):
                 each = each if isinstance(each, BatchMessage) else BatchMessage(outgoing.body_bytes(each))
@@ -292,7 +274,7 @@ class Producer(ProducerFront):
             if not members:
                 raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "put_batch got no messages: give at least one")
         except PutRefusedError as refused:
-            return refused.result(topic, queue_id or 0)
+            return refused.result(topic, message.queue_id or 0)
         header = self._header(native.BATCH, name, shared)
         header.queue_id = queue_id
         context = PutContext(native.BATCH, topic, queue_id, self._store_host, self._puts.waits if wait else 0)
@@ -425,16 +407,16 @@ class Producer(ProducerFront):
         properties: Mapping[str, str] | None, flag: int, unique_key: str, sharding_key: str | None, more: Mapping[str, str],
     ) -> RawMessage:
         """Return a message of a transaction, with the properties `more`; PutError if put() would refuse it."""
+        message = OutgoingMessage(topic, body, queue_id, properties=properties, sharding_key=sharding_key)
         try:
             self._topic_bytes(topic)
-            if queue_id is None or sharding_key is not None:
-                queue_id, properties = self._chosen(topic, queue_id, sharding_key, properties)
-            pieces = [outgoing.properties_text(tags, keys, properties, unique_key)]
+            queue_id = self._choose_queue(message)
+            pieces = [outgoing.properties_text(tags, keys, message.properties, unique_key)]
             pieces += [f"{name}{NAME_VALUE_SEPARATOR}{outgoing.property_value(value, name)}" for name, value in more.items()]
             data = outgoing.body_bytes(body)
             self._refuse_sizes(len(data), queue_id, flag)
         except PutRefusedError as refused:
-            raise PutError(f"{refused.status.name}: {refused.reason}", refused.result(topic, queue_id or 0)) from None
+            raise PutError(f"{refused.status.name}: {refused.reason}", refused.result(topic, message.queue_id or 0)) from None
         return RawMessage(topic, data, queue_id=queue_id, properties_text=PROPERTY_SEPARATOR.join(pieces), flag=flag,
                           born_timestamp_ms=time.time_ns() // 1_000_000)
 
@@ -466,25 +448,28 @@ class Producer(ProducerFront):
 
     # ---- choice of the queue ------------------------------------------------------
 
-    def _chosen(self, topic: str, queue_id: int | None, sharding_key: str | None,
-                properties: Mapping[str, str] | None) -> tuple[int, Mapping[str, str] | None]:
-        """Choose the queue of a put; (queue id, properties). PutRefusedError for an illegal topic."""
-        self._topic_bytes(topic)
+    def _choose_queue(self, message: OutgoingMessage) -> int:
+        """The message's queue, chosen and set where it names none or has a sharding key; PutRefusedError for an illegal topic."""
+        if message.sharding_key is None and message.queue_id is not None:
+            return message.queue_id
+        self._topic_bytes(message.topic)
         if self._choice is None:
             self._choice = QueueChoice(self._puts.root, self._default_topic_queue_nums)
-        if sharding_key is None:
-            return self._choice.next_queue(topic), properties
-        if queue_id:
+        if message.sharding_key is None:
+            message.queue_id = self._choice.next_queue(message.topic)
+            return message.queue_id
+        if message.queue_id:
             raise UsageError("queue_id and sharding_key exclude each other")
-        properties = {} if properties is None else arguments.mapping(properties, "properties")
-        return (self._choice.queue_of(topic, arguments.text(sharding_key, "sharding_key")),
-                {**properties, PROPERTY_SHARDING_KEY: sharding_key})
+        properties = {} if message.properties is None else arguments.mapping(message.properties, "properties")
+        message.queue_id = self._choice.queue_of(message.topic, arguments.text(message.sharding_key, "sharding_key"))
+        message.properties = {**properties, PROPERTY_SHARDING_KEY: message.sharding_key}
+        return message.queue_id
 
     # ---- entries ------------------------------------------------------------------
 
     def _entry(self, message: OutgoingMessage, wait: bool) -> PutEntry:
         """Check and encode a message, for the delay schedule if it is delivered later; or raise PutRefusedError."""
-        topic, queue_id, body = message.topic, message.queue_id, message.body
+        topic, queue_id, body = message.topic, self._choose_queue(message), message.body
         name = self._topic_bytes(topic)
         if message.tags is not None:
             arguments.text(message.tags, "tags")
@@ -500,10 +485,12 @@ class Producer(ProducerFront):
         header = self._header(native.PUT, name, text)
         header.queue_id, header.flag, header.payload_bytes = queue_id, message.flag, len(body)
         context = PutContext(native.PUT, topic, queue_id, self._store_host, self._puts.waits if wait else 0)
+        self._remember(message, name, text)
         return PutEntry(header, name, text, context, body)
 
     def _many_entry(self, message: OutgoingMessage, bodies: Sequence[bytes], wait: bool) -> PutEntry:
         """Return put_many's entry, all bodies with what they share; or raise PutRefusedError."""
+        queue_id = self._choose_queue(message)
         name = self._topic_bytes(message.topic)
         text = self._properties(message)
         arguments.several(bodies, "bodies", "a sequence of bytes")
@@ -511,7 +498,7 @@ class Producer(ProducerFront):
             bodies = list(bodies)
         if not bodies:
             raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "put_many got no bodies: give at least one")
-        self._refuse_sizes(0, message.queue_id, message.flag)
+        self._refuse_sizes(0, queue_id, message.flag)
         try:
             lengths, joined = native.pack_many(bodies)
         except TypeError:
@@ -519,10 +506,18 @@ class Producer(ProducerFront):
         if len(lengths) + len(joined) > native.SIDE_BYTES_MAX - 131072:
             raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "put_many takes at most 256 MiB at once: split it")
         header = self._header(native.MANY, name, text)
-        header.queue_id, header.flag, header.count = message.queue_id, message.flag, len(bodies)
+        header.queue_id, header.flag, header.count = queue_id, message.flag, len(bodies)
         header.payload_bytes = len(lengths) + len(joined)
-        context = PutContext(native.MANY, message.topic, message.queue_id, self._store_host, self._puts.waits if wait else 0)
+        context = PutContext(native.MANY, message.topic, queue_id, self._store_host, self._puts.waits if wait else 0)
+        self._remember(message, name, text)
         return PutEntry(header, name, text, context, lengths, joined)
+
+    def _remember(self, message: OutgoingMessage, name: bytes, text: bytes) -> None:
+        """Let C handle puts of this topic, queue and tags from now on."""
+        queue_id = message.queue_id
+        common = message.is_common and type(message.topic) is str and (message.tags is None or type(message.tags) is str)
+        if common and type(queue_id) is int:  # True is not queue 1
+            _keep(self._prefixes, (message.topic, queue_id, message.tags, 0), self._puts.native.prefix(name, text, queue_id, 0))
 
     def _with_members(self, entry: PutEntry, members: list[BatchMember]) -> PutResult | None:
         """Add the members to a batch's entry; return a refusal if they are too large together."""
