@@ -11,6 +11,9 @@ from typing import Any, TypeVar
 
 from pyengine.errors import UsageError
 
+INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1  # Java's int and long: of the files, the wire and the settings
+INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
+
 _Each = TypeVar("_Each")
 
 

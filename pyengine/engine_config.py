@@ -11,9 +11,10 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pyengine.arguments import INT32_MAX
 from pyengine.errors import ConfigError, UsageError
 from pyengine.formats.index_file import IndexLayout
-from pyengine.settings import INT32_MAX, Setting, setting, settings_of, split_address
+from pyengine.settings import Setting, setting, settings_of, split_address
 
 DAY_MS = 86_400_000
 HA_PORT = 10_912  # RocketMQ's default

@@ -20,7 +20,6 @@ BYTE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 <<
 MILLISECOND_UNITS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 TRUE_WORDS = frozenset(("true", "yes", "on", "1"))
 FALSE_WORDS = frozenset(("false", "no", "off", "0"))
-INT32_MAX = 2**31 - 1
 
 _NUMBER_WITH_UNIT = re.compile(r"([+-]?\d[\d_]*)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pyengine import arguments
 from pyengine._front import ProducerFront
+from pyengine.arguments import INT32_MAX, INT32_MIN
 from pyengine.client import outgoing
 from pyengine.client.outgoing import (
     TRANSACTION_DEFAULTS,
@@ -75,7 +76,6 @@ if TYPE_CHECKING:
     from pyengine.ipc.session_client import ProducerSession
 
 _Key = TypeVar("_Key")
-_INT32_MAX = 0x7FFFFFFF
 _REMEMBERED_MAX = 100_000  # topics, tags and prefixes whose bytes are kept: some 40 MB where a program uses as many
 
 
@@ -585,10 +585,10 @@ class Producer(ProducerFront):
             raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL,
                           f"the body has {body_size} bytes, {self._puts.max_message_bytes} are possible: split it or raise "
                           "max_message_size_bytes")
-        if not 0 <= arguments.integer(queue_id, "queue_id") <= _INT32_MAX:
-            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"the queue id {queue_id} is not in 0 .. {_INT32_MAX}")
-        if not -_INT32_MAX - 1 <= arguments.integer(flag, "flag") <= _INT32_MAX:
-            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"the flag {flag} is not in {-_INT32_MAX - 1} .. {_INT32_MAX}")
+        if not 0 <= arguments.integer(queue_id, "queue_id") <= INT32_MAX:
+            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"the queue id {queue_id} is not in 0 .. {INT32_MAX}")
+        if not INT32_MIN <= arguments.integer(flag, "flag") <= INT32_MAX:
+            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"the flag {flag} is not in {INT32_MIN} .. {INT32_MAX}")
 
     def _topic_bytes(self, topic: str) -> bytes:
         name = self._topics.get(topic) if isinstance(topic, str) else None

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from pyengine.arguments import INT64_MAX, INT64_MIN
 from pyengine.errors import FormatError
 from pyengine.formats.constants import (
     CQ_EXT_ADDRESS_MAX,
@@ -71,7 +72,6 @@ def is_ext_address(tags_code: int) -> bool:
 
 
 _UNIT_HEAD = struct.Struct(">hqqh")
-_ADDRESS_BASE = -(1 << 63)
 
 
 class ConsumeQueueExtUnit(NamedTuple):
@@ -87,7 +87,7 @@ def decode_ext_address(tags_code: int) -> int:
     """The byte offset in the extension that a queue entry's tags code names; FormatError if it names none."""
     if not is_ext_address(tags_code):
         raise FormatError(f"tags code {tags_code} is no extension address")
-    return tags_code - _ADDRESS_BASE
+    return tags_code - INT64_MIN
 
 
 def unpack_ext_unit(buffer: Readable, at: int = 0) -> ConsumeQueueExtUnit | None:
@@ -107,7 +107,6 @@ def unpack_ext_unit(buffer: Readable, at: int = 0) -> ConsumeQueueExtUnit | None
 
 
 NOT_QUEUED = (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK)
-_QUEUE_OFFSET_MAX = 2**63 - 1
 _OFFSETS = f"{PROPERTY_INNER_MULTI_QUEUE_OFFSET}\x01".encode()
 
 
@@ -172,4 +171,4 @@ def _pieces(text: str | None) -> list[str]:
 
 
 def _is_offset(number: str) -> bool:
-    return number.isascii() and number.isdigit() and len(number) <= 19 and int(number) <= _QUEUE_OFFSET_MAX
+    return number.isascii() and number.isdigit() and len(number) <= 19 and int(number) <= INT64_MAX

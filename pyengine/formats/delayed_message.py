@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pyengine.arguments import INT32_MAX, INT64_MAX
 from pyengine.errors import ConfigError
 from pyengine.formats.constants import (
     PROPERTY_DELAY,
@@ -39,8 +40,6 @@ DELIVER_AT_DAYS_MAX = 40
 LATE_MS_MAX = 1000  # what a message with a time of its own may be late by where a level fits
 _NO_TARGETS = frozenset(("", TIMER_TOPIC, SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC, TRANSACTION_DISCARD_TOPIC))
 _OF_LEVEL = (PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID)
-_INT32_MAX = 0x7FFFFFFF
-_INT64_MAX = (1 << 63) - 1
 _TIME_DIGITS_MAX = 19
 _QUEUE_DIGITS_MAX = 10
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -111,7 +110,7 @@ def delivery_of(message: Message, now_ms: int = 0, delays_ms: Sequence[int] = ()
 def _timed_delivery(properties: dict[str, str], now_ms: int, delays_ms: Sequence[int]) -> Delivery | str:
     topic = properties.get(PROPERTY_TIMED_TOPIC, "")
     queue_id = _queue_id(properties.get(PROPERTY_TIMED_QUEUE_ID, ""))
-    deliver_at_ms = _number(properties.get(PROPERTY_DELIVER_AT, ""), _TIME_DIGITS_MAX, _INT64_MAX)
+    deliver_at_ms = _number(properties.get(PROPERTY_DELIVER_AT, ""), _TIME_DIGITS_MAX, INT64_MAX)
     if topic in _NO_TARGETS or queue_id is None or deliver_at_ms is None:
         return f"it does not say which topic, which queue and when ({PROPERTY_DELIVER_AT})"
     rest = {name: properties[name] for name in hash_map_order(properties) if name not in _OF_LEVEL}
@@ -123,7 +122,7 @@ def _timed_delivery(properties: dict[str, str], now_ms: int, delays_ms: Sequence
 
 
 def _queue_id(text: str) -> int | None:
-    return _number(text, _QUEUE_DIGITS_MAX, _INT32_MAX)
+    return _number(text, _QUEUE_DIGITS_MAX, INT32_MAX)
 
 
 def _number(text: str, digits_max: int, most: int) -> int | None:

@@ -13,14 +13,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from pyengine import arguments
+from pyengine.arguments import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN
 from pyengine.errors import UsageError
 
 TEXT_MAX_CHARS = 16 * 1024
 DEPTH_MAX = 50     # brackets, NOT and signs within each other; each takes some frames of the interpreter's stack
 CHAINED_MAX = 100  # comparisons of a comparison, as in `a = b = c`, in one condition
 
-_INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
-_LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
 _LONG_DIGITS = 19  # int() itself refuses texts of thousands of digits with an error
 
 _TOKENS = re.compile(
@@ -258,10 +257,10 @@ class _Parser:
 
     def _whole(self, token: str) -> int:
         digits = token.rstrip("lL")
-        number = int(digits) if len(digits) <= _LONG_DIGITS else _LONG_MAX + 1
-        if number > _LONG_MAX:
-            raise self._error(f"{digits[:32]} is more than {_LONG_MAX}")
-        return _Int(number) if number <= _INT_MAX else number
+        number = int(digits) if len(digits) <= _LONG_DIGITS else INT64_MAX + 1
+        if number > INT64_MAX:
+            raise self._error(f"{digits[:32]} is more than {INT64_MAX}")
+        return _Int(number) if number <= INT32_MAX else number
 
     def _fraction(self, token: str) -> float:
         number = float(token)
@@ -351,11 +350,11 @@ def _negative(part: _Expression) -> _Expression:
     def evaluate(properties: Properties) -> Value:
         value = part.evaluate(properties)
         if isinstance(value, _Int):
-            return _Int(_wrapped(-value, _INT_MIN, _INT_MAX))
+            return _Int(_wrapped(-value, INT32_MIN, INT32_MAX))
         if isinstance(value, float):
             return -value
         if isinstance(value, int) and not isinstance(value, bool):
-            return _wrapped(-value, _LONG_MIN, _LONG_MAX)
+            return _wrapped(-value, INT64_MIN, INT64_MAX)
         return None
 
     return _Expression(evaluate)
@@ -417,7 +416,7 @@ def _like(text: str, number: int | float) -> int | float:
     """The number that the text says, of the other side's class."""
     if isinstance(number, float):
         return _java_double(text)
-    low, high = (_INT_MIN, _INT_MAX) if isinstance(number, _Int) else (_LONG_MIN, _LONG_MAX)
+    low, high = (INT32_MIN, INT32_MAX) if isinstance(number, _Int) else (INT64_MIN, INT64_MAX)
     if not _JAVA_INT.fullmatch(text) or max(text) > "\uffff":
         raise _NoAnswerError
     sign, digits = (text[0], text[1:]) if text[0] in "+-" else ("", text)

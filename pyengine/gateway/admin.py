@@ -15,6 +15,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from pyengine.arguments import INT64_MAX
 from pyengine.engine_config import AT_ONCE
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.constants import LMQ_PREFIX, SCHEDULE_TOPIC
@@ -36,7 +37,7 @@ from pyengine.gateway.names import (
     topic_fault,
 )
 from pyengine.gateway.positions import LEVEL, OFFSETS_MAX, GroupOffsets
-from pyengine.gateway.wire import INT64_MAX, IntKeys, ObjectKeys, WireError, read_json, write_json
+from pyengine.gateway.wire import IntKeys, ObjectKeys, WireError, read_json, write_json
 from pyengine.ipc.control_block import EngineMemory, read_run_settings
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.ipc.session_client import ask_for_settings

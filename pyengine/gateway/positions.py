@@ -14,12 +14,12 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
+from pyengine.arguments import INT64_MAX
 from pyengine.errors import EngineError
 from pyengine.formats.record import Message
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Handlers, Request
 from pyengine.gateway.names import OWN_GROUP_PREFIXES, Names, group_fault, topic_fault
-from pyengine.gateway.wire import INT64_MAX
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import ReadLevel
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key

@@ -15,13 +15,14 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
+from pyengine.arguments import INT64_MAX
 from pyengine.errors import EngineError
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Connection, Handlers, Request
 from pyengine.gateway.members import BROADCASTING, SUBSCRIPTION_CHARS_MAX, Members, Subscription, expression_fault, subscription_of
 from pyengine.gateway.names import DEAD_PREFIX, Names, group_fault
 from pyengine.gateway.positions import LEVEL, Positions
-from pyengine.gateway.wire import INT64_MAX, WireError
+from pyengine.gateway.wire import WireError
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import GetRecords, GetStatus
 from pyengine.storage.config_table import PERM_READ, SubscriptionGroup

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyengine.arguments import INT32_MAX
+
 JSON_FORM, BINARY_FORM = 0, 1
 ANSWER, ONE_WAY = 1, 2          # bits of `flag`
 HEADER_BYTES_MAX = 64 << 10     # of a request: its properties have at most 32,767
@@ -21,9 +23,7 @@ FIELDS_MAX = 256
 JSON_BYTES_MAX = 1 << 20        # of a body that is JSON: a heartbeat, a list of queues
 VERSION = 409                   # RemotingCommand's number for 4.9.8
 LANGUAGES = ("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST")
-INT32_MAX = 0x7FFFFFFF
 CODE_MAX = 0x7FFF            # of a binary header
-INT64_MAX = (1 << 63) - 1
 
 _LENGTH = struct.Struct(">i")
 _MARK = struct.Struct(">I")

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine._native import ffi, lib
+from pyengine.arguments import INT64_MAX
 from pyengine.errors import InvariantError
 from pyengine.formats.index_file import IndexHeader, IndexLayout
 from pyengine.native.flush import MappedSegment, raise_disk_error
@@ -46,7 +47,6 @@ FAILED = lib.MS_DISPATCH_FAILED
 NEEDS_EXT = lib.MS_DISPATCH_NEEDS_EXT
 
 _TOUCHED_PLACES = 1024
-I64_MAX = (1 << 63) - 1
 
 
 class DispatchLoop:
@@ -254,7 +254,7 @@ def count_entries(fd: int, file_bytes: int, path: str) -> int:
     return count
 
 
-def live_entries(entries: Buffer, below: int = I64_MAX) -> int:
+def live_entries(entries: Buffer, below: int = INT64_MAX) -> int:
     """How many whole entries are at the front of these bytes before one that is none or names an offset at or after `below`."""
     view = ffi.from_buffer(entries)
     count: int = lib.ms_queue_live_entries(view, len(view) // lib.MS_QUEUE_ENTRY_BYTES, below)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pyengine._native import ffi, lib
+from pyengine.arguments import INT64_MAX, INT64_MIN
 from pyengine.errors import UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.index_file import IndexLayout
@@ -198,8 +199,6 @@ BATCH_BYTES = 4 << 20
 BATCH_ROWS_MAX = 1 << 20
 BATCH_BYTES_MAX = 256 << 20  # offsets are 32 bits, and repaired text may be three times as long
 PROPERTY_PREFIX = "property."
-INT64_MAX = (1 << 63) - 1
-INT64_MIN = -(1 << 63)
 
 _NUMBERS = {
     "queueId": (lib.MS_COLUMN_QUEUE_ID, "int32"),

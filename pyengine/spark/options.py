@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from typing import Any, Literal, TypeGuard
 from urllib.parse import unquote
 
+from pyengine.arguments import INT32_MAX, INT64_MAX
 from pyengine.errors import UsageError
 from pyengine.formats.sql_filter import SqlFilter
 from pyengine.results import ReadLevel
@@ -25,8 +26,6 @@ from pyengine.storage.config import FIXED_NAMES, SETTINGS, fold
 
 AUTO, ARROW = "auto", "arrow"  # of the option fileSystem
 EARLIEST, LATEST = -2, -1  # as in the JSON of Spark's Kafka source
-INT32_MAX = 2**31 - 1
-INT64_MAX, INT64_MIN = 2**63 - 1, -(2**63)
 BATCH_ROWS_MAX, BATCH_BYTES_MAX = 1 << 20, 256 << 20  # those of native.columns, which an options page need not load
 
 QueueOffsets = dict[str, dict[int, int]]  # topic -> queue id -> offset, or EARLIEST or LATEST

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
+from pyengine.arguments import INT64_MAX, INT64_MIN
 from pyengine.errors import CorruptionError
-from pyengine.formats.constants import LMQ_PREFIX
-from pyengine.spark.options import EARLIEST, INT64_MAX, INT64_MIN, LATEST, QueueOffsets, ReadOptions
+from pyengine.spark.options import EARLIEST, LATEST, QueueOffsets, ReadOptions
 
 if TYPE_CHECKING:
     from pyengine.native.scan import ChooseQueue, QueueBounds

@@ -27,6 +27,7 @@ import numpy
 import pyarrow as pa
 from pyarrow import compute
 
+from pyengine.arguments import INT64_MAX, INT64_MIN
 from pyengine.errors import CorruptionError, FormatError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR, SYS_FLAG_COMPRESSED
 from pyengine.formats.paths import StorePaths, segment_name
@@ -48,7 +49,7 @@ from pyengine.spark.file_access import (
     open_tree,
     windows,
 )
-from pyengine.spark.options import INT64_MAX, INT64_MIN, ReadOptions
+from pyengine.spark.options import ReadOptions
 from pyengine.spark.partitions import REMEDY, DataLossError, LogRange, QueuePart, QueueSlice, Selection, queue_chooser
 from pyengine.spark.queue_entries import ENTRY, READ_ENTRIES, EntryCheck, WrongEntry, runs_of_segments, without_record
 from pyengine.spark.schema import HEADERS_TYPE, TIMESTAMP_TYPE, Column

@@ -54,6 +54,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pyengine.arguments import INT64_MAX
 from pyengine.errors import DiskError, FlushError, FormatError, StoreBusyError, UsageError, disk_error
 from pyengine.formats.paths import QUEUE_ID_MAX, StorePaths
 from pyengine.formats.small_file import (
@@ -265,7 +266,6 @@ def _sync(descriptor: int, path: Path) -> None:
 SEPARATOR = "@"
 FILE_NAME = "consumerOffset.json"
 GROUP_BYTES_MAX = 127
-OFFSET_MAX = (1 << 63) - 1
 _TRIES = 5
 _NOT_THE_FILES_FAULT = (*PASSING_ERRNOS, errno.EIO, errno.EACCES)
 
@@ -431,13 +431,12 @@ def _queue_id(text: str) -> int:
 
 
 def _offset(value: object) -> int:
-    if type(value) is not int or abs(value) > OFFSET_MAX:
+    if type(value) is not int or abs(value) > INT64_MAX:
         raise ValueError(f"{value!r} is no offset")
     return value
 
 
 NAME = "delayOffset.json"
-_INT64_MAX = (1 << 63) - 1
 
 
 class DelayOffsets:
@@ -467,6 +466,6 @@ def decode_delay_offsets(text: str) -> dict[int, int]:
         table = {int(level): int(offset) for level, offset in document["offsetTable"].items()}
     except PARSE_ERRORS as error:
         raise FormatError(f"no table of delay offsets: {error!r}") from error
-    if not all(level >= 1 and 0 <= offset <= _INT64_MAX for level, offset in table.items()):
+    if not all(level >= 1 and 0 <= offset <= INT64_MAX for level, offset in table.items()):
         raise FormatError("a level below 1, or an offset that no queue has")
     return table

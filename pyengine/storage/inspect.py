@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pyengine.arguments import INT64_MAX
 from pyengine.errors import disk_error
 from pyengine.formats.constants import INDEX_HEADER_BYTES, PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from pyengine.formats.consume_queue import is_ext_address
@@ -31,7 +32,7 @@ from pyengine.storage.checkpoint import read_checkpoint
 from pyengine.storage.consume_queue import ConsumeQueue, offset_by_time
 from pyengine.storage.index_file import RAW_HITS_MAX, query_raw
 from pyengine.storage.message_getter import Wanted
-from pyengine.storage.store_reader import TIMESTAMP_MAX_MS, StoreReader
+from pyengine.storage.store_reader import StoreReader
 
 MESSAGES_PER_GET = 32
 _CHECKPOINT_TIMES = struct.Struct(">qqq")
@@ -220,7 +221,7 @@ class _StoreView:
         last = headers[-1][1] if headers else IndexHeader()
         for topic in sorted(keys, key=_java_order):
             for key in sorted(keys[topic], key=_java_order):
-                hits = query_raw(self._reader.index, self._message_at, topic, key, 0, TIMESTAMP_MAX_MS, RAW_HITS_MAX)
+                hits = query_raw(self._reader.index, self._message_at, topic, key, 0, INT64_MAX, RAW_HITS_MAX)
                 yield {
                     "topic": topic,
                     "key": key,

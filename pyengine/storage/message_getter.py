@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from pyengine import arguments
 from pyengine._front import read_queue, read_records, use_message
+from pyengine.arguments import INT64_MAX
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
@@ -31,7 +32,6 @@ from pyengine.storage.consume_queue import ConsumeQueue
 from pyengine.storage.mapped_file import MappedFileQueue
 
 use_message(Message, decode_host)  # read_queue returns Messages whose fields are decoded at their first use
-OFFSET_MAX = (1 << 63) - 1
 SUB_ALL = "*"
 TAG_SEPARATOR = "||"
 _OF_SQL = re.compile(r"""[\s=<>()'"]""")
@@ -219,7 +219,7 @@ class MessageGetter:
         size_bytes = self._log.size_bytes
         start = physical_offset - physical_offset % size_bytes
         view = self._log.view(start) if self._log.start_of(physical_offset) is not None else None
-        return start, min(start + size_bytes, OFFSET_MAX), view
+        return start, min(start + size_bytes, INT64_MAX), view
 
 
 def _kept(messages: list[Message], numbers: list[int], keep: Callable[[Message], bool]) -> tuple[list[Message], list[int]]:

@@ -16,6 +16,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from pyengine.arguments import INT64_MAX
 from pyengine.errors import DiskError, FormatError
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import decode_config, encode_config
@@ -24,7 +25,6 @@ from pyengine.storage.durable_file import ConfigFile
 NAME = "replication.json"
 ROLES = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 DISPATCH_AT = ("committed", "replicated")
-_INT64_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +117,10 @@ def _decode(text: str) -> ReplicationState:
     if role not in ROLES:
         raise FormatError(f"{role!r} is no role")
     for position in (confirm, master_end):
-        if type(position) is not int or not 0 <= position <= _INT64_MAX:
+        if type(position) is not int or not 0 <= position <= INT64_MAX:
             raise FormatError(f"{position!r} is no position in a log")
     for number in (term, fenced_by):
-        if type(number) is not int or not 0 <= number <= _INT64_MAX:
+        if type(number) is not int or not 0 <= number <= INT64_MAX:
             raise FormatError(f"{number!r} is no term")
     if dispatch_at not in DISPATCH_AT:
         raise FormatError(f"{dispatch_at!r} is no place to dispatch at")

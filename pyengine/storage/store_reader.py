@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from pyengine import arguments
+from pyengine.arguments import INT32_MAX, INT64_MAX
 from pyengine.errors import CorruptionError, FormatError, NotAStoreError, UsageError, require_extra
 from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.formats.record import Message, decode_message_id, decode_record
@@ -45,9 +46,7 @@ if TYPE_CHECKING:
     from pyengine.engine_config import EngineConfig, Geometry
     from pyengine.storage.arrow import LogScanner
 
-TIMESTAMP_MAX_MS = (1 << 63) - 1
 FETCH_BYTES_MAX = 4 << 20
-_COUNT_MAX = (1 << 31) - 1
 _STORE_NAMES = ("commitlog", "consumequeue", "config", "checkpoint", "lock")
 
 
@@ -142,7 +141,7 @@ class StoreReader:
         """
         if max_messages < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
-        return self._counted_get(topic, queue_id, offset, min(max_messages, _COUNT_MAX), Wanted.of(tags, sql), level, None)
+        return self._counted_get(topic, queue_id, offset, min(max_messages, INT32_MAX), Wanted.of(tags, sql), level, None)
 
     def get_records(self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None,
                     level: ReadLevel | str | None, near_bytes: int | None) -> GetRecords | None:
@@ -159,7 +158,7 @@ class StoreReader:
             result: GetRecords | None = GetRecords(GetStatus.NO_MESSAGE_IN_QUEUE)
         else:
             min_offset = queue.min_offset(self.commit_log.min_offset, max_offset)
-            result = self.getter.records(queue, offset, min(max_messages, _COUNT_MAX), parse_subscription(tags), limit, min_offset,
+            result = self.getter.records(queue, offset, min(max_messages, INT32_MAX), parse_subscription(tags), limit, min_offset,
                                          max_offset, near_bytes)
         if result is not None:
             self._gets.count(result, time.perf_counter_ns() - began_ns)
@@ -232,7 +231,7 @@ class StoreReader:
         arguments.text(topic, "topic")
         arguments.text(key, "key")
         limit = self._queue_limit(level)
-        end = TIMESTAMP_MAX_MS if end_ms is None else end_ms
+        end = INT64_MAX if end_ms is None else end_ms
 
         def message_at(offset: int) -> Message | None:
             return self.message_below(offset, limit)

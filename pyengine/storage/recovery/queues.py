@@ -46,13 +46,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pyengine.arguments import INT64_MAX
 from pyengine.errors import DiskError, EngineError, FormatError, StoreRefusedError, disk_error
 from pyengine.formats.constants import CQ_ENTRY_BYTES, SCHEDULE_TOPIC
 from pyengine.formats.consume_queue import ENTRY, is_filler, is_live
 from pyengine.formats.paths import Root, StorePaths, is_queue_id_name
 from pyengine.formats.record import I64, QUEUE_OFFSET_AT, decode_record
 from pyengine.native import dispatch
-from pyengine.native.dispatch import I64_MAX
 from pyengine.storage.consume_queue import store_timestamp_ms
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets, Table, split_key
 from pyengine.storage.durable_writes import make_folders, sync_file, sync_folder, write_config
@@ -262,7 +262,7 @@ def _measure(queue: QueueState, files: Sequence[MappedFile]) -> QueueState:
     return replace(queue, end=end, max_physical_offset=max_physical_offset, last_offset=last[0] if last else None)
 
 
-def live_entries(path: Path, size_bytes: int, below: int = I64_MAX) -> tuple[int, tuple[int, int, int] | None]:
+def live_entries(path: Path, size_bytes: int, below: int = INT64_MAX) -> tuple[int, tuple[int, int, int] | None]:
     """Return the number of entries at the file's beginning, in at most `size_bytes`, and the last of them.
 
     They end before the first invalid entry, or the first of a record at or after offset `below`.

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
+from pyengine.arguments import INT64_MAX
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY, FILLER_BYTES, is_live
-from pyengine.native.dispatch import I64_MAX
 from pyengine.storage.recovery.queues import live_entries
 
 SEED = time.time_ns() & 0xFFFFFFFF
@@ -37,5 +37,5 @@ def test_entries_end_at_the_first_that_is_none_or_too_far(tmp_path, count):
         path.write_bytes(FILLER_BYTES * 3 + live + end)
         content = path.read_bytes()
         for size_bytes in (len(content), len(content) + CQ_ENTRY_BYTES, chance.randrange(len(content))):
-            for below in (I64_MAX, count * 100, chance.randrange(count * 100 + 1)):
+            for below in (INT64_MAX, count * 100, chance.randrange(count * 100 + 1)):
                 assert live_entries(path, size_bytes, below) == one_by_one(content, size_bytes, below), (size_bytes, below, end[:20])
