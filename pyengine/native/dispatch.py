@@ -18,7 +18,6 @@ from pyengine.errors import InvariantError
 from pyengine.formats.index_file import IndexHeader, IndexLayout
 from pyengine.native.flush import MappedSegment, raise_disk_error
 from pyengine.native.scan import REASONS, bounded
-from pyengine.native.waiting import StreamDetector
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -377,7 +376,7 @@ class ReputLoop:
 
     def __init__(self, control: ms_control, dispatch: DispatchLoop, stats: ms_store_stats, latch: Latch, *, segment_bytes: int,
                  batch_bytes: int, nap_ns: int, quiet_ns: int, allocator: Latch | None = None) -> None:
-        """Goes on at the published `reput_from`, up to `committed`. `nap_ns`, `quiet_ns`: those of StreamDetector.
+        """Goes on at the published `reput_from`, up to `committed`. `nap_ns`, `quiet_ns`: see csrc/stream.cdef.h.
         `allocator`: the latch of an allocator that brings pages in ahead of the writer."""
         self._loop = ffi.new("struct ms_reput *")
         self._kept = dispatch, latch, allocator
@@ -393,7 +392,7 @@ class ReputLoop:
         self._loop.base = self._loop.incomplete_end = self._loop.woken_up_to = -1
         self._loop.lag_is_known = not control.identity.replay_clock
         self.use_limit(control.committed)
-        StreamDetector(nap_ns, quiet_ns, ffi.addressof(self._loop, "stream"))
+        lib.ms_stream_begin(ffi.addressof(self._loop, "stream"), nap_ns, quiet_ns)
 
     @property
     def reput_from(self) -> int:

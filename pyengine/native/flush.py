@@ -14,7 +14,6 @@ from pyengine._native import ffi, lib
 from pyengine.errors import DiskError, DiskFullError, FlushError
 from pyengine.native.scan import REASONS
 from pyengine.native.store_stats import count_syncs
-from pyengine.native.waiting import StreamDetector
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -240,7 +239,7 @@ class PoolCommitLoop:
     def __init__(self, control: ms_control, latch: Latch, reputter: Latch, replicator: Latch | None, *, segment_bytes: int,
                  piece_bytes: int, nap_ns: int, quiet_ns: int, recorder: Recorder) -> None:
         """Goes on at the published `committed`. `latch` is the committer's; `reputter` and `replicator` are woken for what
-        is committed. `nap_ns`, `quiet_ns`: those of StreamDetector. `recorder` keeps what took long."""
+        is committed. `nap_ns`, `quiet_ns`: see csrc/stream.cdef.h. `recorder` keeps what took long."""
         self._loop = ffi.new("struct ms_pool_commit *")
         self._kept = latch, reputter, replicator, recorder
         self._loop.recorder = recorder.hand
@@ -253,7 +252,7 @@ class PoolCommitLoop:
         self._loop.piece_bytes = piece_bytes
         self._loop.committed = lib.ms_load_i64(ffi.addressof(control.committed, "value"))
         self._loop.base = self._loop.fd = -1
-        StreamDetector(nap_ns, quiet_ns, ffi.addressof(self._loop, "stream"))
+        lib.ms_stream_begin(ffi.addressof(self._loop, "stream"), nap_ns, quiet_ns)
 
     @property
     def committed(self) -> int:

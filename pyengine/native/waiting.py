@@ -1,4 +1,4 @@
-"""How a process waits, gets a CPU and looks to the kernel (csrc/latch, sequence, nap, stream, calibrate, cpu, process .cdef.h).
+"""How a process waits, gets a CPU and looks to the kernel (csrc/latch, sequence, nap, calibrate, cpu, process .cdef.h).
 
 A latch wakes the one process that waits on it. The waiter's loop, in this order and no other:
 
@@ -25,7 +25,7 @@ from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError
 
 if TYPE_CHECKING:
-    from pyengine._native import ms_latch, ms_position, ms_sequence, ms_stream
+    from pyengine._native import ms_latch, ms_sequence
 
 
 class Latch:
@@ -95,34 +95,6 @@ def schedule_interactive() -> None:
 def schedule_batch() -> None:
     """Woken, take an idle CPU at once, but wait for one rather than interrupt a putting producer or the writer."""
     lib.ms_cpu_schedule(lib.MS_CPU_BEHIND)
-
-
-class StreamDetector:
-    """Tells whether work comes singly or in a stream (`is_busy`), and waits accordingly (csrc/stream.cdef.h).
-
-    `struct` is given where the state is part of another structure.
-    """
-
-    def __init__(self, nap_ns: int, quiet_ns: int, struct: ms_stream | None = None) -> None:
-        """`nap_ns`: how long to gather work in a stream; `quiet_ns`: a stream ends after so long without work."""
-        self._stream = ffi.new("struct ms_stream *") if struct is None else struct
-        lib.ms_stream_begin(self._stream, nap_ns, quiet_ns)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether work comes in a stream."""
-        return self._stream.is_busy != 0
-
-    def worked(self, now_ns: int) -> None:
-        """A piece of work was done at `now_ns` (CLOCK_MONOTONIC)."""
-        lib.ms_stream_worked(self._stream, now_ns)
-
-    def wait_for_next(self, position: ms_position, value: int, *, has_backlog: bool = False) -> bool:
-        """In a stream: gather, then wait until the position is above `value`; False: there is no stream (any more).
-
-        `has_backlog`: there is much left to do, do not gather.
-        """
-        return lib.ms_stream_wait(self._stream, ffi.addressof(position), value, has_backlog) == 1
 
 
 ROUNDS = 60
