@@ -14,7 +14,9 @@
 
 /* table[k][b]: the effect of byte b followed by k zero bytes. Filled once, at load. */
 static uint32_t table[8][256];
+#if HAS_FOLDING
 static int can_fold;
+#endif
 
 __attribute__((constructor)) static void fill_tables(void)
 {
@@ -171,9 +173,4 @@ uint32_t ms_crc32_copy(uint8_t *to, const uint8_t *from, int64_t length)
     if (length > 0)
         memcpy(to, from, (size_t)length);
     return ms_crc32_tables(0, to, length);
-}
-
-int ms_crc32_can_fold(void)
-{
-    return can_fold;
 }

@@ -14,5 +14,3 @@ uint32_t ms_crc32_copy(uint8_t *to, const uint8_t *from, int64_t length);
 /* The two ways by name, for tests. The folding one falls back where the CPU cannot. */
 uint32_t ms_crc32_tables(uint32_t crc, const uint8_t *from, int64_t length);
 uint32_t ms_crc32_folding(uint32_t crc, const uint8_t *from, int64_t length);
-/* 1 where ms_crc32 folds. */
-int ms_crc32_can_fold(void);

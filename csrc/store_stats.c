@@ -31,11 +31,6 @@ void ms_latency_add(struct ms_latency *latency, int64_t ns)
     ms_latency_count(latency, ns < 0 ? 0 : ns, 1);
 }
 
-int32_t ms_latency_bucket(int64_t ns)
-{
-    return ms_latency_bucket_of(ns);
-}
-
 int64_t ms_latency_bound_ns(int32_t bucket)
 {
     int64_t units = bucket + 1;

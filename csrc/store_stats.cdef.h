@@ -118,8 +118,7 @@ void ms_store_stats_format(struct ms_store_stats *stats);
 int ms_store_stats_check(const struct ms_store_stats *stats, int64_t mapped_bytes);
 /* Count one duration (flusher, reputter; the writer does it in its pass). Negative ones count as 0. */
 void ms_latency_add(struct ms_latency *latency, int64_t ns);
-/* Bucket of a duration, and the first duration beyond a bucket. */
-int32_t ms_latency_bucket(int64_t ns);
+/* The first duration beyond a bucket. */
 int64_t ms_latency_bound_ns(int32_t bucket);
 /* StoreStatsService's range of a duration: 0 (<= 0 ms) to 12 (10 s and more). */
 int32_t ms_distribute_bucket(int64_t ns);

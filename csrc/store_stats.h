@@ -24,6 +24,7 @@ _Static_assert(offsetof(struct ms_store_stats, history) % 128 == 0, "supervisor'
 /* This process is the only one to write the field. */
 #define ms_count(field, by) ms_store_relaxed(&(field), (field) + (uint64_t)(by))
 
+/* The bucket that counts a duration. */
 static inline int32_t ms_latency_bucket_of(int64_t ns)
 {
     uint64_t units = (uint64_t)ns >> MS_LATENCY_UNIT_BITS;

@@ -12,13 +12,13 @@ static struct ms_put_meter meter;
 
 static void buckets_meet(void)
 {
-    CHECK(ms_latency_bucket(-1) == 0 && ms_latency_bucket(0) == 0);
+    CHECK(ms_latency_bucket_of(-1) == 0 && ms_latency_bucket_of(0) == 0);
     for (int32_t bucket = 0; bucket + 1 < MS_LATENCY_BUCKETS; bucket++) {
         int64_t bound = ms_latency_bound_ns(bucket);
-        CHECK(ms_latency_bucket(bound - 1) == bucket);
-        CHECK(ms_latency_bucket(bound) == bucket + 1);
+        CHECK(ms_latency_bucket_of(bound - 1) == bucket);
+        CHECK(ms_latency_bucket_of(bound) == bucket + 1);
     }
-    CHECK(ms_latency_bucket(INT64_MAX) == MS_LATENCY_BUCKETS - 1);
+    CHECK(ms_latency_bucket_of(INT64_MAX) == MS_LATENCY_BUCKETS - 1);
     for (int32_t bucket = 32; bucket < MS_LATENCY_BUCKETS; bucket++) {
         int64_t low = ms_latency_bound_ns(bucket - 1);
         CHECK((ms_latency_bound_ns(bucket) - low) * 16 <= low);

@@ -113,11 +113,6 @@ def add_sync(stats: ms_store_stats, took_ns: int) -> None:
     add_duration(ffi.addressof(stats.sync, "latency"), took_ns)
 
 
-def add_batch(stats: ms_store_stats, messages: int, entries: int, keys: int, out_of_order: int, behind_bytes: int, lag_ns: int) -> None:
-    """The reputter: one batch is visible. `lag_ns` < 0: not known."""
-    lib.ms_dispatch_stats_add(ffi.addressof(stats, "dispatch"), messages, entries, keys, out_of_order, behind_bytes, lag_ns)
-
-
 def take_sample(stats: ms_store_stats, sample: Sample) -> None:
     """The supervisor: append the totals of this second."""
     struct = ffi.new("struct ms_stats_sample *", dict(sample._asdict()))
@@ -185,11 +180,6 @@ def _load(struct: Struct, field: str) -> int:
 def bounds_ns() -> tuple[int, ...]:
     """bound_ns of every bucket."""
     return tuple(lib.ms_latency_bound_ns(bucket) for bucket in range(LATENCY_BUCKETS))
-
-
-def bucket_of(ns: int) -> int:
-    """The bucket that counts a duration."""
-    return lib.ms_latency_bucket(ns)
 
 
 def percentile_ns(buckets: Sequence[int], share: float) -> int | None:

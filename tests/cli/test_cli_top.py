@@ -57,7 +57,7 @@ def test_rates_and_percentiles_are_those_between_two_looks(owner):
     clock.now_s += 2
     native.store_position(owner.control.wrote, 8096)
     store_stats.add_sync(stats, 3_000_000)
-    store_stats.add_batch(stats, 50, 50, 0, 0, 0, -1)
+    stats.dispatch.messages = 50
     slot.messages, slot.bytes = 150, 6000
     second = watcher.look()
     assert second.rates_per_s["wrote"] == 2000 and second.rates_per_s["committed"] == 0
