@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     import pyarrow
 
 STATE = "_pyengine_tables.json"
-FORMATS = ("delta", "iceberg")
 PIECE_BYTES = 64 << 20
 HOUR_MS = 3_600_000
 HOLD_MS_MIN = 600_000  # of the hold, while a run renews it

@@ -264,7 +264,6 @@ class ColumnData(NamedTuple):
     validity: ColumnBuffer | None
     offsets: ColumnBuffer | None
     data: ColumnBuffer
-    data_bytes: int
 
 
 class RawBatch(NamedTuple):
@@ -359,12 +358,7 @@ class ColumnScanner:
         `range_end` at the end, `blank`, or what is wrong at `position` (see
         native.scan.REASONS). Raises UsageError when the range does not lie in the view.
         """
-        data = ffi.from_buffer("uint8_t[]", view)
-        limit = end if limit is None else limit
-        if not base_offset <= start <= end <= limit <= base_offset + len(data):
-            raise UsageError(
-                f"[{start}, {end}) with limit {limit} does not lie in the segment at {base_offset} of {len(data)} bytes"
-            )
+        data, limit = _bounded(view, base_offset, start, end, limit)
         selection = self._selection
         selection.position = start
         more = True
@@ -449,7 +443,7 @@ class ColumnScanner:
         length = rows * (4 if kind == "int32" else 8)
         data = self._allocate(length)
         lib.ms_columns_numbers(self._row_array, rows, _NUMBERS[name][0], ffi.cast("void *", data.address))
-        return ColumnData(name, kind, 0, None, None, data, length)
+        return ColumnData(name, kind, 0, None, None, data)
 
     def _made(self, name: str, rows: int) -> ColumnData:
         room = _new_raw("uint8_t[]", rows * _MADE_BYTES_MAX)
@@ -459,7 +453,7 @@ class ColumnScanner:
         )
         data = self._allocate(used)
         ffi.memmove(ffi.cast("uint8_t *", data.address), room, used)
-        return ColumnData(name, "string", 0, None, offsets, data, used)
+        return ColumnData(name, "string", 0, None, offsets, data)
 
     def _texts(self, name: str, kind: str, rows: int, texts: ms_text, look_at_text: bool) -> ColumnData:
         length, nulls, bad = self._measure(texts, rows, look_at_text)
@@ -469,7 +463,7 @@ class ColumnScanner:
             texts, rows, bad, ffi.cast("int32_t *", offsets.address), ffi.cast("uint8_t *", data.address),
             ffi.NULL if validity is None else ffi.cast("uint8_t *", validity.address),
         )
-        return ColumnData(name, kind, nulls, validity, offsets, data, length)
+        return ColumnData(name, kind, nulls, validity, offsets, data)
 
     def _measure(self, texts: ms_text, rows: int, look_at_text: bool) -> tuple[int, int, bool]:
         nulls, bad = ffi.new("int64_t *"), ffi.new("int *")
@@ -566,7 +560,7 @@ class TallyScanner(ColumnScanner):
                 length = count * (4 if kind == "int32" else 8)
                 data = self._allocate(length)
                 lib.ms_tally_numbers(self._tally, number, ffi.cast("void *", data.address))
-                columns.append(ColumnData(name, kind, 0, None, None, data, length))
+                columns.append(ColumnData(name, kind, 0, None, None, data))
         lib.ms_tally_clear(self._tally)
         return RawBatch(count, columns, first, end)
 

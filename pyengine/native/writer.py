@@ -22,7 +22,6 @@ RUN_FLUSHER: int = lib.MS_RUN_FLUSHER
 RUN_FAILED: int = lib.MS_RUN_FAILED
 RUN_CUT_SHORT: int = lib.MS_RUN_CUT_SHORT
 
-AHEAD_MAX: int = lib.MS_AHEAD_MAX
 GATHER_BYTES_MIN: int = lib.MS_GATHER_BYTES_MIN
 SCRATCH_BYTES_MIN = 2 * 1024 * 1024
 STAGE_BYTES = 8 * 1024 * 1024  # of a writer that gathers: at least, and the largest record fits: none is written in pieces

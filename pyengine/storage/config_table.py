@@ -145,7 +145,7 @@ def exclusive(path: Path) -> Iterator[None]:
 
 LOCK_MODE, LOCK_WAIT_S, LOCK_STEP_S = 0o600, 10.0, 0.01
 TOPICS_NAME = "topics.json"
-PERM_INHERIT, PERM_WRITE, PERM_READ, PERM_PRIORITY = 1, 2, 4, 8
+PERM_INHERIT, PERM_WRITE, PERM_READ = 1, 2, 4
 QUEUE_NUMS_ABSENT = 16  # RocketMQ's TopicConfig default for a number that the file does not have
 QUEUE_NUMS_MAX = 65_536
 QUEUE_NUMS_NEW = 8
