@@ -118,6 +118,18 @@ static inline void replace(PyObject **place, PyObject *object)
     Py_XDECREF(old);
 }
 
-#define FREE(object) ((freefunc)PyType_GetSlot(Py_TYPE(object), Py_tp_free))(object)
+/* A zeroed object of this type; NULL with an exception. */
+static inline void *new_object(PyTypeObject *type)
+{
+    return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+}
+
+/* The end of each dealloc: the object and its reference to its type. */
+static inline void free_object(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
 
 #endif

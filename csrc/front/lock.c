@@ -11,8 +11,7 @@ PyTypeObject *lock_type;
 
 PyObject *lock_new(void)
 {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(lock_type, Py_tp_alloc);
-    struct lock_object *own = (struct lock_object *)allocate(lock_type, 0);
+    struct lock_object *own = new_object(lock_type);
     if (own == NULL)
         return NULL;
     own->lock = PyThread_allocate_lock();
@@ -67,15 +66,13 @@ static PyObject *lock_make(PyTypeObject *type, PyObject *arguments, PyObject *na
 
 static void lock_dealloc(PyObject *object)
 {
-    PyTypeObject *type = Py_TYPE(object);
     struct lock_object *own = (struct lock_object *)object;
     if (own->lock != NULL) {
         if (own->owner != 0)
             PyThread_release_lock(own->lock);
         PyThread_free_lock(own->lock);
     }
-    FREE(object);
-    Py_DECREF(type);
+    free_object(object);
 }
 
 static PyObject *lock_enter(PyObject *lock, PyObject *none)

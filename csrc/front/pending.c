@@ -16,8 +16,7 @@ static PyObject *future_result, *future_exception, *future_done, *future_running
 
 struct pending_object *pending_new(void)
 {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(future_class, Py_tp_alloc);
-    struct pending_object *pending = (struct pending_object *)allocate(future_class, 0);
+    struct pending_object *pending = new_object(future_class);
     if (pending != NULL)
         pending->state = PENDING_HANDED; /* until it is submitted no session has it */
     return pending;
@@ -28,8 +27,7 @@ static PyObject *pending_make(PyTypeObject *type, PyObject *arguments, PyObject 
 {
     (void)arguments;
     (void)names;
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    struct pending_object *pending = (struct pending_object *)allocate(type, 0);
+    struct pending_object *pending = new_object(type);
     if (pending != NULL)
         pending->state = PENDING_HANDED;
     return (PyObject *)pending;
@@ -402,7 +400,6 @@ static void pending_finalize(PyObject *object)
 static void pending_dealloc(PyObject *object)
 {
     struct pending_object *pending = (struct pending_object *)object;
-    PyTypeObject *type = Py_TYPE(object);
     struct session_object *session = pending->session;
     int waited = pending->state == PENDING_WAITS && session != NULL && session->producer != NULL;
     leave_session(pending);
@@ -411,8 +408,7 @@ static void pending_dealloc(PyObject *object)
     Py_CLEAR(pending->session);
     Py_CLEAR(pending->topic);
     Py_CLEAR(pending->result);
-    FREE(object);
-    Py_DECREF(type);
+    free_object(object);
 }
 
 static PyObject *pending_has_answer(PyObject *object, void *unused)

@@ -474,7 +474,6 @@ static int front_clear(PyObject *object)
 static void front_dealloc(PyObject *object)
 {
     struct front_object *front = (struct front_object *)object;
-    PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
     Py_CLEAR(front->puts);
     Py_CLEAR(front->prefixes);
@@ -482,8 +481,7 @@ static void front_dealloc(PyObject *object)
     Py_CLEAR(front->queue);
     Py_CLEAR(front->tags);
     Py_CLEAR(front->prefix);
-    FREE(object);
-    Py_DECREF(type);
+    free_object(object);
 }
 
 static PyType_Slot slots[] = {
@@ -518,8 +516,7 @@ static PyObject *submitter_new(PyTypeObject *type, PyObject *arguments, PyObject
 {
     (void)arguments;
     (void)names;
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    struct submitter_object *puts = (struct submitter_object *)allocate(type, 0);
+    struct submitter_object *puts = new_object(type);
     if (puts == NULL)
         return NULL;
     puts->session = Py_NewRef(Py_None);
@@ -542,13 +539,11 @@ static int submitter_traverse(PyObject *object, visitproc visit, void *arg)
 static void submitter_dealloc(PyObject *object)
 {
     struct submitter_object *puts = (struct submitter_object *)object;
-    PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
     Py_CLEAR(puts->session);
     Py_CLEAR(puts->later);
     Py_CLEAR(puts->lock);
-    FREE(object);
-    Py_DECREF(type);
+    free_object(object);
 }
 
 static PyType_Slot submitter_slots[] = {

@@ -8,8 +8,7 @@ static PyObject *empty_text;
 
 PyObject *result_of(PyObject *type, const struct ms_completion *answer, PyObject *topic, long long queue_id, PyObject *store_host)
 {
-    allocfunc allocate = (allocfunc)PyType_GetSlot((PyTypeObject *)type, Py_tp_alloc);
-    struct result_object *result = (struct result_object *)allocate((PyTypeObject *)type, 0);
+    struct result_object *result = new_object((PyTypeObject *)type);
     if (result == NULL)
         return NULL;
     result->answer = *answer;
@@ -64,13 +63,11 @@ static PyObject *result_new(PyTypeObject *type, PyObject *arguments, PyObject *n
 static void result_dealloc(PyObject *object)
 {
     struct result_object *result = (struct result_object *)object;
-    PyTypeObject *type = Py_TYPE(object);
     Py_CLEAR(result->topic);
     Py_CLEAR(result->store_host);
     Py_CLEAR(result->reason);
     Py_CLEAR(result->msg_id);
-    FREE(object);
-    Py_DECREF(type);
+    free_object(object);
 }
 
 static PyObject *result_answer(PyObject *object, void *unused)

@@ -64,8 +64,7 @@ static PyObject *session_new(PyTypeObject *type, PyObject *arguments, PyObject *
         PyErr_SetString(PyExc_ImportError, "pyengine._front and pyengine._native are of two builds: build both again");
         return NULL;
     }
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    struct session_object *session = (struct session_object *)allocate(type, 0);
+    struct session_object *session = new_object(type);
     if (session == NULL)
         return NULL;
     session->slots = calloc(MS_COMPLETIONS, sizeof *session->slots);
@@ -104,15 +103,13 @@ static int session_clear(PyObject *object)
 static void session_dealloc(PyObject *object)
 {
     struct session_object *session = (struct session_object *)object;
-    PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
     Py_CLEAR(session->keeps);
     Py_CLEAR(session->owner);
     Py_CLEAR(session->result_type);
     Py_CLEAR(session->store_host);
     free(session->slots);
-    FREE(object);
-    Py_DECREF(type);
+    free_object(object);
 }
 
 /* The futures that still wait, handed to Python's thread in the order of their submission; then nothing here looks at the
