@@ -64,7 +64,7 @@ int main(int count, char **arguments)
     uint32_t open = (uint32_t)atoi(arguments[4]), slices = count > 5 ? (uint32_t)atoi(arguments[5]) : 400;
     uint32_t messages = many ? many : 1;
 
-    struct ms_control *control = zeroed(ms_control_bytes());
+    struct ms_control *control = zeroed((int64_t)sizeof(struct ms_control));
     struct ms_queue_table *queues = zeroed(ms_queue_table_bytes(1024));
     ms_queue_table_format(queues, 1024, 1);
     control->identity.segment_bytes = SEGMENT_BYTES;
@@ -76,7 +76,7 @@ int main(int count, char **arguments)
     sem_t semaphore;
     sem_init(&semaphore, 0, 0);
 
-    struct ms_writer *writer = zeroed(ms_writer_bytes());
+    struct ms_writer *writer = zeroed((int64_t)sizeof(struct ms_writer));
     writer->control = control;
     writer->queues = queues;
     writer->semaphores[MS_WRITER] = &semaphore;

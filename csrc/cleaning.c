@@ -5,11 +5,6 @@
 #include "atomics.h"
 #include "failpoint.h"
 
-int64_t ms_cleaning_bytes(void)
-{
-    return (int64_t)sizeof(struct ms_cleaning);
-}
-
 void ms_cleaning_format(struct ms_cleaning *cleaning, uint64_t epoch)
 {
     for (int32_t slot = 0; slot < MS_HOLDS_MAX; slot++)

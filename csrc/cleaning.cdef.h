@@ -61,7 +61,6 @@ struct ms_cleaning {
     struct ms_hold holds[MS_HOLDS_MAX];
 };
 
-int64_t ms_cleaning_bytes(void);
 /* For the supervisor, over zeros: nothing held, nothing asked; the magic last. */
 void ms_cleaning_format(struct ms_cleaning *cleaning, uint64_t epoch);
 /* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE too short. */

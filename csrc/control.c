@@ -8,11 +8,6 @@
 #include "futex.h"
 #include "sequence.h"
 
-int64_t ms_control_bytes(void)
-{
-    return (int64_t)sizeof(struct ms_control);
-}
-
 int ms_control_check(const struct ms_control *control, int64_t mapped_bytes)
 {
     if (mapped_bytes < (int64_t)sizeof(struct ms_identity))

@@ -281,8 +281,6 @@ struct ms_control {
     struct ms_undo undo;
 };
 
-/* Offsets and sizes as the compiler sees them, for dump and tests. */
-int64_t ms_control_bytes(void);
 /* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE too short. */
 int ms_control_check(const struct ms_control *control, int64_t mapped_bytes);
 /* Store the magic last: readers accept the block from here on. */

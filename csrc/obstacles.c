@@ -7,11 +7,6 @@
 
 #define TRIES 1000
 
-int64_t ms_obstacles_bytes(void)
-{
-    return (int64_t)sizeof(struct ms_obstacles);
-}
-
 void ms_obstacles_format(struct ms_obstacles *obstacles)
 {
     obstacles->layout_version = MS_OBSTACLES_LAYOUT_VERSION;

@@ -22,7 +22,6 @@ struct ms_obstacles {
     struct ms_obstacle worker[MS_WORKER_KINDS];
 };
 
-int64_t ms_obstacles_bytes(void);
 /* For the supervisor, over zeros. */
 void ms_obstacles_format(struct ms_obstacles *obstacles);
 /* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE too short. */

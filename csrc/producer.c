@@ -349,7 +349,7 @@ static int wait_for_confirm(struct ms_producer *producer, int64_t end_offset, in
         int64_t left = deadline_ns - ms_monotonic_ns();
         if (left <= 0)
             return MS_PRODUCER_AGAIN;
-        ms_futex_wait(&control->confirm_seq.value, seen, left < LOOK_NS ? left : LOOK_NS);
+        ms_futex_wait(&control->confirm_seq.value, seen, earlier(left, LOOK_NS));
         look_for_life(producer);
     }
 }

@@ -16,11 +16,6 @@
 #define TOOK_NS_MAX ((int64_t)1 << 60)
 #define PUTS_PAUSE_NS MS_STALL_NS /* slow puts are recorded so often at most: a backlog makes every pass slow */
 
-int64_t ms_recorder_bytes(void)
-{
-    return (int64_t)sizeof(struct ms_recorder);
-}
-
 void ms_recorder_format(struct ms_recorder *recorder, const uint8_t *boot_id)
 {
     memcpy(recorder->boot_id, boot_id, sizeof recorder->boot_id);

@@ -158,7 +158,6 @@ struct ms_recorder_hand {
     int64_t preempted;
 };
 
-int64_t ms_recorder_bytes(void);
 /* For the supervisor: over zeros, or over the recorder of a dead engine of this boot, whose stalls stay. */
 void ms_recorder_format(struct ms_recorder *recorder, const uint8_t *boot_id);
 /* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE too short. */

@@ -6,11 +6,6 @@
 #include "atomics.h"
 #include "failpoint.h"
 
-int64_t ms_replication_bytes(void)
-{
-    return (int64_t)sizeof(struct ms_replication);
-}
-
 void ms_replication_format(struct ms_replication *replication, uint64_t epoch)
 {
     replication->epoch = epoch;

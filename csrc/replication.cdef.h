@@ -53,7 +53,6 @@ struct ms_replication {
     struct ms_link links[MS_LINKS_MAX];
 };
 
-int64_t ms_replication_bytes(void);
 /* For the supervisor, over zeros: no link; the magic last. */
 void ms_replication_format(struct ms_replication *replication, uint64_t epoch);
 /* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE too short. */

@@ -3,11 +3,6 @@
 #include <errno.h>
 #include <string.h>
 
-int64_t ms_store_stats_bytes(void)
-{
-    return (int64_t)sizeof(struct ms_store_stats);
-}
-
 void ms_store_stats_format(struct ms_store_stats *stats)
 {
     stats->layout_version = MS_STATS_LAYOUT_VERSION;

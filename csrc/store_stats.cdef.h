@@ -111,7 +111,6 @@ struct ms_put_meter {
     int64_t submitted_ns[MS_METER_ENTRIES];
 };
 
-int64_t ms_store_stats_bytes(void);
 /* On zeroed memory; others can attach from here on. */
 void ms_store_stats_format(struct ms_store_stats *stats);
 /* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE too short. */

@@ -26,11 +26,6 @@
 #define ALWAYS_ACTIVE_MAX 8 /* as many sessions cost nothing: each pass looks at all of them */
 #define SPIN_GAP 4 /* spins long: what may lie between two entries for the next spin to be worth it; covers our waking up */
 
-int64_t ms_writer_bytes(void)
-{
-    return (int64_t)sizeof(struct ms_writer);
-}
-
 /* ---- the committed state ------------------------------------------------- */
 
 void ms_writer_open(struct ms_writer *writer)

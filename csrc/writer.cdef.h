@@ -133,7 +133,6 @@ struct ms_writer {
     uint32_t waited_for_pool;    /* in: what kept a segment away was a buffer of the pool */
 };
 
-int64_t ms_writer_bytes(void);
 /* After all pointers are set: takes the committed slot as the truth. */
 void ms_writer_open(struct ms_writer *writer);
 /* Put back what an uncommitted pass of a dead writer changed in the queue table.

@@ -26,7 +26,7 @@ static void begin(void)
     static const uint8_t host[8] = {127, 0, 0, 1, 0, 0, 42, 159};
     if (control != NULL)
         return;
-    control = calloc(1, (size_t)ms_control_bytes());
+    control = calloc(1, sizeof(struct ms_control));
     session = calloc(1, (size_t)ms_session_bytes(RING_BYTES));
     control->sessions[SLOT].generation = GENERATION;
     control->sessions[SLOT].state = MS_SESSION_OPEN;

@@ -26,21 +26,21 @@ static int64_t format(int which, uint8_t *at)
     switch (which) {
     case CONTROL:
         ((struct ms_control *)(void *)at)->identity.layout_version = MS_CONTROL_LAYOUT_VERSION;
-        ((struct ms_control *)(void *)at)->identity.control_bytes = (uint32_t)ms_control_bytes();
+        ((struct ms_control *)(void *)at)->identity.control_bytes = (uint32_t)sizeof(struct ms_control);
         ((struct ms_control *)(void *)at)->identity.magic = MS_CONTROL_MAGIC;
-        return ms_control_bytes();
+        return (int64_t)sizeof(struct ms_control);
     case SESSION:
         ms_session_format((struct ms_session *)(void *)at, RING_BYTES, 1, 2, 3);
         return ms_session_bytes(RING_BYTES);
     case CLEANING:
         ms_cleaning_format((struct ms_cleaning *)(void *)at, 3);
-        return ms_cleaning_bytes();
+        return (int64_t)sizeof(struct ms_cleaning);
     case OBSTACLES:
         ms_obstacles_format((struct ms_obstacles *)(void *)at);
-        return ms_obstacles_bytes();
+        return (int64_t)sizeof(struct ms_obstacles);
     case STORE_STATS:
         ms_store_stats_format((struct ms_store_stats *)(void *)at);
-        return ms_store_stats_bytes();
+        return (int64_t)sizeof(struct ms_store_stats);
     default:
         ms_topic_stats_format((struct ms_topic_stats *)(void *)at, 16);
         return ms_topic_stats_bytes(16);

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from pyengine._native import ms_cleaning
 
-CLEANING_BYTES: int = lib.ms_cleaning_bytes()
+CLEANING_BYTES: int = ffi.sizeof("struct ms_cleaning")
 LAYOUT_VERSION: int = lib.MS_CLEANING_LAYOUT_VERSION
 HOLDS_MAX: int = lib.MS_HOLDS_MAX
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyengine._native import Struct, ms_control, ms_position
 
-CONTROL_BYTES: int = lib.ms_control_bytes()
+CONTROL_BYTES: int = ffi.sizeof("struct ms_control")
 LAYOUT_VERSION: int = lib.MS_CONTROL_LAYOUT_VERSION
 SESSION_SLOTS: int = lib.MS_SESSION_SLOTS
 POOL_BUFFERS_MAX: int = lib.MS_POOL_BUFFERS_MAX

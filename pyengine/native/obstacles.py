@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from pyengine._native import ms_obstacles
 
-OBSTACLES_BYTES: int = lib.ms_obstacles_bytes()
+OBSTACLES_BYTES: int = ffi.sizeof("struct ms_obstacles")
 LAYOUT_VERSION: int = lib.MS_OBSTACLES_LAYOUT_VERSION
 TEXT_BYTES: int = lib.MS_OBSTACLE_TEXT_BYTES
 

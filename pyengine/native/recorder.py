@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyengine._native import ms_recorder, ms_recorder_hand, ms_recorder_ring, ms_stall, ms_writer
 
-RECORDER_BYTES: int = lib.ms_recorder_bytes()
+RECORDER_BYTES: int = ffi.sizeof("struct ms_recorder")
 LAYOUT_VERSION: int = lib.MS_RECORDER_LAYOUT_VERSION
 THRESHOLD_NS: int = lib.MS_STALL_NS
 STALLS: int = lib.MS_STALLS

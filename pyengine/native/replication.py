@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyengine.native.session import ProducerSession
     from pyengine.native.waiting import Latch
 
-REPLICATION_BYTES: int = lib.ms_replication_bytes()
+REPLICATION_BYTES: int = ffi.sizeof("struct ms_replication")
 LAYOUT_VERSION: int = lib.MS_REPLICATION_LAYOUT_VERSION
 LINKS_MAX: int = lib.MS_LINKS_MAX
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         ms_writer,
     )
 
-STATS_BYTES: int = lib.ms_store_stats_bytes()
+STATS_BYTES: int = ffi.sizeof("struct ms_store_stats")
 LAYOUT_VERSION: int = lib.MS_STATS_LAYOUT_VERSION
 LATENCY_BUCKETS: int = lib.MS_LATENCY_BUCKETS
 DISTRIBUTE_BUCKETS: int = lib.MS_DISTRIBUTE_BUCKETS
