@@ -7,11 +7,6 @@
 
 #define BATCH_MEMBER_BYTES 22 /* total, magic, crc, flag, body length (i32), properties length (i16) */
 
-static uint64_t payload_position(const struct ms_entry *head)
-{
-    return ms_align8(sizeof *head + (uint64_t)head->topic_bytes + head->properties_bytes);
-}
-
 /* Lengths of the bodies, in front of them. */
 static uint64_t lengths_bytes(const struct ms_entry *head)
 {
@@ -22,7 +17,7 @@ uint64_t ms_entry_decisive_bytes(const struct ms_entry *head, uint64_t bytes)
 {
     if (head->kind != MS_ENTRY_PUT && head->kind != MS_ENTRY_MANY)
         return bytes;
-    uint64_t decisive = payload_position(head) + lengths_bytes(head);
+    uint64_t decisive = ms_entry_payload_at(head->topic_bytes, head->properties_bytes) + lengths_bytes(head);
     return decisive <= bytes ? decisive : 0;
 }
 
@@ -30,7 +25,7 @@ int ms_entry_dissect(const uint8_t *copy, uint64_t bytes, struct ms_taken *taken
 {
     memcpy(&taken->head, copy, sizeof taken->head);
     const struct ms_entry *head = &taken->head;
-    uint64_t payload_at = payload_position(head);
+    uint64_t payload_at = ms_entry_payload_at(head->topic_bytes, head->properties_bytes);
     if (payload_at > bytes)
         return 0;
     taken->topic = copy + sizeof *head;

@@ -39,14 +39,9 @@ uint64_t ms_producer_entry_limit(const struct ms_producer *producer)
     return producer->ring_bytes / 2;
 }
 
-static uint64_t payload_at(uint32_t topic_bytes, uint32_t properties_bytes)
-{
-    return ms_align8(sizeof(struct ms_entry) + topic_bytes + properties_bytes);
-}
-
 uint64_t ms_entry_layout_bytes(uint32_t topic_bytes, uint32_t properties_bytes, uint64_t payload_bytes)
 {
-    return ms_align8(payload_at(topic_bytes, properties_bytes) + payload_bytes);
+    return ms_align8(ms_entry_payload_at(topic_bytes, properties_bytes) + payload_bytes);
 }
 
 void ms_entry_fill(uint8_t *to, const struct ms_entry *header, const uint8_t *topic, const uint8_t *properties,
@@ -55,7 +50,7 @@ void ms_entry_fill(uint8_t *to, const struct ms_entry *header, const uint8_t *to
     memcpy(to, header, sizeof *header);
     memcpy(to + sizeof *header, topic, header->topic_bytes);
     memcpy(to + sizeof *header + header->topic_bytes, properties, header->properties_bytes);
-    to += payload_at(header->topic_bytes, header->properties_bytes);
+    to += ms_entry_payload_at(header->topic_bytes, header->properties_bytes);
     if (first_bytes)
         memcpy(to, first, first_bytes);
     if (second_bytes)
@@ -472,7 +467,7 @@ uint64_t ms_producer_prefix(const struct ms_producer *producer, uint8_t *to, con
     header.topic_bytes = topic_bytes;
     header.properties_bytes = properties_bytes;
     ms_entry_fill(to, &header, topic, properties, NULL, 0, NULL, 0);
-    return payload_at(topic_bytes, properties_bytes);
+    return ms_entry_payload_at(topic_bytes, properties_bytes);
 }
 
 uint8_t *ms_producer_reserve(struct ms_producer *producer, const uint8_t *prefix, int kind, uint32_t count,
@@ -486,7 +481,7 @@ uint8_t *ms_producer_reserve(struct ms_producer *producer, const uint8_t *prefix
     header.kind = (uint16_t)kind;
     header.count = count;
     header.payload_bytes = (uint32_t)payload_bytes;
-    uint64_t prefix_bytes = payload_at(header.topic_bytes, header.properties_bytes);
+    uint64_t prefix_bytes = ms_entry_payload_at(header.topic_bytes, header.properties_bytes);
     uint64_t bytes = ms_align8(prefix_bytes + payload_bytes);
     producer->stage = MS_STAGE_NOT_SUBMITTED;
     producer->submitted_ns = header.submitted_ns;

@@ -32,4 +32,10 @@ static inline uint64_t ms_align8(uint64_t bytes)
     return (bytes + 7) & ~7ULL;
 }
 
+/* Where an entry's payload begins: after its header, topic and properties. */
+static inline uint64_t ms_entry_payload_at(uint32_t topic_bytes, uint32_t properties_bytes)
+{
+    return ms_align8(sizeof(struct ms_entry) + (uint64_t)topic_bytes + properties_bytes);
+}
+
 #endif
