@@ -26,8 +26,8 @@
 #define ms_fence() __atomic_thread_fence(__ATOMIC_SEQ_CST)
 /* Between the loads of a pair and the look whether the pair was replaced meanwhile. */
 #define ms_fence_acquire() __atomic_thread_fence(__ATOMIC_ACQUIRE)
-/* Keep the order of stores as written, for who looks after this process was killed: what it
- * had executed is there, what stood behind is not. No CPU fence: the dead have no store buffer. */
+/* Keep the order of stores as written, for the process that looks after this one was killed: the stores that it had
+ * executed are there, later ones are not. No CPU fence is needed: a killed process has no store buffer. */
 #define ms_compiler_fence() __atomic_signal_fence(__ATOMIC_SEQ_CST)
 
 /* Inside a spin: let the other hyper-thread run. */

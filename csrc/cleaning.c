@@ -95,8 +95,8 @@ int ms_hold_reap(struct ms_cleaning *cleaning, int32_t slot, uint64_t owner)
 {
     if (slot < 0 || slot >= MS_HOLDS_MAX || owner == 0)
         return 0;
-    /* The dead owner's segment first: the next one must not find it in its slot. While the owner
-     * stands there no other process can take the slot. */
+    /* The dead owner's segment first: the next owner must not find it in its slot. While the owner's
+     * number is there, no other process can take the slot. */
     if (ms_load_acquire(&cleaning->holds[slot].owner) != owner)
         return 0;
     ms_store_release(&cleaning->holds[slot].segment, (int64_t)-1);

@@ -1,10 +1,10 @@
-/* What the cleaner shares: which segments readers hold, how full the disk is, what was asked by hand.
+/* What the cleaner shares: which segments readers hold, how full the disk is, what `pyengine clean` asked for.
  *
  * Who: created by the supervisor at start beside the control block; readers take and
  * give back holds, the cleaner looks at them before it deletes a segment; `pyengine clean`
  * writes the request (one at a time, under a lock on byte 0 of the object), the cleaner
  * answers it; `status` reads the rest. Blocks on: nothing. After a crash: a dead reader's
- * hold stands here until the cleaner, who asks whether its owner lives, clears it; a dead
+ * hold stays until the cleaner, which looks whether its owner lives, clears it; a dead
  * cleaner's successor goes on from `removing_end` and `removing_since_ns`; a request stays
  * asked until a cleaner answers it.
  *

@@ -24,7 +24,7 @@
 /* ... and times, in microseconds; what does not fit is the nearest that does. */
 #define MS_COLUMN_STORE_TIMESTAMP 19
 #define MS_COLUMN_BORN_TIMESTAMP 20
-/* Texts that stand in the record ... */
+/* Texts of the record as they are ... */
 #define MS_COLUMN_TOPIC 32
 #define MS_COLUMN_PROPERTIES 33
 #define MS_COLUMN_BODY 34
@@ -101,7 +101,7 @@ int ms_columns_gather(const uint8_t *view, int64_t base_offset, int64_t limit, i
 
 /* Whole numbers into `to`: int32_t[rows] or int64_t[rows], as the column is. */
 void ms_columns_numbers(const struct ms_record *rows, int64_t count, int column, void *to);
-/* Where the texts of a column stand. */
+/* Where the texts of a column are. */
 void ms_columns_texts(const struct ms_record *rows, int64_t count, int column, struct ms_text *texts);
 /* The values of `names_count` properties: texts[name * count + row]; absent ones are NULL. A name is not empty and
  * holds no 0x01 or 0x02. */

@@ -115,7 +115,7 @@ int ms_queue_write_gathered(struct ms_queue_set *set)
     return why;
 }
 
-/* What stands in the file from `position` on; zeros beyond its end. */
+/* The bytes of the file from `position` on; zeros beyond its end. */
 static int load_chunk(const struct ms_queue_set *set, struct ms_queue_chunk *chunk, int64_t position)
 {
     const struct ms_queue *const queue = &set->queues[chunk->queue];

@@ -40,7 +40,7 @@ struct ms_queue_chunk {
     int32_t queue;
     int32_t loaded;          /* 1: entries[] was read from the file first, to keep what is right */
     int32_t dirty;           /* 1: something differs from the file */
-    int32_t fresh;           /* entries that did not stand in the file yet */
+    int32_t fresh;           /* entries that were not in the file yet */
     int64_t fresh_bytes;     /* of their records */
     uint8_t entries[MS_QUEUE_CHUNK_ENTRIES * MS_QUEUE_ENTRY_BYTES];
 };

@@ -3,16 +3,16 @@
  * Who: the process that dispatches, through consume_queue.c, in a store with
  * enable_consume_queue_ext. Blocks on: pwrite and fallocate of extension files.
  * A unit is written before the entry that names it; after a crash in between it
- * is an orphan behind the last named one, which the next dispatcher clears.
+ * is an orphan after the last named one, which the next dispatcher clears.
  * The filter bit map stays empty, as in a broker without filters.
  */
 #define MS_EXT_UNIT_BYTES 20
-#define MS_EXT_TAIL_BYTES 4      /* RocketMQ leaves them free in each file: the mark of its end stands there */
+#define MS_EXT_TAIL_BYTES 4      /* RocketMQ leaves them free in each file: for the mark of its end */
 #define MS_EXT_RUN_BYTES 1288    /* the units of a chunk of 64 entries, and the mark */
 #define MS_EXT_NEEDS_FILE 1
 
 struct ms_ext_queue {
-    int64_t end;                 /* byte behind the last unit; -1: not known */
+    int64_t end;                 /* byte after the last unit; -1: not known */
     int64_t file_start;
     int64_t allocated_bytes;     /* of the open file; -1 not known */
     int32_t fd;                  /* -1: none is open */

@@ -3,10 +3,10 @@
  * Who: created by the supervisor at start, mapped by every worker read-write,
  * by producers and readers read-only (their mapping has no PROT_WRITE, so a
  * hostile one can neither scribble nor cut it short). Blocks on: nothing. After a crash: positions, commit slots, undo list and
- * session table stand as the dead process left them; each comment below says
- * who reads what from them.
+ * session table are as the dead process left them; each comment below says
+ * which process reads what from them.
  *
- * Every field has one writing process, named behind it, unless it says else.
+ * Every field has one writing process, which its comment names, unless it says else.
  * Positions are physical offsets in the whole commit log and only grow within
  * an epoch. Each hot field has a line of its own (two cache lines: the adjacent
  * line prefetcher pairs them).
@@ -21,7 +21,7 @@
 #define MS_PASS_SLOTS 2
 #define MS_INDEX_PROGRESS_BYTES 256
 
-/* Kinds of worker; the numbers stand in shared memory and in lock bytes. Their names: pyengine/ipc/shared_objects.py. */
+/* Kinds of worker; the numbers are in shared memory and in lock bytes. Their names: pyengine/ipc/shared_objects.py. */
 #define MS_WORKER_KINDS 11
 #define MS_SUPERVISOR 0
 #define MS_WRITER 1
@@ -116,7 +116,7 @@ struct ms_state {
     uint32_t frozen_kind;        /* MS_FLUSHER ... */
     uint32_t refuse_puts;        /* bits, each of one process, by CAS: 1 stopping, 4 slave (supervisor), 2 disk full, 8 unwritable (cleaner),
                                     16 fenced (replicator) */
-    uint64_t queue_table_generation_offered; /* supervisor: a larger table stands ready */
+    uint64_t queue_table_generation_offered; /* supervisor: a larger table is ready */
     int8_t pad[96];
     int8_t reason[MS_REASON_BYTES]; /* UTF-8, NUL-terminated; of `frozen` or of read_only/degraded */
 };
@@ -188,7 +188,7 @@ struct ms_writer_lines {
 };
 
 struct ms_allocator_line {
-    int64_t ready_end;           /* segments stand ready up to this offset */
+    int64_t ready_end;           /* segments are ready up to this offset */
     int32_t error_number;        /* errno of the last failed allocation, 0 none */
     uint32_t error_count;
     int64_t populated_end;
@@ -213,9 +213,9 @@ struct ms_flusher_lines {
     int8_t pad[48];
 };
 
-/* How the replicator stands; which slaves there are stands in an object of its own (replication.cdef.h). */
+/* The state of the replicator; its links are in an object of their own (replication.cdef.h). */
 struct ms_replicator_lines {
-    uint32_t slaves_connected;   /* master: links whose slave has said where it stands */
+    uint32_t slaves_connected;   /* master: links whose slave has reported its position */
     uint32_t linked;             /* slave: 1 while its master's bytes arrive and agree with its own */
     int64_t master_end;          /* slave: end of its master's log as last heard; 0 never */
     int8_t pad[112];

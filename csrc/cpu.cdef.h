@@ -1,4 +1,4 @@
-/* Which process gets which CPU when.
+/* Choose the CPU that a worker runs on, and how the kernel schedules it.
  *
  * Who: each worker for itself. Blocks on: a system call or two; the mover's at most once per
  * MS_MOVE_PAUSE_NS. After a crash: nothing; all of it dies with the process.
@@ -38,7 +38,7 @@ struct ms_home {
     uint64_t allowed[16];           /* the mask before */
 };
 
-/* Keep this thread where it may be on no other CPU than its partner. */
+/* No CPU is chosen yet: writer and flusher of sync mode will share one. */
 void ms_home_begin(struct ms_home *home);
 /* The writer, after each pass, which it made on `cpu`. */
 void ms_home_note(struct ms_home *home, int cpu, int64_t now_ns);
@@ -46,6 +46,6 @@ void ms_home_note(struct ms_home *home, int cpu, int64_t now_ns);
 void ms_home_follow(struct ms_home *home, int cpu);
 
 /* How this process is scheduled from now on; 0 or -errno. */
-#define MS_CPU_PROMPT 0             /* short slices: woken, it interrupts who runs with long ones (Linux 6.12) */
+#define MS_CPU_PROMPT 0             /* short slices: woken, it interrupts a process with longer ones (Linux 6.12) */
 #define MS_CPU_BEHIND 1             /* SCHED_BATCH: woken, it takes an idle CPU but interrupts none */
 int ms_cpu_schedule(int how);

@@ -27,7 +27,7 @@ struct multi {
     int32_t queue_id;
 };
 
-/* Pieces as Java's split counts them: empty ones at the end are none. */
+/* How many pieces Java's split makes: empty ones at the end do not count. */
 static int count_pieces(struct ms_text text)
 {
     struct ms_text piece;
@@ -131,7 +131,7 @@ static int to_queues(struct ms_dispatch *d, const struct ms_record *record, cons
     return why;
 }
 
-/* Put the key unless an earlier life has: keys are counted in the order of the record. */
+/* Put the key unless it was put before a crash: of this record the first indexed_keys keys are in the index. */
 static int put_key(struct ms_dispatch *d, const struct ms_record *record, struct ms_text key, int64_t physical_offset,
                    int64_t *seen)
 {
@@ -213,7 +213,7 @@ int ms_dispatch_run(struct ms_dispatch *d, const uint8_t *view, int64_t base_off
     return found;
 }
 
-/* The queue's place in the table; *taken is one more when it was new. */
+/* The queue's place in the table, taken for it (and counted in *taken) where it is new. */
 static struct ms_touched_queue *place_of(struct ms_touched_queue *places, int64_t mask, const struct target *target,
                                          int64_t *taken)
 {

@@ -3,7 +3,7 @@
  * Who: the process that dispatches (reputter, or recovery before it); one process, one
  * thread. Blocks on: writes of queue files, page faults. `reached` is published
  * by the caller after the call; after a crash everything from the published
- * position is dispatched again, which changes nothing that is right.
+ * position is dispatched again, to the same places.
  *
  * Rules (docs/formats.md sections 8 and 10): plain and committed
  * messages get a queue entry, prepared and rolled back ones none; all but rolled
@@ -30,7 +30,7 @@ struct ms_dispatch {
     int64_t indexed_keys;           /* how many of its keys are in */
 
     int64_t reached;                /* last call: everything before is dispatched */
-    const uint8_t *wanted_topic;    /* last call, NEEDS_QUEUE: whose; inside the view */
+    const uint8_t *wanted_topic;    /* last call, NEEDS_QUEUE: the topic of that queue; inside the view */
     int32_t wanted_topic_bytes;
     int32_t wanted_queue_id;
     int64_t wanted_queue_offset;    /* NEEDS_QUEUE: of its first message here; NEEDS_FILE: the entry's position */
@@ -48,12 +48,13 @@ struct ms_dispatch {
  * `reached` says what is sure. */
 int ms_dispatch_run(struct ms_dispatch *dispatch, const uint8_t *view, int64_t base_offset, int64_t start, int64_t end);
 
-/* How the queues of INNER_MULTI_DISPATCH are told: not at all, as if the record were their own, or apart. */
+/* How the queues of INNER_MULTI_DISPATCH are counted: not at all, like the record's own queue, or in `further`. */
 #define MS_TOUCHED_OWN 0
 #define MS_TOUCHED_ALL 1
 #define MS_TOUCHED_APART 2
 
-/* One queue of a range of the log. Places are those of the queue itself, with MS_TOUCHED_ALL others' too. */
+/* One queue that the records of a range have entries in. Offsets and `count` are of the records put into this queue; with
+ * MS_TOUCHED_ALL also of those that INNER_MULTI_DISPATCH sends to it. */
 struct ms_touched_queue {
     uint64_t hash;
     const uint8_t *topic;           /* inside the view; NULL: a free place */

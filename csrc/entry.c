@@ -7,7 +7,7 @@
 
 #define BATCH_MEMBER_BYTES 22 /* total, magic, crc, flag, body length (i32), properties length (i16) */
 
-/* Lengths of the bodies, in front of them. */
+/* The table of body lengths, which precedes the bodies. */
 static uint64_t lengths_bytes(const struct ms_entry *head)
 {
     return head->kind == MS_ENTRY_MANY ? ms_align8((uint64_t)head->count * 4) : 0;
@@ -89,7 +89,7 @@ static uint32_t check_size(struct ms_measure *measure, int64_t body_bytes, int64
     return PUT_OK;
 }
 
-/* One more record (or batch) of `bytes` behind the others. */
+/* One more record (or batch) of `bytes` after the others. */
 static void plan(struct ms_measure *measure, int64_t bytes)
 {
     if (bytes + MS_BLANK_BYTES <= measure->room) {
@@ -172,7 +172,7 @@ static uint32_t measure_many(const struct ms_taken *taken, struct ms_measure *me
         uint32_t status = check_size(measure, lengths[i], bytes);
         if (status != PUT_OK)
             return status;
-        /* Topic and properties stand in every record: a small entry can become a large pass. */
+        /* Topic and properties are repeated in every record: a small entry can become a large pass. */
         measure->sum += bytes;
         if (measure->sum > MS_SIDE_BYTES_MAX) {
             measure->detail = MS_REFUSED_TOO_LARGE;

@@ -1,5 +1,5 @@
-/* An entry of a submission ring, once what decides is in the writer's own memory: is it well
- * formed, is it legal, how large do its records become, and what is the next of them. The
+/* An entry of a submission ring, whose lengths and routing were copied into the writer's own memory: is it well
+ * formed, is it legal, how large do its records become, and which is the next one. The
  * bodies may still be in the ring; nothing here reads them.
  *
  * Who: the writer process, for each entry of its pass. Blocks on: nothing. After a crash:
@@ -8,7 +8,7 @@
 #define MS_SIDE_BYTES_MAX 268435456 /* the largest entry, and the largest sum of its records */
 #define MS_RECORD_ALLOWANCE_BYTES 65536 /* a record may be so much longer than the longest body: RocketMQ's 64 KiB */
 
-/* What was wrong with an entry; stands in ms_completion.detail and session.closed. */
+/* What was wrong with an entry: the value of ms_completion.detail and session.closed. */
 #define MS_REFUSED_NO 0
 #define MS_REFUSED_TOPIC_LENGTH 1
 #define MS_REFUSED_TOPIC_BYTES 2

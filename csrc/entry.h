@@ -18,7 +18,7 @@ enum {
     LMQ_CONSUME_QUEUE_NUM_EXCEEDED = 10,
 };
 
-/* The entry at hand, inside known bounds. All of it is in private memory but for `bodies`, which may be in the ring. */
+/* One ring entry whose lengths were checked. All of it is in private memory but for `bodies`, which may be in the ring. */
 struct ms_taken {
     struct ms_entry head;
     const uint8_t *topic;
@@ -28,7 +28,7 @@ struct ms_taken {
     const uint8_t *bodies;      /* of PUT and MANY, one after the other: their producer may still change them */
 };
 
-/* What its records will be once they are in the log. */
+/* What the records of an entry take in the log. */
 struct ms_measure {
     int64_t segment_bytes;      /* in */
     int64_t max_message_bytes;  /* in */
@@ -38,7 +38,7 @@ struct ms_measure {
     uint32_t detail;            /* out: MS_REFUSED_* */
 };
 
-/* One record after the other of a measured entry. */
+/* A cursor over the records of a measured entry. */
 struct ms_records {
     const uint8_t *at;
     const uint8_t *end;
@@ -56,7 +56,7 @@ uint32_t ms_entry_check(const struct ms_taken *taken, uint32_t *detail);
 /* PUT_OK, or the status that refuses the entry whole, with measure->detail. */
 uint32_t ms_entry_measure(const struct ms_taken *taken, struct ms_measure *measure);
 void ms_entry_records(const struct ms_taken *taken, struct ms_records *records);
-/* Body, flag and properties of the next record; the rest of `record` is the same for all. 0 behind the last. */
+/* Body, flag and properties of the next record; the rest of `record` is the same for all. 0 after the last. */
 int ms_entry_next(const struct ms_taken *taken, struct ms_records *records, struct ms_record_template *record);
 
 #endif

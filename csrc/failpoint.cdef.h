@@ -17,7 +17,7 @@ struct ms_failpoint {
     int32_t signal;      /* SIGKILL or SIGSTOP */
     int64_t nth;         /* which passing of the step strikes, from 1 */
     int64_t hits;        /* passings so far, of all processes that share this */
-    int32_t pid;         /* who was struck */
+    int32_t pid;         /* the process that was struck */
     uint32_t spare;
     uint8_t process[MS_FAILPOINT_PROCESS_BYTES]; /* only in a process of this kind; empty: in any */
     uint8_t name[MS_FAILPOINT_NAME_BYTES];

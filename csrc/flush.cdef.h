@@ -9,12 +9,12 @@
  */
 int ms_flush_fdatasync(int fd);
 int ms_flush_fsync(int fd);
-/* All that was done to the file system of `fd`, names too, in one go. It may not tell of errors (Linux before 5.8), or of
- * those of other files: ask ms_flush_check of each file. */
+/* Sync the whole file system of `fd`, names too. It may miss errors (Linux before 5.8), or report those of
+ * other files: call ms_flush_check for each file. */
 int ms_flush_file_system(int fd);
-/* Whether what the kernel has written of the file is on the disk, as a sync would tell; makes nothing durable itself. */
+/* The error that a sync of the file would report for what the kernel wrote back; makes nothing durable itself. */
 int ms_flush_check(int fd);
-/* Have the kernel begin to write what is dirty; waits for nothing, promises nothing, takes no error from a later sync. */
+/* Start writeback of what is dirty; waits for nothing, promises nothing, and leaves errors for a later sync to report. */
 int ms_flush_start(int fd);
 /* All `length` bytes or an error; short writes are continued (a full disk shows first as one). */
 int ms_flush_pwrite_all(int fd, const uint8_t *from, int64_t length, int64_t at);
@@ -24,13 +24,13 @@ int ms_flush_allocate(int fd, int64_t offset, int64_t length);
  * *allocated_bytes, which moves. A pwrite into an unallocated part could still fail when the kernel writes it back. */
 int ms_flush_allocate_windows(int fd, int64_t *allocated_bytes, int64_t file_bytes, int64_t window_bytes,
                               int64_t from, int64_t to);
-/* Give the blocks of [offset, offset+length) back; the length stays, and who has it mapped reads zeros there.
+/* Give the blocks of [offset, offset+length) back; the length stays, and a process that has it mapped reads zeros there.
  * -EOPNOTSUPP where the file system cannot. */
 int ms_flush_punch(int fd, int64_t offset, int64_t length);
 /* Zero what is not zero already in [offset, offset+length): pages never touched stay untouched.
  * Returns the number of bytes written, or -errno. */
 int64_t ms_flush_zero_range(int fd, int64_t offset, int64_t length);
-/* Bring pages of a writable mapping in, ready to be written; falls back to touching nothing (-errno told). */
+/* Bring pages of a writable mapping in, ready to be written; -errno where the kernel cannot, and nothing was touched. */
 int ms_memory_populate(uint8_t *base, int64_t length);
 int ms_memory_lock(const uint8_t *base, int64_t length);
 /* sched_getcpu */

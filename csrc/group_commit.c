@@ -74,7 +74,7 @@ int ms_group_commit_once(struct ms_group_commit *group)
         target = open_end;
     /* The time that goes with the target. When the writer is between its commit
      * point and `committed`, the slot speaks of more than the target: then the
-     * time of the last pair stands, which is older and therefore never ahead. */
+     * time of the last pair is kept, which is older and therefore never ahead. */
     int64_t slot_wrote, slot_time, old_flushed, time;
     ms_control_committed_slot(control, &slot_wrote, &slot_time);
     ms_control_flush_pair(control, &old_flushed, &time);
@@ -123,7 +123,7 @@ int ms_group_commit_run(struct ms_group_commit *group, int64_t deadline_ns, int6
             return -moved;
         int64_t now_ns = ms_monotonic_ns();
         ms_store_relaxed(&worker->heartbeat_ns, now_ns);
-        if (moved && now_ns + busy_ns < deadline_ns) /* at the first that moves; those behind it come later */
+        if (moved && now_ns + busy_ns < deadline_ns) /* at the first sync that moves `flushed`; later ones keep that deadline */
             deadline_ns = now_ns + busy_ns;
         if (now_ns >= deadline_ns || (woken && !moved)) { /* woken for something else: a segment, settings, the end */
             ms_latch_disarm(latch);

@@ -1,10 +1,10 @@
-/* Group commit: make whatever was committed meanwhile durable, and again, as long as there is some.
+/* Group commit: make durable what was committed during the last sync, as long as there is some.
  *
  * Who: the flusher in sync mode, one thread. Blocks on: fdatasync, and its latch
  * until the deadline. Whatever arrives during one fdatasync shares the next: no
  * delay timer, natural groups. The target is read before the sync, so bytes that
  * arrive during it are not claimed. After a crash anywhere in here: `flushed`
- * stands at or below what is durable; the next flusher syncs again from there.
+ * is at or below what is durable; the next flusher syncs again from there.
  * After a failed fdatasync nothing is published and nothing is tried again: the
  * caller freezes the store.
  */
@@ -19,7 +19,7 @@
 struct ms_group_commit {
     struct ms_control *control;
     void *semaphore;             /* of the flusher's latch */
-    void *writer_semaphore;      /* rung behind a flush in a stream of them: the next put is near. NULL: none */
+    void *writer_semaphore;      /* posted after a flush in a stream of them: the next put is near. NULL: none */
     int64_t segment_bytes;
     uint32_t has_published;      /* its first round wakes all: a dead flusher may have woken none of its own */
     uint64_t incarnation;        /* `flushed` moves only once the writer has verified this one */

@@ -91,7 +91,7 @@ int ms_index_put(const struct ms_index_file *file, struct ms_index_progress *pro
         return MS_INDEX_FULL;
     const int32_t slot = key_hash % file->slots;
     int32_t head = ms_get_i32(slot_at(file, slot));
-    if (head == number) /* a put that was cut short and whose undo is lost: the chain goes on behind it */
+    if (head == number) /* a put that was cut short and whose undo is lost: the chain goes on after it */
         head = ms_get_i32(entry_at(file, number) + 16);
     if (head < 0 || head >= number)
         head = 0;

@@ -3,7 +3,7 @@
  * Who: the process that dispatches (reputter, or recovery before it); one process, one
  * thread. Blocks on: page faults of the mapping, which is allocated, so a full
  * disk cannot hurt; where the disk copies on write what is put is written, and may find no room. After a crash of the process: at most one put is unfinished;
- * its undo stands in ms_index_progress, and the next dispatcher rolls it back.
+ * its undo is in ms_index_progress, and the next dispatcher rolls it back.
  * How many keys of the newest record are in already is told by the file's own
  * last entries. After a power cut the pages may be of any age: recovery rebuilds
  * the files above its restart point.

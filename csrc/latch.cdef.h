@@ -20,7 +20,7 @@
 void *ms_latch_open(const char *name, int *error_number);
 void ms_latch_close(void *semaphore);
 void ms_latch_wakeup(struct ms_latch *latch, void *semaphore);
-/* The same where the caller has put its own full fence behind the position. */
+/* The same where the caller made a full fence of its own after it published the position. */
 void ms_latch_wakeup_fenced(struct ms_latch *latch, void *semaphore);
 void ms_latch_arm(struct ms_latch *latch, void *semaphore);
 /* 1 woken, 0 timed out, -EINTR a signal arrived (its handler has run). The owner is marked awake. */

@@ -41,7 +41,7 @@ static int check_name(const struct ms_light_queues *light, struct ms_text name, 
     return 0;
 }
 
-/* One more name behind `count` others: its next offset, 0 of a queue that is not there yet, or -errno. */
+/* The next offset of names[count], after `count` other names: 0 for a queue that does not exist yet, or -errno. */
 static int64_t look_up(struct ms_light_queues *light, struct ms_queue_table *queues, const struct ms_text *names,
                        uint32_t count, int32_t queue_id, int64_t *new_lmqs)
 {

@@ -13,7 +13,7 @@
 
 /* Allocated blocks that were never written cost a change of the file's map with the sync that
  * follows their first write. So once in a window that change is made for all of it. The zeros
- * stand above everything acknowledged and change no byte that is read. */
+ * are beyond everything acknowledged and change no byte that is read. */
 static int write_zeros_ahead(struct ms_writer *writer, int64_t end)
 {
     int64_t segment_end = writer->current.base + writer->segment_bytes;

@@ -2,8 +2,8 @@
  *
  * Who: created by the supervisor at start beside the control block; each worker writes the
  * line of its own kind (the supervisor too: which workers it must start again), any
- * process reads. Blocks on: nothing. After a crash: what the dead one said last stands there until
- * its successor is up. Nothing is decided by it.
+ * process reads. Blocks on: nothing. After a crash: the dead worker's text stays until
+ * its successor is up. No process decides anything by it.
  */
 #define MS_OBSTACLES_LAYOUT_VERSION 2
 #define MS_OBSTACLE_TEXT_BYTES 504
@@ -28,5 +28,5 @@ void ms_obstacles_format(struct ms_obstacles *obstacles);
 int ms_obstacles_check(const struct ms_obstacles *obstacles, int64_t mapped_bytes);
 /* The worker's own line; cut to what fits. */
 void ms_obstacle_say(struct ms_obstacles *obstacles, uint32_t kind, const char *text);
-/* One consistent text with its NUL into `into`; of one who died while writing, what stands there. */
+/* One consistent text with its NUL into `into`; the text as it is if its worker died while writing it. */
 void ms_obstacle_read(const struct ms_obstacles *obstacles, uint32_t kind, char *into);

@@ -137,7 +137,7 @@ int ms_producer_wait_for_room(struct ms_producer *producer, uint64_t need, int64
     }
 }
 
-/* Where an entry of `bytes` goes: room at the tail, behind a filler if it would not fit before the ring's
+/* Where an entry of `bytes` goes: room at the tail, after a filler if it would not fit before the ring's
  * end. NULL and *why: AGAIN, CLOSED. */
 static uint8_t *take_room(struct ms_producer *producer, uint64_t bytes, int64_t deadline_ns, int *why)
 {
@@ -188,7 +188,7 @@ static void pass_over(struct ms_producer *producer, uint64_t bytes)
     producer->tail += bytes;
 }
 
-/* The writer may have what stands before the tail. */
+/* The writer may take the entries before the tail. */
 static void announce(struct ms_producer *producer)
 {
     int32_t cpu = sched_getcpu();

@@ -46,7 +46,7 @@ struct ms_producer {
     int64_t flush_timeout_ns;    /* from the answer to durability */
     int64_t slave_timeout_ns;    /* from the answer to confirmation */
     int64_t submitted_ns;        /* when the last put began */
-    int64_t target_before;       /* flusher.sync_target as it stood before the last entry was published */
+    int64_t target_before;       /* flusher.sync_target before the last entry was published */
     uint64_t reserved_bytes;     /* of the entry that is being filled */
     int64_t wall_ms;             /* the wall clock's millisecond, as it was read last, */
     int64_t wall_until_ns;       /* and its end by CLOCK_MONOTONIC */
@@ -78,7 +78,7 @@ void ms_producer_publish_filled(struct ms_producer *producer);
 int ms_producer_is_closed(const struct ms_producer *producer);
 /* 0 once `need` bytes are free at the tail and the next answer has a place; AGAIN, CLOSED. */
 int ms_producer_wait_for_room(struct ms_producer *producer, uint64_t need, int64_t deadline_ns);
-/* The layout of an entry as it stands in the ring or in a side object: bytes needed. */
+/* The bytes that an entry takes in the ring or in a side object. */
 uint64_t ms_entry_layout_bytes(uint32_t topic_bytes, uint32_t properties_bytes, uint64_t payload_bytes);
 /* Write an entry outside the ring (side object). `to` has ms_entry_layout_bytes. */
 void ms_entry_fill(uint8_t *to, const struct ms_entry *header, const uint8_t *topic, const uint8_t *properties,
@@ -95,7 +95,7 @@ int64_t ms_producer_stored_ns(int64_t submitted_ns, int64_t store_timestamp_ms);
  * outcome replaces the disk's. */
 int ms_producer_wait_kept(struct ms_producer *producer, int64_t end_offset, int how, int64_t flush_deadline_ns,
                           int64_t slave_deadline_ns);
-/* What all messages of one topic, queue, flag and properties share, as it stands at the head
+/* What all messages of one topic, queue, flag and properties share: the head
  * of their entries: header (hosts and sysFlag of producer->header), topic, properties, padding.
  * Returns its bytes; `to` has ms_entry_layout_bytes(topic_bytes, properties_bytes, 0). */
 uint64_t ms_producer_prefix(const struct ms_producer *producer, uint8_t *to, const uint8_t *topic, uint32_t topic_bytes,

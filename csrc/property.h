@@ -12,7 +12,7 @@
 #include <string.h>
 #include "record.h"
 
-/* The next piece of [*at, end) that is a name and a value; 0 at the end. Moves *at behind it. */
+/* The next piece of [*at, end) that is a name and a value; 0 at the end. Moves *at after it. */
 static inline int ms_property_next(const uint8_t **at, const uint8_t *end, struct ms_text *name, struct ms_text *value)
 {
     while (*at < end) {
@@ -111,7 +111,7 @@ static inline int ms_text_number(struct ms_text text, int64_t low, int64_t high,
         at++;
     if (text.at == NULL || at == end)
         return 0;
-    for (; at < end; at++) { /* counted downwards: the lowest number has no positive twin */
+    for (; at < end; at++) { /* counted downwards: the lowest number has no positive counterpart */
         if (*at < '0' || *at > '9' || __builtin_mul_overflow(value, (int64_t)10, &value) ||
             __builtin_sub_overflow(value, (int64_t)(*at - '0'), &value))
             return 0;

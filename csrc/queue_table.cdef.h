@@ -4,7 +4,7 @@
  * it, fills it at start and offers a larger one when asked; others may look.
  * Blocks on: nothing. After a crash: offsets that an uncommitted pass changed
  * are put back by the next writer from the undo list; a slot claimed by such a
- * pass stays claimed with offset 0, which is what it stands for.
+ * pass stays claimed, with offset 0, as for a queue that is not in the table.
  *
  * Open addressing, linear probing; the number of slots is a power of two. A
  * slot is taken when key_bytes != 0, stored last with release.

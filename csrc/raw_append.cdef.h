@@ -5,6 +5,6 @@
  * is in the log whole, or not at all and still in its ring.
  *
  * An entry holds whole records, the first of which belongs at the writer's position. A blank that closes
- * a segment is its last record and comes with the bytes behind its header, so that the logs of master and
+ * a segment is its last record and comes with the bytes after its header, so that the logs of master and
  * slave are equal byte for byte.
  */

@@ -85,7 +85,7 @@ struct ms_record_template {
 /* The whole record's size (CommitLog.calMsgLength). */
 int64_t ms_record_bytes(int32_t sys_flag, int64_t topic_bytes, int64_t properties_bytes, int64_t body_bytes);
 /* Write a whole record at `to`, which has room for ms_record_bytes; computes the CRC and
- * returns the bytes written. A body that already stands at its place (ms_record_body_at)
+ * returns the bytes written. A body that is already at its place (ms_record_body_at)
  * is not copied; otherwise the sources lie outside the target. The caller has checked
  * the lengths against their maxima. */
 int64_t ms_record_encode(uint8_t *to, const struct ms_record_template *t);
@@ -95,7 +95,7 @@ int64_t ms_record_body_at(int32_t sys_flag);
 void ms_record_stamp(uint8_t *record, int64_t queue_offset, int64_t physical_offset, int64_t store_timestamp_ms);
 /* The 8 bytes that close a segment of which `free_bytes` (>= 8) are left; returns 8. */
 int64_t ms_record_encode_blank(uint8_t *to, int32_t free_bytes);
-/* One of MS_CASE_*: what stands at `at`, of which `room` bytes may be looked at.
+/* One of MS_CASE_*: what is at `at`, of which `room` bytes may be looked at.
  * `checks` is a sum of MS_CHECK_*; `physical_offset` counts only with MS_CHECK_OFFSET. */
 int ms_record_classify(const uint8_t *at, int64_t room, int64_t physical_offset, int checks);
 /* 1 when the bytes are UTF-8 without a NUL: the rule for topic and properties, the same

@@ -247,7 +247,7 @@ static void put_into(struct ms_recorder_ring *ring, struct ms_stall *stall)
     stall->number = ring->stalls == UINT64_MAX ? 1 : ring->stalls + 1; /* 0 is no stall */
     stall->crc = crc_of(stall);
     struct ms_stall *place = &ring->stall[stall->number % MS_STALLS];
-    place->crc = ~stall->crc; /* whatever stands there now: it is not whole until the end */
+    place->crc = ~stall->crc; /* whatever is there now: it is not whole until the end */
     ms_compiler_fence();
     *place = *stall;
     ms_store_release(&ring->stalls, stall->number);

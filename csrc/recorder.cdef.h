@@ -1,10 +1,10 @@
-/* The flight recorder: what made puts wait, by the one that saw it, in memory that outlives every process.
+/* The flight recorder: what made puts wait, as its worker saw it, in memory that outlives every process.
  *
  * Who: created by the supervisor at start beside the control block; each worker writes the ring of its own kind, the
  * writer the ring of slow puts too; `pyengine why` reads a copy of the object, also when all are dead. Blocks on: nothing
- * (two small reads of /proc and getrusage for each recorded stall, none otherwise). After a crash: the stalls stand as they
- * were recorded; one that was being written does not meet its checksum and is passed over. The next start takes the
- * stalls over. Nothing is decided by them.
+ * (two small reads of /proc and getrusage for each recorded stall, none otherwise). After a crash: the stalls stay as they
+ * were recorded; one that was being written fails its checksum and is skipped. The next start takes the
+ * stalls over. No process decides anything by them.
  *
  * A worker takes its times once a pass or round, where it looks at the clock anyway. What took `threshold_ns` or more becomes a
  * stall, with its phases, what the kernel tells of the process since it was asked last (the window), and a cause.

@@ -1,9 +1,9 @@
-/* The replicator's links, for those who look: who is connected, since when, how far it is.
+/* The replicator's links, for `status`, `top` and metrics: which slave is connected, since when, at which position.
  *
  * Who: created by the supervisor at start beside the control block; written by the
  * replicator alone, in either role (a master has one link for each slave, a slave has
- * link 0 to its master); read by status, top and metrics. Nothing is decided by it.
- * Blocks on: nothing. After a crash: the links of a dead replicator stand here until the
+ * link 0 to its master); read by status, top and metrics. No process decides anything by it.
+ * Blocks on: nothing. After a crash: the links of a dead replicator stay until the
  * next one clears them; a text may be half written then (text_seq is odd) and is cleared too.
  */
 #define MS_REPLICATION_LAYOUT_VERSION 2
@@ -14,7 +14,7 @@
 /* State of a link. */
 #define MS_LINK_NONE 0
 #define MS_LINK_CONNECTING 1    /* slave: trying, or waiting before the next try */
-#define MS_LINK_READY 2         /* connected; the slave has not said where it stands */
+#define MS_LINK_READY 2         /* connected; the slave has not reported its position */
 #define MS_LINK_HANDSHAKE 3     /* slave: what it has is being compared with what the master sends */
 #define MS_LINK_TRANSFER 4      /* bytes go over as they are written */
 #define MS_LINK_SHUTDOWN 5      /* about to be closed, `said` has why */
@@ -42,7 +42,7 @@ struct ms_replication {
     uint64_t epoch;
     uint64_t connections;        /* taken (master) or made (slave) since the engine started */
     uint64_t refused;            /* master: closed because there were too many; slave: tries that failed */
-    uint64_t closed;             /* ended for a reason that stands in said, not by our own stop */
+    uint64_t closed;             /* ended for the reason in `said`, not by our own stop */
     int64_t said_ms;             /* wall clock of it */
     uint32_t text_seq;
     uint32_t reserved;

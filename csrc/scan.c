@@ -61,7 +61,7 @@ int64_t ms_scan_sync(const uint8_t *view, int64_t base_offset, int64_t from, int
     while (offset < end && limit - offset >= MS_RECORD_BYTES_MIN) {
         const uint8_t *const at = view + (offset - base_offset);
         int64_t bytes = limit - offset - MS_AT_MAGIC;
-        if (bytes > end - offset + (int64_t)sizeof magic - 1) /* a magic further on belongs to a record behind `end` */
+        if (bytes > end - offset + (int64_t)sizeof magic - 1) /* a magic further on belongs to a record beyond `end` */
             bytes = end - offset + (int64_t)sizeof magic - 1;
         const uint8_t *const hit = memmem(at + MS_AT_MAGIC, (size_t)bytes, magic, sizeof magic);
         if (hit == NULL)

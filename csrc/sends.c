@@ -45,7 +45,7 @@ static int hex_digit(uint8_t sign)
     return small >= 'a' && small <= 'f' ? small - 'a' + 10 : -1;
 }
 
-/* The sign of an escape behind its backslash; -1 for one that is not ASCII, or none. */
+/* The character of an escape after its backslash; -1 for one that is not ASCII, or none. */
 static int unescape(struct json *json)
 {
     const uint8_t sign = *json->at++;

@@ -4,7 +4,7 @@
  * process waits, its mapping of the number may be read-only. Each raise is a system
  * call: counting the sleepers would need memory that all of them can write and cut
  * short (docs/decisions/0111). Blocks on: ms_sequence_wait, always timed. After a
- * crash: the number stands; it only says "look again".
+ * crash: the number stays; it only says "look again".
  *
  *     seen = ms_sequence_load       before looking
  *     look; found it: done

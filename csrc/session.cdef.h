@@ -51,7 +51,7 @@ struct ms_entry {
 struct ms_completion {
     uint64_t sequence;           /* stored last, with release */
     int64_t physical_offset;     /* of the first record, -1 none */
-    int64_t end_offset;          /* behind the last record */
+    int64_t end_offset;          /* after the last record */
     int64_t queue_offset;        /* of the first record */
     int64_t store_timestamp_ms;
     uint32_t status;             /* PutStatus */

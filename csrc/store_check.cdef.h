@@ -6,7 +6,7 @@
  */
 
 /* How many of the `count` entries (20 bytes each, the first has queue offset `first_queue_offset`)
- * in a row point to their own record: it stands in [base_offset, limit), behind `after`, with this
+ * in a row point to their own record: it is in [base_offset, limit), beyond `after`, with this
  * size, topic, queue id and queue offset, and with this tags code unless `check_tags` is 0 or the
  * code is an address of the queue extension. */
 int64_t ms_check_entries(const uint8_t *view, int64_t base_offset, int64_t limit, const uint8_t *topic,
@@ -18,7 +18,7 @@ int64_t ms_check_entries(const uint8_t *view, int64_t base_offset, int64_t limit
  * file lies at `file`, and count <= entries. */
 int64_t ms_check_chains(const uint8_t *file, int32_t slots, int32_t count, int32_t *heads);
 
-/* The first entry of [first, end) whose record does not stand in [base_offset, limit) or has no key of that
+/* The first entry of [first, end) whose record is not in [base_offset, limit) or has no key of that
  * hash; `end` when there is none. `entry_zero` is where entry 0 of the index file lies. */
 int32_t ms_check_keys(const uint8_t *view, int64_t base_offset, int64_t limit, const uint8_t *entry_zero, int32_t first,
                       int32_t end);

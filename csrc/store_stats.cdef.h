@@ -3,9 +3,9 @@
  * Who: created by the supervisor beside the control block; each part below has one
  * writing process, which stores plain values (relaxed, no lock, no atomic add);
  * any process that may read the folder reads, without the workers noticing. Blocks on:
- * nothing. After a crash: the next incarnation counts on where the dead one stood; what
- * the dead one had done but not counted yet (one pass, one batch) is not made up for.
- * Nothing in the engine is decided by these numbers.
+ * nothing. After a crash: the next incarnation goes on from the dead one's counts; what
+ * the dead one had done but not counted yet (one pass, one batch) stays uncounted.
+ * No process decides anything by these numbers.
  *
  * Messages and bytes put are not in here: the writer's commit slot has them exactly.
  *
@@ -59,7 +59,7 @@ struct ms_dispatch_stats {
     struct ms_latency lag;       /* from the store time of a batch's last record to its visibility; store times are whole ms */
 };
 
-/* The supervisor, once a second. Sample n stands at n % MS_STATS_SAMPLES. */
+/* The supervisor, once a second. Sample n is at n % MS_STATS_SAMPLES. */
 struct ms_stats_sample {
     int64_t at_ns;               /* CLOCK_MONOTONIC */
     uint64_t put_messages;
@@ -70,7 +70,7 @@ struct ms_stats_sample {
     uint64_t reserved[2];
 };
 
-/* The supervisor, in ten seconds: the buckets as they stood. */
+/* The supervisor, in ten seconds: the buckets as they were. */
 struct ms_stats_snapshot {
     int64_t at_ns;
     int8_t pad[120];
@@ -124,7 +124,7 @@ int32_t ms_distribute_bucket(int64_t ns);
 /* The reputter, after a batch. `lag_ns` < 0: not known. */
 void ms_dispatch_stats_add(struct ms_dispatch_stats *stats, uint64_t messages, uint64_t entries, uint64_t keys,
                            uint64_t out_of_order, uint64_t behind_bytes, int64_t lag_ns);
-/* The supervisor: append a sample, or a snapshot of the buckets as they stand now. */
+/* The supervisor: append a sample, or a snapshot of the buckets as they are now. */
 void ms_stats_take_sample(struct ms_store_stats *stats, const struct ms_stats_sample *sample);
 void ms_stats_take_snapshot(struct ms_store_stats *stats, int64_t at_ns);
 /* What counting costs: `passes` passes of `entries` each on the given counters, with nothing else in them. */

@@ -14,7 +14,7 @@
 #define MS_REPLACEMENT 0xFFFDu
 #define MS_NOT_ASCII 0x8080808080808080ULL
 
-/* The character at *at (< end); moves *at behind it. *bad is raised when it was none. */
+/* The character at *at (< end); moves *at after it. *bad is raised when it was none. */
 static inline uint32_t ms_utf8_next(const uint8_t **at, const uint8_t *end, int *bad)
 {
     const uint8_t lead = *(*at)++;
@@ -75,7 +75,7 @@ static inline int ms_is_ascii(const uint8_t *text, int64_t bytes)
     return (seen & MS_NOT_ASCII) == 0;
 }
 
-/* h = 31 h + c over the UTF-16 units of the text, from the hash of what stands before it. */
+/* h = 31 h + c over the UTF-16 units of the text, from the hash of the text before it. */
 static inline uint32_t ms_java_hash(uint32_t hash, const uint8_t *text, int64_t bytes)
 {
     const uint8_t *at = text, *const end = text + bytes;

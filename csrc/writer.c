@@ -61,7 +61,7 @@ void ms_writer_open(struct ms_writer *writer)
         own->acked = known ? account->acked : 0;
     }
     MS_FAILPOINT("writer_state_taken");
-    /* A writer killed behind its commit point has not published these yet. */
+    /* A writer killed after its commit point has not published these yet. */
     ms_store_release(&control->wrote.value, slot->wrote);
     MS_FAILPOINT("writer_wrote_published");
     if (writer->mode != MS_MODE_POOL)
@@ -648,7 +648,7 @@ static int look_at_all(struct ms_writer *writer, int64_t now)
 }
 
 /* A session that is not active is seen so much later at most, while others keep the writer awake. Before it
- * sleeps it looks at all, behind the latch: who publishes after that look posts. */
+ * sleeps it looks at all, after it armed the latch: a producer that publishes after that look posts. */
 static int is_look_due(const struct ms_writer *writer, int64_t now)
 {
     return now - writer->looked_ns >= (int64_t)writer->sessions_high * LOOK_INTERVAL_NS;
@@ -790,7 +790,7 @@ static int make_pass(struct ms_writer *writer)
     int64_t from = writer->position;
     begin_pass(writer);
     writer->is_gathering = writer->gather_bytes_min > 0 && waiting_bytes(writer) >= writer->gather_bytes_min;
-    for (uint32_t n = 0, i = turn; n < 2 && why == MS_RUN_TIME; n++, i = 0) { /* from `turn` on, then what stands before it */
+    for (uint32_t n = 0, i = turn; n < 2 && why == MS_RUN_TIME; n++, i = 0) { /* from `turn` on, then those before it */
         uint32_t end = n == 0 ? high : turn;
         for (i = next_active(writer, i); i < end && why == MS_RUN_TIME; i = next_active(writer, i + 1)) {
             why = take_turn(writer, i, from);
@@ -868,7 +868,7 @@ static int run(struct ms_writer *writer, int64_t deadline_ns)
             if (writer->rolled)
                 return MS_RUN_ROLLED;
             if (writer->mode == MS_MODE_SYNC) {
-                writer->spinning = 0; /* the next one comes behind the disk */
+                writer->spinning = 0; /* the next one comes after the sync */
                 publish_beside_producer(writer);
                 ms_home_note(&writer->home, ms_load_relaxed(&control->workers[MS_WRITER].cpu), writer->last_work_ns);
             } else if (writer->spin_us > 0)

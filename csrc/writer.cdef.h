@@ -69,7 +69,7 @@ struct ms_writer {
     struct ms_queue_table *queues;
     void *semaphores[MS_WORKER_KINDS]; /* by kind of worker */
     struct ms_writer_session sessions[MS_SESSION_SLOTS];
-    uint32_t sessions_high;      /* attached ones stand below */
+    uint32_t sessions_high;      /* attached ones are below */
     uint32_t turn;               /* session that the next pass looks at first */
     uint64_t active[MS_SESSION_WORDS]; /* bits: sessions that passes look at */
     int64_t looked_ns;           /* when all were looked at last */
@@ -95,7 +95,7 @@ struct ms_writer {
     int64_t stage_bytes_max;
     int64_t stage_bytes;
     int64_t stage_from;          /* physical offset of stage[0] */
-    uint8_t *zeros;              /* sync mode: what stands behind the written bytes is overwritten with these */
+    uint8_t *zeros;              /* sync mode: the allocated bytes after the written ones are overwritten with these */
     int64_t zero_ahead_bytes;    /* that far; 0 not at all */
     int64_t zeroed_end;          /* up to here zeros or records were written, not only allocated */
     uint8_t *scratch;            /* private copy of the entry at hand */

@@ -26,7 +26,7 @@ struct segment {
     int64_t start, end;
 };
 
-/* Records one behind the other, as they are in the log. */
+/* Records one after the other, as they are in the log. */
 struct records {
     uint8_t *bytes;
     int64_t length, room;
@@ -138,7 +138,7 @@ static int add(PyObject *messages, PyObject *message, PyObject *numbers, long lo
     return failed ? -1 : 0;
 }
 
-/* The record's bytes behind those kept so far; -1 with an exception. */
+/* Append the record's bytes to those kept so far; -1 with an exception. */
 static int keep_record(struct records *records, const struct ms_record *record)
 {
     const int64_t length = records->length + record->size_bytes;
