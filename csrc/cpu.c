@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define PROMPT_SLICE_NS 100000 /* the shortest the kernel takes */
+#define INTERACTIVE_SLICE_NS 100000 /* the shortest the kernel takes */
 
 /* struct sched_attr of the kernel, as long as it was at first. */
 struct attributes {
@@ -26,8 +26,8 @@ struct attributes {
 int ms_cpu_schedule(int how)
 {
     struct attributes attributes = {.size = sizeof attributes, .nice = getpriority(PRIO_PROCESS, 0)};
-    attributes.policy = how == MS_CPU_BEHIND ? SCHED_BATCH : SCHED_OTHER;
-    attributes.runtime = how == MS_CPU_BEHIND ? 0 : PROMPT_SLICE_NS;
+    attributes.policy = how == MS_CPU_BATCH ? SCHED_BATCH : SCHED_OTHER;
+    attributes.runtime = how == MS_CPU_BATCH ? 0 : INTERACTIVE_SLICE_NS;
     return syscall(SYS_sched_setattr, 0, &attributes, 0) == 0 ? 0 : -errno;
 }
 

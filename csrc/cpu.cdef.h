@@ -46,6 +46,6 @@ void ms_home_note(struct ms_home *home, int cpu, int64_t now_ns);
 void ms_home_follow(struct ms_home *home, int cpu);
 
 /* How this process is scheduled from now on; 0 or -errno. */
-#define MS_CPU_PROMPT 0             /* short slices: woken, it interrupts a process with longer ones (Linux 6.12) */
-#define MS_CPU_BEHIND 1             /* SCHED_BATCH: woken, it takes an idle CPU but interrupts none */
+#define MS_CPU_INTERACTIVE 0        /* short slices: woken, it interrupts a process with longer ones (Linux 6.12) */
+#define MS_CPU_BATCH 1              /* SCHED_BATCH: woken, it takes an idle CPU but interrupts none */
 int ms_cpu_schedule(int how);

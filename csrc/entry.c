@@ -21,7 +21,7 @@ uint64_t ms_entry_decisive_bytes(const struct ms_entry *head, uint64_t bytes)
     return decisive <= bytes ? decisive : 0;
 }
 
-int ms_entry_dissect(const uint8_t *copy, uint64_t bytes, struct ms_taken *taken)
+int ms_entry_parse(const uint8_t *copy, uint64_t bytes, struct ms_taken *taken)
 {
     memcpy(&taken->head, copy, sizeof taken->head);
     const struct ms_entry *head = &taken->head;

@@ -50,7 +50,7 @@ struct ms_records {
  * contradict each other. */
 uint64_t ms_entry_decisive_bytes(const struct ms_entry *head, uint64_t bytes);
 /* 1 when the lengths of the entry agree with each other. `copy` has its decisive bytes at least; `bytes` counts all. */
-int ms_entry_dissect(const uint8_t *copy, uint64_t bytes, struct ms_taken *taken);
+int ms_entry_parse(const uint8_t *copy, uint64_t bytes, struct ms_taken *taken);
 /* RocketMQ's checks of topic, queue and properties, in its order; PUT_OK or the status, with *detail. */
 uint32_t ms_entry_check(const struct ms_taken *taken, uint32_t *detail);
 /* PUT_OK, or the status that refuses the entry whole, with measure->detail. */

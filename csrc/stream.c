@@ -9,7 +9,7 @@
 void ms_stream_begin(struct ms_stream *stream, int64_t nap_ns, int64_t quiet_ns)
 {
     *stream = (struct ms_stream){.nap_ns = nap_ns, .quiet_ns = quiet_ns};
-    ms_cpu_schedule(MS_CPU_PROMPT);
+    ms_cpu_schedule(MS_CPU_INTERACTIVE);
 }
 
 void ms_stream_worked(struct ms_stream *stream, int64_t now_ns)
@@ -20,7 +20,7 @@ void ms_stream_worked(struct ms_stream *stream, int64_t now_ns)
     stream->last_ns = now_ns;
     if (stream->rounds >= MS_STREAM_ROUNDS) {
         stream->is_busy = 1;
-        ms_cpu_schedule(MS_CPU_BEHIND);
+        ms_cpu_schedule(MS_CPU_BATCH);
     }
 }
 
@@ -36,6 +36,6 @@ int ms_stream_wait(struct ms_stream *stream, const struct ms_position *position,
         return 1;
     stream->is_busy = 0;
     stream->rounds = 0;
-    ms_cpu_schedule(MS_CPU_PROMPT);
+    ms_cpu_schedule(MS_CPU_INTERACTIVE);
     return 0;
 }

@@ -411,7 +411,7 @@ static int take_entry(struct ms_writer *writer, struct ms_writer_session *own, u
     }
     if (ms_session_guard_broken((uint32_t)(own - writer->sessions))) /* what was copied is zeros in part */
         return close_session(writer, own, MS_REFUSED_MALFORMED);
-    if (!ms_entry_dissect(writer->scratch, from_side ? writer->side_bytes : bytes, &taken))
+    if (!ms_entry_parse(writer->scratch, from_side ? writer->side_bytes : bytes, &taken))
         return close_session(writer, own, MS_REFUSED_MALFORMED);
     if (decisive < bytes && !from_side)
         taken.bodies = own->ring + place + decisive;

@@ -70,7 +70,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     struct guarded memory = guarded_new((int64_t)ms_align8(size)); /* entries are whole words */
     memcpy(memory.at, data, size);
-    if (ms_entry_dissect(memory.at, ms_align8(size), &taken) && taken.head.kind != MS_ENTRY_SIDE &&
+    if (ms_entry_parse(memory.at, ms_align8(size), &taken) && taken.head.kind != MS_ENTRY_SIDE &&
         ms_entry_check(&taken, &detail) == PUT_OK) {
         name_light_queues(&taken);
         if (taken.head.kind != MS_ENTRY_RAW && ms_entry_measure(&taken, &measure) == PUT_OK) {

@@ -56,7 +56,7 @@ static void answer_entries(void)
         memcpy(&kind, entry + 4, sizeof kind);
         CHECK(bytes % 8 == 0 && bytes > 0 && bytes <= session->tail - at);
         if (kind != MS_ENTRY_PAD) {
-            CHECK(ms_entry_dissect(entry, bytes, &taken) && ms_entry_check(&taken, &detail) == PUT_OK);
+            CHECK(ms_entry_parse(entry, bytes, &taken) && ms_entry_check(&taken, &detail) == PUT_OK);
             CHECK(taken.head.sequence == sequence + 1 && taken.head.queue_id >= 0 && taken.head.queue_id < 4);
             CHECK(taken.head.topic_bytes == 5 && memcmp(taken.topic, "topic", 5) == 0 && taken.head.payload_bytes <= 4096);
             sequence++;

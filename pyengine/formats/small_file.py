@@ -29,12 +29,12 @@ from pyengine.errors import EngineError, FormatError
 from pyengine.formats.constants import CHECKPOINT_BYTES, CHECKPOINT_MARGIN_MS, Readable
 
 SMALL_FILE_BYTES_MAX = 256 << 20
-PASSING_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of an open: they say nothing about the file
+TRANSIENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of an open: the process lacks something, nothing is wrong with the file
 _PIECE_BYTES = 1 << 20
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
-    """A descriptor to read from; OSError where there is no file, or something that is no regular one. Never waits."""
+    """A descriptor to read from; OSError where there is no file, or none that is regular. Never waits."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(descriptor).st_mode
@@ -103,7 +103,7 @@ def check_seal(content: bytes) -> bool:
     return True
 
 
-# What reading a forged document can raise: no JSON, other kinds of values, endless nesting or numbers.
+# Raised by reading a damaged or forged document: no JSON, values of other types, nesting or numbers without end.
 PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 # A string (left alone), or an unquoted integer key after { or , and before a colon.
 _STRING_OR_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)

@@ -89,12 +89,12 @@ def sleep_precisely() -> None:
 
 def schedule_interactive() -> None:
     """Woken, interrupt who runs in long slices: for a process that does little each time and that others wait for."""
-    lib.ms_cpu_schedule(lib.MS_CPU_PROMPT)
+    lib.ms_cpu_schedule(lib.MS_CPU_INTERACTIVE)
 
 
 def schedule_batch() -> None:
     """Woken, take an idle CPU at once, but wait for one rather than interrupt a putting producer or the writer."""
-    lib.ms_cpu_schedule(lib.MS_CPU_BEHIND)
+    lib.ms_cpu_schedule(lib.MS_CPU_BATCH)
 
 
 ROUNDS = 60

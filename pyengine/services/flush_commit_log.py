@@ -36,7 +36,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pyengine.errors import DiskError, DiskFullError, FlushError, InvariantError, disk_errors
-from pyengine.formats.small_file import PASSING_ERRNOS
+from pyengine.formats.small_file import TRANSIENT_ERRNOS
 from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import SharedObject
@@ -387,7 +387,7 @@ class CommitRealTimeService(Service):
             self._wait_for_room(error, "free space")
             return False
         except DiskError as error:
-            if error.errno in PASSING_ERRNOS:  # the file could not be opened: nothing was written, so nothing is lost
+            if error.errno in TRANSIENT_ERRNOS:  # the file was not opened: nothing was written, and nothing is lost
                 self._wait_for_room(error, "raise the limits of the machine")
             else:
                 self._freeze(error)

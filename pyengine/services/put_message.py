@@ -27,7 +27,7 @@ import time
 from pyengine._native import ffi
 from pyengine.errors import DiskError, DiskFullError, EngineUnavailableError, InvariantError
 from pyengine.events import Event
-from pyengine.formats.small_file import PASSING_ERRNOS
+from pyengine.formats.small_file import TRANSIENT_ERRNOS
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import SharedObject
 from pyengine.native import control as native
@@ -398,7 +398,7 @@ class PutMessageService(Service):
         try:
             self._unflushed.write_again(flushed, committed, self._beat)
         except DiskError as error:
-            if not isinstance(error, DiskFullError) and error.errno not in PASSING_ERRNOS:
+            if not isinstance(error, DiskFullError) and error.errno not in TRANSIENT_ERRNOS:
                 raise
             self._blocked.set(f"cannot write again what a dead flusher may not have synced: {error}; puts wait, trying again each "
                               f"{POLL_INTERVAL_S:g} s: free what is lacking", error_number=error.errno or 0)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
 
 TIMEOUT_S = 30.0  # recovery of a log in the page cache takes seconds
-_PASSING = (StoreBusyError, StoreRefusedError, UsageError)  # what is said of a store while its engine starts again
+_TRANSIENT = (StoreBusyError, StoreRefusedError, UsageError)  # raised for a store whose engine starts again
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -88,7 +88,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         stream = self._opened()
         try:
             target = stream.available() if self._target is None else self._target
-        except _PASSING:
+        except _TRANSIENT:
             if start is None or not self._is_patient():
                 raise
             return start
@@ -111,7 +111,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> Offset | None:
         """How far there is something now, for the query's progress; None while that cannot be known: an error would end the query,
         for which latestOffset waits."""
-        with contextlib.suppress(*_PASSING):
+        with contextlib.suppress(*_TRANSIENT):
             return self._opened().available()
         return None
 

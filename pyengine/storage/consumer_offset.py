@@ -59,8 +59,8 @@ from pyengine.errors import DiskError, FlushError, FormatError, StoreBusyError, 
 from pyengine.formats.paths import QUEUE_ID_MAX, StorePaths
 from pyengine.formats.small_file import (
     PARSE_ERRORS,
-    PASSING_ERRNOS,
     SMALL_FILE_BYTES_MAX,
+    TRANSIENT_ERRNOS,
     check_seal,
     decode_config,
     encode_config,
@@ -267,7 +267,7 @@ SEPARATOR = "@"
 FILE_NAME = "consumerOffset.json"
 GROUP_BYTES_MAX = 127
 _TRIES = 5
-_NOT_THE_FILES_FAULT = (*PASSING_ERRNOS, errno.EIO, errno.EACCES)
+_NOT_THE_FILES_FAULT = (*TRANSIENT_ERRNOS, errno.EIO, errno.EACCES)
 
 Table = dict[str, dict[int, int]]  # "topic@group" -> queue id -> the group's next offset
 

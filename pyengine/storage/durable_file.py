@@ -19,7 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pyengine.errors import DiskError, FormatError, disk_error
 from pyengine.formats.paths import Root, StorePaths
-from pyengine.formats.small_file import PARSE_ERRORS, PASSING_ERRNOS, read_small_file
+from pyengine.formats.small_file import PARSE_ERRORS, TRANSIENT_ERRNOS, read_small_file
 from pyengine.storage.durable_writes import sync_folder, write_config
 
 Value = TypeVar("Value")
@@ -152,7 +152,7 @@ class ConfigFile(Generic[Value]):
         except FileNotFoundError:
             return None, _MISSING, False
         except OSError as error:
-            if error.errno in PASSING_ERRNOS:
+            if error.errno in TRANSIENT_ERRNOS:
                 raise disk_error(error, "read", path) from error
             return None, f"cannot be read ({error.strerror})", True
         except UnicodeDecodeError:

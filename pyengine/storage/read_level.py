@@ -18,7 +18,7 @@ from typing import Protocol
 
 from pyengine.errors import UsageError, disk_error
 from pyengine.formats.paths import LOCK_NAME
-from pyengine.formats.small_file import PASSING_ERRNOS, open_regular
+from pyengine.formats.small_file import TRANSIENT_ERRNOS, open_regular
 from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_sync_failure, read_watermark
 from pyengine.storage.log_scan import LogEnd
@@ -59,7 +59,7 @@ def store_use(root: str | os.PathLike[str]) -> StoreUse:
     try:
         descriptor = open_regular(path)
     except OSError as error:
-        if error.errno in PASSING_ERRNOS or error.errno == errno.EIO:
+        if error.errno in TRANSIENT_ERRNOS or error.errno == errno.EIO:
             raise disk_error(error, "open", path) from error
         return StoreUse.CLOSED
     try:
