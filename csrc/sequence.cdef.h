@@ -13,7 +13,7 @@
 uint32_t ms_sequence_load(const struct ms_sequence *sequence);
 /* Raise it and wake all sleepers. */
 void ms_sequence_raise(struct ms_sequence *sequence);
-/* Raise it and wake those that wait until it has this number (ms_futex_wait_for), and who waits for any. */
+/* Raise it and wake those that wait until it has this number (ms_futex_wait_for), and those that wait for any. */
 void ms_sequence_raise_for_next(struct ms_sequence *sequence);
 /* 1 when the number differs from `seen`, 0 after the timeout. A signal ends the sleep early: 0. */
 int ms_sequence_wait(const struct ms_sequence *sequence, uint32_t seen, int64_t timeout_ns);

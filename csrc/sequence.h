@@ -4,7 +4,7 @@
 #include "control.h"
 #include "sequence.cdef.h"
 
-/* For ms_futex_wait_for: who waits until the sequence is raised to `value`. */
+/* The bit of those that wait until the sequence is raised to `value` (ms_futex_wait_for). */
 static inline uint32_t ms_sequence_bit(uint32_t value)
 {
     return (uint32_t)1 << (value & 31);

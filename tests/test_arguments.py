@@ -14,7 +14,7 @@ WRONG_TYPE, WRONG_VALUE, UNKNOWN = TypeError, UsageError, ConfigError
 @pytest.fixture
 def producer(shared_parts):
     with shared_parts.producer() as made:
-        assert made.put("orders", b"first") and made.put("orders", b"again")  # the short way exists
+        assert made.put("orders", b"first") and made.put("orders", b"again")  # the fast path exists
         yield made
 
 

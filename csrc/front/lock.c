@@ -1,3 +1,4 @@
+/* A producer's lock: C takes it for a put, Python by `with`; a thread that waits for it still gets its signals. */
 #include "front.h"
 
 #define TURN_US 50000

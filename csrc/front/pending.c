@@ -1,3 +1,4 @@
+/* The future of one put_async: it takes its answer itself where a program asks for it soon, else the thread of answers does. */
 #include "front.h"
 
 #include <math.h>
@@ -5,8 +6,8 @@
 #include "futex.h"
 
 #define SLICE_NS 50000000
-/* A future that is asked waits so long by itself, then the answers' thread does it. */
-#define PATIENCE_NS 250000000
+/* A future that is asked for its result waits by itself for so long, then the thread of answers does. */
+#define OWN_WAIT_NS_MAX 250000000
 #define FOR_EVER_NS INT64_MAX
 
 PyTypeObject *pending_type;
@@ -266,7 +267,7 @@ static int wait_for(struct pending_object *pending, PyObject *timeout, double *l
             return -1;
         until_ns = ms_monotonic_ns() + (int64_t)(fmax(0.0, fmin(timeout_s, 1e9)) * 1e9);
     }
-    for (int64_t late_ns = ms_monotonic_ns() + PATIENCE_NS;;) {
+    for (int64_t late_ns = ms_monotonic_ns() + OWN_WAIT_NS_MAX;;) {
         if (pending->state == PENDING_WAITS && ms_monotonic_ns() >= late_ns && pending_hand_over(pending) != 0)
             return -1; /* it looks whether the engine was replaced */
         if (pending->state == PENDING_RESOLVED || pending->state == PENDING_HANDED)
@@ -321,7 +322,7 @@ static int look(struct pending_object *pending)
 {
     if (pending->state != PENDING_HANDED && advance(pending, 0) != 0)
         return -1;
-    if (pending->state == PENDING_WAITS && ms_monotonic_ns() - pending->submitted_ns >= PATIENCE_NS)
+    if (pending->state == PENDING_WAITS && ms_monotonic_ns() - pending->submitted_ns >= OWN_WAIT_NS_MAX)
         return pending_hand_over(pending);
     return 0;
 }

@@ -1,3 +1,8 @@
+/* ProducerFront and SubmitterFront: put, put_async and put_many with no other options than queue and tags (the fast path).
+ *
+ * A program calls them as methods of pyengine.client.producer.Producer. All other puts go to its methods _put_any,
+ * _put_async_any and _put_many_any in Python (the slow path), which also remember what the fast path may take.
+ */
 #include "front.h"
 
 #include <stddef.h>
@@ -7,12 +12,12 @@
 #include "atomics.h"
 #include "futex.h"
 
-/* So many looks at the answer before other threads of this program may run. */
+/* Looks at the answer before other threads of this program may run. */
 #define SPINS 1500
 #define ROOM_SLICE_NS 10000000
 /* Bodies of so many bytes together are copied without the GIL. */
 #define LARGE_COPY_BYTES 65536
-/* Room for so many futures is waited for at once. */
+/* How many places a put_async waits for at once, when there is none. */
 #define ROOM_BATCH 512
 
 /* SubmitterFront, the base of pyengine.client.submission.Submitter: the session that is put to now. */
@@ -20,7 +25,7 @@ struct submitter_object {
     PyObject_HEAD PyObject *lock;              /* Lock: held while something is submitted */
     PyObject *session;           /* SessionFront, or None */
     PyObject *later;             /* deque: puts that wait for their turn in another thread */
-    long long body_bytes_max;    /* of one message of the short way */
+    long long body_bytes_max;    /* of one message on the fast path */
     long long payload_bytes_max; /* of an entry with many */
     int how;                     /* what a put waits for: MS_PUT_DURABLE, MS_PUT_CONFIRMED */
 };
@@ -28,7 +33,7 @@ struct submitter_object {
 struct front_object {
     PyObject_HEAD PyObject *puts;              /* the Submitter */
     PyObject *prefixes;          /* dict: (topic, queue_id, tags, flag) -> bytes */
-    /* What was put last: most programs put the same again. */
+    /* The arguments of the last put: most programs put with the same again. */
     PyObject *topic, *queue, *tags, *prefix;
     long long queue_id;
 };
@@ -38,7 +43,7 @@ static PyObject *name_queue_id, *name_tags, *name_put_any, *name_async_any, *nam
 
 struct request {
     PyObject *topic, *body, *queue, *tags;
-    PyObject *prefix;            /* a reference of its own, where this is the short way */
+    PyObject *prefix;            /* a reference of its own, on the fast path */
     long long queue_id;
 };
 
@@ -47,7 +52,7 @@ static struct submitter_object *submitter_of(const struct front_object *front)
     return (struct submitter_object *)front->puts;
 }
 
-/* 1: the arguments are those of the short way; 0: something else; -1 with an exception. */
+/* 1: a put for the fast path; 0: any other; -1 with an exception. */
 static int read_request(struct front_object *front, PyObject *const *arguments, Py_ssize_t count, PyObject *names,
                         struct request *request)
 {
@@ -79,7 +84,7 @@ static int read_request(struct front_object *front, PyObject *const *arguments, 
         Py_DECREF(key);
         if (prefix == NULL)
             return PyErr_Occurred() ? -1 : 0;
-        front->queue_id = PyLong_AsLongLong(request->queue); /* it was taken for a queue before */
+        front->queue_id = PyLong_AsLongLong(request->queue); /* a put with this queue was taken before */
         replace(&front->prefix, Py_NewRef(prefix));
         replace(&front->topic, Py_NewRef(request->topic));
         replace(&front->queue, Py_NewRef(request->queue));
@@ -90,7 +95,7 @@ static int read_request(struct front_object *front, PyObject *const *arguments, 
     return 1;
 }
 
-static PyObject *long_way(PyObject *object, PyObject *name, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
+static PyObject *slow_path(PyObject *object, PyObject *name, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
 {
     PyObject *method = PyObject_GetAttr(object, name);
     PyObject *given = PyTuple_New(count), *named = NULL, *result = NULL;
@@ -123,7 +128,7 @@ static int may_wait(struct submitter_object *puts)
 }
 
 /* 1: the session under the lock, or NULL when there is none any more; the lock is held in either case. 0: another thread has
- * the lock, and this one is not one that may wait. -1 with an exception. */
+ * the lock, and this one must not wait. -1 with an exception. */
 static int take_session(struct submitter_object *puts, int always, PyObject **lock, struct session_object **session)
 {
     *session = NULL;
@@ -159,7 +164,7 @@ static uint8_t *reserve(struct session_object *session, PyObject *prefix, int ki
 {
     const uint8_t *begin = (const uint8_t *)PyBytes_AsString(prefix);
     uint8_t *to = session->calls->reserve(session->producer, begin, kind, count, payload_bytes, 0, why);
-    if (to == NULL && *why == MS_PRODUCER_AGAIN && session->waiting > 0) { /* answers that are there leave their places */
+    if (to == NULL && *why == MS_PRODUCER_AGAIN && session->waiting > 0) { /* taking the answers frees their places */
         session_harvest(session);
         to = session->calls->reserve(session->producer, begin, kind, count, payload_bytes, 0, why);
     }
@@ -179,7 +184,7 @@ static int wait_for_answer(struct session_object *session, int how)
     Py_END_ALLOW_THREADS return code;
 }
 
-/* What settle_put or settle_many gave: a result, or a tuple that says what to wait for. Takes the reference. */
+/* The result of settle_put or settle_many, after the wait that a tuple of theirs asks for. Takes the reference. */
 static PyObject *waited_for(struct submitter_object *puts, PyObject *settled)
 {
     if (settled == NULL || !PyTuple_CheckExact(settled))
@@ -196,13 +201,13 @@ static PyObject *front_put(PyObject *object, PyObject *const *arguments, Py_ssiz
     int found = read_request(front, arguments, count, names, &request);
     if (found < 0)
         return NULL;
-    struct submitter_object *puts = submitter_of(front); /* the producer keeps it as long as it is */
+    struct submitter_object *puts = submitter_of(front); /* the producer keeps it alive */
     char *body;
     Py_ssize_t body_bytes;
     if (found == 0 || !PyBytes_CheckExact(request.body) || PyBytes_AsStringAndSize(request.body, &body, &body_bytes) != 0 ||
         body_bytes > puts->body_bytes_max) {
         Py_XDECREF(request.prefix);
-        return long_way(object, name_put_any, arguments, count, names);
+        return slow_path(object, name_put_any, arguments, count, names);
     }
     PyObject *lock, *prefix = request.prefix, *result = NULL;
     struct session_object *session;
@@ -224,19 +229,19 @@ static PyObject *front_put(PyObject *object, PyObject *const *arguments, Py_ssiz
                 Py_DECREF(prefix);
                 return result;
             }
-            /* Under the lock: what was answered is the session's last answer only so long. */
+            /* Under the lock: the next put overwrites the session's last answer. */
             result = PyObject_CallMethod((PyObject *)puts, "settle_put", "iOLi", why, request.topic, request.queue_id, how);
             leave(lock, session);
             Py_DECREF(prefix);
             if (result == NULL || result != Py_None)
                 return waited_for(puts, result);
             Py_DECREF(result);
-            return long_way(object, name_put_any, arguments, count, names);
+            return slow_path(object, name_put_any, arguments, count, names);
         }
     }
     leave(lock, session);
     Py_DECREF(prefix);
-    return long_way(object, name_put_any, arguments, count, names); /* no room at once, or no session: it waits for both */
+    return slow_path(object, name_put_any, arguments, count, names); /* no room at once, or no session: it waits for both */
 }
 
 static PyObject *front_put_async(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
@@ -246,13 +251,13 @@ static PyObject *front_put_async(PyObject *object, PyObject *const *arguments, P
     int found = read_request(front, arguments, count, names, &request);
     if (found < 0)
         return NULL;
-    struct submitter_object *puts = submitter_of(front); /* the producer keeps it as long as it is */
+    struct submitter_object *puts = submitter_of(front); /* the producer keeps it alive */
     char *body;
     Py_ssize_t body_bytes;
     if (found == 0 || !PyBytes_CheckExact(request.body) || PyBytes_AsStringAndSize(request.body, &body, &body_bytes) != 0 ||
         body_bytes > puts->body_bytes_max || PySequence_Size(puts->later) > 0) {
         Py_XDECREF(request.prefix);
-        return long_way(object, name_async_any, arguments, count, names);
+        return slow_path(object, name_async_any, arguments, count, names);
     }
     PyObject *prefix = request.prefix, *refused = NULL;
     struct pending_object *pending = pending_new();
@@ -286,7 +291,7 @@ static PyObject *front_put_async(PyObject *object, PyObject *const *arguments, P
                 const int may = may_wait(puts);
                 failed = may < 0;
                 if (may == 0 || acked >= last) {
-                    why = MS_PRODUCER_CLOSED; /* the long way: another thread waits, or what has the places is not a put */
+                    why = MS_PRODUCER_CLOSED; /* the slow path: another thread waits, or something else than a put has the places */
                 } else if (may > 0 && ms_monotonic_ns() < deadline_ns) {
                     const uint64_t until = (session->first > acked ? session->first : acked + 1) + ROOM_BATCH;
                     failed = session_wait(session, until < last ? until : last, ROOM_SLICE_NS) != 0;
@@ -303,7 +308,7 @@ static PyObject *front_put_async(PyObject *object, PyObject *const *arguments, P
         if (why != MS_PRODUCER_AGAIN) {
             Py_DECREF(prefix);
             Py_DECREF(pending);
-            return long_way(object, name_async_any, arguments, count, names);
+            return slow_path(object, name_async_any, arguments, count, names);
         }
     }
     Py_DECREF(prefix);
@@ -364,7 +369,7 @@ static PyObject *front_put_many(PyObject *object, PyObject *const *arguments, Py
     int found = read_request(front, arguments, count, names, &request);
     if (found < 0)
         return NULL;
-    struct submitter_object *puts = submitter_of(front); /* the producer keeps it as long as it is */
+    struct submitter_object *puts = submitter_of(front); /* the producer keeps it alive */
     Py_ssize_t bodies = 0;
     uint64_t sum = 0;
     struct piece *pieces = NULL;
@@ -372,7 +377,7 @@ static PyObject *front_put_many(PyObject *object, PyObject *const *arguments, Py
         pieces = read_bodies(request.body, &bodies, &sum);
     if (pieces == NULL) {
         Py_XDECREF(request.prefix);
-        return long_way(object, name_many_any, arguments, count, names);
+        return slow_path(object, name_many_any, arguments, count, names);
     }
     PyObject *prefix = request.prefix, *lock, *result = NULL;
     uint64_t lengths_bytes = ((uint64_t)bodies * 4 + 7) & ~(uint64_t)7;
@@ -384,7 +389,7 @@ static PyObject *front_put_many(PyObject *object, PyObject *const *arguments, Py
         } else {
             int why, how = puts->how;
             if (session != NULL && (long long)(lengths_bytes + sum) > puts->payload_bytes_max)
-                Py_CLEAR(session); /* it is another one now, with a smaller ring */
+                Py_CLEAR(session); /* another session by now, with a smaller ring */
             uint8_t *to = session == NULL ? NULL
                                           : reserve(session, prefix, MS_ENTRY_MANY, (uint32_t)bodies, lengths_bytes + sum, &why);
             if (to != NULL) {
@@ -413,7 +418,7 @@ static PyObject *front_put_many(PyObject *object, PyObject *const *arguments, Py
         Py_DECREF(pieces[i].owner);
     free(pieces);
     Py_DECREF(prefix);
-    return is_done ? result : long_way(object, name_many_any, arguments, count, names);
+    return is_done ? result : slow_path(object, name_many_any, arguments, count, names);
 }
 
 #define OPTIONS "queue_id=0, tags=None, keys=None, properties=None, flag=0"

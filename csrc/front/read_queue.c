@@ -164,7 +164,7 @@ enum taken { FAILED = -1,
              NOT_WANTED,
              TAKEN };
 
-/* Keep what the entry of this number leads to, as a message or as it is in the log. */
+/* Keep the record that an entry leads to, as a message or as its bytes. `number`: the entry's queue offset. */
 static enum taken take_entry(struct reading *reading, int64_t offset, int32_t size, long long number)
 {
     struct ms_record record;
@@ -256,7 +256,7 @@ static PyObject *read_entries(PyObject *arguments, struct records *records)
             status = count > 0 ? status : taken == NOT_THERE ? WAS_REMOVED
                                                              : NOTHING_MATCHED;
             if (taken == NOT_THERE && is_offset && reading.segment.view.obj == NULL && size != MS_QUEUE_FILLER_SIZE)
-                gone_from = reading.segment.start, gone_to = reading.segment.end; /* its other messages need no look */
+                gone_from = reading.segment.start, gone_to = reading.segment.end; /* all its other messages are gone too */
             continue;
         }
         count++;

@@ -1,3 +1,4 @@
+/* The result of one put: its numbers as the writer answered them; text is made when it is asked for. */
 #include "front.h"
 
 #include <stddef.h>

@@ -1,3 +1,4 @@
+/* One session of a producer, and the futures of its put_async that wait for answers (see front.h). */
 #include "front.h"
 
 #include <stdlib.h>

@@ -261,24 +261,22 @@ class Submitter(SubmitterFront):
         except Empty:
             return unknown_fate(context, _not_answered(limit_s))
 
-    # ---- called by csrc/front, which handles the common case in C -----------------
+    # ---- the fast path (csrc/front) -----------------------------------------------
 
     @property
     def _store_host(self) -> bytes:
         return self._constants[1]
 
     def settle_put(self, code: int, topic: str, queue_id: int, waits: int) -> object:
-        """Like settle(), for a put in C that did not end with PUT_OK: a result, None, or the argument of wait_settled().
-
-        The caller holds the lock.
-        """
-        return self._settle_short(code, native.PUT, topic, queue_id, waits)
+        """The outcome of a put on the fast path that is not PUT_OK: its result, None when nothing was submitted, or what
+        wait_settled needs. The lock is held."""
+        return self._settle_fast(code, native.PUT, topic, queue_id, waits)
 
     def settle_many(self, code: int, topic: str, queue_id: int, waits: int) -> object:
-        """Like settle_put(), for put_many, and for PUT_OK too."""
-        return self._settle_short(code, native.MANY, topic, queue_id, waits)
+        """As settle_put, for put_many, PUT_OK too."""
+        return self._settle_fast(code, native.MANY, topic, queue_id, waits)
 
-    def _settle_short(self, code: int, kind: int, topic: str, queue_id: int, waits: int) -> object:
+    def _settle_fast(self, code: int, kind: int, topic: str, queue_id: int, waits: int) -> object:
         context = PutContext(kind, topic, queue_id, self._store_host, waits, submitted_ns=self.native.submitted_ns)
         found = self.settle(code, context)
         return (found, context) if isinstance(found, PutAnswer | partial) else found

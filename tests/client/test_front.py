@@ -1,4 +1,4 @@
-"""The short way of puts, in C (csrc/front): the same results as the long one, whatever happens in between."""
+"""The fast path of puts, in C (csrc/front): the same results as the slow path, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def parts(request, make_parts):
 
 @pytest.fixture
 def producer(parts):
-    """One that has put to T: from then on puts there go the short way."""
+    """One that has put to T: from then on puts there take the fast path."""
     with parts.producer() as producer:
         assert producer.put("T", b"first").ok and producer.put("T", b"first", tags="red", queue_id=1).ok
         yield producer
@@ -578,7 +578,7 @@ def test_what_the_front_is_made_of_is_checked(producer):
     front, lock = puts.front, puts.lock
     for wrong in (5, None, object()):
         puts.front = wrong
-        assert producer.put("T", b"by the long way").ok
+        assert producer.put("T", b"by the slow path").ok
         puts.front = front
         puts.lock = wrong
         for put in (lambda: producer.put("T", b"x"), lambda: producer.put_async("T", b"x"), lambda: producer.put_many("T", [b"x"])):
@@ -643,8 +643,8 @@ GIVEN = [
 
 
 @in_async_mode
-def test_the_short_way_takes_nothing_else_than_the_long_way(producer):
-    """Whatever is remembered of puts before it: in async mode and others, once with the option that leads the long way."""
+def test_the_fast_path_takes_nothing_else_than_the_slow_path(producer):
+    """Whatever is remembered of puts before it: in async mode and others, once with the option that leads to the slow path."""
     def puts(given: dict, more: dict) -> list[object]:
         found: list[object] = []
         arguments = {"topic": "T", "body": b"x", **given, **more}
@@ -728,7 +728,7 @@ def test_a_put_async_without_room_is_refused_after_one_timeout(make_parts, monke
     with parts.producer() as producer:
         assert producer.put("T", b"first").ok
         parts.workers[native.WRITER].send_signal(signal.SIGSTOP)
-        monkeypatch.setattr(Submitter, "submit", None)  # the long way would wait once more
+        monkeypatch.setattr(Submitter, "submit", None)  # the slow path would wait once more
         try:
             futures = [producer.put_async("T", bytes(30_000))]
             while not futures[-1].done():
@@ -977,7 +977,7 @@ def test_another_interpreter_of_the_process_is_refused():
 
 
 def test_a_session_with_another_limit_takes_what_fits_it(make_parts):
-    """The limits of the short way are those of the session that is put to, also when it comes between."""
+    """The limits of the fast path are those of the session that is put to, also when it comes between."""
     parts = [make_parts(session_ring_bytes_default=1 << 20, segment_bytes=8 << 20)]
     with Producer(lambda limit_s: open_session(parts[-1].owner.root)) as producer:
         assert producer.put("T", b"first").ok

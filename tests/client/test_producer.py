@@ -39,7 +39,7 @@ from pyengine.results import PutStatus
 from pyengine.storage.engine_id import raise_epoch, read_epoch
 from waiting import eventually
 
-ROOMY = {"session_ring_bytes_default": 1 << 20}  # puts that were made before go the short way
+ROOMY = {"session_ring_bytes_default": 1 << 20}  # puts that were made before take the fast path
 MODES = {"async": {}, "sync": {"mode": native.MODE_SYNC}, "pool": {"mode": native.MODE_POOL, "pool_buffers": 3}}
 
 
@@ -135,7 +135,7 @@ def test_futures_resolve_in_order_and_can_be_awaited(parts):
         assert [result.queue_offset for result in asyncio.run(puts())] == list(range(500, 520))
 
 
-def test_a_queue_id_is_no_float_on_the_short_way_either(make_parts):
+def test_a_queue_id_is_no_float_on_the_fast_path_either(make_parts):
     with make_parts(**ROOMY).producer() as producer:
         assert [producer.put("T", b"a", queue_id=number).queue_offset for number in (1, 1, True)] == [0, 1, 2]
         for put in (producer.put, producer.put_async, lambda topic, body, queue_id: producer.put_many(topic, [body], queue_id=queue_id)):
