@@ -422,7 +422,7 @@ static PyObject *front_put_many(PyObject *object, PyObject *const *arguments, Py
 }
 
 #define OPTIONS "queue_id=0, tags=None, keys=None, properties=None, flag=0"
-#define MORE ", delay_level=0, unique_key=None, wait=True, timeout_s=None)\n--\n\n"
+#define MORE ", delay_level=0, unique_key=None, wait=True, timeout_s=None, deliver_at=None, sharding_key=None)\n--\n\n"
 static PyMethodDef methods[] = {
     {"put", (PyCFunction)(void (*)(void))front_put, METH_FASTCALL | METH_KEYWORDS,
      "put($self, /, topic, body, *, " OPTIONS MORE "Store one message and return where it is, once it is as durable as the flush "
@@ -430,7 +430,7 @@ static PyMethodDef methods[] = {
     {"put_async", (PyCFunction)(void (*)(void))front_put_async, METH_FASTCALL | METH_KEYWORDS,
      "put_async($self, /, topic, body, *, " OPTIONS MORE "Like put(), but return a Future of the PutResult at once. It can be awaited."},
     {"put_many", (PyCFunction)(void (*)(void))front_put_many, METH_FASTCALL | METH_KEYWORDS,
-     "put_many($self, /, topic, bodies, *, " OPTIONS ", wait=True, timeout_s=None)\n--\n\nStore many messages in one queue, all or "
+     "put_many($self, /, topic, bodies, *, " OPTIONS ", wait=True, timeout_s=None, sharding_key=None)\n--\n\nStore many messages in one queue, all or "
      "none, with contiguous queue offsets and one answer."},
     {NULL, NULL, 0, NULL},
 };

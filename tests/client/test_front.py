@@ -7,6 +7,7 @@ import concurrent.futures
 import copy
 import enum
 import gc
+import inspect
 import os
 import pickle
 import random
@@ -640,6 +641,12 @@ GIVEN = [
     {"body": bytearray(b"abc")}, {"body": memoryview(b"abcdef")[::2]}, {"body": memoryview(b"abcdef")}, {"body": _Bytes(b"abc")},
     {"body": "abc"}, {"body": None}, {"body": numpy.zeros(3, "u1")}, {"body": b""}, {"timeout_s": "x"}, {"spam": 1},
 ]
+
+
+@pytest.mark.parametrize(("fast", "slow"), [("put", "_put_any"), ("put_async", "_put_async_any"), ("put_many", "_put_many_any")])
+def test_help_names_every_option_of_a_put(fast, slow):
+    shown, taken = (list(inspect.signature(getattr(Producer, name)).parameters.values())[1:] for name in (fast, slow))
+    assert [(each.name, each.kind, each.default) for each in shown] == [(each.name, each.kind, each.default) for each in taken]
 
 
 @in_async_mode
