@@ -161,7 +161,7 @@ class Children:
         return True
 
     def _start(self, child: _Child) -> None:
-        if self._lock.kind_taken(child.kind.number):  # a thread of the dead worker still exists, or another worker of this kind runs
+        if self._lock.kind_taken(child.kind.number):  # the old worker's last thread is not gone yet, or another worker of this kind lives
             if not self._adopt(child):
                 child.due_s = time.monotonic() + BYTE_STEP_S
             return
@@ -205,7 +205,7 @@ class Children:
             child.boot_failures += 1
             if not child.was_ready or child.boot_failures >= BOOT_FAILURES_MAX:
                 why = self._why_not_started(child, pid)
-                self.halted = self.halted or f"the {name} cannot start: {why or 'its message stands in the log above'}"
+                self.halted = self.halted or f"the {name} cannot start: {why or 'its message is in the log above'}"
                 return
         else:
             child.boot_failures = 0

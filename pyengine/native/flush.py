@@ -187,7 +187,7 @@ class GroupCommit:
         self._state.count = len(oldest)
 
     def run(self, deadline_ns: int, busy_ns: int) -> int:
-        """Sync whatever is committed, sleep on the latch in between; GROUP_TIME at the deadline or `busy_ns` behind the
+        """Sync whatever is committed, sleep on the latch in between; GROUP_TIME at the deadline or `busy_ns` after the
         first sync, or GROUP_SEGMENT, or GROUP_FAILED."""
         return lib.ms_group_commit_run(self._state, deadline_ns, busy_ns)
 

@@ -181,7 +181,7 @@ class HALinks:
         lib.ms_ha_links_unlock(self._links)
 
     def use_clock(self, now_ns: int) -> None:
-        """A test's clock stands at `now_ns`."""
+        """For tests: the clock shows `now_ns` from now on."""
         self._links.now_ns = now_ns
 
     def use_segment(self, base: int, fd: int) -> None:

@@ -254,7 +254,7 @@ class ProducerSession:
         return lib.ms_producer_wait_for_room(self._producer, 2 * layout_bytes(b"", b"", 0), deadline_ns)
 
     def submit_side(self, header: ms_entry, deadline_ns: int) -> int:
-        """Publish that the next entry stands in its side object of header.payload_bytes; 0 or AGAIN, BUSY, CLOSED."""
+        """Publish that the next entry is in its side object of header.payload_bytes; 0 or AGAIN, BUSY, CLOSED."""
         return lib.ms_producer_submit(self._producer, header, b"", b"", ffi.NULL, 0, ffi.NULL, 0, deadline_ns)
 
     def wait_acked(self, sequence: int, deadline_ns: int) -> tuple[int, tuple[Any, ...]]:
@@ -403,7 +403,7 @@ def layout_bytes(topic: bytes, properties: bytes, payload_bytes: int) -> int:
 
 
 def entry_bytes(header: ms_entry, topic: bytes, properties: bytes, first: bytes, second: bytes) -> bytes:
-    """An entry as it stands in a side object; `header` has kind, sizes and the sequence."""
+    """An entry as a side object holds it; `header` has kind, sizes and the sequence."""
     size = layout_bytes(topic, properties, len(first) + len(second))
     image = ffi.new("uint8_t[]", size)
     lib.ms_entry_fill(image, header, topic, properties, first, len(first), second, len(second))

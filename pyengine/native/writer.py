@@ -58,11 +58,11 @@ REFUSALS: dict[int, str] = {
     lib.MS_REFUSED_BATCH: "a batch must not be a transaction message and its members must be well formed",
     lib.MS_REFUSED_QUEUE_ID: "the queue id must not be negative",
     lib.MS_REFUSED_QUEUES_FULL: "the table of queues could not be made larger; `pyengine status` names the cause",
-    lib.MS_REFUSED_TOO_MANY_SEGMENTS: "put_many spans more segments than can stand ready at once: split it",
+    lib.MS_REFUSED_TOO_MANY_SEGMENTS: "put_many spans more segments than can be ready at once: split it",
     lib.MS_REFUSED_SIDE: "the side object of a large entry was missing or not as announced: put again",
     lib.MS_REFUSED_MALFORMED: "the producer's ring held an entry that contradicts itself: its session was closed",
-    lib.MS_REFUSED_TOO_LARGE: "put_many makes records of more than 256 MiB in sum (topic and properties stand in each): split it",
-    lib.MS_REFUSED_LIGHT_QUEUE_NAME: "a name in INNER_MULTI_DISPATCH is no topic's name, stands there twice, is the message's "
+    lib.MS_REFUSED_TOO_LARGE: "put_many makes records of more than 256 MiB in sum (each has topic and properties): split it",
+    lib.MS_REFUSED_LIGHT_QUEUE_NAME: "a name in INNER_MULTI_DISPATCH is no topic's name, is there twice, is the message's "
     "own queue, is one of more than 64, or begins with %LMQ% in a store without enable_lmq",
     lib.MS_REFUSED_LIGHT_QUEUE_PLACE: "several messages cannot have INNER_MULTI_QUEUE_OFFSET, which is the store's own: leave it out, or "
     "put them singly",
@@ -144,7 +144,7 @@ class Writer:
             self._scratch = ffi.new("uint8_t[]", size)
             self.pointer.scratch = self._scratch
             self.pointer.scratch_bytes = size
-            self.pointer.side_loaded = 0  # stood in the old one; it is asked for again
+            self.pointer.side_loaded = 0  # it was in the old one; it is asked for again
 
     def enable_multi_dispatch(self, *, lmq: bool, lmq_max: int) -> None:
         """Messages get places in the queues of INNER_MULTI_DISPATCH; with `lmq` in at most `lmq_max` light queues."""
@@ -171,7 +171,7 @@ class Writer:
         self._fill(self.pointer.current, segment)
 
     def add_ahead(self, segment: Segment) -> None:
-        """The segment behind the last one attached."""
+        """The segment after the last one attached."""
         self._fill(self.pointer.ahead[self.pointer.ahead_count], segment)
         self.pointer.ahead_count += 1
 

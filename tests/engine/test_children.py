@@ -176,7 +176,7 @@ def test_an_old_obstacle_is_not_why_a_worker_cannot_start_now(rig, monkeypatch):
         [sys.executable, "-c", f"raise SystemExit({int(WorkerExit.BOOT_FAILED)})"], **named))
     made.children.start()
     made.go_until(lambda: made.children.halted, "halted")
-    assert made.children.halted == "the flusher cannot start: its message stands in the log above"
+    assert made.children.halted == "the flusher cannot start: its message is in the log above"
 
 
 def test_a_living_worker_of_another_supervisor_is_adopted(rig):
