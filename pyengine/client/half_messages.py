@@ -17,7 +17,7 @@ As RocketMQ's store has them, without a check-back:
     ...                                             # the producer's own work
     producer.end_transaction(prepared.msg_id, "commit")     # or "rollback"
 
-The log has three kinds of record, told apart by two bits of sysFlag (docs/formats.md
+Two bits of sysFlag tell three kinds of record in the log apart (docs/formats.md
 section 4). *Prepared*: queue offset 0, in no queue, but found by its keys. *Commit*: the
 message itself, in its queue and in the index, with the offset of the prepared record.
 *Rollback*: the prepared record without its body, in no queue and not in the index.

@@ -311,8 +311,10 @@ class PendingPuts(_Line):
 
     def to_hand_over(self, sequence: int, context: object, future: PutFuture,
                      found: tuple[int, ...] | None) -> tuple[Callable[[tuple[Any, ...]], None], tuple[Any, ...], dict[str, object]]:
-        """add() in parts, for csrc/front, which does it while nothing else runs: the function that adds, its argument, and
-        the fields of a Future, which `future` has then. Dropped, they leave nothing."""
+        """Prepare add() for csrc/front, which does it without releasing the GIL: (function that adds, its argument, Future fields).
+
+        csrc/front then gives the fields to `future`. A prepared add() that is not used has no effect.
+        """
         self.start()
         fields: Future[object] = Future()
         fields.set_running_or_notify_cancel()

@@ -261,19 +261,21 @@ class Submitter(SubmitterFront):
         except Empty:
             return unknown_fate(context, _not_answered(limit_s))
 
-    # ---- the fast path (csrc/front) -----------------------------------------------
+    # ---- called by csrc/front, which handles the common case in C -----------------
 
     @property
     def _store_host(self) -> bytes:
         return self._constants[1]
 
     def settle_put(self, code: int, topic: str, queue_id: int, waits: int) -> object:
-        """The outcome of a put on the fast path that is not PUT_OK: its result, None when nothing was submitted, or what
-        wait_settled needs. The lock is held."""
+        """Like settle(), for a put in C that did not end with PUT_OK: a result, None, or the argument of wait_settled().
+
+        The caller holds the lock.
+        """
         return self._settle_fast(code, native.PUT, topic, queue_id, waits)
 
     def settle_many(self, code: int, topic: str, queue_id: int, waits: int) -> object:
-        """As settle_put, for put_many, PUT_OK too."""
+        """Like settle_put(), for put_many, and for PUT_OK too."""
         return self._settle_fast(code, native.MANY, topic, queue_id, waits)
 
     def _settle_fast(self, code: int, kind: int, topic: str, queue_id: int, waits: int) -> object:

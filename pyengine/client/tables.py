@@ -516,7 +516,7 @@ def _checkpoint(table: deltalake.DeltaTable, log: Path) -> None:
 def _remove_torn(log: Path) -> None:
     """Remove a commit or a checkpoint that a power cut tore. It was not synced, so no other file relies on it.
 
-    A commit may be torn, or a checkpoint; the commits that a checkpoint replaces are deleted only once it is durable.
+    The commits that a checkpoint replaces are deleted only after it is durable.
     """
     torn = []
     if commits := _commits(log):

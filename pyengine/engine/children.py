@@ -161,7 +161,7 @@ class Children:
         return True
 
     def _start(self, child: _Child) -> None:
-        if self._lock.kind_taken(child.kind.number):  # the old worker's last thread is not gone yet, or another worker of this kind lives
+        if self._lock.kind_taken(child.kind.number):  # a thread of the dead worker still exists, or another worker of this kind runs
             if not self._adopt(child):
                 child.due_s = time.monotonic() + BYTE_STEP_S
             return

@@ -2,11 +2,11 @@
 
 Each line is an event (pyengine/events.py) of one process. If stderr is the journal of systemd, the event is sent as a record with fields.
 
-The supervisor sets a log that has grown large aside as engine.log.1, in place of the one before. Each process sees by the name
-at its own stderr that the log was moved or removed, by the supervisor, by logrotate or by hand, and opens
-STORE/engine.log anew. Nothing is asked of another process, so none that is dead or stopped keeps a log from being turned.
-A line that is written between the move and the next look is in the old file: none is lost. Where stderr is something else
-(the journal, a terminal, a pipe), nothing happens.
+The supervisor renames a log that has grown large to engine.log.1, which replaces the previous one. Each process notices, by the
+path of its own stderr, that the log was renamed or removed (by the supervisor, by logrotate or by hand), and reopens
+STORE/engine.log. It needs no other process for that, so a dead or stopped process does not prevent rotation.
+Lines written between the rename and the next check are in the renamed file, so that no line is lost. If stderr is not the log
+(but the journal, a terminal, a pipe), nothing is rotated.
 
 A process also tells its service manager that it is ready, that it is alive, and why it waits before it ends.
 """

@@ -235,7 +235,7 @@ def _settings_of(memory: EngineMemory, root: Path, settings: Mapping[str, str]) 
 def attach(kind: int, root: Path, settings: Mapping[str, str], wait_s: float = OWNER_WAIT_S) -> Worker:
     """Wait for the store's owner and attach as its only worker of this kind. `settings`: those given by --set.
 
-    EngineUnavailableError after `wait_s` says what was missing; StoreBusyError: another worker of this kind lives.
+    EngineUnavailableError after `wait_s` says what was missing; StoreBusyError: another worker of this kind runs.
     """
     deadline_s = time.monotonic() + wait_s
     while True:

@@ -387,7 +387,7 @@ class CommitRealTimeService(Service):
             self._wait_for_room(error, "free space")
             return False
         except DiskError as error:
-            if error.errno in TRANSIENT_ERRNOS:  # the file was not opened: nothing was written, and nothing is lost
+            if error.errno in TRANSIENT_ERRNOS:  # the file could not be opened: nothing was written, so nothing is lost
                 self._wait_for_room(error, "raise the limits of the machine")
             else:
                 self._freeze(error)

@@ -19,6 +19,7 @@ from pyspark.sql.datasource import InputPartition
 
 from pyengine.arguments import INT64_MAX, INT64_MIN
 from pyengine.errors import CorruptionError
+from pyengine.formats.constants import LMQ_PREFIX
 from pyengine.spark.options import EARLIEST, LATEST, QueueOffsets, ReadOptions
 
 if TYPE_CHECKING:

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy
 
-from pyengine.arguments import INT64_MAX
-from pyengine.errors import CorruptionError, StoreBusyError, StoreRefusedError, UsageError
+from pyengine.arguments import INT64_MAX, INT64_MIN
+from pyengine.errors import CorruptionError, StoreBusyError, StoreRefusedError, UsageError, command
 from pyengine.formats.constants import CQ_ENTRY_BYTES, LMQ_PREFIX
 from pyengine.formats.consume_queue import further_offset, is_filler, is_live
 from pyengine.formats.paths import StorePaths
 from pyengine.native.scan import ColumnScanner, RowFilter
 from pyengine.results import ReadLevel
-from pyengine.spark.file_access import QUEUES, find_record, walk_piece
+from pyengine.spark.file_access import FETCH_BYTES, QUEUES, find_record, walk_piece
 from pyengine.spark.options import ReadOptions
 from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, Queue, offset_bounds
 from pyengine.spark.queue_entries import ENTRY, queue_entries, slice_bytes
