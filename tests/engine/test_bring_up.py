@@ -137,7 +137,7 @@ def test_no_store_becomes_a_master_for_want_of_a_readable_role(store, spoilt):
     file.path.unlink() if spoilt is None else file.path.write_text(spoilt)
     before = tree(root)
     for role in ("ASYNC_MASTER", "SYNC_MASTER"):
-        with pytest.raises(UsageError, match=r"replication\.json .* pyengine promote"), brought_up(root, broker_role=role):
+        with pytest.raises(UsageError, match=r"replication\.json .*`pyengine promote"), brought_up(root, broker_role=role):
             pass
     assert tree(root) == before
     with brought_up(root, broker_role="SLAVE"):

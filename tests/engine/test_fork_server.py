@@ -110,7 +110,11 @@ def look(engine, pid: int) -> dict[str, object]:
     folder = str(find_folder(engine.root).path)
 
     def target(link: Path) -> str:
-        name = os.readlink(link).replace(str(engine.root), "STORE").replace(folder, "SHM").replace(folder.rpartition("-")[2], "ID")
+        try:
+            name = os.readlink(link)
+        except FileNotFoundError:
+            return "STORE/closed meanwhile"
+        name = name.replace(str(engine.root), "STORE").replace(folder, "SHM").replace(folder.rpartition("-")[2], "ID")
         return re.sub(r"\d{4,}|\[\d+\]|-\d+$", "N", name)
 
     status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines())
