@@ -73,8 +73,9 @@ def test_a_group_goes_on_where_it_stopped(served, clients):
     send("one", "two")
     clients.ask("subscribe", name="before", group="resumers", topic="resumed")
     assert consumed(clients, "before", 2) == ["one", "two"]
-    clients.ask("stop", name="before")
+    # Before it stops: a message whose listener has just returned may come again to the next member of the group.
     eventually(lambda: sum(ConsumerOffsets(served.root).read("resumed", "resumers").values()) == 2, "the group's offsets are written")
+    clients.ask("stop", name="before")
     send("three")
     clients.ask("subscribe", name="after", group="resumers", topic="resumed")
     assert consumed(clients, "after", 1) == ["three"]
