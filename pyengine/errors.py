@@ -29,7 +29,7 @@ import errno as codes
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pyengine.results import PutManyResult, PutResult
 
@@ -159,6 +159,14 @@ def disk_errors(doing: str, path: object, advice: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         raise disk_error(error, doing, path, advice) from error
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """" (did you mean X?)" with the nearest of the known names; "" where none is near."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def command(*words: object) -> str:

@@ -31,7 +31,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -49,7 +48,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BinaryType, DateType, IntegerType, LongType, NestedField, StringType, TimestamptzType
 
-from pyengine.errors import CorruptionError, EngineError, ExitCode, UsageError, command, require_extra
+from pyengine.errors import CorruptionError, EngineError, ExitCode, UsageError, command, did_you_mean, require_extra
 from pyengine.formats.constants import TRANSACTION_DISCARD_TOPIC
 from pyengine.formats.paths import segment_start
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
@@ -227,10 +226,8 @@ def _require_match(store: LiveStoreReader, pattern: re.Pattern[str]) -> None:
         for batch in store.scan(columns=["topic"], level=ReadLevel.COMMITTED):
             known.update(pc.unique(batch["topic"]).to_pylist())
     if known and not any(map(pattern.fullmatch, known)):
-        near = get_close_matches(pattern.pattern, known, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise UsageError(f"topic pattern {pattern.pattern!r} matches none of the {len(known)} topics of {store.root}{hint}: with "
-                         "--allow-missing tables are begun all the same")
+        raise UsageError(f"topic pattern {pattern.pattern!r} matches none of the {len(known)} topics of {store.root}"
+                         f"{did_you_mean(pattern.pattern, known)}: with --allow-missing tables are begun all the same")
 
 
 def _require_end(store: LiveStoreReader) -> None:

@@ -13,13 +13,12 @@ import logging
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy
 
 from pyengine.arguments import INT64_MAX, INT64_MIN
-from pyengine.errors import CorruptionError, StoreBusyError, StoreRefusedError, UsageError, command
+from pyengine.errors import CorruptionError, StoreBusyError, StoreRefusedError, UsageError, command, did_you_mean
 from pyengine.formats.constants import CQ_ENTRY_BYTES, LMQ_PREFIX
 from pyengine.formats.consume_queue import further_offset, is_filler, is_live
 from pyengine.formats.paths import StorePaths
@@ -88,10 +87,8 @@ def require_group(options: ReadOptions, store: LiveStoreReader | RemoteStore, gr
     """UsageError for a consumer group that the store does not know, unless `allowMissing` is given: it would lag by everything."""
     known = set() if options.allow_missing else consumer_groups(store)
     if not options.allow_missing and group not in known:
-        near = get_close_matches(group, known, n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise UsageError(f"{options.where} knows no consumer group {group!r}{hint}: it has committed no offset and is not in "
-                         "subscriptionGroup.json; allowMissing=true shows every message as lag")
+        raise UsageError(f"{options.where} knows no consumer group {group!r}{did_you_mean(group, known)}: it has committed no offset "
+                         "and is not in subscriptionGroup.json; allowMissing=true shows every message as lag")
 
 
 class _Names:
@@ -129,9 +126,7 @@ class _Names:
         if missing:
             missing -= {topic for topic, _ in self._in_log(lambda topic, _: topic in missing, len(missing))}
         if missing and self._can_tell():
-            first = min(missing)
-            near = get_close_matches(first, self._all, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
+            hint = did_you_mean(min(missing), self._all)
             raise UsageError(f"{path} has no topic {_listed(map(repr, sorted(missing)))}{hint}: allowMissing=true reads what there is")
 
     def require_queues(self, queues: Collection[Queue], path: str) -> None:
