@@ -1,5 +1,4 @@
-"""Thin modules over the C headers: they check arguments, call, raise.
+"""Thin modules over the C headers: each checks arguments, calls C, and raises what the return code means.
 
-Python never touches a shared field except through these: `struct.pack_into`
-promises no memory order.
+Python reads and writes shared fields through these modules only, because `struct.pack_into` promises no memory order.
 """

@@ -1,4 +1,4 @@
-"""The cleaner's shared object: holds on segments, the disk probe, the request by hand (csrc/cleaning.cdef.h)."""
+"""The cleaner's shared object: holds on segments, disk usage, requests of `pyengine clean` (csrc/cleaning.cdef.h)."""
 
 from __future__ import annotations
 
@@ -18,68 +18,68 @@ HOLDS_MAX: int = lib.MS_HOLDS_MAX
 
 
 def view(memory: Buffer) -> ms_cleaning:
-    """`struct ms_cleaning *` over a writable mapping, which the caller keeps alive; not yet checked."""
+    """Return an unchecked `struct ms_cleaning *` over a writable mapping, which the caller keeps alive."""
     return ffi.cast("struct ms_cleaning *", ffi.from_buffer(memory))
 
 
 def private() -> ms_cleaning:
-    """A block of this process alone, for work on a store that no process has open."""
+    """Return a block in private memory, for work on a store that no process has open."""
     block = ffi.new("struct ms_cleaning *")
     lib.ms_cleaning_format(block, 0)
     return block
 
 
 def format_cleaning(cleaning: ms_cleaning, epoch: int) -> None:
-    """The supervisor, over zeros: nothing held, nothing asked."""
+    """Initialize a zeroed block without holds and requests; called by the supervisor."""
     lib.ms_cleaning_format(cleaning, epoch)
 
 
 def check(cleaning: ms_cleaning, mapped_bytes: int) -> None:
-    """EngineUnavailableError, naming what is wrong, unless this is a whole object of our layout."""
+    """Raise EngineUnavailableError, which names the fault, unless the object is complete and of this build's layout."""
     raise_layout_error("the cleaner's shared object", lib.ms_cleaning_check(cleaning, mapped_bytes))
 
 
 def owner_mark(pid: int, start_time_ms: int) -> int:
-    """How a process signs its holds: pid, and the low half of its start time, since pids come back."""
+    """Return the mark of a hold's owner: its pid, and the low half of its start time, since pids are reused."""
     return pid << 32 | start_time_ms & 0xFFFFFFFF
 
 
 def owner_of(mark: int) -> tuple[int, int]:
-    """(pid, low half of its start time) of a signature."""
+    """Return (pid, low half of its start time) from an owner's mark."""
     return mark >> 32, mark & 0xFFFFFFFF
 
 
 def take(cleaning: ms_cleaning, owner: int, segment: int) -> int:
-    """The slot of a new hold, or -ENOENT: it is being deleted, -EAGAIN: no slot is free."""
+    """Take a hold on a segment; return its slot, -ENOENT if the segment is being deleted, -EAGAIN if no slot is free."""
     return lib.ms_hold_take(cleaning, owner, segment)
 
 
 def release(cleaning: ms_cleaning, slot: int, owner: int) -> None:
-    """Give a hold back."""
+    """Release a hold."""
     lib.ms_hold_release(cleaning, slot, owner)
 
 
 def shut(cleaning: ms_cleaning, end: int) -> None:
-    """The cleaner: no process gets a new hold below `end`; afterwards every older hold can be seen."""
+    """Refuse new holds below `end`; afterwards the cleaner, which calls it, sees every older hold."""
     lib.ms_cleaning_shut(cleaning, end)
 
 
 def find(cleaning: ms_cleaning, from_slot: int, end: int = -1) -> int:
-    """The first owned slot from `from_slot` on, of a hold below `end` if that is given; -1 without one."""
+    """Return the first owned slot from `from_slot` on whose hold is below `end`, if given; -1 if there is none."""
     return lib.ms_hold_find(cleaning, from_slot, end)
 
 
 def reap(cleaning: ms_cleaning, slot: int, owner: int) -> bool:
-    """Clear the hold of a dead owner; False when it was given back meanwhile."""
+    """Clear the hold of a dead owner; return False if it was released in the meantime."""
     return bool(lib.ms_hold_reap(cleaning, slot, owner))
 
 
 def set_reason(cleaning: ms_cleaning, text: str) -> None:
-    """The cleaner: why puts are refused; "" when they are not."""
+    """Publish why the cleaner has puts refused; "" if it does not."""
     data = text.encode()[: lib.MS_CLEANING_REASON_BYTES - 1].decode("utf-8", "ignore").encode()
     ffi.memmove(cleaning.reason, data + b"\0", len(data) + 1)
 
 
 def reason(cleaning: ms_cleaning) -> str:
-    """Why puts are refused, and what to do; "" when they are not."""
+    """Return why puts are refused and what to do; "" if they are not."""
     return ffi.string(ffi.cast("char *", cleaning.reason), lib.MS_CLEANING_REASON_BYTES - 1).decode("utf-8", "replace")

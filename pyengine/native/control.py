@@ -1,7 +1,7 @@
-"""The control block as Python sees it (csrc/control.cdef.h).
+"""The shared control block (csrc/control.cdef.h).
 
-A mapped block is a cffi pointer whose fields may be *named* here, but a shared
-field is read with load() and written with store(), which carry the memory order.
+A mapped block is a cffi pointer. Read its shared fields with load() and write them with store(), which carry the
+memory order.
 """
 
 from __future__ import annotations
@@ -70,20 +70,17 @@ REFUSE_FENCED = 16
 
 
 def view_control(memory: Buffer) -> ms_control:
-    """`struct ms_control *` over a mapping (mmap or buffer), not yet checked.
-
-    The caller keeps `memory` alive as long as the pointer is used.
-    """
+    """Return an unchecked `struct ms_control *` over a mapping, which the caller keeps alive."""
     return ffi.cast("struct ms_control *", ffi.from_buffer(memory))
 
 
 def index_progress_copy(control: ms_control) -> bytes:
-    """The undo of the index put under way, of a reputter that is dead: a copy, for recovery."""
+    """Return a copy of a dead reputter's undo record of an unfinished index put, for recovery."""
     return bytes(ffi.buffer(control.index_progress))
 
 
 def check_control(control: ms_control, mapped_bytes: int) -> None:
-    """Raise EngineUnavailableError, naming what is wrong, unless this is a published block of our layout."""
+    """Raise EngineUnavailableError, which names the fault, unless the block is published and of this build's layout."""
     code = lib.ms_control_check(control, mapped_bytes)
     if code == -errno.EBADMSG:
         raise OtherLayoutError(
@@ -94,28 +91,28 @@ def check_control(control: ms_control, mapped_bytes: int) -> None:
 
 
 def publish(control: ms_control) -> None:
-    """From here on others can attach: version and magic are stored last."""
+    """Let other processes attach: store the version and the magic, last of all fields."""
     lib.ms_control_publish(control)
 
 
 def used_sessions(control: ms_control, slots: int) -> list[int]:
-    """Which of the first `slots` session slots are not free."""
+    """Return which of the first `slots` session slots are not free."""
     used = ffi.new("uint32_t[]", SESSION_SLOTS)
     return list(used[0:lib.ms_control_used_sessions(control, slots, used)])
 
 
 def load_position(position: ms_position) -> int:
-    """Acquire-load of a `struct ms_position`: everything below the value is readable."""
+    """Load a `struct ms_position` with acquire order: everything below the value is readable."""
     return lib.ms_load_i64(ffi.addressof(position, "value"))
 
 
 def store_position(position: ms_position, value: int) -> None:
-    """Release-store; the one writing process of the position calls it."""
+    """Store a position with release order; only the one process that writes it may call this."""
     lib.ms_store_i64(ffi.addressof(position, "value"), value)
 
 
 def load(struct: Struct, field: str) -> int:
-    """Acquire-load of a 32- or 64-bit field by name."""
+    """Load a 32- or 64-bit field by name, with acquire order."""
     address = ffi.addressof(struct, field)
     if ffi.sizeof(ffi.typeof(address).item) == 4:
         value = lib.ms_load_u32(ffi.cast("uint32_t *", address))
@@ -125,7 +122,7 @@ def load(struct: Struct, field: str) -> int:
 
 
 def store(struct: Struct, field: str, value: int) -> None:
-    """Release-store of a 32- or 64-bit field by name."""
+    """Store a 32- or 64-bit field by name, with release order."""
     address = ffi.addressof(struct, field)
     if ffi.sizeof(ffi.typeof(address).item) == 4:
         lib.ms_store_u32(ffi.cast("uint32_t *", address), value & 0xFFFFFFFF)
@@ -136,7 +133,7 @@ def store(struct: Struct, field: str, value: int) -> None:
 
 
 def loader(struct: Struct, field: str) -> Callable[[], int]:
-    """load() of an int64 or uint32 field as a call of its own, for loops: the address is looked up once."""
+    """Return a function that loads an int64 or uint32 field, for loops: it looks up the address once."""
     address = ffi.addressof(struct, field)
     if ffi.sizeof(ffi.typeof(address).item) == 4:
         return partial(lib.ms_load_u32, ffi.cast("uint32_t *", address))
@@ -144,7 +141,7 @@ def loader(struct: Struct, field: str) -> Callable[[], int]:
 
 
 def storer(struct: Struct, field: str) -> Callable[[int], None]:
-    """store() of an int64 or uint32 field as a call of its own, for loops."""
+    """Return a function that stores an int64 or uint32 field, for loops."""
     address = ffi.addressof(struct, field)
     if ffi.sizeof(ffi.typeof(address).item) == 4:
         return partial(lib.ms_store_u32, ffi.cast("uint32_t *", address))
@@ -152,7 +149,7 @@ def storer(struct: Struct, field: str) -> Callable[[int], None]:
 
 
 def compare_and_swap(struct: Struct, field: str, expected: int, value: int) -> bool:
-    """True when the field held `expected` and now holds `value`."""
+    """Replace `expected` in the field with `value`; return False, and change nothing, if it holds something else."""
     address = ffi.addressof(struct, field)
     if ffi.sizeof(ffi.typeof(address).item) == 4:
         return bool(lib.ms_cas_u32(ffi.cast("uint32_t *", address), expected, value))
@@ -160,17 +157,17 @@ def compare_and_swap(struct: Struct, field: str, expected: int, value: int) -> b
 
 
 def add(struct: Struct, field: str, by: int = 1) -> int:
-    """Atomic add to an unsigned 32-bit field; the new value."""
+    """Add to an unsigned 32-bit field atomically; return the new value."""
     return lib.ms_add_u32(ffi.cast("uint32_t *", ffi.addressof(struct, field)), by)
 
 
 def increment(struct: Struct, field: str, by: int = 1) -> None:
-    """Add to a counter that this process alone writes."""
+    """Add to a counter that only this process writes."""
     store(struct, field, load(struct, field) + by)
 
 
 def refuse_puts(control: ms_control, bits: int, on: bool = True) -> None:
-    """Set or clear REFUSE_ bits; several processes own one each, so never by load and store."""
+    """Set or clear REFUSE_ bits by compare-and-swap, because several processes own one bit each."""
     while True:
         before = load(control.state, "refuse_puts")
         after = before | bits if on else before & ~bits
@@ -179,50 +176,50 @@ def refuse_puts(control: ms_control, bits: int, on: bool = True) -> None:
 
 
 def committed_slot(control: ms_control) -> tuple[int, int]:
-    """(wrote, store time in ms of the last record below it), one consistent picture."""
+    """Return a consistent pair: `wrote`, and the store time in ms of the last record below it."""
     pair = ffi.new("int64_t[2]")
     lib.ms_control_committed_slot(control, pair, pair + 1)
     return pair[0], pair[1]
 
 
 def flush_pair(control: ms_control) -> tuple[int, int]:
-    """(flushed, store time in ms of the last record below it), one consistent picture."""
+    """Return a consistent pair: `flushed`, and the store time in ms of the last record below it."""
     pair = ffi.new("int64_t[2]")
     lib.ms_control_flush_pair(control, pair, pair + 1)
     return pair[0], pair[1]
 
 
 def publish_flushed(control: ms_control, flushed: int, store_timestamp_ms: int) -> None:
-    """The flusher: publish the pair, move `flushed`, raise flush_seq, wake its sleepers."""
+    """Publish the pair, move `flushed`, raise flush_seq and wake its sleepers; called by the flusher."""
     lib.ms_control_publish_flushed(control, flushed, store_timestamp_ms)
 
 
 def publish_confirm(control: ms_control, confirm: int) -> None:
-    """The replicator: move `confirm`, raise confirm_seq, wake the puts that wait for it."""
+    """Move `confirm`, raise confirm_seq and wake the puts that wait for it; called by the replicator."""
     lib.ms_control_publish_confirm(control, confirm)
 
 
 def freeze(control: ms_control, kind: int, error_number: int, reason: str) -> bool:
-    """Turn the store read-only in every process, for good; True when this call was the first to do so.
+    """Make the store read-only in every process, permanently; return whether this call was the first to do so.
 
-    The first failed sync freezes `flushed` (docs/promises.md, 2): no retry.
+    The first failed sync freezes `flushed`: it is never retried (docs/promises.md, 2).
     """
     return bool(lib.ms_control_freeze(control, kind, error_number, reason.encode()[:240]))
 
 
 def set_reason(control: ms_control, text: str) -> None:
-    """The supervisor, before the block is published: why the store comes up degraded."""
+    """Set why the store starts degraded; called by the supervisor before it publishes the block."""
     data = text.encode()[:255].decode("utf-8", "ignore").encode()
     ffi.memmove(control.state.reason, data + b"\0", len(data) + 1)
 
 
 def reason(control: ms_control) -> str:
-    """Why the store is frozen, read-only or degraded; empty when it is not."""
+    """Return why the store is frozen, read-only or degraded; "" if it is not."""
     return ffi.string(ffi.cast("char *", control.state.reason), 255).decode("utf-8", "replace")
 
 
 def raise_layout_error(what: str, code: int) -> None:
-    """EngineUnavailableError that names `what`, for the answer of a ms_*_check function; nothing for 0."""
+    """Raise EngineUnavailableError about `what` for the return code of a ms_*_check function; do nothing for 0."""
     if code == -errno.EPROTO:
         raise EngineUnavailableError(f"{what}: not published yet, or not ours (wrong magic)")
     if code == -errno.EBADMSG:

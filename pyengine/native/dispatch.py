@@ -1,8 +1,8 @@
-"""The loop that feeds consume queues and index, and the look at what a range of the log feeds (csrc/dispatch.cdef.h).
+"""The loop that dispatches log records into consume queues and the index file (csrc/dispatch.cdef.h).
 
-With it what it fills: the table of queues that entries are gathered for, one mapped index file, and the reputter's
-rounds around it: wait, dispatch, publish, wake the consumers (csrc/consume_queue, index_file, reput .cdef.h). The memory
-of a table is Python's and grows here, between calls: C never allocates. Which files exist is decided by pyengine.storage.
+This module also wraps what the loop fills, a table of queues and one mapped index file, and the reputter's rounds: wait,
+dispatch, publish, wake the consumers (csrc/consume_queue, index_file, reput .cdef.h). C never allocates: Python owns the
+memory of a table and enlarges it between calls. pyengine.storage decides which files exist.
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ _TOUCHED_PLACES = 1024
 
 
 class DispatchLoop:
-    """One `struct ms_dispatch` and what it points to.
+    """Owns one `struct ms_dispatch` and what it points to.
 
-    `struct` is the C side's state: `reached`, `wanted_*`, counters. `delays_ms` holds
-    the delay of level 1, 2, ...
+    `struct` is the state of the C loop: `reached`, `wanted_*`, counters. `delays_ms` holds the delay of level 1, 2, ...
     """
 
     def __init__(
@@ -75,14 +74,14 @@ class DispatchLoop:
         self.queues = QueueSet(self._queues_struct, queue_file_bytes)
 
     def run(self, data: Array[int], base_offset: int, start: int, end: int) -> int:
-        """Go on from `start`; RANGE_END, BLANK, another MS_CASE_*, or what is missing. `data` is a cffi pointer."""
+        """Dispatch from `start` on; return RANGE_END, BLANK, another MS_CASE_*, or NEEDS_*: what the caller must provide."""
         return lib.ms_dispatch_run(self.struct, data, base_offset, start, end)
 
     def wanted_topic(self) -> bytes:
         return bytes(ffi.buffer(self.struct.wanted_topic, self.struct.wanted_topic_bytes))
 
     def use_index(self, index: IndexFile | None) -> None:
-        """The index file that takes the next keys."""
+        """Set the index file that takes the next keys."""
         self._index = index
         if index is None:
             self.struct.index.base = ffi.NULL
@@ -91,7 +90,7 @@ class DispatchLoop:
 
 
 class TouchedQueue(NamedTuple):
-    """What a range of the log put into one queue; `further`: records of other queues that have an entry here, each once."""
+    """The entries that a range of the log has in one queue; `further` counts the records of other queues among them, once each."""
 
     topic: str
     queue_id: int
@@ -102,8 +101,8 @@ class TouchedQueue(NamedTuple):
 
 
 class Touched(NamedTuple):
-    """`reached` is the first byte that is no part of a whole record, `reason` why (see native.scan);
-    the store time is that of the last record, -1 without any."""
+    """`reached` is the first byte after the last whole record, `reason` says what follows it (see native.scan);
+    the store time is that of the last record, -1 if there is none."""
 
     queues: list[TouchedQueue]
     reached: int
@@ -114,11 +113,11 @@ class Touched(NamedTuple):
 def touched_queues(
     view: Buffer, base_offset: int, start: int, end: int, *, multi_dispatch: bool = False, apart: bool = False
 ) -> Touched:
-    """The queues that the whole records of [start, end) have entries in, by their first record. Stateless, writes nothing.
+    """Return the queues in which the whole records of [start, end) have entries, in the order of their first records.
 
-    `multi_dispatch`: those of INNER_MULTI_DISPATCH too, as if the records were their own; `apart`: these only as
-    `further`, and a queue without own records has no offsets (-1).
-    `view` holds one segment from `base_offset` on. Raises UsageError when the range does not lie in it.
+    `multi_dispatch` includes the queues of INNER_MULTI_DISPATCH, as if the records were their own. With `apart` they
+    count in `further` only, and a queue without records of its own has no offsets (-1). `view` holds one segment from
+    `base_offset` on; UsageError if the range does not lie in it.
     """
     data = bounded(view, base_offset, start, end)
     reached = ffi.new("int64_t *", start)
@@ -149,14 +148,14 @@ def touched_queues(
     return Touched(queues, reached[0], REASONS[reason], last_ms[0])
 
 
-CHUNKS = 4096  # queues that one batch can gather for before it writes: 5 MiB, taken as they are used
+CHUNKS = 4096  # queues for which one batch gathers entries before it writes: 5 MiB, of which used pages alone take memory
 _new_raw = ffi.new_allocator(should_clear_after_alloc=False)
 _QUEUES_FIRST = 64
 _TOPIC_BYTES = 64  # room per queue; more is made when names are longer
 
 
 class QueueSet:
-    """Queues by topic and id, over a `struct ms_queue_set` that the caller keeps alive."""
+    """A table of queues by topic and id, over a `struct ms_queue_set` that the caller keeps alive."""
 
     def __init__(self, struct: ms_queue_set, file_bytes: int) -> None:
         self._set = struct
@@ -168,7 +167,7 @@ class QueueSet:
         self._make_room(_QUEUES_FIRST, _QUEUES_FIRST * _TOPIC_BYTES)
 
     def use_ext(self, file_bytes: int) -> None:
-        """From now on new entries name units of extensions whose files have `file_bytes` (csrc/consume_queue_ext.cdef.h)."""
+        """Write extension units for new entries, into files of `file_bytes` (csrc/consume_queue_ext.cdef.h)."""
         ext = self._ext = ffi.new("struct ms_ext_set *")
         self._ext_runs = ffi.new("struct ms_ext_run[]", CHUNKS)
         ext.runs = self._ext_runs
@@ -178,7 +177,7 @@ class QueueSet:
         self._set.ext = ext
 
     def ext(self, number: int) -> ms_ext_queue:
-        """The `struct ms_ext_queue` of a number, after use_ext(); valid until the next add."""
+        """Return the `struct ms_ext_queue` of a queue number, after use_ext(); it is valid until the next add()."""
         return self._set.ext.queues[number]
 
     def _make_ext_room(self, ext: ms_ext_set) -> None:
@@ -195,7 +194,7 @@ class QueueSet:
         return self._set.count
 
     def add(self, topic: bytes, queue_id: int) -> int:
-        """The number of a new queue; it has no file yet and begins at queue offset 0."""
+        """Add a queue, which has no file yet and begins at queue offset 0; return its number."""
         number = lib.ms_queue_add(self._set, topic, len(topic), queue_id)
         while number == -errno.ENOSPC:
             grown = self._set.topics_capacity
@@ -206,7 +205,7 @@ class QueueSet:
         return number
 
     def __getitem__(self, number: int) -> ms_queue:
-        """The `struct ms_queue` of a number; valid until the next add."""
+        """Return the `struct ms_queue` of a queue number; it is valid until the next add()."""
         return self._set.queues[number]
 
     def topic(self, number: int) -> bytes:
@@ -214,7 +213,7 @@ class QueueSet:
         return bytes(ffi.buffer(self._set.topics + queue.topic_at, queue.topic_bytes))
 
     def open_queues(self) -> Iterator[int]:
-        """Numbers of the queues that hold a descriptor."""
+        """Yield the numbers of the queues that have an open file."""
         for number in range(self._set.count):
             if self._set.queues[number].fd >= 0:
                 yield number
@@ -236,17 +235,17 @@ class QueueSet:
 
 
 def fill(fd: int, length: int, path: str) -> None:
-    """Put filler entries (section 8.3) into the first `length` bytes of a queue file."""
+    """Write filler entries (section 8.3) into the first `length` bytes of a queue file."""
     code = lib.ms_queue_fill(fd, length)
     if code:
         raise_disk_error(code, "write", path)
 
 
-WINDOW_BYTES: int = lib.MS_QUEUE_WINDOW_BYTES  # in which a queue file gets its blocks
+WINDOW_BYTES: int = lib.MS_QUEUE_WINDOW_BYTES  # a queue file's blocks are allocated in steps of this size
 
 
 def count_entries(fd: int, file_bytes: int, path: str) -> int:
-    """Entries at the front of a queue file up to the zeros that end the data; filler counts."""
+    """Count the entries of a queue file before the zeros that end its data; filler entries count."""
     count = lib.ms_queue_count_entries(fd, file_bytes)
     if count < 0:
         raise_disk_error(count, "read", path)
@@ -254,14 +253,14 @@ def count_entries(fd: int, file_bytes: int, path: str) -> int:
 
 
 def live_entries(entries: Buffer, below: int = INT64_MAX) -> int:
-    """How many whole entries are at the front of these bytes before one that is none or names an offset at or after `below`."""
+    """Count the entries at the front of these bytes, up to the first that is empty or names an offset at or above `below`."""
     view = ffi.from_buffer(entries)
     count: int = lib.ms_queue_live_entries(view, len(view) // lib.MS_QUEUE_ENTRY_BYTES, below)
     return count
 
 
 def check_layout(file_bytes: int) -> None:
-    """InvariantError unless queue files of this size hold whole entries."""
+    """Raise InvariantError unless queue files of this size hold whole entries."""
     if file_bytes < lib.MS_QUEUE_ENTRY_BYTES or file_bytes % lib.MS_QUEUE_ENTRY_BYTES:
         raise InvariantError(f"queue files of {file_bytes} bytes do not hold whole entries")
 
@@ -271,10 +270,10 @@ ALL_KEYS = 1 << 62  # more than any record has
 
 
 class IndexFile:
-    """The file's header, chains and newest entries, over a writable mapping of its whole length.
+    """One index file over a writable mapping of its whole length.
 
-    The mapping must not be closed before `release` was called. With `written_to` (a descriptor, which is closed then
-    too) nothing is stored into the mapping: it is written, and DiskFullError tells of a disk without room.
+    Call release() before you close the mapping. With the descriptor `written_to`, which release() closes, changes are
+    written instead of stored into the mapping, so that a full disk raises DiskFullError.
     """
 
     def __init__(self, mapping: Buffer, number: int, layout: IndexLayout, written_to: int | None = None) -> None:
@@ -302,19 +301,19 @@ class IndexFile:
         )
 
     def inherit(self, predecessor: IndexHeader) -> None:
-        """Begin and end of an empty file become the end of the full one before it."""
+        """Set the begin and the end of this empty file to the end of its full predecessor."""
         _check(lib.ms_index_inherit(self.struct, ffi.new("struct ms_index_header *", tuple(predecessor))))
 
     def roll_back(self, progress: ms_index_progress) -> bool:
-        """Undo the put that `progress` says is unfinished, if it is this file's."""
+        """Undo the unfinished put that `progress` records, if it is a put into this file."""
         return bool(_check(lib.ms_index_roll_back(self.struct, progress)))
 
     def newest_offset(self) -> int:
-        """The record of the newest entry, -1 without entries."""
+        """Return the physical offset in the newest entry, -1 if there are no entries."""
         return lib.ms_index_newest_offset(self.struct)
 
     def count_tail(self, physical_offset: int) -> int:
-        """How many entries at the end are the keys of the record at `physical_offset`."""
+        """Count the entries at the end of the file that are keys of the record at `physical_offset`."""
         return lib.ms_index_count_tail(self.struct, physical_offset)
 
     def release(self) -> None:
@@ -333,15 +332,12 @@ def _check(code: int) -> int:
 
 
 def new_progress() -> ms_index_progress:
-    """A `struct ms_index_progress *` of this process alone."""
+    """Return a `struct ms_index_progress *` in private memory."""
     return ffi.new("struct ms_index_progress *")
 
 
 def progress_at(memory: Buffer | CData) -> ms_index_progress:
-    """The progress area in shared memory: any cffi pointer, or an object with a writable buffer of 256 bytes.
-
-    The caller keeps the memory alive.
-    """
+    """Return the progress area at a cffi pointer, or in a writable buffer of 256 bytes; the caller keeps it alive."""
     if not isinstance(memory, ffi.CData):
         area = ffi.from_buffer("uint8_t[]", memory, require_writable=True)
         if len(area) < PROGRESS_BYTES:
@@ -351,17 +347,17 @@ def progress_at(memory: Buffer | CData) -> ms_index_progress:
 
 
 def is_putting(progress: ms_index_progress) -> bool:
-    """True when a put was cut short."""
+    """Return whether a put is unfinished."""
     return progress.putting != 0
 
 
 def forget(progress: ms_index_progress) -> None:
-    """Drop an undo whose file is gone. Only for who owns the area, before it puts."""
+    """Discard the undo record of a file that does not exist; only the owner of the area may call it, before it puts."""
     progress.putting = 0
 
 
 def key_hash(topic: bytes, key: bytes) -> int:
-    """|String.hashCode| of topic # key, 0 for the smallest int."""
+    """Return |String.hashCode| of `topic#key`, 0 for the smallest int."""
     return lib.ms_index_key_hash(topic, len(topic), key, len(key))
 
 
@@ -372,12 +368,14 @@ DECIDE: int = lib.MS_REPUT_DECIDE
 
 
 class ReputLoop:
-    """One `struct ms_reput`, and what it points to, which must outlive it."""
+    """Owns one `struct ms_reput`; what it points to must outlive it."""
 
     def __init__(self, control: ms_control, dispatch: DispatchLoop, stats: ms_store_stats, latch: Latch, *, segment_bytes: int,
                  batch_bytes: int, nap_ns: int, quiet_ns: int, allocator: Latch | None = None) -> None:
-        """Goes on at the published `reput_from`, up to `committed`. `nap_ns`, `quiet_ns`: see csrc/stream.cdef.h.
-        `allocator`: the latch of an allocator that brings pages in ahead of the writer."""
+        """Dispatch from the published `reput_from` up to `committed`.
+
+        `nap_ns`, `quiet_ns`: see csrc/stream.cdef.h. `allocator`: the latch of an allocator that populates pages ahead of
+        the writer."""
         self._loop = ffi.new("struct ms_reput *")
         self._kept = dispatch, latch, allocator
         self._segment = MappedSegment(self._loop)
@@ -396,24 +394,24 @@ class ReputLoop:
 
     @property
     def reput_from(self) -> int:
-        """All below is dispatched and published."""
+        """The offset below which everything is dispatched and published."""
         return self._loop.reput_from
 
     def use_limit(self, limit: ms_position) -> None:
-        """Nothing at or above this position is dispatched."""
+        """Dispatch nothing at or above this position."""
         self._loop.limit = ffi.addressof(limit)
 
     def use_segment(self, view: Buffer | None, base: int) -> None:
-        """The mapping of the whole segment that begins at `base`; None: the one before may be unmapped."""
+        """Set the mapping of the whole segment that begins at `base`; with None the caller may unmap the previous one."""
         self._segment.use(view, base)
 
     def run(self, until_ns: int, *, may_sleep: bool = False) -> int:
-        """Dispatch what comes until CLOCK_MONOTONIC `until_ns`; IDLE, TIME, or what is wanted: SEGMENT, DECIDE.
+        """Dispatch until CLOCK_MONOTONIC `until_ns`; return IDLE, TIME, or what the caller must provide: SEGMENT, DECIDE.
 
-        `may_sleep`: wait on the latch, which is armed, where nothing is left.
+        With `may_sleep` wait on the armed latch when nothing is left to dispatch.
         """
         return lib.ms_reput_run(self._loop, until_ns, may_sleep)
 
     def publish(self, reached: int, behind_bytes: int) -> None:
-        """All below `reached` was dispatched: move `reput_from` and wake the consumers."""
+        """Move `reput_from` to `reached`, below which everything is dispatched, and wake the consumers."""
         lib.ms_reput_publish(self._loop, reached, behind_bytes)

@@ -1,12 +1,12 @@
-"""Reaching a failpoint: nothing, unless this process was told to die or to stop there (csrc/failpoint.cdef.h).
+"""Failpoints: named steps at which a process kills or stops itself when told to (csrc/failpoint.cdef.h).
 
 PYENGINE_FAILPOINT says what is armed:
 
     name:nth:kill           this process is killed when it reaches the step for the nth time (SIGKILL)
     name:nth:stop           ... is stopped (SIGSTOP); it goes on with SIGCONT
-    name@kind:nth:kill      only a process of that kind: a worker's, `supervisor`, or a command of pyengine
+    name@kind:nth:kill      only a process of that kind: a worker kind, `supervisor`, or a command of pyengine
     /path                   a file of FILE_BYTES that the processes share: it strikes one of them, once,
-                            and can be armed again while they run (`Board`)
+                            and a test can arm it again while they run (`Board`)
 
 The steps are in failpoints.py. Those in C are in a build made with PYENGINE_BUILD_FAILPOINTS=1 only.
 """
@@ -37,16 +37,16 @@ _kept: list[object] = []
 
 
 def failpoint(name: str) -> None:
-    """This step was reached."""
+    """Kill or stop this process if the step `name` is armed for it."""
     if _is_used:
         lib.ms_failpoint_reach(name.encode())
 
 
 class Board:
-    """One armed failpoint in a file that processes share; they find it by PYENGINE_FAILPOINT=path."""
+    """One failpoint in a file that processes share; they find the file by PYENGINE_FAILPOINT=path."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Makes the file if it is not there; UsageError, and nothing is changed, for one that something else is in."""
+        """Create the file if it does not exist; UsageError for an existing file with other content, which stays as it is."""
         self.path = Path(path)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
         try:
@@ -61,32 +61,32 @@ class Board:
         self._point = ffi.cast("struct ms_failpoint *", ffi.from_buffer(self._mapping))
 
     def arm(self, name: str, nth: int = 1, action: str = "kill", process: str = "") -> None:
-        """From now on the nth passing of the step, by a process of that kind, kills or stops it."""
+        """Arm the failpoint: the nth time that a process of that kind reaches the step, it is killed or stopped."""
         self.disarm()
         _fill(self._point, name, nth, action, process)
 
     def disarm(self) -> None:
-        """Nothing strikes any more."""
+        """Disarm the failpoint."""
         lib.ms_store_u32(ffi.addressof(self._point, "state"), lib.MS_FAILPOINT_IDLE)
 
     @property
     def is_armed(self) -> bool:
-        """Whether it is still to strike."""
+        """Return whether the failpoint is armed and has struck no process yet."""
         return lib.ms_load_u32(ffi.addressof(self._point, "state")) == lib.MS_FAILPOINT_ARMED
 
     @property
     def struck_pid(self) -> int:
-        """The process that was struck since it was armed, 0 while none was."""
+        """Return the process that was struck since the failpoint was armed, 0 if none was."""
         struck = lib.ms_load_u32(ffi.addressof(self._point, "state")) == lib.MS_FAILPOINT_STRUCK
         return self._point.pid if struck else 0
 
     def use(self, process: str) -> None:
-        """This very process looks at the board from now on, as one of the kind `process`."""
+        """Attach this process to the board, as one of the kind `process`."""
         _use(self._point, process, self)
 
 
 def is_built(point: Failpoint) -> bool:
-    """Whether the step is in this build: those in C are there with PYENGINE_BUILD_FAILPOINTS=1 only."""
+    """Return whether this build has the step: those in C need PYENGINE_BUILD_FAILPOINTS=1."""
     return not point.in_c or bool(lib.ms_failpoint_built())
 
 
@@ -98,7 +98,7 @@ def _use(point: ms_failpoint, process: str, keep: object) -> None:
 
 
 def _fill(point: ms_failpoint, name: str, nth: int, action: str, process: str) -> None:
-    from pyengine.native.failpoints import FAILPOINTS  # only who arms one needs the list
+    from pyengine.native.failpoints import FAILPOINTS  # late: a process without a failpoint does not need the list
 
     known = FAILPOINTS.get(name)
     if known is None or action not in _ACTIONS or nth < 1:
@@ -113,7 +113,7 @@ def _fill(point: ms_failpoint, name: str, nth: int, action: str, process: str) -
 
 
 def own_kind() -> str:
-    """What this process is: `writer` of `-m pyengine.workers.writer`, `recover` of `-m pyengine recover`, else the module's last name."""
+    """Return this process's kind: `writer` of `-m pyengine.workers.writer`, `recover` of `-m pyengine recover`."""
     try:
         words = Path("/proc/self/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -127,7 +127,7 @@ def own_kind() -> str:
 
 
 def read_environment() -> None:
-    """Arm what PYENGINE_FAILPOINT says: when a process starts, and when it was forked to be one of another kind."""
+    """Arm what PYENGINE_FAILPOINT says; called at a process's start, and after a fork into another kind."""
     text = os.environ.get(VARIABLE, "")
     if not text:
         return

@@ -1,11 +1,11 @@
-"""THE list of failpoints: named steps at which a process can be killed or stopped on purpose (failpoint.py).
+"""The list of all failpoints: named steps at which tests kill or stop a process (failpoint.py).
 
-Each lies in a gap: between two stores to shared memory, or two system calls, that must not be taken
-apart by a crash. Each name is in exactly one place of the code, which is `where`, and the other way
-round (tests/faults/test_failpoints.py); the crash tests go through all of them.
+Each step lies between two stores to shared memory, or between two system calls, where a crash must do no harm. Each
+name occurs exactly once in the code, in the file `where` (tests/faults/test_failpoints.py). The crash tests
+go through all of them.
 
-Without a name are gaps between stores that nothing is decided by (statistics; the words of a reason, which count
-from the last of them on) and between stores into memory that no other process can find yet, one object or row at a time.
+Some gaps have no failpoint: between stores on which no decision depends (statistics, the words of a reason before its
+length), and between stores into memory that no other process can find yet.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import MappingProxyType
 EVERY_MODE = "async pool sync"
 MASTER, SLAVE = "master", "slave"
 
-# What must go on for a step to be reached.
+# What must happen so that a process reaches a step.
 PUTS = "puts"          # producers put
 DELAYED = "delayed"    # ... delayed messages too
 CLEANING = "cleaning"  # ... and old segments are deleted
@@ -28,16 +28,16 @@ EXT = "ext"            # queues have extensions
 TABLES = "tables"      # more queues come than the queue table has room for
 REPLICATED = "replicated"  # a SYNC_MASTER and its slave, while producers put
 PROMOTED = "promoted"  # the slave is promoted, and the old master comes back as its slave
-OWN = "own"            # something rare, which a test of its own makes
+OWN = "own"            # something rare, for which the step has its own test
 
 
 @dataclass(frozen=True, slots=True)
 class Failpoint:
-    """One step. `gap` says what is done when it is reached, and what is not.
+    """One step. `gap` says what is done when a process reaches it, and what is not.
 
-    `process`: the kind that passes it, or one of them. `modes`: the write paths that have it.
-    `after`: the successor of a process that died at that step passes it, and hardly any other process.
-    `side`: of two engines, which one's process passes it; "" either.
+    `process`: the kind of process that reaches it, or one of them. `modes`: the write paths that have it.
+    `after`: mostly the successor of a process that died at that other step reaches it.
+    `side`: which of two engines has the process; "" for either.
     """
 
     name: str

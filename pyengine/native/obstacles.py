@@ -1,4 +1,4 @@
-"""What keeps each worker from its work, in shared memory (csrc/obstacles.cdef.h)."""
+"""Why each worker is blocked, in shared memory (csrc/obstacles.cdef.h)."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ TEXT_BYTES: int = lib.MS_OBSTACLE_TEXT_BYTES
 
 
 def view(memory: Buffer) -> ms_obstacles:
-    """`struct ms_obstacles *` over a mapping that the caller keeps alive, not yet checked."""
+    """Return an unchecked `struct ms_obstacles *` over a mapping, which the caller keeps alive."""
     return ffi.cast("struct ms_obstacles *", ffi.from_buffer(memory))
 
 
 def private() -> ms_obstacles:
-    """Lines of this process alone, for a worker that finds no shared ones."""
+    """Return a block in private memory, for a worker that finds no shared one."""
     obstacles = ffi.new("struct ms_obstacles *")
     lib.ms_obstacles_format(obstacles)
     return obstacles
 
 
 def format_obstacles(obstacles: ms_obstacles) -> None:
-    """The supervisor, over zeros: no worker is kept from its work."""
+    """Initialize a zeroed block, with no worker blocked; called by the supervisor."""
     lib.ms_obstacles_format(obstacles)
 
 
 def check(obstacles: ms_obstacles, mapped_bytes: int) -> None:
-    """EngineUnavailableError, naming what is wrong, unless this is a whole object of our layout."""
+    """Raise EngineUnavailableError, which names the fault, unless the object is complete and of this build's layout."""
     raise_layout_error("the workers' obstacles", lib.ms_obstacles_check(obstacles, mapped_bytes))
 
 
 def say(obstacles: ms_obstacles, kind: int, text: str) -> None:
-    """The worker of that kind: what keeps it from its work, "" for nothing any more."""
+    """Publish why the worker of that kind, which calls this, is blocked; "" if it is not."""
     data = text.replace("\0", " ").encode("utf-8", "replace")[: TEXT_BYTES - 1].decode("utf-8", "ignore").encode()
     lib.ms_obstacle_say(obstacles, kind, data)
 
 
 def read(obstacles: ms_obstacles, kind: int) -> str:
-    """What that worker said last."""
+    """Return the reason that the worker of that kind published last."""
     into = ffi.new("char[]", TEXT_BYTES)
     lib.ms_obstacle_read(obstacles, kind, into)
     return ffi.string(into).decode("utf-8", "replace")

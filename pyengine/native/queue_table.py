@@ -1,4 +1,4 @@
-"""Next queue offset per (topic, queue id) in shared memory (csrc/queue_table.cdef.h)."""
+"""The queue table: the next queue offset of each (topic, queue id), in shared memory (csrc/queue_table.cdef.h)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 def table_bytes(slots: int) -> int:
-    """Size of a table of `slots` (a power of two)."""
+    """Return the size of a table of `slots` (a power of two)."""
     return lib.ms_queue_table_bytes(slots)
 
 
 def view(memory: Buffer) -> ms_queue_table:
-    """`struct ms_queue_table *` over a writable mapping that the caller keeps alive."""
+    """Return an unchecked `struct ms_queue_table *` over a writable mapping, which the caller keeps alive."""
     return ffi.cast("struct ms_queue_table *", ffi.from_buffer(memory))
 
 
 def check(table: ms_queue_table, mapped_bytes: int) -> None:
-    """EngineUnavailableError, naming what is wrong, unless this is a whole table that can be looked into."""
+    """Raise EngineUnavailableError, which names the fault, unless the table is complete and readable."""
     raise_layout_error("the table of queues", lib.ms_queue_table_check(table, mapped_bytes))
 
 
@@ -43,20 +43,20 @@ def set_offset(table: ms_queue_table, topic: str, queue_id: int, next_offset: in
 
 
 def get_offset(table: ms_queue_table, topic: str, queue_id: int) -> int | None:
-    """The next offset of a queue, None when the table does not know it."""
+    """Return the next offset of a queue, None if the table does not have the queue."""
     name = topic.encode()
     slot = lib.ms_queue_table_find(table, name, len(name), queue_id, 0)
     return None if slot < 0 else table.slot[slot].next_offset
 
 
 def copy(to: ms_queue_table, source: ms_queue_table) -> None:
-    """Everything of `source` into the empty, larger table `to`."""
+    """Copy all queues of `source` into the empty, larger table `to`."""
     if lib.ms_queue_table_copy(to, source):
         raise DiskFullError(f"the queue table of {to.slots} slots is full")
 
 
 def entries(table: ms_queue_table) -> Iterator[tuple[str, int, int]]:
-    """(topic, queue id, next offset) of every queue in the table."""
+    """Yield (topic, queue id, next offset) of every queue in the table."""
     for number in range(table.slots):
         slot = table.slot[number]
         if slot.key_bytes:

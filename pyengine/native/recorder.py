@@ -1,6 +1,6 @@
 """The flight recorder: what made puts wait, in shared memory that outlives every process (csrc/recorder.cdef.h).
 
-A worker records through its `Recorder`; who asks why it was slow reads a copy of the whole object with read_stalls().
+A worker records through its `Recorder`; `pyengine why` reads all rings with read_rings().
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SYNC_PHASE = PHASE_NAMES.index("sync")
 
 
 class Stall(NamedTuple):
-    """One entry. Times are CLOCK_MONOTONIC of the recorder's boot, in ns; `kind` is the worker's number, or PUTS_RING."""
+    """One recorded delay, in CLOCK_MONOTONIC ns of the recorder's boot; `kind` is the worker's number, or PUTS_RING."""
 
     kind: int
     number: int
@@ -60,7 +60,7 @@ class Stall(NamedTuple):
 
 
 class Doing(NamedTuple):
-    """What a worker is at just now: a phase's name, or "blocked"."""
+    """What a worker does at this moment: the name of a phase, or "blocked"."""
 
     phase: str
     since_ns: int
@@ -76,7 +76,7 @@ class Minute(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """All that one worker has recorded; of `recorded` stalls the newest are in `stalls`, oldest first."""
+    """What one worker has recorded: `recorded` stalls, the newest of which are in `stalls`, oldest first."""
 
     recorded: int
     doing: Doing | None
@@ -85,7 +85,7 @@ class Ring(NamedTuple):
 
 
 class Recorder:
-    """A worker's hand on its ring. Without `shared`, it records nothing."""
+    """Writes one worker's ring. Without `shared` it records nothing."""
 
     def __init__(self, shared: ms_recorder | None = None, kind: int = 0, epoch: int = 0) -> None:
         self.hand: ms_recorder_hand = ffi.new("struct ms_recorder_hand *")
@@ -93,7 +93,7 @@ class Recorder:
         lib.ms_recorder_take(self.hand, ffi.NULL if shared is None else shared, kind, epoch)
 
     def let_writer_record(self, writer: ms_writer, *, sync_mode: bool, sync_master: bool) -> None:
-        """Let the passes in C record into the writer's ring and that of slow puts, by a hand of their own."""
+        """Let the writer's C passes record into the writer's ring and into the ring of slow puts."""
         hand = ffi.addressof(writer, "recorder")
         lib.ms_recorder_take(hand, ffi.NULL if self._shared is None else self._shared, lib.MS_WRITER, self.hand.epoch)
         if hand.schedstat_fd >= 0:  # one descriptor a process
@@ -102,16 +102,16 @@ class Recorder:
         hand.is_sync_mode, hand.is_sync_master = sync_mode, sync_master
 
     def seen(self, now_ns: int) -> None:
-        """Once a round: a stop by a signal since the last one is recorded."""
+        """Record a stop by a signal since the last call; called once a round."""
         lib.ms_recorder_seen(self.hand, now_ns)
 
     def look(self, now_ns: int) -> None:
-        """What the kernel counts from here on belongs to the stall that follows."""
+        """Take the kernel's counters now, for the stall that may follow."""
         lib.ms_recorder_look(self.hand, now_ns)
 
     def note(self, what: str, began_ns: int, took_ns: int, *, phases: Mapping[str, int] | None = None, cause: str = "unknown",
              offset: int = 0, size_bytes: int = 0, detail: int = 0, error_number: int = 0) -> None:
-        """Record what is over; a cause that is not given is found out."""
+        """Record a stall that is over; without a given cause, find it from the kernel's counters."""
         stall = ffi.new("struct ms_stall *", {
             "what": WHAT_NAMES.index(what), "began_ns": began_ns, "took_ns": took_ns, "cause": CAUSE_NAMES.index(cause),
             "offset": offset, "bytes": size_bytes, "detail": detail, "error_number": error_number})
@@ -120,42 +120,42 @@ class Recorder:
         lib.ms_recorder_note(self.hand, stall)
 
     def doing(self, phase: int | None, since_ns: int = 0) -> None:
-        """What takes long just now, for who looks meanwhile; None: it is over."""
+        """Publish the phase that takes long at this moment; None: it is over."""
         lib.ms_recorder_doing(self.hand, len(PHASE_NAMES) + 1 if phase is None else phase, since_ns)
 
     def close(self) -> None:
-        """Record no more."""
+        """Stop recording."""
         lib.ms_recorder_leave(self.hand)
         self._shared = None
 
 
 def count_resumes() -> None:
-    """A worker, once: have SIGCONT tell it that it was stopped."""
+    """Handle SIGCONT, so that a worker notices that it was stopped; called once by each worker."""
     lib.ms_recorder_count_resumes()
 
 
 def view(memory: Buffer) -> ms_recorder:
-    """`struct ms_recorder *` over a mapping that the caller keeps alive, not yet checked."""
+    """Return an unchecked `struct ms_recorder *` over a mapping, which the caller keeps alive."""
     return ffi.cast("struct ms_recorder *", ffi.from_buffer(memory))
 
 
 def format_recorder(recorder: ms_recorder, boot_id: bytes) -> None:
-    """The supervisor: over zeros, or over what a dead engine of this boot recorded, which stays."""
+    """Initialize zeroed memory, or keep what a dead engine of this boot recorded; called by the supervisor."""
     lib.ms_recorder_format(recorder, boot_id)
 
 
 def check(recorder: ms_recorder, mapped_bytes: int) -> None:
-    """EngineUnavailableError, naming what is wrong, unless this is a whole recorder of our layout."""
+    """Raise EngineUnavailableError, which names the fault, unless the recorder is complete and of this build's layout."""
     raise_layout_error("the flight recorder", lib.ms_recorder_check(recorder, mapped_bytes))
 
 
 def boot_of(recorder: ms_recorder) -> bytes:
-    """The boot whose clock the stalls have."""
+    """Return the id of the boot whose clock the stalls use."""
     return bytes(recorder.boot_id)
 
 
 def read_rings(recorder: ms_recorder) -> list[Ring]:
-    """By kind, then PUTS_RING; of a copy, or while it is written: what is not whole is left out."""
+    """Read the ring of each worker kind, then PUTS_RING; leave out stalls that are being written."""
     return [_ring(kind, recorder.ring[kind]) for kind in range(lib.MS_RECORDER_RINGS)]
 
 

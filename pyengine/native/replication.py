@@ -1,6 +1,7 @@
-"""The replicator's C: links in shared memory, a master's connections, a slave's rounds (csrc/replication, ha_links, ha_follow .cdef.h).
+"""The replicator's C loops: a master's connections, a slave's rounds (csrc/replication, ha_links, ha_follow .cdef.h).
 
-A master's ordinary frames and reports are made in C, all else in Python. A slave's round is: receive, append, report.
+C sends a master's ordinary frames and takes ordinary reports; Python does the rest. A slave's round is: receive, append,
+report. The links are in shared memory, for `status`.
 """
 
 from __future__ import annotations
@@ -33,40 +34,40 @@ _TRIES = 100
 
 
 def view(memory: Buffer) -> ms_replication:
-    """`struct ms_replication *` over a mapping, which the caller keeps alive; not yet checked."""
+    """Return an unchecked `struct ms_replication *` over a mapping, which the caller keeps alive."""
     return ffi.cast("struct ms_replication *", ffi.from_buffer(memory))
 
 
 def private() -> ms_replication:
-    """A block of this process alone: a replicator counts in it where the shared one cannot be had."""
+    """Return a block in private memory, for a replicator that cannot have the shared one."""
     block = ffi.new("struct ms_replication *")
     lib.ms_replication_format(block, 0)
     return block
 
 
 def format_replication(replication: ms_replication, epoch: int) -> None:
-    """The supervisor, over zeros: no link yet."""
+    """Initialize a zeroed block without links; called by the supervisor."""
     lib.ms_replication_format(replication, epoch)
 
 
 def check(replication: ms_replication, mapped_bytes: int) -> None:
-    """EngineUnavailableError, naming what is wrong, unless this is a whole object of our layout."""
+    """Raise EngineUnavailableError, which names the fault, unless the object is complete and of this build's layout."""
     raise_layout_error("the replicator's shared object", lib.ms_replication_check(replication, mapped_bytes))
 
 
 def clear(replication: ms_replication) -> None:
-    """The replicator, first of all: whatever a dead one left is gone."""
+    """Remove the links of a dead replicator; a new replicator calls this first."""
     lib.ms_replication_clear(replication)
 
 
 def write_texts(owner: ms_replication | ms_link, address: str, said: str) -> None:
-    """The replicator: `address` and `said` of a link or of the whole block; longer ones are cut."""
+    """Publish `address` and `said` of a link or of the whole block; texts that are too long are truncated."""
     lib.ms_replication_write_texts(ffi.addressof(owner, "text_seq"), owner.address, owner.said,
                                    _fitting(address, lib.MS_LINK_ADDRESS_BYTES), _fitting(said, lib.MS_LINK_SAID_BYTES))
 
 
 def read_texts(owner: ms_replication | ms_link) -> tuple[str, str]:
-    """(address, said) as they were at one moment; both empty when their writer died over them."""
+    """Return a consistent (address, said); both are empty if their writer died while it wrote them."""
     address = ffi.new("char[]", lib.MS_LINK_ADDRESS_BYTES)
     said = ffi.new("char[]", lib.MS_LINK_SAID_BYTES)
     for _ in range(_TRIES):
@@ -89,7 +90,7 @@ UNSENT: int = lib.MS_HA_UNSENT
 
 
 class Seal:
-    """The seals of one direction of a link (csrc/seal.cdef.h); used under the lock of that link."""
+    """Makes and checks the seals of one direction of a link (csrc/seal.cdef.h), under that link's lock."""
 
     BYTES: int = lib.MS_SEAL_BYTES
     KEY_BYTES = 16
@@ -100,19 +101,19 @@ class Seal:
             self.pointer.key[place] = int.from_bytes(key[8 * place : 8 * place + 8], "little")
 
     def put(self, buffer: memoryview, at: int, size_bytes: int) -> None:
-        """Seal the part of that size at `at`, and count it; the seal goes right after it."""
+        """Write the seal of the part at `at` directly after the part, and count it."""
         part = ffi.from_buffer("uint8_t[]", buffer[at : at + size_bytes + self.BYTES], require_writable=True)
         lib.ms_seal_put(self.pointer, 0, part, size_bytes)
         lib.ms_seal_count(self.pointer, 1)
 
     def sealed(self, part: bytes) -> bytes:
-        """The part and its seal; it is counted."""
+        """Return the part followed by its seal, and count it."""
         room = bytearray(part) + bytes(self.BYTES)
         self.put(memoryview(room), 0, len(part))
         return bytes(room)
 
     def take(self, sealed: memoryview | bytes) -> bool:
-        """Whether the next part came as it was sent, `sealed` being the part and its seal; then it is counted."""
+        """Return whether `sealed` is the next part with its right seal; if so, count it."""
         part = ffi.from_buffer("uint8_t[]", sealed)
         fits: bool = lib.ms_seal_fits(self.pointer, 0, part, len(sealed) - self.BYTES) != 0
         if fits:
@@ -121,7 +122,7 @@ class Seal:
 
 
 class HALink:
-    """One connection's `struct ms_ha_link`, as `fields`; used under the lock of its HALinks."""
+    """One connection, with its `struct ms_ha_link` as `fields`; used under the lock of its HALinks."""
 
     def __init__(self, row: ms_link, fd: int, batch_bytes: int, now_ns: int) -> None:
         self.fields: ms_ha_link = ffi.new("struct ms_ha_link *")
@@ -133,17 +134,17 @@ class HALink:
         fields.read_ns = fields.written_ns = now_ns
 
     def seal(self, out: Seal | None, into: Seal | None) -> None:
-        """From now on frames are sealed with `out`, and reports must fit `into`."""
+        """Seal frames with `out` and check reports with `into` from now on."""
         self._seals = out, into
         self.fields.seal_out = ffi.NULL if out is None else out.pointer
         self.fields.seal_in = ffi.NULL if into is None else into.pointer
 
     def take_report(self, report: int, sent: int) -> int:
-        """Below `sent` all was sent: CONFIRMS, SHORTER, UNSENT, or 0 where the report says nothing new."""
+        """Take a report, when everything below `sent` was sent; return CONFIRMS, SHORTER, UNSENT, or 0 for nothing new."""
         return lib.ms_ha_take_report(self.fields, report, sent)
 
     def take_input(self) -> bytes | int | None:
-        """What C received and left to Python: bytes, empty at the connection's end; an errno; None for nothing."""
+        """Return what C received and left to Python: bytes (empty at the connection's end), an errno, or None."""
         if not self.fields.has_input:
             return None
         self.fields.has_input = 0
@@ -151,18 +152,18 @@ class HALink:
         return -count if count < 0 else bytes(ffi.buffer(self.fields.input, count))
 
     def take_half_frame(self) -> tuple[bytes, int]:
-        """The frame of which C could send a part, and how much of it; (b"", 0) for none."""
+        """Return the frame that C has sent in part, and the bytes sent; (b"", 0) if there is none."""
         size, self.fields.frame_bytes = self.fields.frame_bytes, 0
         return (bytes(ffi.buffer(self._frame, size)), self.fields.frame_sent) if size else (b"", 0)
 
 
 class HALinks:
-    """All connections of one master. A lock for `with`: held while anything here, or a HALink in it, is changed."""
+    """All connections of one master, and their lock: hold it (`with`) while you change this object or one of its links."""
 
     def __init__(self, control: ms_control, latch: Latch, reputter: Latch | None, *, segment_bytes: int, batch_bytes: int,
                  counts_one: bool, epoll_fd: int, recorder: Recorder) -> None:
-        """`reputter`: its latch, where it waits for `confirm`. `counts_one`: any one slave confirms. `recorder` keeps waits for
-        slaves that took long."""
+        """`reputter`: the reputter's latch, if it waits for `confirm`. `counts_one`: a report of any one slave confirms.
+        `recorder` records long waits for slaves."""
         self._links = ffi.new("struct ms_ha_links *")
         self._kept: dict[int, HALink] = {}
         self._outliving = latch, reputter, recorder
@@ -181,25 +182,25 @@ class HALinks:
         lib.ms_ha_links_unlock(self._links)
 
     def use_clock(self, now_ns: int) -> None:
-        """For tests: the clock shows `now_ns` from now on."""
+        """Stop the clock at `now_ns`, for tests."""
         self._links.now_ns = now_ns
 
     def use_segment(self, base: int, fd: int) -> None:
-        """The file of the segment that begins at `base`; -1, -1: the one before may be closed."""
+        """Set the file of the segment that begins at `base`; with (-1, -1) the caller may close the previous one."""
         self._links.segment_base, self._links.segment_fd = base, fd
 
     @property
     def segment_base(self) -> int:
-        """Of the segment that is open; -1 for none."""
+        """The start of the open segment, -1 for none."""
         return self._links.segment_base
 
     def add(self, link: HALink) -> None:
-        """Serve one more; there are never more than LINKS_MAX."""
+        """Serve one more link; the caller keeps them at LINKS_MAX at most."""
         self._kept[link.fields.fd] = link
         self._renew()
 
     def remove(self, fd: int) -> None:
-        """Serve it no more."""
+        """Stop serving the link."""
         if self._kept.pop(fd, None) is not None:
             self._renew()
 
@@ -210,27 +211,27 @@ class HALinks:
         self._links.count = len(self._kept)
 
     def send_again(self) -> None:
-        """Not every slave has been given all that is committed."""
+        """Note that some slave still lacks committed bytes."""
         self._links.all_sent = -1
 
     def sent(self, end: int) -> None:
-        """Every slave that can take bytes has been given all below `end`."""
+        """Note that everything below `end` was sent to every slave that can take bytes."""
         self._links.all_sent = end
 
     def send(self, until_ns: int = 0, *, may_sleep: bool = False) -> bool:
-        """Send what is committed, until CLOCK_MONOTONIC `until_ns`; True when Python has to send something.
+        """Send what is committed until CLOCK_MONOTONIC `until_ns`; return True when Python must send something.
 
-        `may_sleep`: wait on the latch, which is armed, where all is sent.
+        With `may_sleep` wait on the armed latch when everything is sent.
         """
         return lib.ms_ha_links_send(self._links, until_ns, may_sleep) != 0
 
     def listen(self, until_ns: int) -> list[tuple[int, int]]:
-        """Take reports until CLOCK_MONOTONIC `until_ns`, or until there are events for Python: descriptors and masks."""
+        """Take reports until CLOCK_MONOTONIC `until_ns` or until Python must act; return its events: (descriptor, mask)."""
         count = lib.ms_ha_links_listen(self._links, until_ns)
         return [(self._links.event_fd[at], self._links.event_mask[at]) for at in range(count)]
 
     def confirm(self, confirmed: int) -> None:
-        """Move `confirm`, and wake those that wait for it."""
+        """Move `confirm` and wake the processes that wait for it."""
         lib.ms_ha_confirm(self._links, confirmed)
 
 
@@ -242,11 +243,11 @@ REPORT: int = lib.MS_FOLLOW_REPORT
 
 
 class FollowLoop:
-    """One `struct ms_ha_follow`, as `fields`, and what it points to."""
+    """Receives, appends and reports as a slave; owns one `struct ms_ha_follow`, as `fields`, and what it points to."""
 
     def __init__(self, control: ms_control, session: ProducerSession, *, segment_bytes: int, buffer_bytes: int,
                  acks_flushed: bool) -> None:
-        """Appends through `session`. `acks_flushed`: reports only what is flushed."""
+        """Append through `session`. `acks_flushed`: report only what is flushed."""
         self.fields: ms_ha_follow = ffi.new("struct ms_ha_follow *")
         self._buffer = ffi.new("uint8_t[]", buffer_bytes)
         self._kept = session
@@ -257,20 +258,21 @@ class FollowLoop:
         fields.segment_bytes, fields.acks_flushed = segment_bytes, acks_flushed
 
     def seal(self, out: Seal | None, into: Seal | None) -> None:
-        """The seals of the connection from now on: of reports, and of frames."""
+        """Seal reports with `out` and check frames with `into` from now on."""
         self._seals = out, into
         self.fields.seal_out = ffi.NULL if out is None else out.pointer
         self.fields.seal_in = ffi.NULL if into is None else into.pointer
 
     @property
     def unsent(self) -> bytes:
-        """The last bytes of the last report, which did not go."""
+        """Return the rest of the last report that the socket did not take."""
         size = self.fields.report_bytes
         return bytes(ffi.buffer(self.fields.report, size))[size - self.fields.unsent_bytes :]
 
     def run(self, fd: int, row: ms_link | None, end: int, until_ns: int) -> int:
-        """Follow until CLOCK_MONOTONIC `until_ns`, from the own end `end` on, all of which is reported; IDLE, TAKE, UNDER_WAY,
-        LOST or REPORT."""
+        """Follow until CLOCK_MONOTONIC `until_ns`; return IDLE, TAKE, UNDER_WAY, LOST or REPORT.
+
+        `end` is the own log's end, up to which everything is reported."""
         fields = self.fields
         fields.fd, fields.row = fd, ffi.NULL if row is None else ffi.addressof(row)
         fields.end = fields.acked = end
@@ -279,5 +281,5 @@ class FollowLoop:
 
     @property
     def received(self) -> memoryview:
-        """TAKE, UNDER_WAY: what came and was not taken, valid until the next call."""
+        """Return the received bytes that C did not take (TAKE, UNDER_WAY), valid until the next call."""
         return memoryview(ffi.buffer(self._buffer, self.fields.got)).cast("B")
