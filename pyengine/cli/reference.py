@@ -1,7 +1,6 @@
 """docs/commands.md, configuration.md, events.md and shared_memory.md, made from the code's own tables, and the tables of spark.md.
 
-`python -m pyengine.cli.reference docs` writes them; a test compares them, so they
-cannot become out of date.
+`python -m pyengine.cli.reference docs` writes them. A test compares them with the code, so they cannot become out of date.
 """
 
 from __future__ import annotations
@@ -35,20 +34,22 @@ def configuration_page() -> str:
     """docs/configuration.md: every setting by group, with range, default and RocketMQ's key."""
     lines = [
         "# Settings", "",
-        "Made from the table in `pyengine/engine_config.py`; `pyengine config explain STORE` shows the values of one store "
-        "and where each came from.", "",
-        "Sources, the later wins: `STORE/config/engine.toml` (flat `name = value` lines), environment variables "
-        f"`{ENV_PREFIX}<NAME>`, `--set name=value`. Names are RocketMQ's with the unit appended; RocketMQ's own keys are "
-        "accepted too (`mapedFile...` and `mappedFile...` alike), and case, `_`, `-` and `.` do not matter. Sizes may carry "
-        "K, M, G or KiB, MiB, GiB (powers of 1024), times ms, s, m, h or d. An unknown name is an error that offers the "
-        "nearest one.", "",
-        f"Fixed at creation: {', '.join(f'`{name}`' for name in FIXED_NAMES)}. They are kept in `config/engine.toml`; any "
-        "other value is refused. For a store that RocketMQ made they are worked out from its files; where the files cannot "
-        "tell, `--set` says, else RocketMQ's default holds.", "",
-        "Live settings change while an engine runs, by `pyengine config set STORE name=value` or by SIGHUP to the supervisor after an "
-        "edit of the file; the column says for whom. All others need a restart.", "",
-        f"Kept from the last start, because recovery and other commands need to know them: "
-        f"{', '.join(f'`{name}`' for name in KEPT_NAMES)}.", "",
+        "Made from the table in `pyengine/engine_config.py`. `pyengine config explain STORE` shows the values of one store "
+        "and where each comes\nfrom.", "",
+        "A setting has these sources; a later one wins:", "",
+        "1. `STORE/config/engine.toml`, flat lines `name = value`",
+        f"2. environment variables `{ENV_PREFIX}<NAME>`",
+        "3. `--set name=value`", "",
+        "Names are RocketMQ's with the unit appended. RocketMQ's own keys are accepted too (`mapedFile...` and `mappedFile...` "
+        "alike). Case, `_`,\n`-` and `.` do not matter. A size may end in K, M, G or KiB, MiB, GiB (powers of 1024), a time in ms, "
+        "s, m, h or d. An unknown name is\nan error that suggests the nearest one.", "",
+        "**Fixed at creation:** " + ", ".join(f"`{name}`" for name in FIXED_NAMES) + ".\n`config/engine.toml` keeps them, and any "
+        "other value is refused. For a store that RocketMQ made, pyengine derives them from its files;\nwhere the files do not "
+        "show a value, `--set` gives it, otherwise it is RocketMQ's default.", "",
+        "**Live settings** change while an engine runs: by `pyengine config set STORE name=value`, or by SIGHUP to the supervisor "
+        "after an edit of\nthe file. The column *live* says which processes use the new value. All other settings need a restart.", "",
+        "**Kept from the last start**, because recovery and other commands need them: "
+        + ", ".join(f"`{name}`" for name in KEPT_NAMES) + ".", "",
     ]
     for group, title in GROUPS.items():
         rows = [row for row in SETTINGS.values() if row.group == group]
@@ -137,7 +138,7 @@ def _kind(kind: click.ParamType[object]) -> str:
 
 
 def shared_memory_page() -> str:
-    """docs/shared_memory.md: every field of the control block and the statistics as C has laid them out, and who writes it."""
+    """docs/shared_memory.md: every field of the control block and the statistics as C has laid them out, and its writer."""
     from pyengine._native import ffi
     from pyengine.cli.dump import layout
     from pyengine.native import obstacles, recorder, store_stats
@@ -145,10 +146,10 @@ def shared_memory_page() -> str:
 
     lines = [
         "# The control block", "",
-        "Made from the layout that C was compiled with; `pyengine dump STORE control` prints the same fields with their "
-        "values. Their meanings are in `csrc/control.cdef.h`.", "",
-        f"Layout {LAYOUT_VERSION}, {CONTROL_BYTES:,} bytes. Each field has one process that writes it. `[]` is an "
-        "array, shown by its first element; the last column has the number of elements and their distance in bytes.", "",
+        "Made from the layout that C was compiled with. `pyengine dump STORE control` prints the same fields with their "
+        "values.\n`csrc/control.cdef.h` says what they mean.", "",
+        f"Layout {LAYOUT_VERSION}, {CONTROL_BYTES:,} bytes. One process writes each field. `[]` is an array, shown by its first "
+        "element; the last\ncolumn has the number of elements and their distance in bytes.", "",
         "| offset | bytes | field | written by | elements |", "|---:|---:|---|---|---|"]
     lines += [f"| {place.offset} | {place.size_bytes} | `{place.path}` | {place.owner} | {place.repeats} |"
               for place in layout()]
@@ -175,15 +176,17 @@ def events_page() -> str:
     levels = {ERROR: "error", WARNING: "warning", INFO: "info"}
     lines = [
         "# Events", "",
-        "Made from the table in `pyengine/events.py`: every kind of line that processes of an engine say, and what to do.", "",
-        "In `STORE/engine.log` the event follows its process: `2026-11-24T09:30:00Z supervisor[4711] WORKER_ENDED writer (pid "
-        "4712) ended with SIGKILL; starting it again`. Under systemd each line is a record of the journal, with the fields "
-        "`EVENT`, `WORKER` (who said it), `STORE` and the priority below; so `journalctl STORE=/var/lib/pyengine/demo "
-        "EVENT=WORKER_ENDED` shows the deaths of one store's workers, and `journalctl -p warning STORE=/var/lib/pyengine/demo` its "
-        "trouble. Two fields are joined by *and*, the same field twice by *or*.", "",
-        "A process that cannot say anything any more, killed or crashed, is told of by the supervisor; Python's own trace of a crash "
-        "has no event. What lasts is not in the log but in `pyengine status STORE`, and in the alerts "
-        "([statistics.md](statistics.md)); what was slow is told by `pyengine why STORE`.", "",
+        "Made from the table in `pyengine/events.py`: each kind of line in an engine's log, and what to do about it.", "",
+        "In `STORE/engine.log` the event follows its process:", "",
+        "```", "2026-11-24T09:30:00Z supervisor[4711] WORKER_ENDED writer (pid 4712) ended with SIGKILL; starting it again", "```", "",
+        "Under systemd each line is a record of the journal, with the fields `EVENT`, `WORKER` (the process that wrote it) and "
+        "`STORE`, and the\npriority below:", "",
+        "* `journalctl STORE=/var/lib/pyengine/demo EVENT=WORKER_ENDED` shows the deaths of one store's workers;",
+        "* `journalctl -p warning STORE=/var/lib/pyengine/demo` shows its warnings and errors.", "",
+        "journalctl joins two fields by *and*, and the same field twice by *or*.", "",
+        "When a process is killed or crashes, the supervisor writes the line. Python's own trace of a crash has no event. For what "
+        "lasts, see\n`pyengine status STORE` and the alerts ([statistics.md](statistics.md)); for what was slow, `pyengine why "
+        "STORE`.", "",
         "| event | level | what happened | what to do |", "|---|---|---|---|"]
     lines += [f"| `{event.name}` | {levels[event.level]} | {event.meaning} | {event.action} |" for event in Event]
     return "\n".join(lines) + "\n"
