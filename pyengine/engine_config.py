@@ -75,10 +75,10 @@ class EngineConfig:
         low=2, high=107_000_000, fixed=True, group="files")
 
     store_path_commit_log: str = setting(
-        "", "Folders that new segments of the log are spread over, separated by `,`; relative ones lie in the store. Empty: "
-        "`commitlog` in the store.", key="storePathCommitLog", group="files")
+        "", "Folders for new segments of the log, separated by `,`; relative ones are in the store. Empty: `commitlog` in the "
+        "store.", key="storePathCommitLog", group="files")
     read_only_commit_log_store_paths: str = setting(
-        "", "Folders whose segments belong to the log, and that get no new ones; separated by `,`.",
+        "", "Folders whose segments belong to the log and that get no new segments, separated by `,`.",
         key="readOnlyCommitLogStorePaths", group="files")
 
     # -- how messages are written and made durable
@@ -86,7 +86,7 @@ class EngineConfig:
         "ASYNC_FLUSH", "What PUT_OK waits for: the page cache (ASYNC_FLUSH) or the disk (SYNC_FLUSH).",
         key="flushDiskType", choices=("ASYNC_FLUSH", "SYNC_FLUSH"), group="writing")
     transient_store_pool_enable: bool = setting(
-        False, "Write through locked memory buffers and commit from them; only with ASYNC_FLUSH, and not on a SLAVE.",
+        False, "Append to locked memory buffers, and commit from them to the files; only with ASYNC_FLUSH, and not on a SLAVE.",
         key="transientStorePoolEnable", group="writing")
     transient_store_pool_size: int = setting(
         5, "Number of those buffers, each of one segment's size.", key="transientStorePoolSize", low=2, high=64,
@@ -101,20 +101,20 @@ class EngineConfig:
         5000, "A put with SYNC_FLUSH that waits longer gets FLUSH_DISK_TIMEOUT; the message is stored.",
         key="syncFlushTimeout", unit="ms", low=1, high=DAY_MS, live=PRODUCERS, group="writing")
     zero_ahead_bytes: int = setting(
-        256 << 10, "With SYNC_FLUSH the writer writes zeros this far ahead, so that a sync changes data only; 0 does not.",
+        256 << 10, "With SYNC_FLUSH: how far ahead the writer writes zeros, so that a sync changes data only; 0 switches this off.",
         unit="bytes", low=0, high=64 << 20, group="writing")
     put_timeout_ms: int = setting(
         10_000, "Longest wait of a put for the writer; then its result is indeterminate.", unit="ms", low=1,
         high=DAY_MS, live=PRODUCERS, group="writing")
     default_topic_queue_nums: int = setting(
-        8, "Queues of a new topic: its entry in topics.json, and puts that name no queue.", key="defaultTopicQueueNums",
+        8, "Queues of a new topic: in its entry in topics.json, and for puts that name no queue.", key="defaultTopicQueueNums",
         low=1, high=65_536, group="writing")
     transaction_timeout_ms: int = setting(
         6000, "A producer is asked about its undecided transaction after this time.", key="transactionTimeOut", unit="ms",
         low=0, high=DAY_MS, group="writing")
     transaction_check_max: int = setting(
-        15, "A transaction that was asked about so often is put aside.", key="transactionCheckMax", low=0, high=INT32_MAX,
-        group="writing")
+        15, "How often a producer is asked about one transaction; after that the transaction goes to the topic "
+        "TRANS_CHECK_MAX_TIME_TOPIC.", key="transactionCheckMax", low=0, high=INT32_MAX, group="writing")
     transaction_check_interval_ms: int = setting(
         60_000, "Time between two rounds that look for undecided transactions.", key="transactionCheckInterval", unit="ms",
         low=1, high=DAY_MS, group="writing")
@@ -125,14 +125,14 @@ class EngineConfig:
         "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
         "Delays by level, from level 1, each a number and s, m, h or d.", key="messageDelayLevel", group="writing")
     os_page_cache_busy_timeout_ms: int = setting(
-        1000, "While an append takes longer, puts are answered OS_PAGECACHE_BUSY.",
+        1000, "While an append takes longer, puts get OS_PAGECACHE_BUSY.",
         key="osPageCacheBusyTimeOutMills", unit="ms", low=1, high=DAY_MS, live=AT_ONCE, group="writing")
     broker_role: str = setting(
         "ASYNC_MASTER", "Role of this store; a SLAVE refuses puts.", key="brokerRole",
         choices=("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"), group="writing")
     flush_delay_offset_interval_ms: int = setting(
         10_000, "Shortest pause between two writes of delayOffset.json; after a crash, delayed messages that were "
-        "delivered since the last one are delivered again.", key="flushDelayOffsetInterval", unit="ms", low=1,
+        "delivered since the last write are delivered again.", key="flushDelayOffsetInterval", unit="ms", low=1,
         high=DAY_MS, live=AT_ONCE, group="writing")
     store_host: str = setting(
         "127.0.0.1:10911", "Address in each record and message id: IPv4:port or [IPv6]:port.",
@@ -147,16 +147,16 @@ class EngineConfig:
     ha_listen_host: str = setting(
         "127.0.0.1", "Address that a master listens at.", group="replication")
     ha_secret_file: str = setting(
-        "", "File with the secret that a master and its slaves share, mode 0600; a relative path lies in the store. With it both prove "
-        "to each other that they have it, and what they send is sealed. Without it, and without ha_allow_plain, a master "
+        "", "File with the secret that a master and its slaves share, mode 0600; a relative path is in the store. With it both prove "
+        "to each other that they have the secret, and seal what they send. Without it, and without ha_allow_plain, a master "
         "refuses every slave.", group="replication")
     ha_peers: str = setting(
-        "", "On a master: HA ports (host:port, separated by `,`) of stores that may be masters in its place. It asks them before its first "
-        "put and tells them its term while it runs, so that of two masters the older one refuses puts. Needs ha_secret_file; "
+        "", "On a master: HA ports (host:port, separated by `,`) of stores that may become master instead. The master asks them before its "
+        "first put and tells them its term while it runs, so that the older of two masters refuses puts. Needs ha_secret_file; "
         "`pyengine promote` sets it.", group="replication")
     ha_allow_plain: str = setting(
-        "", "Addresses and networks, separated by `,`, with which RocketMQ's own protocol is spoken, which proves nothing: slaves from "
-        "there get the log and confirm it, and a master there is believed.", group="replication")
+        "", "Addresses and networks, separated by `,`, that may use RocketMQ's own protocol without the secret: slaves at these addresses "
+        "get the log and confirm it, and a slave believes a master there.", group="replication")
     ha_master_address: str = setting(
         "", "With SLAVE: host:port of the master's HA port.", key="haMasterAddress", group="replication")
     slave_timeout_ms: int = setting(
@@ -165,27 +165,26 @@ class EngineConfig:
     min_in_sync_replicas: int = setting(
         1, "Slaves that must have a message before it counts as confirmed.", low=1, high=16, group="replication")
     ha_slaves_share_hosts: bool = setting(
-        False, "Whether several slaves may come from one address (one host, one proxy), each counting for itself. Else, where "
-        "min_in_sync_replicas is 2 or more, all links from one address are one slave: an old link may be one that has not been "
-        "noticed to be dead.",
-        group="replication")
+        False, "Whether each link from the same address (one host, one proxy) counts as a slave. If not, and if "
+        "min_in_sync_replicas is 2 or more, all links from one address count as one slave, because an old link may be dead "
+        "without notice.", group="replication")
     ha_slave_fallbehind_max_bytes: int = setting(
-        268_435_456, "With SYNC_MASTER: where slaves lag more, puts get SLAVE_NOT_AVAILABLE at once; the message is "
+        268_435_456, "With SYNC_MASTER: when slaves lag more, puts get SLAVE_NOT_AVAILABLE at once; the message is "
         "stored.", key="haSlaveFallbehindMax", unit="bytes", low=0, high=INT32_MAX, live=AT_ONCE, group="replication")
     dispatch_at: str = setting(
         "committed", "Messages become visible in their queues once they are readable (committed, as in RocketMQ), or only once "
         "slaves have confirmed them (replicated).", choices=("committed", "replicated"), group="replication")
     sync_from: str = setting(
-        "last", "Where a new slave begins: at its master's last segment, as in RocketMQ, or at the first.",
+        "last", "Where a new slave begins: at its master's last segment, as in RocketMQ, or at the first segment.",
         choices=("last", "first"), group="replication")
     ack_level: str = setting(
-        "auto", "When a slave acknowledges: once it has written (as RocketMQ) or once it has flushed. auto: flushed with "
-        "SYNC_FLUSH, else written.", choices=("auto", "written", "flushed"), group="replication")
+        "auto", "When a slave acknowledges: once it has written (as in RocketMQ) or once it has flushed. auto: flushed with "
+        "SYNC_FLUSH, otherwise written.", choices=("auto", "written", "flushed"), group="replication")
     ha_compare_bytes: int = setting(
         1 << 20, "How much of its log's end a slave compares with its master's each time it connects.", unit="bytes",
         low=0, high=INT32_MAX, group="replication")
     ha_cut: str = setting(
-        "unconfirmed", "What a slave whose log differs from its master's may lose at its start, into quarantine: only what was "
+        "unconfirmed", "What a slave may move to quarantine at its start if its log differs from its master's: only what was "
         "never confirmed, or anything. any: also lets a SYNC_MASTER start that lost what its slaves have confirmed.",
         choices=("unconfirmed", "any"), group="replication")
     ha_connections_max: int = setting(
@@ -194,22 +193,22 @@ class EngineConfig:
         32_768, "Longest piece of the log in one frame.", key="haTransferBatchSize", unit="bytes", low=1, high=1 << 24,
         group="replication")
     ha_send_heartbeat_interval_ms: int = setting(
-        5000, "After so long without sending, either side says that it is there.", key="haSendHeartbeatInterval",
+        5000, "After this time without sending, either side sends a heartbeat.", key="haSendHeartbeatInterval",
         unit="ms", low=1, high=DAY_MS, group="replication")
     ha_housekeeping_interval_ms: int = setting(
-        20_000, "A link that was silent for so long is closed.", key="haHousekeepingInterval", unit="ms", low=1,
+        20_000, "A link that is silent for this time is closed.", key="haHousekeepingInterval", unit="ms", low=1,
         high=DAY_MS, group="replication")
 
     # -- clients of RocketMQ
     gateway_enable: bool = setting(
         False, "Run the gateway, a name server and a broker for RocketMQ 4.9 clients.", group="gateway")
     gateway_listen_host: str = setting(
-        "127.0.0.1", "Address that the gateway listens at. Without acl_enable it asks for no key: let only clients reach it.",
+        "127.0.0.1", "Address that the gateway listens at. Without acl_enable it asks for no key: let only your clients reach it.",
         group="gateway")
     gateway_namesrv_port: int = setting(
         9876, "Port of the gateway's name server; 0: any that is free.", low=0, high=65_535, group="gateway")
     gateway_broker_port: int = setting(
-        10_911, "Port of the gateway's broker, which serves at this port less 2 too; 0: any that is free.", low=0, high=65_535,
+        10_911, "Port of the gateway's broker, which also serves at this port less 2; 0: any that is free.", low=0, high=65_535,
         group="gateway")
     gateway_advertised_host: str = setting(
         "", "Address of the gateway in routes and message ids. Empty: the one that it listens at.", key="brokerIP1",
@@ -225,38 +224,38 @@ class EngineConfig:
     gateway_connections_max: int = setting(
         1024, "Most connections to the gateway at a time.", low=1, high=65_536, group="gateway")
     gateway_address_connections_max: int = setting(
-        0, "Most of them from one address, so that one host cannot take them all; 0: half of gateway_connections_max, at least one.",
+        0, "Most connections from one address, so that one host cannot take all; 0: half of gateway_connections_max, at least one.",
         low=0, high=65_536, group="gateway")
     gateway_idle_timeout_ms: int = setting(
-        120_000, "A connection on which nothing whole came or went for so long is closed.",
+        120_000, "A connection without a whole request or answer for this time is closed.",
         unit="ms", low=1000, high=DAY_MS, group="gateway")
     gateway_frame_max_bytes: int = setting(
         16 << 20, "Longest request; a longer one closes its connection.", unit="bytes", low=65_536, high=1 << 30, group="gateway")
     gateway_connection_max_bytes: int = setting(
-        32 << 20, "Most bytes that wait in the gateway for one connection: it is not read from, and closed where it does not read.",
-        unit="bytes", low=1 << 20, high=1 << 32, group="gateway")
+        32 << 20, "Most bytes that wait in the gateway for one connection; at this limit the gateway does not read from it, and "
+        "closes it if the client does not read.", unit="bytes", low=1 << 20, high=1 << 32, group="gateway")
     gateway_memory_max_bytes: int = setting(
-        256 << 20, "Most bytes that wait for all connections together; beyond it those that hold much are closed.", unit="bytes",
+        256 << 20, "Most bytes that wait for all connections together; above it, connections that hold much are closed.", unit="bytes",
         low=1 << 20, high=1 << 40, group="gateway")
 
     acl_enable: bool = setting(
         False, "Requests to the gateway's broker need an access key and a signature, by the list in gateway_acl_file.", key="aclEnable",
         group="gateway")
     gateway_acl_file: str = setting(
-        "config/plain_acl.yml", "The access list, as RocketMQ's plain_acl.yml, with mode 600; in the store's folder where the path is "
-        "relative. A changed one counts within seconds.", group="gateway")
+        "config/plain_acl.yml", "The access list, as RocketMQ's plain_acl.yml, with mode 600; a relative path is in the store. A "
+        "change takes effect within seconds.", group="gateway")
     gateway_tls_mode: str = setting(
-        "disabled", "Whether the gateway's ports take TLS: not at all, beside plain connections, or TLS alone (RocketMQ: tls.server.mode).",
+        "disabled", "Whether the gateway's ports take TLS: not at all, beside plain connections, or only TLS (RocketMQ: tls.server.mode).",
         choices=("disabled", "permissive", "enforcing"), group="gateway")
     gateway_tls_cert_file: str = setting(
-        "", "The gateway's certificate with those between it and its CA, as PEM; in the store's folder where the path is relative. A "
-        "changed one counts within seconds.", group="gateway")
+        "", "The gateway's certificate with those between it and its CA, as PEM; a relative path is in the store. A change takes effect "
+        "within seconds.", group="gateway")
     gateway_tls_key_file: str = setting(
         "", "Its private key, as PEM without a password, with mode 600.", group="gateway")
     gateway_tls_client_ca_file: str = setting(
         "", "Certificates of the CAs of clients, as PEM.", group="gateway")
     gateway_tls_client_auth: str = setting(
-        "none", "Whether a client needs a certificate of such a CA: no, only that one which it shows is checked, or yes.",
+        "none", "Whether a client needs a certificate of such a CA: no, no but a certificate that it shows is checked, or yes.",
         choices=("none", "optional", "require"), group="gateway")
 
     # -- queues, index, recovery
@@ -279,7 +278,7 @@ class EngineConfig:
 
     # -- reading
     access_message_in_memory_max_ratio: int = setting(
-        40, "Share of memory below which a message counts as being in memory when a get is cut to size.",
+        40, "Messages that are less than this share of memory before the log's end count as in memory; this chooses the limits of a get.",
         key="accessMessageInMemoryMaxRatio", unit="percent", low=0, high=100, live=READERS, group="reading")
     max_transfer_bytes_on_message_in_memory_bytes: int = setting(
         262_144, "Most bytes of one get from memory.", key="maxTransferBytesOnMessageInMemory", unit="bytes", low=1,
@@ -299,8 +298,8 @@ class EngineConfig:
         72, "Age, by the file's modification time, from which a segment may be deleted.", key="fileReservedTime", unit="h",
         low=0, high=INT32_MAX, live=AT_ONCE, group="cleaning")
     log_retention_bytes: int = setting(
-        0, "Above this size of the log its oldest segments are deleted whatever their age, never one that a reader holds; 0: age and "
-        "the disk alone decide.", unit="bytes", low=0, high=1 << 62, live=AT_ONCE, group="cleaning")
+        0, "Above this size of the log its oldest segments are deleted at any age, but never a segment that a reader holds; 0: only age "
+        "and the disk decide.", unit="bytes", low=0, high=1 << 62, live=AT_ONCE, group="cleaning")
     delete_when: str = setting(
         "04", "Hours of the day, local time, in which segments that are old enough are deleted; several as in 04;16.",
         key="deleteWhen", live=AT_ONCE, group="cleaning")
@@ -313,10 +312,10 @@ class EngineConfig:
         100, "Pause between two deletions of segments.", key="deleteCommitLogFilesInterval", unit="ms", low=0,
         high=DAY_MS, live=AT_ONCE, group="cleaning")
     delete_consume_queue_files_interval_ms: int = setting(
-        100, "Pause after a queue of which files were deleted.", key="deleteConsumeQueueFilesInterval", unit="ms", low=0,
+        100, "Pause after deleting files of one queue.", key="deleteConsumeQueueFilesInterval", unit="ms", low=0,
         high=DAY_MS, live=AT_ONCE, group="cleaning")
     destroy_mapped_file_interval_forcibly_ms: int = setting(
-        120_000, "A segment that a reader holds is deleted all the same after this time.",
+        120_000, "After this time a segment is deleted although a reader holds it.",
         key="destroyMapedFileIntervalForcibly", unit="ms", low=0, high=DAY_MS, live=AT_ONCE, group="cleaning")
     redelete_hanged_file_interval_ms: int = setting(
         120_000, "Pause between two tries on a held segment when nothing else asks for its deletion.",
@@ -331,8 +330,8 @@ class EngineConfig:
         90, "Above this disk use puts are refused.", key="diskSpaceWarningLevelRatio", unit="percent", low=1, high=100,
         live=AT_ONCE, group="cleaning")
     disk_space_enough_bytes: int = setting(
-        16 << 30, "With this much room left no put is refused and no segment deleted before its age, whatever the ratios "
-        "say; 0 lets the ratios decide alone, as in RocketMQ.", unit="bytes", low=0, high=1 << 62, live=AT_ONCE, group="cleaning")
+        16 << 30, "With this much room left no put is refused and no segment is deleted before its age, whatever the ratios say; "
+        "0: only the ratios decide, as in RocketMQ.", unit="bytes", low=0, high=1 << 62, live=AT_ONCE, group="cleaning")
     clean_file_forcibly_enable: bool = setting(
         True, "Let disk use delete segments before their age.", key="cleanFileForciblyEnable", live=AT_ONCE, group="cleaning")
 
@@ -345,8 +344,8 @@ class EngineConfig:
         4 << 20, "Ring of one producer, unless the producer asks for another size; a power of two.", unit="bytes",
         low=65_536, high=1 << 30, live=PRODUCERS, group="processes")
     spin: int = setting(
-        -1, "How long writer and producers look again before they sleep; 0 sleeps at once, auto measures at start, and is 0 "
-        "for a SYNC_MASTER or SLAVE, and with the gateway, on fewer than four CPUs.",
+        -1, "How long writer and producers poll before they sleep; 0: they sleep at once. auto measures it at start; on fewer than four "
+        "CPUs it is 0 for a SYNC_MASTER or SLAVE and with the gateway.",
         unit="us", low=0, high=100_000, words=(("auto", -1),), group="processes")
     warm_mapped_file_enable: bool = setting(
         False, "Fill and lock a segment's pages when it is made.", key="warmMapedFileEnable", group="processes")
@@ -368,8 +367,8 @@ class EngineConfig:
         64, "Bits of the filter map in an extension unit.", key="bitMapLengthConsumeQueueExt", low=0, high=65_536,
         inert="extension units are written without a filter map; a map that a unit has is kept", group="accepted")
     message_index_safe: bool = setting(
-        False, "Recovery also heeds the index's time in the checkpoint when it picks its first segment.",
-        key="messageIndexSafe", inert="recovery always heeds the index's time in the checkpoint", group="accepted")
+        False, "Recovery also respects the index's time in the checkpoint when it chooses its first segment.",
+        key="messageIndexSafe", inert="recovery always respects the index's time in the checkpoint", group="accepted")
     default_query_max_num: int = setting(
         32, "Messages that a key query gives when no number is asked for.", key="defaultQueryMaxNum", low=1, high=64,
         inert="a query says itself how many messages it wants, 64 if it does not", group="accepted")
