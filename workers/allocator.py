@@ -1,9 +1,8 @@
-"""Allocator: creates, allocates and warms segments ahead of the writer.
+"""Allocator: creates, allocates and warms segments before the writer needs them.
 
-Why: a new 1 GiB file takes milliseconds, a page fault per 4 KiB takes more. Promise: what
-lies below `ready_end` is allocated to the last block, so a full disk is a status and
-never SIGBUS. Its death: the writer goes on until it runs out of ready segments, then
-puts wait (bounded); the next allocator takes a half told segment over.
+Why: a new 1 GiB file takes milliseconds, and a page fault per 4 KiB takes more. Promise: every block below `ready_end` is
+allocated, so a full disk is a put status and never SIGBUS. If it dies, the writer continues with the ready segments, then
+puts wait for a bounded time; the next allocator completes a segment that was not published yet.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Checkpointer: syncs queues and index, writes `checkpoint` and `config/watermark`.
 
-Promise: no value in either file is ever ahead of what is durable. Time bound: they lag by
-flush_interval_consume_queue_ms, the watermark at most once a second. Its death:
-recovery after a crash reads more of the log; nothing else.
+Promise: no value in either file exceeds what is durable. Time bound: the values lag by flush_interval_consume_queue_ms; the
+watermark is written at most once a second. If it dies, recovery after a crash reads more of the log.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ def make_service(attached: worker.Worker) -> FlushConsumeQueueService:
 
 def main() -> int:
     """Run the checkpointer with the arguments of this process; its exit code."""
-    return worker.main(native.CHECKPOINTER, "Notes on disk how far everything is durable.", make_service)
+    return worker.main(native.CHECKPOINTER, "Syncs queues and index, and writes the checkpoint.", make_service)
 
 
 if __name__ == "__main__":

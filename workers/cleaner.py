@@ -1,11 +1,10 @@
-"""Cleaner: deletes expired segments, queue and index files; judges the room on the disk.
+"""Cleaner: deletes expired segments, queue and index files; refuses puts while the disk is too full.
 
-Why: a log that only grows ends as a full disk. Promise: never the last segment, nothing
-that is not committed, flushed, dispatched and noted as such, nothing a living reader holds
-(for longer than it may), and a store that is whole at every moment. A full disk is a
-status and a sentence, looked for by a thread of its own that no deletion blocks; puts are
-taken again by themselves. Its death: nothing is deleted meanwhile, and a full disk keeps
-its flag until the next one looks; a half deleted file is freed by the kernel.
+Promise: it does not delete the last segment, data that is not yet committed, flushed, dispatched and recorded in the
+checkpoint, or a segment that a living reader holds (up to a time limit). The store is consistent at every moment.
+A thread of its own measures the disk, so that deletions do not delay it; puts are accepted again once there is room. If
+the cleaner dies, nothing is deleted and the state of the disk stays as published until the next one starts; the
+kernel frees a file that was deleted in part.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pyengine.storage.file_system import DiskUse, measure
 
 
 class CleanerService(CleanResourceService):
-    """The rounds, and beside them the probe."""
+    """Deletes in rounds, with a thread beside them that measures the disk."""
 
     def __init__(self, attached: worker.Worker) -> None:
         store = attached.context.store
@@ -33,7 +32,7 @@ class CleanerService(CleanResourceService):
         self._shared = Cleaning(attached.memory.folder)
         super().__init__(attached.context, self._shared.block, uses)
         self._probe = DiskSpaceProbe(attached.context, self._shared.block, uses)
-        self._probe.look()  # before READY: a start on a full disk says so at once
+        self._probe.look()  # before READY, so that a start on a full disk reports it at once
         self._watch = DiskSpaceWatch(self._probe)
         self._watch.start()
 
@@ -53,7 +52,7 @@ def make_service(attached: worker.Worker) -> CleanerService:
 
 def main() -> int:
     """Run the cleaner with the arguments of this process; its exit code."""
-    return worker.main(native.CLEANER, "Deletes old files and judges the room on the disk.", make_service)
+    return worker.main(native.CLEANER, "Deletes expired files and watches the free disk space.", make_service)
 
 
 if __name__ == "__main__":

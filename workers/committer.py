@@ -1,9 +1,8 @@
-"""Committer (pool mode): the only process that moves pool bytes into files and moves `committed`.
+"""Committer (pool mode): the only process that writes pool bytes into files and moves `committed`.
 
-Promise: what is below `committed` is in the file's page cache, readable by all processes.
-Time bound: at once on an idle store, about a millisecond under load. Its death: puts go
-on into the pool's buffers; bytes there outlive every process and are drained by its
-successor or by recovery.
+Promise: everything below `committed` is in the file's page cache, readable by all processes. Time bound: at once on an
+idle store, about a millisecond under load. If it dies, puts continue into the pool's buffers; bytes there survive every
+process, and the next committer or recovery writes them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def make_service(attached: worker.Worker) -> CommitRealTimeService:
 
 def main() -> int:
     """Run the committer with the arguments of this process; its exit code."""
-    return worker.main(native.COMMITTER, "Writes pool buffers into the log's files.", make_service)
+    return worker.main(native.COMMITTER, "Writes pool buffers into the log's segments.", make_service)
 
 
 if __name__ == "__main__":

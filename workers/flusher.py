@@ -1,10 +1,9 @@
 """Flusher: the only process that syncs the log and moves `flushed`.
 
-Why: a put with SYNC_FLUSH is acknowledged when `flushed` has passed it. Promise: what is
-below `flushed` survives a power cut. Time bound: sync mode, one fdatasync after the
-writer's wake-up; otherwise flush_interval_commit_log_ms. Its death: puts that wait for
-durability wait on (each by its own deadline) until the next one is up and the writer has
-vouched for what the dead one may have been told. A failed sync: the store is frozen.
+Promise: everything below `flushed` survives a power cut; a put with SYNC_FLUSH is acknowledged once `flushed` is beyond
+it. Time bound: in sync mode one fdatasync after the writer's wake-up, otherwise flush_interval_commit_log_ms. If it dies,
+puts that wait for durability wait on, each until its deadline: the writer must first sync its own descriptors, which still
+report an error that the kernel may have reported to the dead flusher only. A failed sync freezes the store.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pyengine.services.flush_commit_log import FlushRealTimeService, FlushServic
 
 
 def make_service(attached: worker.Worker) -> FlushService:
-    """Group commit in sync mode, timed flushing otherwise."""
+    """Make the service for the flush mode: group commit in sync mode, timed flushing otherwise."""
     sync = attached.memory.identity.mode == native.MODE_SYNC
     if not sync:
         return FlushRealTimeService(attached.context)
@@ -28,7 +27,7 @@ def make_service(attached: worker.Worker) -> FlushService:
 
 def main() -> int:
     """Run the flusher with the arguments of this process; its exit code."""
-    return worker.main(native.FLUSHER, "Makes the log durable: fdatasync, then `flushed`.", make_service)
+    return worker.main(native.FLUSHER, "Makes the log durable: fdatasync, then moves `flushed`.", make_service)
 
 
 if __name__ == "__main__":

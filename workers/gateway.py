@@ -1,9 +1,9 @@
-"""Gateway: a name server and a broker for RocketMQ 4.9 clients; runs where gateway_enable is set.
+"""Gateway: a name server and a broker for RocketMQ 4.9 clients; it runs if gateway_enable is set.
 
-Promise: what a client is told to be stored is stored as the flush mode and the role promise; it puts through a session
-and reads as any program does, so it can harm neither log nor queues. A client can hurt its own connection only. Its
-death: clients connect again and go on; sends without an answer are sent again by them, offsets that they committed within
-the last 5 s may be lost, so those messages come again. It is stopped first.
+Promise: a message that it acknowledges is stored as the flush mode and the role promise. It puts through a session and
+reads as any program does, so it cannot damage log or queues; a client can disturb its own connection only. If it
+dies, clients reconnect and repeat sends without an answer; offsets that they committed in the last 5 s may be lost, so
+those messages are delivered again. The supervisor stops it first.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pyengine.ipc.live_reader import open_store
 from pyengine.native import control as native
 
 SESSION_WAIT_S = 2.0
-OWN_DESCRIPTORS = 512  # for the store's files and memory, beside one for each connection
+OWN_DESCRIPTORS = 512  # for the store's files and memory, in addition to one for each connection
 
 
 def serve(attached: worker.Worker) -> None:
-    """Serve clients until asked to stop."""
-    each = 1 if attached.config.gateway_tls_mode == "disabled" else 2  # its first byte is looked at by another one
+    """Serve clients until the supervisor stops this worker."""
+    each = 1 if attached.config.gateway_tls_mode == "disabled" else 2  # TLS needs a second descriptor to look at the first byte
     raise_descriptors(attached.config.gateway_connections_max * each + OWN_DESCRIPTORS)
-    settings: dict[str, Any] = dict(attached.config.overrides())  # the environment alone may say something else
+    settings: dict[str, Any] = dict(attached.config.overrides())  # explicit, since the environment may have other values
     with open_store(attached.root, **settings) as reader:
         gateway = Gateway(reader, attached.config,
                           lambda: connect(attached.root, timeout_s=SESSION_WAIT_S, **settings), report=attached.say)
@@ -42,7 +42,7 @@ def serve(attached: worker.Worker) -> None:
 
 
 def raise_descriptors(wanted: int) -> None:
-    """Let this process have so many files open, as far as its hard limit goes."""
+    """Raise this process's limit of open files to `wanted`, or to its hard limit if that is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
     if soft != resource.RLIM_INFINITY and soft < allowed:

@@ -1,11 +1,9 @@
-"""Replicator: RocketMQ's HAService. On a master it serves slaves, on a slave it follows the master.
+"""Replicator: RocketMQ's HAService. The engine's role decides: a master serves slaves, a slave follows its master.
 
-Promise: bytes go over the wire as they are in the log, and only what is committed;
-`confirm` moves only over what enough slaves have said they have. A slave's log grows by
-whole records, through its writer. Bad bytes on the port cost the one who sent them his
-connection. Its death: slaves connect again to the next one and report their position; puts
-that wait for them wait until then, each by its own deadline. Which of both it is the engine's
-role says.
+Promise: it sends only committed bytes, as they are in the log; `confirm` moves only over what enough slaves have
+reported. A slave appends whole records, through its writer. A peer that sends wrong bytes loses its connection. If the
+replicator dies, slaves reconnect to the next one and report their position; puts that wait for slaves wait on, each until
+its deadline.
 """
 
 from __future__ import annotations
@@ -29,10 +27,10 @@ def make_service(attached: worker.Worker) -> Service:
     identity = attached.memory.identity
     if not identity.replicates:
         raise EngineUnavailableError("the engine was started without replication: no replicator belongs to it")
-    waiting.schedule_interactive()  # puts wait for it, the master's for a slave's too
+    waiting.schedule_interactive()  # puts wait for it; the master's puts for a slave's replicator too
     try:
         replication = Replication(attached.memory.folder, writable=True)
-    except OtherLayoutError:  # of the build that this one took over from: the links are not shown then
+    except OtherLayoutError:  # the engine was started by another build: `status` does not show the links then
         replication = Replication.private()
     if identity.role == native.SLAVE:
         return HAClient(attached.context, lambda ring_bytes: open_session(attached.root, ring_bytes, SESSION_WAIT_S), replication)

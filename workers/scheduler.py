@@ -1,9 +1,9 @@
 """Scheduler: delivers delayed messages when they are due; the only process that writes `delayOffset.json`.
 
-Promise: every delayed message reaches its topic at least once, each level in order. It puts
-through a session like any producer and touches no file of the log. Its death: deliveries
-wait for its successor, which goes on at the last noted offsets and may repeat what came
-after them. It is stopped last: puts are refused by then, and what it delivered is flushed.
+Promise: every delayed message reaches its topic at least once, in order within its level. It puts through a session like
+any producer and writes no file of the log. If it dies, deliveries wait for the next scheduler, which continues at the
+offsets in the file and may deliver later ones again. The supervisor stops it last: puts are refused by then,
+and its deliveries are flushed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SESSION_WAIT_S = 2.0
 
 
 def make_service(attached: worker.Worker) -> ScheduleMessageService:
-    settings = attached.config.overrides()  # the environment alone may say something else
+    settings = attached.config.overrides()  # explicit, since the environment may have other values
     return ScheduleMessageService(attached.context,
                                   lambda: connect(attached.root, ring_bytes=None, timeout_s=SESSION_WAIT_S, **settings))
 

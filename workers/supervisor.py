@@ -1,7 +1,7 @@
-"""Supervisor: owns the store, recovers it, starts and watches the workers, opens sessions, stops in order.
+"""Supervisor: owns the store, recovers it, starts and watches the workers, opens sessions, stops the engine.
 
-Why: a store has one owner, and a worker that dies is started again in its place. Time bound: a dead worker is
-replaced after `restart_pause_s`. Its death: living workers go on; its successor takes its lock byte and adopts them.
+Time bound: it restarts a dead worker after `restart_pause_s`. If it dies, the workers continue; the next supervisor takes
+its lock byte and adopts them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Writer: the only process that appends to the log, moves `wrote` and gives out queue offsets.
+"""Writer: the only process that appends to the log, moves `wrote` and assigns queue offsets.
 
-Promise: an entry published in a session's ring is executed exactly once, whichever process is killed
-in between; its answer tells where it is. It must never wait for a producer, and for
-another worker only bounded. Its death: producers wait (each by its own deadline) until the
-next one has read the commit slot; nothing is lost, doubled or reordered.
+Promise: it executes an entry in a session's ring exactly once, whichever process is killed meanwhile; the
+answer tells the record's offset. It does not wait for a producer, and for another worker only a bounded time. If it dies,
+producers wait, each until its deadline, until the next writer has read the commit slot; no entry is lost, repeated or
+reordered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyengine.services.put_message import PutMessageService
 
 
 def serve(attached: worker.Worker) -> None:
-    """Passes until asked to stop; then everything that was published before."""
+    """Run passes until the supervisor stops this worker; then execute the entries that were published before."""
     try:
         service = PutMessageService(attached.context)
     except EngineError as error:

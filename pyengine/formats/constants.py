@@ -1,4 +1,4 @@
-"""Numbers and names that the files themselves hold, as in the RocketMQ 4.9 store."""
+"""Numbers and names in the store's files, as in RocketMQ 4.9."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ Readable = bytes | bytearray | memoryview | mmap.mmap  # what records, entries a
 # Commit log (CommitLog.MESSAGE_MAGIC_CODE, BLANK_MAGIC_CODE), as unsigned 32-bit numbers.
 MESSAGE_MAGIC = 0xDAA320A7
 BLANK_MAGIC = 0xCBD43194
-BLANK_HEADER_BYTES = 8  # total size and magic; the filler after them is never read
+BLANK_HEADER_BYTES = 8  # total size and magic; no process reads the filler after them
 MESSAGE_BYTES_MIN = 91  # IPv4 hosts, no body, no topic, no properties
 
 # sysFlag (MessageSysFlag).
 SYS_FLAG_COMPRESSED = 0x1
-SYS_FLAG_TRANSACTION_MASK = 0xC  # a two-bit field: compare under the mask, never test one bit
+SYS_FLAG_TRANSACTION_MASK = 0xC  # a field of two bits: compare the masked value, do not test single bits
 SYS_FLAG_TRANSACTION_NONE = 0x0
 SYS_FLAG_TRANSACTION_PREPARED = 0x4
 SYS_FLAG_TRANSACTION_COMMIT = 0x8
@@ -56,19 +56,19 @@ PROPERTY_INNER_MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
 KEY_SEPARATOR = " "  # between the words of KEYS
 MULTI_DISPATCH_SEPARATOR = ","
 
-# Names that a user's own property must not take (MessageConst.STRING_HASH_SET).
+# Names that a user's property must not have (MessageConst.STRING_HASH_SET).
 RESERVED_PROPERTY_NAMES = frozenset(
     "KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET BUYER_ID"
     " ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME MSG_REGION TRACE_ON UNIQ_KEY"
     " MAX_RECONSUME_TIMES CONSUME_START_TIME INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME"
     " PUSH_REPLY_TIME CLUSTER MSG_TYPE INNER_MULTI_QUEUE_OFFSET".split()
 )
-# Used by the broker, yet not in RocketMQ's forbidden set.
+# Names that the broker uses, but that RocketMQ's set does not contain.
 INTERNAL_PROPERTY_NAMES = frozenset(
     "TRAN_PREPARED_QUEUE_OFFSET TRANSACTION_CHECK_TIMES CHECK_IMMUNITY_TIME_IN_SECONDS INNER_MULTI_DISPATCH"
     " __PYENGINE_DELIVER_AT __PYENGINE_TOPIC __PYENGINE_QID".split()
 )
-# Of a message that waits for a time of its own (formats/delayed_message.py); unknown to RocketMQ.
+# Properties of a message with a delivery time of its own (formats/delayed_message.py); RocketMQ does not know them.
 PROPERTY_DELIVER_AT = "__PYENGINE_DELIVER_AT"
 PROPERTY_TIMED_TOPIC = "__PYENGINE_TOPIC"
 PROPERTY_TIMED_QUEUE_ID = "__PYENGINE_QID"
@@ -81,14 +81,14 @@ TRANSACTION_HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 TRANSACTION_OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 TRANSACTION_DISCARD_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
-RETRY_PREFIX = "%RETRY%"  # and a consumer group: what the group is to get again
-DLQ_PREFIX = "%DLQ%"      # and a consumer group: its dead letters
+RETRY_PREFIX = "%RETRY%"  # followed by a consumer group: messages to deliver to it again
+DLQ_PREFIX = "%DLQ%"      # followed by a consumer group: its dead letters
 LMQ_PREFIX = "%LMQ%"
 LMQ_QUEUE_ID = 0
 
 # Consume queue.
 CQ_ENTRY_BYTES = 20
-CQ_FILLER_SIZE = 0x7FFFFFFF  # the size field of a pre-blank entry, whose offset and tags code are 0
+CQ_FILLER_SIZE = 0x7FFFFFFF  # the size field of a filler entry, whose offset and tags code are 0
 CQ_EXT_ADDRESS_MAX = -2147483649  # a tags code at or below this is an address in the extension
 CQ_EXT_UNIT_BYTES_MIN = 20
 

@@ -1,7 +1,7 @@
 """Consume queues: 20 bytes per message of a queue (section 8), units of the extension (section 9), light queues (section 8.6).
 
-Entry k is at byte 20 k of the queue, whatever the files are cut into. A record's further queues are
-named by INNER_MULTI_DISPATCH and INNER_MULTI_QUEUE_OFFSET.
+Entry k is at byte 20 k of the queue, across its files. The properties INNER_MULTI_DISPATCH and INNER_MULTI_QUEUE_OFFSET
+name the further queues of a record.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ FILLER_BYTES = ENTRY.pack(*FILLER)
 
 
 def pack_entry(physical_offset: int, size_bytes: int, tags_code: int) -> bytes:
-    """The entry's 20 bytes; struct.error when a value does not fit its field."""
+    """Return the entry's 20 bytes; struct.error if a value does not fit its field."""
     return ENTRY.pack(physical_offset, size_bytes, tags_code)
 
 
 def unpack_entry(buffer: Readable, at: int = 0) -> ConsumeQueueEntry:
-    """The entry at byte `at`; FormatError when fewer than 20 bytes are there."""
+    """Return the entry at byte `at`; FormatError if there are fewer than 20 bytes."""
     try:
         return ConsumeQueueEntry._make(ENTRY.unpack_from(buffer, at))
     except struct.error as error:
@@ -57,17 +57,17 @@ def unpack_entry(buffer: Readable, at: int = 0) -> ConsumeQueueEntry:
 
 
 def is_filler(entry: tuple[int, int, int]) -> bool:
-    """True for a pre-blank entry, which is in front of a queue that does not start at 0 (section 8.3)."""
+    """Return whether this is a filler entry, as in front of a queue that does not start at 0 (section 8.3)."""
     return entry[0] == 0 and entry[1] == CQ_FILLER_SIZE
 
 
 def is_live(entry: tuple[int, int, int]) -> bool:
-    """True for what recovery takes as an entry: filler counts, zeros end the data."""
+    """Return whether recovery takes this as an entry: filler counts, zeros end the data."""
     return entry[0] >= 0 and entry[1] > 0
 
 
 def is_ext_address(tags_code: int) -> bool:
-    """True when the tags code is an address in the consume-queue extension (section 9)."""
+    """Return whether the tags code is an address in the consume queue extension (section 9)."""
     return tags_code <= CQ_EXT_ADDRESS_MAX
 
 
@@ -75,7 +75,7 @@ _UNIT_HEAD = struct.Struct(">hqqh")
 
 
 class ConsumeQueueExtUnit(NamedTuple):
-    """What the extension holds for one queue entry."""
+    """The data of one queue entry in the extension."""
 
     size_bytes: int
     tags_code: int
@@ -84,14 +84,14 @@ class ConsumeQueueExtUnit(NamedTuple):
 
 
 def decode_ext_address(tags_code: int) -> int:
-    """The byte offset in the extension that a queue entry's tags code names; FormatError if it names none."""
+    """Return the byte offset in the extension that a tags code names; FormatError if it names none."""
     if not is_ext_address(tags_code):
         raise FormatError(f"tags code {tags_code} is no extension address")
     return tags_code - INT64_MIN
 
 
 def unpack_ext_unit(buffer: Readable, at: int = 0) -> ConsumeQueueExtUnit | None:
-    """The unit at byte `at`, or None where the file's data ends; FormatError when its sizes disagree."""
+    """Return the unit at byte `at`, or None at the end of the file's data; FormatError if its sizes disagree."""
     if at + 2 > len(buffer):
         return None
     size_bytes = int.from_bytes(buffer[at : at + 2], "big", signed=True)
@@ -111,7 +111,7 @@ _OFFSETS = f"{PROPERTY_INNER_MULTI_QUEUE_OFFSET}\x01".encode()
 
 
 class FurtherPlace(NamedTuple):
-    """`number`: which of the names it is, those that name nothing counted."""
+    """A record's entry in a further queue; `number` is the position of its name, empty names included."""
 
     number: int
     topic: str
@@ -120,10 +120,9 @@ class FurtherPlace(NamedTuple):
 
 
 def further_places(message: Message) -> list[FurtherPlace]:
-    """The further entries of a record, in its order; empty without any.
+    """Return the further entries of a record, in its order.
 
-    None at all where names and offsets are not equally many, as in RocketMQ; a pair that
-    names nothing is passed over.
+    As in RocketMQ, there are none if the numbers of names and offsets differ, and an empty name or a wrong offset is skipped.
     """
     names = _pieces(message.properties.get(PROPERTY_INNER_MULTI_DISPATCH))
     offsets = _pieces(message.properties.get(PROPERTY_INNER_MULTI_QUEUE_OFFSET))
@@ -134,23 +133,23 @@ def further_places(message: Message) -> list[FurtherPlace]:
 
 
 def further_offset(message: Message, topic: str, queue_id: int) -> int | None:
-    """The number of the record's further place in this queue, None without one.
+    """Return the queue offset of the record's further entry in this queue, None if it has none.
 
-    The first of them where it names the queue twice: RocketMQ makes one entry then, and passes over a number. It puts
-    a light queue's entry under the record's own queue id where its settings do not know light queues.
+    If the record names the queue twice, the first offset counts: RocketMQ then makes one entry and skips an offset. A
+    RocketMQ whose settings do not enable light queues puts their entries under the record's own queue id.
     """
     return next((place.queue_offset for place in further_places(message)
                  if place.topic == topic and queue_id in (place.queue_id, message.queue_id)), None)
 
 
 def belongs_to(message: Message, topic: str, queue_id: int) -> bool:
-    """Whether the record has a place in this queue: its own, or a further one."""
+    """Return whether the record has an entry in this queue, its own or a further one."""
     is_own = message.topic == topic and message.queue_id == queue_id
     return is_own or further_offset(message, topic, queue_id) is not None
 
 
 def with_further_offsets(raw_properties: bytes, offsets: Mapping[int, int]) -> bytes:
-    """The property bytes, untouched but for the offsets of the further places: by the number of the place."""
+    """Return the property bytes with new offsets of the further entries, given by the number of the entry."""
     separator = PROPERTY_SEPARATOR.encode()
     return separator.join(_with_offsets(piece, offsets) if piece.startswith(_OFFSETS) else piece
                           for piece in raw_properties.split(separator))
@@ -163,7 +162,7 @@ def _with_offsets(piece: bytes, offsets: Mapping[int, int]) -> bytes:
 
 
 def _pieces(text: str | None) -> list[str]:
-    """As Java's split counts them: empty ones at the end are none."""
+    """Split as Java does: without empty pieces at the end."""
     pieces = (text or "").split(MULTI_DISPATCH_SEPARATOR)
     while pieces and not pieces[-1]:
         pieces.pop()

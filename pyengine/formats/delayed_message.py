@@ -1,14 +1,14 @@
 """Delayed messages: the table of levels, and what a message becomes when it is due (section 8.2).
 
 A queue entry of a delayed message holds the delivery time instead of a tag hash. On delivery
-(ScheduleMessageService.messageTimeup) body, flag, sysFlag, born time, hosts and reconsume times are
-kept. Topic and queue are the real ones again, the prepared offset is 0, the store does not wait for
-the disk. The property text is made anew from what a reader understands of it, in the order of the
-broker's map, and still holds DELAY, REAL_TOPIC and REAL_QID: only SCHEDULE_TOPIC_XXXX interprets them.
+(ScheduleMessageService.messageTimeup) the message keeps body, flag, sysFlag, born time, hosts and reconsume times. It
+gets its real topic and queue, the prepared offset 0, and the store does not wait for the disk. The property text is
+encoded anew from the parsed properties, in the order of the broker's map. It still holds DELAY, REAL_TOPIC and REAL_QID,
+which have a meaning only in SCHEDULE_TOPIC_XXXX.
 
-A message with a time of its own (`deliver_at`) waits in one delay level after the other until its time has come. Its
-REAL_TOPIC is TIMER_TOPIC and properties of ours name its real topic, queue and time; so a broker that takes the store over
-never delivers it early: it goes to TIMER_TOPIC, where the scheduler finds it when the store comes back.
+A message with a delivery time of its own (`deliver_at`) waits in one delay level after another until that time. Its
+REAL_TOPIC is TIMER_TOPIC; properties of pyengine name its real topic, queue and time. So a RocketMQ broker that runs on
+the store does not deliver it early: the broker moves it to TIMER_TOPIC, where pyengine's scheduler finds it later.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pyengine.formats.record import Message, encode_properties, hash_map_order
 DEFAULT_MESSAGE_DELAY_LEVEL = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 UNKNOWN_LEVEL_DELAY_MS = 1000  # ScheduleMessageService.computeDeliverTimestamp
 DELIVER_AT_DAYS_MAX = 40
-LATE_MS_MAX = 1000  # what a message with a time of its own may be late by where a level fits
+LATE_MS_MAX = 1000  # how late a message with a delivery time of its own may be, if a level fits
 _NO_TARGETS = frozenset(("", TIMER_TOPIC, SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC, TRANSACTION_DISCARD_TOPIC))
 _OF_LEVEL = (PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID)
 _TIME_DIGITS_MAX = 19
@@ -46,7 +46,7 @@ _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def parse_delay_levels(text: str) -> dict[int, int]:
-    """Level, counted from 1 -> delay in ms. ConfigError names the piece that is wrong."""
+    """Return the delay in ms by level, counted from 1; ConfigError names the piece that is wrong."""
     levels: dict[int, int] = {}
     for level, piece in enumerate(text.split(" "), start=1):
         unit_ms = _UNIT_MS.get(piece[-1:])
@@ -60,9 +60,10 @@ DEFAULT_DELAYS_MS = tuple(parse_delay_levels(DEFAULT_MESSAGE_DELAY_LEVEL).values
 
 
 def wait_level(left_ms: int, delays_ms: Sequence[int]) -> int:
-    """The delay level to wait in for a time that is `left_ms` away.
+    """Return the delay level in which a message waits that is due in `left_ms`.
 
-    The shortest that ends at most LATE_MS_MAX after it; else the longest that ends before it; else the shortest of all.
+    It is the shortest level that is not early and at most LATE_MS_MAX late; else the longest that is early; else the
+    shortest of all.
     """
     levels = [(delay_ms, level) for level, delay_ms in enumerate(delays_ms, start=1)]
     reaching = [each for each in levels if left_ms <= each[0] <= left_ms + LATE_MS_MAX]
@@ -71,7 +72,7 @@ def wait_level(left_ms: int, delays_ms: Sequence[int]) -> int:
 
 
 def timed_properties(properties_text: str, topic: str, queue_id: int, deliver_at_ms: int) -> str:
-    """The property text of a message that waits for its time in TIMER_TOPIC."""
+    """Return the property text of a message that waits for its own delivery time."""
     own = {PROPERTY_DELIVER_AT: str(deliver_at_ms), PROPERTY_TIMED_TOPIC: topic, PROPERTY_TIMED_QUEUE_ID: str(queue_id)}
     added = encode_properties(own)
     return f"{properties_text}{PROPERTY_SEPARATOR}{added}" if properties_text else added
@@ -79,7 +80,7 @@ def timed_properties(properties_text: str, topic: str, queue_id: int, deliver_at
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Where a delayed message goes, its new property text, and the delay level if it has to wait on."""
+    """Where a delayed message goes: topic, queue, new property text, and the delay level if it must wait again."""
 
     topic: str
     queue_id: int
@@ -88,9 +89,9 @@ class Delivery:
 
 
 def delivery_of(message: Message, now_ms: int = 0, delays_ms: Sequence[int] = ()) -> Delivery | str:
-    """Its delivery, or a sentence why it can never have one.
+    """Return the message's delivery, or a sentence why it can never be delivered.
 
-    `now_ms` and the table of delays decide of a message with a time of its own whether it waits on.
+    From `now_ms` and the delays of the levels follows whether a message with a time of its own must wait again.
     """
     properties = message.properties
     topic = properties.get(PROPERTY_REAL_TOPIC)
@@ -126,7 +127,7 @@ def _queue_id(text: str) -> int | None:
 
 
 def _number(text: str, digits_max: int, most: int) -> int | None:
-    """The number that a text of any length says; int() itself refuses very long ones with an error."""
+    """Return the number in a text of any length; int() raises an error for very long ones."""
     if not (text.isascii() and text.isdigit()):
         return None
     digits = text.lstrip("0") or "0"

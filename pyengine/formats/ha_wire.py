@@ -4,14 +4,13 @@
     master -> slave   header   i64 where the body begins, i32 its size; then the body    12 + size
                       a size of 0 is a heartbeat; it names the next position to be sent
 
-All big-endian. In RocketMQ's own protocol there is no greeting, version, checksum or name. A body is raw bytes of
-the commit log, cut anywhere, but never across the border of a segment. The master is
-silent until the first report has come, which says where to begin; 0 there means "at the
-start of your last segment", any other value is taken as it is. Each later report says
-that the slave has everything below it.
+All numbers are big-endian. RocketMQ's own protocol has no greeting, version, checksum or name. A body is raw bytes of the
+commit log, from any offset on, but never across a segment boundary. The master sends nothing before the first report,
+which is the offset at which to begin; 0 means "at the start of your last segment". A later report says that the slave has
+everything below it.
 
-Stores with a secret greet each other first (services/replication/ha_greeting.py): HELLO is eight bytes that are negative
-as a report, and CHALLENGE begins with bytes that are negative as the offset of a header.
+Stores with a secret greet each other first (services/replication/ha_greeting.py): HELLO is eight bytes that would be a
+negative report, and CHALLENGE begins with bytes that would be a negative offset in a header.
 
     HELLO      slave -> master   magic 8
     CHALLENGE  master -> slave   magic 8, nonce 32
@@ -19,14 +18,14 @@ as a report, and CHALLENGE begins with bytes that are negative as the offset of 
     WELCOME    master -> slave   introduction 40, HMAC 32
     introduction                 uuid of the store 16, term u64, bits u64 (1 it is a master, 2 it is fenced), zeros 8
 
-Afterwards each header, each body and each report is followed by a seal of eight bytes, and a header with an offset of
--1 - kind has no bytes of the log but a table of that kind (services/replication/ha_stream.py).
+Afterwards a seal of eight bytes follows each header, each body and each report, and the body after a header with the
+offset -1 - kind is a table of that kind instead of log bytes (services/replication/ha_stream.py).
 
-A slave that proves nothing offers seals before its first report. To RocketMQ's master the offer is a report of -1, which is
-what it has before any report. This engine's master answers, and from then on both seal, with keys that are no secret.
+A slave without a secret offers seals before its first report. RocketMQ's master reads the offer as a report of -1, its
+value before any report. This engine's master answers; from then on both sides send seals, with keys that are not secret.
 
     OFFER      slave -> master   -1 as a report, then the first report                    16 bytes
-    SEALED     master -> slave   magic 8; the slave says its first report again, sealed
+    SEALED     master -> slave   magic 8; the slave repeats its first report, with a seal
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ from pyengine.formats.constants import Readable
 
 HEADER_BYTES = 12
 REPORT_BYTES = 8
-REPORT_LAST_SEGMENT = 0  # a first report of 0 asks for the last segment only
+REPORT_LAST_SEGMENT = 0  # as a first report
 
-HELLO = b"\xffpyhello"      # each begins with its version's own words; another version has others of that length
+HELLO = b"\xffpyhello"      # each magic belongs to this protocol version; another version has others of the same length
 CHALLENGE = b"\xffpyprove"
 OFFER = b"\xff" * REPORT_BYTES
 SEALED = b"\xffpyseals"
@@ -56,14 +55,14 @@ _REPORT = struct.Struct(">q")
 
 
 class Header(NamedTuple):
-    """Of one frame from the master: the body's place in the whole log, and its bytes."""
+    """The header of a master's frame: the body's physical offset, and its size."""
 
     offset: int
     size_bytes: int
 
 
 class Introduction(NamedTuple):
-    """Who one side of a link is: its store, the term that it knows, and whether it is a master, or was one and is fenced."""
+    """One side of a link: its store, the term that it knows, and whether it is a master, or was one and is fenced."""
 
     store_uuid: bytes
     term: int
@@ -72,33 +71,33 @@ class Introduction(NamedTuple):
 
 
 def is_hello(first: bytes | memoryview) -> bool:
-    """Whether the first eight bytes of a connection are a greeting of any version, which no report is."""
+    """Return whether the first eight bytes of a connection are a HELLO of any version, which no report is."""
     return first[0] >= 0x80
 
 
 def pack_introduction(one: Introduction, nonce: bytes = b"") -> bytes:
-    """40 bytes, and the nonce."""
+    """Return the 40 bytes of the introduction, and the nonce."""
     return _INTRODUCTION.pack(one.store_uuid, one.term, one.is_master * _IS_MASTER | one.is_fenced * _IS_FENCED) + nonce
 
 
 def unpack_introduction(buffer: bytes) -> Introduction:
-    """What the first 40 bytes say; they are proven already."""
+    """Decode the first 40 bytes, which the caller has authenticated."""
     store_uuid, term, bits = _INTRODUCTION.unpack_from(buffer)
     return Introduction(store_uuid, term, bool(bits & _IS_MASTER), bool(bits & _IS_FENCED))
 
 
 def pack_header(offset: int, size_bytes: int) -> bytes:
-    """12 bytes; size 0 makes a heartbeat."""
+    """Return the 12 bytes of a header; size 0 is a heartbeat."""
     return _HEADER.pack(offset, size_bytes)
 
 
 def pack_header_into(buffer: Readable, at: int, offset: int, size_bytes: int) -> None:
-    """The same, at byte `at` of a writable buffer."""
+    """Write a header at byte `at` of a writable buffer."""
     _HEADER.pack_into(buffer, at, offset, size_bytes)
 
 
 def unpack_header(buffer: Readable, at: int = 0) -> Header:
-    """The header at byte `at`; FormatError for what no master sends: a negative offset or size, or too few bytes."""
+    """Return the header at byte `at`; FormatError for a negative offset or size, or too few bytes."""
     try:
         header = Header(*_HEADER.unpack_from(buffer, at))
     except struct.error as error:
@@ -109,17 +108,17 @@ def unpack_header(buffer: Readable, at: int = 0) -> Header:
 
 
 def pack_report(offset: int) -> bytes:
-    """8 bytes."""
+    """Return the 8 bytes of a report."""
     return _REPORT.pack(offset)
 
 
 def unpack_sealed_header(buffer: Readable) -> Header:
-    """A header of a link with seals, where a negative offset is a table."""
+    """Return a header of a link with seals, in which a negative offset stands for a table."""
     return Header(*_HEADER.unpack_from(buffer))
 
 
 def unpack_report(buffer: Readable, at: int = 0) -> int:
-    """The report at byte `at`; FormatError when it is negative or too short."""
+    """Return the report at byte `at`; FormatError if it is negative or too short."""
     try:
         offset: int = _REPORT.unpack_from(buffer, at)[0]
     except struct.error as error:

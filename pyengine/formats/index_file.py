@@ -17,8 +17,8 @@ ENTRY = struct.Struct(">iqii")
 class IndexHeader(NamedTuple):
     """The first 40 bytes.
 
-    `index_count` is the number of the next free entry. It starts at 1 because entry 0
-    is never used; a file without keys holds 0 on disk, which is read as 1.
+    `index_count` is the number of the next free entry. It starts at 1 because entry 0 is never used. A file without keys
+    holds 0 on disk, which is decoded as 1.
     """
 
     begin_timestamp_ms: int = 0
@@ -30,7 +30,7 @@ class IndexHeader(NamedTuple):
 
 
 class IndexEntry(NamedTuple):
-    """One key of one message; `previous` is the next older entry of the same slot, 0 at the chain's end."""
+    """One key of one message; `previous` is the previous entry of the same slot, 0 at the chain's end."""
 
     key_hash: int
     physical_offset: int
@@ -40,7 +40,7 @@ class IndexEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IndexLayout:
-    """Where things are in an index file of this many slots and entries (entry 0 included)."""
+    """Computes positions in an index file with so many slots and entries (entry 0 included)."""
 
     max_hash_slot_num: int
     max_index_num: int
@@ -53,11 +53,11 @@ class IndexLayout:
         return key_hash % self.max_hash_slot_num
 
     def slot_at(self, slot: int) -> int:
-        """Byte position of a slot."""
+        """Return the byte position of a slot."""
         return INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * slot
 
     def entry_at(self, number: int) -> int:
-        """Byte position of an entry."""
+        """Return the byte position of an entry."""
         return INDEX_HEADER_BYTES + INDEX_SLOT_BYTES * self.max_hash_slot_num + INDEX_ENTRY_BYTES * number
 
     def is_full(self, index_count: int) -> bool:
@@ -65,12 +65,12 @@ class IndexLayout:
 
 
 def pack_header(header: IndexHeader) -> bytes:
-    """40 bytes."""
+    """Return the 40 bytes of a header."""
     return HEADER.pack(*header)
 
 
 def unpack_header(buffer: Readable, at: int = 0) -> IndexHeader:
-    """The header; an index count of 0 or less is read as 1. FormatError when 40 bytes are not there."""
+    """Return the header, with an index count of 0 or less as 1; FormatError if there are fewer than 40 bytes."""
     try:
         values = HEADER.unpack_from(buffer, at)
     except struct.error as error:
@@ -79,12 +79,12 @@ def unpack_header(buffer: Readable, at: int = 0) -> IndexHeader:
 
 
 def pack_entry(entry: IndexEntry) -> bytes:
-    """20 bytes."""
+    """Return the 20 bytes of an entry."""
     return ENTRY.pack(*entry)
 
 
 def unpack_entry(buffer: Readable, at: int = 0) -> IndexEntry:
-    """The entry at a byte position; FormatError when 20 bytes are not there."""
+    """Return the entry at byte `at`; FormatError if there are fewer than 20 bytes."""
     try:
         return IndexEntry._make(ENTRY.unpack_from(buffer, at))
     except struct.error as error:
@@ -92,7 +92,7 @@ def unpack_entry(buffer: Readable, at: int = 0) -> IndexEntry:
 
 
 def unpack_slot(buffer: Readable, at: int, index_count: int) -> int:
-    """The newest entry of the slot at a byte position; 0 when the stored number is out of range."""
+    """Return the newest entry of the slot at byte `at`; 0 if the stored number is out of range."""
     try:
         (number,) = SLOT.unpack_from(buffer, at)
     except struct.error as error:

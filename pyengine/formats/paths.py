@@ -1,12 +1,12 @@
-"""The store's directory: 20-digit segments, the tree around them, and the folders of the log (section 1).
+"""The store's directory: names of segments, paths of all files, and the folders of the log (section 1).
 
-A segment's name is the whole-log (or whole-queue) offset of its first byte, so
-1 GiB segments are called 00000000000000000000, 00000000001073741824, ...
+A segment's name is the offset of its first byte in the whole log (or queue), in 20 digits: 1 GiB segments are called
+00000000000000000000, 00000000001073741824, ...
 
-The log lies in one folder or several. RocketMQ's storePathCommitLog names folders that new segments are
-spread over, separated by `,`; readOnlyCommitLogStorePaths names folders whose segments belong to the log
-too, but that get no new one. A store without either has STORE/commitlog. The store records both in its
-config/engine.toml; a process that was told otherwise (--set, environment) says so with `tell_log_folders`.
+The log is in one folder or several. RocketMQ's storePathCommitLog lists the folders, separated by `,`, in which new
+segments are created in turn; readOnlyCommitLogStorePaths lists folders that hold segments of the log but get no new ones.
+Without these settings the log is in STORE/commitlog. The store's config/engine.toml holds both settings; a process with
+other values (--set, environment) calls `tell_log_folders`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _STORE_PATH, _READ_ONLY = "storepathcommitlog", "readonlycommitlogstorepaths"
 
 @dataclass(frozen=True, slots=True)
 class LogFolders:
-    """`writable` in the order given, at least one; `read_only` get no new segments."""
+    """The folders of a log: one or more `writable`, in the given order, and the `read_only` ones, which get no new segments."""
 
     writable: tuple[Path, ...]
     read_only: tuple[Path, ...] = ()
 
     @property
     def all(self) -> tuple[Path, ...]:
-        """Every folder once, the first writable one first."""
+        """Return every folder once, the first writable one first."""
         return tuple(dict.fromkeys((*self.writable, *self.read_only)))
 
     def segment(self, name: str) -> Path:
-        """The file of that name, where it is; in the first folder when it is nowhere."""
+        """Return the path of that segment: where it exists, otherwise in the first folder."""
         folders = self.all
         if len(folders) > 1:
             for folder in folders:
@@ -47,9 +47,9 @@ class LogFolders:
         return folders[0] / name
 
     def folder_for(self, start_offset: int, size_bytes: int, full: Collection[Path] = ()) -> Path:
-        """Where a new segment goes: round robin by its number (MultiPathMappedFileQueue.tryCreateMappedFile).
+        """Return the folder of a new segment: round robin by its number (MultiPathMappedFileQueue.tryCreateMappedFile).
 
-        Folders in `full` are passed over while there is another one.
+        Folders in `full` are skipped unless all are full.
         """
         allowed = [folder for folder in self.writable if folder not in self.read_only]
         open_ones = [folder for folder in allowed if folder not in full] or allowed or list(self.writable)
@@ -62,23 +62,23 @@ _read: dict[str, tuple[tuple[int, int, int], LogFolders]] = {}
 
 
 def split_folders(root: Root, text: str) -> tuple[Path, ...]:
-    """The folders of a setting; relative ones lie in the store."""
+    """Return the folders of a setting; relative paths are relative to the store."""
     return tuple(Path(root) / piece.strip() for piece in text.split(PATH_SEPARATOR) if piece.strip())
 
 
 def made_of(root: Root, store_path: str, read_only: str) -> LogFolders:
-    """The folders that the two settings name; an empty text means none."""
+    """Return the folders that the two settings name; an empty text names none."""
     writable = split_folders(root, store_path) or (Path(root) / "commitlog",)
     return LogFolders(writable, split_folders(root, read_only))
 
 
 def tell_log_folders(root: Root, store_path: str, read_only: str) -> None:
-    """For this process, the log of the store at `root` lies there, whatever its engine.toml says."""
+    """Set the log folders of the store at `root` for this process, in place of those in its engine.toml."""
     _told[os.path.abspath(root)] = made_of(root, store_path, read_only)
 
 
 def log_folders(root: Root) -> LogFolders:
-    """Where the log of the store at `root` lies."""
+    """Return the log folders of the store at `root`."""
     key = os.path.abspath(root)
     if key in _told:
         return _told[key]
@@ -87,7 +87,7 @@ def log_folders(root: Root) -> LogFolders:
         now = os.stat(path)
     except OSError:
         return made_of(root, "", "")
-    version = now.st_mtime_ns, now.st_ino, now.st_size  # times are only as fine as the kernel's tick
+    version = now.st_mtime_ns, now.st_ino, now.st_size  # not the time alone: it has only the resolution of the kernel's tick
     known = _read.get(key)
     if known is None or known[0] != version:
         known = _read[key] = version, made_of(root, *_settings(path))
@@ -95,7 +95,7 @@ def log_folders(root: Root) -> LogFolders:
 
 
 def _settings(path: str) -> tuple[str, str]:
-    """The two settings in an engine.toml; read_file in storage/config.py says what is wrong with the file."""
+    """Return the two settings in an engine.toml; "" for a wrong file, which read_file in storage/config.py reports."""
     try:
         raw = read_small_file(path)
         if b"path" not in raw.lower():
@@ -113,7 +113,7 @@ def _folded(key: str) -> str:
 
 
 def without_log_folders(settings: bytes) -> bytes:
-    """An engine.toml without the two settings: for a new store made of another one, whose log is its own."""
+    """Return an engine.toml without the two settings, for a new store made of another one but with a log of its own."""
     lines = settings.splitlines(keepends=True)
     ours = (_STORE_PATH.encode(), _READ_ONLY.encode())
     return b"".join(line for line in lines
@@ -125,38 +125,38 @@ SEGMENT_START_MAX = (1 << 63) - (1 << 32)
 
 
 def segment_name(start_offset: int) -> str:
-    """20 digits; ValueError for a negative offset."""
+    """Return the segment's name, 20 digits; ValueError for a negative offset."""
     if start_offset < 0:
         raise ValueError(f"a segment cannot start at {start_offset}")
     return f"{start_offset:0{SEGMENT_NAME_DIGITS}d}"
 
 
 def parse_segment_name(name: str) -> int | None:
-    """The start offset, or None when the name is not 20 decimal digits, or its file would end beyond any offset (63 bits)."""
+    """Return the start offset, or None if the name is not 20 decimal digits or the segment would exceed 63-bit offsets."""
     if len(name) == SEGMENT_NAME_DIGITS and name.isascii() and name.isdigit() and int(name) <= SEGMENT_START_MAX:
         return int(name)
     return None
 
 
 def is_queue_id_name(name: str) -> bool:
-    """True for the name of a queue's folder: its number, without leading zeros; a record has 4 signed bytes for it."""
+    """Return whether a folder can have this name as a queue's: a number below 2^31 without leading zeros."""
     return (name.isascii() and name.isdigit() and len(name) <= 10 and (name == "0" or name[0] != "0")
             and int(name) <= QUEUE_ID_MAX)
 
 
 def is_index_name(name: str) -> bool:
-    """True for yyyyMMddHHmmssSSS, the name of an index file."""
+    """Return whether this is the name of an index file, yyyyMMddHHmmssSSS."""
     return len(name) == INDEX_NAME_DIGITS and name.isascii() and name.isdigit()
 
 
 def segment_start(offset: int, size_bytes: int) -> int:
-    """The start of the segment that holds `offset`."""
+    """Return the start of the segment that holds `offset`."""
     return offset - offset % size_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class StorePaths:
-    """Every path of a store. Nothing is made; only the log's folders are looked up (formats/paths.py)."""
+    """Computes every path of a store; it reads only the settings of the log's folders, and creates nothing."""
 
     root: Path
 
@@ -165,7 +165,7 @@ class StorePaths:
 
     @property
     def commit_log(self) -> Path:
-        """The log's folder; the first of them when it has several."""
+        """The log's folder, the first one if it has several."""
         return log_folders(self.root).writable[0]
 
     @property
@@ -198,7 +198,7 @@ class StorePaths:
 
     @property
     def restoring(self) -> Path:
-        """Where `pyengine restore` makes the store, before it is one."""
+        """Where `pyengine restore` builds the store before it moves it into place."""
         return self.root / ".restoring"
 
     @property
@@ -216,5 +216,5 @@ class StorePaths:
         return self.consume_queue_ext / topic / str(queue_id)
 
     def commit_log_segment(self, start_offset: int) -> Path:
-        """The segment's file: where it is, or, if it is nowhere, in the first folder."""
+        """Return the segment's path: where it exists, otherwise in the first folder."""
         return log_folders(self.root).segment(segment_name(start_offset))

@@ -1,16 +1,15 @@
-"""One record of the commit log: its value, its bytes both ways, and what else it is made of (sections 2, 3, 5, 7).
+"""One record of the commit log: encoding, decoding, and its parts (sections 2, 3, 5, 7).
 
     total size i32 | magic i32 | body CRC i32 | queue id i32 | flag i32 | queue offset i64
     physical offset i64 | sys flag i32 | born time i64 | born host 8/20 | store time i64
     store host 8/20 | reconsume times i32 | prepared offset i64 | body length i32, body
     topic length i8, topic | properties length i16, properties            (big-endian)
 
-A host field is the address, then the port as 32 bits; in Python it is text, `1.2.3.4:10911` or
-`[2001:db8::1]:10911`. What a position of the log holds (a record, a blank, or damage) is told by
-record_case.classify.
+A host field is the address, then the port as 32 bits; in Python it is text, `1.2.3.4:10911` or `[2001:db8::1]:10911`.
+record_case.classify tells what a position of the log holds: a record, a blank, or damage.
 
-Its property text is name 0x01 value, joined by 0x02 (section 6). With it the hashes that Java makes of such text:
-String.hashCode, the codes that the store derives from it, and the order of a HashMap.
+The property text is a list of name 0x01 value, joined by 0x02 (section 6). This module also has Java's hashes of such
+text: String.hashCode, the codes that the store derives from it, and the order of a HashMap.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ HOST_V6_BYTES = 20
 
 @functools.lru_cache(maxsize=4096)
 def encode_host(text: str) -> bytes:
-    """Host text to 8 (IPv4) or 20 (IPv6) bytes; UsageError when it is no numeric address with a port."""
+    """Encode host text as 8 (IPv4) or 20 (IPv6) bytes; UsageError if it is no numeric address with a port."""
     address, colon, port_text = text.rpartition(":")
     try:
         port = int(port_text)
@@ -74,7 +73,7 @@ def encode_host(text: str) -> bytes:
 
 @functools.lru_cache(maxsize=4096)
 def decode_host(data: bytes) -> str:
-    """8 or 20 host bytes to text; FormatError for any other length."""
+    """Decode 8 or 20 host bytes to text; FormatError for another length."""
     if len(data) == HOST_V4_BYTES:
         return f"{data[0]}.{data[1]}.{data[2]}.{data[3]}:{I32.unpack_from(data, 4)[0]}"
     if len(data) == HOST_V6_BYTES:
@@ -82,7 +81,7 @@ def decode_host(data: bytes) -> str:
     raise FormatError(f"a host field has {HOST_V4_BYTES} or {HOST_V6_BYTES} bytes, not {len(data)}")
 
 
-BEGIN = struct.Struct(">iI")  # total size, magic: of a record and of a blank
+BEGIN = struct.Struct(">iI")  # the first two fields of a record and of a blank: total size, magic
 
 MAGIC_AT = 4
 BODY_CRC_AT = 8
@@ -98,7 +97,7 @@ def _head(born_host_bytes: int, store_host_bytes: int) -> struct.Struct:
     return struct.Struct(f">iIiiiqqiq{born_host_bytes}sq{store_host_bytes}siqi")
 
 
-# Everything up to and with the body length, by the host bits of sysFlag.
+# All fields up to the body length, which is included, by the host bits of sysFlag.
 HEAD_BY_FLAGS = {
     0: _head(HOST_V4_BYTES, HOST_V4_BYTES),
     SYS_FLAG_BORN_HOST_V6: _head(HOST_V6_BYTES, HOST_V4_BYTES),
@@ -108,20 +107,20 @@ HEAD_BY_FLAGS = {
 
 
 def store_timestamp_at(sys_flag: int) -> int:
-    """Position of the store time in a record: after the born host."""
+    """Return the position of the store time in a record, after the born host."""
     return 48 + (HOST_V6_BYTES if sys_flag & SYS_FLAG_BORN_HOST_V6 else HOST_V4_BYTES)
 
 
 def body_crc(body: bytes) -> int:
-    """CRC-32 of the body without its sign bit; 0 for an empty body (section 3)."""
+    """Return the CRC-32 of the body without its sign bit; 0 for an empty body (section 3)."""
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
-DECOMPRESSED_BYTES_MAX = 256 << 20  # a body that grows beyond this is refused before it takes the memory
+DECOMPRESSED_BYTES_MAX = 256 << 20  # a larger body is refused before it is decompressed as a whole
 
 
 def compression_of(sys_flag: int) -> str | None:
-    """How a body with this sysFlag is compressed: zlib, LZ4, ZSTD or a number that no RocketMQ writes; None for as it is."""
+    """Return a body's compression by its sysFlag: None, zlib, LZ4, ZSTD, or the number of an unknown one."""
     if not sys_flag & SYS_FLAG_COMPRESSED:
         return None
     number = sys_flag >> SYS_FLAG_COMPRESSION_SHIFT & SYS_FLAG_COMPRESSION_MASK
@@ -130,11 +129,11 @@ def compression_of(sys_flag: int) -> str | None:
 
 def decompress_body(body: bytes | memoryview, sys_flag: int, codec: Callable[[str, bytes, int], bytes] | None = None,
                     most_bytes: int | None = None) -> bytes:
-    """The body as the producer had it, whatever its client compressed it with; as it is without SYS_FLAG_COMPRESSED.
+    """Return the body as the producer had it: decompressed if sysFlag has SYS_FLAG_COMPRESSED.
 
-    zlib, as every client up to 4.9.3 and by default. `codec(kind, body, most_bytes)` decompresses LZ4 and ZSTD, where a caller has
-    a library for them; OSError for what is neither. FormatError for another compression, for bytes that are
-    none, and for a body over `most_bytes` (DECOMPRESSED_BYTES_MAX).
+    Clients compress with zlib by default, and up to 4.9.3 always. `codec(kind, body, most_bytes)` decompresses LZ4 and
+    ZSTD, if the caller has a library for them; it raises OSError for wrong bytes. FormatError for an unknown
+    compression, for wrong bytes, and for a body of more than `most_bytes` (DECOMPRESSED_BYTES_MAX).
     """
     most_bytes = DECOMPRESSED_BYTES_MAX if most_bytes is None else most_bytes
     kind = compression_of(sys_flag)
@@ -162,14 +161,14 @@ def decompress_body(body: bytes | memoryview, sys_flag: int, codec: Callable[[st
 
 
 def record_size(body_bytes: int, topic_bytes: int, properties_bytes: int, sys_flag: int = 0) -> int:
-    """The total size of a record with these lengths (CommitLog.calMsgLength)."""
+    """Return the total size of a record with these lengths (CommitLog.calMsgLength)."""
     return HEAD_BY_FLAGS[sys_flag & V6_FLAGS].size + body_bytes + topic_bytes + properties_bytes + TRAILER_BYTES
 
 
 def computed_size(buffer: Readable, at: int, room: int) -> int | None:
-    """The total size that the record's own length fields add up to, or None when they are no lengths.
+    """Return the total size that follows from the record's own length fields, or None if one is no valid length.
 
-    Looks at nothing beyond `room` bytes from `at` on; the total-size field is not used.
+    It reads at most `room` bytes from `at` on, and ignores the total-size field.
     """
     if room < SYS_FLAG_AT + 4:
         return None
@@ -190,7 +189,7 @@ def computed_size(buffer: Readable, at: int, room: int) -> int | None:
 
 
 def total_size(buffer: Readable, at: int = 0) -> int:
-    """The total-size field of the record or blank at byte `at`; FormatError when it is not there."""
+    """Return the total-size field of the record or blank at byte `at`; FormatError if there are fewer than 4 bytes."""
     try:
         size_bytes: int = I32.unpack_from(buffer, at)[0]
         return size_bytes
@@ -201,12 +200,12 @@ def total_size(buffer: Readable, at: int = 0) -> int:
 
 
 def encode_message_id(store_host: str, physical_offset: int) -> str:
-    """32 (IPv4) or 56 (IPv6) upper-case hex characters."""
+    """Return the offset message id: 32 (IPv4) or 56 (IPv6) upper-case hex characters."""
     return (encode_host(store_host) + I64.pack(physical_offset)).hex().upper()
 
 
 def decode_message_id(msg_id: str) -> tuple[str, int]:
-    """(store host, physical offset); FormatError when the text is no offset id."""
+    """Return (store host, physical offset); FormatError if the text is no offset message id."""
     try:
         data = bytes.fromhex(msg_id)
     except ValueError as error:
@@ -229,18 +228,18 @@ class Message:
 
     topic: str
     body: bytes
-    """As stored: compressed if sys_flag says so; `content` is what the producer had."""
+    """The body as stored, compressed if sys_flag says so; `content` is the producer's."""
     queue_id: int
     queue_offset: int
-    """Its number in its queue."""
+    """Its queue offset."""
     physical_offset: int
-    """Where the record begins in the commit log."""
+    """The offset of the record in the commit log."""
     size_bytes: int
-    """Of the whole record."""
+    """The size of the whole record."""
     raw_properties: str = ""
     """The properties as stored; `properties` has them parsed."""
     flag: int = 0
-    """The producer's own number."""
+    """A number that the producer chooses."""
     sys_flag: int = 0
     """RocketMQ's flags: compression, transaction type, kinds of hosts."""
     born_timestamp_ms: int = 0
@@ -250,24 +249,24 @@ class Message:
     """The store time: the writer's clock, never decreasing."""
     store_host: str = "127.0.0.1:10911"
     reconsume_times: int = 0
-    """How often it was delivered again."""
+    """How many times it was delivered again."""
     prepared_transaction_offset: int = 0
-    """Of a commit or rollback: where the prepared record begins."""
+    """The physical offset of the prepared record, in a commit or rollback."""
     body_crc: int = 0
     """The checksum of the body as stored."""
     _properties: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def content(self) -> bytes:
-        """The body as its producer had it: decompressed where RocketMQ's client compressed it, as it does above 4 KiB.
+        """The body as the producer had it: decompressed if RocketMQ's client compressed it, as it does above 4 KiB.
 
-        FormatError where that cannot be done: another compression than zlib, which 4.9's clients do not use, or more than 256 MiB.
+        FormatError for another compression than zlib, and for more than 256 MiB.
         """
         return decompress_body(self.body, self.sys_flag)
 
     @property
     def properties(self) -> dict[str, str]:
-        """Name -> value."""
+        """The properties, value by name."""
         found = self._properties
         if found is None:
             found = decode_properties(self.raw_properties)
@@ -281,12 +280,12 @@ class Message:
 
     @property
     def keys(self) -> str | None:
-        """The words to find it by, separated by spaces; None without any."""
+        """The keys of the index, separated by spaces; None without any."""
         return self.properties.get(PROPERTY_KEYS)
 
     @property
     def uniq_key(self) -> str | None:
-        """The unique key that the producer gave, None without one."""
+        """The unique key that the client made, None without one."""
         return self.properties.get(PROPERTY_UNIQ_KEY)
 
     @property
@@ -301,11 +300,10 @@ class Message:
 
 
 def decode_record(buffer: Readable, at: int = 0) -> Message:
-    """The record at byte `at` of a bytes-like object.
+    """Decode the record at byte `at` of a bytes-like object, without checking its CRC.
 
-    Text that is not UTF-8 is read with replacement characters, as Java does. Raises
-    FormatError when no whole record with agreeing lengths is there; the CRC is not
-    checked here.
+    Invalid UTF-8 becomes replacement characters, as in Java. FormatError if there is no whole record or its lengths
+    disagree.
     """
     try:
         (sys_flag,) = I32.unpack_from(buffer, at + SYS_FLAG_AT)
@@ -348,9 +346,9 @@ def decode_record(buffer: Readable, at: int = 0) -> Message:
 
 
 def encode_message(message: Message) -> bytes:
-    """The record's bytes; its size and CRC are computed anew, and the host bits of its `sys_flag` set from the hosts.
+    """Encode a record; compute its size and CRC, and set the host bits of its `sys_flag` from the hosts.
 
-    Raises UsageError when a value has no room in its field.
+    UsageError if a value does not fit its field.
     """
     topic = message.topic.encode("utf-8")
     properties = message.raw_properties.encode("utf-8")
@@ -376,7 +374,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def encode_blank(room: int) -> bytes:
-    """The 8 bytes that close a segment with `room` bytes left (section 2.1); the rest stays as it is."""
+    """Return the 8 bytes that end a segment with `room` bytes left (section 2.1); the bytes after them stay as they are."""
     if room < BLANK_HEADER_BYTES:
         raise UsageError(f"a blank needs {BLANK_HEADER_BYTES} bytes, {room} are left")
     return BEGIN.pack(room, BLANK_MAGIC)
@@ -389,7 +387,7 @@ MEMBER_OVERHEAD_BYTES = _MEMBER_HEAD.size + I16.size
 
 @dataclass(frozen=True, slots=True)
 class BatchMember:
-    """One message of a batch; topic, queue and hosts are the batch's."""
+    """One message of a batch; the batch has topic, queue and hosts."""
 
     body: bytes
     flag: int = 0
@@ -397,7 +395,7 @@ class BatchMember:
 
 
 def encode_batch(members: Iterable[BatchMember]) -> bytes:
-    """MessageDecoder.encodeMessages; UsageError for properties that the length field cannot hold."""
+    """Encode a batch, as MessageDecoder.encodeMessages; UsageError if a member's properties exceed the length field."""
     pieces: list[bytes] = []
     for member in members:
         properties = member.properties_text.encode()
@@ -414,7 +412,7 @@ def encode_batch(members: Iterable[BatchMember]) -> bytes:
 
 
 def decode_batch(data: bytes) -> list[BatchMember]:
-    """The members of an encoded batch; FormatError if a length does not fit."""
+    """Decode a batch into its members; FormatError if a length is wrong."""
     members: list[BatchMember] = []
     at = 0
     while at < len(data):
@@ -436,17 +434,17 @@ def decode_batch(data: bytes) -> list[BatchMember]:
 
 
 def encode_properties(properties: Mapping[str, str | None]) -> str:
-    """The text in the mapping's own order, no separator at the end; a None value is left out."""
+    """Encode properties in the mapping's order, without None values and without a separator at the end."""
     return PROPERTY_SEPARATOR.join(
         f"{name}{NAME_VALUE_SEPARATOR}{value}" for name, value in properties.items() if value is not None
     )
 
 
 def decode_properties(text: str) -> dict[str, str]:
-    """Name -> value as MessageDecoder.string2messageProperties reads them.
+    """Decode properties as MessageDecoder.string2messageProperties does.
 
-    A piece without 0x01, with an empty name or an empty value is ignored; the first
-    0x01 splits; the last of equal names wins. A separator at the end (4.9.0) is accepted.
+    It ignores a piece without 0x01, or with an empty name or value, and splits at the first 0x01. The last of equal
+    names wins. A separator at the end (4.9.0) is accepted.
     """
     found: dict[str, str] = {}
     for piece in text.split(PROPERTY_SEPARATOR):
@@ -457,19 +455,19 @@ def decode_properties(text: str) -> dict[str, str]:
 
 
 def split_keys(keys: str | None) -> list[str]:
-    """The words of KEYS: split at single spaces, empty words skipped."""
+    """Return the words of KEYS: split at single spaces, without empty words."""
     return [word for word in keys.split(KEY_SEPARATOR) if word] if keys else []
 
 
 def index_keys(properties: Mapping[str, str]) -> list[str]:
-    """What the index holds for a record, in its order: UNIQ_KEY first, then each word of KEYS."""
+    """Return the keys of a record in the order of the index: UNIQ_KEY, then each word of KEYS."""
     uniq_key = properties.get(PROPERTY_UNIQ_KEY)
     words = split_keys(properties.get(PROPERTY_KEYS))
     return [uniq_key, *words] if uniq_key else words
 
 
 def is_wait_store_ok(properties: Mapping[str, str]) -> bool:
-    """Message.isWaitStoreMsgOK: True when WAIT is absent or `true` in any case."""
+    """Return Message.isWaitStoreMsgOK: whether WAIT is absent or `true` in any case."""
     return properties.get(PROPERTY_WAIT, "true").lower() == "true"
 
 
@@ -478,13 +476,13 @@ _HASH_MAP_BUCKETS_MIN = 16
 
 
 def string_hash(text: str) -> int:
-    """`String.hashCode`: h = 31 h + c over UTF-16 units, wrapped to a signed 32-bit number."""
+    """Return `String.hashCode`: h = 31 h + c over UTF-16 units, wrapped to a signed 32-bit number."""
     value = 0
     units: Iterable[int]
     if text.isascii():
         units = text.encode("ascii")
     else:
-        # surrogatepass: a Java string may hold a lone surrogate, and hashes it as it is.
+        # surrogatepass: a Java string may contain a lone surrogate and hashes it like any other unit.
         wide = text.encode("utf-16-be", "surrogatepass")
         units = [wide[i] << 8 | wide[i + 1] for i in range(0, len(wide), 2)]
     for unit in units:
@@ -493,21 +491,21 @@ def string_hash(text: str) -> int:
 
 
 def tags_code(tags: str | None) -> int:
-    """The tags code of a queue entry (section 8.2): the text's hash, 0 for no tags."""
+    """Return the tags code of a queue entry (section 8.2): the hash of the tags, 0 without tags."""
     return string_hash(tags) if tags else 0
 
 
 def index_key_hash(topic: str, key: str) -> int:
-    """The hash an index entry holds (IndexService.indexKeyHashMethod): |hash|, and 0 for the smallest int."""
+    """Return the hash in an index entry (IndexService.indexKeyHashMethod): |hash|, and 0 for the smallest int."""
     value = string_hash(f"{topic}{INDEX_KEY_SEPARATOR}{key}")
     return 0 if value == _INT_MIN else abs(value)
 
 
 def hash_map_order(names: Iterable[str]) -> list[str]:
-    """`names`, put into a new java.util.HashMap in this order, as its iteration gives them (all different).
+    """Return the order in which a new java.util.HashMap iterates over `names` (all different), inserted in this order.
 
-    Where RocketMQ makes a property text anew out of a map, this is the order on disk:
-    by bucket, in a bucket as they came. (A bucket of more than eight would be a tree.)
+    This is the order on disk if RocketMQ encodes a property text from a map: by bucket, and in a bucket by insertion.
+    (A bucket of more than eight names would be a tree.)
     """
     names = list(names)
     buckets = _HASH_MAP_BUCKETS_MIN
@@ -524,4 +522,4 @@ def _spread_hash(name: str) -> int:
 
 
 _KNOWN_CHARS_MAX = 64
-_known_hash = functools.lru_cache(maxsize=1024)(_spread_hash)  # names of properties are mostly the same few
+_known_hash = functools.lru_cache(maxsize=1024)(_spread_hash)  # most messages have the same few property names

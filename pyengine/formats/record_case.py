@@ -5,11 +5,11 @@
     blank            the filler that closes a segment
     zeroes           never written: the normal end of the log
     range_end        fewer than 8 bytes are left: no header fits
-    foreign          random bytes, or the head of a record whose second half alone was written
-    overrun          a size that reaches beyond the bytes there are: garbage, or a short range
+    foreign          random bytes, or a record of which only the second half was written
+    overrun          a size that exceeds the available bytes: garbage, or a short range
     torn             lengths that do not add up: a crash inside a write
-    offset_mismatch  a whole record of another place: stale bytes
-    bad_crc          the body is not what was written
+    offset_mismatch  a whole record with another offset: stale bytes
+    bad_crc          the body differs from what was written
     bad_text         topic or properties hold NULs or are not UTF-8: a page that was lost
 
 RocketMQ knows message and blank and stops at everything else
@@ -59,7 +59,7 @@ class CaseLabel(enum.StrEnum):
 
 
 class Decision(enum.Enum):
-    """What a walk through the log does next."""
+    """What a walk over the log does next."""
 
     KEEP = "keep"
     NEXT_FILE = "next_file"
@@ -77,7 +77,7 @@ class Magic(enum.Enum):
 
 
 class Size(enum.Enum):
-    """The total-size field against the room and against the record's own lengths."""
+    """Whether the total-size field agrees with the available bytes and with the record's own lengths."""
 
     FITS = "fits"
     TOO_BIG = "too_big"
@@ -85,21 +85,21 @@ class Size(enum.Enum):
 
 
 class Place(enum.Enum):
-    """The record's own physical-offset field against where it is; OWN when nothing is known."""
+    """Whether the record's physical-offset field agrees with its position; OWN if the position is unknown."""
 
     OWN = "own"
     OTHER = "other"
 
 
 class Crc(enum.Enum):
-    """The body against its CRC; GOOD when not asked or when the body is empty, as in RocketMQ."""
+    """Whether the body has its CRC; GOOD if not checked or if the body is empty, as in RocketMQ."""
 
     GOOD = "good"
     BAD = "bad"
 
 
 class Text(enum.Enum):
-    """Topic and properties; CLEAN when not asked."""
+    """Whether topic and properties are valid text; CLEAN if not checked."""
 
     CLEAN = "clean"
     DIRTY = "dirty"
@@ -107,7 +107,7 @@ class Text(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row: None stands for any value."""
+    """One row of the table; None stands for any value."""
 
     label: CaseLabel
     magic: Magic
@@ -146,17 +146,16 @@ RECORD_CASES = (
 def classify(
     buffer: Readable, at: int, room: int, physical_offset: int | None = None, *, check_crc: bool = True, strict: bool = False
 ) -> Case:
-    """The one row of RECORD_CASES that fits byte `at`, of which `room` bytes may be looked at.
+    """Return the one row of RECORD_CASES for the bytes at `at`, of which it reads `room` at most.
 
-    `physical_offset` is where the byte is in the whole log (None: not checked).
-    `strict` also judges the text, as for bytes that a power cut may have thinned out.
-    Never raises for any content; `at + room` must lie inside the buffer.
+    `physical_offset` is the offset of that byte in the whole log (None: not checked). `strict` also checks the text, for
+    bytes of which a power cut may have lost pages. No content raises an exception; `at + room` must lie inside the buffer.
     """
     return find_case(*_state(buffer, at, room, physical_offset, check_crc, strict))
 
 
 def find_case(magic: Magic, size: Size, place: Place, crc: Crc, text: Text) -> Case:
-    """The row for a state; a test holds that exactly one matches any."""
+    """Return the row for a state; a test proves that exactly one row matches each state."""
     return next(case for case in RECORD_CASES if case.matches(magic, size, place, crc, text))
 
 
@@ -205,11 +204,10 @@ def _is_clean(data: Readable) -> bool:
 
 
 class WalkResult(NamedTuple):
-    """Where a walk ended, and what it passed.
+    """The result of a walk: where it stopped and why, and what it has counted.
 
-    `end_offset` is the whole-log offset of the first byte that is not part of a passed
-    record: for a blank the blank's own start. `reason` is why it went no further.
-    `records` counts the blank, `messages` does not. Store times are -1 without messages.
+    `end_offset` is the physical offset of the first byte after the walked records; a blank is not part of them. `reason`
+    is why it stopped. `records` counts the blank, `messages` does not. Store times are -1 without messages.
     """
 
     end_offset: int
@@ -223,9 +221,9 @@ class WalkResult(NamedTuple):
 def walk(
     view: Readable, base_offset: int, start: int, end: int, *, check_crc: bool = True, strict: bool = False
 ) -> WalkResult:
-    """Walk the records in [start, end), whole-log offsets inside the segment that `view` holds from `base_offset` on.
+    """Walk the records in [start, end), physical offsets in the segment that `view` holds from `base_offset` on.
 
-    Raises UsageError when the range does not lie inside the segment.
+    UsageError if the range does not lie inside the segment.
     """
     if not base_offset <= start <= end <= base_offset + len(view):
         raise UsageError(f"[{start}, {end}) does not lie in the segment at {base_offset} of {len(view)} bytes")
@@ -243,7 +241,7 @@ def walk(
 
 
 def iter_records(view: Readable, base_offset: int, start: int, end: int) -> Iterator[Message | int]:
-    """The messages of [start, end), then, if a blank closes them, its total size as a number. Stops at damage."""
+    """Yield the messages of [start, end), then the total size of a blank that ends them; stop at damage."""
     offset = start
     while True:
         case = classify(view, offset - base_offset, end - offset, None, check_crc=False)

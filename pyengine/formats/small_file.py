@@ -1,13 +1,12 @@
-"""Small files read whole (config/*, checkpoint, notes): their bytes, the checksum in them, their JSON (section 12).
+"""Reads small files whole (config/*, checkpoint, notes); their checksum and their JSON (section 12).
 
-Reading never waits and is bounded: opening a named pipe waits until a process writes to it, and a device
-may have no end, so anything that is no regular file is refused before a byte of it is read.
+Reads are bounded and never wait. Opening a named pipe waits for a writer, and a device may have no end, so
+anything but a regular file is refused before it is read.
 
-config/*.json is fastjson text, whose integer keys have no quotes. Reading accepts both forms; writing
-gives strict JSON, which RocketMQ reads too. These files have no place for a checksum, and one flipped
-bit can turn a number into another: a sealed file ends with a line of 32 blanks and tabs. Blanks after a
-document mean nothing in JSON, so RocketMQ reads a sealed file as it is. A file without that line has no
-seal and is accepted: RocketMQ or an editor wrote it.
+config/*.json is fastjson text, whose integer keys have no quotes. Reading accepts both forms; writing produces strict
+JSON, which RocketMQ reads too. JSON has no place for a checksum, and one flipped bit can turn a number into another, so a
+sealed file ends with a line of 32 blanks and tabs that encode a CRC-32. RocketMQ ignores blanks after the document. A
+file without that line was written by RocketMQ or an editor, and is accepted.
 
 The checkpoint file: three store times in the first 24 of 4096 bytes (section 11).
 """
@@ -29,12 +28,12 @@ from pyengine.errors import EngineError, FormatError
 from pyengine.formats.constants import CHECKPOINT_BYTES, CHECKPOINT_MARGIN_MS, Readable
 
 SMALL_FILE_BYTES_MAX = 256 << 20
-TRANSIENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of an open: the process lacks something, nothing is wrong with the file
+TRANSIENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of open(): the process lacks a resource, the file may be fine
 _PIECE_BYTES = 1 << 20
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
-    """A descriptor to read from; OSError where there is no file, or none that is regular. Never waits."""
+    """Open a regular file for reading, without waiting; return a descriptor. OSError if it does not exist or is not regular."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(descriptor).st_mode
@@ -49,7 +48,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 
 def open_private(path: str | os.PathLike[str], what: str, setting: str, refused: type[EngineError]) -> BinaryIO:
-    """A file that holds a secret, open for reading; OSError as above, and `refused` where others than its owner can use the secret."""
+    """Open a file that holds a secret; OSError as open_regular(), and `refused` if another user can read it."""
     file = open(open_regular(path), "rb")
     status = os.fstat(file.fileno())
     fault = ""
@@ -65,10 +64,10 @@ def open_private(path: str | os.PathLike[str], what: str, setting: str, refused:
 
 
 def read_small_file(path: str | os.PathLike[str], bytes_max: int = SMALL_FILE_BYTES_MAX) -> bytes:
-    """All of it; OSError, whose `strerror` says why, also for what is no regular file or longer than `bytes_max`."""
+    """Return the whole content; OSError, also if the file is not regular or longer than `bytes_max` (`strerror` says so)."""
     found, room = bytearray(), bytes_max + 1
     with open(open_regular(path), "rb", buffering=0) as file:
-        while room and (piece := file.read(min(room, _PIECE_BYTES))):  # memory is taken for what there is, not for what may be
+        while room and (piece := file.read(min(room, _PIECE_BYTES))):  # in pieces: read(room) would allocate `room` bytes
             found += piece
             room -= len(piece)
     if not room:
@@ -77,7 +76,7 @@ def read_small_file(path: str | os.PathLike[str], bytes_max: int = SMALL_FILE_BY
 
 
 def read_small_text(path: str | os.PathLike[str]) -> str:
-    """All of it as UTF-8 text with \\n at the ends of its lines; OSError as above, or UnicodeDecodeError."""
+    """Return the whole content as UTF-8 text with \\n line ends; OSError as read_small_file(), or UnicodeDecodeError."""
     return io.TextIOWrapper(io.BytesIO(read_small_file(path)), encoding="utf-8").read()
 
 
@@ -87,13 +86,13 @@ _SEAL = re.compile(rb"\n([ \t]{32})\n?\Z")
 
 
 def seal(text: str) -> str:
-    """`text`, which ends with a newline, and the line that holds the CRC-32 of its UTF-8 bytes, high bit first."""
+    """Return `text`, which ends with a newline, and a line that encodes the CRC-32 of its UTF-8 bytes, high bit first."""
     number = zlib.crc32(text.encode("utf-8"))
     return text + "".join(_ONE if number >> bit & 1 else _ZERO for bit in reversed(range(_BITS))) + "\n"
 
 
 def check_seal(content: bytes) -> bool:
-    """Whether the bytes carry a seal; FormatError when it is not theirs."""
+    """Return whether the bytes have a seal; FormatError if it does not match them."""
     found = _SEAL.search(content)
     if found is None:
         return False
@@ -103,9 +102,9 @@ def check_seal(content: bytes) -> bool:
     return True
 
 
-# Raised by reading a damaged or forged document: no JSON, values of other types, nesting or numbers without end.
+# What a damaged or forged document raises: it is no JSON, has other types, deep nesting or very long numbers.
 PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-# A string (left alone), or an unquoted integer key after { or , and before a colon.
+# A string, which stays as it is, or an unquoted integer key after { or , and before a colon.
 _STRING_OR_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
 
 
@@ -114,15 +113,15 @@ def _quote_key(found: re.Match[str]) -> str:
 
 
 def decode_config(text: str) -> Any:
-    """The value of the text; every key comes as text. FormatError when it is not JSON."""
+    """Decode JSON or fastjson text; every key becomes text. FormatError if it is neither."""
     try:
         return json.loads(_STRING_OR_KEY.sub(_quote_key, text))
-    except (ValueError, RecursionError) as error:  # the latter: brackets nested without end
+    except (ValueError, RecursionError) as error:  # RecursionError: brackets that are nested too deeply
         raise FormatError(f"not the text of a config file: {error}") from error
 
 
 def encode_config(value: Any) -> str:
-    """Strict JSON, tab-indented like RocketMQ's own files, with a line end."""
+    """Encode strict JSON, indented with tabs like RocketMQ's files, with a newline at the end."""
     return json.dumps(value, indent="\t", ensure_ascii=False) + "\n"
 
 
@@ -131,7 +130,7 @@ _TIMES = struct.Struct(">qqq")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Store times in ms: what is older is on the disk. Each may lag, none may be ahead."""
+    """Store times in ms: older records are on the disk. Each may be too small, none too large."""
 
     physic_msg_timestamp_ms: int = 0
     logics_msg_timestamp_ms: int = 0
@@ -139,24 +138,24 @@ class Checkpoint:
 
     @property
     def min_timestamp_ms(self) -> int:
-        """StoreCheckpoint.getMinTimestamp: 3 s before the older of log and queues, never below 0."""
+        """Return StoreCheckpoint.getMinTimestamp: 3 s before the smaller time of log and queues, at least 0."""
         return max(0, min(self.physic_msg_timestamp_ms, self.logics_msg_timestamp_ms) - CHECKPOINT_MARGIN_MS)
 
     @property
     def min_timestamp_index_ms(self) -> int:
-        """StoreCheckpoint.getMinTimestampIndex."""
+        """Return StoreCheckpoint.getMinTimestampIndex."""
         return min(self.min_timestamp_ms, self.index_msg_timestamp_ms)
 
 
 def pack_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """4096 bytes."""
+    """Return the 4096 bytes of the file."""
     return _TIMES.pack(
         checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms, checkpoint.index_msg_timestamp_ms
     ).ljust(CHECKPOINT_BYTES, b"\0")
 
 
 def unpack_checkpoint(data: Readable) -> Checkpoint:
-    """The three times; FormatError when the file is shorter than they are."""
+    """Return the three times; FormatError if the file is too short for them."""
     try:
         return Checkpoint(*_TIMES.unpack_from(data))
     except struct.error as error:

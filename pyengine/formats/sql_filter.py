@@ -1,8 +1,8 @@
-"""Conditions on a message's properties in SQL92, as RocketMQ's brokers evaluate them (rocketmq-filter: SelectorParser).
+"""SQL92 conditions on a message's properties, as RocketMQ's brokers evaluate them (rocketmq-filter: SelectorParser).
 
-It owns the grammar and the rules of comparison, which are Java's: a property is text or absent; text becomes a number only
-beside a number; a comparison that cannot be made (`'abc' > 5`) makes the whole condition false, not only its part;
-absent is neither true nor false. It knows nothing of stores. A condition that was made is safe for several threads.
+The rules of comparison are those of RocketMQ's Java code. A property is text or absent. Text is converted to a number only
+if it is compared with one; a comparison that fails (`'abc' > 5`) makes the whole condition false, not only its part. A
+comparison with an absent property is neither true nor false. Several threads may use one SqlFilter.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pyengine.arguments import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN
 from pyengine.errors import UsageError
 
 TEXT_MAX_CHARS = 16 * 1024
-DEPTH_MAX = 50     # brackets, NOT and signs within each other; each takes some frames of the interpreter's stack
+DEPTH_MAX = 50     # nested brackets, NOT and signs; each takes some frames of the interpreter's stack
 CHAINED_MAX = 100  # comparisons of a comparison, as in `a = b = c`, in one condition
 
-_LONG_DIGITS = 19  # int() itself refuses texts of thousands of digits with an error
+_LONG_DIGITS = 19  # checked first, because int() raises an error for thousands of digits
 
 _TOKENS = re.compile(
     r"""(?P<skip>[ \t\n\r\f]+ | --[^\r\n]*(?:\r\n|\n|\r) | /\*[^*]*\*(?:\*|[^*/][^*]*\*)*/)
@@ -56,7 +56,7 @@ _Evaluate = Callable[[Properties], Value]
 
 
 class _Expression(NamedTuple):
-    """A part of a condition: what it gives, and what the rules for its neighbours have to know."""
+    """A part of a condition: its evaluation, and what the grammar must know of it."""
 
     evaluate: _Evaluate
     is_boolean: bool = False
@@ -68,8 +68,8 @@ class _Expression(NamedTuple):
 class SqlFilter:
     """A condition such as `price > 5 AND region = 'eu'`; `matches()` tells whether a message's properties meet it.
 
-    UsageError says what is wrong with the text and where. A broker reads a text up to the first whole condition and ignores
-    what comes after it: `ignores_rest` does so too, otherwise such a text is refused.
+    UsageError says what is wrong with the text and where. A broker reads the first whole condition and ignores the text
+    after it; `ignores_rest` does the same, otherwise such a text raises UsageError.
     """
 
     def __init__(self, text: str, *, ignores_rest: bool = False) -> None:
@@ -79,7 +79,7 @@ class SqlFilter:
         self._evaluate = _Parser(text, ignores_rest).condition().evaluate
 
     def matches(self, properties: Properties) -> bool:
-        """Whether the condition is true for these properties; what is false, unknown or cannot be compared is not."""
+        """Return whether the condition is true for these properties: not false, not unknown, and without a failed comparison."""
         try:
             return self._evaluate(properties) is True
         except _NoAnswerError:
@@ -90,7 +90,7 @@ class SqlFilter:
 
 
 class _Parser:
-    """Reads one text from left to right, one token ahead, by one method for each level of precedence."""
+    """Parses one text by recursive descent with one token of lookahead and one method for each level of precedence."""
 
     def __init__(self, text: str, ignores_rest: bool) -> None:
         self._text = text
@@ -103,7 +103,7 @@ class _Parser:
         self._advance()
 
     def condition(self) -> _Expression:
-        """The whole text."""
+        """Parse the whole text."""
         whole = self._boolean(self._or())
         if self._kind != "end" and not self._ignores_rest:
             raise self._error(f"{self._token!r} cannot follow a whole condition")
@@ -306,7 +306,7 @@ def _both(parts: list[_Expression]) -> _Expression:
 
 
 def _first(parts: list[_Expression], decisive: bool) -> _Expression:
-    """`decisive` once a part is that, and the parts after it are not asked; else unknown if one is; else the other value."""
+    """Evaluate parts up to the first one that is `decisive`; without one return unknown if a part is, else the other value."""
     asked = [part.evaluate for part in parts]
 
     def evaluate(properties: Properties) -> Value:
@@ -330,7 +330,7 @@ def _not(part: _Expression) -> _Expression:
 
 
 def _cast(part: _Expression) -> _Expression:
-    """A property alone: its value is text, never true, also where it is 'true'."""
+    """Convert a property alone to a condition: its value is text and never true, not even 'true'."""
     return _Expression(lambda properties: None if part.evaluate(properties) is None else False, is_boolean=True)
 
 
@@ -393,7 +393,7 @@ def _compared(left: _Expression, right: _Expression, symbol: str) -> _Expression
 
 
 def _compare(first: Value, second: Value) -> int:
-    """Java's compareTo after RocketMQ's conversions: less than, equal to or more than 0."""
+    """Compare as Java's compareTo after RocketMQ's conversions; return a number below, equal to or above 0."""
     if isinstance(first, bool) or isinstance(second, bool):
         if isinstance(first, str):
             first = first.lower() == "true"
@@ -413,7 +413,7 @@ def _compare(first: Value, second: Value) -> int:
 
 
 def _like(text: str, number: int | float) -> int | float:
-    """The number that the text says, of the other side's class."""
+    """Convert text to a number of the other side's class."""
     if isinstance(number, float):
         return _java_double(text)
     low, high = (INT32_MIN, INT32_MAX) if isinstance(number, _Int) else (INT64_MIN, INT64_MAX)
@@ -440,7 +440,7 @@ def _java_double(text: str) -> float:
 
 
 def _order_of_doubles(first: float, second: float) -> int:
-    """Double.compareTo: -0.0 is less than 0.0, NaN is equal to itself and more than all."""
+    """Compare as Double.compareTo: -0.0 is less than 0.0; NaN equals itself and is greater than all others."""
     if math.isnan(first) or math.isnan(second):
         return int(math.isnan(first)) - int(math.isnan(second))
     if first == second == 0:

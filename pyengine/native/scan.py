@@ -1,13 +1,11 @@
 """Walks through the records of a segment, and their columns in Arrow's layout (csrc/scan, record, columns, tally .cdef.h).
 
-A `view` is any object with the buffer protocol whose first byte is at the
-physical offset `base_offset`: an mmap, a memoryview, bytes. Offsets are
-physical: of the whole commit log. Nothing outside the given range is looked at,
-whatever the bytes say, and damage is an answer, never an exception.
+A `view` is any object with the buffer protocol (an mmap, a memoryview, bytes) whose first byte is at the physical
+offset `base_offset`. Offsets are physical, of the whole commit log. A walk reads nothing outside the given range,
+whatever the bytes say, and returns damage as a reason, never as an exception.
 
-A `ColumnScanner` turns the records of a range, or those that consume-queue entries
-name, into batches of buffers; a `TallyScanner` counts them in groups. Nothing of Arrow is
-imported here: a buffer is any object that `allocate` made, with its address.
+A `ColumnScanner` turns the records of a range, or those that consume-queue entries name, into batches of buffers; a
+`TallyScanner` counts them in groups. This module does not import Arrow: `allocate` makes the buffers, and
 pyengine.storage.arrow makes Arrow arrays of them.
 """
 
@@ -59,11 +57,10 @@ def walk(
 ) -> WalkResult:
     """Walk the records that begin in [start, end), in the segment that `view` holds.
 
-    Nothing at or above `limit` (default: `end`) is looked at; a record that reaches
-    beyond it is an `overrun`. For a blank the end is the blank's own start. `strict` also
-    judges topic and properties (UTF-8 without NUL), as for bytes that a power cut may have thinned out. `check_offset`: a record
-    that names another offset than its own is an `offset_mismatch`. Raises UsageError
-    when the range does not lie inside the view.
+    The walk reads nothing at or above `limit` (default: `end`); a record that extends beyond it is an `overrun`. If a
+    blank ends the walk, `end_offset` is the blank's start. `strict` also checks topic and properties (UTF-8 without NUL),
+    for bytes of which a power cut may have lost pages. `check_offset`: a record that names another offset than its own is
+    an `offset_mismatch`. UsageError if the range does not lie inside the view.
     """
     data, limit = _bounded(view, base_offset, start, end, limit)
     checks = (
@@ -87,12 +84,11 @@ def walk(
 def sync(
     view: Buffer, base_offset: int, from_: int, end: int, *, limit: int | None = None, certain: bool = False
 ) -> int | None:
-    """The first record that begins in [from_, end), or None; reads nothing at or above `limit` (default: `end`).
+    """Return the first record that begins in [from_, end), or None; read nothing at or above `limit` (default: `end`).
 
-    The record is known by its lengths, by naming its own offset, and by what follows
-    it. A body that was made to look like a record at the very offset it got deceives
-    this; `certain` walks from the segment's beginning instead, which nothing deceives,
-    at the cost of reading every header before `from_`.
+    A record is recognized by its lengths, by its own offset, and by what follows it. A body that imitates a record at
+    exactly its own offset can deceive this. `certain` walks from the segment's beginning instead: nothing deceives that,
+    but it reads every header before `from_`.
     """
     data, limit = _bounded(view, base_offset, from_, end, limit)
     if certain:
@@ -111,7 +107,7 @@ def sync(
 def classify(
     view: Buffer, at: int, room: int, physical_offset: int | None = None, *, check_crc: bool = True, strict: bool = False
 ) -> str:
-    """The one of REASONS that fits byte `at` of the view, of which `room` bytes may be looked at."""
+    """Return the one of REASONS for the bytes at `at` in the view, of which it reads `room` at most."""
     data = ffi.from_buffer("uint8_t[]", view)
     if at < 0 or room < 0 or at + room > len(data):
         raise UsageError(f"[{at}, {at + room}) does not lie in {len(data)} bytes")
@@ -124,7 +120,7 @@ def classify(
 
 
 def body_crc(body: Buffer) -> int:
-    """CRC-32 of a body without the sign bit; 0 for an empty one."""
+    """Return the CRC-32 of a body without the sign bit; 0 for an empty one."""
     data = ffi.from_buffer("uint8_t[]", body)
     return lib.ms_record_body_crc(data, len(data))
 
@@ -140,7 +136,7 @@ def _bounded(view: Buffer, base_offset: int, start: int, end: int, limit: int | 
 
 
 class QueueEntries(NamedTuple):
-    """Whole entries of one queue in a row, as bytes; the first has the queue offset `first`."""
+    """Consecutive entries of one queue, as bytes; the first has the queue offset `first`."""
 
     topic: str
     queue_id: int
@@ -151,7 +147,7 @@ class QueueEntries(NamedTuple):
 def count_matching_entries(
     view: Buffer, base_offset: int, limit: int, entries: QueueEntries, *, after: int, check_tags: bool
 ) -> int:
-    """How many of `entries` in a row point to their own record in [base_offset, limit)."""
+    """Count the first of `entries` that each name a record of this queue and queue offset in [base_offset, limit)."""
     log = bounded(view, base_offset, base_offset, limit)
     name = entries.topic.encode("utf-8")
     data = ffi.from_buffer("uint8_t[]", entries.data)
@@ -161,7 +157,7 @@ def count_matching_entries(
 
 
 def broken_chain(file: Buffer, layout: IndexLayout, count: int) -> int:
-    """0, or the first entry below `count` that is not chained as it must be, or -1 - slot."""
+    """Return 0, or the first entry below `count` with a wrong chain, or -1 - slot for a wrong slot."""
     data = ffi.from_buffer("uint8_t[]", file)
     if len(data) != layout.size_bytes or not 1 <= count <= layout.max_index_num:
         raise UsageError(f"{count} entries of an index file of {len(data)} bytes do not fit {layout}")
@@ -170,7 +166,7 @@ def broken_chain(file: Buffer, layout: IndexLayout, count: int) -> int:
 
 
 def first_orphan_key(view: Buffer, base_offset: int, limit: int, file: Buffer, layout: IndexLayout, first: int, end: int) -> int:
-    """The first entry of [first, end) of an index file that no record of [base_offset, limit) has a key for, or `end`."""
+    """Return the first entry in [first, end) of an index file that is no key of a record in [base_offset, limit), or `end`."""
     log = bounded(view, base_offset, base_offset, limit)
     data = ffi.from_buffer("uint8_t[]", file)
     if not 0 <= first <= end <= layout.max_index_num or len(data) != layout.size_bytes:
@@ -179,15 +175,12 @@ def first_orphan_key(view: Buffer, base_offset: int, limit: int, file: Buffer, l
 
 
 def count_keys(view: Buffer, base_offset: int, start: int, end: int) -> int:
-    """How many keys the records of [start, end) have for the index."""
+    """Count the index keys of the records of [start, end)."""
     return lib.ms_check_count_keys(bounded(view, base_offset, start, end), base_offset, start, end)
 
 
 def bounded(view: Buffer, base_offset: int, start: int, end: int) -> Array[int]:
-    """A pointer to the view's bytes (as a context manager it releases them).
-
-    UsageError when [start, end) does not lie in it.
-    """
+    """Return a pointer to the view's bytes, which releases them as a context manager; UsageError if [start, end) is outside."""
     data = ffi.from_buffer("uint8_t[]", view)
     if not base_offset <= start <= end <= base_offset + len(data):
         raise UsageError(f"[{start}, {end}) does not lie in the segment at {base_offset} of {len(data)} bytes")
@@ -237,7 +230,7 @@ _new_raw = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 def column_kind(name: str) -> str:
-    """int32, int64, timestamp (microseconds, UTC), string or binary; UsageError for an unknown column."""
+    """Return a column's type: int32, int64, timestamp (microseconds, UTC), string or binary; UsageError if unknown."""
     if name in _NUMBERS:
         return _NUMBERS[name][1]
     if name in _TEXTS:
@@ -248,7 +241,7 @@ def column_kind(name: str) -> str:
 
 
 class ColumnBuffer(NamedTuple):
-    """Memory of at least the length asked for: the object that keeps it, and where it is."""
+    """Memory of at least the requested length: the object that owns it, and its address."""
 
     owner: object
     address: int
@@ -267,7 +260,7 @@ class ColumnData(NamedTuple):
 
 
 class RawBatch(NamedTuple):
-    """`first_offset` and `end_offset` bound the bytes that were passed for this batch, wanted rows or not."""
+    """Columns of some rows; [`first_offset`, `end_offset`) is the range that was read for them, with unwanted rows."""
 
     rows: int
     columns: list[ColumnData]
@@ -276,7 +269,7 @@ class RawBatch(NamedTuple):
 
 
 def allocate_plain(length: int) -> ColumnBuffer:
-    """Memory of cffi's, not cleared."""
+    """Allocate memory with cffi, without clearing it."""
     memory = _new_raw("uint8_t[]", max(length, 1))
     return ColumnBuffer(memory, int(ffi.cast("uintptr_t", memory)))
 
@@ -289,12 +282,11 @@ EVERY_OFFSET = (INT64_MIN, INT64_MAX)
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """Which rows are wanted; all conditions hold together.
+    """The conditions on wanted rows; a row must meet all of them.
 
-    `choose_queue` is asked once for each queue that the scan meets (topic text that is
-    no UTF-8 comes with replacement characters). `tags`: the property TAGS is one of
-    them. Store times: start_ms <= time < end_ms. `queued_only`: without prepared and
-    rolled back messages, which are in no queue.
+    The scan calls `choose_queue` once for each queue that it meets (invalid UTF-8 in a topic becomes replacement
+    characters). `tags`: the property TAGS is one of them. Store times: start_ms <= time < end_ms. `queued_only` leaves out
+    prepared and rolled back messages, which are in no queue.
     """
 
     choose_queue: ChooseQueue | None = None
@@ -305,14 +297,14 @@ class RowFilter:
 
 
 def choose_topics(topics: Iterable[str], queue_ids: Iterable[int] | None = None) -> ChooseQueue:
-    """Whole queues of these topics, of all or some ids."""
+    """Return a `choose_queue` for whole queues of these topics, with all or the given ids."""
     wanted = frozenset(topics)
     ids = None if queue_ids is None else frozenset(queue_ids)
     return lambda topic, queue_id: EVERY_OFFSET if topic in wanted and (ids is None or queue_id in ids) else None
 
 
 class ColumnScanner:
-    """Makes batches of the given columns. Not for several scans at once: the selected rows are in its own memory."""
+    """Makes batches of the given columns; one scan at a time, since it keeps the selected rows in its own memory."""
 
     def __init__(
         self,
@@ -347,16 +339,15 @@ class ColumnScanner:
 
     @property
     def position(self) -> int:
-        """Where the last scan stopped: its end, or the record that `reason` is about."""
+        """The offset at which the last scan stopped: its end, or the record that `reason` is about."""
         return self._selection.position
 
     def scan(self, view: Buffer, base_offset: int, start: int, end: int, limit: int | None = None) -> Iterator[RawBatch]:
-        """The records that begin in [start, end), in the segment that `view` holds from `base_offset` on.
+        """Yield the records that begin in [start, end), in the segment that `view` holds from `base_offset` on.
 
-        A record begins at `start` (see native.scan.sync). Nothing at or above `limit`
-        (default: `end`) is looked at. Afterwards `reason` says why it went no further:
-        `range_end` at the end, `blank`, or what is wrong at `position` (see
-        native.scan.REASONS). Raises UsageError when the range does not lie in the view.
+        `start` must be the beginning of a record (see native.scan.sync). The scan reads nothing at or above `limit` (default:
+        `end`). Afterwards `reason` says why it stopped: `range_end`, `blank`, or what is wrong at `position` (see
+        native.scan.REASONS). UsageError if the range does not lie in the view.
         """
         data, limit = _bounded(view, base_offset, start, end, limit)
         selection = self._selection
@@ -373,11 +364,10 @@ class ColumnScanner:
                 yield RawBatch(selection.rows, self._fill(selection.rows), first, selection.position)
 
     def gather(self, view: Buffer, base_offset: int, entries: Buffer, limit: int | None = None) -> Iterator[RawBatch]:
-        """The records that consume-queue `entries` (20 bytes each) name, in their order; all lie in this segment.
+        """Yield the records that consume-queue `entries` (20 bytes each) name, in their order; all lie in this segment.
 
-        An entry is used only if a whole record of its size is there that names its own
-        offset. Otherwise it stops there: `reason` says what is wrong at `position`,
-        `gathered` counts the entries before. Filler is left out.
+        Each entry must name a whole record of its size and with its own offset. At the first one that does not, the scan
+        stops: `reason` says what is wrong at `position`, `gathered` counts the entries before. It skips filler.
         """
         data = ffi.from_buffer("uint8_t[]", view)
         source = ffi.from_buffer("uint8_t[]", entries)
@@ -403,7 +393,7 @@ class ColumnScanner:
         return ffi.NULL if self._filter is None else self._filter.struct
 
     def _goes_on(self, code: int) -> bool:
-        """True when the same call is to be made again, for the rest."""
+        """Return whether the caller must repeat the call for the rest."""
         if code == lib.MS_COLUMNS_FULL:
             return True
         if code == lib.MS_COLUMNS_NEEDS_QUEUE and self._filter is not None:
@@ -416,7 +406,7 @@ class ColumnScanner:
         properties: ms_text = ffi.NULL
         properties_bad = True
         if self._property_at:
-            # Separators are ASCII: where the whole text is UTF-8, so is each value.
+            # Separators are ASCII: if the whole text is UTF-8, so is each value.
             whole = _new_raw("struct ms_text[]", rows)
             lib.ms_columns_texts(self._row_array, rows, lib.MS_COLUMN_PROPERTIES, whole)
             properties_bad = self._measure(whole, rows, True)[2]
@@ -487,21 +477,21 @@ TALLY_COLUMNS = {
     "queueId": (lib.MS_TALLY_QUEUE, "int32"),
     "step": (lib.MS_TALLY_STEP, "timestamp"),
 }
-_TALLY_ROWS = 1024  # selected at a time: few enough that the processor's cache still holds the records when they are counted
+_TALLY_ROWS = 1024  # selected at a time: so few that the records are still in the processor's cache when they are counted
 _TALLY_GROUPS = 8 * _TALLY_ROWS
 
 
 class TallyScanner(ColumnScanner):
-    """Counts the rows by topic and queue, by topic, or by topic and step of the store time: its batches have a row for each group.
+    """Counts rows by topic and queue, by topic, or by topic and interval of the store time: one row for each group.
 
-    A scan gives each group once, unless there are more than some thousands of them. Columns are `topic` and those of
-    TALLY_COLUMNS. `matches` is asked for the text of the properties of each row, which counts if it says so.
+    A scan yields each group once, unless there are more than some thousands. Columns are `topic` and those of
+    TALLY_COLUMNS. `matches` gets the property text of each row and returns whether the row counts.
     """
 
     def __init__(self, columns: Sequence[str], by: Literal["queue", "topic"] | int, *, matches: Callable[[str], bool] | None = None,
                  row_filter: RowFilter | None = None, batch_rows: int = BATCH_ROWS, verify_crc: bool = False,
                  allocate: Callable[[int], ColumnBuffer] = allocate_plain) -> None:
-        """`by` a number: microseconds of a step."""
+        """If `by` is a number, it is the interval of the store time in microseconds."""
         super().__init__((), row_filter=row_filter, batch_rows=min(batch_rows, _TALLY_ROWS), verify_crc=verify_crc, allocate=allocate)
         self._wanted = tuple(columns)
         self._matches = matches
@@ -516,11 +506,11 @@ class TallyScanner(ColumnScanner):
         lib.ms_tally_clear(self._tally)
 
     def scan(self, view: Buffer, base_offset: int, start: int, end: int, limit: int | None = None) -> Iterator[RawBatch]:
-        """The groups of the records that begin in [start, end), as ColumnScanner.scan."""
+        """Yield the groups of the records that begin in [start, end), as ColumnScanner.scan does records."""
         return self._counted(super().scan(view, base_offset, start, end, limit))
 
     def gather(self, view: Buffer, base_offset: int, entries: Buffer, limit: int | None = None) -> Iterator[RawBatch]:
-        """The groups of the records that consume-queue `entries` name, as ColumnScanner.gather."""
+        """Yield the groups of the records that consume-queue `entries` name, as ColumnScanner.gather does records."""
         return self._counted(super().gather(view, base_offset, entries, limit))
 
     def _counted(self, selected: Iterator[RawBatch]) -> Iterator[RawBatch]:
@@ -547,7 +537,7 @@ class TallyScanner(ColumnScanner):
         return []
 
     def _groups(self, first: int, end: int) -> RawBatch:
-        """All groups; it begins anew."""
+        """Return all groups, and clear them."""
         count = self._tally.group_count
         columns = []
         for name in self._wanted:
@@ -582,7 +572,7 @@ class _Filter:
         self._make_room(64, 4096)
 
     def learn(self, selection: ms_selection) -> None:
-        """Ask about the queue that the scan stopped at."""
+        """Ask `choose_queue` about the queue at which the scan stopped."""
         topic, queue_id = selection.unknown_topic, selection.unknown_queue_id
         length = selection.unknown_topic_bytes
         name = str(ffi.buffer(topic, length), "utf-8", "replace") if length else ""
@@ -608,20 +598,20 @@ class _Filter:
 
 
 def _is_property(column: str) -> bool:
-    """Whether it is property.<NAME> with a name that a property can have."""
+    """Return whether the column is property.<NAME> with a valid property name."""
     name = column[len(PROPERTY_PREFIX) :] if column.startswith(PROPERTY_PREFIX) else ""
     return bool(name) and not any(mark in name for mark in "\x00\x01\x02")
 
 
 def _property_name(column: str) -> str | None:
-    """The property whose value the column is, None for other columns."""
+    """Return the property of a column property.<NAME>, None for other columns."""
     if column.startswith(PROPERTY_PREFIX):
         return column[len(PROPERTY_PREFIX) :]
     return _PROPERTIES.get(column)
 
 
 def _texts(values: list[str]) -> tuple[ms_text, list[Array[int]]]:
-    """A `struct ms_text[]` of these texts, and what keeps its bytes."""
+    """Return a `struct ms_text[]` of these texts, and the objects that own its bytes."""
     kept = [ffi.from_buffer("uint8_t[]", value.encode()) for value in values]
     array = ffi.new("struct ms_text[]", max(1, len(values)))
     for at, data in enumerate(kept):

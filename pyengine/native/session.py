@@ -1,6 +1,6 @@
-"""One producer's session: its object, its guard in the writer, and the producer's end (csrc/session, producer .cdef.h and others).
+"""One producer's session: its shared object, the writer's guard, the producer's side (csrc/session, producer .cdef.h).
 
-The producer's end publishes entries and waits for their answers.
+The producer's side publishes entries and waits for their answers.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ RING_BYTES_MAX = 1 << 30
 
 
 def check_ring_bytes(ring_bytes: int) -> None:
-    """UsageError for what is no size of a ring."""
+    """Raise UsageError unless a ring can have this size."""
     if not RING_BYTES_MIN <= arguments.integer(ring_bytes, "ring_bytes") <= RING_BYTES_MAX or ring_bytes & (ring_bytes - 1):
         raise UsageError(f"ring_bytes = {ring_bytes}: give a power of two from {RING_BYTES_MIN} to {RING_BYTES_MAX}")
 
 
 def session_bytes(ring_bytes: int) -> int:
-    """Size of the object of a session with a ring of `ring_bytes` (a power of two)."""
+    """Return the size of a session's shared object with a ring of `ring_bytes` (a power of two)."""
     return lib.ms_session_bytes(ring_bytes)
 
 
 def view(memory: Buffer) -> ms_session:
-    """`struct ms_session *` over a writable mapping that the caller keeps alive."""
+    """Return an unchecked `struct ms_session *` over a writable mapping, which the caller keeps alive."""
     return ffi.cast("struct ms_session *", ffi.from_buffer(memory))
 
 
 def format_session(session: ms_session, ring_bytes: int, slot: int, generation: int, epoch: int) -> None:
-    """Make zeroed memory a session; readers accept it from here on."""
+    """Make zeroed memory a session; from then on other processes accept it."""
     lib.ms_session_format(session, ring_bytes, slot, generation, epoch)
 
 
 def check_session(session: ms_session, mapped_bytes: int) -> None:
-    """Raise EngineUnavailableError unless this is a session object of our layout."""
+    """Raise EngineUnavailableError unless this is a session object of this build's layout."""
     raise_layout_error("the session object", lib.ms_session_check(session, mapped_bytes))
 
 
 def install_guard(elsewhere: CData = ffi.NULL) -> None:
-    """Take SIGBUS for this process: a fault inside a guarded session lays zeros over it, any other goes on as before.
+    """Handle SIGBUS: a fault inside a guarded session maps private zeros over it; other faults are handled as before.
 
-    Those others are counted in `elsewhere`, a `uint64_t *` that outlives the process.
+    `elsewhere`, a `uint64_t *` that outlives the process, counts those other faults.
     """
     code = lib.ms_session_guard_install(elsewhere)
     if code:
@@ -67,12 +67,12 @@ def guard(slot: int, memory: CData, size_bytes: int) -> None:
 
 
 def unguard(slot: int) -> None:
-    """Forget it, before it is unmapped."""
+    """Remove the guard of a session, before it is unmapped."""
     lib.ms_session_guard_remove(slot)
 
 
 def is_broken(slot: int) -> bool:
-    """Whether the session's memory was taken away and private zeros are there now."""
+    """Return whether the session's memory was taken away and replaced by private zeros."""
     return bool(lib.ms_session_guard_broken(slot))
 
 
@@ -84,7 +84,7 @@ def count_producer(semaphore_id: int, by: int) -> None:
 
 
 def producer_count(semaphore_id: int) -> int:
-    """The number of living producers. OSError if there is no such semaphore."""
+    """Return the number of living producers; OSError if there is no such semaphore."""
     value = lib.ms_attach_count_get(semaphore_id)
     if value < 0:
         raise OSError(-value, os.strerror(-value))
@@ -119,9 +119,9 @@ ANSWER = struct.Struct("<QqqqqIIII")
 
 
 def pack_many(bodies: Sequence[bytes]) -> tuple[bytes, bytes]:
-    """The payload of a MANY entry in two pieces: lengths padded to 8 bytes, bodies end to end.
+    """Return the payload of a MANY entry in two pieces: the lengths, padded to 8 bytes, and the joined bodies.
 
-    TypeError for bodies that are no bytes, also for buffers whose items are wider than one byte.
+    TypeError for a body that is not bytes, or a buffer whose items are wider than one byte.
     """
     counts = array("I", map(len, bodies))
     joined = b"".join(bodies)
@@ -132,7 +132,7 @@ def pack_many(bodies: Sequence[bytes]) -> tuple[bytes, bytes]:
 
 
 class ProducerSession:
-    """Pointers of one open session; the caller keeps the mappings. Not thread-safe but for the waits.
+    """The producer's side of one open session, whose mappings the caller keeps; only the waits are thread-safe.
 
     `control` (read-only) and `session` are views over mappings; `semaphore` is the writer's latch
     semaphore (native.waiting.Latch.semaphore).
@@ -154,11 +154,11 @@ class ProducerSession:
         self._answer = memoryview(ffi.buffer(ffi.addressof(producer, "answer"), ANSWER.size))
 
     def front(self) -> tuple[int, int]:
-        """For pyengine._front: where this producer is, and the functions that put through it. Valid while this object is."""
+        """Return the addresses of this producer and of its put functions, for pyengine._front; valid while this object lives."""
         return int(ffi.cast("uintptr_t", self._producer)), int(ffi.cast("uintptr_t", lib.ms_producer_calls()))
 
     def answer(self) -> tuple[int, ...]:
-        """The last put's answer, a tuple in the order of ANSWER."""
+        """Return the last put's answer, a tuple in the order of ANSWER."""
         return ANSWER.unpack(self._answer)
 
     @property
@@ -172,7 +172,7 @@ class ProducerSession:
 
     @property
     def submitted_ns(self) -> int:
-        """When the last put that is waited for began, on the monotonic clock."""
+        """When the last waiting put began, on the monotonic clock."""
         return self._producer.submitted_ns
 
     @property
@@ -181,62 +181,63 @@ class ProducerSession:
         return self._producer.sequence
 
     def set_constants(self, born_host: bytes, store_host: bytes, sys_flag: int) -> None:
-        """Hosts (4 or 16 address bytes and the port, as on disk) and sysFlag of the fast path."""
+        """Set the hosts (4 or 16 address bytes and the port, as on disk) and the sysFlag of put()."""
         fill_hosts(self._producer.header, born_host, store_host)
         self._producer.header.sys_flag = sys_flag
 
     def set_timeouts(self, timeout_s: float, flush_timeout_s: float) -> None:
-        """How long a put waits for the writer's answer, and from there for durability."""
+        """Set how long a put waits for the writer's answer, and then for durability."""
         self._producer.timeout_ns = int(timeout_s * 1e9)
         self._producer.flush_timeout_ns = int(flush_timeout_s * 1e9)
 
     def prefix(self, topic: bytes, properties: bytes, queue_id: int, flag: int) -> bytes:
-        """What the entries of one topic, queue, flag and properties begin with; any session's put() takes it."""
+        """Return the encoded beginning of entries with this topic, queue, flag and properties, for put() of any session."""
         image = ffi.new("uint8_t[]", layout_bytes(topic, properties, 0))
         lib.ms_producer_prefix(self._producer, image, topic, len(topic), properties, len(properties), queue_id, flag)
         return bytes(ffi.buffer(image))
 
     def watch(self, lock_descriptor: int, first_byte: int) -> None:
-        """From now on notice, within about a second, that no process holds a worker's byte of the store's lock."""
+        """Detect, within about a second, that no process holds a worker's byte of the store's lock."""
         self._producer.lock_byte = first_byte
         self._producer.lock_fd = lock_descriptor
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing that is submitted would be answered: the session ended, or its engine."""
+        """Whether the session or its engine has ended, so that no submission would be answered."""
         return lib.ms_producer_is_closed(self._producer) != 0
 
     @property
     def engine_died(self) -> bool:
-        """Whether a wait has found that no process of the engine lives."""
+        """Whether a wait has detected that no process of the engine lives."""
         return self._producer.engine_died == lib.MS_ENGINE_DIED
 
     def end_as_replaced(self) -> None:
-        """Another start has recovered the store: nothing that is submitted here will be answered any more."""
+        """Close the session after another start has recovered the store: no submission will be answered any more."""
         self._producer.engine_died = lib.MS_ENGINE_REPLACED
 
     def put_entry(self, header: ms_entry, topic: bytes, properties: bytes, first: bytes, second: bytes, how: int,
                   deadline_ns: int) -> int:
-        """An entry of any kind, waited for: 0 or AGAIN, BUSY, CLOSED, FROZEN, NO_SLAVE, UNCONFIRMED. See stage and answer().
-        `how`: DURABLE waits for `flushed`, CONFIRMED for `confirm`. It waits 50 ms at most: then UNFINISHED, and claim()
-        gives the answer to come."""
+        """Put an entry of any kind and wait; return 0 or AGAIN, BUSY, CLOSED, FROZEN, NO_SLAVE, UNCONFIRMED.
+
+        `how`: DURABLE waits for `flushed`, CONFIRMED for `confirm`. After 50 ms it returns UNFINISHED: claim() then gives
+        the answer to come. See also stage and answer()."""
         return lib.ms_producer_put_entry(
             self._producer, header, topic, properties, first, len(first), second, len(second), how, deadline_ns)
 
     def claim(self) -> Claim:
-        """Be responsible for the answer to the entry just submitted."""
+        """Reserve the answer slot of the last submitted entry until the returned object ends."""
         return Claim(self)
 
     def submit(self, header: ms_entry, topic: bytes, properties: bytes, first: bytes, second: bytes, deadline_ns: int) -> int:
-        """Publish an entry and return at once; 0 (then `sequence` is its number) or AGAIN, BUSY, CLOSED."""
+        """Publish an entry without waiting for its answer; return 0 (`sequence` is its number), AGAIN, BUSY or CLOSED."""
         return lib.ms_producer_submit(
             self._producer, header, topic, properties, first, len(first), second, len(second), deadline_ns)
 
     def submit_raw(self, records: Buffer, physical_offset: int, deadline_ns: int) -> int:
-        """Publish whole records that a master stamped, to be appended at `physical_offset`; a slave's replicator only.
+        """Publish whole records of a master for `physical_offset`; only for a slave's replicator.
 
-        `records` is a buffer: one segment's at most, a blank only as the last. 0 (then `sequence` is
-        the entry's number) or AGAIN, BUSY, CLOSED. ValueError when it does not fit into the ring.
+        All records in the buffer `records` are of one segment, and a blank is the last one. Return 0 (`sequence` is the
+        entry's number), AGAIN, BUSY or CLOSED. ValueError if the records do not fit into the ring.
         """
         with memoryview(records) as view:
             if layout_bytes(b"", b"", view.nbytes) > self.entry_limit:
@@ -250,15 +251,15 @@ class ProducerSession:
                     self._producer, header, b"", b"", data, view.nbytes, ffi.NULL, 0, deadline_ns)
 
     def wait_for_room_beside(self, deadline_ns: int) -> int:
-        """0 once submit_side() finds room, in the ring and for its answer; AGAIN, CLOSED."""
+        """Wait until the ring and the answers have room for submit_side(); return 0, AGAIN or CLOSED."""
         return lib.ms_producer_wait_for_room(self._producer, 2 * layout_bytes(b"", b"", 0), deadline_ns)
 
     def submit_side(self, header: ms_entry, deadline_ns: int) -> int:
-        """Publish that the next entry is in its side object of header.payload_bytes; 0 or AGAIN, BUSY, CLOSED."""
+        """Publish that the next entry is in its side object of header.payload_bytes; return 0, AGAIN, BUSY or CLOSED."""
         return lib.ms_producer_submit(self._producer, header, b"", b"", ffi.NULL, 0, ffi.NULL, 0, deadline_ns)
 
     def wait_acked(self, sequence: int, deadline_ns: int) -> tuple[int, tuple[Any, ...]]:
-        """(0, answer) once `sequence` is answered; (AGAIN or CLOSED, ()) otherwise. Any thread."""
+        """Wait for the answer to `sequence`; return (0, answer), or (AGAIN or CLOSED, ()). Any thread may call it."""
         answer = ffi.new("struct ms_completion *")
         why = lib.ms_producer_wait_acked(self._producer, sequence, deadline_ns, answer)
         if why:
@@ -266,34 +267,35 @@ class ProducerSession:
         return 0, ANSWER.unpack(ffi.buffer(answer, ANSWER.size))
 
     def take_answer(self, sequence: int, deadline_ns: int) -> tuple[int, tuple[Any, ...]]:
-        """wait_acked() for a caller with one entry under way, who claims nothing: the answer's place is free again."""
+        """Do as wait_acked(), for a caller that has one pending entry and no claim; it frees the answer's slot."""
         why, answer = self.wait_acked(sequence, deadline_ns)
         if why == 0:
             lib.ms_producer_finish(self._producer, sequence)
         return why, answer
 
     def wait_kept(self, end_offset: int, how: int, flush_deadline_ns: int, slave_deadline_ns: int) -> int:
-        """0 once everything below `end_offset` is durable (DURABLE) and confirmed (CONFIRMED). AGAIN: not durable in
-        time; NO_SLAVE, UNCONFIRMED; FROZEN, CLOSED. Any thread."""
+        """Wait until everything below `end_offset` is durable (DURABLE) and confirmed (CONFIRMED); any thread may call it.
+
+        Return 0, AGAIN (not durable in time), NO_SLAVE, UNCONFIRMED, FROZEN or CLOSED."""
         return lib.ms_producer_wait_kept(self._producer, end_offset, how, flush_deadline_ns, slave_deadline_ns)
 
     def deadlines_ns(self, submitted_ns: int, store_timestamp_ms: int) -> tuple[int, int]:
-        """Until when a put may wait for the disk and for slaves that the writer has answered, now or earlier."""
+        """Return until when an answered put may wait for the disk, and until when for slaves."""
         stored_ns = lib.ms_producer_stored_ns(submitted_ns, store_timestamp_ms)
         return stored_ns + self._producer.flush_timeout_ns, stored_ns + self._producer.slave_timeout_ns
 
 
 class Sends:
-    """Rounds of sends of RocketMQ's clients that are stored without an object for each: csrc/sends.cdef.h. One thread's.
+    """Stores ordinary sends of RocketMQ clients in rounds, without a Python object for each (csrc/sends.cdef.h).
 
-    What was taken in a round and is not answered is listed by `rest()`, and is its caller's to claim, before the next round.
+    One thread uses it. Before the next round, the caller claims the sends of `rest()`, which were not answered.
     """
 
     ROUND_MAX: int = lib.MS_SENDS_MAX
 
     def __init__(self, store_host: bytes, store_host_flag: int, cluster: bytes, answer: Sequence[bytes], frame_bytes_max: int) -> None:
-        """`answer`: the five pieces of an answer's header around message id, queue, queue offset and the request's number.
-        UsageError where a part is too long to be kept here."""
+        """`answer`: the five pieces of an answer's header around message id, queue, queue offset and request number.
+        UsageError if a part is too long for its buffer."""
         self._sends = ffi.new("struct ms_sends *")
         sends = self._sends
         too_long = [piece for piece in answer if len(piece) > lib.MS_SEND_PIECE_BYTES_MAX]
@@ -312,12 +314,12 @@ class Sends:
         self.topics: list[str] = []
 
     def clear_topics(self) -> None:
-        """No send is taken until a topic is entered again."""
+        """Remove all topics: take() takes no send until enter_topic() is called again."""
         self._sends.topic_count = 0
         self.topics = []
 
     def enter_topic(self, name: str, queues: int) -> None:
-        """From now on take sends to the queues of this topic; where there is no place for it, to it alone."""
+        """Take sends to the queues of this topic from now on; a full table of topics is cleared first."""
         data = name.encode()
         if len(data) > lib.MS_SEND_TOPIC_BYTES_MAX:
             return
@@ -331,42 +333,42 @@ class Sends:
         self._sends.topic_count = number + 1
 
     def begin(self) -> None:
-        """A round of none."""
+        """Begin an empty round."""
         self._sends.count = self._sends.answered = 0
 
     def take(self, session: ProducerSession, data: bytearray, at: int, born_host: bytes) -> int:
-        """Submit the sends that `data` begins with at `at`, in whole frames; the bytes that were taken."""
+        """Submit the sends in the whole frames of `data` from `at` on; return the number of bytes taken."""
         with ffi.from_buffer("uint8_t[]", data) as view:
             return lib.ms_sends_take(self._sends, session.pointer, view + at, len(data) - at, born_host, len(born_host))
 
     @property
     def count(self) -> int:
-        """How many the round has."""
+        """The number of sends in the round."""
         return self._sends.count
 
     def answer(self, session: ProducerSession, deadline_ns: int) -> bytes:
-        """Wait for the writer; the answers to those that are stored, as far as they come in time."""
+        """Wait for the writer until `deadline_ns`; return the encoded answers to the sends that are stored by then."""
         lib.ms_sends_answer(self._sends, session.pointer, deadline_ns)
         return bytes(self._answers[:self._sends.answer_bytes])
 
     def rest(self) -> list[tuple[int, int, str, int, int]]:
-        """(sequence, the request's number, topic, queue, bytes of the frame) of each send that answer() did not answer."""
+        """Return (sequence, request number, topic, queue, frame size) of each send that answer() did not answer."""
         sends, taken = self._sends, self._sends.taken
         return [(taken[i].sequence, taken[i].opaque, self.topics[taken[i].topic], taken[i].queue_id, taken[i].frame_bytes)
                 for i in range(sends.answered, sends.count)]
 
 
 class Claim:
-    """The answer to one entry is still to be read; once this object is gone its place may be used again.
+    """Keeps the answer slot of one entry reserved until the answer is read or this object ends.
 
-    Whatever exception comes between submission and answer, no place is lost: without a
-    claim the next submission frees it, and with one the end of this object does.
+    No exception between submission and answer can leak a slot: without a claim the next submission frees it, with a
+    claim the end of this object does.
     """
 
     __slots__ = ("_session", "_sequence")
 
     def __init__(self, session: ProducerSession, sequence: int = 0) -> None:
-        """Of the entry just submitted; or of `sequence`, which another object has claimed and gives up."""
+        """Claim the last submitted entry, or take `sequence` over from another claim."""
         self._session = session
         self._sequence = ffi.new("uint64_t *", sequence)
         if not sequence:
@@ -374,11 +376,11 @@ class Claim:
 
     @property
     def sequence(self) -> int:
-        """Number of the entry in its session."""
+        """The entry's number in its session."""
         return self._sequence[0]
 
     def finish(self) -> None:
-        """The answer was read, or will not be."""
+        """Free the slot: the answer was read, or will not be."""
         lib.ms_producer_finish(self._session.pointer, self._sequence[0])
 
     def __del__(self) -> None:
@@ -387,23 +389,23 @@ class Claim:
 
 
 def fill_hosts(header: ms_entry, born_host: bytes, store_host: bytes) -> None:
-    """Put both hosts, in their on-disk form, into an entry header."""
+    """Write both hosts, in their on-disk form, into an entry header."""
     ffi.memmove(header.born_host, born_host, len(born_host))
     ffi.memmove(header.store_host, store_host, len(store_host))
 
 
 def new_header() -> ms_entry:
-    """An empty entry header."""
+    """Return an empty entry header."""
     return ffi.new("struct ms_entry *")
 
 
 def layout_bytes(topic: bytes, properties: bytes, payload_bytes: int) -> int:
-    """Bytes that an entry takes in the ring or in a side object."""
+    """Return the bytes that an entry takes in the ring or in a side object."""
     return lib.ms_entry_layout_bytes(len(topic), len(properties), payload_bytes)
 
 
 def entry_bytes(header: ms_entry, topic: bytes, properties: bytes, first: bytes, second: bytes) -> bytes:
-    """An entry as a side object holds it; `header` has kind, sizes and the sequence."""
+    """Return an entry as a side object holds it; `header` has kind, sizes and the sequence."""
     size = layout_bytes(topic, properties, len(first) + len(second))
     image = ffi.new("uint8_t[]", size)
     lib.ms_entry_fill(image, header, topic, properties, first, len(first), second, len(second))

@@ -1,7 +1,7 @@
 """Counters and latency buckets of a running engine (csrc/store_stats.cdef.h).
 
-Each part has one writing process; who only looks takes copies with the functions here.
-A latency histogram is a list of counts by bucket; `bound_ns` tells where a bucket ends.
+Each part has one writing process; readers take copies with the functions here. A latency histogram is a list of counts
+by bucket; `bound_ns` is the upper end of a bucket.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Latency(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Histograms as they were at one moment."""
+    """The histograms of one moment."""
 
     at_ns: int
     put: list[int]
@@ -66,22 +66,22 @@ class Snapshot(NamedTuple):
 
 
 def view(memory: Buffer) -> ms_store_stats:
-    """`struct ms_store_stats *` over a mapping that the caller keeps alive, not yet checked."""
+    """Return an unchecked `struct ms_store_stats *` over a mapping, which the caller keeps alive."""
     return ffi.cast("struct ms_store_stats *", ffi.from_buffer(memory))
 
 
 def private() -> ms_store_stats:
-    """Counters of this process alone, where it finds no shared ones."""
+    """Return counters in private memory, for a process that finds no shared ones."""
     return ffi.new("struct ms_store_stats *")
 
 
 def format_stats(stats: ms_store_stats) -> None:
-    """Make zeroed memory empty counters; others can attach from here on."""
+    """Make zeroed memory empty counters; from then on other processes can attach."""
     lib.ms_store_stats_format(stats)
 
 
 def check(stats: ms_store_stats, mapped_bytes: int) -> None:
-    """EngineUnavailableError, naming what is wrong, unless these are whole counters of our layout."""
+    """Raise EngineUnavailableError, which names the fault, unless the counters are complete and of this build's layout."""
     raise_layout_error("the statistics", lib.ms_store_stats_check(stats, mapped_bytes))
 
 
@@ -99,33 +99,33 @@ def count_syncs(group: ms_group_commit, stats: ms_store_stats) -> None:
 
 
 def private_latency() -> ms_latency:
-    """An empty histogram of this process alone."""
+    """Return an empty histogram in private memory."""
     return ffi.new("struct ms_latency *")
 
 
 def add_duration(struct: ms_latency, took_ns: int) -> None:
-    """Count one duration in a `struct ms_latency`, of which this process is the only one that writes."""
+    """Count one duration in a `struct ms_latency` that only this process writes."""
     lib.ms_latency_add(struct, took_ns)
 
 
 def add_sync(stats: ms_store_stats, took_ns: int) -> None:
-    """The flusher: one fdatasync took so long."""
+    """Count the duration of one fdatasync; called by the flusher."""
     add_duration(ffi.addressof(stats.sync, "latency"), took_ns)
 
 
 def take_sample(stats: ms_store_stats, sample: Sample) -> None:
-    """The supervisor: append the totals of this second."""
+    """Append the totals of this second; called by the supervisor."""
     struct = ffi.new("struct ms_stats_sample *", dict(sample._asdict()))
     lib.ms_stats_take_sample(stats, struct)
 
 
 def take_snapshot(stats: ms_store_stats, at_ns: int) -> None:
-    """The supervisor: append the histograms as they are now."""
+    """Append the current histograms; called by the supervisor."""
     lib.ms_stats_take_snapshot(stats, at_ns)
 
 
 def counting_cost_ns(passes: int, entries: int) -> float:
-    """For the benchmark: nanoseconds that counting takes a put, `entries` of them in each pass of a writer."""
+    """Measure what counting costs a put in ns, with `entries` puts in each pass; for the benchmark."""
     stats, meter = private(), ffi.new("struct ms_put_meter *")
     meter.stats = ffi.addressof(stats, "put")
     began_ns = lib.ms_clock_monotonic_ns()
@@ -137,13 +137,13 @@ def counting_cost_ns(passes: int, entries: int) -> float:
 
 
 def samples(stats: ms_store_stats) -> list[Sample]:
-    """The samples of the last ten minutes, oldest first; whole ones only."""
+    """Return the complete samples of the last ten minutes, oldest first."""
     history = stats.history
     while True:
         taken = _load(history, "samples")
         first = max(0, taken - (SAMPLES - 8))
         found = [_sample(history.sample[number % SAMPLES]) for number in range(first, taken)]
-        if _load(history, "samples") < first + SAMPLES:  # none of them was replaced meanwhile
+        if _load(history, "samples") < first + SAMPLES:  # the supervisor has replaced none of them
             return found
 
 
@@ -152,7 +152,7 @@ def _sample(struct: ms_stats_sample) -> Sample:
 
 
 def snapshots(stats: ms_store_stats) -> list[Snapshot]:
-    """The snapshots of the last minute and a little more, oldest first; whole ones only."""
+    """Return the complete snapshots of a little more than the last minute, oldest first."""
     history = stats.history
     while True:
         taken = _load(history, "snapshots")
@@ -168,7 +168,7 @@ def _snapshot(struct: ms_stats_snapshot) -> Snapshot:
 
 
 def latency(struct: ms_latency) -> Latency:
-    """A copy of a `struct ms_latency`. Taken while it is counted in: the parts may differ by what came meanwhile."""
+    """Copy a `struct ms_latency`; if its writer counts meanwhile, the parts of the copy may differ by those counts."""
     return Latency(struct.count, struct.sum_ns, struct.max_ns, list(struct.bucket))
 
 
@@ -178,14 +178,14 @@ def _load(struct: Struct, field: str) -> int:
 
 @cache
 def bounds_ns() -> tuple[int, ...]:
-    """bound_ns of every bucket."""
+    """Return bound_ns of every bucket."""
     return tuple(lib.ms_latency_bound_ns(bucket) for bucket in range(LATENCY_BUCKETS))
 
 
 def percentile_ns(buckets: Sequence[int], share: float) -> int | None:
-    """The duration that `share` (0 to 1) of the counted ones do not exceed, by linear interpolation inside a bucket.
+    """Return the duration that `share` (0 to 1) of the counted ones do not exceed; None if nothing was counted.
 
-    None when nothing was counted. Off by at most the bucket's width, a sixteenth of the value.
+    It interpolates inside a bucket, so the error is at most the bucket's width, a sixteenth of the value.
     """
     total = sum(buckets)
     if total == 0:
@@ -204,34 +204,34 @@ TOPICS_LAYOUT_VERSION: int = lib.MS_TOPIC_STATS_LAYOUT_VERSION
 
 
 class TopicCount(NamedTuple):
-    """What came to one topic since the engine's start."""
+    """The messages of one topic since the engine's start."""
 
     messages: int
     size_bytes: int
 
 
 def topic_stats_bytes(slots: int) -> int:
-    """Size of a table of `slots` (a power of two); three quarters of them are used."""
+    """Return the size of a table of `slots` (a power of two), of which at most three quarters are used."""
     return lib.ms_topic_stats_bytes(slots)
 
 
 def view_topics(memory: Buffer) -> ms_topic_stats:
-    """`struct ms_topic_stats *` over a mapping that the caller keeps alive, not yet checked."""
+    """Return an unchecked `struct ms_topic_stats *` over a mapping, which the caller keeps alive."""
     return ffi.cast("struct ms_topic_stats *", ffi.from_buffer(memory))
 
 
 def format_topic_stats(stats: ms_topic_stats, slots: int) -> None:
-    """Make zeroed memory an empty table; others can attach from here on."""
+    """Make zeroed memory an empty table; from then on other processes can attach."""
     lib.ms_topic_stats_format(stats, slots)
 
 
 def check_topics(stats: ms_topic_stats, mapped_bytes: int) -> None:
-    """EngineUnavailableError, naming what is wrong, unless this is a whole table of our layout."""
+    """Raise EngineUnavailableError, which names the fault, unless the table is complete and of this build's layout."""
     raise_layout_error("the statistics by topic", lib.ms_topic_stats_check(stats, mapped_bytes))
 
 
 def topic_counts(stats: ms_topic_stats) -> dict[str, TopicCount]:
-    """By topic, in no order; topics without messages are left out."""
+    """Return the counts by topic, in no order, without topics that have no messages."""
     found = {}
     for number in range(stats.slots):
         slot = stats.slot[number]
@@ -242,5 +242,5 @@ def topic_counts(stats: ms_topic_stats) -> dict[str, TopicCount]:
 
 
 def other_topics(stats: ms_topic_stats) -> TopicCount:
-    """What came to the topics that found no room in the table."""
+    """Return the count of the topics for which the table has no slot."""
     return TopicCount(stats.others.messages, stats.others.bytes)

@@ -1,16 +1,16 @@
-"""How a process waits, gets a CPU and looks to the kernel (csrc/latch, sequence, nap, calibrate, cpu, process .cdef.h).
+"""Waiting, scheduling, and how a process appears in /proc (csrc/latch, sequence, nap, calibrate, cpu, process .cdef.h).
 
-A latch wakes the one process that waits on it. The waiter's loop, in this order and no other:
+A latch wakes the one process that waits on it. The waiter's loop keeps this order:
 
     latch.arm()              # 1 forget old wake-ups
-    if work_to_do():         # 2 look *after* arming
+    if work_to_do():         # 2 check *after* arming
         latch.disarm(); do_it(); continue
     latch.wait(interval_s)   # 3 sleep; a wake-up since 1 ends it at once
 
 The waker publishes its position first and calls wakeup() second. A sequence is a number that many processes
 sleep on until it moves:
 
-    seen = load_sequence(sequence)            # before looking
+    seen = load_sequence(sequence)            # before checking
     if not there_yet():
         wait_for_sequence(sequence, seen, timeout_s)
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class Latch:
     """One worker's latch: a shared flag and the named semaphore `name` (which must exist).
 
-    Where the flag is mapped read-only (`writable` False), wakeup() is all that may be called.
+    If the flag is mapped read-only (`writable` False), only wakeup() may be called.
     """
 
     def __init__(self, latch: ms_latch, name: str, *, writable: bool = True) -> None:
@@ -45,19 +45,19 @@ class Latch:
         self._wakeup = lib.ms_latch_wakeup if writable else lib.ms_latch_wakeup_unmarked
 
     def wakeup(self) -> None:
-        """Wake the owner, unless it is awake or another process wakes it already."""
+        """Wake the owner, unless it is awake or is being woken."""
         self._wakeup(self.latch, self.semaphore)
 
     def arm(self) -> None:
-        """Forget old wake-ups; from here on a wake-up ends the next wait."""
+        """Forget old wake-ups; any later one ends the next wait."""
         lib.ms_latch_arm(self.latch, self.semaphore)
 
     def disarm(self) -> None:
-        """Mark the owner awake: wake-ups are spared until the next arm."""
+        """Mark the owner as awake: other processes need not post the semaphore until the next arm."""
         lib.ms_latch_disarm(self.latch)
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep until woken (True), or until the timeout or a signal (False). Always timed."""
+        """Sleep until woken (True), or until the timeout or a signal (False)."""
         return lib.ms_latch_wait(self.latch, self.semaphore, int(timeout_s * 1e9)) == 1
 
     def close(self) -> None:
@@ -68,12 +68,12 @@ class Latch:
 
 
 def load_sequence(sequence: ms_sequence) -> int:
-    """The number now; take it before looking at what it announces."""
+    """Return the current number; call it before you check what it announces."""
     return lib.ms_sequence_load(ffi.addressof(sequence))
 
 
 def raise_sequence(sequence: ms_sequence) -> None:
-    """Say "look again" to all sleepers, after publishing."""
+    """Wake all sleepers so that they check again; call it after publishing."""
     lib.ms_sequence_raise(ffi.addressof(sequence))
 
 
@@ -83,17 +83,17 @@ def wait_for_sequence(sequence: ms_sequence, seen: int, timeout_s: float) -> boo
 
 
 def sleep_precisely() -> None:
-    """Let this process's sleeps end when asked, not up to 50 us later."""
+    """Set this process's timer slack to the minimum, so that its sleeps end on time, not up to 50 us later."""
     lib.ms_nap_precisely()
 
 
 def schedule_interactive() -> None:
-    """Woken, interrupt who runs in long slices: for a process that does little each time and that others wait for."""
+    """Let this process, when woken, preempt one with longer slices: for short work that other processes wait for."""
     lib.ms_cpu_schedule(lib.MS_CPU_INTERACTIVE)
 
 
 def schedule_batch() -> None:
-    """Woken, take an idle CPU at once, but wait for one rather than interrupt a putting producer or the writer."""
+    """Let this process, when woken, take an idle CPU or wait for one, but not preempt a producer or the writer."""
     lib.ms_cpu_schedule(lib.MS_CPU_BATCH)
 
 
@@ -104,7 +104,7 @@ SPIN_US_MAX = 150
 
 
 def wake_up_us(rounds: int = ROUNDS, percent: int = PERCENT) -> float:
-    """Time that `percent` of the wake-ups of a sleeper stay below, in us. OSError if it cannot be measured."""
+    """Measure how long a wake-up takes: return the `percent` percentile in us; OSError if that fails."""
     answer = lib.ms_calibrate_wake_ns(rounds, percent)
     if answer < 0:
         raise OSError(-answer, os.strerror(-answer))
@@ -112,11 +112,10 @@ def wake_up_us(rounds: int = ROUNDS, percent: int = PERCENT) -> float:
 
 
 def spin_us(setting: int, processes: int = 2) -> tuple[int, int]:
-    """(writer's, producers') spin for the setting: as given, or measured for -1 (auto).
+    """Return the spin times (writer's, producers') for the setting: as given, or measured for -1 (auto).
 
-    Auto: longer than a wake-up takes, since a shorter spin is the worst choice of all;
-    0 where there are fewer CPUs than `processes`, those that a put passes through: a spinner only keeps the others from
-    running.
+    Auto chooses a spin longer than a wake-up, since a shorter one costs CPU and saves no sleep. It chooses 0 if there are
+    fewer CPUs than `processes`, the number that a put passes through, since a spin would keep the others from running.
     """
     if setting >= 0:
         return setting, setting
@@ -131,22 +130,19 @@ def spin_us(setting: int, processes: int = 2) -> tuple[int, int]:
 
 
 def show_command(words: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Show these as this process's command line and environment in /proc, as if it had been started with them.
-
-    OSError where the kernel does not let a process do that; then nothing has changed.
-    """
+    """Set this process's command line and environment as /proc shows them; OSError, without effect, if the kernel refuses."""
     shown = _row(words)
     surrounding = _row(f"{name}={value}" for name, value in environment.items())
     _check(lib.ms_process_show_command(shown, len(shown), surrounding, len(surrounding)))
 
 
 def adopt_orphans() -> None:
-    """Become the parent of each descendant whose parent ends. OSError where that is refused."""
+    """Become the parent of each descendant whose parent ends; OSError if the kernel refuses."""
     _check(lib.ms_process_adopt_orphans())
 
 
 def end_with_parent() -> None:
-    """Be killed when the thread that forked this process ends. OSError where that is refused."""
+    """Have the kernel kill this process when the thread that forked it ends; OSError if the kernel refuses."""
     _check(lib.ms_process_end_with_parent())
 
 

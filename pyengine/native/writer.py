@@ -24,7 +24,7 @@ RUN_CUT_SHORT: int = lib.MS_RUN_CUT_SHORT
 
 GATHER_BYTES_MIN: int = lib.MS_GATHER_BYTES_MIN
 SCRATCH_BYTES_MIN = 2 * 1024 * 1024
-STAGE_BYTES = 8 * 1024 * 1024  # of a writer that gathers: at least, and the largest record fits: none is written in pieces
+STAGE_BYTES = 8 * 1024 * 1024  # at least; more if the largest record needs it, so that no record is written in pieces
 RECORD_ALLOWANCE_BYTES: int = lib.MS_RECORD_ALLOWANCE_BYTES
 PAGE_BYTES = mmap.PAGESIZE
 
@@ -33,7 +33,7 @@ REFUSED_RAW: int = lib.MS_REFUSED_RAW
 
 _new_without_pages = ffi.new_allocator(should_clear_after_alloc=False)  # not touched until it is used
 
-# What each refusal says to the user (MS_REFUSED_*): the sentence tells what to change.
+# What each refusal (MS_REFUSED_*) says to the user: the cause, and what to change.
 REFUSALS: dict[int, str] = {
     lib.MS_REFUSED_NO: "",
     lib.MS_REFUSED_TOPIC_LENGTH: "the topic must have 1 to 127 bytes in UTF-8: shorten it",
@@ -73,34 +73,33 @@ REFUSALS: dict[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment as the writer holds it: memory to store into (mapping or pool buffer), a descriptor to write to, or both."""
+    """A segment that the writer has open: memory to store into (mapping or pool buffer), a descriptor to write to, or both."""
 
     base: int
-    memory: Array[int] | None  # None: all is written by the descriptor
-    fd: int  # -1: all is stored into the memory
+    memory: Array[int] | None  # None: the writer writes to the descriptor only
+    fd: int  # -1: the writer stores into the memory only
     pool_buffer: int
 
 
 def roll_back(control: ms_control, queues: ms_queue_table) -> bool:
-    """Put back what a dead writer's uncommitted pass changed in the queue table.
+    """Undo the changes of a dead writer's uncommitted pass in the queue table; idempotent.
 
-    True: there was such a pass, so [wrote, intent_end) must be zeroed before anything
-    is appended; then call rolled_back. Idempotent.
+    Return whether there was such a pass: then zero [wrote, intent_end) before you append, and call rolled_back().
     """
     return bool(lib.ms_writer_roll_back(control, queues))
 
 
 def rolled_back(control: ms_control) -> None:
-    """Forget the dead pass, after the zeroing."""
+    """Close the dead pass, after its bytes are zeroed."""
     lib.ms_writer_rolled_back(control)
 
 
 class Writer:
-    """The one appender of a store. Lives in the writer process, used by one thread.
+    """Appends to a store's log; one thread of the writer process uses it.
 
-    `semaphores` maps kind -> latch semaphore for the workers to be woken (those that
-    run in this mode) and for the writer itself. All views must outlive the object.
-    `gather_bytes_min`: passes over so many bytes are written, not stored, where segments have both; 0: none.
+    `semaphores` maps a worker kind to its latch semaphore: of the workers to wake in this mode, and of the writer itself.
+    All views must outlive the object. `gather_bytes_min`: passes of at least so many bytes are written to the descriptor, not
+    stored into memory, if segments have both; 0: none.
     """
 
     def __init__(self, control: ms_control, queues: ms_queue_table, semaphores: Mapping[int, CData], spin_us: int,
@@ -127,11 +126,11 @@ class Writer:
             writer.gather_bytes_min = gather_bytes_min
 
     def share_cpu(self) -> None:
-        """From here on this thread stays on a CPU for a second at a time, so that the flusher can be there too (csrc/cpu.cdef.h)."""
+        """Keep this thread on one CPU for a second at a time, so that the flusher can share it (csrc/cpu.cdef.h)."""
         lib.ms_home_begin(ffi.addressof(self.pointer, "home"))
 
     def _need_stage(self) -> None:
-        """Room to gather a pass for a segment that is written."""
+        """Allocate the buffer that gathers a pass for a segment without memory."""
         if self._stage is None:
             writer = self.pointer
             record_bytes_max = min(writer.max_message_bytes + RECORD_ALLOWANCE_BYTES, writer.segment_bytes)
@@ -144,34 +143,34 @@ class Writer:
             self._scratch = ffi.new("uint8_t[]", size)
             self.pointer.scratch = self._scratch
             self.pointer.scratch_bytes = size
-            self.pointer.side_loaded = 0  # it was in the old one; it is asked for again
+            self.pointer.side_loaded = 0  # the side object was in the old buffer: C requests it again
 
     def enable_multi_dispatch(self, *, lmq: bool, lmq_max: int) -> None:
-        """Messages get places in the queues of INNER_MULTI_DISPATCH; with `lmq` in at most `lmq_max` light queues."""
+        """Assign queue offsets in the queues of INNER_MULTI_DISPATCH; with `lmq` in at most `lmq_max` light queues."""
         light = self.pointer.light
         light.enabled, light.lmq, light.lmq_max, light.lmq_count = 1, lmq, lmq_max, -1
 
     def open(self) -> None:
-        """Take the committed slot as the truth: position, heads, counters."""
+        """Read position, heads and counters from the committed slot."""
         lib.ms_writer_open(self.pointer)
-        self.pointer.light.lmq_count = -1  # counted anew
+        self.pointer.light.lmq_count = -1  # -1: C counts them again
 
     @property
     def position(self) -> int:
-        """Where the next record goes."""
+        """The physical offset of the next record."""
         return self.pointer.position
 
     @property
     def current(self) -> Segment | None:
-        """The segment being written, None before the first."""
+        """The segment that is being written, None before the first."""
         return _segment(self.pointer.current)
 
     def set_current(self, segment: Segment) -> None:
-        """The segment that holds the write position (at start)."""
+        """Set the segment that holds the write position, at start."""
         self._fill(self.pointer.current, segment)
 
     def add_ahead(self, segment: Segment) -> None:
-        """The segment after the last one attached."""
+        """Attach the segment after the last attached one."""
         self._fill(self.pointer.ahead[self.pointer.ahead_count], segment)
         self.pointer.ahead_count += 1
 
@@ -184,7 +183,7 @@ class Writer:
         struct.pool_buffer = segment.pool_buffer
 
     def detach_segments(self) -> None:
-        """All of them, for a pass that is taken back: it may have rolled."""
+        """Detach all segments, to roll a pass back that may have gone on to another segment."""
         self.pointer.current.base = -1
         self.pointer.ahead_count = self.pointer.rolled = 0
 
@@ -194,7 +193,7 @@ class Writer:
 
     @property
     def next_base(self) -> int:
-        """Physical offset at which the next segment to attach begins."""
+        """The physical offset at which the next segment to attach begins."""
         writer = self.pointer
         if writer.ahead_count:
             return writer.ahead[writer.ahead_count - 1].base + writer.segment_bytes
@@ -203,14 +202,14 @@ class Writer:
         return writer.position - writer.position % writer.segment_bytes
 
     def take_finished(self) -> list[Segment]:
-        """Segments that the writer has left for good since the last call."""
+        """Return the segments that the writer has finished since the last call."""
         writer = self.pointer
         done = [segment for i in range(writer.rolled) if (segment := _segment(writer.finished[i]))]
         writer.rolled = 0
         return done
 
     def attach_session(self, slot: int, session: ms_session, generation: int, ring_bytes: int) -> None:
-        """Take in a session (a view that the caller keeps); its head comes from the committed slot."""
+        """Serve a session (a view that the caller keeps); its head comes from the committed slot."""
         self._grow_scratch(ring_bytes // 2)
         lib.ms_writer_attach_session(self.pointer, slot, session, generation, ring_bytes)
 
@@ -218,21 +217,21 @@ class Writer:
         lib.ms_writer_detach_session(self.pointer, slot)
 
     def session_drained(self, slot: int) -> bool:
-        """True when everything published in the session is executed, or it was closed for a bad entry."""
+        """Return whether everything published in the session is executed, or a bad entry has closed it."""
         return bool(lib.ms_writer_session_drained(self.pointer, slot))
 
     def load_side(self, data: bytes) -> None:
-        """The side object asked for by RUN_SIDE."""
+        """Provide the side object that RUN_SIDE requested."""
         self._grow_scratch(len(data))
         ffi.memmove(self.pointer.scratch, data, len(data))
         self.pointer.side_loaded = self.pointer.side_sequence
 
     def use_table(self, queues: ms_queue_table) -> None:
-        """Go over to a larger queue table that holds everything of the old one."""
+        """Use a larger queue table, into which the old one was copied."""
         lib.ms_writer_use_table(self.pointer, queues)
 
     def run(self, deadline_ns: int) -> int:
-        """Passes until the deadline or until there is something to do here; RUN_*."""
+        """Run passes until the deadline or until Python must act; return RUN_*."""
         return lib.ms_writer_run(self.pointer, deadline_ns)
 
 
