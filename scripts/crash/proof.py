@@ -44,11 +44,13 @@ PARTS = {"kills": "kills", "restarts": "restarts", "failpoints": "failpoints", "
          "mutants": "mutants"}  # class -> the part of scripts/prove_all.sh that tries it
 HEAD = """# What was proved
 
-A row for each class of faults, made by `scripts/crash/proof.py` from the last run of everything in the class, never by
-hand. *Held* counts what was tried in different ways, and how many of those did no harm: nothing acknowledged was lost,
-doubled or torn, nothing broken went unnoticed. *Since* is the number of commits to the engine (without commands and
-Spark) after the oldest run of the row. [faults.md](faults.md) tells what the classes are; `scripts/prove_all.sh PART` runs the
-classes of a part anew and replaces their rows.
+Each row is a class of faults, which [faults.md](faults.md) describes. `scripts/crash/proof.py` makes the table from the last
+run of each test in the class; nothing here is written by hand.
+
+* *Held*: how many of the tests did no harm. No acknowledged message was lost, doubled or torn, and no damage went unnoticed.
+* *Since*: the number of commits to the engine (without commands and Spark) after the oldest run of the row.
+
+`scripts/prove_all.sh PART` runs the classes of a part again and replaces their rows.
 
 """
 COLUMNS = ("class", "held", "counts", "hours", "commit", "since", "date", "part")
