@@ -40,7 +40,7 @@ class Figure(NamedTuple):
 
 
 FIGURES = (
-    Figure("messages", "BIGINT", "sum", "How many."),
+    Figure("messages", "BIGINT", "sum", "How many messages."),
     Figure("bodyBytes", "BIGINT", "sum", "Bytes of their bodies as stored."),
     Figure("bytes", "BIGINT", "sum", "Bytes of their records."),
     Figure("largest", "INT", "max", "Bytes of the longest record."),
@@ -50,9 +50,9 @@ FIGURES = (
     Figure("compressed", "BIGINT", "sum", "With a compressed body."),
     Figure("retried", "BIGINT", "sum", "Delivered again by a broker at least once."),
     Figure("firstOffset", "BIGINT", "min", "Only by queue: the first message's number."),
-    Figure("lastOffset", "BIGINT", "max", "Only by queue: the last one's."),
+    Figure("lastOffset", "BIGINT", "max", "Only by queue: the last message's number."),
     Figure("firstTimestamp", "TIMESTAMP", "min", "The earliest store time."),
-    Figure("lastTimestamp", "TIMESTAMP", "max", "The latest."),
+    Figure("lastTimestamp", "TIMESTAMP", "max", "The latest store time."),
 )
 _ONLY_BY_QUEUE = ("firstOffset", "lastOffset")
 # by -> (column, type, microseconds of a step of time)

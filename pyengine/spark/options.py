@@ -344,21 +344,21 @@ OPTIONS = (
     Option("assign", "assign", _queues, "", 'Queues as JSON: `{"orders": [0, 1]}`.'),
     Option("startingOffsets", "starting_offsets", _starting, "earliest",
            'Where each queue starts: `earliest`, or JSON `{"orders": {"0": 23, "1": -2}}` (-2: earliest). A queue that is not '
-           'named starts at its earliest message. A new stream knows more words, see [Streams](#streams).'),
+           'named starts at its earliest message. A new stream takes more values, see [Streams](#streams).'),
     Option("endingOffsets", "ending_offsets", _ending, "latest",
            "Where each queue ends (this offset is not read): `latest`, or JSON as above (-1: latest)."),
     Option("startingTimestamp", "starting_timestamp_ms", _number(0), "",
-           "Only messages stored at this time or later, in milliseconds. Goes before startingOffsets."),
+           "Only messages stored at this time or later, in milliseconds. Has precedence over startingOffsets."),
     Option("endingTimestamp", "ending_timestamp_ms", _number(0), "",
-           "Only messages stored before this time, in milliseconds. Goes before endingOffsets."),
+           "Only messages stored before this time, in milliseconds. Has precedence over endingOffsets."),
     Option("startingOffsetsByTimestamp", "starting_timestamps", _queue_times, "",
            'As startingTimestamp, for single queues: `{"orders": {"0": 1700000000000}}`. A queue that is not named starts at '
-           "its earliest message. Goes before startingOffsets."),
+           "its earliest message. Has precedence over startingOffsets."),
     Option("endingOffsetsByTimestamp", "ending_timestamps", _queue_times, "",
-           "As endingTimestamp, for single queues. Goes before endingOffsets."),
+           "As endingTimestamp, for single queues. Has precedence over endingOffsets."),
     Option("startingOffsetsByTimestampStrategy", "starting_timestamp_strategy", _word("latest", "error"), "latest",
-           "What a queue does that has no message of the starting time or later: `latest` (it has nothing, or begins with the "
-           "next one), or `error` (Kafka's default)."),
+           "What happens to a queue without a message of the starting time or later: `latest` (it gives nothing, or begins with "
+           "the next message), or `error` (Kafka's default)."),
     Option("startingPhysicalOffset", "starting_physical_offset", _physical, "earliest",
            "Only records that begin at this byte of the log or later."),
     Option("endingPhysicalOffset", "ending_physical_offset", _physical, "latest",
@@ -366,30 +366,30 @@ OPTIONS = (
     Option("tags", "tags", _tags, "*", "Only messages with one of these tags: `paid || sent`."),
     Option("sql", "sql", _sql, "", "Only messages whose properties meet this SQL92 condition: `price > 5 AND region = 'eu'`."),
     Option("columns", "columns", _names, "the default columns",
-           "The columns to read, in this order; `*` stands for all. Spark does not tell a source which columns a query uses, "
-           "so this (or `.schema(...)`) is what makes a narrow query fast."),
+           "The columns to read, in this order; `*` stands for all. Spark does not tell a source which columns a query uses, so a "
+           "narrow query is fast only with this (or `.schema(...)`)."),
     Option("schemaMode", "schema_mode", _word("default", "kafka", "rocketmq", "full"), "default",
            "Without `columns`, which columns: `kafka` (what Spark's Kafka source has), `rocketmq` (RocketMQ's names), `full` "
            "(everything, under Kafka's names), or the default columns."),
-    Option("includeBody", "include_body", _boolean, "true", "false leaves the body out, where `columns` does not name it."),
+    Option("includeBody", "include_body", _boolean, "true", "false leaves the body out, unless `columns` names it."),
     Option("includeHeaders", "include_headers", _boolean, "false",
-           "true adds the column `headers`, where `columns` does not name it."),
+           "true adds the column `headers` if `columns` does not name it."),
     Option("decompress", "decompress", _boolean, "true",
-           "`value` of a message that its client compressed (zlib; LZ4 and ZSTD of RocketMQ 5's clients) as the producer had it; false "
+           "true decompresses `value` of a message that its client compressed (zlib; LZ4 and ZSTD of RocketMQ 5's clients); false "
            "gives the stored bytes."),
     Option("readColumns", "read_columns", _names, "*",
            "Columns of the schema that are read; the others are null. For `pyengine.spark.sql`, which finds them."),
     Option("minPartitions", "min_partitions", _number(1, 1_000_000), "1",
-           "At least so many partitions, if there are bytes enough."),
+           "At least this many partitions, if there are enough bytes."),
     Option("maxPartitionBytes", "max_partition_bytes", _bytes(1), "256m",
-           "At most so many bytes of the log in one partition. Where it is not given reads without bodies take up to 512m, `stats` and "
-           "`export_parquet` up to 1g."),
+           "At most this many bytes of the log in one partition. If it is not given, reads without bodies take up to 512m, "
+           "`stats` and `export_parquet` up to 1g."),
     Option("failOnDataLoss", "fail_on_data_loss", _boolean, "true",
-           "What was asked for and is not there any more (deleted segments, offsets out of range, the log's end) fails the "
-           "query; false reads what there is."),
+           "Data that was asked for and no longer exists (deleted segments, offsets out of range, the log's end) fails the query; "
+           "false reads what exists."),
     Option("allowMissing", "allow_missing", _boolean, "false",
            "A topic or queue that does not exist, and in a batch read a subscribePattern that matches no topic, fails the query; "
-           "true reads what there is. A stream then reads it once it is there."),
+           "true reads what exists. A stream then reads it once it exists."),
     Option("readLevel", "read_level", _level, "flushed",
            "How far to read: written, committed, flushed (survives a power cut) or replicated."),
     Option("verifyCRC", "verify_crc", _boolean, "false", "Check the checksum of each body."),
@@ -397,24 +397,24 @@ OPTIONS = (
            "Damage inside the log fails the query, or is skipped up to the next whole record."),
     Option("access", "access", _word("auto", "scan", "queue"), "auto",
            "How chosen topics are found: `queue` reads only the records that their consume queues name, `scan` every record's "
-           "header; `auto` takes the queues where they are less than a third of a large log."),
+           "header; `auto` takes the queues if they are less than a third of a large log."),
     Option("fileSystem", "file_system", _file_system, "auto",
            "How the store's files are read: `auto` maps a path of this host and reads a URI by ranges, see [Remote file "
-           "systems](#remote-file-systems); `arrow` reads by ranges always; `module:name` names a file system of pyarrow or "
+           "systems](#remote-file-systems); `arrow` always reads by ranges; `module:name` names a file system of pyarrow or "
            "fsspec."),
     Option("maxOffsetsPerTrigger", "max_offsets_per_trigger", _number(1), "",
-           "Streams: at most so many messages in one micro-batch, shared among the queues by what waits in each; a queue with "
-           "news gives at least one."),
+           "Streams: at most this many messages in one micro-batch, divided among the queues by what waits in each; a queue with "
+           "new messages gives at least one."),
     Option("minOffsetsPerTrigger", "min_offsets_per_trigger", _number(1), "",
-           "Streams: no micro-batch before so many messages wait, or maxTriggerDelay is over. The trigger `availableNow` does not "
-           "wait."),
+           "Streams: no micro-batch before this many messages wait, or maxTriggerDelay is over. The trigger `availableNow` does "
+           "not wait."),
     Option("maxTriggerDelay", "max_trigger_delay_ms", _delay, "15m",
-           "Streams: how long minOffsetsPerTrigger may hold messages back after the last micro-batch."),
+           "Streams: how long minOffsetsPerTrigger may delay messages after the last micro-batch."),
     Option("maxBytesPerTrigger", "max_bytes_per_trigger", _bytes(1), "",
-           "Streams: about so many bytes of the log in one micro-batch, shared likewise; at least one message."),
+           "Streams: about this many bytes of the log in one micro-batch, divided in the same way; at least one message."),
     Option("batchRows", "batch_rows", _number(1, BATCH_ROWS_MAX), "10000", "Rows in one Arrow batch, at most."),
     Option("batchBytes", "batch_bytes", _bytes(1, BATCH_BYTES_MAX), "4m",
-           "Bytes of records in one Arrow batch; a longer record comes alone."),
+           "Bytes of records in one Arrow batch, at most; a longer record has a batch of its own."),
 )
 BY_NAME = {option.name.lower(): option for option in OPTIONS}
 _SIZES = {fold(spelling): name for name in FIXED_NAMES for spelling in (name, SETTINGS[name].key)}

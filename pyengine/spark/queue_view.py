@@ -37,7 +37,7 @@ SHARED_OPTIONS = ("path", "subscribe", "subscribePattern", "assign", "columns", 
 OWN_OPTIONS = {
     "view": "`queues`: a row for each queue; `entries`: a row for each message that a queue names.",
     "group": "With view=queues: the consumer group whose offsets give committedOffset and lag; one that the store does not know is an "
-             "error, unless allowMissing=true.",
+             "error unless allowMissing=true.",
 }
 ENTRIES_PER_PART = 4 << 20
 QUEUES_PER_PART = 5_000
@@ -46,17 +46,16 @@ QUEUES_PER_PART = 5_000
 QUEUE_COLUMNS = (
     ("topic", "STRING", "The topic."),
     ("partition", "INT", "The queue."),
-    ("minOffset", "BIGINT", "The first message that is still there."),
+    ("minOffset", "BIGINT", "The first message that still exists."),
     ("maxOffset", "BIGINT", "The offset after the last message."),
     ("messages", "BIGINT", "maxOffset - minOffset."),
-    ("bytes", "BIGINT", "Bytes of their records in the log; takes a look at every entry: name other columns where that "
-                        "is too long."),
+    ("bytes", "BIGINT", "Bytes of their records in the log; reads every entry; choose other columns if that takes too long."),
     ("firstPhysicalOffset", "BIGINT", "Where the first of them is in the log, null for none."),
     ("lastPhysicalOffset", "BIGINT", "Where the last of them is."),
     ("committedOffset", "BIGINT", "The next message that the group wants, null without the option `group` or if it "
                                   "never committed."),
-    ("lag", "BIGINT", "How many messages the group has before it: from committedOffset, or from minOffset if it never "
-     "committed or committed less than that."),
+    ("lag", "BIGINT", "How many messages the group has not read: from committedOffset, or from minOffset if it never committed "
+     "or committed less than that."),
 )
 ENTRY_COLUMNS = (
     ("topic", "STRING", "The topic."),
