@@ -1,5 +1,5 @@
 """The command line: `pyengine COMMAND STORE ...`, one file for a command or a family of commands.
 
-main.py lists the commands, finds the one that is called, and turns errors into sentences and exit
-codes; output.py is what the commands share.
+main.py lists the commands, runs the one that is named, and turns errors into messages and exit codes. output.py has what
+the commands share.
 """

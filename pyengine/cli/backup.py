@@ -1,5 +1,4 @@
-"""`pyengine backup`, `restore` and `tables`: what copies a store, makes one of a copy, and fills tables from it.
-"""
+"""`pyengine backup`, `restore` and `tables`: copy a store, restore it from a copy, export it into tables."""
 
 from __future__ import annotations
 
@@ -20,14 +19,14 @@ if TYPE_CHECKING:
 @click.command()
 @store_command
 @click.argument("dest", metavar="DEST")
-@click.option("--check", "read_back", is_flag=True, help="Read all of DEST back afterwards and compare it with its checksums.")
+@click.option("--check", "read_back", is_flag=True, help="Read all of DEST back afterwards and verify its checksums.")
 def backup(store: Path, settings: dict[str, str], as_json: bool, dest: str, read_back: bool) -> int:
     """Back up a store, running or stopped, into DEST: a folder, or a URI of pyarrow.fs (s3://bucket/path).
 
-    Every message that was acknowledged and flushed before is in it, with the offsets of consumers
-    and delay levels that fit; queues and index are not copied, `restore` makes them
-    again. A second backup into the same DEST copies only what is new. Interrupted, it can be run
-    again and goes on. Meanwhile nothing of the log is deleted (`log_holds` in `status`).
+    The backup has every message that was acknowledged and flushed before it began, and consistent
+    offsets of consumers and delay levels. It does not copy queues and index: `restore` rebuilds
+    them. A second backup into the same DEST copies only what is new. After an interruption run the
+    command again. While it runs, the cleaner deletes nothing of the log (`log_holds` in `status`).
 
     Exit codes: 0 complete, 3 complete, but the store's own log is damaged; 5 in use.
 
@@ -64,12 +63,13 @@ def _print_backup(report: BackupReport) -> None:
 @set_option
 @json_option
 def restore(dest: str, store: Path, settings: dict[str, str], as_json: bool) -> int:
-    """Make a store at STORE, which is absent or empty, of the backup in DEST.
+    """Restore the backup in DEST to STORE, which must not exist or be empty.
 
-    Each file is compared with its checksum, queues and index are made from the log, and the store is
-    checked; only then is it at STORE. It has an identity of its own. Interrupted, run it again.
+    The command verifies each file's checksum, rebuilds queues and index from the log, and checks the
+    store; only then it moves the store to STORE. The store gets a new identity. After an interruption
+    run the command again.
 
-    Exit codes: 0 restored, 3 damaged: the backup, and nothing is restored, or the log when it was backed up.
+    Exit codes: 0 restored, 3 the backup is damaged (nothing is restored), or the log was when it was backed up.
 
     \b
     Examples:
@@ -105,23 +105,23 @@ def _named(dest: str) -> str:
 @click.command()
 @store_command
 @click.argument("dest", metavar="DEST")
-@click.option("--to", type=click.Choice(["delta", "iceberg"]), required=True, help="What the tables are.")
+@click.option("--to", type=click.Choice(["delta", "iceberg"]), required=True, help="The table format.")
 @click.option("--topic", "topics", default=None, metavar="PATTERN",
               help="Regular expression for whole names; all but RocketMQ's internal topics if not given.")
-@click.option("--follow/--once", default=False, help="Go on until it is interrupted, or end with what is there now (the default).")
+@click.option("--follow/--once", default=False, help="Continue until interrupted, or stop at the current end of the log (the default).")
 @click.option("--interval", "interval_s", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True,
-              help="With --follow: seconds between two commits of a table, at least.")
+              help="With --follow: least time between two commits of a table, in seconds.")
 @click.option("--hold-hours", type=click.FloatRange(min=0, max=168), default=24.0, show_default=True,
-              help="How long after its last commit the log is kept from the cleaner; 0: only while it runs.")
-@click.option("--allow-loss", is_flag=True, help="Go on where messages were deleted before they were read.")
-@click.option("--allow-missing", is_flag=True, help="Begin also with a --topic that no topic has: before its first message.")
+              help="How long after its last commit the cleaner must keep the log; 0: only while the command runs.")
+@click.option("--allow-loss", is_flag=True, help="Continue after messages that were deleted before they were read.")
+@click.option("--allow-missing", is_flag=True, help="Accept a --topic that no topic matches yet.")
 def tables(store: Path, settings: dict[str, str], as_json: bool, dest: str, to: Format, topics: str | None, follow: bool,
            interval_s: float, hold_hours: float, allow_loss: bool, allow_missing: bool) -> int:
-    """Fill tables in the folder DEST from the log, one for each topic, partitioned by day; each message once.
+    """Copy the log into tables in the folder DEST, one for each topic, partitioned by day; each message once.
 
-    Works beside a running engine and on a stopped store, with what is durable. Killed anywhere, the next
-    run goes on where the tables are. Until then the log is held (`log_holds` in `status`), so that
-    what is not in the tables is not deleted. docs/tables.md has the columns and how they are read.
+    The command reads what is durable, of a running engine or a stopped store. After an interruption the next
+    run continues where the tables end. Until then it holds the log (`log_holds` in `status`), so that the
+    cleaner does not delete messages that are not in the tables. docs/tables.md describes columns and reading.
 
     \b
     Examples:

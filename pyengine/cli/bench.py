@@ -1,7 +1,7 @@
-"""`pyengine bench`: how fast the engine is on the user's own machine and disk, beside the disk alone.
+"""`pyengine bench`: measures the engine on the user's own machine and disk, beside the disk alone.
 
-A short run of what bench/ in the source measures with rivals and at length. Each producer is a process of its own
-(bench_producer.py), as a user's would be; the stores are new ones, removed at the end.
+It is a short form of the benchmarks in bench/, without other programs to compare. Each producer is a process of its own
+(bench_producer.py). The stores are new and are removed at the end.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ DISPATCH_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One line of the table. `busy_us`: CPU for each message, of all processes that took part."""
+    """One line of the table. `busy_us`: CPU time of all involved processes for each message."""
 
     what: str
     messages_per_s: float
@@ -59,24 +59,24 @@ class Measured:
     p99_us: float | None = None
     busy_us: float | None = None
     beside_disk: float | None = None
-    """The rate beside pwrite + fdatasync of as many bytes at a time, done in turns."""
+    """The rate relative to pwrite + fdatasync of as many bytes, measured in turns with it."""
     stalls: dict[str, Any] | None = None
-    """Of puts, Why.summary of what made them wait, by the flight recorder."""
+    """For puts: Why.summary of what made them wait, from the flight recorder."""
 
 
 @click.command()
 @click.argument("parent", type=GivenPath(path_type=Path), metavar="FOLDER", default=Path())
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=3.0, show_default=True, help="How long each line is measured.")
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=3.0, show_default=True, help="Duration of each measurement, in seconds.")
 @click.option("--size", "size_bytes", type=click.IntRange(min=1, max=1 << 20), default=1024, show_default=True, help="Bytes of a body.")
 @set_option
 @json_option
 def bench(parent: Path, seconds: float, size_bytes: int, settings: dict[str, str], as_json: bool) -> int:
     """Measure puts, syncs, visibility and reads on your own disk.
 
-    FOLDER is a directory on the disk in question (this one if not given); stores are made in a
-    folder of their own in it and removed afterwards. What another program does at the same time
-    shows in every figure: look at the CPU of a message too, which changes less. What made puts wait
-    5 ms or more is told by cause, from the flight recorder (`pyengine why`).
+    FOLDER is a directory on the disk to measure (default: the current one); the command makes its
+    stores in a new folder there and removes it afterwards. Other programs on the machine change
+    every figure, the CPU time of a message least. The causes of waits of 5 ms or more come from the
+    flight recorder (`pyengine why`).
 
     \b
     Examples:
@@ -88,7 +88,7 @@ def bench(parent: Path, seconds: float, size_bytes: int, settings: dict[str, str
     free_bytes = shutil.disk_usage(parent).free
     if free_bytes < FREE_BYTES_MIN:
         raise DiskError(f"{output.size_text(free_bytes)} are free under {parent}, {output.size_text(FREE_BYTES_MIN)} are needed")
-    load_config(None, settings)  # a wrong setting is told before anything is made
+    load_config(None, settings)  # before anything is created: a wrong setting is an error
     with tempfile.TemporaryDirectory(prefix="pyengine-bench-", dir=parent) as folder:
         run = BenchRun(Path(folder).absolute(), seconds, size_bytes, settings)
         for mode, flush in (("async", "ASYNC_FLUSH"), ("sync", "SYNC_FLUSH")):
@@ -115,7 +115,7 @@ def _print(rows: Sequence[Measured], document: dict[str, Any]) -> None:
 
 
 class BenchRun:
-    """The lines of one run, each on a store that is new for its flush mode."""
+    """Measures the lines of one run, with a new store for each flush mode."""
 
     def __init__(self, folder: Path, seconds: float, size_bytes: int, settings: dict[str, str]) -> None:
         self.rows: list[Measured] = []
@@ -157,7 +157,7 @@ class BenchRun:
             rate / statistics.mean(raw_rates) if raw_rates else None, waits.why().summary))
 
     def _synced_puts(self, store: Path) -> None:
-        """Second by second in turns with the disk alone, which changes from one second to the next."""
+        """Measure synced puts in turns of a second with the disk alone, whose speed changes from second to second."""
         self._say("put, sync")
         raw_rates, answers, busy_s, waits = [], [], 0.0, Waits(store)
         for _ in range(max(1, round(self._seconds))):
@@ -169,7 +169,7 @@ class BenchRun:
         self._add("put, sync", answers, busy_s + sum(answer.cpu_seconds for answer in answers), waits, raw_rates)
 
     def _visible(self, store: Path, mode: str) -> None:
-        """From a put's answer until its queue shows the message."""
+        """Measure the time from a put's answer until its queue has the message."""
         what = f"put to visible in its queue, {mode}"
         self._say(what)
         waits = Waits(store)
@@ -179,7 +179,7 @@ class BenchRun:
                                   lags_us[VISIBLE_PUTS // 2], lags_us[VISIBLE_PUTS * 99 // 100], stalls=waits.why().summary))
 
     def _pulls(self, store: Path) -> None:
-        """Messages as Python objects, by a group of its own."""
+        """Measure reads of messages as Python objects, by a consumer group."""
         self._say("consumer.pull")
         with pyengine.consume(store, TOPIC, group="pyengine-bench", from_="first") as consumer:
             messages, began_cpu_s, began_s = 0, time.process_time(), time.perf_counter()
@@ -195,9 +195,9 @@ class BenchRun:
 
 
 def visible_lags_us(store: Path, body: bytes, puts: int) -> list[float]:
-    """From each put's answer until any reader finds the message in its queue, on an idle store; in order of size.
+    """Measure the time from each put's answer until a reader finds the message in its queue, on an idle store; sorted.
 
-    That is when `reput_from` passes it. EngineError if it does not.
+    A message is visible once `reput_from` is beyond it. EngineError if that takes too long.
     """
     lags_us = []
     with connect(store) as producer, EngineMemory.attach(find_folder(store), writable=False) as memory:
@@ -215,14 +215,17 @@ def visible_lags_us(store: Path, body: bytes, puts: int) -> list[float]:
 
 def produce(store: Path, kind: str, size_bytes: int, seconds: float, count: int = 1, producers: int = 1,
             messages_max: int = sys.maxsize) -> list[Produced]:
-    """Run producer processes side by side, which begin together, for so long or so many messages each; what each of them did."""
+    """Run several producer processes, which begin together; return what each of them did."""
     command = [sys.executable, "-P", "-m", "pyengine.cli.bench_producer",
                *map(str, (store, kind, size_bytes, seconds, count, messages_max))]
     return [Produced(**answer) for answer in run_together([command] * producers)]
 
 
 def run_together(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    """Run programs of bench_producer's protocol, which begin once all are ready; the JSON line of each. EngineError if one fails."""
+    """Run programs with bench_producer's protocol, which begin once all are ready; return the JSON line of each.
+
+    EngineError if one fails.
+    """
     children = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                  env=child_environment()) for command in commands]
     try:
@@ -246,7 +249,7 @@ def run_together(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
 
 
 def engine_pids(store: Path) -> list[int]:
-    """Every living process of the engine, the supervisor too."""
+    """Return the living processes of the engine, with the supervisor."""
     from pyengine.cli.torture import EngineWatch
 
     with EngineWatch(store) as watch:
@@ -254,14 +257,14 @@ def engine_pids(store: Path) -> list[int]:
 
 
 def engine_cpu_seconds(store: Path) -> float:
-    """CPU that the living processes of the engine have used."""
+    """Return the CPU time that the living processes of the engine have used."""
     import psutil
 
     return float(sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in engine_pids(store)))
 
 
 def wait_dispatched(store: Path, timeout_s: float = DISPATCH_TIMEOUT_S) -> None:
-    """Until all that was put is durable, in queues and in the index. EngineError if that takes too long."""
+    """Wait until all messages are durable and in queues and index; EngineError if that takes too long."""
     until_s = time.monotonic() + timeout_s
     while (found := engine_status(store, {}))["behind_bytes"] or found["unflushed_bytes"]:
         if time.monotonic() > until_s:

@@ -1,8 +1,7 @@
-"""One producer process of `pyengine bench` and of bench/: waits for a line, puts, says in one JSON line what it took.
+"""One producer process of `pyengine bench` and of bench/: waits for a line, puts, prints one JSON line of results.
 
 usage: python -m pyengine.cli.bench_producer STORE KIND SIZE SECONDS [COUNT] [MESSAGES]    KIND: put | many | async
-COUNT: messages of a batch, or how many of put_async may wait for their answers. It ends after SECONDS, or once MESSAGES
-are put.
+COUNT: messages of a batch, or the most put_async calls without an answer. It ends after SECONDS, or after MESSAGES.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from pyengine.results import PutManyResult, PutResult
 
 TOPIC = "bench"
 WARM_UP_PUTS = 50
-Puts = Generator[int, None, None]  # yields how many messages were put so far
+Puts = Generator[int, None, None]  # yields the number of messages put so far
 
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """What one producer did. Quantiles are of one call: of put_async without its answer."""
+    """The results of one producer. Quantiles are of one call, for put_async without the wait for its answer."""
 
     messages: int
     seconds: float
@@ -40,7 +39,7 @@ class Produced:
 
 
 def produce(store: str, kind: str, size_bytes: int, seconds: float, count: int, messages_max: int) -> Produced:
-    """Connect, say "ready" on stdout, wait for a line on stdin, put."""
+    """Connect, print "ready" on stdout, wait for a line on stdin, then put."""
     body = os.urandom(size_bytes)
     queue_id = os.getpid() % 1024
     took_s = array("d")
@@ -109,7 +108,7 @@ PUTS: dict[str, Callable[[Producer, bytes, int, int, array[float]], Puts]] = {
 
 
 def main(arguments: list[str]) -> None:
-    """As the usage says."""
+    """Run one producer with the arguments of the usage above."""
     store, kind, size, seconds = arguments[:4]
     count = int(arguments[4]) if len(arguments) > 4 else 1
     messages_max = int(arguments[5]) if len(arguments) > 5 else sys.maxsize

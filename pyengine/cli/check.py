@@ -1,4 +1,4 @@
-"""`pyengine check` and `diff`: is everything there, whole, and found where it should be; and is it in the other store too?"""
+"""`pyengine check` and `diff`: check a whole store; compare two stores."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ if TYPE_CHECKING:
 @click.command()
 @store_command
 @click.option("--acked", type=click.Path(path_type=Path, exists=True, dir_okay=False), default=None, metavar="FILE",
-              help="Acknowledged messages that must be there, as JSON lines: topic, queue_id, queue_offset, "
-                   "physical_offset (or null), body_sha256; as `ingest --acked` writes it.")
+              help="Acknowledged messages that the store must have, as JSON lines: topic, queue_id, queue_offset, "
+                   "physical_offset (or null), body_sha256; `ingest --acked` writes such a file.")
 @spark_option
 @master_option
 def check(store: Path, settings: dict[str, str], as_json: bool, acked: Path | None, on_spark: bool, master: str | None) -> int:
     """Check a whole store: log chain, CRCs, queues, index, config, checkpoint. Changes nothing.
 
-    Beside a running engine everything that is dispatched is checked but the newest index file, which is
-    being written; beside a degraded one everything; beside a RocketMQ broker what its checkpoint calls
-    flushed and is older than 3 s. Each finding has a grade, and says what to do: a notice
-    needs nothing, what is repairable is still wholly in the log, a loss is a message that is
-    gone, damaged or out of reach in this copy. An error (exit code 3) breaks a promise of the
-    store; a warning is what recovery settles, or what RocketMQ leaves that way; an info is
-    worth knowing.
+    While an engine runs, the command checks all dispatched data except the newest index file, which is
+    being written; on a degraded engine everything; beside a RocketMQ broker what its checkpoint calls
+    flushed and is older than 3 s. Each finding has a grade and a remedy: a notice needs no action;
+    repairable data is still complete in the log; a loss is a message that is missing, damaged or
+    unreachable in this copy. An error (exit code 3) breaks a promise of the store; a warning is
+    what recovery repairs, or what RocketMQ leaves that way; an info needs no action.
 
-    --spark finds the same, with the reading done in Spark's workers, on several processors or
-    hosts (docs/spark.md); a store of some GiB on one host is checked sooner without.
+    --spark gives the same result and reads in Spark's workers, on several processors or hosts
+    (docs/spark.md). For a store of some GiB on one host the command is faster without it.
 
     \b
     Examples:
@@ -60,7 +59,7 @@ def check(store: Path, settings: dict[str, str], as_json: bool, acked: Path | No
 
 
 def print_report(report: CheckReport) -> None:
-    """Findings for people, worst first, and what was looked at."""
+    """Print the findings, worst first, and what was checked."""
     if report.findings:
         output.write_table(("severity", "grade", "file", "offset", "what"), [
             (finding.severity.value, finding.grade.label, finding.file, finding.offset, finding.text)
@@ -87,16 +86,16 @@ def print_report(report: CheckReport) -> None:
 def diff(store: Path, settings: dict[str, str], as_json: bool, other: Path, on_spark: bool, master: str | None) -> int:
     """Compare two stores: a master and its slave, or a store and its copy. Changes nothing.
 
-    Their logs are compared record by record, as far as both go, and the ends of their queues. A copy
-    that is behind, or begins later because more was deleted there, is said to be so and does not
-    differ. Told are the first offset that differs, records that only one of them has, records that
-    differ at the same offset and in what, queues that end elsewhere, and counts by topic. Engines
-    may run on both: what comes meanwhile is not looked at.
+    The command compares the logs record by record, over the range that both have, and the ends of
+    the queues. A copy whose log ends earlier, or begins later after deletions, is reported as such
+    and does not count as different. The report has the first offset that differs, records that only
+    one store has, fields of records that differ, queues with different ends, and counts by topic.
+    Engines may run on both stores: the command ignores later messages.
 
-    --spark finds the same, with the reading done in Spark's workers, on several processors or
-    hosts that see both stores (docs/spark.md).
+    --spark gives the same result and reads in Spark's workers, on several processors or hosts that
+    see both stores (docs/spark.md).
 
-    Exit codes: 0 equal as far as both go, 3 they differ, 1 no part of the log is in both.
+    Exit codes: 0 equal in the range that both have, 3 different, 1 no part of the log is in both.
 
     \b
     Examples:
@@ -121,7 +120,7 @@ def diff(store: Path, settings: dict[str, str], as_json: bool, other: Path, on_s
 
 
 def _print_diff(report: DiffReport) -> None:
-    """What differs, then counts by topic."""
+    """Print the differences, then counts by topic."""
     document = report.to_dict()
     if report.found.differences:
         output.write_table(("offset", "topic", "queue", "number", "what"), [
@@ -147,7 +146,7 @@ def _print_diff(report: DiffReport) -> None:
 
 
 def _unlike(kind: str, fields: tuple[str, ...], bad_crc: tuple[str, ...]) -> str:
-    """only in STORE; body differs; the body does not fit its checksum in OTHER."""
+    """Return for example `only in STORE` or `body differs; the body does not fit its checksum in OTHER`."""
     said = f"{', '.join(fields)} {'differ' if len(fields) > 1 else 'differs'}" if kind == "differs" else kind.replace("_", " ")
     return said.replace("only in store", "only in STORE").replace("only in other", "only in OTHER") + "".join(
         f"; the body does not fit its checksum in {where.upper()}" for where in bad_crc)

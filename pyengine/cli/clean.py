@@ -1,4 +1,4 @@
-"""`pyengine clean`: delete old messages now, whatever the hour."""
+"""`pyengine clean`: delete old messages now, at any hour."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 @click.command()
 @store_command
 @click.option("--older-than", "hours", type=click.FloatRange(min=0), metavar="HOURS",
-              help="Delete segments of this age instead of file_reserved_time_hours; 0 all but the last.")
+              help="Delete segments of this age in hours instead of file_reserved_time_hours; 0 deletes all but the last.")
 @click.option("--until-used", "percent", type=click.IntRange(min=1, max=99), metavar="PERCENT",
-              help="Delete the oldest segments, whatever their age, until no more of the disk is used.")
+              help="Delete the oldest segments, of any age, until at most this percentage of the disk is used.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
-              help="Longest wait for a running engine, in seconds; it goes on cleaning after that.")
+              help="Longest wait for a running engine, in seconds; it continues to clean after that.")
 def clean(store: Path, settings: dict[str, str], as_json: bool, hours: float | None, percent: int | None,
           timeout_s: float) -> None:
     """Delete old segments of the log, and the queue and index files that only they needed.
 
-    What the engine's cleaner does by itself at the hours of delete_when and when the disk
-    fills, at once and without a limit on how many. Works beside a running engine, which
-    does it, and on a store that was stopped in order. The last segment always stays, and
-    so does what is not yet durable and in its queues. docs/cleaning.md has the rules.
+    The engine's cleaner does the same at the hours of delete_when and when the disk fills; this
+    command does it at once and without a limit on the number of segments. It asks a running engine
+    to do it, and works on a store that was stopped in order. It keeps the last segment and all
+    messages that are not yet durable and in their queues. docs/cleaning.md has the rules.
 
     \b
     Examples:
@@ -78,7 +78,7 @@ def _clean(root: Path, config: EngineConfig, request: Request, timeout_s: float,
 
 
 def clean_alone(root: Path, config: EngineConfig, request: Request, show: ShowBytes) -> Cleaned:
-    """Clean a store that no process has open. StoreBusyError if one has; EngineError if it needs recovery."""
+    """Clean a store; StoreBusyError if a process has it open, EngineError if it needs recovery."""
     from pyengine.results import ReadLevel
     from pyengine.services.retention.clean_resource import clean_stopped
     from pyengine.storage.checkpoint import abort_file_exists

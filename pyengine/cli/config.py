@@ -1,5 +1,4 @@
-"""`pyengine config`: every setting, its value and where that came from; what a broker's file gives; settings of a running engine
-are changed."""
+"""`pyengine config`: shows every setting and its source, reads a broker's file, and changes settings while an engine runs."""
 
 from __future__ import annotations
 
@@ -34,16 +33,16 @@ from pyengine.storage.config import (
 
 broker_conf_option = click.option(
     "--broker-conf", type=click.Path(path_type=Path, dir_okay=False), default=None, metavar="FILE",
-    help="Take the settings of this properties file of a RocketMQ broker, as far as pyengine has them; --set comes before them.")
+    help="Use the settings of this RocketMQ broker's properties file that pyengine has too; --set overrides them.")
 _LISTEN_PORT = "10911"  # BrokerConfig's default
-TAKEN_TIMEOUT_S = 20.0  # a worker goes round every five seconds at least, unless its disk hangs
+TAKEN_TIMEOUT_S = 20.0  # a worker does a round at least every five seconds, unless its disk hangs
 POLL_S = 0.01
 RESTART = "at the next start: pyengine stop, then start"
 
 
 @click.group()
 def config() -> None:
-    """Look at settings, and change them.
+    """Show settings, and change them.
 
     \b
     Examples:
@@ -57,17 +56,17 @@ def config() -> None:
 @set_option
 @json_option
 @broker_conf_option
-@click.option("--changed", is_flag=True, help="Only the settings that differ from the default.")
+@click.option("--changed", is_flag=True, help="Show only the settings that differ from the default.")
 def explain(store: Path | None, settings: dict[str, str], as_json: bool, broker_conf: Path | None, changed: bool) -> None:
-    """Show every setting: value, default, where the value came from, and when a change takes effect.
+    """Show every setting: value, default, source of the value, and when a change takes effect.
 
-    Sources, the later wins: STORE/config/engine.toml, environment variables
-    PYENGINE_NAME, a broker's file, --set. File sizes of a store without engine.toml are worked out
-    from its files. Without STORE: the settings that a new store would get.
-    While an engine runs (and without --set and --broker-conf): its own values, `live` for
-    those that `pyengine config set` has changed since its start.
-    --broker-conf also lists each key of that file: what is taken, what differs from
-    this store, and what has no effect here. `start --broker-conf` takes the same.
+    Sources, of which a later one wins: STORE/config/engine.toml, environment variables
+    PYENGINE_NAME, a broker's file, --set. For a store without engine.toml the command derives the
+    file sizes from its files. Without STORE it shows the settings of a new store. While an engine
+    runs (and without --set and --broker-conf) it shows the engine's values, with the source `live`
+    for those that `pyengine config set` has changed since the start.
+    With --broker-conf it also lists each key of that file: whether it is used, differs from this
+    store, or has no effect here. `start --broker-conf` uses the same keys.
 
     \b
     Examples:
@@ -100,7 +99,7 @@ def explain(store: Path | None, settings: dict[str, str], as_json: bool, broker_
 
 
 def _look_at(store: Path) -> None:
-    """A note where `store` holds no store yet; NotAStoreError where it cannot, for it is a file."""
+    """Print a note if `store` holds no store yet; NotAStoreError if it is a file."""
     try:
         existing_store(store)
     except NotAStoreError as error:
@@ -115,11 +114,11 @@ def _look_at(store: Path) -> None:
 def set_command(store: Path, settings: dict[str, str], as_json: bool, pairs: Sequence[str]) -> None:
     """Change settings, in STORE/config/engine.toml and in the running engine.
 
-    All or none: a wrong name or value changes nothing. The file is changed durably first.
-    Then the running engine takes what is live, and this waits until its workers have; for
-    each other setting it says that a restart is needed. What is set so goes before the
-    command line of the engine's start until the engine ends; at its next start with the same
-    command line that goes before the file again.
+    A wrong name or value changes nothing. The command first changes the file durably. Then the
+    running engine uses the new values of live settings, and the command waits until its workers do;
+    for each other setting it says that a restart is needed. A live value overrides the command
+    line of the engine's start until the engine ends; at the next start with the same command line,
+    the command line overrides the file again.
 
     \b
     Examples:
@@ -159,7 +158,7 @@ def _changed(name: str, value: str, running: EngineConfig | None) -> dict[str, A
 
 
 def _running(store: Path) -> EngineConfig | None:
-    """What the engine on `store` runs with; None without one, or where it cannot be seen from here."""
+    """Return the settings of the engine that runs on `store`; None if there is none or its memory is not visible here."""
     from pyengine.ipc.control_block import EngineMemory, read_run_settings
     from pyengine.ipc.shared_objects import find_folder
     from pyengine.ipc.store_lock import living_kinds
@@ -175,7 +174,7 @@ def _running(store: Path) -> EngineConfig | None:
 
 
 def _tell(store: Path, live: dict[str, str]) -> None:
-    """Let the engine take `live`, and wait until each worker has."""
+    """Tell the engine to use the settings `live`, and wait until each worker does."""
     from pyengine.ipc.session_client import ask_for_settings
 
     with telling_engine(store):
@@ -187,7 +186,7 @@ def _tell(store: Path, live: dict[str, str]) -> None:
 
 
 def _slow(store: Path, number: int) -> list[str]:
-    """Which of the workers that have live settings have not taken those of that number in time; [] once all have."""
+    """Return the workers that do not use settings number `number` in time; [] if all do."""
     from pyengine.ipc.control_block import EngineMemory
     from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
     from pyengine.ipc.store_lock import living_kinds
@@ -211,7 +210,7 @@ TAKEN = "taken"
 
 @dataclass(frozen=True, slots=True)
 class BrokerRow:
-    """One key of a broker's file; `outcome` says what pyengine makes of it, `is_note` that an operator should read that."""
+    """One key of a broker's file; `outcome` says how pyengine uses it, `is_note` that an operator should read it."""
 
     key: str
     value: str
@@ -221,7 +220,7 @@ class BrokerRow:
 
 @dataclass(frozen=True, slots=True)
 class BrokerConf:
-    """What a broker's file gives: settings for load_config, those of --set included, and a row for each key."""
+    """The content of a broker's file: settings for load_config, merged with those of --set, and a row for each key."""
 
     name: str
     settings: dict[str, str]
@@ -229,7 +228,7 @@ class BrokerConf:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences about what is not simply taken."""
+        """Return sentences about the keys that are not used as they are."""
         return [f"{self.name}: {row.key} = {row.value}: {row.outcome}" for row in self.rows if row.is_note]
 
 
@@ -237,7 +236,7 @@ _GATEWAYS_OWN = {"brokerIP1": "gateway_advertised_host", "listenPort": "gateway_
 
 
 def with_broker_conf(path: Path | None, root: Path, given: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The settings to start an engine with, and notes for its user: those of --set, and a broker's file if there is one."""
+    """Return the settings to start an engine with, from --set and a broker's file if given, and notes for the user."""
     if path is None:
         return given, []
     told = read_broker_conf(path, root, given)
@@ -245,11 +244,10 @@ def with_broker_conf(path: Path | None, root: Path, given: dict[str, str]) -> tu
 
 
 def read_broker_conf(path: Path, root: Path | None, given: Mapping[str, str]) -> BrokerConf:
-    """The settings of a broker's properties file for the store at `root`; `given` (--set) comes before them.
+    """Read the settings of a broker's properties file for the store at `root`; `given` (--set) overrides them.
 
-    brokerIP1 and listenPort make store_host, and the gateway's address and port. A size that is not that of the store's files
-    is left out, and named.
-    ConfigError for a file that cannot be read and for a value that is not allowed.
+    brokerIP1 and listenPort set store_host, and the gateway's address and port. A size that differs from the store's files is
+    left out and named. ConfigError for a file that cannot be read and for a wrong value.
     """
     try:
         properties = parse_properties(read_small_text(path))
@@ -261,7 +259,7 @@ def read_broker_conf(path: Path, root: Path | None, given: Mapping[str, str]) ->
     host, said = _store_host(properties)
 
     def take(name: str, text: str) -> tuple[str, bool]:
-        """Take one setting over; (what became of it, whether that is worth a note)."""
+        """Use one setting; return the outcome, and whether it is worth a note."""
         wanted = SETTINGS[name].read(text, path.name)
         there = getattr(base, name)
         if name in asked:
@@ -290,7 +288,7 @@ def read_broker_conf(path: Path, root: Path | None, given: Mapping[str, str]) ->
 
 
 def _store_host(properties: Mapping[str, str]) -> tuple[str | None, str]:
-    """The store host that a broker of this file would write into messages, or why it is not known."""
+    """Return the store host that a broker with this file would write into messages, and why it is unknown if it is."""
     address = properties.get("brokerIP1", "").strip()
     if not address:
         return None, "not taken: without brokerIP1 a broker writes this host's own address; give it by --set store_host=ADDRESS:PORT"
@@ -308,7 +306,7 @@ def _without_setting(key: str, value: str, root: Path | None) -> BrokerRow:
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Java's properties format: comments by # or !, keys up to =, : or blanks, lines joined by \\, and escapes."""
+    """Parse Java's properties format: comments with # or !, keys up to =, : or blanks, lines joined by \\, and escapes."""
     found: dict[str, str] = {}
     lines = iter(text.splitlines())
     for line in lines:

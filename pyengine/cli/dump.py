@@ -1,7 +1,7 @@
-"""`pyengine dump` and `inspect`: the structures of a store, field by field, and all of it as one document.
+"""`pyengine dump` and `inspect`: print the structures of a store field by field, or its content as one document.
 
-The fields of the control block come from the layout that C was compiled with, so nothing can be left
-out; OWNERS tells which process writes each (the longest prefix of the field's path counts).
+The fields of the control block come from the layout that C was compiled with, so none can be missing. OWNERS names the
+process that writes each (the longest prefix of the field's path counts).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pyengine.storage.mapped_file import list_segments, mapped
 if TYPE_CHECKING:
     from pyengine._native import ms_control
 
-# Path prefix -> the one process that writes it. [] stands for an element of an array.
+# Path prefix -> the process that writes it. [] stands for an element of an array.
 OWNERS = {
     "identity": "supervisor, before it is published",
     "state": "supervisor",
@@ -77,9 +77,9 @@ _PADDING = ("pad", "pad2", "reserved")
 @json_option
 @click.option("--topic", default=None, help="queue: the topic.")
 @click.option("--queue-id", type=click.IntRange(min=0), default=None, help="queue: the queue's number.")
-@click.option("--offset", type=click.IntRange(min=0), default=None, help="queue: first entry; the oldest if not given.")
+@click.option("--offset", type=click.IntRange(min=0), default=None, help="queue: first entry. Default: the oldest.")
 @click.option("--file", "file_name", default=None, help="index: this file only, by name.")
-@click.option("--entries", is_flag=True, help="index: the entries too, not the headers alone.")
+@click.option("--entries", is_flag=True, help="index: print the entries too.")
 @click.option("--max", "most", type=click.IntRange(min=1), default=64, show_default=True,
               help="queue, index: at most this many entries.")
 def dump(
@@ -136,7 +136,7 @@ def dump_checkpoint(store: Path, as_json: bool) -> None:
 def dump_queue(
     store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int, offset: int | None, most: int
 ) -> None:
-    """Print up to `most` entries from `offset` on, zeros beyond the queue's end left out."""
+    """Print up to `most` entries from `offset` on, without the zeros after the queue's end."""
     if "/" in topic or topic in ("", ".", ".."):
         raise UsageError(f"{topic!r} is no topic")
     folder = StorePaths(store).queue_folder(topic, queue_id)
@@ -223,7 +223,7 @@ class Field(NamedTuple):
 
 
 def owner_of(path: str) -> str:
-    """The process that writes a field; "" for one without a known writer."""
+    """Return the process that writes a field; "" if it is unknown."""
     plain = "".join("[]" if piece.isdecimal() else piece for piece in _pieces(path))
     fitting = (prefix for prefix in OWNERS if plain == prefix or plain.startswith((f"{prefix}.", f"{prefix}_", f"{prefix}[")))
     return OWNERS.get(max(fitting, key=len, default=""), "")
@@ -234,13 +234,13 @@ def _pieces(path: str) -> list[str]:
 
 
 def fields(control: ms_control) -> Iterator[Field]:
-    """Every field of a mapped block; of tables only the elements in use."""
+    """Yield every field of a mapped block; of tables only the elements in use."""
     used = _used(control)
     yield from _walk("", ffi.typeof("struct ms_control"), 0, control, used)
 
 
 def _used(control: ms_control) -> dict[str, set[int]]:
-    """Which elements of the big arrays say something."""
+    """Return which elements of the large arrays are in use."""
     open_sessions = {slot for slot in range(len(control.sessions))
                      if native.load(control.sessions[slot], "state") != native.SESSION_FREE}
     undone = set(range(min(native.load(control.undo, "count"), len(control.undo.old_offset))))
@@ -272,7 +272,7 @@ def _bytes_text(data: bytes) -> str:
 
 
 class Place(NamedTuple):
-    """A field as the layout has it: of an array only the first element, with the number of elements and their distance."""
+    """A field of the layout; of an array the first element, with the number of elements and their distance."""
 
     path: str
     offset: int
@@ -282,7 +282,7 @@ class Place(NamedTuple):
 
 
 def layout(path: str = "", kind: Any = None, at: int = 0, repeats: str = "") -> Iterator[Place]:
-    """Every field of the control block, without any block at hand: what docs/shared_memory.md shows."""
+    """Yield every field of the control block's layout, for docs/shared_memory.md."""
     kind = ffi.typeof("struct ms_control") if kind is None else kind
     if kind.kind == "struct":
         for name, field in kind.fields:
@@ -311,7 +311,7 @@ def dump_control(store: Path, as_json: bool) -> None:
 
 
 def _with_kind(path: str) -> str:
-    """workers[3].pid -> workers[flusher].pid"""
+    """Replace a worker's number by its kind: workers[3].pid -> workers[flusher].pid."""
     if path.startswith("workers["):
         number, rest = path.removeprefix("workers[").split("]", 1)
         return f"workers[{KIND_NAMES[int(number)]}]{rest}"
@@ -323,10 +323,10 @@ def _with_kind(path: str) -> str:
 def inspect(store: Path, settings: dict[str, str], as_json: bool) -> None:
     """Show everything that a store holds, as it is: positions, records, queues, queries.
 
-    Strictly read-only: nothing is recovered, created or written, also beside a running
-    engine or broker. Queues come through the consume queues and queries through the
-    index, never from the log itself, so what is broken there shows here.
-    With --json every record, queue entry, message and key query; else a summary.
+    The command only reads: it does not recover, create or write, also beside a running engine
+    or broker. It reads queues through the consume queues and queries through the index, not from
+    the log, so damage there shows here. With --json it prints every record, queue entry, message
+    and key query; otherwise a summary.
 
     \b
     Examples:

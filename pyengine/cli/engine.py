@@ -31,7 +31,7 @@ SEGMENTS_AHEAD = 2
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=3600.0, show_default=True,
               help="Longest wait for readiness, in seconds.")
 @click.option("--take-over", is_flag=True,
-              help="End the running supervisor at once and adopt its workers: an upgrade without a stop.")
+              help="End the running supervisor and adopt its workers: an upgrade without a stop.")
 @broker_conf_option
 def start(
     store: Path, settings: dict[str, str], as_json: bool, foreground: bool, timeout_s: float, take_over: bool,
@@ -45,11 +45,11 @@ def start(
     differ from theirs, and then restarts workers of another build of pyengine one by one. The
     engine's log is STORE/engine.log.
 
-    Space: two segments are allocated ahead, an index file with the first key, and 64 KiB
-    for each queue. For small stores make smaller files, as below.
+    Space: the engine allocates two segments ahead, an index file with the first key, and 64 KiB
+    for each queue. For small stores choose smaller files, as below.
 
-    --broker-conf takes a RocketMQ broker's delay levels, retention, role, flush mode, sizes and store host for this
-    run, and names on stderr what it does not take or what differs from the store (`config explain --broker-conf` lists all).
+    --broker-conf uses a RocketMQ broker's delay levels, retention, role, flush mode, sizes and store host for this
+    run, and names on stderr what it does not use or what differs from the store (`config explain --broker-conf` lists all).
 
     Exit codes: 0 running, 6 running but read-only (degraded), 3 refused for damage,
     5 already running, running with other settings, or open in a broker.
@@ -90,7 +90,7 @@ def start(
 
 
 def stay(store: Path, settings: dict[str, str]) -> NoReturn:
-    """Become the supervisor: this process stays, SIGTERM and Ctrl-C stop the engine in order."""
+    """Become the supervisor in this process; SIGTERM and Ctrl-C stop the engine in order."""
     from pyengine.engine.children import child_environment
 
     sys.stdout.flush()
@@ -116,7 +116,7 @@ def stop(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float)
     from pyengine.engine.embedded import stop_engine
 
     existing_store(store)
-    if settings:  # a broken engine.toml alone must not keep an engine from being stopped
+    if settings:  # otherwise not: a broken engine.toml must not prevent a stop
         load_config(store, settings)
     started_s = time.monotonic()
     was_running = stop_engine(store, timeout_s)
@@ -132,7 +132,7 @@ def stop(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float)
 
 
 def needed_space(config: EngineConfig) -> dict[str, int]:
-    """Bytes by purpose: what is allocated at the start, with the first key, per queue, in shared memory."""
+    """Return bytes by purpose: at the start, with the first key, for each queue, in shared memory."""
     return {
         "segments_bytes": SEGMENTS_AHEAD * config.mapped_file_size_commit_log_bytes,
         "index_file_bytes": config.geometry.index_layout.size_bytes if config.message_index_enable else 0,
@@ -142,9 +142,9 @@ def needed_space(config: EngineConfig) -> dict[str, int]:
 
 
 def check_space(root: Path, config: EngineConfig) -> None:
-    """DiskFullError, with numbers and what to set, if a new store's first files have no room.
+    """Raise DiskFullError, with numbers and a remedy, if there is no room for a new store's first files.
 
-    A store with segments is not judged: its next segment is needed only when the last is full.
+    A store with segments is not checked: it needs its next segment only when the last one is full.
     """
     folders = StorePaths(root).commit_log_folders
     if any(folder.is_dir() and any(folder.iterdir()) for folder in folders.all):

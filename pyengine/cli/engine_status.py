@@ -1,8 +1,8 @@
-"""The status of a store as one document: from the shared counters if an engine runs, else from the files.
+"""Builds the status document of a store: from the shared counters if an engine runs, otherwise from the files.
 
-Read-only: nothing is created or changed. The fields that every document has: verdict and summary (pyengine/cli/verdict.py),
-state, role, mode, read_only, takes_puts, reason, positions, workers, sessions. `replication` has one shape for both roles: its
-`links` are a master's slaves, or a slave's one link to its master (docs/replication.md).
+It only reads. Every document has the fields verdict and summary (pyengine/cli/verdict.py), state, role, mode, read_only,
+takes_puts, reason, positions, workers, sessions. `replication` has one shape for both roles: its `links` are a master's
+slaves, or a slave's link to its master (docs/replication.md).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ SLAVE = "SLAVE"
 
 
 def engine_status(root: Path, settings: dict[str, str]) -> dict[str, Any]:
-    """The status document of the store at `root`."""
+    """Return the status document of the store at `root`."""
     living = living_kinds(root)
     why_unseen = ""
     if living:
@@ -84,9 +84,9 @@ def engine_status(root: Path, settings: dict[str, str]) -> dict[str, Any]:
 
 
 def live_status(root: Path) -> tuple[dict[str, Any], Statistics | None] | None:
-    """The status document of a running engine and the figures in it; None where no engine's counters can be seen.
+    """Return the status document of a running engine and its figures; None if no engine's counters are visible.
 
-    Cheap enough for several calls a second: no file of the store is read.
+    It reads no file of the store, so several calls a second are cheap.
     """
     try:
         if not (living := living_kinds(root)):
@@ -100,13 +100,13 @@ def live_status(root: Path) -> tuple[dict[str, Any], Statistics | None] | None:
 def _why_otherwise(root: Path, memory: EngineMemory) -> str:
     try:
         return why_otherwise(root, read_run_settings(memory.folder))
-    except EngineUnavailableError:  # of an engine that is told to be in trouble already
+    except EngineUnavailableError:  # the status reports that trouble already
         return ""
 
 
 def _live(root: Path, memory: EngineMemory, living: list[int],
           more: Sequence[Finding] = ()) -> tuple[dict[str, Any], Statistics | None]:
-    """`more`: what was found beside that which can be seen here."""
+    """`more`: findings of the caller, in addition to those made here."""
     control, identity = memory.control, memory.identity
     state = memory.state
     obstacles = _obstacles(memory)
@@ -166,13 +166,13 @@ def _is_ready(worker: dict[str, Any]) -> bool:
 
 
 def _puts(control: ms_control) -> dict[str, int]:
-    """Messages and bytes put since this epoch began, of one committed pass."""
+    """Return messages and bytes put since this epoch began, as of one committed pass."""
     messages, size_bytes = put_totals(control)
     return {"put_messages": messages, "put_bytes": size_bytes}
 
 
 def _figures(memory: EngineMemory) -> Statistics | None:
-    """Everything that is counted; None for the engine of another version."""
+    """Return all counters; None for an engine of another version."""
     try:
         return read_statistics(memory)
     except EngineUnavailableError:
@@ -180,14 +180,14 @@ def _figures(memory: EngineMemory) -> Statistics | None:
 
 
 def _statistics(root: Path, created_ms: int, figures: Statistics) -> dict[str, Any]:
-    """The figures as docs/statistics.md names them."""
+    """Return the figures by their names in docs/statistics.md."""
     return {"boot_timestamp_ms": created_ms, "runtime_s": max(0, now_ms() - created_ms) / 1000, **document_of(figures),
             "commit_log_disk_ratio": used_ratio(StorePaths(root).commit_log),
             "consume_queue_disk_ratio": used_ratio(StorePaths(root).consume_queue)}
 
 
 def _schedule(root: Path, memory: EngineMemory) -> dict[str, dict[str, int]]:
-    """By delay level: the next offset to be delivered, the level's end, and what lies between."""
+    """Return by delay level: the next offset to deliver, the level's end, and the number between them."""
     try:
         levels = schedule_offsets(root, memory)
     except EngineUnavailableError:
@@ -196,7 +196,7 @@ def _schedule(root: Path, memory: EngineMemory) -> dict[str, dict[str, int]]:
 
 
 def _disk(memory: EngineMemory) -> dict[str, Any]:
-    """What the cleaner's probe saw last, and what the cleaner did since the engine started; empty if it cannot be seen."""
+    """Return the cleaner's last measurement and what it did since the engine started; empty if not visible."""
     try:
         with Cleaning(memory.folder) as cleaning:
             block = cleaning.block
@@ -210,7 +210,7 @@ def _disk(memory: EngineMemory) -> dict[str, Any]:
 
 
 def _obstacles(memory: EngineMemory) -> list[str]:
-    """By kind: what keeps that worker from its work."""
+    """Return why each worker is blocked, by kind."""
     try:
         block = memory.open_obstacles()
     except EngineUnavailableError:
@@ -295,14 +295,14 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
 
 
 def log_holds(root: Path) -> list[dict[str, Any]]:
-    """Who keeps the cleaner from the log, from which offset on and for how long; expired and damaged holds say so."""
+    """Return the holds on the log: owner, first held offset, expiry; expired and damaged holds are marked."""
     now = now_ms()
     return [{"name": hold.name, "owner": hold.owner, "offset": hold.offset, "expires_ms": hold.expires_ms,
              "active": hold.is_active(now), "damage": hold.damage} for hold in read_log_holds(root)]
 
 
 def _verified(watermark: DurableWatermark | None, min_offset: int) -> dict[str, Any] | None:
-    """The part of the log that the watermark covers, and whether that is all of it; None without a watermark."""
+    """Return the range of the log that the watermark covers, and whether that is all; None without a watermark."""
     if watermark is None:
         return None
     start = max(watermark.verified_from, min_offset, 0)
@@ -310,15 +310,15 @@ def _verified(watermark: DurableWatermark | None, min_offset: int) -> dict[str, 
 
 
 def _role(config: EngineConfig, noted: dict[str, Any] | None) -> str:
-    """What its settings say; where they say nothing, in which role it ran last."""
+    """Return the role in its settings; without one there, its last role."""
     return config.broker_role if "broker_role" in config.origins else (noted or {}).get("role", config.broker_role)
 
 
 def _positions_from_files(root: Path, settings: dict[str, str], unclean: bool,
                           noted: dict[str, Any] | None) -> dict[str, int]:
-    """What the files say: the log's end is found by reading it; after a crash `reput_from` is where the queues end.
+    """Return the positions from the files: the log's end by reading it; after a crash `reput_from` from the queues' ends.
 
-    `flushed` is what a reader may claim now; 0 where that cannot be told.
+    `flushed` is what a reader may take as durable now; 0 if that is unknown.
     """
     from pyengine.storage.store_reader import open_store
 
@@ -333,7 +333,7 @@ def _positions_from_files(root: Path, settings: dict[str, str], unclean: bool,
 
 
 def _queued_end(store: StoreReader, end: int) -> int:
-    """Where the last message that is in a queue ends, at most `end`."""
+    """Return the end of the last message that is in a queue, at most `end`."""
     queued = max(0, store.min_physical_offset)
     for topic, queue_ids in store.topics().items():
         for queue_id in queue_ids:
@@ -346,7 +346,7 @@ def _queued_end(store: StoreReader, end: int) -> int:
 
 
 def live_replication(memory: EngineMemory) -> dict[str, Any] | None:
-    """The state of an engine's replication; None where it does not replicate."""
+    """Return the state of an engine's replication; None if it does not replicate."""
     control, identity = memory.control, memory.identity
     if not identity.replicates:
         return None
@@ -376,7 +376,7 @@ def live_replication(memory: EngineMemory) -> dict[str, Any] | None:
 
 
 def _behind_master_s(control: ms_control, master_end: int) -> float | None:
-    """How old the newest message here is, by this host's clock, while the master is known to have more; None without a link."""
+    """Return the age of this slave's newest message while its master has more, otherwise 0; None without a link."""
     wrote, store_timestamp_ms = native.committed_slot(control)
     if not native.load(control.replicator, "linked") or not master_end:
         return None
@@ -384,7 +384,7 @@ def _behind_master_s(control: ms_control, master_end: int) -> float | None:
 
 
 def noted_replication(root: Path) -> dict[str, Any] | None:
-    """What a stopped store has noted; None where it never replicated."""
+    """Return the replication state in a stopped store's files; None if it never replicated."""
     state, said = ReplicationStateFile(root).read()
     if state is None:
         return {"said": said} if said else None
@@ -402,7 +402,7 @@ def _link(look: LinkLook, committed: int) -> dict[str, Any]:
 
 
 def _behind_s(look: LinkLook, committed: int, known: int) -> float | None:
-    """How long ago what a slave has was all that there was; None where that is not known, as of a slave's own link."""
+    """Return how long ago the log ended at a slave's position; None if that is unknown, as for a slave's own link."""
     if known < 0 or not look.caught_up_ns:
         return None
     return max(0.0, (monotonic_ns() - look.caught_up_ns) / 1e9) if known < committed else 0.0

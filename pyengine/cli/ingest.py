@@ -1,15 +1,13 @@
-"""`pyengine ingest`: real files into a running engine, a message per line.
+"""`pyengine ingest`: puts the lines of files into a running engine, one message for each line.
 
-Files are cut into byte ranges, one contiguous share of the input per producer. A line belongs to the
-range in which its first byte is, so any cut is a good one: the producer of a range skips the line it
-starts inside of and finishes the line it ends inside of. Every line is read once.
+Each producer gets a contiguous share of the input as byte ranges of files. A line belongs to the range that has its first
+byte: the producer of a range skips the line in which it starts and finishes the line in which it ends. So every line is
+read once, wherever a range begins.
 
-One producer of `pyengine ingest`: lines in, acknowledged batches out.
-
-`produce` runs in the command's own process (one producer) and in processes of its own (several),
-`python -m pyengine.cli.ingest`. stdin of such a process: the job, one JSON document. stdout: JSON
-lines, the tally at most every REPORT_INTERVAL_S, then `{"done": true}` or `{"error": ..., "exit_code": ...}`.
-It ends with its parent: a report without a reader is a broken pipe. SIGTERM ends it after the batch that is under way.
+One producer runs in the command's own process, several in processes of their own (`python -m pyengine.cli.ingest`). Such a
+process reads its job from stdin, one JSON document, and writes JSON lines to stdout: the tally at most every
+REPORT_INTERVAL_S, then `{"done": true}` or `{"error": ..., "exit_code": ...}`. It ends when its parent dies, since
+stdout is then a broken pipe. SIGTERM ends it after the current batch.
 """
 
 from __future__ import annotations
@@ -54,15 +52,15 @@ STOP_TIMEOUT_S = 20.0
 @topic_option
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, allow_dash=True), metavar="FILE...")
 @click.option("--queues", type=click.IntRange(min=1), default=1, show_default=True,
-              help="Spread over queues 0 to N-1, a batch of lines at a time.")
+              help="Spread over queues 0 to N-1, batch by batch.")
 @click.option("--producers", type=click.IntRange(min=1), default=1, show_default=True,
-              help="Put from this many processes, each with its share of the input.")
+              help="Number of producer processes, each with a share of the input.")
 @click.option("--format", "format_", type=click.Choice(["lines", "jsonl"]), default="lines", show_default=True,
-              help="A message is a line, or what a line of JSON says.")
-@click.option("--tags", default=None, help="The tag of every message (lines).")
-@click.option("--glob", "pattern", default=None, help="Of folders, only files like this, as in '*.py'.")
+              help="lines: the line is the body; jsonl: the line is a JSON object.")
+@click.option("--tags", default=None, help="The tag of every message, with --format lines.")
+@click.option("--glob", "pattern", default=None, help="Of folders, only files with such names, as in '*.py'.")
 @click.option("--acked", type=click.Path(dir_okay=False, path_type=Path), default=None, metavar="FILE",
-              help="Append each acknowledged message to this list, for `check --acked`.")
+              help="Append each acknowledged message to this file, for `check --acked`.")
 @click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Read the input this many times.")
 def ingest(
     store: Path, settings: dict[str, str], as_json: bool, topic: str, files: tuple[Path, ...], queues: int,
@@ -70,15 +68,15 @@ def ingest(
 ) -> int:
     """Put every line of FILE... as a message, and print count and rate.
 
-    A folder means the files under it, - standard input (one producer). Lines
-    go out in batches, each acknowledged as one; the newline is not part of the message.
-    Lines of one producer that went to one queue keep their order.
+    A folder stands for the files under it, - for standard input (one producer). Lines
+    are put in batches, each acknowledged as one; the newline is not part of the message.
+    Lines of one producer in one queue keep their order.
 
-    --format jsonl: each line is an object with `body` (text) or `body_base64`, and, if
-    wanted, queue_id, tags, keys, properties, flag, delay_level.
+    --format jsonl: each line is an object with `body` (text) or `body_base64`, and optionally
+    queue_id, tags, keys, properties, flag, delay_level.
 
-    --acked FILE: a line of JSON for each message that was acknowledged with PUT_OK; with it
-    `pyengine check STORE --acked FILE` tells, whatever happened since, whether all of them are there.
+    --acked FILE: the command appends a line of JSON for each message with the status PUT_OK. Later
+    `pyengine check STORE --acked FILE` tells whether the store still has all of them.
 
     \b
     Examples:
@@ -92,7 +90,7 @@ def ingest(
     if format_ == "jsonl" and tags is not None:
         raise UsageError("--tags is for lines; with jsonl each line says its own tags")
     if acked is not None:
-        with AckedList(acked):  # refused now, not after the first batch
+        with AckedList(acked):  # a file that cannot be written is an error before the first batch
             pass
     whole = Job(str(store), topic, settings, queues, 0, format_, tags, [], None if acked is None else str(acked))
     jobs, total_bytes = _share_out(whole, [] if STDIN in files else find_files(files, pattern) * repeat, producers)
@@ -104,7 +102,7 @@ def ingest(
 
 
 def _produce_here(job: Job, show: Callable[[int], None]) -> Tally:
-    """One producer needs no process of its own."""
+    """Run the only producer in this process."""
     with StopAtBatchEnd() as stop:
         def report(now: Tally) -> None:
             show(now.read_bytes)
@@ -114,7 +112,7 @@ def _produce_here(job: Job, show: Callable[[int], None]) -> Tally:
 
 
 def _share_out(whole: Job, files: Sequence[Path], producers: int) -> tuple[list[Job], int | None]:
-    """`whole` as one job for each producer that has something to do, and the bytes of all; no files are standard input."""
+    """Split `whole` into jobs, one for each producer that has work; return them and the bytes of all, None for standard input."""
     if not files:
         return [whole], None
     sized = [(str(path), size_of(path)) for path in files]
@@ -139,10 +137,10 @@ def _print(tally: Tally, seconds: float, producers: int, topic: str, as_json: bo
 
 
 def find_files(paths: Sequence[Path], pattern: str | None) -> list[Path]:
-    """The files that were named; a folder stands for the regular files under it, in order of name.
+    """Return the named files; a folder stands for the regular files under it, in order of name.
 
-    `pattern` (as in a shell) picks among the files of folders. UsageError for a path
-    that is not there or a folder without any such file.
+    `pattern` (as in a shell) selects among the files of folders. UsageError for a path that does not exist, or a folder
+    without such a file.
     """
     found: list[Path] = []
     for path in paths:
@@ -160,7 +158,7 @@ def find_files(paths: Sequence[Path], pattern: str | None) -> list[Path]:
 
 
 def share_out(files: Sequence[tuple[str, int]], producers: int) -> list[list[Range]]:
-    """(path, size) pairs as one list of ranges per producer, equal in bytes to within a few; empty ones left out."""
+    """Split (path, size) pairs into a list of ranges for each producer, of almost equal size; leave out empty ones."""
     total = sum(size for _, size in files)
     bounds = [total * number // producers for number in range(producers + 1)]
     shares: list[list[Range]] = [[] for _ in range(producers)]
@@ -175,7 +173,7 @@ def share_out(files: Sequence[tuple[str, int]], producers: int) -> list[list[Ran
 
 
 def size_of(path: Path) -> int:
-    """A file's size; UsageError if it is no regular file (its end is not known)."""
+    """Return a file's size; UsageError if it is not a regular file, which has no known end."""
     state = os.stat(path)
     if not os.path.isfile(path):
         raise UsageError(f"{path} is no regular file; give - to read standard input")
@@ -183,10 +181,9 @@ def size_of(path: Path) -> int:
 
 
 def run_crew(jobs: Sequence[Job], report: Callable[[Tally], None]) -> Tally:
-    """Run each job in a process of its own, to the end; the tally of all.
+    """Run each job in a process of its own to the end; return the tally of all.
 
-    If one fails the others are stopped, and its EngineError is raised here. However this
-    is left (Ctrl-C too), no producer process remains.
+    If one fails, stop the others and raise its EngineError. No producer process remains in any case, also after Ctrl-C.
     """
     crew: list[subprocess.Popen[bytes]] = []
     tallies = [Tally() for _ in jobs]
@@ -219,7 +216,7 @@ def run_crew(jobs: Sequence[Job], report: Callable[[Tally], None]) -> Tally:
 
 
 def _start(job: Job) -> subprocess.Popen[bytes]:
-    # In a group of its own: Ctrl-C in a terminal is for this process, which then ends the crew.
+    # In a process group of its own: Ctrl-C in a terminal must reach this process only, which then ends the producers.
     process = subprocess.Popen([sys.executable, "-P", "-m", "pyengine.cli.ingest"],
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=child_environment(), process_group=0)
     assert process.stdin is not None
@@ -234,7 +231,7 @@ def _stdout_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
 
 
 def _read(line: bytes) -> tuple[Tally, bool]:
-    """(tally, whether the producer has finished) from one report; raises the error that it tells of."""
+    """Decode one report; return the tally and whether the producer has finished, or raise the reported error."""
     document = json.loads(line)
     finished, error, code = document.pop("done", False), document.pop("error", None), document.pop("exit_code", 1)
     if error is not None:
@@ -263,17 +260,17 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 ROWS_AT_ONCE = 1024
-BLOCK_BYTES = 1 << 20  # of input read at once; bounds a batch too
+BLOCK_BYTES = 1 << 20  # of input read at once, and so the largest batch
 BATCH_MESSAGES = 1024
 IN_FLIGHT = 512
-# Stored, but not with the durability that was asked for.
+# Stored, but without the requested durability.
 UNCONFIRMED = (PutStatus.FLUSH_DISK_TIMEOUT, PutStatus.FLUSH_SLAVE_TIMEOUT, PutStatus.SLAVE_NOT_AVAILABLE)
 JSONL_FIELDS = ("body", "body_base64", "queue_id", "tags", "keys", "properties", "flag", "delay_level")
 REPORT_INTERVAL_S = 0.1
 
 
 class Range(NamedTuple):
-    """Bytes [start, end) of a file, by line starts."""
+    """The lines of a file that begin in [start, end)."""
 
     path: str
     start: int
@@ -281,7 +278,7 @@ class Range(NamedTuple):
 
 
 def read_blocks(file: BinaryIO, start: int, end: int, block_bytes: int = 1 << 20) -> Iterator[bytes]:
-    """The lines that start in [start, end) as blocks of whole lines, of about `block_bytes`, newlines included.
+    """Yield the lines that start in [start, end) as blocks of whole lines, of about `block_bytes`, with newlines.
 
     `file` is seekable and buffered. The last line of the file may lack its newline.
     """
@@ -302,7 +299,7 @@ def read_blocks(file: BinaryIO, start: int, end: int, block_bytes: int = 1 << 20
 
 
 def split_lines(block: bytes) -> list[bytes]:
-    """The lines of a block without their newlines."""
+    """Return the lines of a block without their newlines."""
     lines = block.split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -310,7 +307,10 @@ def split_lines(block: bytes) -> list[bytes]:
 
 
 class AckedList:
-    """Appends to the file at `path`, made if need be; UsageError when it cannot be opened. `write` or leave the block."""
+    """Appends to the file at `path`, which it creates if needed, at each write() and at the end of its block.
+
+    UsageError if the file cannot be opened.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         try:
@@ -321,7 +321,7 @@ class AckedList:
         self._rows: list[bytes] = []
 
     def add(self, result: PutResult | PutManyResult, bodies: Sequence[bytes]) -> None:
-        """Note the messages of one answer; nothing if it is not PUT_OK."""
+        """Add the messages of one answer, if it is PUT_OK."""
         if not result.ok:
             return
         if isinstance(result, PutManyResult):
@@ -336,7 +336,7 @@ class AckedList:
             self.write()
 
     def write(self) -> None:
-        """Hand what was noted to the kernel, in one write(2) if it takes all."""
+        """Write what was added, in one write(2) if the kernel takes all."""
         rest, self._rows = b"".join(self._rows), []
         try:
             while rest:
@@ -356,9 +356,9 @@ class AckedList:
 
 
 class StopAtBatchEnd:
-    """Inside the block the signals only set a mark; check() at the end of a batch raises KeyboardInterrupt.
+    """Delays signals to the end of a batch, where check() raises KeyboardInterrupt; for the main thread.
 
-    A second signal does not wait for the batch. For the main thread.
+    A second signal does not wait for the batch.
     """
 
     def __init__(self, *numbers: int) -> None:
@@ -387,7 +387,7 @@ class StopAtBatchEnd:
 
 @dataclass(frozen=True)
 class Job:
-    """One producer's part of an ingest. No ranges means standard input."""
+    """One producer's part of an ingest. Without ranges it reads standard input."""
 
     store: str
     topic: str
@@ -397,7 +397,7 @@ class Job:
     format: str
     tags: str | None
     ranges: list[Range] = field(default_factory=list)
-    acked: str | None = None  # the file that lists what was acknowledged
+    acked: str | None = None  # the file that lists acknowledged messages
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -410,7 +410,7 @@ class Job:
 
 @dataclass
 class Tally:
-    """What has been acknowledged so far; `read_bytes` is how much of the input that was."""
+    """What was acknowledged so far; `read_bytes` is its part of the input."""
 
     messages: int = 0
     body_bytes: int = 0
@@ -427,8 +427,8 @@ class Tally:
 def produce(job: Job, report: Callable[[Tally], None]) -> Tally:
     """Put every line of the job, and report the tally after each batch.
 
-    EngineError, naming file and line, when a line cannot be a message or a put is
-    refused; what was acknowledged until then is in the last report.
+    If a line is no message or a put is refused, raise EngineError with file and line. The last report has what was
+    acknowledged until then.
     """
     from pyengine import connect
     from pyengine.ipc.session_client import CONNECT_TIMEOUT_S
@@ -447,7 +447,7 @@ def produce(job: Job, report: Callable[[Tally], None]) -> Tally:
 
 
 def _inputs(job: Job) -> Iterator[tuple[str, int | None, Iterator[bytes]]]:
-    """(name, number of the first line if known, blocks of whole lines) of each range."""
+    """Yield (name, number of the first line if known, blocks of whole lines) of each range."""
     if not job.ranges:
         yield "standard input", 1, _stdin_blocks(sys.stdin.buffer)
     for path, start, end in job.ranges:
@@ -462,7 +462,7 @@ def _stdin_blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A job under way: who puts it, and where what was acknowledged is counted, told and listed."""
+    """Puts one job; counts, reports and lists what was acknowledged."""
 
     producer: Producer
     job: Job
@@ -471,7 +471,7 @@ class _Work:
     acked: AckedList | None
 
     def put_lines(self, name: str, first_line: int | None, blocks: Iterator[bytes]) -> None:
-        """One put_many per batch; batches go round the queues, so each queue keeps the input's order."""
+        """Put each batch with put_many, into the queues in turn, so that each queue keeps the input's order."""
         job, number, queue = self.job, first_line, self.job.first_queue
         for block in blocks:
             lines = split_lines(block)
@@ -488,7 +488,7 @@ class _Work:
                 self.report(self.tally)
 
     def put_objects(self, name: str, first_line: int | None, blocks: Iterator[bytes]) -> None:
-        """One asynchronous put per line, at most IN_FLIGHT unanswered, answered in order."""
+        """Put each line with put_async, with at most IN_FLIGHT unanswered puts; take the answers in order."""
         waiting: deque[tuple[PutFuture, int | None, int, bytes]] = deque()
 
         def settle(most: int) -> None:
@@ -515,7 +515,7 @@ class _Work:
         self.report(self.tally)
 
     def _count(self, result: PutManyResult | PutResult, place: str, bodies: Sequence[bytes], read_bytes: int) -> None:
-        """Enter what was acknowledged; EngineError that names the place for what was not."""
+        """Count what was acknowledged; for a refusal raise EngineError that names file and line."""
         is_unconfirmed = result.status in UNCONFIRMED
         if not result.ok and not is_unconfirmed:
             fate = "" if result.indeterminate else " are not stored"  # else the reason says it
@@ -526,7 +526,7 @@ class _Work:
 
 
 def _object_arguments(line: bytes, where: str) -> dict[str, Any]:
-    """The arguments of a put from one line of JSON; UsageError names the place and what is wrong."""
+    """Return the arguments of a put from one line of JSON; UsageError names the line and what is wrong."""
     try:
         document = json.loads(line)
     except ValueError as error:

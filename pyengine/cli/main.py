@@ -1,10 +1,9 @@
-"""The `pyengine` command: finds the subcommand, and answers every error with a sentence and an exit code.
+"""The `pyengine` command: runs a subcommand, and turns every error into one line and an exit code.
 
-stdout carries the answer and nothing else; logs, progress and errors go to stderr.
-An EngineError is one line and its own exit code (PYENGINE_DEBUG=1 adds the
-traceback); with --json stdout then holds `{"error": ...}`. Ctrl-C ends with 130
-after the command's clean-up. A reader that goes early, as `head` does, is no failure. A command's module is imported
-only when it is called, so that `pyengine status` never waits for what `pyengine export` needs.
+stdout has only the answer; logs, progress and errors go to stderr. An EngineError is one line with its own exit code
+(PYENGINE_DEBUG=1 adds the traceback); with --json stdout then has `{"error": ...}`. Ctrl-C exits with 130 after the
+command's clean-up. A reader that closes the pipe early, as `head` does, is no failure. A command's module is imported only
+when the command is called, so that `pyengine status` does not wait for the imports of `pyengine export`.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ BY_NAME = {row.name: row for row in COMMANDS}
 SECTIONS = tuple(dict.fromkeys(row.section for row in COMMANDS))
 
 class CommandLine(click.Group):
-    """A group that imports a command when it is named, and that owns the error policy."""
+    """A group that imports a command when it is called, and that handles all errors."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [row.name for row in COMMANDS]
@@ -98,7 +97,7 @@ class CommandLine(click.Group):
 
     @staticmethod
     def command_of(row: Row) -> click.Command:
-        """The command of a row, imported only now."""
+        """Import and return the command of a row."""
         command = getattr(import_module(row.module), row.attribute)
         assert isinstance(command, click.Command)
         return command
@@ -119,7 +118,7 @@ class CommandLine(click.Group):
                                     for row in COMMANDS if row.section == section])
 
     def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]  # click's returns where standalone_mode is off
-        """Run one command and exit with its code; never returns."""
+        """Run one command and exit with its code; it does not return."""
         arguments = list(sys.argv[1:] if args is None else args)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
@@ -181,8 +180,8 @@ def _write_error(error: BaseException, sentence: str, code: ExitCode, as_json: b
 def main(verbose: int) -> None:
     """A durable message log for one host, in the file format of the RocketMQ 4.9 store.
 
-    STORE is always the store's root directory. Every command that opens one takes
-    --set key=value (`pyengine config explain` lists the settings), and --json gives
+    STORE is always the store's root directory. Every command that opens one accepts
+    --set key=value (`pyengine config explain` lists the settings), and --json for
     one document on stdout instead of tables.
     """
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]

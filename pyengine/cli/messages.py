@@ -1,8 +1,8 @@
-"""`pyengine put`, `get`, `tail`, `query`, `message` and `offset-at`: messages in and out of a store.
+"""`pyengine put`, `get`, `tail`, `query`, `message` and `offset-at`: write and read messages.
 
-    put                              one message into a running engine
-    get, query, message, offset-at   messages by queue offset, key, id and time
-    tail                             messages of a topic as they come
+    put                              put one message into a running engine
+    get, query, message, offset-at   read messages by queue offset, key, id and time
+    tail                             read messages of a topic as they arrive
 """
 
 from __future__ import annotations
@@ -69,9 +69,8 @@ def get(
 ) -> None:
     """Read messages of one queue from an offset on.
 
-    Answers as RocketMQ's getMessage does: with a status, and with the offset to ask
-    for next. One call stops at the end of a queue file, so it may give fewer messages
-    than asked for.
+    The answer has RocketMQ's getMessage status and the offset to read next. One call
+    stops at the end of a queue file, so it may return fewer messages than requested.
 
     \b
     Examples:
@@ -104,10 +103,10 @@ def query(
     store: Path, settings: dict[str, str], as_json: bool, topic: str, key: str, begin_ms: int, end_ms: int | None,
     max_messages: int, raw: bool,
 ) -> None:
-    """Find the messages that carry a key.
+    """Find the messages with a key.
 
-    The index holds hashes; the key's text is checked in each message, so only true
-    hits are shown. Times are milliseconds since 1970.
+    The index holds hashes; the command compares the key's text in each message, so it
+    shows no false hits. Times are milliseconds since 1970.
 
     \b
     Example:
@@ -126,16 +125,15 @@ def query(
 @click.command()
 @store_command
 @click.argument("msg_id")
-@click.option("--topic", default=None, help="Look for a client's id in this topic only; in all topics if not given.")
+@click.option("--topic", default=None, help="Search a client's id in this topic only. Default: all topics.")
 @raw_option
 def message(store: Path, settings: dict[str, str], as_json: bool, msg_id: str, topic: str | None, raw: bool) -> int:
     """Show one message in full.
 
-    MSG_ID is the id that a put answered with (32 or 56 hexadecimal characters), the id that a
-    RocketMQ client shows (the property UNIQ_KEY, which the index finds), or the message's position
-    in the commit log as a plain number. Of several messages with the same UNIQ_KEY (a retry, or the
-    delayed and the delivered one) the oldest of an ordinary topic is shown. Exit code 1 if there is
-    no message.
+    MSG_ID is the id in a put's answer (32 or 56 hexadecimal characters), the id that a RocketMQ
+    client shows (the property UNIQ_KEY), or the message's position in the commit log as a plain
+    number. Of several messages with the same UNIQ_KEY (a retry, or the delayed and the delivered
+    one) the command shows the oldest of an ordinary topic. Exit code 1 if there is no message.
 
     \b
     Examples:
@@ -161,7 +159,7 @@ def message(store: Path, settings: dict[str, str], as_json: bool, msg_id: str, t
 
 
 def _find_message(reader: LiveStoreReader, msg_id: str, topic: str | None) -> tuple[Message | None, int]:
-    """The message, and how many others have the same UNIQ_KEY; UsageError for a text that is no id of any kind."""
+    """Return the message, and how many others have the same UNIQ_KEY; UsageError for a text that is no id."""
     if len(msg_id) < 20 and msg_id.isascii() and msg_id.isdecimal():
         return reader.message_at(int(msg_id)), 0
     wrong: FormatError | None = None
@@ -187,8 +185,8 @@ def _find_message(reader: LiveStoreReader, msg_id: str, topic: str | None) -> tu
 def offset_at(store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int, timestamp_ms: int) -> None:
     """Find the queue offset whose store time is nearest to a time.
 
-    RocketMQ's rule: an exact match, else the nearer neighbour, the older one on a tie;
-    a time before the first message gives the first, after the last the last.
+    As in RocketMQ, an exact match wins, then the nearer neighbour, and the older one of two equally
+    near ones. A time before the first message gives the first, a time after the last the last.
 
     \b
     Example:
@@ -223,16 +221,16 @@ def _deliver_at(ctx: click.Context, param: click.Parameter, value: str | None) -
 @store_command
 @topic_option
 @click.option("--queue-id", type=click.IntRange(min=0), default=None, help="The queue's number. Default: 0.")
-@click.option("--spread", is_flag=True, help="Take one of the topic's queues by chance, as many as it has to write.")
+@click.option("--spread", is_flag=True, help="Choose one of the topic's write queues at random.")
 @click.option("--sharding-key", default=None, metavar="KEY",
-              help="Take the queue of this key: messages of one key stay in order.")
+              help="Choose the queue by this key: messages with one key stay in order.")
 @click.option("--tags", default=None, help="The message's tag.")
-@click.option("--keys", default=None, help="Keys to find it by, separated by blanks.")
+@click.option("--keys", default=None, help="Keys for `pyengine query`, separated by blanks.")
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", callback=_properties,
               help="A property; may be repeated.")
-@click.option("--flag", type=int, default=0, show_default=True, help="A number of the application's own.")
+@click.option("--flag", type=int, default=0, show_default=True, help="A number that the application chooses.")
 @click.option("--delay-level", type=click.IntRange(min=0), default=0, show_default=True,
-              help="Deliver later, by level of message_delay_level; 0 at once.")
+              help="Deliver after the delay of this level of message_delay_level; 0: at once.")
 @click.option("--deliver-at", metavar="TIME", callback=_deliver_at,
               help="Deliver at this time, up to 40 days ahead: ISO 8601 (UTC if it names no zone), or @ and ms since 1970.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the disk in sync mode.")
@@ -247,8 +245,8 @@ def put(
 ) -> int:
     """Put one message; BODY is its text, - reads it from standard input as it is.
 
-    The engine must be running. Exit code 0 only for PUT_OK; any other status comes
-    with a sentence that says what to change.
+    The engine must be running. Exit code 0 only for PUT_OK; for any other status a
+    sentence says what to change.
 
     \b
     Examples:
@@ -282,7 +280,7 @@ def put(
     return ExitCode.OK
 
 
-LOOK_AGAIN_S = 0.5  # also how soon a new queue is seen
+LOOK_AGAIN_S = 0.5  # also the time until a new queue is seen
 COMMIT_INTERVAL_S = 1.0
 PULL_MESSAGES = 32
 _SYNONYMS = {"begin": "first", "end": "last"}
@@ -291,8 +289,8 @@ _SYNONYMS = {"begin": "first", "end": "last"}
 class Follower:
     """Reads the queues of one topic in turn; messages of one queue come in order.
 
-    `next_offsets` is what to ask for next, by queue. `start` is first, last or an offset; a
-    queue that appears later is read from its first message.
+    `next_offsets` has the next offset to read, by queue. `start` is first, last or an offset; a queue that appears later is
+    read from its first message.
     """
 
     def __init__(
@@ -310,9 +308,9 @@ class Follower:
         self.next_offsets: dict[int, int] = {}
 
     def messages(self, *, follow: bool, max_messages: int | None, idle: Callable[[], None]) -> Iterator[Message]:
-        """Messages as they come, at most `max_messages`; without `follow` it ends where nothing more is.
+        """Yield messages as they arrive, at most `max_messages`; without `follow` stop at the end of the queues.
 
-        `idle` is called after each round over the queues, before it sleeps.
+        It calls `idle` after each round over the queues, before it sleeps.
         """
         count = 0
         while True:
@@ -352,14 +350,13 @@ class Follower:
 @click.command()
 @store_argument
 @set_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON document per line and message: a stream has no end.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document per line and message.")
 @topic_option
 @click.option("--queue-id", "queue_ids", type=click.IntRange(min=0), multiple=True,
-              help="Only this queue; may be repeated. All queues, also new ones, if not given.")
+              help="Only this queue; may be repeated. Default: all queues, also new ones.")
 @click.option("--from", "start", default="last", show_default=True, metavar="first|last|N",
-              help="Where to start in each queue: at its first message, with what comes from now on (last), or at an offset.")
-@click.option("--group", default=None, help="Be a member of this consumer group: go on where it stopped, and remember how "
-                                            "far it came.")
+              help="Where to start in each queue: at its first message, with new messages only (last), or at an offset.")
+@click.option("--group", default=None, help="Join this consumer group: continue at its offsets, and commit them.")
 @click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more, or stop at the end.")
 @click.option("--max-messages", type=click.IntRange(min=1), default=None, help="Stop after this many.")
 @click.option("--tags", default=None, help="Only messages with one of these tags: 'A' or 'A || B'.")
@@ -372,12 +369,12 @@ def tail(
 ) -> None:
     """Print the messages of a topic as they come; Ctrl-C ends it.
 
-    Needs no engine, but without one nothing comes. Messages of one queue come in order;
-    queues are read in turn. Without --group nothing is changed. With it this is one
-    member of the group: all living members share the queues, and the group's offsets
-    are in config/consumerOffset.json, as RocketMQ keeps them. A message may come twice
-    after a crash, none is left out. --from is for a group that is new to the topic, and
-    --queue-id takes just that queue, apart from the sharing (docs/consumers.md).
+    The command works without a running engine, but then no new messages arrive. Messages of one
+    queue come in order; it reads the queues in turn. Without --group it changes nothing. With it,
+    it is one member of the group: all living members share the queues, and the group's offsets are
+    in config/consumerOffset.json, as in RocketMQ. After a crash a message may come twice; none is
+    left out. --from applies to a group that is new to the topic, and --queue-id reads only that
+    queue, outside of the sharing (docs/consumers.md).
 
     \b
     Examples:
@@ -403,8 +400,7 @@ def tail(
 
 
 class _Printer:
-    """Prints what a member of a group is given; remembers at most once a COMMIT_INTERVAL_S and at the end, and only
-    what was printed."""
+    """Prints the messages of a group's member, and commits their offsets every COMMIT_INTERVAL_S and at the end."""
 
     def __init__(self, consumer: Consumer, as_json: bool, raw: bool) -> None:
         self._consumer = consumer

@@ -1,10 +1,8 @@
-"""`pyengine metrics`: the figures of a store for Prometheus, over HTTP or once, and its health.
+"""`pyengine metrics`: exports a store's metrics to Prometheus, over HTTP or once, and its health.
 
-The only module that imports prometheus_client.
-
-Each scrape attaches to the engine's shared memory read-only, copies, and detaches. Names
-follow that ecosystem's rules: base units (seconds, bytes), `_total` for what only grows,
-one name for one thing with labels for its kinds. docs/statistics.md says what each means.
+Only this module imports prometheus_client. Each scrape attaches to the engine's shared memory read-only, copies, and
+detaches. Names follow Prometheus's rules: base units (seconds, bytes), `_total` for counters, one name for one thing with
+labels for its kinds. docs/statistics.md says what each means.
 """
 
 from __future__ import annotations
@@ -62,31 +60,31 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> t
 
 
 def host_and_port(host: str, port: int) -> str:
-    """HOST:PORT as the option takes it."""
+    """Return HOST:PORT as the option accepts it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def address_option(name: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """An option HOST:PORT, as a pair; None if it is not given and has no default."""
+    """Return an option HOST:PORT, whose value is a pair, or None if it is not given and has no default."""
     return click.option(name, callback=_address, metavar="HOST:PORT", **options)
 
 
 @click.command()
 @store_command
 @address_option("--listen", default=f"127.0.0.1:{PORT}", show_default=True,
-                help="Where to answer; port 0 takes a free one and says which.")
-@click.option("--once", is_flag=True, help="Print the figures to stdout and end.")
+                help="Address to listen on; with port 0 a free port, which is printed.")
+@click.option("--once", is_flag=True, help="Print the metrics to stdout and exit.")
 def metrics(store: Path, settings: dict[str, str], as_json: bool, listen: tuple[str, int], once: bool) -> None:
-    """Give an engine's figures to Prometheus: names, types and units by its rules.
+    """Export an engine's metrics to Prometheus, over HTTP or once.
 
-    GET /metrics answers with the figures; /healthz with 200 while the engine is alive, /readyz
-    while it takes puts, else with 503 and the reason; any other path with 404.
+    GET /metrics returns the metrics; /healthz returns 200 while the engine is alive, /readyz while
+    it takes puts, otherwise 503 with the reason; any other path returns 404.
 
-    Reads shared memory and asks no worker anything. Goes on while the engine is stopped
-    or started again: pyengine_up tells. Answers this machine alone unless --listen says
-    otherwise: each client that reaches the port can read the names of topics and groups.
-    Ctrl-C or SIGTERM ends it, SIGHUP does not. With --json the figures of --once are one
-    document, and the address is one otherwise.
+    The command reads shared memory and does not disturb the workers. It continues while the engine
+    is stopped or restarted; pyengine_up shows that. It answers only this machine unless --listen has
+    another address: each client that reaches the port can read the names of topics and groups.
+    Ctrl-C or SIGTERM ends it, SIGHUP does not. With --json, --once prints the metrics as one
+    document; otherwise the command prints its address as one.
 
     \b
     Examples:
@@ -96,7 +94,7 @@ def metrics(store: Path, settings: dict[str, str], as_json: bool, listen: tuple[
     """
     from pyengine.cli.metrics import Exposition
 
-    load_config(existing_store(store), settings)  # a wrong setting is told now, not at the first scrape
+    load_config(existing_store(store), settings)  # a wrong setting is an error now, not at the first scrape
     with Exposition(store, settings) as exposition:
         if not once:
             _serve(exposition, *listen, as_json=as_json)
@@ -115,7 +113,7 @@ def _families(text: str) -> list[dict[str, Any]]:
 
 
 def _serve(exposition: Exposition, host: str, port: int, *, as_json: bool) -> None:
-    """Answer until SIGTERM; SIGHUP changes nothing, as with the engine, whose terminal may close. Signal handlers come back."""
+    """Serve until SIGTERM, ignoring SIGHUP because a terminal may close; restore the signal handlers at the end."""
     stop = threading.Event()
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: stop.set()),
               signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
@@ -148,13 +146,13 @@ def _answer(exposition: Exposition, host: str, port: int, stop: threading.Event,
 
 VERDICTS = [str(verdict) for verdict in Verdict if verdict not in (Verdict.STOPPED, Verdict.RECOVERING)]  # of an engine that is seen
 STATES = ("stopped", "recovering", "running", "read_only", "degraded")
-# Powers of two of 1.024 us up to 17 s: each is the bound of a bucket in shared memory, so nothing is estimated.
+# Powers of two of 1.024 us up to 17 s: each is the bound of a bucket in shared memory, so the counts are exact.
 DURATION_BUCKETS = range(15, 400, 16)
 SIZE_BUCKETS = range(6, 23)  # up to 127 bytes, 255 ... 8 MiB - 1
 
 
 class Exposition:
-    """A store as a collector of prometheus_client. Threads may scrape at the same time."""
+    """Collects a store's metrics for prometheus_client; several threads may scrape at the same time."""
 
     def __init__(self, root: Path, settings: dict[str, str]) -> None:
         self._root = root
@@ -165,11 +163,11 @@ class Exposition:
         self.registry.register(self)
 
     def text(self) -> str:
-        """Everything, as Prometheus reads it."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry).decode()
 
     def collect(self) -> Iterator[Metric]:
-        """One scrape."""
+        """Yield the metrics of one scrape."""
         live = live_status(self._root)
         yield GaugeMetricFamily("pyengine_up", "1 while an engine runs on the store and its counters can be read.",
                                 value=int(live is not None))
@@ -188,7 +186,7 @@ class Exposition:
             yield from _topics(figures)
 
     def health(self) -> tuple[bool, str]:
-        """Whether a process of an engine lives on the store; one that recovers or is in trouble does. And a sentence."""
+        """Return whether a process of the store's engine lives, also while it recovers or is in trouble, and a sentence."""
         live = live_status(self._root)
         if live is not None:
             return True, _told(live[0])
@@ -201,7 +199,7 @@ class Exposition:
         return True, "its counters cannot be seen: it recovers, starts or stops"
 
     def readiness(self) -> tuple[bool, str]:
-        """Whether a put would be taken and find all that it needs; and a sentence, which names what is in the way."""
+        """Return whether the store takes puts and every process that they need works, and a sentence with the reason."""
         live = live_status(self._root)
         if live is None:
             return False, self.health()[1]
@@ -213,7 +211,7 @@ class Exposition:
         return False, f"it takes no puts now; {_told(document)}"
 
     def _groups(self) -> Iterator[Metric]:
-        """How far each consumer group is, and how much lies before it."""
+        """Yield the next offset and the lag of each consumer group."""
         labels = ("group", "topic", "queue_id")
         next_offset = GaugeMetricFamily("pyengine_group_next_offset", "Queue offset that the group reads next.", labels=labels)
         lag = GaugeMetricFamily("pyengine_group_lag_messages", "Messages in the queue that the group has not read.",
@@ -226,7 +224,7 @@ class Exposition:
                         values = (group, topic, str(queue_id))
                         next_offset.add_metric(values, offset)
                         lag.add_metric(values, max(0, self._open().queue_range(topic, queue_id)[1] - offset))
-            except EngineError:  # a store that cannot be read now still has its other figures
+            except EngineError:  # the store cannot be read now; the other metrics are still valid
                 self._close_reader()
         yield next_offset
         yield lag
@@ -250,8 +248,9 @@ class Exposition:
 
 
 def serve(exposition: Exposition, host: str, port: int) -> WSGIServer:
-    """Answer `/metrics`, `/healthz` and `/readyz` in threads, 404 elsewhere; the server, which has `server_port`, shutdown() and
-    server_close(). OSError: not there."""
+    """Serve `/metrics`, `/healthz` and `/readyz` in threads; return the server (`server_port`, shutdown(), server_close()).
+
+    OSError if it cannot listen there."""
     server, _ = start_http_server(port, host, exposition.registry)
     server.set_app(_application(exposition))
     return server
@@ -338,7 +337,7 @@ def _schedule(levels: dict[str, dict[str, int]]) -> Iterator[Metric]:
 
 
 def _replication(replication: dict[str, Any]) -> Iterator[Metric]:
-    """Of a slave its one link, of a master those of its slaves."""
+    """Yield the metrics of a slave's link, or of a master's links."""
     if replication["linked"] is None:
         yield _gauge("pyengine_slaves_connected", "Slaves that have reported their position.", replication["slaves_connected"])
         yield _gauge("pyengine_unconfirmed_bytes", "Committed and not yet confirmed by slaves.", replication["unconfirmed_bytes"])
@@ -420,7 +419,7 @@ def _topics(figures: Statistics) -> Iterator[Metric]:
 
 
 def _durations(name: str, text: str, latency: Latency) -> Metric:
-    """Bucket by bucket; the count is that of the buckets, so that both agree whatever was counted meanwhile."""
+    """Return a histogram of durations; its count is the sum of the buckets, so that both agree while the engine counts."""
     bounds, buckets, passed, at = store_stats.bounds_ns(), [], 0, 0
     for last in DURATION_BUCKETS:
         passed += sum(latency.buckets[at:last + 1])
@@ -433,7 +432,7 @@ def _durations(name: str, text: str, latency: Latency) -> Metric:
 
 
 def _sizes(figures: Statistics) -> Metric:
-    """Of an entry with many records the mean size counts for each of them."""
+    """Return the histogram of record sizes; for an entry with many records, each counts with their mean size."""
     buckets = [(str((2 << last) - 1), sum(figures.put_sizes[:last + 1])) for last in SIZE_BUCKETS]
     metric = HistogramMetricFamily("pyengine_put_size_bytes", "Size of a message's record in the log.")
     metric.add_metric((), [*buckets, ("+Inf", sum(figures.put_sizes))], figures.put_bytes)

@@ -1,9 +1,7 @@
-"""What commands share: what they print, and the arguments STORE, --set, --json, --spark with their checks.
+"""Shared by the commands: printing, and the arguments STORE, --set, --json, --spark with their checks.
 
-Tables for people and one JSON document for programs go to stdout, progress bars to stderr.
-
-Text that comes out of a store is printed with its control characters escaped: a
-message body must not steer the reader's terminal.
+Tables for people and one JSON document for programs go to stdout, progress bars to stderr. Text from a store is printed
+with its control characters escaped, so that a message body cannot control the reader's terminal.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ BODY_COLUMN_MOST = 60
 
 
 class Report(Protocol):
-    """What a command that repairs says of its work."""
+    """The report of a command that repairs."""
 
     @property
     def exit_code(self) -> ExitCode: ...
@@ -53,13 +51,13 @@ ReportT = TypeVar("ReportT", bound=Report)
 
 
 def discard_stdout() -> None:
-    """What is printed from now on goes nowhere: the reader of stdout has gone, and the interpreter would flush at its end."""
+    """Redirect stdout to nowhere after its reader has gone, since the interpreter flushes stdout at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
 def to_its_end() -> Iterator[None]:
-    """Print an answer. A reader that takes the first lines and goes, as `head` does, costs the rest, not the command's exit code."""
+    """Keep the command's exit code if the reader of stdout goes before the end of an answer, as `head` does."""
     try:
         yield
         sys.stdout.flush()
@@ -68,12 +66,12 @@ def to_its_end() -> Iterator[None]:
 
 
 def write_json(document: Any) -> None:
-    """One document and a newline; plain ASCII where stdout cannot carry more."""
+    """Print one document and a newline, in ASCII if stdout is not UTF-8."""
     sys.stdout.write(json_text(document) + "\n")
 
 
 def print_answer(document: Any, as_json: bool, show: Callable[[], None]) -> None:
-    """The command's answer: the document for programs, or what `show` prints for people."""
+    """Print the command's answer: the document for programs, or with `show` for people."""
     with to_its_end():
         if as_json:
             write_json(document)
@@ -82,7 +80,7 @@ def print_answer(document: Any, as_json: bool, show: Callable[[], None]) -> None
 
 
 def print_report(report: ReportT, as_json: bool, show: Callable[[ReportT], None]) -> ExitCode:
-    """The report of a command that repairs, for programs or people; what it refused on stderr too. Its exit code."""
+    """Print the report of a command that repairs, a refusal on stderr too; return its exit code."""
     print_answer(report.to_dict(), as_json, lambda: show(report))
     if report.exit_code is ExitCode.CORRUPTION:
         print(f"error: {report.sentence}", file=sys.stderr)
@@ -90,7 +88,7 @@ def print_report(report: ReportT, as_json: bool, show: Callable[[ReportT], None]
 
 
 def json_text(document: Any) -> str:
-    """The document on one line."""
+    """Return the document on one line."""
     return json.dumps(document, ensure_ascii=not _stdout_is_utf8(), default=_plain)
 
 
@@ -99,7 +97,7 @@ def _stdout_is_utf8() -> bool:
 
 
 def _plain(value: object) -> object:
-    """What json does not know: bytes as hex, enums by name, paths and the rest as text."""
+    """Convert what json cannot encode: bytes to hex, enums to names, paths and the rest to text."""
     import enum
 
     if isinstance(value, enum.Enum):
@@ -110,7 +108,7 @@ def _plain(value: object) -> object:
 
 
 def console(stderr: bool = False) -> Console:
-    """A rich console for tables: as wide as the terminal, or wide enough when there is none."""
+    """Return a rich console for tables: as wide as the terminal, or very wide without one."""
     from rich.console import Console
 
     class OwnConsole(Console):
@@ -123,7 +121,7 @@ def console(stderr: bool = False) -> Console:
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """A table; a column whose every cell is a number is set to the right, with thousands marked."""
+    """Print a table; align columns of numbers to the right, with separators of thousands."""
     from rich import box
     from rich.table import Table
 
@@ -138,7 +136,7 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title:
 
 
 def write_facts(facts: Iterable[tuple[str, object]], title: str | None = None) -> None:
-    """Names and values, one pair to a line."""
+    """Print names and values, one pair on a line."""
     pairs = [(name, _cell(value)) for name, value in facts]
     width = max((len(name) for name, _ in pairs), default=0)
     if title:
@@ -164,20 +162,20 @@ def _cell(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` with control and other unprintable characters escaped, so that it cannot steer a terminal."""
+    """Return `text` with unprintable characters escaped, so that it cannot control a terminal."""
     if text.isprintable():
         return text
     return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode() for mark in text)
 
 
 def body_text(body: bytes, most: int | None = None) -> str:
-    """A body for the eye: its text if it is UTF-8, else with bytes escaped; cut after `most` characters."""
+    """Return a body as printable text, with bytes escaped if it is not UTF-8; cut after `most` characters."""
     text = printable(body.decode("utf-8", errors="backslashreplace"))
     return text if most is None or len(text) <= most else text[: most - 1] + "…"
 
 
 def number_text(value: float | None) -> str:
-    """Three figures that matter: 12,345, 3.8, 0.00712; 0 below 0.0005; - for none."""
+    """Return a number with three significant figures: 12,345, 3.8, 0.00712; 0 below 0.0005; - for None."""
     if value is None:
         return "-"
     if abs(value) < 0.0005:
@@ -186,7 +184,7 @@ def number_text(value: float | None) -> str:
 
 
 def size_text(size_bytes: float) -> str:
-    """1536 -> 1.5 KiB."""
+    """Return a size in binary units: 1536 -> 1.5 KiB."""
     step = 0
     while abs(size_bytes) >= 1024 and step < len(_UNITS) - 1:
         size_bytes /= 1024
@@ -195,7 +193,7 @@ def size_text(size_bytes: float) -> str:
 
 
 def time_text(timestamp_ms: int | None) -> str:
-    """Milliseconds as UTC, or - where there is no time."""
+    """Return milliseconds as a time in UTC, or - for None."""
     if not timestamp_ms or timestamp_ms < 0:
         return "-"
     try:
@@ -206,7 +204,7 @@ def time_text(timestamp_ms: int | None) -> str:
 
 
 def shown_body(message: Message, raw: bool = False) -> tuple[bytes, str]:
-    """The body that a command shows, decompressed unless `raw`; and why it is the stored one although it is compressed."""
+    """Return the body to show, decompressed unless `raw`, and the error if it could not be decompressed."""
     if not raw:
         try:
             return message.content, ""
@@ -216,10 +214,10 @@ def shown_body(message: Message, raw: bool = False) -> tuple[bytes, str]:
 
 
 def message_document(message: Message, raw: bool = False) -> dict[str, Any]:
-    """All of a message. `body` is its text; a body that is not UTF-8 is in `body_base64` instead.
+    """Return a message as a document. `body` is its text; a body that is not UTF-8 is in `body_base64` instead.
 
-    A compressed body is shown decompressed unless `raw`: `compression` names how it is stored, in `stored_body_bytes`;
-    where it cannot be, the stored one is shown and `body_error` says why.
+    A compressed body is decompressed unless `raw`: `compression` names the algorithm, `stored_body_bytes` the stored size. If
+    that fails, the document has the stored body and `body_error` says why.
     """
     from pyengine.formats.record import compression_of
 
@@ -257,7 +255,7 @@ def message_document(message: Message, raw: bool = False) -> dict[str, Any]:
 
 
 def write_message_table(messages: Sequence[Message], raw: bool = False) -> None:
-    """One row a message, bodies cut to a line."""
+    """Print one row for each message, with bodies cut to a line."""
     bodies = [shown_body(message, raw)[0] for message in messages]
     write_table(
         ("topic", "queue", "offset", "position", "stored", "tags", "keys", "bytes", "body"),
@@ -267,7 +265,7 @@ def write_message_table(messages: Sequence[Message], raw: bool = False) -> None:
 
 
 def write_message(message: Message, raw: bool = False) -> None:
-    """One message in full, its body last."""
+    """Print one message in full, its body last."""
     document = message_document(message, raw)
     properties = document.pop("properties")
     document.pop("body", None)
@@ -281,7 +279,7 @@ def write_message(message: Message, raw: bool = False) -> None:
 
 @contextlib.contextmanager
 def byte_bar(what: str, total_bytes: int | None) -> Iterator[ShowBytes]:
-    """A bar over bytes; the given function takes (bytes done, new total or None)."""
+    """Show a progress bar over bytes; the yielded function takes (bytes done, new total or None)."""
     if not sys.stderr.isatty():
         yield _show_nothing
         return
@@ -292,13 +290,13 @@ def byte_bar(what: str, total_bytes: int | None) -> Iterator[ShowBytes]:
         task = bars.add_task(what, total=total_bytes)
 
         def show(done_bytes: int, total_bytes: int | None = None) -> None:
-            bars.update(task, completed=done_bytes, total=total_bytes)  # None leaves the total as it is
+            bars.update(task, completed=done_bytes, total=total_bytes)  # None: the total stays
 
         yield show
 
 
 class ShowBytes(Protocol):
-    """Shows how many bytes are done, of how many if that is known better now."""
+    """Shows how many bytes are done, and a new total if given."""
 
     def __call__(self, done_bytes: int, total_bytes: int | None = None) -> None: ...
 
@@ -324,14 +322,14 @@ master_option = click.option(
     help="Spark's master: local[N], or a cluster's that sees the store's files under the same path. "
          "All processors of this host if not given.")
 spark_option = click.option(
-    "--spark", "on_spark", is_flag=True, help="Let Spark's workers do the reading; --master alone means it too.")
+    "--spark", "on_spark", is_flag=True, help="Read in Spark's workers; --master implies it.")
 spark_level_option = click.option(
     "--level", type=click.Choice([level.value for level in ReadLevel]), default=None,
     help="How far to read; flushed if not given.")
 
 
 def moment(value: str) -> datetime:
-    """A time in ISO 8601, of UTC if it names no zone, or @ and ms since 1970; ValueError for anything else."""
+    """Parse a time in ISO 8601 (UTC without a zone), or @ and ms since 1970; ValueError for anything else."""
     if value.startswith("@"):
         try:
             return datetime.fromtimestamp(int(value[1:]) / 1000, UTC)
@@ -342,7 +340,7 @@ def moment(value: str) -> datetime:
 
 
 def span_s(text: str) -> float:
-    """The seconds of a span: 90s, 10m, 72h, 7d; ValueError for anything else."""
+    """Parse a duration into seconds: 90s, 10m, 72h, 7d; ValueError for anything else."""
     span = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if span is None:
         raise ValueError(text)
@@ -360,7 +358,7 @@ def _settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]
 
 
 class GivenPath(click.Path):
-    """A path, but never the empty one: `pyengine start "$STORE"` with nothing in STORE must not mean here."""
+    """A path that is not empty: `pyengine start "$STORE"` with an empty STORE must not mean the current directory."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
@@ -373,17 +371,17 @@ store_argument = click.argument("store", type=GivenPath(path_type=Path), metavar
 store_or_uri_argument = click.argument("store", type=GivenPath(), metavar="STORE")
 set_option = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", callback=_settings,
-    help="A setting for this run, by its own or RocketMQ's name; may be repeated.")
+    help="A setting for this run, by pyengine's or RocketMQ's name; may be repeated.")
 
 
 def store_command(function: Callable[..., Any]) -> Callable[..., Any]:
-    """STORE, --set and --json, as `store`, `settings` and `as_json`."""
+    """Add STORE, --set and --json to a command, as `store`, `settings` and `as_json`."""
     return store_argument(set_option(json_option(function)))
 
 
 @contextlib.contextmanager
 def reading(root: Path, settings: dict[str, str]) -> Iterator[LiveStoreReader]:
-    """The store at `root`, open for reading: as it is on disk, or live if its engine runs."""
+    """Open the store at `root` for reading: live if its engine runs, otherwise as it is on disk."""
     from pyengine.ipc.live_reader import open_store
     from pyengine.storage.later_format import queues_are_elsewhere
 
@@ -395,7 +393,7 @@ def reading(root: Path, settings: dict[str, str]) -> Iterator[LiveStoreReader]:
 
 
 def existing_store(root: Path) -> Path:
-    """`root` if it holds a store; NotAStoreError says what is there instead. Opens and changes nothing."""
+    """Return `root` if it holds a store, without opening it; NotAStoreError says what is there instead."""
     if not root.exists():
         raise NotAStoreError(f"{root} does not exist")
     if not root.is_dir():
@@ -410,7 +408,7 @@ def existing_store(root: Path) -> Path:
 
 @contextlib.contextmanager
 def owning(root: Path) -> Iterator[None]:
-    """The store at `root`, owned by this process for the block. StoreBusyError while any process has it open."""
+    """Own the store at `root` inside the block; StoreBusyError if another process has it open."""
     from pyengine.ipc.store_lock import Ownership, StoreLock
 
     with StoreLock(root, create=True) as lock:
@@ -422,7 +420,7 @@ def owning(root: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def spark_session(app: str, master: str | None = None) -> Iterator[SparkSession]:
-    """A session that ends with the block. UsageError without Spark and what it needs."""
+    """Run a Spark session inside the block; UsageError if Spark or something that it needs is missing."""
     require_extra("pyspark", "pyarrow", "pandas")
     from pyengine.spark.spark_session import borrowed_session
 
@@ -431,7 +429,7 @@ def spark_session(app: str, master: str | None = None) -> Iterator[SparkSession]
 
 
 def spark_source(store: str, settings: dict[str, str]) -> tuple[str, dict[str, str]]:
-    """What a job reads: a path that holds a store, or a URI; and the sizes that the store's files depend on, as options."""
+    """Return what a job reads, a path of a store or a URI, and the sizes of the store's files as options."""
     from pyengine.spark.options import local_path, scheme_of
 
     if scheme_of(store) in ("", "file"):
@@ -441,6 +439,6 @@ def spark_source(store: str, settings: dict[str, str]) -> tuple[str, dict[str, s
 
 
 def size_options(root: Path, settings: dict[str, str]) -> dict[str, str]:
-    """The sizes that the store's files depend on, as options of a job."""
+    """Return the sizes of the store's files as options of a job."""
     config = load_config(root, settings)
     return {name: str(getattr(config, name)) for name in FIXED_NAMES}

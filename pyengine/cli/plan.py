@@ -1,7 +1,7 @@
-"""`pyengine plan`: what a store will need, from the rate and size of its messages and how long they are kept.
+"""`pyengine plan`: computes what a store will need from the rate, size and retention of its messages.
 
-Reads no store. Each figure is an upper bound by a formula, which docs/capacity.md explains and tests/cli/test_cli_plan.py
-holds against running engines. Only how fast this machine reads a log again is measured, at each call.
+It reads no store. Each figure is an upper bound by a formula that docs/capacity.md explains and tests/cli/test_cli_plan.py
+compares with running engines. Only the speed at which this machine reads a log is measured, at each call.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MEASURED_BYTES = 32 << 20          # of log, to see how fast it is read
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What will come: messages a second, bytes of each body, of its topic and properties, keys of each, and who is there."""
+    """The expected load: message rate, sizes, keys, queues, producers and consumer lag."""
 
     rate: float
     body_bytes: int
@@ -65,8 +65,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Upper bounds. `kept_s` is how old a message gets; `disk_bytes` what the store takes, `file_system_bytes` how large its
-    file system must be for deletion to go by age alone."""
+    """Upper bounds. `kept_s` is the age of the oldest message, `disk_bytes` the size of the store, `file_system_bytes` the
+    size that its file system needs so that messages are deleted by age alone."""
 
     record_bytes: int
     log_bytes_per_day: int
@@ -87,12 +87,12 @@ class Plan:
 
 
 def shared_memory_bytes(config: EngineConfig, producers: int, queues: int) -> int:
-    """What an engine takes of its shm_directory, with so many producers: the larger part are rings, and the pool."""
+    """Return the size of an engine's shared memory, most of which are the producers' rings and the pool."""
     return OBJECTS_BYTES + QUEUE_SLOT_BYTES * queues + producers * session_bytes(config.session_ring_bytes) + config.pool_bytes
 
 
 def make_plan(load: Load, config: EngineConfig, read_bytes_per_s: float) -> Plan:
-    """What a store with these settings needs under that load. `read_bytes_per_s`: how fast recovery reads the log."""
+    """Compute what a store with these settings needs under that load; recovery reads the log with `read_bytes_per_s`."""
     segment = config.mapped_file_size_commit_log_bytes
     per_day = load.bytes_per_s * 24 * HOUR_S
     kept_s = config.file_reserved_time_hours * HOUR_S + longest_wait_s(config)
@@ -130,14 +130,14 @@ def _in_blocks(size_bytes: int) -> int:
 
 
 def longest_wait_s(config: EngineConfig) -> float:
-    """Longest time between the hours in which old messages are deleted."""
+    """Return the longest time between two hours of delete_when."""
     hours = sorted(delete_hours(config.delete_when))
     return max((later - hour) % 24 or 24 for hour, later in zip(hours, [*hours[1:], hours[0]], strict=True)) * HOUR_S
 
 
 def measure_reading(body_bytes: int) -> float:
-    """Bytes a second at which this machine reads messages of that size again as recovery does: from a file that is in memory
-    and is mapped anew, with their CRC; in one thread."""
+    """Measure how many bytes a second this machine reads as recovery does: from a cached file, mapped anew, with CRC checks,
+    in one thread."""
     record = encode_message(Message("plan", bytes(body_bytes), 0, 0, 0, 0))
     count = max(1, MEASURED_BYTES // len(record))
     with tempfile.TemporaryFile() as file:
@@ -171,29 +171,29 @@ _span = _amount(span_s, "a span, as 90s, 10m, 72h or 7d")
 
 
 @click.command()
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), required=True, metavar="N", help="Messages a second, over the day.")
-@click.option("--size", required=True, callback=_size, metavar="BYTES", help="Bytes of a body, as they are stored.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), required=True, metavar="N", help="Mean messages a second.")
+@click.option("--size", required=True, callback=_size, metavar="BYTES", help="Size of a body as stored.")
 @click.option("--retention", default=None, callback=_span, metavar="SPAN",
-              help="How long messages are kept, as 72h or 7d; file_reserved_time_hours if not given.")
+              help="Retention, as 72h or 7d. Default: file_reserved_time_hours.")
 @click.option("--queues", type=click.IntRange(min=1), default=4, show_default=True, help="Queues of all topics together.")
-@click.option("--keys", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Keys of a message, as it is found by later.")
+@click.option("--keys", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Index keys of a message.")
 @click.option("--properties", "properties_bytes", default="0", show_default=True, callback=_size, metavar="BYTES",
               help="Bytes of tags, keys and other properties of a message.")
 @click.option("--topic-bytes", type=click.IntRange(1, 127), default=16, show_default=True, help="Length of a topic's name.")
-@click.option("--producers", type=click.IntRange(min=1), default=4, show_default=True, help="Producers at a time.")
+@click.option("--producers", type=click.IntRange(min=1), default=4, show_default=True, help="Producers at the same time.")
 @click.option("--lag", default="60s", show_default=True, callback=_span, metavar="SPAN",
-              help="How far consumers are behind, and still to read from memory.")
+              help="Lag up to which consumers read from memory, in time.")
 @set_option
 @json_option
 def plan(
     rate: float, size: int, retention: float | None, queues: int, keys: float, properties_bytes: int, topic_bytes: int,
     producers: int, lag: float, settings: dict[str, str], as_json: bool,
 ) -> None:
-    """Say what a store will need: disk, memory, open files, and how long a recovery takes.
+    """Compute what a store will need: disk, memory, open files, and the time of a recovery.
 
-    Upper bounds, by formulae that docs/capacity.md explains. Settings count as for a new
-    store: the environment's and --set. Reading a log again is measured on this machine, from
-    memory; a log that is not in memory is read as fast as its disk.
+    The figures are upper bounds, by formulas that docs/capacity.md explains. Settings come from
+    the environment and --set, as for a new store. The command measures how fast this machine reads
+    a log from memory; a log that is not in memory is read at the speed of its disk.
 
     \b
     Examples:
@@ -213,7 +213,7 @@ def plan(
 
 
 def write_plan(made: Plan, load: Load, config: EngineConfig) -> None:
-    """A sentence and a table with what each figure is made of."""
+    """Print a sentence, and a table with the parts of each figure."""
     size = output.size_text
     click.echo(f"At {load.rate:,g} messages/s of {made.record_bytes:,} bytes each (with head, topic and properties) the log grows by "
                f"{size(made.log_bytes_per_day)} a day; a message is kept for up to {made.kept_s / HOUR_S:,.0f} h.\n")

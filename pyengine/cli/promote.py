@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 _SUPERVISOR = "pyengine.workers.supervisor"
 SLAVE = "SLAVE"
 POLL_INTERVAL_S = 0.05
-STILL_S = 0.5          # a slave that gets nothing for so long, although it is linked, has everything
-UNLINKED_WAIT_S = 1.0  # for the writer to append what had arrived before the master was lost
+STILL_S = 0.5          # a linked slave that receives nothing for so long has everything
+UNLINKED_WAIT_S = 1.0  # for the writer to append what arrived before the link was lost
 OF_A_SLAVE = ("broker_role", "ha_master_address")
 
 
 class StartedBy(enum.Enum):
-    """Who keeps the supervisor."""
+    """What started the supervisor and must restart it."""
 
     BACKGROUND = "pyengine start"
     FOREGROUND = "pyengine start --foreground"  # or by a container or service manager
@@ -47,7 +47,7 @@ class StartedBy(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A living supervisor's start; `settings` by their own names, as text, without the sizes that the store keeps."""
+    """How a living supervisor was started; `settings` are text by pyengine's names, without the sizes that the store keeps."""
 
     pid: int
     by: StartedBy
@@ -55,7 +55,7 @@ class Start:
 
 
 def launch_settings(root: Path, memory: EngineMemory) -> Start:
-    """The start of the engine that runs on `root`. EngineUnavailableError where its processes cannot be looked at."""
+    """Return how the engine on `root` was started; EngineUnavailableError if its processes cannot be inspected."""
     pid = supervisor_pid(root)
     if pid is None:
         raise EngineUnavailableError(f"no supervisor runs on {root}, or it is just starting: {command('start', root)} takes its "
@@ -77,13 +77,13 @@ def _started_by(arguments: Arguments) -> StartedBy:
 
 
 def _arguments_of(words: list[str], module: str) -> list[str]:
-    """The arguments of `python -m module`; ValueError for another command line."""
+    """Return the arguments of `python -m module`; ValueError for another command line."""
     return words[words.index(module) + 1:]
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a slave is. `master_end`: the newest that was heard of its master since it started, 0 nothing."""
+    """The position of a slave. `master_end`: the newest known end of its master's log since it started, 0 if none."""
 
     linked: bool
     end: int
@@ -98,17 +98,17 @@ class Standing:
 @store_command
 @click.option("--role", type=click.Choice(["ASYNC_MASTER", "SYNC_MASTER"]), default="ASYNC_MASTER", show_default=True,
               help="What it becomes.")
-@click.option("--force", is_flag=True, help="Also where bytes of its master are known to be missing, or still arrive.")
+@click.option("--force", is_flag=True, help="Promote also a slave that lacks bytes of its master, or still receives them.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), default=10.0, show_default=True,
-              help="Longest wait for a slave that is still getting bytes, in seconds.")
+              help="Longest wait for a slave that still receives bytes, in seconds.")
 def promote(store: Path, settings: dict[str, str], as_json: bool, role: str, force: bool, timeout_s: float) -> ExitCode:
     """Turn a slave into a master, which takes puts.
 
     The command writes the new role into config/engine.toml and removes the master's address
-    from it. It stops a running slave in order and starts it again with the settings it
-    had. The slave must have everything that it knows of its master's log; what a lost
-    master had beyond that cannot be known. With ha_secret_file the old master refuses puts once the two
-    meet; nothing else stops it, so look that it takes no more. docs/replication.md has the way back.
+    from it. It stops a running slave in order and starts it again with the same settings. The
+    slave must have everything that it knows of its master's log; it cannot know what a lost master
+    had beyond that. With ha_secret_file the old master refuses puts once the two connect; without
+    it, make sure yourself that the old master takes no puts. docs/replication.md has the way back.
 
     Exit codes: 0 it is a master now; 1 refused, or its engine could not be started again;
     5 it runs under systemd, in the foreground, or embedded in a program: the sentence
@@ -154,7 +154,7 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
         kept["broker_role"] = role
         peers = _peers(load_config(root, start.settings))
         kept |= peers
-        load_config(root, kept)  # what cannot run as a master is refused while it runs as a slave
+        load_config(root, kept)  # settings that are wrong for a master are an error while it still runs as a slave
         standing = _wait_until_caught_up(memory.control, timeout_s)
     _judge(standing, force, notes)
     failpoint("promotion_judged")
@@ -190,7 +190,7 @@ def _standing(control: ms_control) -> Standing:
 
 
 def _wait_until_caught_up(control: ms_control, timeout_s: float) -> Standing:
-    """Until nothing that is known is missing and, while linked, nothing has come for STILL_S; or until the timeout."""
+    """Wait until the slave has all known bytes and, while linked, receives nothing for STILL_S; or until the timeout."""
     began_s = still_since_s = time.monotonic()
     standing = _standing(control)
     while True:
@@ -206,7 +206,7 @@ def _wait_until_caught_up(control: ms_control, timeout_s: float) -> Standing:
 
 
 def _judge(standing: Standing, force: bool, notes: list[str]) -> None:
-    """EngineError where something is known to be missing and `force` does not go over it; else notes what is known."""
+    """Raise EngineError if bytes are known to be missing and `force` is not set; otherwise add notes."""
     if standing.missing_bytes:
         text = (f"{standing.missing_bytes:,} bytes are missing here: it has its master's log up to {standing.end}, and that was "
                 f"heard of at {standing.master_end}")
@@ -223,9 +223,9 @@ def _judge(standing: Standing, force: bool, notes: list[str]) -> None:
 
 
 def _promote_stopped(root: Path, settings: dict[str, str], role: str, force: bool, notes: list[str]) -> str | None:
-    """What it was, None where that is unknown. EngineError where it is no slave.
+    """Promote a stopped slave; return its role before, None if unknown; EngineError if it is not a slave.
 
-    It may have been told so in engine.toml, or at its last start only.
+    Its role comes from engine.toml, or from its last start.
     """
     with owning(root):
         configured = load_config(root, settings).broker_role
@@ -245,14 +245,14 @@ def _promote_stopped(root: Path, settings: dict[str, str], role: str, force: boo
 
 
 def _peers(slave: EngineConfig) -> dict[str, str]:
-    """`ha_peers` of the new master: where the old one may come back. Only a secret makes a term count."""
+    """Return `ha_peers` of the new master, the old one's address, if terms count (they need a secret) and none is set."""
     if not slave.ha_secret_file or not slave.ha_master_address or slave.ha_peers:
         return {}
     return {"ha_peers": slave.ha_master_address}
 
 
 def _write_role(root: Path, role: str, notes: list[str], peers: dict[str, str]) -> None:
-    """The settings first: a crash in between leaves what neither starts as a slave nor as a master, until this is run again."""
+    """Write the settings, then the note: after a crash in between the store starts in neither role until this runs again."""
     file = ReplicationStateFile(root)
     noted = file.read()
     if noted.said:

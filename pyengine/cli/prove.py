@@ -1,9 +1,8 @@
-"""`pyengine prove`: measure and torture on the user's own disk.
+"""`pyengine prove`: tests durability on the user's own disk.
 
-One store for each flush mode. Two producers put and keep a list of what was answered PUT_OK. Each round
-kills something at a random moment: a worker, the supervisor, or every process of the engine at once, after
-which it is started again and recovers. At the end the engine is stopped in order, and the whole store is
-checked against the list.
+It makes one store for each flush mode. Two producers put, and list what was answered PUT_OK. Each round kills something at a
+random moment: a worker, the supervisor, or all processes of the engine, after which it restarts and recovers the store. At the
+end it stops the engine in order and checks the whole store against the list.
 """
 
 from __future__ import annotations
@@ -41,21 +40,21 @@ BLOCK_BYTES = 4096
 FILE_BYTES = 8 << 20
 SIZES = {"mapped_file_size_commit_log_bytes": 4 << 20, "mapped_file_size_consume_queue_bytes": 60_000,
          "max_hash_slot_num": 10_000, "max_index_num": 40_000, "transient_store_pool_size": 3,
-         "disk_max_used_space_ratio": 95, "clean_file_forcibly_enable": "false"}  # nothing is deleted on a disk that is rather full
+         "disk_max_used_space_ratio": 95, "clean_file_forcibly_enable": "false"}  # so that a rather full disk does not cause deletions
 PRODUCERS = 2
 QUEUES = 4
 PUT_BYTES_MAX = 4000
 PROVE_MOMENT_S_MAX = 0.2  # from "acknowledgements move" to the kill
-HANG_S = 60.0             # no acknowledgement for so long is a failure
-LOG_BYTES_MAX = 1 << 30   # of one mode's store: then its turn is over
+HANG_S = 60.0             # without an acknowledgement for so long the run fails
+LOG_BYTES_MAX = 1 << 30   # of one mode's store: then the next mode follows
 RETRY_INTERVAL_S = 0.01
 EVERYTHING = "everything"
-HONEST_US_MIN = 15.0  # no medium that keeps its bytes without power has been seen to answer sooner
+HONEST_US_MIN = 15.0  # no known medium that survives power loss syncs faster
 
 
 @dataclass
 class ModeProof:
-    """What became of one mode; `failures` empty means that everything held."""
+    """The result of one mode; without `failures` it passed."""
 
     mode: str
     kills: Counter[str] = field(default_factory=Counter)
@@ -67,12 +66,12 @@ class ModeProof:
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
     stalls: dict[str, Any] = field(default_factory=dict)
-    """Why.summary of what made puts wait, by the flight recorder."""
+    """Why.summary of what made puts wait, from the flight recorder."""
 
 
 @click.command()
 @click.argument("parent", type=GivenPath(path_type=Path), metavar="STORE_PARENT")
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=3.0, show_default=True, help="How long, in all.")
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=3.0, show_default=True, help="Minutes of the whole run.")
 @click.option("--mode", "modes", multiple=True, type=click.Choice(list(MODES)),
               help="Only this flush mode; may be repeated.")
 @click.option("--seed", type=int, default=None, help="Repeats the order of kills of an earlier run.")
@@ -81,15 +80,15 @@ class ModeProof:
 @json_option
 def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None, keep: bool, settings: dict[str, str],
           as_json: bool) -> int:
-    """Try on your own disk what is promised: kill -9 under load, then look for every acknowledged message.
+    """Test durability on your own disk: kill -9 under load, then look for every acknowledged message.
 
-    STORE_PARENT is a directory on the disk in question; stores are made in a folder of their
-    own in it, of 1 GiB each at most, and removed afterwards. First the disk by itself: how soon
-    it says that bytes are safe. Then each flush mode in turn: two producers put, random
-    processes of the engine die, also all at once. A power cut cannot be tried from here. What made
-    puts wait 5 ms or more meanwhile is told by cause, from the flight recorder (`pyengine why`).
+    STORE_PARENT is a directory on the disk to test; the command makes its stores in a new folder
+    there, of 1 GiB each at most, and removes them afterwards. First it measures how long the disk
+    takes to sync. Then, for each flush mode, two producers put while random processes of the engine
+    are killed, also all at once. The command cannot test a power cut. The causes of waits of 5 ms or
+    more come from the flight recorder (`pyengine why`).
 
-    Exit codes: 0 everything held, 1 something did not.
+    Exit codes: 0 passed, 1 failed.
 
     \b
     Examples:
@@ -102,7 +101,7 @@ def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None
     if free_bytes < FREE_BYTES_MIN:
         raise DiskError(f"{output.size_text(free_bytes)} are free under {parent}, {output.size_text(FREE_BYTES_MIN)} are needed")
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
-    load_config(None, settings)  # a wrong setting is told before anything is made
+    load_config(None, settings)  # before anything is created: a wrong setting is an error
     chosen = list(dict.fromkeys(modes)) or list(MODES)
     began_s = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="pyengine-prove-", dir=parent))
@@ -149,7 +148,7 @@ def _print(disk: DiskMeasure, proofs: list[ModeProof], document: dict[str, Any])
 
 @dataclass(frozen=True, slots=True)
 class DiskMeasure:
-    """Overwriting a block of an allocated file and fdatasync, again and again, in one thread."""
+    """The time to overwrite a block of an allocated file and fdatasync it, in one thread."""
 
     file_system: str
     syncs: int
@@ -159,7 +158,7 @@ class DiskMeasure:
 
     @property
     def verdict(self) -> str:
-        """What the figures say about the promise that a sync makes."""
+        """Return what the figures say about the durability of a sync."""
         if self.file_system in ("tmpfs", "ramfs"):
             return f"{self.file_system} is memory: nothing survives a power cut here"
         if self.sync_p50_us < HONEST_US_MIN:
@@ -169,7 +168,7 @@ class DiskMeasure:
 
 
 def measure_disk(folder: Path, seconds: float, block_bytes: int = BLOCK_BYTES) -> DiskMeasure:
-    """Measure for about so long; leaves no file. `block_bytes`: written before each sync. OSError as the disk gives it."""
+    """Measure syncs of `block_bytes` for about `seconds`; remove the file afterwards. OSError if the disk fails."""
     took_ns: list[int] = []
     block = os.urandom(block_bytes)
     with tempfile.TemporaryFile(dir=folder) as file:
@@ -191,7 +190,7 @@ def measure_disk(folder: Path, seconds: float, block_bytes: int = BLOCK_BYTES) -
 
 
 class ModeRun(KillRounds):
-    """The rounds of one flush mode, on a new store in `folder`; the store stays, its engine does not."""
+    """Runs the rounds of one flush mode on a new store in `folder`, which it leaves there, stopped."""
 
     def __init__(self, folder: Path, mode: str, seed: int, advance: Callable[[ModeProof], None], settings: Mapping[str, str]) -> None:
         """`advance` is called after each round."""
@@ -209,7 +208,7 @@ class ModeRun(KillRounds):
         self._producers: list[threading.Thread] = []
 
     def run(self, seconds: float) -> ModeProof:
-        """For so long, and at least one round."""
+        """Run rounds for `seconds`, and at least one."""
         until_s = time.monotonic() + seconds
 
         def go_on() -> bool:
@@ -231,7 +230,7 @@ class ModeRun(KillRounds):
     # -- producers
 
     def make_producers(self) -> None:
-        """They are threads of this process, and connect again whenever the engine is back."""
+        """Start the producers as threads of this process, which reconnect after each restart of the engine."""
         while len(self._producers) < PRODUCERS:
             self._producers.append(threading.Thread(target=self._produce, args=(len(self._producers),), daemon=True))
             self._producers[-1].start()
@@ -247,7 +246,7 @@ class ModeRun(KillRounds):
         return self.proof.acknowledged
 
     def _produce(self, number: int) -> None:
-        """Put until the end; note each PUT_OK. Refusals and unknown outcomes promise nothing."""
+        """Put until the end, and list each PUT_OK; refusals and unknown outcomes promise nothing."""
         rng = random.Random(f"{self.rng.random()}/{number}")
         while not self._ending.is_set():
             try:

@@ -1,6 +1,6 @@
-"""docs/commands.md, configuration.md, events.md and shared_memory.md, made from the code's own tables, and the tables of spark.md.
+"""Generates docs/commands.md, configuration.md, events.md and shared_memory.md, and the tables of spark.md, from the code.
 
-`python -m pyengine.cli.reference docs` writes them. A test compares them with the code, so they cannot become out of date.
+`python -m pyengine.cli.reference docs` writes them. A test compares them with the code, so they are up to date.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GROUPS = {
 
 
 def configuration_page() -> str:
-    """docs/configuration.md: every setting by group, with range, default and RocketMQ's key."""
+    """Return docs/configuration.md: every setting by group, with range, default and RocketMQ's key."""
     lines = [
         "# Settings", "",
         "Made from the table in `pyengine/engine_config.py`. `pyengine config explain STORE` shows the values of one store "
@@ -66,9 +66,9 @@ def configuration_page() -> str:
 
 
 def commands_page() -> str:
-    """docs/commands.md: usage, text and options of every command, by section.
+    """Return docs/commands.md: usage, text and options of every command, by section.
 
-    Rendered here and not by click, so that the page does not depend on click's version.
+    It does not use click's formatting, so that the page does not depend on click's version.
     """
     root = root_command()
     lines = ["# Commands", "", "Made from the commands themselves; `pyengine` is `python -m pyengine`.", "",
@@ -106,7 +106,7 @@ def _usage(command: click.Command) -> str:
 
 
 def _text(text: str | None) -> list[str]:
-    """A help text as Markdown: what click prints unchanged (after its \\b mark) becomes a code block."""
+    """Convert a help text to Markdown: what click prints unchanged (after its \\b mark) becomes a code block."""
     lines: list[str] = []
     for paragraph in inspect.cleandoc(text or "").split("\n\n"):
         rows = paragraph.strip("\n").splitlines()
@@ -138,7 +138,7 @@ def _kind(kind: click.ParamType[object]) -> str:
 
 
 def shared_memory_page() -> str:
-    """docs/shared_memory.md: every field of the control block and the statistics as C has laid them out, and its writer."""
+    """Return docs/shared_memory.md: every field of the shared objects, with C's layout and the process that writes it."""
     from pyengine._native import ffi
     from pyengine.cli.dump import layout
     from pyengine.native import obstacles, recorder, store_stats
@@ -172,7 +172,7 @@ def shared_memory_page() -> str:
 
 
 def events_page() -> str:
-    """docs/events.md: every event with its level, meaning and what to do, in the order of the table."""
+    """Return docs/events.md: every event with its level, meaning and remedy, in the order of the table."""
     levels = {ERROR: "error", WARNING: "warning", INFO: "info"}
     lines = [
         "# Events", "",
@@ -208,13 +208,13 @@ def option_table() -> str:
 
 
 def queue_table(view: str, columns: Iterable[tuple[str, str, str]]) -> str:
-    """The columns of one view of `pyengine-queue`."""
+    """Return the table of the columns of one view of `pyengine-queue`."""
     lines = [f"| `view={view}` | type | meaning |", "|---|---|---|"]
     return "\n".join(lines + [f"| `{name}` | {kind} | {meaning} |" for name, kind, meaning in columns])
 
 
 def queue_section() -> str:
-    """What the page says of `pyengine-queue`."""
+    """Return the section about `pyengine-queue`."""
     from pyengine.spark.queue_view import ENTRY_COLUMNS, OWN_OPTIONS, QUEUE_COLUMNS, SHARED_OPTIONS
 
     shared = ", ".join(f"`{name}`" for name in SHARED_OPTIONS)
@@ -231,7 +231,7 @@ def stats_table() -> str:
 
 
 def sink_section() -> str:
-    """The columns and options of the sink."""
+    """Return the section with the columns and options of the sink."""
     from pyengine.spark.sink import SINK_COLUMNS, SINK_OPTIONS
 
     lines = ["| column | type | what becomes of it |", "|---|---|---|"]
@@ -241,7 +241,7 @@ def sink_section() -> str:
 
 
 def with_tables(page: str) -> str:
-    """docs/spark.md with the tables between their marks as they are now. Needs the extra `spark`."""
+    """Return docs/spark.md with new tables between their marks; needs the extra `spark`."""
     tables = {"columns": column_table(), "options": option_table(), "queues": queue_section(), "stats": stats_table(),
               "sink": sink_section()}
     for name, table in tables.items():

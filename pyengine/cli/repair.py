@@ -1,7 +1,9 @@
-"""`pyengine recover`, `rebuild`, `salvage` and `quarantine`: what makes a store whole again.
+"""`pyengine recover`, `rebuild`, `salvage` and `quarantine`: repair a store.
 
-    recover      make a store whole again; rebuild: its queues and index; salvage: a new store of what is valid
-    quarantine   what recovery put into STORE/quarantine, what messages are in it, and putting them back
+    recover      recover a store after a crash
+    rebuild      rebuild queues and index from the log
+    salvage      make a new store of the valid records of a damaged one
+    quarantine   list and show what recovery moved to STORE/quarantine, and put its messages back
 """
 
 from __future__ import annotations
@@ -50,20 +52,19 @@ if TYPE_CHECKING:
 @click.command()
 @store_command
 @click.option("--accept-loss", is_flag=True,
-              help="Go on although bytes that were durable are damaged: what follows the damage is given up.")
-@click.option("--dry-run", is_flag=True, help="Say what would be cut, kept and put into quarantine; change nothing.")
+              help="Recover even if durable bytes are damaged: everything after the damage goes to quarantine.")
+@click.option("--dry-run", is_flag=True, help="Print what would be truncated, kept and moved to quarantine; change nothing.")
 def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: bool, dry_run: bool) -> int:
-    """Recover a store: find its end, cut what is torn, bring queues and index up to it.
+    """Recover a store: find the end of its log, truncate torn records, bring queues and index up to date.
 
-    What `start` does first, alone. It ends as RocketMQ's own recovery would, and
-    whatever is removed goes to STORE/quarantine before. Bytes that are only in the
-    buffers of a dead engine are drained. Damage below what was durable is never cut:
-    the store is refused and nothing changed, unless --accept-loss says so. Interrupted,
-    it can be run again.
+    `start` does the same first. The result is that of RocketMQ's own recovery, but removed bytes
+    go to STORE/quarantine before. Bytes that are only in the pool buffers of a dead engine are
+    written to the log. If durable bytes are damaged, the command refuses the store and changes
+    nothing, unless --accept-loss is given. After an interruption run it again.
 
-    --dry-run reads what the run would read and says what it would do, with the exit code that it would have.
-    It reports what leaves the log, queues and index. Offsets of groups it does not look at, and queues that
-    lack entries in their middle show only when the run makes them again.
+    --dry-run reads the same data and prints what the command would do, with its exit code. It reports
+    what would leave the log, queues and index. It does not check the offsets of groups, and does not
+    find queues that lack entries in their middle.
 
     Exit codes: 0 recovered, 4 something went to quarantine, 3 refused, 5 in use.
 
@@ -84,9 +85,9 @@ def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: b
 def recover_alone(
     root: Path, config: EngineConfig, *, progress: Progress | None = None, accept_loss: bool = False
 ) -> RecoveryReport:
-    """Recover a store that no process has open, drain what a dead engine left in memory, and leave the store stopped.
+    """Recover a store, with the bytes that a dead engine left in memory, and leave it stopped.
 
-    StoreBusyError while any process has it open.
+    StoreBusyError if a process has it open.
     """
     from pyengine.ipc.crashed_engine_memory import left_memory
     from pyengine.storage.engine_id import raise_epoch, renew_copied_id
@@ -108,7 +109,7 @@ def recover_alone(
 def preview_alone(
     root: Path, config: EngineConfig, *, progress: Progress | None = None, accept_loss: bool = False
 ) -> RecoveryReport:
-    """What recover_alone would do; changes nothing, not even the file `lock`. StoreBusyError while any process has the store open."""
+    """Report what recover_alone would do; change nothing, not even the file `lock`. StoreBusyError if a process has it open."""
     from pyengine.ipc.crashed_engine_memory import left_memory
     from pyengine.storage.message_store import MessageStore
     from pyengine.storage.recovery.recover import preview
@@ -119,7 +120,7 @@ def preview_alone(
         left.require_dead(retire=False)
         report = preview(MessageStore(root, config.geometry), progress=progress, accept_loss=accept_loss, shared=left.shared,
                          options=RecoveryOptions.of(config))
-    _require_unused(root)  # what was read while a process started it is worth nothing
+    _require_unused(root)  # if an engine started meanwhile, the result is invalid
     return report
 
 
@@ -133,7 +134,7 @@ def _require_unused(root: Path) -> None:
 
 
 def _print_recovery(report: RecoveryReport) -> None:
-    """What a recovery did, for people."""
+    """Print what a recovery did."""
     if report.exit_code is not ExitCode.CORRUPTION:
         print(report.sentence)
     output.write_facts([
@@ -165,30 +166,29 @@ def _queue_loss(cut: CutQueue) -> str:
 
 @click.command()
 @store_command
-@click.option("--topic", default=None, help="Only this topic's queues, and not the index unless --index says so.")
+@click.option("--topic", default=None, help="Only this topic's queues, and the index only with --index.")
 @click.option("--queue-id", type=click.IntRange(min=0), default=None, help="Only this queue of the topic.")
-@click.option("--queues", is_flag=True, help="Queues, and not the index unless --index is given too.")
-@click.option("--index", is_flag=True, help="The index, and no queue unless --queues or --topic is given too.")
+@click.option("--queues", is_flag=True, help="Rebuild queues, and the index only with --index.")
+@click.option("--index", is_flag=True, help="Rebuild the index, and queues only with --queues or --topic.")
 @spark_option
 @master_option
 def rebuild(
     store: Path, settings: dict[str, str], as_json: bool, topic: str | None, queue_id: int | None, queues: bool, index: bool,
     on_spark: bool, master: str | None,
 ) -> int:
-    """Make queues and index again from the commit log alone.
+    """Rebuild queues and index from the commit log alone.
 
-    All of them, or those that the options name. A queue that is lost or wrong comes back as it was,
-    light queues and extension included; the files that were there are moved to STORE/quarantine. The log itself
-    is not changed, but for what `recover` would do to a store that was not stopped in order. The
-    store must not be running. Interrupted, it can be run again; so does the next start.
+    The command rebuilds all of them, or those that the options name, with light queues and extension.
+    It moves the old files to STORE/quarantine. It does not change the log, except that it first
+    recovers a store that was not stopped in order. The store must not be running. After an
+    interruption run the command again; the next start also finishes it. A queue without any message
+    in the log stays as it is.
 
-    A queue of which the log holds no message any more is left as it is.
+    --spark rebuilds all queues and the index in Spark's workers, with the same bytes (docs/spark.md).
+    For a store of some GiB on one host the command is faster without it.
 
-    --spark makes all queues and the index in Spark's workers, the same bytes (docs/spark.md); a
-    store of some GiB on one host is sooner done without.
-
-    Exit codes: 0 made again, 3 refused (damage below what was durable; nothing was changed),
-    4 and part of the log went to quarantine, 5 in use.
+    Exit codes: 0 rebuilt, 3 refused (durable bytes are damaged; nothing was changed),
+    4 rebuilt, and part of the log went to quarantine, 5 in use.
 
     \b
     Examples:
@@ -218,7 +218,7 @@ def rebuild(
 
 
 def _print_rebuild(report: RebuildReport) -> None:
-    """What was made again, for people."""
+    """Print what was rebuilt."""
     if report.exit_code is not ExitCode.CORRUPTION:
         print(report.sentence)
     output.write_facts([("queues", len(report.queues)), ("index", report.index), ("log end", report.end_offset),
@@ -233,18 +233,18 @@ def _print_rebuild(report: RebuildReport) -> None:
 @store_command
 @click.argument("dest", type=GivenPath(path_type=Path), metavar="DEST")
 @click.option("--quarantine/--no-quarantine", "with_quarantine", default=True, show_default=True,
-              help="Take the messages in STORE/quarantine too, after those of the log.")
+              help="Copy the messages in STORE/quarantine too, after those of the log.")
 def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, with_quarantine: bool) -> int:
     """Make a new store at DEST from every whole record of a damaged one.
 
-    The damaged store is not changed, and may be of a RocketMQ broker that will not start
-    any more. Records keep their order and get new positions; queues, index and checkpoint
-    are made anew. Whole messages that an earlier recovery put into STORE/quarantine follow the
-    log's, under new queue offsets, unless `quarantine restore` has put them back. DEST must be
-    absent or an empty folder. Where the store has no config/watermark (one of RocketMQ has none), it cannot be known whether messages
-    are missing after the last one that was found, and the report says so.
+    The command does not change the damaged store, which may be one of a RocketMQ broker that does not
+    start any more. Records keep their order and get new positions; queues, index and checkpoint are
+    new. Whole messages in STORE/quarantine follow those of the log, with new queue offsets, unless
+    `quarantine restore` has put them back. DEST must not exist or be an empty folder. For a store
+    without config/watermark (RocketMQ writes none) the report says that messages after the last
+    found one may be missing.
 
-    Exit codes: 0 nothing is known to be missing, 4 something had to be left out.
+    Exit codes: 0 nothing is known to be missing, 4 something was left out.
 
     \b
     Examples:
@@ -260,13 +260,13 @@ def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, wi
     with byte_bar("salvage", None) as show:
         report = salvage_store(store, dest, config.geometry, options=options, progress=show,
                                with_quarantine=with_quarantine)
-    keep_sizes(dest, replace(config, store_path_commit_log="", read_only_commit_log_store_paths=""))  # its log is its own
+    keep_sizes(dest, replace(config, store_path_commit_log="", read_only_commit_log_store_paths=""))  # DEST has its log in its own folder
     output.print_answer(report.to_dict(), as_json, lambda: _print_salvage(report, dest))
     return report.exit_code
 
 
 def _print_salvage(report: SalvageReport, dest: Path) -> None:
-    """What came over and what did not, for people."""
+    """Print what was copied and what was left out."""
     print(f"{report.records:,} records, {output.size_text(report.kept_bytes)}, are in {dest}")
     if report.quarantined:
         print(f"{report.quarantined:,} of them come from quarantine and follow the others")
@@ -282,9 +282,9 @@ def _print_salvage(report: SalvageReport, dest: Path) -> None:
         print(f"note: {output.printable(note)}")
 
 
-UNDER_WAY_MAX = 256  # puts that are not answered yet
-SETTLE_WAIT_S = 60.0  # until what a killed restore had submitted is executed
-FLUSH_WAIT_S = 30.0   # until what was put is durable
+UNDER_WAY_MAX = 256  # unanswered puts
+SETTLE_WAIT_S = 60.0  # until the writer has executed what a killed restore submitted
+FLUSH_WAIT_S = 30.0   # until the messages are durable
 FLUSH_STEP_S = 0.02
 
 
@@ -292,19 +292,19 @@ FLUSH_STEP_S = 0.02
 @store_command
 @click.argument("action", type=click.Choice(["list", "show", "restore"]), default="list")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--max-messages", type=click.IntRange(min=0), default=32, show_default=True, help="Show at most so many messages.")
+@click.option("--max-messages", type=click.IntRange(min=0), default=32, show_default=True, help="Show at most this many messages.")
 @raw_option
 def quarantine(
     store: Path, settings: dict[str, str], as_json: bool, action: str, names: tuple[str, ...], max_messages: int, raw: bool,
 ) -> int:
-    """List what recovery moved aside; show the messages in a piece, or put them into the store again.
+    """List what recovery moved to quarantine; show the messages in a piece, or put them into the store again.
 
-    A piece NAME is a part of the log that recovery cut (commitlog-..., pool-...), or what was made
-    from the log and replaced (queue-..., derived-..., rebuild-...), which `rebuild` makes again.
-    `restore` needs a running engine: it puts every whole message of a piece as a new message at the end of its
-    queue, with the properties, flags and times of its producer, and notes that in the piece.
-    Interrupted, it can be run again: a message comes once. Prepared and rolled back records of
-    transactions are left out. Delete the piece by hand when it is no longer wanted.
+    A piece NAME is a part of the log that recovery removed (commitlog-..., pool-...), or replaced files
+    of queues and index (queue-..., derived-..., rebuild-...), which `rebuild` makes from the log.
+    `restore` needs a running engine: it puts every whole message of a piece as a new message at the end
+    of its queue, with the properties, flags and times of its producer, and notes that in the piece. After
+    an interruption run it again: it puts each message once. It leaves out prepared and rolled back
+    records of transactions. Delete a piece by hand when you no longer need it.
 
     \b
     Examples:
@@ -353,7 +353,7 @@ def _list(entries: list[QuarantineEntry], as_json: bool) -> None:
 
 
 def _show(entries: list[QuarantineEntry], max_messages: int, raw: bool, as_json: bool) -> int:
-    """What each piece is and the messages in it; FAILED if copied bytes are no longer those that recovery copied."""
+    """Print each piece and its messages; return FAILED if a piece differs from the bytes that recovery copied."""
     from pyengine.storage.recovery.quarantine import changed_content
     from pyengine.storage.salvage.log import messages_in
 
@@ -387,10 +387,10 @@ def _show(entries: list[QuarantineEntry], max_messages: int, raw: bool, as_json:
 
 
 def restore(store: Path, entries: list[QuarantineEntry], settings: dict[str, str]) -> dict[str, int]:
-    """Put the messages of these pieces into the running store; how many of each piece are there now.
+    """Put the messages of these pieces into the running store; return how many of each piece the store now has.
 
-    UsageError for a piece that holds none or is restored already, StoreBusyError while another restore runs, EngineError
-    where a put failed or is not durable within FLUSH_WAIT_S: the next restore goes on there.
+    UsageError for a piece without messages or one that is restored already, StoreBusyError while another restore runs,
+    EngineError if a put fails or is not durable within FLUSH_WAIT_S: the next restore continues there.
     """
     from pyengine import connect
     from pyengine.ipc.session_client import CONNECT_TIMEOUT_S
@@ -414,7 +414,7 @@ def _restore(entry: QuarantineEntry, reader: LiveStoreReader, producer: Producer
 
     there: Counter[tuple[object, ...]] = Counter()
     wanted = 0  # the end of all messages of the piece that are in the log
-    if entry.restoring_from is None:  # after a power cut the log goes on below what is only written
+    if entry.restoring_from is None:  # after a power cut the log continues below what is only written
         note_restore(entry, restoring_from=reader.max_physical_offset("flushed"))
     else:  # a restore was interrupted
         wanted = settled_end(reader.root, SETTLE_WAIT_S)
@@ -458,7 +458,7 @@ def _put(producer: Producer, message: Message) -> PutFuture:
 
 
 def _stored_end(future: PutFuture, entry: QuarantineEntry) -> int:
-    """Where the message ends in the log; EngineError unless it is there."""
+    """Return the end of the put message in the log; EngineError if it was not stored."""
     result = future.result()
     if not result.stored:
         raise EngineError(f"{entry.name} is restored in part: a put was answered with {result.status.name}, {result.reason}; "
@@ -468,7 +468,7 @@ def _stored_end(future: PutFuture, entry: QuarantineEntry) -> int:
 
 
 def _messages_from(reader: LiveStoreReader, offset: int) -> Iterator[Message]:
-    """The log's messages from this offset on, as far as it is written now."""
+    """Yield the log's messages from this offset on, up to its current end."""
     end, size_bytes = reader.max_physical_offset("written"), reader.commit_log.size_bytes
     offset = max(offset, reader.min_physical_offset)
     while offset < end:

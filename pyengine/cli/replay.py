@@ -1,8 +1,8 @@
-"""`pyengine replay`: the puts of a manifest through the real writer, with the manifest's clock.
+"""`pyengine replay`: repeats the puts of a manifest through the real writer, with the manifest's clock.
 
-A manifest is what a RocketMQ store was given, and what it answered: JSON (.json, or packed as .json.gz) in which
-`config` holds RocketMQ's settings and `puts` one row for each put. The commit log comes out as RocketMQ wrote
-it (the filler after blank records aside), which the tests and scripts/replay_manifest.sh rest on.
+A manifest records the puts into a RocketMQ store and their answers: JSON (.json or .json.gz) in which `config` has
+RocketMQ's settings and `puts` a row for each put. The resulting commit log equals RocketMQ's, except for the filler after
+blank records; tests and scripts/replay_manifest.sh depend on that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pyengine.results import PutResult
 if TYPE_CHECKING:
     from pyengine.client.producer import Producer
 
-# How a mode overrides the manifest's own settings.
+# The settings by which a mode overrides the manifest's.
 MODES: Mapping[str, Mapping[str, str]] = {
     "async": {"flush_disk_type": "ASYNC_FLUSH", "transient_store_pool_enable": "false"},
     "pool": {"flush_disk_type": "ASYNC_FLUSH", "transient_store_pool_enable": "true"},
@@ -39,7 +39,7 @@ DIFFERENCES_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """RocketMQ's answer. Fields beyond `status` are None where it gave none (a refused put)."""
+    """RocketMQ's answer. For a refused put all fields but `status` are None."""
 
     status: str
     physical_offset: int | None = None
@@ -52,7 +52,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """One put of a manifest. `body` of a batch is its client encoding; None is RocketMQ's absent body."""
+    """One put of a manifest. `body` of a batch is its client encoding; None is an absent body."""
 
     number: int
     is_batch: bool
@@ -84,7 +84,7 @@ class Manifest:
 
 
 def load_manifest(path: Path) -> Manifest:
-    """Reads and decodes a manifest; UsageError says what is wrong with it."""
+    """Read and decode a manifest; UsageError says what is wrong with it."""
     try:
         raw = path.read_bytes()
         document = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
@@ -102,7 +102,7 @@ def load_manifest(path: Path) -> Manifest:
 
 
 def decode_put(number: int, row: Mapping[str, Any]) -> Put:
-    """One row of `puts`; ValueError where the body does not have the length and hash that the row gives."""
+    """Decode one row of `puts`; ValueError if the body does not have the length and hash in the row."""
     # A batch row has no `props`: RocketMQ's answer holds the stored text of single messages only.
     is_batch = "props" not in row
     body = _body(row)
@@ -142,11 +142,11 @@ def _body(row: Mapping[str, Any]) -> bytes | None:
     if "bodyPattern" in row:
         pattern = row["bodyPattern"]
         return pattern_body(pattern["start"], pattern["step"], pattern["shift"], pattern["len"])
-    return bytes(row["bodyLen"])  # a long body without either is zeros; the hash is checked
+    return bytes(row["bodyLen"])  # a long body that is not in the row consists of zeros; the caller checks the hash
 
 
 def pattern_body(start: int, step: int, shift: int, length: int) -> bytes:
-    """Byte i is start + (i >> shift) * step, modulo 256."""
+    """Return a body whose byte i is start + (i >> shift) * step, modulo 256."""
     run = 1 << shift
     period = b"".join(bytes([(start + block * step) & 0xFF]) * run for block in range(256))
     return (period * (length // len(period) + 1))[:length]
@@ -168,7 +168,7 @@ def _expected(row: Mapping[str, Any]) -> Expected:
 
 @dataclass
 class ReplayReport:
-    """What a replay did. `differences` are sentences, empty when every answer was RocketMQ's."""
+    """The result of a replay. `differences` are sentences, empty if every answer equals RocketMQ's."""
 
     puts: int = 0
     stored: int = 0
@@ -179,12 +179,12 @@ class ReplayReport:
 
 
 def settings_of(manifest: Manifest, mode: str | None) -> dict[str, str]:
-    """The settings of a replay: the manifest's, the mode's over them, and the clock that it may set."""
+    """Return the settings of a replay: the manifest's, overridden by the mode's, and replay_clock."""
     return {**manifest.config, **(MODES[mode] if mode else {}), "replay_clock": "true"}
 
 
 def replay_puts(manifest: Manifest, producer: Producer, advance: Callable[[int], None] = lambda count: None) -> ReplayReport:
-    """Puts every row in order and compares each answer with RocketMQ's."""
+    """Put every row in order and compare each answer with RocketMQ's."""
     report = ReplayReport()
     for put in manifest.puts:
         result = send(producer, put)
@@ -201,7 +201,7 @@ def replay_puts(manifest: Manifest, producer: Producer, advance: Callable[[int],
 
 
 def send(producer: Producer, put: Put) -> PutResult:
-    """One put with all its inputs, its clock included."""
+    """Put one row with all its inputs, including its clock."""
     from pyengine.client.outgoing import RawMessage
 
     body = put.body or b""  # RocketMQ stores an absent body as an empty one
@@ -216,7 +216,7 @@ def send(producer: Producer, put: Put) -> PutResult:
 
 
 def _members(encoded: bytes) -> list[BatchMember]:
-    """The members of a batch. A body that is not an encoded batch becomes one member: RocketMQ checks the length first."""
+    """Decode the members of a batch; another body becomes one member, because RocketMQ checks the length first."""
     try:
         return decode_batch(encoded)
     except FormatError:
@@ -224,7 +224,7 @@ def _members(encoded: bytes) -> list[BatchMember]:
 
 
 def compare(put: Put, result: PutResult) -> list[str]:
-    """How an answer differs from RocketMQ's, field by field; fields that RocketMQ did not give are not looked at."""
+    """Return how an answer differs from RocketMQ's, for the fields that RocketMQ's has."""
     if result.status.name != put.expected.status:
         why = f" ({result.reason})" if result.reason else ""
         return [f"put {put.number}: status {result.status.name}{why}, RocketMQ answered {put.expected.status}"]
@@ -237,7 +237,7 @@ def compare(put: Put, result: PutResult) -> list[str]:
 
 @contextlib.contextmanager
 def engine_for(root: Path, settings: dict[str, str]) -> Iterator[Producer]:
-    """A producer of the engine that runs at `root`, or of one that is started for the replay and stopped after it."""
+    """Yield a producer of the engine that runs at `root`; without one start an engine for the replay and stop it afterwards."""
     import pyengine
     from pyengine.errors import EngineUnavailableError
 
@@ -255,16 +255,16 @@ def engine_for(root: Path, settings: dict[str, str]) -> Iterator[Producer]:
 @click.command()
 @click.argument("manifest", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("store", type=GivenPath(path_type=Path))
-@click.option("--mode", type=click.Choice(list(MODES)), help="Write path; the manifest's own if not given.")
+@click.option("--mode", type=click.Choice(list(MODES)), help="Write path. Default: the manifest's.")
 @set_option
 @json_option
 def replay(manifest: Path, store: Path, mode: str | None, settings: dict[str, str], as_json: bool) -> int:
-    """Put what a manifest holds into a store, with its clock, and compare every answer with RocketMQ's.
+    """Repeat the puts of a manifest, with its clock, and compare every answer with RocketMQ's.
 
-    MANIFEST is what a RocketMQ store was given and answered: JSON, perhaps packed (.json.gz). The
-    commit log and the queues come out byte for byte as RocketMQ wrote them. If an engine runs at STORE
-    (started with --set replay_clock=true) it is used and left running; else STORE is made, run, and
-    stopped. Ends with 1 if any answer differs.
+    MANIFEST records the puts into a RocketMQ store and their answers: JSON, or .json.gz. The commit
+    log and the queues equal RocketMQ's byte for byte. If an engine runs at STORE (started with --set
+    replay_clock=true) the command uses it and leaves it running; otherwise it makes STORE, runs it and
+    stops it. Exit code 1 if an answer differs.
 
     \b
     Examples:

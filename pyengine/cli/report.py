@@ -1,12 +1,11 @@
-"""`pyengine report`: a page that draws rates, sizes, topics, hours and lags of a store.
+"""`pyengine report`: draws rates, sizes, topics, hours and lags of a store on one HTML page.
 
-The figures are counted by Spark's workers, the lags come from the groups' offsets. Many topics and
-hours stay in Spark: what is collected is a row for each topic, and a row for each hour and each of
-the few topics that are drawn one by one. The page is one file that loads nothing else, for light and
-dark screens and for paper.
+Spark's workers count the messages; the lags come from the groups' offsets. The driver collects a row for each topic,
+and a row for each hour and each of the few topics with a colour of their own. The page is one file that loads nothing
+else, for light and dark screens and for paper.
 
-The charts are inline SVG: stacked bars over time, and a line. Colours are the page's CSS. Values are numbers of any
-size, times any that a record can hold; every text goes through `escaped`.
+The charts are inline SVG, stacked bars over time and a line, with colours in the page's CSS. Numbers may have any size, and
+times any value that a record can hold; every text goes through `escaped`.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 960, 240
 LEFT, RIGHT, TOP, BOTTOM = 70, 8, 10, 26
-COLOURS = 8  # --c0 ... of the page; the last is for the rest
+COLOURS = 8  # --c0 ... of the page; the last one is for all other topics
 _LABELS = 7
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Layer(NamedTuple):
-    """One part of each bar: its name, the number of its colour, and a value for each bar."""
+    """One part of each stacked bar: its name, the number of its colour, and a value for each bar."""
 
     name: str
     colour: int
@@ -58,12 +57,12 @@ class Layer(NamedTuple):
 
 
 def escaped(text: str) -> str:
-    """Any text, also one that is no Unicode or holds control characters, as a part of the page."""
+    """Escape a text for the page, also one with lone surrogates or control characters."""
     return html.escape(printable(text))
 
 
 def moment(time_ms: int, step_ms: int = 1) -> str:
-    """A time, UTC, as fine as a step of time needs it."""
+    """Return a time in UTC, with the precision that an interval of `step_ms` needs."""
     try:
         at = _EPOCH + timedelta(milliseconds=time_ms)
     except OverflowError:
@@ -74,7 +73,7 @@ def moment(time_ms: int, step_ms: int = 1) -> str:
 
 
 def bars(labels: Sequence[str], layers: Sequence[Layer], shown: Callable[[float], str], what: str, base: int = 10) -> str:
-    """Stacked bars, one for each label; `shown` makes a value readable, `what` says what is drawn; `base` as in scale()."""
+    """Draw stacked bars, one for each label; `shown` formats a value, `what` is the chart's title; `base` as in scale()."""
     totals = [sum(layer.values[at] for layer in layers) for at in range(len(labels))]
     top, ticks = scale(max(totals, default=0), base)
     slot = (WIDTH - LEFT - RIGHT) / max(1, len(labels))
@@ -96,7 +95,7 @@ def bars(labels: Sequence[str], layers: Sequence[Layer], shown: Callable[[float]
 
 
 def line(labels: Sequence[str], values: Sequence[float | None], shown: Callable[[float], str], what: str, base: int = 10) -> str:
-    """A line through the values; where there is none it is broken."""
+    """Draw a line through the values, with gaps at None."""
     top, ticks = scale(max((value for value in values if value is not None), default=0), base)
     slot = (WIDTH - LEFT - RIGHT) / max(1, len(labels))
     parts = [_axes(labels, slot, top, ticks, shown)]
@@ -115,7 +114,7 @@ def line(labels: Sequence[str], values: Sequence[float | None], shown: Callable[
 
 
 def scale(most: float, base: int = 10) -> tuple[float, list[float]]:
-    """A round top of an axis that holds `most`, and the values to mark: whole numbers, round in 10s or in 1024s."""
+    """Return a round end of an axis for values up to `most`, and its ticks: whole numbers, round in base 10 or 1024."""
     if most <= 0:
         return 1.0, [0.0]
     if most <= 1:
@@ -148,7 +147,7 @@ def _svg(parts: Sequence[str], what: str) -> str:
 
 HOUR_MS = 3_600_000
 DRAWN = COLOURS - 1   # topics with a colour of their own
-BARS_MAX = 168        # a week of hours
+BARS_MAX = 168        # the hours of a week
 _DAY_MS = 24 * HOUR_MS
 _STEPS_MS = (HOUR_MS, 2 * HOUR_MS, 3 * HOUR_MS, 6 * HOUR_MS, 12 * HOUR_MS, _DAY_MS, 7 * _DAY_MS, 30 * _DAY_MS, 365 * _DAY_MS)
 STYLE = """
@@ -182,7 +181,7 @@ _NAME = ' class="name"'
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Messages and the bytes of their records."""
+    """A number of messages, and the bytes of their records."""
 
     messages: int
     bytes: int
@@ -195,7 +194,7 @@ NOTHING = Count(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class TopicFigures:
-    """One topic. `largest` is its longest record; times are of the store."""
+    """One topic. `largest` is the size of its longest record; times are store times."""
 
     topic: str
     count: Count
@@ -206,7 +205,7 @@ class TopicFigures:
 
 @dataclass(frozen=True, slots=True)
 class GroupFigures:
-    """One consumer group on one topic. `lost`: removed before the group came to them; `waiting_since_ms` 0: nothing waits."""
+    """One consumer group on one topic. `lost`: messages deleted unread; `waiting_since_ms` 0: no message waits."""
 
     group: str
     topic: str
@@ -220,8 +219,8 @@ class GroupFigures:
 class Figures:
     """A store at one moment.
 
-    `topics` begin with the one of the most bytes. `hours` (their beginning, ms) hold a
-    count for each of the first `drawn` topics, and under None for all others together.
+    `topics` are in order of bytes, the largest first. `hours` maps the begin of an hour (ms) to a count for each of the first
+    `drawn` topics, and under None for all others together.
     """
 
     store: str
@@ -240,7 +239,7 @@ class Figures:
 
 def collect(spark: SparkSession, root: Path, options: Mapping[str, object], settings: Mapping[str, object], *, level: str,
             drawn: int, progress: Callable[[int, int], None] | None = None) -> Figures:
-    """The figures of the store at `root`: one pass over its log. `drawn` topics are kept apart by hour."""
+    """Collect the figures of the store at `root` in one pass over its log; count `drawn` topics by hour."""
     import pyarrow
     from pyarrow import compute
 
@@ -276,7 +275,7 @@ def _groups(root: Path, settings: Mapping[str, object]) -> tuple[list[GroupFigur
 
 
 class Times(NamedTuple):
-    """Bars of equal length of time: the length, where each begins, and its count by topic (None: the rest)."""
+    """Bars of equal duration: the duration, the begin of each, and its counts by topic (None: all others)."""
 
     step_ms: int
     begins: list[int]
@@ -284,7 +283,7 @@ class Times(NamedTuple):
 
 
 def page(figures: Figures, most_rows: int) -> str:
-    """The whole document. Lists of topics and groups have at most `most_rows` rows, then one for all others."""
+    """Return the HTML page. Tables of topics and groups have at most `most_rows` rows, then one for all others."""
     body = [_head(figures), _facts(figures), *(f'<p class="note">{escaped(note)}</p>' for note in figures.notes)]
     if figures.topics:
         times = in_steps(figures)
@@ -301,7 +300,7 @@ def page(figures: Figures, most_rows: int) -> str:
 
 
 def in_steps(figures: Figures) -> Times:
-    """The hours put together so that there are at most BARS_MAX bars; steps without messages are bars of nothing."""
+    """Combine hours so that there are at most BARS_MAX bars; intervals without messages become empty bars."""
     first, last = min(figures.hours), max(figures.hours)
     step_ms = next((step for step in _STEPS_MS if last // step - first // step < BARS_MAX), 0)
     if not step_ms:  # clocks that were far off
@@ -449,19 +448,19 @@ def _whole(number: int) -> str:
 
 @click.command()
 @store_command
-@click.option("--html", "file", type=click.Path(path_type=Path), required=True, help="The file to write; replaced if it is there.")
+@click.option("--html", "file", type=click.Path(path_type=Path), required=True, help="The file to write; an existing one is replaced.")
 @click.option("--top", type=click.IntRange(min=1), default=25, show_default=True,
-              help="How many topics and groups have a row of their own; the others share one.")
+              help="Number of topics and groups with a row of their own; the others share one.")
 @master_option
 @spark_level_option
 def report(
     store: Path, settings: dict[str, str], as_json: bool, file: Path, top: int, master: str | None, level: str | None,
 ) -> None:
-    """Draw a store as a page: message rates, sizes, topics, hours of the day, and lags of consumer groups.
+    """Write an HTML report of a store: message rates, sizes, topics, hours of the day, lags of consumer groups.
 
-    The page is one file that loads nothing else. The log is read once, as by `stats`, with
-    Spark on all processors of this host or of a cluster; a running engine is not disturbed.
-    Needs Java 17 or later and the extra `spark` (pip install '.[spark]').
+    The page is one file that loads nothing else. The command reads the log once, like `stats`, with
+    Spark on all processors of this host or of a cluster; it does not disturb a running engine. It
+    needs Java 17 or later and the extra `spark` (pip install '.[spark]').
 
     \b
     Examples:
@@ -488,7 +487,7 @@ def report(
 
 
 def _write(file: Path, text: str) -> None:
-    """The file that a link leads to, whole or not at all; into a device or a pipe it is written."""
+    """Replace the file, or the one that a link points to, atomically; write directly into a device or a pipe."""
     target = Path(os.path.realpath(file))
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -1,8 +1,8 @@
-"""`pyengine serve`: the engine of a store and its gateway as the main process of a container, process 1 or not.
+"""`pyengine serve`: runs the engine of a store and its gateway as the main process of a container, process 1 or not.
 
-It moves no message and opens no file of the store. It starts the supervisor, and the endpoint of the figures beside it if asked;
-collects every process that ends; passes signals on; starts what was killed again, of which the supervisor takes the living
-workers over. What the supervisor decides by itself (an orderly stop, a refusal) ends this process too, with its exit code.
+It starts the supervisor, and the metrics endpoint if requested. It reaps every process that ends, forwards signals, and
+restarts a killed supervisor, which adopts the living workers. When the supervisor exits by itself (an orderly stop, a
+refusal), this process exits with the same code. It opens no file of the store.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ from pyengine.storage.file_system import file_system_of, free_bytes
 
 TICK_S = 0.5
 RESTART_PAUSE_S = 1.0
-KILLED_MAX = 5             # so often within KILLED_WITHIN_S: then it is given up
+KILLED_MAX = 5             # kills of the supervisor within KILLED_WITHIN_S: then serve exits
 KILLED_WITHIN_S = 60.0
-SESSIONS_WANTED = 16       # room in shared memory for so many producers, beside the pool
+SESSIONS_WANTED = 16       # producers for which shared memory must have room, in addition to the pool
 QUEUES_WANTED = 1000
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 
 
 @click.command()
 @store_command
-@address_option("--metrics", default=None, help=f"Answer Prometheus and health checks here too, as in 0.0.0.0:{PORT}.")
+@address_option("--metrics", default=None, help=f"Serve metrics and health checks at this address, as in 0.0.0.0:{PORT}.")
 @broker_conf_option
 def serve(
     store: Path, settings: dict[str, str], as_json: bool, metrics: tuple[str, int] | None, broker_conf: Path | None,
 ) -> int:
     """Run the engine of a store, with its gateway, as a container's main process, until SIGTERM.
 
-    Stays in the foreground and logs on stderr. As process 1 it collects what ends. SIGTERM
-    and Ctrl-C stop the engine in order, SIGHUP reads the settings again. A supervisor
-    that was killed is started again and takes the living workers over.
+    The command stays in the foreground and logs on stderr. As process 1 it reaps ended processes.
+    SIGTERM and Ctrl-C stop the engine in order, SIGHUP reloads the settings. A killed supervisor is
+    restarted and adopts the living workers.
 
-    The gateway serves RocketMQ's clients at 127.0.0.1:9876; gateway_listen_host lets other
-    machines in, gateway_enable=false leaves it out.
+    The gateway serves RocketMQ clients at 127.0.0.1:9876; gateway_listen_host opens it to other
+    machines, gateway_enable=false leaves it out.
 
-    Shared memory goes to the roomiest tmpfs if /dev/shm is too small for the engine, which
-    a note on stderr says, unless shm_directory is set. --metrics answers GET /metrics,
-    /healthz and /readyz, as `pyengine metrics` does.
+    If /dev/shm is too small for the engine, shared memory goes to the largest tmpfs, and a note on
+    stderr says so, unless shm_directory is set. --metrics serves GET /metrics, /healthz and
+    /readyz, as `pyengine metrics` does.
 
     --json: one document at the start, with the folder of the shared memory and the notes.
-    Exit codes: that of the engine, 0 after an orderly stop; 1 if it was killed again and again.
+    Exit codes: that of the engine, 0 after an orderly stop; 1 if the supervisor was killed too often.
 
     \b
     Examples:
@@ -72,7 +72,7 @@ def serve(
     """
     settings, notes = with_broker_conf(broker_conf, store, settings)
     config = load_config(store, settings)
-    if "gateway_enable" not in config.origins:  # from outside a container the shared memory is out of reach
+    if "gateway_enable" not in config.origins:  # clients outside of the container cannot use shared memory
         settings, config = {**settings, "gateway_enable": "true"}, replace(config, gateway_enable=True)
     check_space(store, config)
     directory, of_memory = shm_directory(store, config)
@@ -87,7 +87,7 @@ def serve(
 
 
 def say(text: str) -> None:
-    """One line on stderr, in the shape of the engine's own log."""
+    """Print one line on stderr, in the format of the engine's log."""
     print(log_line("serve", output.printable(text)), file=sys.stderr, flush=True)
 
 
@@ -95,15 +95,15 @@ def say(text: str) -> None:
 
 
 def wanted_bytes(config: EngineConfig) -> int:
-    """Shared memory for the pool, SESSIONS_WANTED producers, QUEUES_WANTED queues and the engine's own objects."""
+    """Return the shared memory for the pool, SESSIONS_WANTED producers, QUEUES_WANTED queues and the engine's objects."""
     return shared_memory_bytes(config, SESSIONS_WANTED, QUEUES_WANTED)
 
 
 def shm_directory(store: Path, config: EngineConfig, others: Sequence[str] | None = None) -> tuple[str, list[str]]:
-    """Where this engine's shared memory is to be, and what to say of it.
+    """Choose the folder of this engine's shared memory; return it and notes for the user.
 
-    What a setting says, or the folder in which an engine of this store has left something, is kept. Otherwise it
-    moves from /dev/shm if that is smaller than wanted_bytes() and one of `others` (tmpfs, writable) has more room.
+    A setting wins, then the folder with the remains of an engine of this store. Otherwise it is /dev/shm, or, if that has less
+    than wanted_bytes() free, one of `others` (writable tmpfs) with more room.
     """
     notes = []
     if config.pool_enabled:
@@ -133,7 +133,7 @@ def shm_directory(store: Path, config: EngineConfig, others: Sequence[str] | Non
 
 
 def _free_bytes(folder: str) -> int:
-    """What is free there; 0 for a folder that is not there."""
+    """Return the free bytes of a folder's file system; 0 if the folder does not exist."""
     try:
         return free_bytes(folder)
     except OSError:
@@ -145,13 +145,13 @@ def _free_bytes(folder: str) -> int:
 
 @dataclass
 class _Process:
-    words: Sequence[str]                     # of the command, after the interpreter
+    words: Sequence[str]                     # the command line after the interpreter
     pid: int = 0                             # 0: it does not run
     due_s: float = 0.0                       # when to start it
 
 
 class Init:
-    """The processes of the container: run() keeps them until the engine has ended."""
+    """Runs the processes of the container until the engine has ended."""
 
     def __init__(self, store: Path, settings: Mapping[str, str], metrics: str = "") -> None:
         """`metrics`: HOST:PORT, or "" for no endpoint."""
@@ -159,18 +159,18 @@ class Init:
         self._environment = child_environment()
         self._code = int(ExitCode.OK)
         self._stopping = False
-        self._killed_s: deque[float] = deque(maxlen=KILLED_MAX)  # when the supervisor was
+        self._killed_s: deque[float] = deque(maxlen=KILLED_MAX)  # the times at which the supervisor was killed
         self._supervisor = _Process(("-P", "-m", "pyengine.workers.supervisor", str(store), *set_words(settings)))
         self._metrics = _Process(("-P", "-m", "pyengine", "metrics", str(store), "--listen", metrics)) if metrics else None
 
     def run(self) -> int:
-        """The engine's exit code, once it has ended and every process here has been collected."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # they wait until asked for: none is lost, none interrupts
-        # For what is started: until it listens, none of these ends it.
+        """Run until the engine has ended and every process is reaped; return the engine's exit code."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # sigtimedwait() takes them: none is lost or interrupts
+        # Children inherit this: none of these signals ends them before they install handlers.
         unheard = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGUSR1)}
         try:
             if os.getpid() != 1:
-                waiting.adopt_orphans()  # workers whose supervisor was killed: their end is waited for here
+                waiting.adopt_orphans()  # this process reaps workers whose supervisor was killed
             self._start(self._supervisor)
             while self._supervisor.pid or self._supervisor.due_s:
                 self._start_what_is_due()
@@ -189,7 +189,7 @@ class Init:
 
     def _start(self, what: _Process) -> None:
         what.due_s = 0.0
-        words = [*what.words, *(["--stop"] if self._stopping else [])]  # a supervisor that is to stop living workers, and start none
+        words = [*what.words, *(["--stop"] if self._stopping else [])]  # a supervisor that only stops living workers
         what.pid = os.posix_spawn(sys.executable, [sys.executable, *words], self._environment, setsigmask=[])
 
     def _start_what_is_due(self) -> None:
@@ -199,7 +199,7 @@ class Init:
         metrics = self._metrics
         if metrics is None or metrics.pid or metrics.due_s > now_s or self._stopping:
             return
-        if any((self._store / sign).exists() for sign in STORE_SIGNS):  # a new store is being made: no figures yet
+        if any((self._store / sign).exists() for sign in STORE_SIGNS):  # no metrics before the store exists
             self._start(metrics)
 
     def _hear(self, number: signal.Signals) -> None:
@@ -208,12 +208,12 @@ class Init:
             if not self._stopping:
                 say(f"{number.name}: the engine is stopped in order")
             self._stopping = True
-            supervisor.due_s = min(supervisor.due_s, time.monotonic())  # it was killed just now: its successor stops the workers
+            supervisor.due_s = min(supervisor.due_s, time.monotonic())  # if it was just killed, its successor stops the workers
         if number is not signal.SIGCHLD and supervisor.pid:
             os.kill(supervisor.pid, signal.SIGTERM if number == signal.SIGINT else number)
 
     def _collect(self) -> None:
-        """Every process that has ended, ours or an orphan's."""
+        """Reap every ended process, a child or an adopted orphan."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -231,7 +231,7 @@ class Init:
                     say(f"the endpoint of the figures has ended ({_ended(status)}) and is started again")
 
     def _note_end(self, status: int) -> None:
-        """The supervisor ended: by its own decision this process ends too; killed, it is started again."""
+        """Handle the supervisor's end: exit with it, or restart it if it was killed."""
         if os.WIFEXITED(status):
             self._code = os.WEXITSTATUS(status)
             return

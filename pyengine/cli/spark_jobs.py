@@ -1,4 +1,4 @@
-"""`pyengine stats` and `export`: what Spark's workers count in the log, and write out of it."""
+"""`pyengine stats` and `export`: count messages in the log, or export them as Parquet, with Spark's workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyengine.spark.message_stats import By, StatsRow
 
 
-_allow_missing = click.option("--allow-missing", is_flag=True, help="A topic that does not exist is no error (allowMissing=true).")
+_allow_missing = click.option("--allow-missing", is_flag=True, help="Accept a topic that does not exist (allowMissing=true).")
 
 
 @click.command()
@@ -33,10 +33,10 @@ _allow_missing = click.option("--allow-missing", is_flag=True, help="A topic tha
 @set_option
 @json_option
 @click.option("--by", type=click.Choice(["queue", "topic", "hour", "day"]), default="topic", show_default=True,
-              help="A row for each queue, each topic, or each topic and hour or day (UTC) of the store time.")
+              help="Count by queue, by topic, or by topic and hour or day (UTC) of the store time.")
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated. All if not given.")
 @_allow_missing
-@click.option("--verify-crc", is_flag=True, help="Check every body on the way; damage fails the command.")
+@click.option("--verify-crc", is_flag=True, help="Check the CRC of every body; damage fails the command.")
 @master_option
 @spark_level_option
 def stats(
@@ -45,9 +45,9 @@ def stats(
 ) -> None:
     """Count messages, bytes and times in the log, by topic and hour.
 
-    Reads the whole log up to what is flushed (--level chooses otherwise), with Spark on all
-    processors of this host or of a cluster; a running engine is not disturbed. Counts of queues
-    alone come faster from `topics`. STORE may be a URI (s3://bucket/store). Needs Java 17 or later and the extra `spark`
+    The command reads the whole flushed log (see --level), with Spark on all processors of this host
+    or of a cluster; it does not disturb a running engine. `topics` is faster for counts by queue.
+    STORE may be a URI (s3://bucket/store). It needs Java 17 or later and the extra `spark`
     (pip install '.[spark]').
 
     \b
@@ -86,7 +86,7 @@ def _print(rows: list[StatsRow], by: str) -> None:
 
 
 def _begin_text(time_ms: int | None, by: str) -> str:
-    """2026-03-01T14 for an hour, 2026-03-01 for a day."""
+    """Return the begin of an interval: 2026-03-01T14 for an hour, 2026-03-01 for a day."""
     text = output.time_text(time_ms)
     return text[:10] if by == "day" else text[:13]
 
@@ -100,12 +100,12 @@ def _begin_text(time_ms: int | None, by: str) -> str:
               help="The format of the files.")
 @click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated. All if not given.")
 @_allow_missing
-@click.option("--columns", default=None, help="The columns, separated by commas; * for all (docs/spark.md lists them).")
+@click.option("--columns", default=None, help="Columns, separated by commas; * for all (docs/spark.md lists them).")
 @click.option("--compression", type=click.Choice(["snappy", "zstd", "gzip", "lz4", "none"]), default="snappy",
-              show_default=True, help="How the files are compressed.")
+              show_default=True, help="Compression of the files.")
 @click.option("--overwrite", is_flag=True, help="Replace an earlier export in DEST.")
-@click.option("--partitioned", is_flag=True, help="Folders topic=.../date=... in DEST.")
-@click.option("--incremental", is_flag=True, help="Go on where the last run into DEST ended.")
+@click.option("--partitioned", is_flag=True, help="Write into folders topic=.../date=... in DEST.")
+@click.option("--incremental", is_flag=True, help="Continue where the last run into DEST ended.")
 @raw_option
 @master_option
 @spark_level_option
@@ -116,11 +116,10 @@ def export(
 ) -> None:
     """Write the log into DEST as Parquet files.
 
-    DEST is a folder, or a URI that pyarrow.fs knows (s3://bucket/path); so may STORE be.
-    Reads what is flushed when the command starts (--level chooses otherwise), with Spark
-    on all processors of this host; a running engine is not disturbed. DEST/_SUCCESS
-    comes last: without it the export is not whole. Needs Java 17 or later and the
-    extra `spark` (pip install '.[spark]').
+    DEST and STORE are folders, or URIs of pyarrow.fs (s3://bucket/path). The command reads what is
+    flushed when it starts (see --level), with Spark on all processors of this host; it does not
+    disturb a running engine. It writes DEST/_SUCCESS last: without that file the export is
+    incomplete. It needs Java 17 or later and the extra `spark` (pip install '.[spark]').
 
     \b
     Examples:
@@ -137,7 +136,7 @@ def export(
         options["columns"] = columns
     from pyengine.spark.options import AUTO, destination
 
-    destination(dest)  # refused before Java starts
+    destination(dest)  # before Java starts: a wrong DEST is an error
     begun_s = time.monotonic()
     with spark_session("pyengine export", master) as spark, byte_bar("exporting", None) as show:
         from pyengine.spark.export import export_parquet

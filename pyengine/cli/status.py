@@ -1,4 +1,4 @@
-"""`pyengine status`: positions, workers and sessions of a store, running or not."""
+"""`pyengine status`: shows positions, workers and sessions of a store, running or not."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LINK_COLUMNS = ("link", "state", "since", "sent", "acked", "behind", "said")
 @click.command()
 @store_command
 def status(store: Path, settings: dict[str, str], as_json: bool) -> int:
-    """Show a store's state, positions, workers and producers; first one word and one sentence.
+    """Show a store's state, positions, workers and producers, with a verdict first.
 
-    The word is ok, warning, stopping, stopped, recovering, or one of stuck, read-only and
-    degraded, for which the exit code is 6 (else 0). Works on a stopped store too; then the
-    positions come from the files.
+    The verdict is one word and one sentence. The word is ok, warning, stopping, stopped, recovering
+    (exit code 0), or stuck, read-only, degraded (exit code 6). The command works on a stopped store
+    too; then the positions come from the files.
 
     \b
     Examples:
@@ -86,7 +86,7 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def _figures(figures: dict[str, Any]) -> list[tuple[str, object]]:
-    """The statistics in a few lines; the JSON has all of them (docs/statistics.md)."""
+    """Return the main statistics; the JSON has all of them (docs/statistics.md)."""
     facts: list[tuple[str, object]] = [
         ("puts/s", " ".join(f"{window} {output.number_text(value)}" for window, value in figures["put_tps"].items())),
         ("put time", _times(figures, "put_latency_50_ms", "put_latency_99_ms", "put_latency_999_ms")),
@@ -101,7 +101,7 @@ def _figures(figures: dict[str, Any]) -> list[tuple[str, object]]:
 
 
 def _times(figures: dict[str, Any], *names: str) -> str:
-    """p50 0.007 p99 0.086 p999 3.8 ms"""
+    """Return percentiles as text: p50 0.007 p99 0.086 p999 3.8 ms."""
     if figures[names[0]] is None:
         return "-"
     labels = ("p50", "p99", "max" if "max" in names[2] else "p99.9")
@@ -109,13 +109,13 @@ def _times(figures: dict[str, Any], *names: str) -> str:
 
 
 def link_row(link: dict[str, Any]) -> tuple[object, ...]:
-    """One link as a table shows it."""
+    """Return one link as a row of the table."""
     return (link["address"], link["state"], output.time_text(link["since_ms"]), _position(link["sent"]), _position(link["acked"]),
             _behind(link["behind_bytes"], link["behind_s"]), link["said"])
 
 
 def _behind(size_bytes: int | None, seconds: float | None) -> str:
-    """1.2 MiB, 3 s"""
+    """Return a lag as text: 1.2 MiB, 3 s."""
     if size_bytes is None:
         return "-"
     return output.size_text(size_bytes) + (f", {seconds:.0f} s" if seconds else "")
@@ -126,7 +126,7 @@ def _position(offset: int) -> str:
 
 
 def replication_facts(replication: dict[str, Any] | None) -> list[tuple[str, object]]:
-    """An engine's replication in a line; nothing where there is none."""
+    """Return an engine's replication in a line; empty if it does not replicate."""
     if replication is None or "links" not in replication:
         return []
     if replication["linked"] is not None:

@@ -1,4 +1,4 @@
-"""`pyengine top`: a running engine at a glance, refreshed."""
+"""`pyengine top`: shows a running engine, refreshed every few seconds."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 @click.command()
 @store_argument
 @set_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON document per line and look, with rates per second.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document per line and refresh, with rates per second.")
 @click.option("--interval", "interval_s", type=click.FloatRange(min=0.05), default=1.0, show_default=True,
-              help="Seconds between two looks.")
-@click.option("--count", type=click.IntRange(min=1), default=None, help="Stop after this many looks.")
+              help="Seconds between two refreshes.")
+@click.option("--count", type=click.IntRange(min=1), default=None, help="Stop after this many refreshes.")
 def top(store: Path, settings: dict[str, str], as_json: bool, interval_s: float, count: int | None) -> None:
     """Watch an engine: rates, latencies, positions, workers, topics; Ctrl-C ends it.
 
-    Rates and percentiles are those between two looks. Reads shared memory only: the
-    workers do not notice.
+    Rates and percentiles are those between two refreshes. The command reads shared memory only
+    and does not disturb the workers.
 
     \b
     Examples:
@@ -59,7 +59,7 @@ def top(store: Path, settings: dict[str, str], as_json: bool, interval_s: float,
 
 @contextmanager
 def _drawing(as_json: bool) -> Iterator[DrawLook]:
-    """How looks are shown: JSON lines, a screen of its own on a terminal, else one after the other."""
+    """Yield a function that shows a look: as a JSON line, as the whole screen of a terminal, or after the previous one."""
     if as_json:
         yield _print_json
         return
@@ -88,7 +88,7 @@ def _print_json(look: Look) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look; what depends on the look before it is empty at the first, across a restart, and of a stopped store."""
+    """One look at a store; rates are empty in the first one, after a restart, and for a stopped store."""
 
     at_s: float
     document: dict[str, Any]
@@ -99,7 +99,7 @@ class Look:
 
 
 class Watcher:
-    """Looks at one store again and again."""
+    """Takes looks at one store."""
 
     def __init__(self, root: Path, settings: dict[str, str], clock_s: Callable[[], float] = time.monotonic) -> None:
         self._root = root
@@ -108,11 +108,11 @@ class Watcher:
         self._before: Look | None = None
 
     def look(self) -> Look:
-        """The store now."""
+        """Return a look at the store now."""
         live = live_status(self._root)
         if live is None:
             before = self._before
-            # The files of a stopped store are read once, not at each look.
+            # Read the files of a stopped store once, not at each look.
             if before is not None and before.figures is None and before.document["state"] == "stopped":
                 document = before.document
             else:
@@ -125,7 +125,7 @@ class Watcher:
 
 
 def between(before: Look | None, now: Look) -> Look:
-    """`now` with what happened since `before`."""
+    """Return `now` with the rates since `before`."""
     if before is None or before.document.get("epoch") != now.document.get("epoch") or now.at_s <= before.at_s:
         return now
     seconds = now.at_s - before.at_s
@@ -142,7 +142,7 @@ def _counter(document: dict[str, Any], name: str) -> int:
 
 
 def _topic_rates(before: Statistics, now: Statistics, seconds: float) -> dict[str, dict[str, float]]:
-    """Topics that got something, the busiest first."""
+    """Return the rates of the topics with new messages, the busiest first."""
     grown = {}
     for topic, count in now.topics.items():
         was = before.topics.get(topic)
@@ -167,7 +167,7 @@ TOPICS_SHOWN = 10
 
 
 def screen(look: Look) -> RenderableType:
-    """The whole picture; topics come last, because there may be more than fit."""
+    """Render a look; topics come last, because they may not all fit."""
     document = look.document
     parts: list[RenderableType] = [_facts(look), Text()]
     parts.append(_table(("position", "offset", "per second"), [
@@ -218,7 +218,7 @@ def _latency(look: Look, what: str) -> str:
 
 
 def _topics(look: Look) -> RenderableType:
-    """The busiest now; where nothing comes, the largest so far."""
+    """Render the busiest topics now, or the largest so far if there are no new messages."""
     counts = look.figures.topics if look.figures is not None else {}
     busy = list(look.topic_rates_per_s)
     rest = sorted((topic for topic in counts if topic not in look.topic_rates_per_s),

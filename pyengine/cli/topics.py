@@ -1,8 +1,8 @@
-"""`pyengine topics`, `groups` and `dlq`: the topics of a store, its consumer groups, and what these could not deal with.
+"""`pyengine topics`, `groups` and `dlq`: a store's topics, consumer groups and dead letters.
 
-    topics   what topics a store has and is meant to have; enter and change them in topics.json
-    groups   list them, show their lag, reset and delete their offsets
-    dlq      the messages that consumer groups could not deal with: list them, show them, put them back
+    topics   list topics; create, update and delete entries of topics.json
+    groups   list consumer groups, show their lag, reset and delete their offsets
+    dlq      list dead letters, show them, put them back
 """
 
 from __future__ import annotations
@@ -35,19 +35,18 @@ PERMS = {"rw": 6, "r": 4, "w": 2, "none": 0}
 @click.option("--write-queues", type=click.IntRange(min=1), default=None, help="Queues to write.")
 @click.option("--perm", type=click.Choice(list(PERMS)), default=None, help="What clients may do; rw for a new topic.")
 @click.option("--order/--no-order", default=None, help="Whether it is an ordered topic.")
-@click.option("--sizes", is_flag=True, help="List what the messages take in the log too, the largest topic first.")
+@click.option("--sizes", is_flag=True, help="List also the bytes of the messages in the log, the largest topic first.")
 def topics(
     store: Path, settings: dict[str, str], as_json: bool, action: str, topic: str | None, queues: int | None,
     read_queues: int | None, write_queues: int | None, perm: str | None, order: bool | None, sizes: bool,
 ) -> None:
     """List a store's topics; create, update or delete one in config/topics.json.
 
-    The list shows the topics that have messages and those that topics.json names. The
-    engine itself needs no entry; the first message of a topic makes it one. The file is
-    RocketMQ's, for brokers and tools that plan by it. Works with and without a running engine, not while a broker
-    has the store open. `delete` takes the entry away, not the messages, and
-    the next one makes it again. --sizes adds up the
-    sizes that the queues name: the whole records of messages that can still be read.
+    The list has the topics with messages and those in topics.json. The engine needs no entry: the
+    first message of a topic makes one. RocketMQ brokers and tools read the same file. The command
+    works with and without a running engine, but not while a broker has the store open. `delete`
+    removes the entry, not the messages; the next message makes it again. --sizes adds the record
+    sizes in the queue entries of all messages that can still be read.
 
     \b
     Examples:
@@ -170,7 +169,7 @@ class _Place(click.ParamType):  # type: ignore[type-arg]  # no generic in click 
 @click.option("--group", default=None, help="Only this group.")
 @click.option("--topic", default=None, help="Only this topic.")
 @click.option("--to", type=_Place(), default=None, metavar="first|last|OFFSET|TIME",
-              help="For reset: where the group goes on. TIME is ISO 8601 (UTC if it names no zone) or @ and ms since 1970.")
+              help="For reset: where the group continues. TIME is ISO 8601 (UTC if it names no zone) or @ and ms since 1970.")
 @click.option("--queue-id", "queue_ids", type=click.IntRange(min=0), multiple=True,
               help="For reset: only this queue; may be repeated.")
 def groups(
@@ -179,11 +178,10 @@ def groups(
 ) -> None:
     """List the consumer groups of a store, show their lag, or reset their offsets.
 
-    Works on a running engine and without one. LIST is one line for a group and topic;
-    LAG shows each queue, and which process holds it; RESET makes the group go on
-    at another offset, also while it has living members: they follow within a second, and what
-    they commit of what they read before counts no more. FORGET removes a group's offsets
-    of a topic, if it has no living member.
+    The command works with and without a running engine. LIST prints one line for each group and topic.
+    LAG shows each queue, and the process that owns it. RESET moves the group to another offset, also
+    while it has living members: they follow within a second, and their commits of earlier reads are
+    ignored. FORGET removes a group's offsets of a topic, if the group has no living member.
 
     \b
     Examples:
@@ -267,7 +265,7 @@ ACTIONS = ("list", "show", "requeue")
 @json_option
 @click.option("--group", default=None, help="The consumer group.")
 @click.option("--offset", "offsets", type=click.IntRange(min=0), multiple=True,
-              help="For show: begin here. For requeue: only this one; may be repeated.")
+              help="For show: the first offset. For requeue: only this one; may be repeated.")
 @click.option("--max-messages", type=click.IntRange(min=1), default=32, show_default=True, help="For show: at most this many.")
 def dlq(
     store: Path, action: str, settings: dict[str, str], as_json: bool, group: str | None, offsets: tuple[int, ...],
@@ -275,9 +273,10 @@ def dlq(
 ) -> None:
     """List the dead letters of a store, show those of a group, or put them back.
 
-    A message becomes a dead letter when its group has given it back 16 times (max_reconsume_times). LIST is one line for
-    a group: `waiting` are those that were not put back yet. REQUEUE puts all that wait back, or those at the offsets
-    given; the group, and no other, gets them again. It needs a running engine.
+    A message becomes a dead letter after its group has returned it 16 times (max_reconsume_times). LIST
+    prints one line for each group, in which `waiting` counts those that were not put back yet. REQUEUE
+    puts back all of them, or those at the given offsets, and delivers them again to this group only. It
+    needs a running engine.
 
     \b
     Examples:

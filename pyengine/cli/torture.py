@@ -1,6 +1,6 @@
-"""The torture of an engine, for `pyengine prove` and scripts/crash: kill it again and again under producers, then judge.
+"""Kills an engine repeatedly under load and checks the store, for `pyengine prove` and scripts/crash.
 
-Three parts: EngineWatch, which looks at an engine from outside; kill, stop and wait; and KillRounds, the rounds of one
+EngineWatch observes an engine from outside. Functions kill, stop and wait for processes. KillRounds runs the rounds of one
 store, at whose end `check_acked` looks for every acknowledged message.
 """
 
@@ -44,11 +44,11 @@ WAITING_SYSCALLS = {"x86_64": (202, 219, 35, 230, 232, 281), "aarch64": (98, 128
 
 
 class HangError(Exception):
-    """What was waited for has not happened in time."""
+    """An expected event has not happened in time."""
 
 
 def wait_for(what: str, condition: Callable[[], T], timeout_s: float = TIMEOUT_S) -> T:
-    """The condition's first true value; HangError names what was waited for."""
+    """Wait for the condition's first true value and return it; after the timeout HangError names `what`."""
     deadline_s = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > deadline_s:
@@ -71,7 +71,7 @@ class Positions:
 
 
 class EngineWatch:
-    """Looks into the control block of the engine that runs at `store`; changes nothing."""
+    """Reads the control block of the engine that runs at `store`."""
 
     def __init__(self, store: Path) -> None:
         self.store = store
@@ -113,11 +113,11 @@ class EngineWatch:
 
     @property
     def is_linked(self) -> bool:
-        """Of a slave: whether it follows its master."""
+        """Return whether this slave follows its master."""
         return bool(native.load(self._memory.control.replicator, "linked"))
 
     def await_work(self, kind: str, pid: int, timeout_s: float) -> None:
-        """Return as soon as the worker has begun something, a good moment to stop it, or after the timeout; never sleeps."""
+        """Return when the worker has begun some work, a good moment to stop it, or after the timeout; poll without sleeping."""
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             if kind == "writer":
@@ -127,7 +127,7 @@ class EngineWatch:
                 return
 
     def in_the_middle(self, kind: str, pid: int) -> bool:
-        """Whether the worker, stopped as it is now, has begun something that it has not finished."""
+        """Return whether the worker, which is stopped, has begun work that it has not finished."""
         now = self.positions()
         if kind == "writer":  # it has given out queue offsets too, which its successor must take back
             return now.intent_end > now.slot_end and native.load(self._memory.control.undo, "count") > 0
@@ -140,7 +140,7 @@ class EngineWatch:
 
 
 def state_of(pid: int) -> str:
-    """The process state letter (R, S, D, T, Z); empty when it is gone."""
+    """Return the process state letter (R, S, D, T, Z); empty if the process does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -148,7 +148,7 @@ def state_of(pid: int) -> str:
 
 
 def waits_for_work(pid: int) -> bool:
-    """Whether a process, running or stopped, is in a system call in which a worker sleeps."""
+    """Return whether a process, running or stopped, is in a system call in which a worker sleeps."""
     try:
         return int(Path(f"/proc/{pid}/syscall").read_text().split()[0]) in WAITING_SYSCALLS
     except (OSError, ValueError):  # gone, or on a CPU right now
@@ -157,7 +157,7 @@ def waits_for_work(pid: int) -> bool:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """The process is stopped inside the block, and resumed afterwards unless it was killed."""
+    """Stop the process inside the block, and resume it afterwards unless it was killed."""
     os.kill(pid, signal.SIGSTOP)
     try:
         wait_for(f"process {pid} is stopped", lambda: state_of(pid) in ("T", "D", ""))
@@ -168,11 +168,10 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def kill_all(watch: EngineWatch, others: Sequence[int] = (), rng: random.Random | None = None) -> int:
-    """Kill every process of the engine, and `others` (its producers), in the order of kinds or shuffled; how many.
+    """Kill every process of the engine, and `others` (its producers), by kind or shuffled; return how many.
 
-    The supervisor, which would start the others again, is held meanwhile and dies last. Not first: the kernel resumes
-    stopped processes whose group loses its parent, and where hangups are ignored (nohup) a held committer would then
-    empty the pool.
+    The supervisor, which would restart the others, is stopped meanwhile and killed last. If it died first, the kernel would
+    resume stopped processes of its group, and with ignored hangups (nohup) a stopped committer would empty the pool.
     """
     supervisor = watch.pid("supervisor")
     with stopped(supervisor):
@@ -187,7 +186,7 @@ def kill_all(watch: EngineWatch, others: Sequence[int] = (), rng: random.Random 
 
 
 def kill(pid: int, timeout_s: float = TIMEOUT_S) -> None:
-    """SIGKILL, and wait until the whole process, its last thread included, is gone or a zombie."""
+    """Send SIGKILL, and wait until all threads of the process are gone or it is a zombie."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -202,7 +201,7 @@ def kill(pid: int, timeout_s: float = TIMEOUT_S) -> None:
 
 
 def kill_engine(store: Path) -> None:
-    """Kill every process of the engine, supervisor first, whether it has published its control block or not."""
+    """Kill every process of the engine, supervisor first, also before the control block is published."""
     for module in (b"pyengine.workers.supervisor", b"pyengine.workers."):
         for pid in processes_of(store, module):
             kill(pid)
@@ -212,7 +211,7 @@ def kill_engine(store: Path) -> None:
 
 
 def remove_memory(store: Path) -> None:
-    """Remove what a killed engine has outside its store: shared memory, semaphores, the count of its producers."""
+    """Remove what a killed engine has outside its store: shared memory, semaphores, the producer count."""
     with contextlib.suppress(EngineError):
         folder = find_folder(store)
         with contextlib.suppress(EngineError), EngineMemory.attach(folder, writable=False) as memory:
@@ -221,7 +220,7 @@ def remove_memory(store: Path) -> None:
 
 
 def processes_of(store: Path, module: bytes) -> list[int]:
-    """Processes `python -m MODULE... STORE ...` by their command line; `module` is how the name begins."""
+    """Return the processes with the command line `python -m MODULE... STORE ...`; `module` is a prefix of the name."""
     found = []
     paths = {os.fsencode(store), os.fsencode(store.resolve())}
     for path in Path("/proc").glob("[0-9]*"):
@@ -234,7 +233,7 @@ def processes_of(store: Path, module: bytes) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class AckedCheck:
-    """What `pyengine check --acked` says of a store; `failure` is "" where it finds no error."""
+    """The result of `pyengine check --acked`; `failure` is "" if it finds no error."""
 
     checked: int
     lost: int
@@ -257,10 +256,10 @@ def check_acked(store: Path, acked: Path) -> AckedCheck:
 
 
 class KillRounds:
-    """One store under producers, struck again and again.
+    """Runs rounds on one store under load, each of which kills something.
 
-    A subclass makes and ends the producers, counts acknowledgements, strikes, and judges the store (`look_over`).
-    `failures` are sentences; empty means that everything held.
+    A subclass makes and ends the producers, counts acknowledgements, kills (`strike`), and checks the store (`look_over`).
+    `failures` are sentences; without any the run passed.
     """
 
     def __init__(self, store: Path, settings: Mapping[str, object], rng: random.Random) -> None:
@@ -271,9 +270,9 @@ class KillRounds:
         self.moment_s_max = MOMENT_S_MAX
 
     def run_rounds(self, go_on: Callable[[], bool]) -> float:
-        """Rounds for as long as `go_on` says so and nothing has failed, then an orderly stop and a last judgement; the seconds.
+        """Run rounds while `go_on` returns true and none has failed, then stop the engine and check; return the seconds.
 
-        Whatever it raises is a failure; no process of the run is left.
+        An exception counts as a failure; no process of the run remains.
         """
         began_s = time.monotonic()
         try:
@@ -306,34 +305,34 @@ class KillRounds:
 
     @property
     def failures(self) -> list[str]:
-        """The sentences of its summary, to which these rounds add."""
+        """The list of sentences to which these rounds add."""
         raise NotImplementedError
 
     def make_producers(self) -> None:
-        """Bring the number of living producers up to what it is to be."""
+        """Start producers until the wanted number runs."""
         raise NotImplementedError
 
     def end_producers(self) -> None:
-        """End them in order."""
+        """Stop the producers in order."""
         raise NotImplementedError
 
     def acked_count(self) -> int:
-        """A number that grows with each acknowledgement."""
+        """Return a number that grows with each acknowledgement."""
         raise NotImplementedError
 
     def strike(self) -> None:
-        """Kill, or whatever the round is about; the engine runs again afterwards."""
+        """Kill or disturb the engine; afterwards it runs again."""
         raise NotImplementedError
 
     def look_over(self, *, final: bool = False) -> None:
-        """Judge the stopped store."""
+        """Check the stopped store."""
         raise NotImplementedError
 
     def end_round(self) -> None:
         """Called after each strike."""
 
     def settle(self) -> None:
-        """Called before the orderly stop: the producers end."""
+        """Stop the producers, before the orderly stop."""
         self.end_producers()
 
     # -- the engine
@@ -342,11 +341,11 @@ class KillRounds:
         return start_engine(self.store, self.settings, timeout_s=COMMAND_TIMEOUT_S)
 
     def stop_engine(self) -> None:
-        """Stop it in order."""
+        """Stop the engine in order."""
         stop_engine(self.store)
 
     def start_successor(self, start: Callable[[], dict[str, Any]] | None = None) -> dict[str, Any]:
-        """Start a supervisor after a dead one, which may just have started a worker that holds its lock for a moment."""
+        """Start a supervisor after a dead one, whose last worker may still hold the lock for a moment."""
         start = start or self.start_engine
         deadline_s = time.monotonic() + BUSY_TIMEOUT_S
         while True:
@@ -358,12 +357,12 @@ class KillRounds:
             time.sleep(POLL_INTERVAL_S)
 
     def wait_for_acks(self) -> None:
-        """New acknowledgements from now on; HangError if none come."""
+        """Wait for new acknowledgements; HangError if none arrive."""
         before = self.acked_count()
         wait_for("acknowledgements move", lambda: self.acked_count() > before, self.ack_timeout_s)
 
     def end_everything(self) -> None:
-        """Kill whatever of this run is still alive and remove its memory; the store stays as it is."""
+        """Kill the living processes of this run and remove its shared memory; the store stays as it is."""
         try:
             self.end_whatever_lives()
             remove_memory(self.store)
@@ -371,13 +370,13 @@ class KillRounds:
             self.failures.append(f"not all of it could be ended: {as_failure(error)}")
 
     def end_whatever_lives(self) -> None:
-        """Kill the engine's processes; HangError where one of them keeps the store."""
+        """Kill the engine's processes; HangError if one of them keeps the store's lock."""
         kill_engine(self.store)
         wait_for("the store has no owner", lambda: not living_kinds(self.store))
 
 
 def as_failure(error: Exception) -> str:
-    """A line for the summary; where it came from goes to stderr, but for what the engine itself explains."""
+    """Return a line for the summary; print the traceback on stderr, except for an EngineError, which explains itself."""
     if not isinstance(error, EngineError):
         traceback.print_exception(error)
     return f"{type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
-"""What a status comes to: one word and one sentence, from the figures of pyengine/cli/engine_status.py.
+"""Concludes a status in one word and one sentence, from the figures of pyengine/cli/engine_status.py.
 
-Each function here looks for one thing that is wrong and gives findings; `conclude` puts the worst first. docs/operations.md has
-the table of words. Nothing is read here but the control block that the caller has mapped, /proc, and the settings' file.
+Each function checks for one problem and returns findings; `conclude` puts the worst first. docs/operations.md has the table
+of words. This module reads only the control block that the caller has mapped, /proc, and the settings file.
 """
 
 from __future__ import annotations
@@ -26,53 +26,53 @@ from pyengine.storage.config import DEFAULT, FILE, LIVE, SETTINGS, EngineConfig,
 if TYPE_CHECKING:
     from pyengine._native import ms_control
 
-STILL_MS = 10_000      # workers go round every five seconds at least (pyengine/engine/worker.py)
+STILL_MS = 10_000      # workers do a round at least every five seconds (pyengine/engine/worker.py)
 SLAVE_LOOK_S = 2.0     # in which a slave that is behind acknowledges something
 LOOK_STEP_S = 0.02
 MOVES = {"flusher": ("flushed", "committed"), "committer": ("committed", "wrote"), "reputter": ("reput_from", "committed")}
-NEEDED = {"writer", "allocator", *MOVES}  # a message is not stored, durable and in its queue without them
+NEEDED = {"writer", "allocator", *MOVES}  # the workers that store a message, make it durable, and put it into its queue
 CLOCK_AHEAD_MS = 60_000
 CLOCK_SET_MS = DAY_MS
 CLOCK_IDLE_MS = 180 * DAY_MS  # a store may be idle for long; after half a year the clock is as likely to be wrong
 
 
 class Verdict(enum.StrEnum):
-    """The word, the worst first."""
+    """The words, the worst first."""
 
     DEGRADED = "degraded"      # recovery found damage: nothing runs, nothing is changed
     READ_ONLY = "read-only"    # a sync failed, or the disk is full or cannot be written: puts are refused
-    STUCK = "stuck"            # something that must move does not, although work waits
+    STUCK = "stuck"            # a position that must move does not, although work waits
     STOPPING = "stopping"
-    WARNING = "warning"        # it works, and something is to be looked at
+    WARNING = "warning"        # it works, but something needs attention
     RECOVERING = "recovering"  # its owner recovers it or starts
     STOPPED = "stopped"
     OK = "ok"
 
     @property
     def is_trouble(self) -> bool:
-        """Whether the engine does not do what it is for: `pyengine status` exits with 6."""
+        """Whether the engine fails at its work, for which `pyengine status` exits with 6."""
         return self in (Verdict.DEGRADED, Verdict.READ_ONLY, Verdict.STUCK)
 
 
 class Finding(NamedTuple):
-    """One thing that was seen."""
+    """One problem that was found."""
 
     verdict: Verdict
     sentence: str
 
 
 def conclude(findings: Iterable[Finding], otherwise: Finding) -> dict[str, Any]:
-    """The fields `verdict`, `summary`, `reason` and `findings` of a status; `otherwise` where nothing was found."""
+    """Return the fields `verdict`, `summary`, `reason` and `findings` of a status; from `otherwise` if nothing was found."""
     found = [finding for finding in findings if finding.sentence]
     order = list(Verdict)
-    found.sort(key=lambda finding: order.index(finding.verdict))  # stable: of one word the first that was looked for
+    found.sort(key=lambda finding: order.index(finding.verdict))  # stable: of one word the first finding
     first = found[0] if found else otherwise
     return {"verdict": str(first.verdict), "summary": first.sentence, "reason": found[0].sentence if found else "",
             "findings": [{"verdict": str(finding.verdict), "sentence": finding.sentence} for finding in found]}
 
 
 def judge(root: Path, memory: EngineMemory, living: Sequence[int], obstacles: Sequence[str], document: dict[str, Any]) -> list[Finding]:
-    """All that can be seen to be wrong with a running engine. `document`: its positions, workers, disk, replication and times."""
+    """Return all problems of a running engine. `document`: its positions, workers, disk, replication and times."""
     control, identity, workers = memory.control, memory.identity, document["workers"]
     refused = native.load(control.state, "refuse_puts")
     frozen = native.load(control.state, "frozen") != 0 or memory.state == native.STATE_READ_ONLY
@@ -96,7 +96,7 @@ def judge(root: Path, memory: EngineMemory, living: Sequence[int], obstacles: Se
 
 
 def conclude_unseen(document: dict[str, Any]) -> dict[str, Any]:
-    """The fields that `conclude` gives, for a store of which the files alone could be read. `document`: its state and reason."""
+    """Return the fields of `conclude` for a store without visible shared memory. `document`: its state and reason."""
     words = {"stopped": Verdict.STOPPED, "recovering": Verdict.RECOVERING, "running": Verdict.WARNING}
     verdict = words[document["state"]]
     if not document["reason"] and verdict is Verdict.STOPPED:
@@ -105,7 +105,7 @@ def conclude_unseen(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def all_is_well(document: dict[str, Any]) -> Finding:
-    """The sentence for an engine in which nothing was found to be wrong."""
+    """Return the sentence for an engine without problems."""
     ready = sum(1 for one in document["workers"] if one["state"] == "ready")
     takes = "it takes no puts yet"
     if document["takes_puts"] or document["role"] == "SLAVE":
@@ -118,7 +118,7 @@ def all_is_well(document: dict[str, Any]) -> Finding:
 
 
 def why_lost(root: Path, missing: list[str], living: Sequence[int]) -> str:
-    """What happens, and what to do, where no process can attach to an engine any more."""
+    """Return what happens, and what to do, if no process can attach to an engine any more."""
     if not missing:
         return ""
     processes = name_processes(root, list(living))
@@ -130,7 +130,7 @@ def why_lost(root: Path, missing: list[str], living: Sequence[int]) -> str:
 
 
 def why_elsewhere(root: Path, control: Path, living: Sequence[int]) -> str:
-    """Where this process has no such control block because it sees other tmpfs than the engine's processes, which keep theirs."""
+    """Return the sentence for a control block that exists, but in a tmpfs that this process does not see."""
     holders = [pid for kind in living if (pid := kind_holder(root, kind)) is not None]
     if not all(os.path.lexists(f"/proc/{pid}/root{control}") for pid in holders):
         return ""
@@ -152,7 +152,7 @@ def _why_fenced(refused: int) -> str:
 
 
 def _supervisor(memory: EngineMemory, living: Sequence[int], workers: Sequence[dict[str, Any]]) -> Finding:
-    """An engine without its supervisor works on, unless a worker that it needs is dead too."""
+    """Judge an engine without supervisor: it works on unless a needed worker is dead too."""
     if native.SUPERVISOR in living:
         return Finding(Verdict.WARNING, "")
     kinds = kinds_for(memory.identity.mode, bool(memory.identity.replicates))
@@ -165,8 +165,8 @@ def _supervisor(memory: EngineMemory, living: Sequence[int], workers: Sequence[d
 
 
 def _why_still(control: ms_control, identity: Identity, workers: Sequence[dict[str, Any]], positions: dict[str, int]) -> Iterable[str]:
-    """Which workers a signal has stopped, or are in one round for longer than a disk that answers would take; or the writer in
-    one pass."""
+    """Yield sentences about workers that a signal has stopped, or whose round (or the writer's pass) takes longer than a
+    working disk needs."""
     pass_ms = native.load(control.writer, "pass_started_ms")
     pass_age_ms = max(0, now_ms() - pass_ms) if pass_ms else 0
     for one in workers:
@@ -189,7 +189,7 @@ def _why_still(control: ms_control, identity: Identity, workers: Sequence[dict[s
 
 
 def _obstacles(obstacles: Sequence[str]) -> Iterable[Finding]:
-    """What the workers say that keeps them from their work."""
+    """Return the reasons for which workers are blocked."""
     for kind, text in enumerate(obstacles):
         yield Finding(Verdict.STUCK if KIND_NAMES[kind] in NEEDED else Verdict.WARNING, f"{KIND_NAMES[kind]}: {text}" if text else "")
 
@@ -219,9 +219,9 @@ def _link_to_master(replication: dict[str, Any]) -> Finding:
 
 
 def slaves_that_stay(role: int, look: Callable[[], dict[str, Any] | None]) -> list[Finding]:
-    """The slaves that are behind and acknowledge nothing while they are looked at; at once where none is behind.
+    """Return findings for slaves that lag and acknowledge nothing within SLAVE_LOOK_S; return at once if none lags.
 
-    `look` reads the replication anew.
+    `look` reads the state of the replication.
     """
     first = _lagging(look())
     stay, deadline_s = first, time.monotonic() + SLAVE_LOOK_S
@@ -241,7 +241,7 @@ def _lagging(replication: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
 
 
 def _why_clock(identity: Identity, store_timestamp_ms: int) -> str:
-    """Where this machine's clock and the store's times cannot both be right."""
+    """Return a sentence if this machine's clock and the store's times contradict each other."""
     now = now_ms()
     if store_timestamp_ms - now > CLOCK_AHEAD_MS:
         return (f"the last message was stored {_days(store_timestamp_ms - now)} ahead of this machine's clock: store times do not advance "
@@ -261,7 +261,7 @@ def _days(ms: int) -> str:
 
 
 def _why_mixed(workers: Sequence[dict[str, Any]]) -> str:
-    """Processes of one engine that run different code: after a takeover by another build."""
+    """Return a sentence if processes of the engine run different builds, as after a takeover by another build."""
     by_build: dict[str, list[str]] = {}
     for one in workers:
         if one["build"] and one["state"] in ("starting", "ready", "stopping"):
@@ -274,7 +274,7 @@ def _why_mixed(workers: Sequence[dict[str, Any]]) -> str:
 
 
 def why_otherwise(root: Path, running: EngineConfig) -> str:
-    """Settings that run and that the store's file gives otherwise; what was given at the start goes before the file."""
+    """Return a sentence about settings that differ from the store's file, except those given at the start."""
     try:
         from_file = read_file(config_path(root))
     except ConfigError as error:

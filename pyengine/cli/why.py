@@ -1,7 +1,7 @@
 """`pyengine why`: what made puts wait, from the flight recorder in shared memory (csrc/recorder.cdef.h).
 
-Reads a copy, also when every process of the engine is dead; asks no worker anything. A wait is an entry of which producers had
-something to wait for: slow puts, a sync or slaves that puts waited for. Everything else that was recorded explains them.
+It reads a copy, also when every process of the engine is dead, and does not disturb the workers. A wait is an entry for which
+producers had to wait: a slow put, or a sync or slave that puts waited for. All other entries explain the waits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TIMELINE_ROWS = 30
 TIMELINE_MARKS = 60
 SECOND_NS = 1_000_000_000
 
-# What each cause says in one clause, and what helps. {kind} is the worker that saw it.
+# Each cause in one clause, and the remedy. {kind} is the worker that recorded it.
 CAUSES = {
     "sync": ("the device took long to sync", "a slow or a busy disk: `iostat -x 1`; sync_flush needs one with a fast cache"),
     "write": ("a write to the log took long", "a slow or a busy disk, or no memory for its pages: `iostat -x 1`, `vmstat 1`"),
@@ -56,13 +56,13 @@ CAUSES = {
     "failed": ("the disk failed, and the store is read-only", "`pyengine status` says what to do"),
     "unknown": ("nothing is known of the cause", "please report it"),
 }
-# Who can have kept the writer waiting, by the cause that it saw.
+# The workers that can have delayed the writer, by the cause that it recorded.
 KEEPERS = {"segment": native.ALLOCATOR, "pool": native.COMMITTER, "lock": native.SUPERVISOR}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One stall as it is shown; times in ms, `ended_ms` since 1970."""
+    """One stall for the output; times in ms, `ended_ms` since 1970."""
 
     ended_ms: float
     took_ms: float
@@ -76,7 +76,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What one cause came to."""
+    """The waits with one cause, in sum."""
 
     cause: str
     waits: int
@@ -88,7 +88,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """What made puts wait since `since_ms`. `forgotten`: slow puts of that time of which only the number is left."""
+    """What made puts wait since `since_ms`. `forgotten`: the number of slow puts whose entries were overwritten."""
 
     since_ms: float
     waits: list[Entry]
@@ -100,18 +100,18 @@ class Why:
 
     @property
     def longest_ms(self) -> float:
-        """Of the longest wait."""
+        """The duration of the longest wait."""
         return max((entry.took_ms for entry in self.waits), default=0.0)
 
     @property
     def summary(self) -> dict[str, Any]:
-        """How often and for how long, and by which causes: what a result keeps of it, as JSON."""
+        """Return number, durations and causes of the waits, as JSON."""
         return {"threshold_ms": recorder.THRESHOLD_NS / 1e6, "waits": len(self.waits) + self.forgotten, "total_ms": self.total_ms,
                 "longest_ms": self.longest_ms, "forgotten": self.forgotten, "causes": [asdict(cause) for cause in self.causes]}
 
     @property
     def sentence(self) -> str:
-        """The whole of it in one sentence."""
+        """Return one sentence about all waits."""
         began = output.time_text(round(self.since_ms))
         if not self.waits and not self.forgotten:
             return f"Since {began} no put waited {recorder.THRESHOLD_NS / 1e6:g} ms or more for the engine."
@@ -121,9 +121,9 @@ class Why:
 
 
 def read_recorder(root: Path) -> list[Ring]:
-    """What the workers of the store at `root` recorded, of the engine that runs or that died in this boot.
+    """Return the records of the workers of the store at `root`, whose engine runs or died in this boot.
 
-    EngineUnavailableError where there is none.
+    EngineUnavailableError if there is no record.
     """
     gone = (f"nothing is recorded of {root}: its engine was stopped in order, which ends the record, or has not run since this host "
             "came up")
@@ -141,7 +141,7 @@ def read_recorder(root: Path) -> list[Ring]:
 
 
 def explain(rings: Sequence[Ring], living: Iterable[int], since_ns: int, now_ns: int, now_ms: float) -> Why:
-    """What the rings tell of the time from `since_ns` to `now_ns` (CLOCK_MONOTONIC), which is `now_ms` since 1970."""
+    """Explain the waits from `since_ns` to `now_ns` (CLOCK_MONOTONIC); `now_ns` is `now_ms` since 1970."""
     def entry(stall: Stall) -> Entry:
         said = _said(stall)
         keeper = KEEPERS.get(stall.cause)
@@ -165,9 +165,9 @@ def explain(rings: Sequence[Ring], living: Iterable[int], since_ns: int, now_ns:
 
 
 class Waits:
-    """What makes puts of one store wait from now on, for who measures it. Looked at each minute, it forgets nothing.
+    """Collects what makes puts of one store wait from now on, for a benchmark; call look() once a minute or more often.
 
-    It goes on over kill -9 of every process and a new start; it has to look before an orderly stop, which ends the record.
+    It continues over kill -9 of every process and a new start. Call look() before an orderly stop, which ends the record.
     """
 
     def __init__(self, root: Path) -> None:
@@ -179,7 +179,7 @@ class Waits:
         self._counted_before = [dict(minutes) for minutes in self._minutes]
 
     def look(self) -> None:
-        """Take in what is new. Nothing where there is no record just now: what was seen stays."""
+        """Add the new entries; if there is no record at this moment, keep the old ones."""
         with contextlib.suppress(EngineUnavailableError):
             for kind, ring in enumerate(read_recorder(self._root)):
                 self._stalls[kind].update(((one.number, one.began_ns), one) for one in ring.stalls if one.ended_ns >= self._began_ns)
@@ -187,7 +187,7 @@ class Waits:
                     self._minutes[kind][row.minute] = max(row.stalls, self._minutes[kind].get(row.minute, 0))
 
     def why(self) -> Why:
-        """All that was seen, after one more look."""
+        """Return all waits, after one more look()."""
         self.look()
         rings = []
         for stalls, minutes, before in zip(self._stalls, self._minutes, self._counted_before, strict=True):
@@ -196,7 +196,7 @@ class Waits:
         return explain(rings, (), self._began_ns, monotonic_ns(), time.time() * 1000)
 
     def during(self, began_ns: int, ended_ns: int) -> tuple[str, int]:
-        """What the writer recorded for most of that time, in one clause, and for how much of it; ("", 0) for nothing."""
+        """Return the writer's main stall in that time, in one clause, and its duration there; ("", 0) without one."""
         stalls = [*self._stalls[native.WRITER].values(), *self._stalls[recorder.PUTS_RING].values()]
         found = max(stalls, key=lambda one: _shared_ns(one, began_ns, ended_ns), default=None)
         if found is None or (shared_ns := _shared_ns(found, began_ns, ended_ns)) <= 0:
@@ -218,7 +218,7 @@ def _means(cause: str, stalls: Sequence[Stall]) -> str:
 
 
 def _said(stall: Stall) -> str:
-    """One clause about one stall."""
+    """Return one clause about one stall."""
     if stall.what == "died":
         return f"the {KIND_NAMES[stall.detail] if stall.detail < len(KIND_NAMES) else 'worker'} died, and was started again"
     said = CAUSES[stall.cause][0].format(kind=KIND_NAMES[_worker(stall)])
@@ -241,7 +241,7 @@ def _said(stall: Stall) -> str:
 
 
 def _behind(ring: Ring, stall: Stall) -> Stall | None:
-    """What the worker that kept the writer waiting was itself kept by, for a good part of that time."""
+    """Return the stall of another worker that explains most of the writer's stall."""
     def shared_ns(one: Stall) -> int:
         return _shared_ns(one, stall.began_ns, stall.ended_ns)
 
@@ -250,12 +250,12 @@ def _behind(ring: Ring, stall: Stall) -> Stall | None:
 
 
 def _shared_ns(stall: Stall, began_ns: int, ended_ns: int) -> int:
-    """How much of that time it lasted; not above 0: it did not."""
+    """Return how long the stall overlaps with that time; 0 or less if it does not."""
     return min(stall.ended_ns, ended_ns) - max(stall.began_ns, began_ns)
 
 
 def _union_ns(stalls: Iterable[Stall]) -> int:
-    """How long at least one of them lasted."""
+    """Return the length of the union of the stalls."""
     total_ns = end_ns = 0
     for stall in sorted(stalls, key=lambda stall: stall.began_ns):
         total_ns += max(0, stall.ended_ns - max(end_ns, stall.began_ns))
@@ -264,7 +264,7 @@ def _union_ns(stalls: Iterable[Stall]) -> int:
 
 
 def _forgotten(ring: Ring, since_ns: int) -> int:
-    """Slow puts' entries since then that newer ones have overwritten, by the minutes' counts."""
+    """Return from the counts by minute how many entries of slow puts since then were overwritten."""
     kept: dict[int, int] = {}
     for stall in ring.stalls:
         kept[stall.ended_ns // (60 * SECOND_NS)] = kept.get(stall.ended_ns // (60 * SECOND_NS), 0) + 1
@@ -287,7 +287,7 @@ def _span(ms: float) -> str:
 
 
 def _since(ctx: click.Context, param: click.Parameter, value: str) -> Callable[[float], float]:
-    """From now, in ms since 1970, to when it begins."""
+    """Parse the option into a function from now to the begin, in ms since 1970."""
     with contextlib.suppress(ValueError):
         back_ms = span_s(value) * 1000
         return lambda now_ms: now_ms - back_ms
@@ -303,13 +303,13 @@ def _since(ctx: click.Context, param: click.Parameter, value: str) -> Callable[[
 @store_command
 @click.option("--since", default="1h", show_default=True, callback=_since, metavar="SPAN|TIME",
               help="How far back: 90s, 10m, 2h, 1d, a time in ISO 8601 (UTC if it names no zone), or @ and ms since 1970.")
-@click.option("--all", "shows_all", is_flag=True, help="Show every entry, also what no put waited for.")
+@click.option("--all", "shows_all", is_flag=True, help="Show every entry, also those for which no put waited.")
 def why(store: Path, settings: dict[str, str], as_json: bool, since: Callable[[float], float], shows_all: bool) -> None:
-    """Say why puts were slow: each wait of 5 ms or more for the engine, and what caused it.
+    """Explain why puts were slow: each wait of 5 ms or more for the engine, with its cause.
 
-    Workers record what takes long in shared memory, which outlives them: after kill -9 too, and over
-    a new start in the same boot. A stop in order ends the record, as does a reboot. Reading it asks
-    no worker anything. The newest 128 entries of each worker are kept, with a count for each minute.
+    Workers record slow operations in shared memory, which survives kill -9 and a new start in the
+    same boot. An orderly stop ends the record, as does a reboot. The record has the newest 128
+    entries of each worker, and a count for each minute. The command does not disturb the workers.
 
     \b
     Examples:
@@ -317,7 +317,7 @@ def why(store: Path, settings: dict[str, str], as_json: bool, since: Callable[[f
       pyengine why STORE --since 10m --all
       pyengine why STORE --since 2026-11-24T02:00 --json
     """
-    load_config(existing_store(store), settings)  # a wrong setting is told as by every command
+    load_config(existing_store(store), settings)  # a wrong setting is an error, as in every command
     rings = read_recorder(store)
     now_ns, now_ms = monotonic_ns(), time.time() * 1000
     since_ns = now_ns - round((now_ms - since(now_ms)) * 1e6)
@@ -366,7 +366,7 @@ def _show(found: Why, *, shows_all: bool) -> None:
 
 
 def write_stalls(column: str, summaries: Mapping[str, Mapping[str, Any]]) -> None:
-    """A table of what made puts wait, by what was measured meanwhile (`column`) and cause; says so where no put waited."""
+    """Print a table of what made puts wait, by measurement (`column`) and cause."""
     threshold = f"{recorder.THRESHOLD_NS / 1e6:g} ms or more"
     rows = [(name, cause["waits"], _span(cause["total_ms"]), _span(cause["longest_ms"]), cause["means"])
             for name, summary in summaries.items() for cause in summary["causes"]]
@@ -384,7 +384,7 @@ def _puts(number: int) -> str:
 
 
 def timeline(found: Why) -> list[str]:
-    """When the waits were: rows of marks, each a span of time with `.` for up to 1 % of it waited, `o` up to 10 %, `#` more."""
+    """Return rows of marks, each for an interval of which puts waited up to 1 % (`.`), 10 % (`o`) or more (`#`)."""
     first_ms = min(one.ended_ms - one.took_ms for one in found.waits)
     last_ms = max(one.ended_ms for one in found.waits)
     step_ms = next((step_s * 1000 for step_s in (1, 10, 60, 600, 3600) if (last_ms - first_ms) / (step_s * 1000) <= TIMELINE_MARKS * 5),
