@@ -1,16 +1,13 @@
-/* What the cleaner shares: which segments readers hold, how full the disk is, what `pyengine clean` asked for.
+/* The cleaner's shared object: segments that readers hold, disk usage, requests of `pyengine clean`.
  *
- * Who: created by the supervisor at start beside the control block; readers take and
- * give back holds, the cleaner looks at them before it deletes a segment; `pyengine clean`
- * writes the request (one at a time, under a lock on byte 0 of the object), the cleaner
- * answers it; `status` reads the rest. Blocks on: nothing. After a crash: a dead reader's
- * hold stays until the cleaner, which looks whether its owner lives, clears it; a dead
- * cleaner's successor goes on from `removing_end` and `removing_since_ns`; a request stays
- * asked until a cleaner answers it.
+ * Who: the supervisor creates it at start beside the control block; readers take and release holds, and the cleaner
+ * checks them before it deletes a segment; `pyengine clean` writes a request (one at a time, under a lock on byte 0 of the
+ * object), which the cleaner answers; `status` reads the rest. Blocks on: nothing. After a crash: a dead reader's hold
+ * stays until the cleaner finds its owner dead and clears it; a dead cleaner's successor continues from `removing_end` and
+ * `removing_since_ns`; a request stays until a cleaner answers it.
  *
- * Readers write in here, so nothing in it is believed further than this: a false hold
- * delays a deletion by destroy_mapped_file_interval_forcibly_ms at most, and a hold that
- * another process scribbled over costs its owner MESSAGE_WAS_REMOVING.
+ * Readers can write to this object, so its content has bounded effects: a false hold delays a deletion by
+ * destroy_mapped_file_interval_forcibly_ms at most, and the owner of an overwritten hold gets MESSAGE_WAS_REMOVING.
  */
 #define MS_CLEANING_LAYOUT_VERSION 1
 #define MS_HOLDS_MAX 1024
@@ -31,7 +28,7 @@ struct ms_cleaning {
     int8_t pad0[104];
     /* cleaner */
     int64_t removing_end;        /* segments below are being deleted: no new holds on them */
-    int64_t removing_since_ns;   /* CLOCK_MONOTONIC of the first try on the oldest one, 0 none is hanging */
+    int64_t removing_since_ns;   /* CLOCK_MONOTONIC of the first try on the oldest one, 0: none is delayed */
     uint64_t removed_segments;   /* since the engine started */
     uint64_t removed_queue_files;
     uint64_t removed_index_files;
@@ -55,23 +52,23 @@ struct ms_cleaning {
     int8_t reason[MS_CLEANING_REASON_BYTES]; /* why puts are refused, and what to do; UTF-8, NUL-terminated */
     /* `pyengine clean` */
     uint64_t asked;              /* raised last, with release */
-    int64_t asked_reserved_ms;   /* age at which a segment goes; -1: file_reserved_time_hours */
-    int64_t asked_used_percent;  /* 1..100: delete whatever the age until no more is used; 0: not asked */
+    int64_t asked_reserved_ms;   /* age at which a segment is deleted; -1: file_reserved_time_hours */
+    int64_t asked_used_percent;  /* 1..100: delete segments of any age until at most this is used; 0: not asked */
     int8_t pad3[104];
     struct ms_hold holds[MS_HOLDS_MAX];
 };
 
-/* For the supervisor, over zeros: nothing held, nothing asked; the magic last. */
+/* The supervisor: initialize a zeroed object without holds and requests; store the magic last. */
 void ms_cleaning_format(struct ms_cleaning *cleaning, uint64_t epoch);
 /* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE too short. */
 int ms_cleaning_check(const struct ms_cleaning *cleaning, int64_t mapped_bytes);
-/* A reader: slot of a new hold, -ENOENT when the segment is being deleted, -EAGAIN without a free slot. */
+/* A reader: take a hold; return its slot, -ENOENT if the segment is being deleted, -EAGAIN if no slot is free. */
 int32_t ms_hold_take(struct ms_cleaning *cleaning, uint64_t owner, int64_t segment);
-/* A reader: give its hold back; nothing happens if it is not its any more. */
+/* A reader: release its hold, unless the hold has another owner by now. */
 void ms_hold_release(struct ms_cleaning *cleaning, int32_t slot, uint64_t owner);
-/* The cleaner: from now on no reader gets a hold below `end`; never moves back. */
+/* The cleaner: refuse new holds below `end`, which never decreases. */
 void ms_cleaning_shut(struct ms_cleaning *cleaning, int64_t end);
-/* The cleaner: the first slot from `from` on that is owned, and if `end` is not negative holds a segment below it; -1 none. */
+/* The cleaner: return the first owned slot from `from` on, with a segment below `end` unless that is negative; -1: none. */
 int32_t ms_hold_find(const struct ms_cleaning *cleaning, int32_t from, int64_t end);
-/* The cleaner: clear the hold of an owner that is dead; 1 done, 0 it was given back meanwhile. */
+/* The cleaner: clear the hold of a dead owner; 1 cleared, 0 it was released meanwhile. */
 int ms_hold_reap(struct ms_cleaning *cleaning, int32_t slot, uint64_t owner);

@@ -1,12 +1,11 @@
-/* The log as columns in Arrow's layout: select rows, measure, fill.
+/* Reads log records into columns in Arrow's layout: select rows, measure, fill.
  *
- * Who: readers and Spark workers, over read-only mappings of their own. Blocks on:
- * page faults, for as long as a batch is; cffi releases the GIL. Crash states: none.
+ * Who: readers and Spark workers, over read-only mappings of their own. Blocks on: page faults, for the length of a
+ * batch; cffi releases the GIL. Crash states: none.
  *
- * First a batch of records is selected (by walking a range, or by the entries of a
- * consume queue), then each column is filled from it. So every buffer is made in the
- * size it needs, and a new column is one more case. What is selected points into the
- * view: it must stay mapped until the columns are filled.
+ * The caller first selects a batch of records (from a range, or from the entries of a consume queue), then fills each
+ * column from it. So every buffer is allocated in the size it needs, and a new column is one more case. Selected rows point
+ * into the view, which must stay mapped until the columns are filled.
  */
 
 /* Columns of whole numbers: 4 bytes ... */
@@ -21,14 +20,14 @@
 #define MS_COLUMN_QUEUE_OFFSET 16
 #define MS_COLUMN_PHYSICAL_OFFSET 17
 #define MS_COLUMN_PREPARED_OFFSET 18
-/* ... and times, in microseconds; what does not fit is the nearest that does. */
+/* ... and times, in microseconds; a time out of range becomes the nearest in range. */
 #define MS_COLUMN_STORE_TIMESTAMP 19
 #define MS_COLUMN_BORN_TIMESTAMP 20
 /* Texts of the record as they are ... */
 #define MS_COLUMN_TOPIC 32
 #define MS_COLUMN_PROPERTIES 33
 #define MS_COLUMN_BODY 34
-/* ... and texts that are made from it, at most MS_COLUMN_MADE_BYTES_MAX a row. */
+/* ... and texts that are formatted from it, at most MS_COLUMN_MADE_BYTES_MAX a row. */
 #define MS_COLUMN_BORN_HOST 48
 #define MS_COLUMN_STORE_HOST 49
 #define MS_COLUMN_MSG_ID 50
@@ -38,7 +37,7 @@
 #define MS_COLUMNS_FULL 32         /* the batch is full: fill, then go on */
 #define MS_COLUMNS_NEEDS_QUEUE 33  /* the filter does not know `unknown_topic`, `unknown_queue_id` */
 
-/* Which part of a queue is wanted. */
+/* The wanted part of a queue. */
 struct ms_filter_queue {
     uint64_t hash;
     int64_t topic_at;          /* in ms_row_filter.topics */
@@ -70,48 +69,48 @@ struct ms_row_filter {
 };
 
 struct ms_selection {
-    int64_t position;          /* in: where to begin; out: where to go on, or what stopped it */
-    int64_t passed;            /* records looked at, wanted or not */
+    int64_t position;          /* in: where to begin; out: where to continue, or what stopped the selection */
+    int64_t passed;            /* records read, wanted or not */
     int64_t rows;
     const uint8_t *unknown_topic; /* inside the view */
     int32_t unknown_topic_bytes;
     int32_t unknown_queue_id;
-    int64_t passed_entries;    /* gather: entries looked at */
+    int64_t passed_entries;    /* gather: entries read */
 };
 
-/* Teach the filter a queue: 0, or -ENOSPC when a table is full (the caller makes larger ones). */
+/* Add a queue to the filter: 0, or -ENOSPC if a table is full (the caller makes larger ones). */
 int ms_filter_add(struct ms_row_filter *filter, const uint8_t *topic, int32_t topic_bytes, int32_t queue_id,
                   int64_t first_offset, int64_t end_offset);
 /* Enter all queues into `places`, which the caller has just replaced. */
 void ms_filter_rehash(struct ms_row_filter *filter);
 
-/* Select records that begin in [position, end), at most `rows_max` and, after the first, at most `bytes_max` of
- * them (`count_bodies` 0: bodies count nothing). Looks at nothing at or above `limit`. `filter` NULL: all rows.
- * `checks` as for ms_record_classify; only selected records are checked beyond their lengths and their offset.
+/* Select records that begin in [position, end), at most `rows_max` and, after the first, at most `bytes_max` bytes
+ * (`count_bodies` 0: without bodies). Reads nothing at or above `limit`. `filter` NULL: all rows. `checks` as for
+ * ms_record_classify; of records that are not selected it checks lengths and offset only.
  * Returns MS_CASE_* (RANGE_END: done), MS_COLUMNS_FULL or MS_COLUMNS_NEEDS_QUEUE. */
 int ms_columns_select(const uint8_t *view, int64_t base_offset, int64_t end, int64_t limit, int checks,
                       const struct ms_row_filter *filter, int count_bodies, int64_t rows_max, int64_t bytes_max,
                       struct ms_record *rows, struct ms_selection *selection);
-/* The same for the records that `count` entries of a consume queue name; all must lie in this segment. Filler is
- * passed over. An entry whose record is not whole, names another offset or has another size stops it with what is
- * wrong there; `passed_entries` counts those before it, and the ones looked at when the batch is full. */
+/* Select the records that `count` entries of a consume queue name; all must lie in this segment. Skips filler. An
+ * entry whose record is not whole, or has another offset or size, stops it with what is wrong there; `passed_entries`
+ * counts the entries before it, or those read when the batch is full. */
 int ms_columns_gather(const uint8_t *view, int64_t base_offset, int64_t limit, int checks, const uint8_t *entries,
                       int64_t count, const struct ms_row_filter *filter, int count_bodies, int64_t rows_max,
                       int64_t bytes_max, struct ms_record *rows, struct ms_selection *selection);
 
-/* Whole numbers into `to`: int32_t[rows] or int64_t[rows], as the column is. */
+/* Write a column of numbers to `to`: int32_t[rows] or int64_t[rows]. */
 void ms_columns_numbers(const struct ms_record *rows, int64_t count, int column, void *to);
-/* Where the texts of a column are. */
+/* Find the texts of a column. */
 void ms_columns_texts(const struct ms_record *rows, int64_t count, int column, struct ms_text *texts);
-/* The values of `names_count` properties: texts[name * count + row]; absent ones are NULL. A name is not empty and
- * holds no 0x01 or 0x02. */
+/* Find the values of `names_count` properties: texts[name * count + row]; absent ones are NULL. A name is not empty and
+ * contains no 0x01 or 0x02. */
 void ms_columns_properties(const struct ms_record *rows, int64_t count, const struct ms_text *names,
                            int64_t names_count, struct ms_text *texts);
-/* Bytes that the texts need; counts the absent ones. For `is_utf8` *bad tells whether some is no UTF-8: then what
- * is none counts as U+FFFD, one for each maximal part, and the result is that of the repaired texts. */
+/* Return the bytes that the texts need; count the absent ones. With `is_utf8`, *bad tells whether a text is not UTF-8:
+ * then the result is that of the repaired texts, with U+FFFD for each maximal invalid part. */
 int64_t ms_columns_measure(const struct ms_text *texts, int64_t count, int is_utf8, int64_t *nulls, int *bad);
 /* Fill an Arrow binary or string column: count + 1 offsets, the data, and (unless NULL) the validity bits. */
 void ms_columns_copy(const struct ms_text *texts, int64_t count, int repair, int32_t *offsets, uint8_t *data,
                      uint8_t *validity);
-/* Fill a column of made texts; `data` has MS_COLUMN_MADE_BYTES_MAX bytes a row. Returns the bytes used. */
+/* Fill a column of formatted texts; `data` has MS_COLUMN_MADE_BYTES_MAX bytes a row. Returns the bytes used. */
 int64_t ms_columns_make(const struct ms_record *rows, int64_t count, int column, int32_t *offsets, uint8_t *data);

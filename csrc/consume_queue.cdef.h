@@ -1,13 +1,11 @@
-/* Entries of many consume queues, gathered and written in runs (docs/formats.md section 8).
+/* Gathers entries of many consume queues and writes them in runs (docs/formats.md section 8).
  *
- * Who: the process that dispatches: the reputter, or recovery before it; one process, one
- * thread. Blocks on: pwrite and fallocate of queue files. Entry k of a queue goes
- * to byte 20 k of it, whatever was there before, so writing again is harmless.
- * After a crash: any run of entries may be missing, and the last one may be
- * half written; what dispatched them starts again from its published position.
+ * Who: the process that dispatches: the reputter, or recovery before it; one process, one thread. Blocks on: pwrite and
+ * fallocate of queue files. Entry k of a queue goes to byte 20 k of it, whatever is there, so writing it again is
+ * harmless. After a crash: any run of entries may be missing, and the last one may be written in part; the next
+ * dispatcher starts again from the published position.
  *
- * All memory belongs to the caller (Python), which also opens and makes files:
- * C says which one it misses.
+ * All memory belongs to the caller (Python), which also opens and creates files; C returns which one it needs.
  */
 #define MS_QUEUE_ENTRY_BYTES 20
 #define MS_QUEUE_CHUNK_ENTRIES 64
@@ -18,8 +16,8 @@
 #define MS_QUEUE_NEEDS_EXT 2
 
 struct ms_queue {
-    int64_t next_offset;     /* the queue offset that the next entry should have */
-    int64_t max_physical;    /* physical end of the newest message it holds; -1 none */
+    int64_t next_offset;     /* the expected queue offset of the next entry */
+    int64_t max_physical;    /* physical end of the newest message in it; -1 none */
     int64_t file_start;      /* byte of the queue at which the open file begins */
     int64_t allocated_bytes; /* of the open file; -1 not known */
     uint64_t hash;           /* of topic and queue id */
@@ -38,7 +36,7 @@ struct ms_queue_chunk {
     int64_t first;           /* queue offset of entries[0] */
     int32_t count;
     int32_t queue;
-    int32_t loaded;          /* 1: entries[] was read from the file first, to keep what is right */
+    int32_t loaded;          /* 1: entries[] was read from the file first, to keep right entries */
     int32_t dirty;           /* 1: something differs from the file */
     int32_t fresh;           /* entries that were not in the file yet */
     int64_t fresh_bytes;     /* of their records */
@@ -61,31 +59,31 @@ struct ms_queue_set {
     int32_t chunk_count;
     int32_t chunks_used;
     uint32_t tick;           /* +1 a batch; the age of descriptors is told by it */
-    int32_t failed_queue;       /* whose write failed; -1: it was the index (csrc/dispatch.c) */
+    int32_t failed_queue;       /* the queue whose write failed; -1: the index (csrc/dispatch.c) */
     int32_t reserved;
-    int64_t written;         /* entries put at the end of their queue */
-    int64_t ignored;         /* entries below their queue's end that were there already */
-    int64_t out_of_order;    /* entries beyond their queue's end, put at the end as RocketMQ does */
+    int64_t written;         /* entries appended to their queue */
+    int64_t ignored;         /* entries below their queue's end, which it had already */
+    int64_t out_of_order;    /* entries beyond their queue's end, appended at the end as in RocketMQ */
 };
 
-/* Number of the queue, or -1. */
+/* Return the number of the queue, or -1. */
 int ms_queue_find(const struct ms_queue_set *set, const uint8_t *topic, int32_t topic_bytes, int32_t queue_id);
-/* A new queue without a file; its number, or -ENOSPC when a table is full (the caller makes larger ones). */
+/* Add a queue without a file; return its number, or -ENOSPC if a table is full (the caller makes larger ones). */
 int ms_queue_add(struct ms_queue_set *set, const uint8_t *topic, int32_t topic_bytes, int32_t queue_id);
 /* Enter all queues into `buckets`, which the caller has just replaced. */
 void ms_queue_rehash(struct ms_queue_set *set);
 /* Gather one entry: 0, MS_QUEUE_NEEDS_FILE (attach the file that holds byte 20 * `*position`), MS_QUEUE_NEEDS_EXT
- * (attach the queue's extension file), or -errno. A message whose end is at or below max_physical is a repetition:
- * its entry is written only where the file does not hold it, and then with the tags code itself. */
+ * (attach the queue's extension file), or -errno. A message whose end is at or below max_physical was dispatched before:
+ * its entry is written only if the file does not have it, and then with the tags code itself. */
 int ms_queue_put(struct ms_queue_set *set, int32_t queue, int64_t queue_offset, int64_t physical_offset,
                  int32_t size_bytes, int64_t tags_code, int64_t store_timestamp_ms, int64_t *position);
-/* Write all that is gathered: 0 or -errno, with failed_queue. After an error nothing stays gathered. */
+/* Write the gathered entries: 0, or -errno with failed_queue. After an error nothing stays gathered. */
 int ms_queue_write_gathered(struct ms_queue_set *set);
 /* 20 bytes. */
 void ms_queue_encode_entry(uint8_t *to, int64_t physical_offset, int32_t size_bytes, int64_t tags_code);
 /* Fill [0, bytes) of a file with the filler of a queue that does not begin at 0. 0 or -errno. */
 int ms_queue_fill(int fd, int64_t bytes);
-/* Entries at the front of a queue file that are no zeros: found by halving, since zeros end the data. -errno. */
+/* Count the entries before the zeros that end a queue file's data, by binary search; or -errno. */
 int64_t ms_queue_count_entries(int fd, int64_t file_bytes);
-/* Of `count` entries in memory, those before the first that is none or names an offset at or after `below`. */
+/* Count the entries before the first of `count` that is empty or names an offset at or above `below`. */
 int64_t ms_queue_live_entries(const uint8_t *entries, int64_t count, int64_t below);

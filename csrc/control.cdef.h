@@ -1,15 +1,13 @@
 /* The shared control block of one engine.
  *
- * Who: created by the supervisor at start, mapped by every worker read-write,
- * by producers and readers read-only (their mapping has no PROT_WRITE, so a
- * hostile one can neither scribble nor cut it short). Blocks on: nothing. After a crash: positions, commit slots, undo list and
- * session table are as the dead process left them; each comment below says
- * which process reads what from them.
+ * Who: the supervisor creates it at start; every worker maps it read-write, producers and readers read-only (without
+ * PROT_WRITE, so a hostile one can neither change nor truncate it). Blocks on: nothing. After a crash: positions, commit
+ * slots, undo list and session table are as the dead process left them; the comments below say which process reads what
+ * from them.
  *
- * Every field has one writing process, which its comment names, unless it says else.
- * Positions are physical offsets in the whole commit log and only grow within
- * an epoch. Each hot field has a line of its own (two cache lines: the adjacent
- * line prefetcher pairs them).
+ * Every field has one writing process, which its comment names, unless the comment says otherwise. Positions are
+ * physical offsets in the whole commit log and only grow within an epoch. Each hot field has a line of its own (two cache
+ * lines, because the prefetcher loads adjacent lines in pairs).
  */
 #define MS_LINE_BYTES 128
 #define MS_CONTROL_LAYOUT_VERSION 10
@@ -60,9 +58,8 @@
 #define MS_WORKER_STOPPING 3
 #define MS_WORKER_FAILED 4
 
-/* State of a session slot: FREE->OPEN and OPEN->DEAD by the supervisor,
- * DEAD->FREE by the writer once the ring is drained, OPEN->DEAD also by the
- * writer when an entry is bad. All by compare-and-swap. */
+/* State of a session slot, changed by compare-and-swap: FREE->OPEN and OPEN->DEAD by the supervisor, DEAD->FREE by the
+ * writer once the ring is drained, OPEN->DEAD also by the writer for a bad entry. */
 #define MS_SESSION_FREE 0
 #define MS_SESSION_OPEN 1
 #define MS_SESSION_DEAD 2
@@ -99,17 +96,17 @@ struct ms_identity {
     int64_t created_ms;
     int32_t sysv_semaphore_id;   /* SEM_UNDO count of living producers; -1 none */
     uint32_t gateway;            /* 1: a gateway runs */
-    int64_t lock_modified_ns;    /* mtime of `lock` as we left it: RocketMQ rewrites the file at each start */
+    int64_t lock_modified_ns;    /* mtime of `lock` as pyengine wrote it: RocketMQ rewrites the file at each start */
     int64_t slave_timeout_ms;    /* longest wait of a put for `confirm` */
     int64_t ha_slave_fallbehind_max_bytes; /* a put farther ahead of `confirm` does not wait for it */
     uint32_t min_in_sync_replicas; /* slaves that must have a byte before it is confirmed */
     uint32_t replicates;         /* 1: a replicator runs */
-    int64_t created_boot_ns;     /* CLOCK_BOOTTIME at created_ms: a wall clock that was set since shows */
+    int64_t created_boot_ns;     /* CLOCK_BOOTTIME at created_ms: shows whether the wall clock was set since */
     int8_t pad[48];
 };
 
 struct ms_state {
-    uint32_t state;              /* MS_STATE_*; supervisor, and who freezes */
+    uint32_t state;              /* MS_STATE_*; supervisor, and the worker that freezes the store */
     uint32_t retired;            /* 1: another control block has taken over; supervisor */
     uint32_t frozen;             /* 0, 1 being written, 2 reason readable; first failing worker, by CAS */
     int32_t frozen_errno;
@@ -127,26 +124,25 @@ struct ms_worker {
     int64_t start_time_ms;       /* process start in ms since boot (ipc/heartbeat.py): pid reuse */
     int32_t pid;
     uint32_t state;              /* MS_WORKER_* */
-    int32_t cpu;                 /* last seen CPU, for the spin rule */
+    int32_t cpu;                 /* the CPU on which it last ran, for the spin rule */
     uint32_t incarnation;        /* +1 at each attach */
     uint64_t passes;             /* rounds with work */
     int64_t error_count;
-    int64_t position;            /* the worker's note to its next incarnation; checkpointer: queues are durable up to here */
-    int32_t error_number;        /* committer: why it cannot write just now, 0 for nothing */
-    uint32_t settings_seq;       /* of the run settings that this worker has taken; the writer takes none */
+    int64_t position;            /* for the worker's next incarnation; checkpointer: queues are durable up to here */
+    int32_t error_number;        /* committer: why it cannot write at present, 0: it can */
+    uint32_t settings_seq;       /* of the run settings that this worker uses; the writer uses none */
     uint64_t build_id;           /* of the code that this worker runs (ipc/heartbeat.py) */
     int8_t pad[56];
     uint32_t restarts;           /* supervisor */
     int8_t pad2[124];
 };
 
-/* The writer's account of one pass. Slot `pass % 2` is filled, then
- * `slot_pass` is stored with release: that store is the commit point. The account of a
- * session that has not put yet may be that of the slot's earlier generation. */
+/* The writer's account of one pass. It fills slot `pass % 2`, then stores `slot_pass` with release: that store is the
+ * commit point. The account of a session that has not put yet may be that of the slot's previous generation. */
 struct ms_session_account {
     uint64_t head;               /* ring bytes consumed */
     uint64_t acked;              /* entries completed: the sequence number of the last one */
-    uint64_t generation;         /* session that head and acked belong to; another one starts at 0 */
+    uint64_t generation;         /* the session's, to which head and acked belong; another session starts at 0 */
 };
 
 struct ms_commit_slot {
@@ -161,8 +157,8 @@ struct ms_commit_slot {
     struct ms_session_account sessions[MS_SESSION_SLOTS];
 };
 
-/* Queue offsets changed by the pass that is not committed yet. A new writer
- * puts them back when `pass` is the one after the committed slot's. */
+/* Queue offsets that the uncommitted pass has changed. A new writer restores them if `pass` is the one after the
+ * committed slot's. */
 struct ms_undo {
     uint64_t pass;
     uint32_t count;              /* stored with release after the entry */
@@ -173,17 +169,17 @@ struct ms_undo {
 };
 
 struct ms_writer_lines {
-    int64_t intent_end;          /* nothing at or above has been touched by the pass; release before each copy */
+    int64_t intent_end;          /* the pass has written nothing at or above; release before each copy */
     int64_t wanted_end;          /* the allocator should have segments up to here */
     int64_t pass_started_ms;     /* 0: no pass is running (RocketMQ's beginTimeInLock) */
     int64_t clock_back_ms;       /* largest step back of the clock seen */
     uint64_t refused;            /* entries answered with a status other than PUT_OK */
-    uint64_t verified_flusher;   /* flusher incarnation for which the first descriptors synced clean */
-    uint64_t queue_table_wanted; /* slots asked of the supervisor; 0 none */
+    uint64_t verified_flusher;   /* flusher incarnation for which the first descriptors synced without error */
+    uint64_t queue_table_wanted; /* slots requested from the supervisor; 0 none */
     uint64_t pool_waits;         /* rolls that had to wait for a pool buffer */
     uint64_t intended_pass;      /* pass that intent_end belongs to */
-    uint64_t bus_errors;         /* stores that a mapped segment did not take: while not 0 the writer writes instead */
-    uint32_t is_beside_producer; /* 1: the last pass was made on its producer's CPU */
+    uint64_t bus_errors;         /* stores into a mapped segment that failed: unless 0 the writer uses pwrite instead */
+    uint32_t is_beside_producer; /* 1: the last pass ran on its producer's CPU */
     int8_t pad[44];
 };
 
@@ -208,8 +204,8 @@ struct ms_flusher_lines {
     uint64_t syncs;
     uint64_t sync_ns_total;
     uint64_t sync_ns_max;
-    int64_t sync_target;         /* what the sync under way makes durable, or the one in which its process died; up to `flushed`: none is under way.
-                                    The writer's, while a new flusher waits for it */
+    int64_t sync_target;         /* end of what the running sync, or the one in which its process died, makes durable; at or below `flushed`:
+                                    none is running. The writer sets it while a new flusher waits for it */
     int8_t pad[48];
 };
 
@@ -217,7 +213,7 @@ struct ms_flusher_lines {
 struct ms_replicator_lines {
     uint32_t slaves_connected;   /* master: links whose slave has reported its position */
     uint32_t linked;             /* slave: 1 while its master's bytes arrive and agree with its own */
-    int64_t master_end;          /* slave: end of its master's log as last heard; 0 never */
+    int64_t master_end;          /* slave: last known end of its master's log; 0 none */
     int8_t pad[112];
 };
 
@@ -245,8 +241,8 @@ struct ms_pool_buffer {
     int8_t pad[120];
 };
 
-/* has_notified 1: the owner is awake or a wake-up is under way: post nothing.
- * has_notified 0: the owner has armed its latch and may sleep. Each worker. */
+/* Of each worker. has_notified 1: the owner is awake or being woken, so do not post. 0: the owner has armed its latch and
+ * may sleep. */
 struct ms_latch {
     uint32_t has_notified;
     int8_t pad[124];
@@ -260,9 +256,9 @@ struct ms_control {
     struct ms_position committed;    /* committer (writer without pool) */
     struct ms_position flushed;      /* flusher */
     struct ms_position reput_from;   /* reputter */
-    struct ms_position confirm;      /* replicator: enough slaves have it; on a slave, what it reported to have */
-    struct ms_position received;     /* replicator, slave role: came from the master, part of a record perhaps */
-    struct ms_sequence flush_seq;    /* flusher after flushed moved; who freezes; the writer after answers that no sync follows, in sync mode */
+    struct ms_position confirm;      /* replicator: enough slaves have it; on a slave, what it has reported */
+    struct ms_position received;     /* replicator, slave role: received from the master, perhaps part of a record */
+    struct ms_sequence flush_seq;    /* flusher after flushed moved; the worker that freezes; in sync mode the writer after answers without a sync */
     struct ms_sequence arrival_seq;  /* reputter after reput_from moved */
     struct ms_sequence session_seq;  /* supervisor after the session table changed */
     struct ms_sequence confirm_seq;  /* replicator after confirm moved */
@@ -283,9 +279,9 @@ struct ms_control {
 
 /* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE too short. */
 int ms_control_check(const struct ms_control *control, int64_t mapped_bytes);
-/* Store the magic last: readers accept the block from here on. */
+/* Store the magic last: from then on readers accept the block. */
 void ms_control_publish(struct ms_control *control);
-/* Single fields by address, with the order the field needs. */
+/* Access a field by address: loads acquire, stores release. */
 int64_t ms_load_i64(const int64_t *address);
 uint32_t ms_load_u32(const uint32_t *address);
 void ms_store_i64(int64_t *address, int64_t value);
@@ -294,22 +290,23 @@ uint32_t ms_add_u32(uint32_t *address, int32_t by);
 /* 1 when `address` held `expected` and now holds `value`. */
 int ms_cas_u32(uint32_t *address, uint32_t expected, uint32_t value);
 int ms_cas_i64(int64_t *address, int64_t expected, int64_t value);
-/* Which of the first `slots` sessions are not free, into `used`, rising; their number. The supervisor, each second: most are free. */
+/* Write the numbers of the used ones of the first `slots` sessions to `used`, in order; return how many. The supervisor calls
+ * it each second. */
 int ms_control_used_sessions(const struct ms_control *control, uint32_t slots, uint32_t *used);
-/* First failure wins: freezes the store with errno and a reason, bumps flush_seq
- * and wakes all who wait for durability. 1: this call froze it; 0: it was frozen. */
+/* Freeze the store with errno and a reason, raise flush_seq and wake all processes that wait for durability. The first
+ * failure wins: 1 this call froze the store, 0 it was frozen before. */
 int ms_control_freeze(struct ms_control *control, uint32_t kind, int32_t error_number, const char *reason);
-/* The committed slot as one consistent picture (wrote, store time); any process. */
+/* Any process: a consistent copy of the committed slot's `wrote` and store time. */
 void ms_control_committed_slot(const struct ms_control *control, int64_t *wrote, int64_t *store_timestamp_ms);
-/* The flusher's pair as one consistent picture; any process. */
+/* Any process: a consistent copy of the flusher's pair. */
 void ms_control_flush_pair(const struct ms_control *control, int64_t *flushed, int64_t *store_timestamp_ms);
 /* The flusher: publish the pair, then `flushed`, then raise flush_seq and wake. */
 void ms_control_publish_flushed(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms);
-/* The same for group commit, which announced the sync in flusher.sync_target: those are not woken that wait for the
+/* The same for group commit, which announced the sync in flusher.sync_target: it does not wake processes that wait for the
  * sync after this one. */
 void ms_control_publish_synced(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms);
-/* Sleep until a sync may have made something durable, flush_seq is raised for another reason, or the timeout. What was read
- * before: `seen` of flush_seq, then `under_way` of flusher.sync_target. `is_later`: what is waited for is no part of that. */
+/* Sleep until a sync may have made something durable, flush_seq is raised for another reason, or the timeout. The caller
+ * has read `seen` from flush_seq, then `under_way` from flusher.sync_target. `is_later`: it waits for more than that sync. */
 void ms_control_wait_synced(const struct ms_control *control, uint32_t seen, int64_t under_way, int is_later, int64_t timeout_ns);
 /* The replicator: publish `confirm`, then raise confirm_seq and wake. */
 void ms_control_publish_confirm(struct ms_control *control, int64_t confirm);

@@ -1,19 +1,18 @@
 /* Choose the CPU that a worker runs on, and how the kernel schedules it.
  *
- * Who: each worker for itself. Blocks on: a system call or two; the mover's at most once per
- * MS_MOVE_PAUSE_NS. After a crash: nothing; all of it dies with the process.
+ * Who: each worker for itself. Blocks on: one or two system calls; the mover's at most once per MS_MOVE_PAUSE_NS. After a
+ * crash: nothing remains; the kernel drops it with the process.
  *
- * The mover keeps the writer off its producer's CPU, from ms_writer_run. Two processes that
- * hand work to each other are fast only on two CPUs. The scheduler puts a woken one beside
- * its waker when the other CPU is busy for a moment, and leaves it there: each hand-off is
- * then a context switch. Moving away once ends that state.
+ * The mover keeps the writer off its producer's CPU; ms_writer_run calls it. Two processes that hand work to each other
+ * are fast only on two CPUs. If the other CPU is busy for a moment, the scheduler puts a woken process beside its waker
+ * and leaves it there: then each hand-off is a context switch. Moving away once ends that state.
  *
- * In sync mode writer and flusher work by turns, so they share a CPU: waking a process on another one is an
- * interrupt there, five times as long as a switch, and in a virtual machine more. The writer stays for
- * MS_HOME_NS on the CPU where the scheduler has put it, then lets it choose again; the flusher follows.
- * A mask that another process has set meanwhile is respected.
+ * In sync mode writer and flusher work in turns, so they share a CPU: waking a process on another CPU is an interrupt
+ * there, five times as long as a switch, and longer in a virtual machine. The writer stays for MS_HOME_NS on the CPU that
+ * the scheduler chose, then lets it choose again; the flusher follows. A mask that another process has set is
+ * respected.
  */
-#define MS_MOVE_AFTER_PASSES 4      /* so many passes in a row on the producer's CPU */
+#define MS_MOVE_AFTER_PASSES 4      /* move after so many passes in a row on the producer's CPU */
 #define MS_MOVE_PAUSE_NS 200000     /* from one move to the next; doubled while moving does not help */
 #define MS_MOVE_PAUSE_NS_MAX 100000000
 
@@ -24,15 +23,15 @@ struct ms_mover {
     uint32_t moves;
 };
 
-/* After each pass: whether it was made on the CPU that its producer ran on. Moves away when that lasts. */
+/* Note after each pass whether it ran on its producer's CPU; move to another CPU if that lasts. */
 void ms_mover_note(struct ms_mover *mover, int same_cpu, int64_t now_ns);
 
 #define MS_HOME_NS 1000000000
 
 struct ms_home {
-    uint32_t is_kept;               /* in: 0 this process goes where the scheduler puts it */
+    uint32_t is_kept;               /* in: 0: the scheduler chooses the CPU */
     int32_t cpu;                    /* the CPU chosen last; -1 none */
-    int64_t until_ns;               /* the writer's: then the scheduler chooses again */
+    int64_t until_ns;               /* the writer's: when the scheduler chooses again */
     uint32_t is_bound;              /* 1: the mask is `cpu` alone, set here */
     uint32_t reserved;
     uint64_t allowed[16];           /* the mask before */
@@ -42,10 +41,10 @@ struct ms_home {
 void ms_home_begin(struct ms_home *home);
 /* The writer, after each pass, which it made on `cpu`. */
 void ms_home_note(struct ms_home *home, int cpu, int64_t now_ns);
-/* The flusher: be where the writer is. */
+/* The flusher: move to the writer's CPU. */
 void ms_home_follow(struct ms_home *home, int cpu);
 
-/* How this process is scheduled from now on; 0 or -errno. */
-#define MS_CPU_INTERACTIVE 0        /* short slices: woken, it interrupts a process with longer ones (Linux 6.12) */
-#define MS_CPU_BATCH 1              /* SCHED_BATCH: woken, it takes an idle CPU but interrupts none */
+/* Set how the kernel schedules this process; 0 or -errno. */
+#define MS_CPU_INTERACTIVE 0        /* short slices: when woken it preempts a process with longer ones (Linux 6.12) */
+#define MS_CPU_BATCH 1              /* SCHED_BATCH: when woken it takes an idle CPU but preempts no process */
 int ms_cpu_schedule(int how);

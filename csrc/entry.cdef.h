@@ -1,14 +1,13 @@
-/* An entry of a submission ring, whose lengths and routing were copied into the writer's own memory: is it well
- * formed, is it legal, how large do its records become, and which is the next one. The
- * bodies may still be in the ring; nothing here reads them.
+/* Checks an entry of a submission ring: whether it is well formed and legal, the size of its records, and the next one.
+ * Its lengths and routing were copied into the writer's memory; the bodies may still be in the ring, and are not read here.
  *
- * Who: the writer process, for each entry of its pass. Blocks on: nothing. After a crash:
- * nothing, all of it is private memory. Nothing here looks at the store or changes it.
+ * Who: the writer process, for each entry of its pass. Blocks on: nothing. After a crash: nothing remains, it uses
+ * private memory only. It neither reads nor changes the store.
  */
 #define MS_SIDE_BYTES_MAX 268435456 /* the largest entry, and the largest sum of its records */
-#define MS_RECORD_ALLOWANCE_BYTES 65536 /* a record may be so much longer than the longest body: RocketMQ's 64 KiB */
+#define MS_RECORD_ALLOWANCE_BYTES 65536 /* how much longer a record may be than the longest body: RocketMQ's 64 KiB */
 
-/* What was wrong with an entry: the value of ms_completion.detail and session.closed. */
+/* Why an entry was refused: the value of ms_completion.detail and session.closed. */
 #define MS_REFUSED_NO 0
 #define MS_REFUSED_TOPIC_LENGTH 1
 #define MS_REFUSED_TOPIC_BYTES 2

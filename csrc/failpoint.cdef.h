@@ -1,10 +1,9 @@
-/* Failpoints: named steps at which a process can be killed or stopped on purpose, for tests.
+/* Failpoints: named steps at which tests kill or stop a process.
  *
- * Who: any process that passes the step. The table of all steps is pyengine/native/failpoints.py.
- * Steps in C are there in a build with MS_FAILPOINTS only (PYENGINE_BUILD_FAILPOINTS=1); those in
- * Python cost one look at a variable. Nothing strikes unless ms_failpoint_use has armed something.
- * Blocks on: nothing, but for the stop that was asked for. Crash states: those of the step that was
- * named; the structure may be shared by processes, then it strikes one of them, once.
+ * Who: any process that reaches the step. pyengine/native/failpoints.py lists all steps. Steps in C exist only in a build
+ * with MS_FAILPOINTS (PYENGINE_BUILD_FAILPOINTS=1); those in Python cost one read of a variable. A failpoint has no effect
+ * unless ms_failpoint_use has set one. Blocks on: nothing but the requested stop. Crash states: those of the named step.
+ * Processes may share the structure; then it strikes one of them, once.
  */
 #define MS_FAILPOINT_IDLE 0
 #define MS_FAILPOINT_ARMED 1
@@ -15,17 +14,17 @@
 struct ms_failpoint {
     uint32_t state;      /* MS_FAILPOINT_*; stored last when it is armed */
     int32_t signal;      /* SIGKILL or SIGSTOP */
-    int64_t nth;         /* which passing of the step strikes, from 1 */
-    int64_t hits;        /* passings so far, of all processes that share this */
+    int64_t nth;         /* the hit that strikes, counted from 1 */
+    int64_t hits;        /* so far, of all processes that share this */
     int32_t pid;         /* the process that was struck */
     uint32_t spare;
     uint8_t process[MS_FAILPOINT_PROCESS_BYTES]; /* only in a process of this kind; empty: in any */
     uint8_t name[MS_FAILPOINT_NAME_BYTES];
 };
 
-/* Whether the steps in C are there. */
+/* Return whether this build has the steps in C. */
 int ms_failpoint_built(void);
-/* From now on this process, of the kind `process`, looks at `failpoint`; NULL: at none. */
+/* Use `failpoint` in this process, which is of the kind `process`; NULL: none. */
 void ms_failpoint_use(struct ms_failpoint *failpoint, const char *process);
-/* The step `name` was reached. */
+/* Kill or stop this process if the step `name` is armed. */
 void ms_failpoint_reach(const char *name);

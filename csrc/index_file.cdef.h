@@ -1,25 +1,23 @@
-/* Keys into one index file (docs/formats.md section 10), each put all or not at all.
+/* Puts keys into one index file (docs/formats.md section 10), each completely or not at all.
  *
- * Who: the process that dispatches (reputter, or recovery before it); one process, one
- * thread. Blocks on: page faults of the mapping, which is allocated, so a full
- * disk cannot hurt; where the disk copies on write what is put is written, and may find no room. After a crash of the process: at most one put is unfinished;
- * its undo is in ms_index_progress, and the next dispatcher rolls it back.
- * How many keys of the newest record are in already is told by the file's own
- * last entries. After a power cut the pages may be of any age: recovery rebuilds
- * the files above its restart point.
+ * Who: the process that dispatches (reputter, or recovery before it); one process, one thread. Blocks on: page faults of
+ * the mapping, whose blocks are allocated, so that a full disk does no harm. On a copy-on-write disk it writes instead,
+ * which can fail on a full disk. After a crash: at most one put is unfinished; its undo record is in ms_index_progress, and
+ * the next dispatcher rolls it back. The file's last entries tell how many keys of the newest record it has. After a
+ * power cut pages may have any age: recovery rebuilds the files above its restart point.
  */
 #define MS_INDEX_HEADER_BYTES 40
 #define MS_INDEX_ENTRY_BYTES 20
 
 #define MS_INDEX_FULL 1
 
-/* The undo of the put under way. In shared memory it outlives its writer. */
+/* The undo record of the current put. In shared memory it survives its writer. */
 struct ms_index_progress {
-    uint64_t putting;          /* 1: a put is under way and what follows undoes it */
+    uint64_t putting;          /* 1: a put is unfinished, and the fields below undo it */
     int64_t file_number;       /* the file's name as a number */
     int64_t physical_offset;   /* of the record whose key is put */
     int32_t slot;
-    int32_t old_head;          /* what the slot held */
+    int32_t old_head;          /* the previous value of the slot */
     int32_t entry;             /* the entry that is filled */
     int32_t reserved;
     uint8_t old_header[MS_INDEX_HEADER_BYTES];
@@ -45,18 +43,18 @@ struct ms_index_header {
     int32_t index_count;       /* of the next free entry; at least 1 */
 };
 
-/* |String.hashCode| of topic # key, 0 for the smallest int. */
+/* Return |String.hashCode| of `topic#key`, 0 for the smallest int. */
 int32_t ms_index_key_hash(const uint8_t *topic, int64_t topic_bytes, const uint8_t *key, int64_t key_bytes);
-/* Enter one key: 0; MS_INDEX_FULL and nothing changed; or -errno of a write, then the put is undone or left to the
- * next call, which undoes it first. */
+/* Put one key: 0; MS_INDEX_FULL, without a change; or -errno of a write: then the put is undone, now or by the next
+ * call. */
 int ms_index_put(const struct ms_index_file *file, struct ms_index_progress *progress, int32_t key_hash,
                  int64_t physical_offset, int64_t store_timestamp_ms);
-/* Undo the unfinished put, if there is one and it is this file's: 1 undone, 0 nothing to do, -errno of a write. */
+/* Undo the unfinished put of this file, if there is one: 1 undone, 0 nothing to do, -errno of a write. */
 int ms_index_roll_back(const struct ms_index_file *file, struct ms_index_progress *progress);
 void ms_index_read_header(const struct ms_index_file *file, struct ms_index_header *header);
-/* The header of a file that follows a full one: begin and end are the predecessor's end. 0, or -errno of a write. */
+/* Write the header of a file after a full one: begin and end are the predecessor's end. 0, or -errno of a write. */
 int ms_index_inherit(const struct ms_index_file *file, const struct ms_index_header *predecessor);
-/* Entries at the end that belong to the record at `physical_offset`. */
+/* Count the entries at the end that belong to the record at `physical_offset`. */
 int64_t ms_index_count_tail(const struct ms_index_file *file, int64_t physical_offset);
-/* The record of the newest entry, -1 without entries. */
+/* Return the physical offset in the newest entry, -1 without entries. */
 int64_t ms_index_newest_offset(const struct ms_index_file *file);

@@ -1,7 +1,6 @@
-/* The end of the log that the writer's pass is writing: where the next record goes, rolling to
- * the next segment, and where the pass is written (sync mode, disks that copy on write, large passes of
- * async mode) the bytes gathered for one pwrite.
+/* The end of the log, to which the writer's pass appends: it rolls to the next segment, and gathers the bytes of a pass
+ * for one pwrite (in sync mode, on copy-on-write disks, and for large passes of async mode).
  *
- * Who: the writer process, inside a pass. Blocks on: that pwrite. After a crash:
- * `intent_end` is stored before the bytes, so everything that may have been touched lies below it.
+ * Who: the writer process, inside a pass. Blocks on: that pwrite. After a crash: `intent_end` is stored before the bytes,
+ * so all changed bytes are below it.
  */

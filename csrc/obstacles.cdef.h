@@ -1,9 +1,8 @@
-/* What keeps each worker from its work just now, for `status`.
+/* Why each worker is blocked at present, for `status`.
  *
- * Who: created by the supervisor at start beside the control block; each worker writes the
- * line of its own kind (the supervisor too: which workers it must start again), any
- * process reads. Blocks on: nothing. After a crash: the dead worker's text stays until
- * its successor is up. No process decides anything by it.
+ * Who: the supervisor creates it at start beside the control block; each worker writes the line of its own kind (the
+ * supervisor the workers that it must restart); any process reads, and none depends on it. Blocks on: nothing. After a
+ * crash: the dead worker's text stays until its successor is ready.
  */
 #define MS_OBSTACLES_LAYOUT_VERSION 2
 #define MS_OBSTACLE_TEXT_BYTES 504
@@ -22,11 +21,11 @@ struct ms_obstacles {
     struct ms_obstacle worker[MS_WORKER_KINDS];
 };
 
-/* For the supervisor, over zeros. */
+/* The supervisor: initialize zeros. */
 void ms_obstacles_format(struct ms_obstacles *obstacles);
 /* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE too short. */
 int ms_obstacles_check(const struct ms_obstacles *obstacles, int64_t mapped_bytes);
-/* The worker's own line; cut to what fits. */
+/* Write the worker's own line; truncate a long text. */
 void ms_obstacle_say(struct ms_obstacles *obstacles, uint32_t kind, const char *text);
-/* One consistent text with its NUL into `into`; the text as it is if its worker died while writing it. */
+/* Copy one consistent text with its NUL to `into`; or the text as it is, if its worker died while it wrote it. */
 void ms_obstacle_read(const struct ms_obstacles *obstacles, uint32_t kind, char *into);

@@ -1,12 +1,12 @@
-/* The committer's rounds over one segment of the pool: wait, write, publish, wake those that follow, sleep again.
+/* The committer's rounds over one segment of the pool: wait, write, publish, wake other workers, sleep again.
  *
- * Who: the committer; one process, one thread. Blocks on: its latch and short sleeps, at most until `until_ns`, and pwrite.
- * It returns to Python for another segment, a segment that is complete, a failed write and a broken promise.
+ * Who: the committer; one process, one thread. Blocks on: its latch and short sleeps, at most until `until_ns`, and
+ * pwrite. It returns to Python for another segment, a complete segment, a failed write and a damaged record.
  *
- * A piece ends at a record: the walk says where. Of the blank record that closes a segment only its header is written: the
- * filler after it is stale bytes of the buffer's last segment, and the file holds zeros there. `committed` moves with
- * release after the bytes are in the file. After a crash the next committer starts at `committed`: bytes between were
- * maybe written already, and are written again the same.
+ * A piece ends at a record boundary, found by a walk. Of the blank record that ends a segment it writes only the header:
+ * the filler after it is stale bytes of the buffer's previous segment, and the file has zeros there. It stores `committed`
+ * with release after the bytes are in the file. After a crash: the next committer starts at `committed` and writes the
+ * same bytes again.
  */
 #define MS_COMMIT_IDLE 1          /* nothing is left to commit, or the store is frozen */
 #define MS_COMMIT_TIME 2          /* the time is over, there may be more */
@@ -14,7 +14,7 @@
 #define MS_COMMIT_FAILED 4        /* a write failed: `error_number` */
 #define MS_COMMIT_BROKEN 5        /* no record at `committed`, although `wrote` is above: `reason` of the walk */
 
-#define MS_COMMIT_SMALL_BYTES 65536     /* less than this is gathered in a stream */
+#define MS_COMMIT_SMALL_BYTES 65536     /* in a stream: wait for more if there is less than this */
 #define MS_COMMIT_ROUND_NS 50000000     /* in a stream: back to Python after so long */
 
 struct ms_pool_commit {
@@ -35,8 +35,8 @@ struct ms_pool_commit {
     struct ms_recorder_hand *recorder; /* NULL: nothing is recorded */
 };
 
-/* Commit what lies below `wrote`, piece by piece, and what comes meanwhile, until CLOCK_MONOTONIC `until_ns`; in a stream for
- * MS_COMMIT_ROUND_NS at the most. Where nothing is left and there is no stream it returns, or, with `may_sleep`, sleeps on
- * the latch, which the caller has armed. MS_COMMIT_*; IDLE also where a signal came, or a wake-up
- * without bytes to commit. The latch is disarmed then. */
+/* Commit the bytes below `wrote`, piece by piece, until CLOCK_MONOTONIC `until_ns`; in a stream for MS_COMMIT_ROUND_NS at
+ * most. If nothing is left and there is no stream it returns, or with `may_sleep` sleeps on the latch, which the caller
+ * has armed. MS_COMMIT_*; IDLE also after a signal, or a wake-up without bytes to commit. Afterwards the latch is
+ * disarmed. */
 int ms_pool_commit_run(struct ms_pool_commit *pool, int64_t until_ns, int may_sleep);

@@ -1,19 +1,18 @@
-/* Next queue offset per (topic, queue id): RocketMQ's topicQueueTable.
+/* The next queue offset of each (topic, queue id): RocketMQ's topicQueueTable.
  *
- * Who: the writer reads and changes it inside a pass; the supervisor creates
- * it, fills it at start and offers a larger one when asked; others may look.
- * Blocks on: nothing. After a crash: offsets that an uncommitted pass changed
- * are put back by the next writer from the undo list; a slot claimed by such a
- * pass stays claimed, with offset 0, as for a queue that is not in the table.
+ * Who: the writer reads and changes it inside a pass; the supervisor creates it, fills it at start and provides a larger
+ * one on request; other processes may read it. Blocks on: nothing. After a crash: the next writer restores the offsets
+ * that an uncommitted pass changed from the undo list; a slot that such a pass claimed stays claimed, with offset 0, which
+ * equals a queue that is not in the table.
  *
- * Open addressing, linear probing; the number of slots is a power of two. A
- * slot is taken when key_bytes != 0, stored last with release.
+ * Open addressing, linear probing; the number of slots is a power of two. A slot is used if key_bytes != 0, stored last
+ * with release.
  */
 #define MS_QUEUE_TOPIC_BYTES 128
 
 struct ms_queue_slot {
     int64_t next_offset;
-    uint64_t pass;               /* pass that has this queue on its undo list */
+    uint64_t pass;               /* the pass that has this queue in its undo list */
     uint32_t hash;
     int32_t queue_id;
     uint32_t key_bytes;          /* topic length */
@@ -31,15 +30,15 @@ struct ms_queue_table {
 };
 
 int64_t ms_queue_table_bytes(uint32_t slots);
-/* On zeroed memory. */
+/* Initialize zeroed memory. */
 void ms_queue_table_format(struct ms_queue_table *table, uint32_t slots, uint64_t generation);
-/* 0, or -EPROTO for what is no table, -EMSGSIZE where its slots do not fit into the mapping or are no power of two. */
+/* 0, or -EPROTO if this is no table, -EMSGSIZE if its slots exceed the mapping or are no power of two. */
 int ms_queue_table_check(const struct ms_queue_table *table, int64_t mapped_bytes);
-/* Slot number of the queue, or -1 when it is not there and `claim` is 0, or -2 when the table is too full to claim. */
+/* Return the slot of the queue; -1 if it has none and `claim` is 0; -2 if the table is too full to claim one. */
 int64_t ms_queue_table_find(struct ms_queue_table *table, const uint8_t *topic, uint32_t topic_bytes,
                             int32_t queue_id, int claim);
-/* Set a queue's next offset outside any pass (start, tests). 0 or -ENOSPC. */
+/* Set a queue's next offset outside of a pass (start, tests). 0 or -ENOSPC. */
 int ms_queue_table_set(struct ms_queue_table *table, const uint8_t *topic, uint32_t topic_bytes,
                        int32_t queue_id, int64_t next_offset);
-/* Everything of `from` into the empty, larger `to`. 0 or -ENOSPC. */
+/* Copy all queues of `from` into the empty, larger `to`. 0 or -ENOSPC. */
 int ms_queue_table_copy(struct ms_queue_table *to, const struct ms_queue_table *from);

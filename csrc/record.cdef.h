@@ -1,10 +1,8 @@
-/* One record of the commit log: its bytes both ways (docs/formats.md sections 2 to 5).
+/* Encodes and parses records of the commit log (docs/formats.md sections 2 to 5).
  *
- * Who: the writer encodes and stamps; every process that scans parses. Blocks
- * on: nothing. Crash states: none here; a writer killed inside an encode leaves
- * a half-written record above its commit slot's position, which is never read.
- * No length found in the bytes is trusted: parsing looks at nothing outside the
- * room it is given, whatever the bytes say.
+ * Who: the writer encodes and stamps; every process that scans parses. Blocks on: nothing. Crash states: a writer killed
+ * inside an encode leaves an incomplete record above its commit slot's position, which no process reads. Parsing trusts
+ * no length in the bytes and reads nothing outside the given room.
  */
 #define MS_RECORD_MAGIC 0xDAA320A7
 #define MS_BLANK_MAGIC 0xCBD43194
@@ -19,7 +17,7 @@
 #define MS_SYS_FLAG_BORN_V6 0x10
 #define MS_SYS_FLAG_STORE_V6 0x20
 
-/* What a position holds: the rows of formats' RECORD_CASES, in the order of the checks. */
+/* What a position holds: the rows of RECORD_CASES in pyengine/formats/record_case.py, in the order of the checks. */
 #define MS_CASE_MESSAGE 0          /* a whole record */
 #define MS_CASE_RANGE_END 1        /* fewer than 8 bytes of room */
 #define MS_CASE_ZEROES 2           /* never written */
@@ -27,7 +25,7 @@
 #define MS_CASE_FOREIGN 4          /* neither magic */
 #define MS_CASE_OVERRUN 5          /* a size beyond the room */
 #define MS_CASE_TORN 6             /* lengths that do not add up */
-#define MS_CASE_OFFSET_MISMATCH 7  /* a whole record of another place */
+#define MS_CASE_OFFSET_MISMATCH 7  /* a whole record with another offset */
 #define MS_CASE_BAD_CRC 8
 #define MS_CASE_BAD_TEXT 9         /* NUL or no UTF-8 in topic or properties */
 #define MS_CASES 10
@@ -36,13 +34,13 @@
 #define MS_CHECK_TEXT 2
 #define MS_CHECK_OFFSET 4
 
-/* Some bytes of the caller's memory; at NULL: absent. */
+/* Bytes in the caller's memory; `at` NULL: absent. */
 struct ms_text {
     const uint8_t *at;
     int64_t bytes;
 };
 
-/* A record found in the caller's bytes. Every pointer and length lies inside its room. */
+/* A record in the caller's bytes. Every pointer and length is inside its room. */
 struct ms_record {
     const uint8_t *start;
     const uint8_t *body;
@@ -59,8 +57,8 @@ struct ms_record {
     int32_t reserved;
 };
 
-/* A record about to be written. Hosts are as on disk: 4 or 16 address bytes, then
- * the port as 4 bytes; bits BORN_V6 and STORE_V6 of sys_flag say which. */
+/* A record to encode. Hosts are as on disk: 4 or 16 address bytes, by the bits BORN_V6 and STORE_V6 of sys_flag, then the
+ * port as 4 bytes. */
 struct ms_record_template {
     int64_t queue_offset;
     int64_t physical_offset;
@@ -82,24 +80,23 @@ struct ms_record_template {
     uint8_t store_host[MS_HOST_BYTES_MAX];
 };
 
-/* The whole record's size (CommitLog.calMsgLength). */
+/* Return the size of the whole record (CommitLog.calMsgLength). */
 int64_t ms_record_bytes(int32_t sys_flag, int64_t topic_bytes, int64_t properties_bytes, int64_t body_bytes);
-/* Write a whole record at `to`, which has room for ms_record_bytes; computes the CRC and
- * returns the bytes written. A body that is already at its place (ms_record_body_at)
- * is not copied; otherwise the sources lie outside the target. The caller has checked
- * the lengths against their maxima. */
+/* Write a whole record with its CRC at `to`, which has room for ms_record_bytes; return the bytes written. A body that is
+ * already in place (ms_record_body_at) is not copied; otherwise the sources do not overlap the target. The caller has
+ * checked the lengths. */
 int64_t ms_record_encode(uint8_t *to, const struct ms_record_template *t);
-/* Where the body of a record with this sys_flag begins, counted from the record's start. */
+/* Return the position of the body in a record with this sys_flag. */
 int64_t ms_record_body_at(int32_t sys_flag);
-/* Change what is only known under the put lock, in a record that ms_record_encode made. */
+/* Set the fields of an encoded record that are known only under RocketMQ's put lock. */
 void ms_record_stamp(uint8_t *record, int64_t queue_offset, int64_t physical_offset, int64_t store_timestamp_ms);
-/* The 8 bytes that close a segment of which `free_bytes` (>= 8) are left; returns 8. */
+/* Write the 8 bytes that end a segment with `free_bytes` (>= 8) left; return 8. */
 int64_t ms_record_encode_blank(uint8_t *to, int32_t free_bytes);
-/* One of MS_CASE_*: what is at `at`, of which `room` bytes may be looked at.
- * `checks` is a sum of MS_CHECK_*; `physical_offset` counts only with MS_CHECK_OFFSET. */
+/* Return what is at `at`, reading `room` bytes at most: one of MS_CASE_*. `checks` is a sum of MS_CHECK_*;
+ * `physical_offset` is used only with MS_CHECK_OFFSET. */
 int ms_record_classify(const uint8_t *at, int64_t room, int64_t physical_offset, int checks);
-/* 1 when the bytes are UTF-8 without a NUL: the rule for topic and properties, the same
- * at the door and above the durable watermark. */
+/* Return 1 if the bytes are UTF-8 without a NUL: the rule for topic and properties of puts, and of records above the
+ * durable watermark. */
 int ms_record_text_is_clean(const uint8_t *text, int64_t length);
-/* CRC-32 of a body without the sign bit; 0 for an empty one. */
+/* Return the CRC-32 of a body without the sign bit; 0 for an empty one. */
 uint32_t ms_record_body_crc(const uint8_t *body, int64_t length);

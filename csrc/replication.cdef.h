@@ -1,10 +1,9 @@
 /* The replicator's links, for `status`, `top` and metrics: which slave is connected, since when, at which position.
  *
- * Who: created by the supervisor at start beside the control block; written by the
- * replicator alone, in either role (a master has one link for each slave, a slave has
- * link 0 to its master); read by status, top and metrics. No process decides anything by it.
- * Blocks on: nothing. After a crash: the links of a dead replicator stay until the
- * next one clears them; a text may be half written then (text_seq is odd) and is cleared too.
+ * Who: the supervisor creates it at start beside the control block; only the replicator writes it, in either role (a
+ * master has one link for each slave, a slave has link 0 to its master); status, top and metrics read it, and no process
+ * depends on it. Blocks on: nothing. After a crash: the links of a dead replicator stay until the next one clears them,
+ * with a text that may be incomplete (text_seq is odd).
  */
 #define MS_REPLICATION_LAYOUT_VERSION 2
 #define MS_LINKS_MAX 256
@@ -14,25 +13,25 @@
 /* State of a link. */
 #define MS_LINK_NONE 0
 #define MS_LINK_CONNECTING 1    /* slave: trying, or waiting before the next try */
-#define MS_LINK_READY 2         /* connected; the slave has not reported its position */
-#define MS_LINK_HANDSHAKE 3     /* slave: what it has is being compared with what the master sends */
-#define MS_LINK_TRANSFER 4      /* bytes go over as they are written */
-#define MS_LINK_SHUTDOWN 5      /* about to be closed, `said` has why */
+#define MS_LINK_READY 2         /* connected; the slave has not reported a position */
+#define MS_LINK_HANDSHAKE 3     /* slave: it compares its log with the bytes from the master */
+#define MS_LINK_TRANSFER 4      /* bytes are sent as they are written */
+#define MS_LINK_SHUTDOWN 5      /* closing, for the reason in `said` */
 
 struct ms_link {
-    uint32_t state;              /* MS_LINK_*; stored last when a link comes up, first when it goes */
+    uint32_t state;              /* MS_LINK_*; stored last when a link begins, first when it ends */
     uint32_t text_seq;           /* odd while address or said is being written */
     int64_t since_ms;            /* wall clock at which it was connected */
-    int64_t start;               /* where the transfer on this connection began, -1 not yet */
+    int64_t start;               /* the offset at which the transfer on this connection began, -1 not yet */
     int64_t sent;                /* master: sent up to here; slave: received up to here */
     int64_t acked;               /* the last report, -1 none */
     int64_t acked_ms;            /* wall clock of it */
     uint64_t bytes;              /* sent or received on this connection */
     uint64_t frames;
-    int64_t caught_up_ns;        /* master: the other side has all that was committed here at that time, or later; 0 not known */
+    int64_t caught_up_ns;        /* master: the slave has everything that was committed here at that time; 0 unknown */
     int8_t pad[56];
     int8_t address[MS_LINK_ADDRESS_BYTES]; /* host:port of the other side; UTF-8, NUL-terminated */
-    int8_t said[MS_LINK_SAID_BYTES]; /* what is wrong, or what it does; UTF-8, NUL-terminated */
+    int8_t said[MS_LINK_SAID_BYTES]; /* the problem, or what it does; UTF-8, NUL-terminated */
 };
 
 struct ms_replication {
@@ -42,7 +41,7 @@ struct ms_replication {
     uint64_t epoch;
     uint64_t connections;        /* taken (master) or made (slave) since the engine started */
     uint64_t refused;            /* master: closed because there were too many; slave: tries that failed */
-    uint64_t closed;             /* ended for the reason in `said`, not by our own stop */
+    uint64_t closed;             /* ended for the reason in `said`, not by a stop of this engine */
     int64_t said_ms;             /* wall clock of it */
     uint32_t text_seq;
     uint32_t reserved;
@@ -53,15 +52,15 @@ struct ms_replication {
     struct ms_link links[MS_LINKS_MAX];
 };
 
-/* For the supervisor, over zeros: no link; the magic last. */
+/* The supervisor: initialize a zeroed object without links; store the magic last. */
 void ms_replication_format(struct ms_replication *replication, uint64_t epoch);
 /* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE too short. */
 int ms_replication_check(const struct ms_replication *replication, int64_t mapped_bytes);
-/* The replicator, before it makes a link: whatever a dead one left is gone. */
+/* The replicator, before its first link: remove the links of a dead replicator. */
 void ms_replication_clear(struct ms_replication *replication);
-/* The replicator: both texts at once, so that neither is read half. Longer ones are cut. */
+/* The replicator: write both texts, so that readers see both or neither; truncate longer ones. */
 void ms_replication_write_texts(uint32_t *text_seq, int8_t *address, int8_t *said, const char *new_address,
                                 const char *new_said);
-/* Any process: copies of both (64 and 192 bytes, NUL-terminated); 0, or -EAGAIN when they were written meanwhile. */
+/* Any process: copy both (64 and 192 bytes, NUL-terminated); 0, or -EAGAIN if they were written meanwhile. */
 int ms_replication_read_texts(const uint32_t *text_seq, const int8_t *address, const int8_t *said, char *to_address,
                               char *to_said);

@@ -1,11 +1,10 @@
-/* Walks through the records of one segment.
+/* Walks over the records of one segment.
  *
- * Who: recovery, check, salvage, readers, Spark workers; always over a read-only
- * mapping of their own. Blocks on: page faults only, for as long as the range is
- * long; cffi releases the GIL. Crash states: none, nothing is written.
+ * Who: recovery, check, salvage, readers, Spark workers; always over a read-only mapping of their own. Blocks on: page
+ * faults only, for the length of the range; cffi releases the GIL. Crash states: none, it writes nothing.
  */
 struct ms_walk {
-    int64_t end_offset;              /* first byte that is no part of a passed record; a blank's own start */
+    int64_t end_offset;              /* first byte after the walked records; a blank's own start */
     int64_t messages;
     int64_t first_store_timestamp_ms; /* -1 without messages */
     int64_t last_store_timestamp_ms;
@@ -13,12 +12,11 @@ struct ms_walk {
     int32_t reserved;
 };
 
-/* Walk the records that begin in [start, end), looking at nothing at or above `limit` (>= end).
- * All are physical offsets inside the segment whose byte `base_offset` is view[0]; the
- * caller has checked base <= start <= end <= limit <= base + length of the view. */
+/* Walk the records that begin in [start, end), reading nothing at or above `limit` (>= end). All are physical offsets in the
+ * segment whose byte `base_offset` is view[0]; the caller has checked base <= start <= end <= limit <= base + length of the
+ * view. */
 void ms_scan_walk(const uint8_t *view, int64_t base_offset, int64_t start, int64_t end, int64_t limit,
                   int checks, struct ms_walk *result);
-/* The first record that begins in [from, end), found without a known record before it: its
- * lengths add up, it names its own offset and what follows it is a record, a blank, zeros or
- * `limit`. -1 when there is none. Looks at nothing at or above `limit`. */
+/* Find the first record that begins in [from, end), without a known record before it: its lengths agree, it has its own
+ * offset, and a record, a blank, zeros or `limit` follows it. -1 if there is none. Reads nothing at or above `limit`. */
 int64_t ms_scan_sync(const uint8_t *view, int64_t base_offset, int64_t from, int64_t end, int64_t limit);

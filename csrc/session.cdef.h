@@ -1,17 +1,13 @@
-/* One producer's session: its submission ring and the answers to it.
+/* One producer's session: its submission ring and the answers.
  *
- * Who: made by the supervisor, mapped by one producer process and by the
- * writer, both read-write. So nothing in here is trusted by the writer: it
- * keeps heads and counts in its commit slot, reads each length once, bounds it
- * by the tail it loaded, and works on a private copy; only bodies go straight
- * into the record. Blocks on: nothing (the
- * producer's waits are in producer.c). After a crash: the producer's unpublished
- * tail is simply invisible; a published entry is executed by this writer or the
- * next, exactly once.
+ * Who: the supervisor makes it; one producer process and the writer map it, both read-write. So the writer trusts
+ * nothing in it: it keeps heads and counts in its commit slot, reads each length once, bounds it by the tail that it
+ * loaded, and works on a private copy; only bodies are copied directly into the record. Blocks on: nothing (the producer's
+ * waits are in producer.c). After a crash: the producer's unpublished entries do not exist; this writer or the next
+ * executes a published entry exactly once.
  *
- * The ring holds entries of a multiple of 8 bytes, never split at its end: a
- * PAD entry fills the rest. `tail` and `head` count bytes for ever, the place
- * is count & (ring_bytes - 1).
+ * The ring holds entries of a multiple of 8 bytes, which are not split at its end: a PAD entry fills the rest. `tail` and
+ * `head` count bytes and only grow; the position in the ring is count & (ring_bytes - 1).
  */
 #define MS_SESSION_LAYOUT_VERSION 2
 #define MS_COMPLETIONS 4096
@@ -21,11 +17,10 @@
 #define MS_ENTRY_MANY 2          /* `count` records sharing everything but the body */
 #define MS_ENTRY_BATCH 3         /* RocketMQ's putMessages: members in its client encoding, one segment */
 #define MS_ENTRY_SIDE 4          /* the real entry is in the side object `sequence` */
-#define MS_ENTRY_RAW 5           /* whole records as a master made them; they begin at prepared_transaction_offset */
+#define MS_ENTRY_RAW 5           /* whole records of a master, which begin at prepared_transaction_offset */
 
-/* After the header: topic, properties, then PUT: the body; MANY: count uint32
- * lengths (padded to 8), then the bodies end to end; BATCH: the members; SIDE:
- * nothing (payload_bytes says how long the side object is). */
+/* After the header: topic, properties, then PUT: the body; MANY: count uint32 lengths (padded to 8), then the joined bodies;
+ * BATCH: the members; SIDE: nothing (payload_bytes is the size of the side object). */
 struct ms_entry {
     uint32_t entry_bytes;        /* header and payload, multiple of 8 */
     uint16_t kind;
@@ -44,7 +39,7 @@ struct ms_entry {
     uint32_t topic_bytes;
     uint32_t properties_bytes;
     uint32_t payload_bytes;      /* bodies, members, or the side object */
-    int64_t submitted_ns;        /* CLOCK_MONOTONIC, for the statistics; 0 not told */
+    int64_t submitted_ns;        /* CLOCK_MONOTONIC, for the statistics; 0 unknown */
     uint64_t reserved;
 };
 
@@ -55,7 +50,7 @@ struct ms_completion {
     int64_t queue_offset;        /* of the first record */
     int64_t store_timestamp_ms;
     uint32_t status;             /* PutStatus */
-    uint32_t detail;             /* MS_REFUSED_*: what was wrong */
+    uint32_t detail;             /* MS_REFUSED_*: the reason */
     uint32_t count;
     uint32_t size_bytes;         /* of the first record */
     uint64_t reserved;
@@ -85,7 +80,7 @@ struct ms_session {
 };
 
 int64_t ms_session_bytes(uint64_t ring_bytes);
-/* On zeroed memory. */
+/* Initialize zeroed memory. */
 void ms_session_format(struct ms_session *session, uint64_t ring_bytes, uint32_t slot, uint32_t generation, uint64_t epoch);
 /* 0, or -EPROTO, -EBADMSG, -EMSGSIZE as ms_control_check. */
 int ms_session_check(const struct ms_session *session, int64_t mapped_bytes);

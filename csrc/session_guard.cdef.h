@@ -1,22 +1,19 @@
-/* A producer that cuts its session object short loses its session; the writer survives.
+/* Protects the writer from a producer that truncates its session object: only that session ends.
  *
- * Who: the writer, the only process beside the producer that keeps a session mapped. A load
- * or store beyond the end of a shortened object raises SIGBUS there. The handler looks the
- * address up in a table of the mapped sessions, lays private zero pages over that session's
- * whole range, marks it broken and returns: the instruction is done again, on zeros. The
- * writer sees the mark where it has copied an entry, or the zeros where a length should be,
- * and closes the session as for any malformed entry. After it copied bodies it looks at the mark too, and
- * rolls the pass back. A SIGBUS anywhere else is counted and goes
- * where it would have gone without this: a mapped segment that the disk has no room for, or cannot
- * read; the next writer sees the count and writes its segments. Blocks on: nothing. After a crash: nothing is left, the table is
- * private to the process, the next writer makes its own.
+ * Who: the writer, the only process beside the producer that maps a session. A load or store beyond the end of a truncated
+ * object raises SIGBUS in it. The handler finds the address in a table of the mapped sessions, maps private zero pages over
+ * that session's whole range, marks it broken and returns, so that the instruction repeats on zeros. The writer notices
+ * the mark after it has copied an entry, or a length of zero, and closes the session as for any malformed entry. If it
+ * notices the mark after it has copied bodies, it rolls the pass back. Any other SIGBUS, as from a mapped segment for which
+ * the disk has no room, is counted and handled as without this guard; the next writer finds the count and writes its
+ * segments with pwrite. Blocks on: nothing. After a crash: nothing remains, the table is in private memory.
  */
 
-/* Take SIGBUS for this process, count those outside sessions in *elsewhere (NULL: do not); once more does nothing. 0 or -errno. */
+/* Handle SIGBUS in this process, and count faults outside of sessions in *elsewhere unless NULL; idempotent. 0 or -errno. */
 int ms_session_guard_install(uint64_t *elsewhere);
-/* `slot`'s session is mapped at `start` (page aligned), `bytes` long; it is not broken. */
+/* Guard the session of `slot`, mapped at `start` (page aligned) with `bytes`. */
 void ms_session_guard_add(uint32_t slot, void *start, int64_t bytes);
-/* Before the range is unmapped. */
+/* Remove the guard, before the range is unmapped. */
 void ms_session_guard_remove(uint32_t slot);
-/* 1 when the session's memory was replaced by private zero pages. */
+/* Return 1 if private zero pages have replaced the session's memory. */
 int ms_session_guard_broken(uint32_t slot);

@@ -1,27 +1,25 @@
-/* Queues and index against the log: the loops of the whole-store check.
+/* Compares queues and index with the log: the loops of the whole-store check.
  *
- * Who: `check`, over read-only mappings of its own. Blocks on: page faults only.
- * Crash states: none, nothing is written. No offset or length found in a file is
- * trusted: nothing outside [base_offset, limit) of the view is looked at.
+ * Who: `check`, over read-only mappings of its own. Blocks on: page faults only. Crash states: none, it writes nothing. It
+ * trusts no offset or length in a file, and reads nothing outside [base_offset, limit) of the view.
  */
 
-/* How many of the `count` entries (20 bytes each, the first has queue offset `first_queue_offset`)
- * in a row point to their own record: it is in [base_offset, limit), beyond `after`, with this
- * size, topic, queue id and queue offset, and with this tags code unless `check_tags` is 0 or the
- * code is an address of the queue extension. */
+/* Count the first of the `count` entries (20 bytes each, the first has queue offset `first_queue_offset`) that point to
+ * their own record: it is in [base_offset, limit), beyond `after`, with this size, topic, queue id and queue offset, and
+ * with this tags code unless `check_tags` is 0 or the code is an address of the queue extension. */
 int64_t ms_check_entries(const uint8_t *view, int64_t base_offset, int64_t limit, const uint8_t *topic,
                          int32_t topic_bytes, int32_t queue_id, int64_t first_queue_offset, const uint8_t *entries,
                          int64_t count, int64_t after, int check_tags);
 
-/* 0 when every entry of [1, count) is chained to the one before it in its slot and every slot names its
- * newest; else the first entry for which that fails, or -1 - slot. `heads` has `slots` zeros. The whole
- * file lies at `file`, and count <= entries. */
+/* Return 0 if every entry of [1, count) is chained to the previous one of its slot and every slot names its newest;
+ * otherwise the first entry for which that fails, or -1 - slot. `heads` has `slots` zeros. The whole file is at `file`, and
+ * count <= entries. */
 int64_t ms_check_chains(const uint8_t *file, int32_t slots, int32_t count, int32_t *heads);
 
-/* The first entry of [first, end) whose record is not in [base_offset, limit) or has no key of that
- * hash; `end` when there is none. `entry_zero` is where entry 0 of the index file lies. */
+/* Return the first entry of [first, end) whose record is not in [base_offset, limit) or has no key with that hash; `end` if
+ * there is none. `entry_zero` points to entry 0 of the index file. */
 int32_t ms_check_keys(const uint8_t *view, int64_t base_offset, int64_t limit, const uint8_t *entry_zero, int32_t first,
                       int32_t end);
 
-/* How many keys the records of [start, end) have (as dispatch would put them); stops at what is no record. */
+/* Count the keys that dispatch would put for the records of [start, end); stop at anything but a record. */
 int64_t ms_check_count_keys(const uint8_t *view, int64_t base_offset, int64_t start, int64_t end);

@@ -1,16 +1,14 @@
-/* Counters and latency buckets of a running engine: what StoreStatsService keeps.
+/* Counters and latency buckets of a running engine, as RocketMQ's StoreStatsService has them.
  *
- * Who: created by the supervisor beside the control block; each part below has one
- * writing process, which stores plain values (relaxed, no lock, no atomic add);
- * any process that may read the folder reads, without the workers noticing. Blocks on:
- * nothing. After a crash: the next incarnation goes on from the dead one's counts; what
- * the dead one had done but not counted yet (one pass, one batch) stays uncounted.
- * No process decides anything by these numbers.
+ * Who: the supervisor creates them beside the control block; each part has one writing process, which stores plain values
+ * (relaxed, no lock, no atomic add); any process that may read the folder reads them, without disturbing the workers, and no
+ * process depends on them. Blocks on: nothing. After a crash: the next incarnation continues the dead one's counts; one
+ * pass or batch that the dead one had not counted yet stays uncounted.
  *
- * Messages and bytes put are not in here: the writer's commit slot has them exactly.
+ * The numbers of messages and bytes put are not here: the writer's commit slot has them exactly.
  *
- * Latencies are counted in buckets whose width is at most 1/16 of their lower bound:
- * of a value in units of 64 ns the top five bits choose the bucket.
+ * Latencies are counted in buckets whose width is at most 1/16 of their lower bound: of a value in units of 64 ns the top
+ * five bits choose the bucket.
  */
 #define MS_STATS_LAYOUT_VERSION 1
 #define MS_LATENCY_BUCKETS 480
@@ -18,8 +16,8 @@
 #define MS_DISTRIBUTE_ROOM 16
 #define MS_STATUS_COUNTS 16
 #define MS_SIZE_BUCKETS 32
-#define MS_STATS_SAMPLES 640     /* one a second; the last 600 s and some to spare for a reader meanwhile */
-#define MS_STATS_SNAPSHOTS 8     /* one in ten seconds; the last minute and some to spare */
+#define MS_STATS_SAMPLES 640     /* one a second: the last 600 s, and spare ones that are written while a process reads */
+#define MS_STATS_SNAPSHOTS 8     /* one in ten seconds: the last minute, and spare ones */
 
 struct ms_latency {
     uint64_t count;
@@ -29,37 +27,37 @@ struct ms_latency {
     uint64_t bucket[MS_LATENCY_BUCKETS];
 };
 
-/* The writer. An entry is what one put, put_many or put_batch submits. */
+/* Written by the writer. An entry is the submission of one put, put_many or put_batch. */
 struct ms_put_stats {
     uint64_t entries;            /* answered PUT_OK */
     uint64_t passes;             /* with at least one of them */
     uint64_t entries_max;        /* in one pass */
-    uint64_t unmeasured;         /* entries that did not say when they were submitted */
+    uint64_t unmeasured;         /* entries without a time of submission */
     int8_t pad[96];
     uint64_t refused[MS_STATUS_COUNTS]; /* entries by PutMessageStatus; [PUT_OK] stays 0 */
     uint64_t distribute[MS_DISTRIBUTE_ROOM]; /* entries by StoreStatsService's ranges of milliseconds; 13 are used */
-    uint64_t size[MS_SIZE_BUCKETS]; /* records by size: [k] those of 2^k to 2^(k+1)-1 bytes; of an entry the mean size counts */
+    uint64_t size[MS_SIZE_BUCKETS]; /* records by size: [k] those of 2^k to 2^(k+1)-1 bytes, by the mean size of their entry */
     struct ms_latency latency;   /* from the producer's submission to the answer, by entry */
 };
 
-/* The flusher. */
+/* Written by the flusher. */
 struct ms_sync_stats {
     struct ms_latency latency;   /* of each fdatasync of a segment, failed ones too */
 };
 
-/* The reputter. */
+/* Written by the reputter. */
 struct ms_dispatch_stats {
     uint64_t batches;
-    uint64_t messages;           /* records dispatched; after a crash of the reputter some twice */
+    uint64_t messages;           /* records dispatched; some twice after a crash of the reputter */
     uint64_t entries;            /* queue entries written */
     uint64_t keys;               /* put into the index */
-    uint64_t out_of_order;       /* queue entries beyond their queue's end, put at the end */
-    uint64_t behind_max_bytes;   /* most that was ever found committed and not dispatched */
+    uint64_t out_of_order;       /* queue entries beyond their queue's end, appended at the end */
+    uint64_t behind_max_bytes;   /* the most bytes that were committed and not dispatched */
     int8_t pad[80];
     struct ms_latency lag;       /* from the store time of a batch's last record to its visibility; store times are whole ms */
 };
 
-/* The supervisor, once a second. Sample n is at n % MS_STATS_SAMPLES. */
+/* Written by the supervisor once a second. Sample n is at n % MS_STATS_SAMPLES. */
 struct ms_stats_sample {
     int64_t at_ns;               /* CLOCK_MONOTONIC */
     uint64_t put_messages;
@@ -70,7 +68,7 @@ struct ms_stats_sample {
     uint64_t reserved[2];
 };
 
-/* The supervisor, in ten seconds: the buckets as they were. */
+/* Written by the supervisor every ten seconds: a copy of the buckets. */
 struct ms_stats_snapshot {
     int64_t at_ns;
     int8_t pad[120];
@@ -99,33 +97,33 @@ struct ms_store_stats {
     struct ms_stats_history history;
 };
 
-/* Entries of the pass being made; in the writer's private memory. */
+/* Entries of the current pass, in the writer's private memory. */
 #define MS_METER_ENTRIES 1024
 struct ms_put_meter {
     struct ms_put_stats *stats;  /* NULL: nothing is counted */
     uint32_t entries;            /* of the pass */
-    uint32_t timed;              /* submitted_ns in use; of more entries than that the last one's time counts for the rest */
+    uint32_t timed;              /* used elements of submitted_ns; further entries of a pass count with the last time */
     uint32_t slow;               /* out: entries of the last pass that took `slow_ns` or more */
     int64_t slow_ns;             /* in: 0 none is */
     int64_t slowest_ns;          /* out: the slowest of them */
     int64_t submitted_ns[MS_METER_ENTRIES];
 };
 
-/* On zeroed memory; others can attach from here on. */
+/* Initialize zeroed memory; from then on other processes can attach. */
 void ms_store_stats_format(struct ms_store_stats *stats);
 /* 0, or -EPROTO wrong magic, -EBADMSG other layout, -EMSGSIZE too short. */
 int ms_store_stats_check(const struct ms_store_stats *stats, int64_t mapped_bytes);
-/* Count one duration (flusher, reputter; the writer does it in its pass). Negative ones count as 0. */
+/* Count one duration (flusher, reputter; the writer counts in its pass). Negative ones count as 0. */
 void ms_latency_add(struct ms_latency *latency, int64_t ns);
-/* The first duration beyond a bucket. */
+/* Return the first duration beyond a bucket. */
 int64_t ms_latency_bound_ns(int32_t bucket);
-/* StoreStatsService's range of a duration: 0 (<= 0 ms) to 12 (10 s and more). */
+/* Return StoreStatsService's range of a duration: 0 (<= 0 ms) to 12 (10 s and more). */
 int32_t ms_distribute_bucket(int64_t ns);
-/* The reputter, after a batch. `lag_ns` < 0: not known. */
+/* The reputter: count a batch. `lag_ns` < 0: unknown. */
 void ms_dispatch_stats_add(struct ms_dispatch_stats *stats, uint64_t messages, uint64_t entries, uint64_t keys,
                            uint64_t out_of_order, uint64_t behind_bytes, int64_t lag_ns);
-/* The supervisor: append a sample, or a snapshot of the buckets as they are now. */
+/* The supervisor: append a sample, or a snapshot of the current buckets. */
 void ms_stats_take_sample(struct ms_store_stats *stats, const struct ms_stats_sample *sample);
 void ms_stats_take_snapshot(struct ms_store_stats *stats, int64_t at_ns);
-/* What counting costs: `passes` passes of `entries` each on the given counters, with nothing else in them. */
+/* Only count, to measure what it costs: `passes` passes of `entries` each on the given counters. */
 void ms_put_meter_exercise(struct ms_put_meter *meter, int64_t passes, int32_t entries);

@@ -1,16 +1,16 @@
-/* Records counted in groups: by queue, by topic, or by topic and step of the store time.
+/* Counts records in groups: by queue, by topic, or by topic and interval of the store time.
  *
- * Who: readers and Spark workers, over records that ms_columns_select or _gather has selected in
- * mappings of their own. Blocks on: page faults; cffi releases the GIL. Crash states: none.
+ * Who: readers and Spark workers, over records that ms_columns_select or _gather has selected in mappings of their own.
+ * Blocks on: page faults; cffi releases the GIL. Crash states: none.
  *
- * A group holds its topic's bytes, so a mapping need not outlive what was counted from it.
+ * A group has a copy of its topic, so a mapping may end before the group does.
  */
 #define MS_TALLY_BY_TOPIC 0
 #define MS_TALLY_BY_QUEUE 1
 #define MS_TALLY_BY_STEP 2
 
 /* Columns of groups, 8 bytes each; `largest` and `queue` 4. */
-#define MS_TALLY_STEP 0        /* where the step begins, in microseconds */
+#define MS_TALLY_STEP 0        /* begin of the interval, in microseconds */
 #define MS_TALLY_MESSAGES 1
 #define MS_TALLY_BODY_BYTES 2
 #define MS_TALLY_BYTES 3
@@ -28,7 +28,7 @@
 
 struct ms_tally_group {
     uint64_t hash;
-    int64_t numbers[12];       /* MS_TALLY_*; the step is the queue id by queue, and 0 by topic */
+    int64_t numbers[12];       /* MS_TALLY_*; MS_TALLY_STEP is the queue id by queue, and 0 by topic */
     int32_t largest;
     int32_t topic_bytes;
     uint8_t topic[128];
@@ -44,12 +44,12 @@ struct ms_tally {
     int64_t step_us;
 };
 
-/* Forget all groups; `places` may be fresh. */
+/* Remove all groups; `places` may be uninitialized. */
 void ms_tally_clear(struct ms_tally *tally);
-/* Count records, where `keep` is not NULL only those with a byte that is not 0. Stops before the first that needs a group
- * too many and returns how many were looked at. */
+/* Count records; unless `keep` is NULL only those whose byte there is not 0. Stop before the first that needs a group too
+ * many; return the number of records processed. */
 int64_t ms_tally_add(struct ms_tally *tally, const struct ms_record *rows, int64_t count, const uint8_t *keep);
-/* A column of the groups into `to`: int64_t[groups], or int32_t[groups] for MS_TALLY_LARGEST and _QUEUE. */
+/* Write a column of the groups to `to`: int64_t[groups], or int32_t[groups] for MS_TALLY_LARGEST and _QUEUE. */
 void ms_tally_numbers(const struct ms_tally *tally, int column, void *to);
-/* Where the topics are. */
+/* Find the groups' topics. */
 void ms_tally_topics(const struct ms_tally *tally, struct ms_text *texts);

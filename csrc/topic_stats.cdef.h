@@ -1,13 +1,11 @@
 /* Messages and bytes by topic: BrokerStatsManager's TOPIC_PUT_NUMS and TOPIC_PUT_SIZE.
  *
- * Who: created by the supervisor, counted by the reputter, which sees every record
- * anyway, when the entries of a queue have been written; others read. Blocks on:
- * nothing. After a crash of the reputter: entries that it had written but not counted
- * (one run of at most 64) stay uncounted; none is counted twice.
+ * Who: the supervisor creates it; the reputter, which reads every record anyway, counts when it has written the entries of
+ * a queue; other processes read. Blocks on: nothing. After a crash of the reputter: entries that it had written but not
+ * counted (one run of at most 64) stay uncounted; none is counted twice.
  *
- * Open addressing, linear probing; the number of slots is a power of two. A slot is
- * taken when topic_bytes != 0, stored last with release, and stays taken. Topics that
- * find no room are counted together in `others`.
+ * Open addressing, linear probing; the number of slots is a power of two. A slot is used if topic_bytes != 0, stored last
+ * with release, and stays used. Topics without a slot are counted together in `others`.
  */
 #define MS_TOPIC_STATS_LAYOUT_VERSION 1
 #define MS_TOPIC_STATS_NAME_BYTES 256
@@ -32,9 +30,9 @@ struct ms_topic_stats {
 };
 
 int64_t ms_topic_stats_bytes(uint32_t slots);
-/* On zeroed memory. */
+/* Initialize zeroed memory. */
 void ms_topic_stats_format(struct ms_topic_stats *stats, uint32_t slots);
 /* 0, or -EPROTO, -EBADMSG, -EMSGSIZE as ms_store_stats_check. */
 int ms_topic_stats_check(const struct ms_topic_stats *stats, int64_t mapped_bytes);
-/* Where the topic is counted; `others` when there is no room for it. */
+/* Return the topic's count; `others` if there is no slot for it. */
 struct ms_topic_count *ms_topic_stats_find(struct ms_topic_stats *stats, const uint8_t *topic, uint32_t topic_bytes);
