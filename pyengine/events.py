@@ -50,7 +50,7 @@ class Event(Enum):
     WORKER_STUCK = (WARNING, "A worker has made no progress for too long: it is aborted and started again.",
                     "`pyengine why STORE`; a disk that does not answer is the usual cause (`dmesg`, `iostat -x`).")
     WORKER_STOPPED = (WARNING, "A worker was stopped by a signal (SIGSTOP, a debugger); it is resumed.",
-                      "Find out who stops it: puts wait meanwhile.")
+                      "Find out which program stops it: puts wait until it is resumed.")
     WORKER_NOT_STARTED = (WARNING, "The system could not create a process for a worker; the supervisor tries again.",
                           "Look at the memory and at the limit of processes (`TasksMax=`, `ulimit -u`).")
     WORKER_RENEWED = (INFO, "A worker of another build is restarted, as part of an upgrade.", NOTHING)
