@@ -1,4 +1,4 @@
-/* Big-endian numbers at any address: everything on disk is big-endian, nothing is aligned. */
+/* Big-endian numbers at any address: numbers on disk are big-endian and not aligned. */
 #ifndef MS_BYTES_H
 #define MS_BYTES_H
 

@@ -49,7 +49,7 @@ int64_t ms_calibrate_wake_ns(int rounds, int percent)
     pthread_t thread;
     int failed = pthread_create(&thread, NULL, sleep_and_wake, sleeper);
     if (failed == 0) {
-        struct timespec settle = {.tv_nsec = 50000}; /* long enough to be asleep, and for its CPU to idle */
+        struct timespec settle = {.tv_nsec = 50000}; /* until the thread sleeps and its CPU is idle */
         for (int round = 0; round < rounds; round++) {
             nanosleep(&settle, NULL);
             sleeper->posted_ns = ms_monotonic_ns();

@@ -30,7 +30,7 @@ int ms_cleaning_check(const struct ms_cleaning *cleaning, int64_t mapped_bytes)
 
 static int free_slot(struct ms_cleaning *cleaning, uint64_t owner)
 {
-    uint32_t start = (uint32_t)(owner >> 32); /* neighbours by pid, so that readers seldom meet */
+    uint32_t start = (uint32_t)(owner >> 32); /* different start slots by pid, so that readers seldom collide */
     for (uint32_t i = 0; i < MS_HOLDS_MAX; i++) {
         uint32_t slot = (start + i) % MS_HOLDS_MAX;
         uint64_t expected = 0;
@@ -41,9 +41,8 @@ static int free_slot(struct ms_cleaning *cleaning, uint64_t owner)
     return -EAGAIN;
 }
 
-/* Hold and deletion meet as sleeper and waker do: the reader stores its hold and then looks at
- * removing_end, the cleaner stores removing_end and then looks at the holds; with a fence between
- * the two on either side at least one of them sees the other. */
+/* The reader stores its hold, then loads removing_end; the cleaner stores removing_end, then loads the holds. With a fence in
+ * between on both sides, at least one of them sees the other's store. */
 int32_t ms_hold_take(struct ms_cleaning *cleaning, uint64_t owner, int64_t segment)
 {
     if (segment < ms_load_acquire(&cleaning->removing_end))
@@ -95,8 +94,8 @@ int ms_hold_reap(struct ms_cleaning *cleaning, int32_t slot, uint64_t owner)
 {
     if (slot < 0 || slot >= MS_HOLDS_MAX || owner == 0)
         return 0;
-    /* The dead owner's segment first: the next owner must not find it in its slot. While the owner's
-     * number is there, no other process can take the slot. */
+    /* Clear the dead owner's segment first, so that the next owner does not find it. While the owner's number is there, no
+     * other process can take the slot. */
     if (ms_load_acquire(&cleaning->holds[slot].owner) != owner)
         return 0;
     ms_store_release(&cleaning->holds[slot].segment, (int64_t)-1);

@@ -218,7 +218,7 @@ static int64_t microseconds(int64_t milliseconds)
     return result;
 }
 
-/* Behind the store host: reconsume times, prepared offset, body length. */
+/* The fields after the store host: reconsume times, prepared offset, body length. */
 static const uint8_t *tail_of(const struct ms_record *row)
 {
     return row->body - 16;
@@ -316,7 +316,7 @@ void ms_columns_properties(const struct ms_record *rows, int64_t count, const st
     }
 }
 
-/* Copy what is UTF-8, put U+FFFD for what is none; to NULL: count only. *bad is raised when there was some. */
+/* Copy UTF-8, and replace invalid bytes by U+FFFD; to NULL: only count. Set *bad if there are invalid bytes. */
 static int64_t repair_text(struct ms_text text, uint8_t *to, int *bad)
 {
     const uint8_t *at = text.at, *const end = text.at + text.bytes;
@@ -410,7 +410,7 @@ static uint8_t *put_host(uint8_t *to, const uint8_t *host, int32_t host_bytes)
     return put_number(to, port < 0 ? 0u - (uint32_t)port : (uint32_t)port);
 }
 
-/* The host that was written last, and its text: most rows have the host of the row before. */
+/* The last written host and its text: most rows have the host of the previous row. */
 struct last_host {
     uint8_t host[MS_HOST_BYTES_MAX];
     int32_t host_bytes;

@@ -115,7 +115,7 @@ int ms_queue_write_gathered(struct ms_queue_set *set)
     return why;
 }
 
-/* The bytes of the file from `position` on; zeros beyond its end. */
+/* Load the bytes of the file from `position` on; zeros beyond its end. */
 static int load_chunk(const struct ms_queue_set *set, struct ms_queue_chunk *chunk, int64_t position)
 {
     const struct ms_queue *const queue = &set->queues[chunk->queue];
@@ -133,7 +133,7 @@ static int load_chunk(const struct ms_queue_set *set, struct ms_queue_chunk *chu
     return 0;
 }
 
-/* The place is taken: by this very message, or by another one (RocketMQ too keeps what came first). */
+/* Return whether the position has an entry, of this message or of another one (RocketMQ too keeps the first). */
 static int stands_already(const uint8_t *entry, int64_t physical_offset, int32_t size_bytes, int64_t tags_code)
 {
     const int64_t there = ms_get_i64(entry);
@@ -145,7 +145,7 @@ static int stands_already(const uint8_t *entry, int64_t physical_offset, int32_t
            (there_bytes == size_bytes && (there_tags == tags_code || there_tags <= EXT_ADDRESS_MAX));
 }
 
-/* The queue's chunk, ready to take `position`; a new one if the present one cannot. */
+/* Return a chunk of the queue that can take `position`: the current one, or a new one. */
 static int chunk_for(struct ms_queue_set *set, int32_t number, int64_t position, int repeated,
                      struct ms_queue_chunk **found)
 {
@@ -264,7 +264,7 @@ int64_t ms_queue_live_entries(const uint8_t *entries, int64_t count, int64_t bel
 
 int64_t ms_queue_count_entries(int fd, int64_t file_bytes)
 {
-    int64_t low = 0, high = file_bytes / MS_QUEUE_ENTRY_BYTES; /* entries below low are there, at high none is */
+    int64_t low = 0, high = file_bytes / MS_QUEUE_ENTRY_BYTES; /* there are entries below low, and none at high */
     while (low < high) {
         const int64_t middle = low + (high - low) / 2;
         uint8_t entry[MS_QUEUE_ENTRY_BYTES];

@@ -9,7 +9,7 @@
 
 _Static_assert(MS_QUEUE_WINDOW_BYTES % 4096 == 0, "windows are whole blocks");
 
-/* The same for every table of queues. */
+/* The hash of a queue in every table. */
 static inline uint64_t ms_queue_hash(const uint8_t *topic, int32_t bytes, int32_t queue_id)
 {
     uint64_t hash = 0x9E3779B97F4A7C15ULL ^ (uint32_t)queue_id;

@@ -79,9 +79,8 @@ int ms_control_freeze(struct ms_control *control, uint32_t kind, int32_t error_n
 
 void ms_control_committed_slot(const struct ms_control *control, int64_t *wrote, int64_t *store_timestamp_ms)
 {
-    /* The writer fills the slot that is *not* current; what is read here stays
-     * untouched for at least one more pass. Seen the same pass before and after:
-     * at most the other slot was being filled. */
+    /* The writer fills the other slot, so this one stays unchanged for at least one more pass. If the pass is the same
+     * before and after the read, at most the other slot was being filled. */
     for (;;) {
         int64_t pass = ms_load_acquire(&control->slot_pass.value);
         const struct ms_commit_slot *slot = &control->slots[pass & 1];
@@ -134,8 +133,8 @@ void ms_control_publish_synced(struct ms_control *control, int64_t flushed, int6
 
 void ms_control_wait_synced(const struct ms_control *control, uint32_t seen, int64_t under_way, int is_later, int64_t timeout_ns)
 {
-    /* Each sync raises the number by one. Where it was raised since `seen`, by whomever, the kernel does not let us sleep:
-     * so `under_way` is the sync that the next raise ends, or it is over and none has been announced. */
+    /* Each sync raises the number by one. If any process has raised it since `seen`, the kernel does not let us sleep. So
+     * `under_way` is the sync that ends with the next raise, or it is over and no other has been announced. */
     int lasts = under_way > ms_load_acquire(&control->flushed.value);
     uint32_t wanted = seen + 1 + (uint32_t)(lasts && is_later);
     ms_futex_wait_for(&control->flush_seq.value, seen, ms_sequence_bit(wanted), timeout_ns);

@@ -9,9 +9,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define INTERACTIVE_SLICE_NS 100000 /* the shortest the kernel takes */
+#define INTERACTIVE_SLICE_NS 100000 /* the kernel's minimum */
 
-/* struct sched_attr of the kernel, as long as it was at first. */
+/* The kernel's struct sched_attr, in its first size. */
 struct attributes {
     uint32_t size;
     uint32_t policy;
@@ -31,7 +31,7 @@ int ms_cpu_schedule(int how)
     return syscall(SYS_sched_setattr, 0, &attributes, 0) == 0 ? 0 : -errno;
 }
 
-/* The mask is put back at once: the scheduler stays free to do better later. */
+/* Restore the mask at once, so that the scheduler may choose again later. */
 static void leave_cpu(int cpu)
 {
     cpu_set_t allowed, others;
@@ -69,7 +69,7 @@ void ms_home_begin(struct ms_home *home)
     home->is_kept = 1;
 }
 
-/* Whether the mask is still the one that was set here. */
+/* Return whether the mask is still the one that was set here. */
 static int is_own_mask(const struct ms_home *home, const cpu_set_t *mask)
 {
     return home->is_bound && CPU_COUNT(mask) == 1 && CPU_ISSET((size_t)home->cpu, mask);

@@ -12,7 +12,7 @@
 #define POLYNOMIAL 0xEDB88320u /* reflected */
 #define FOLD_BYTES_MIN 64
 
-/* table[k][b]: the effect of byte b followed by k zero bytes. Filled once, at load. */
+/* table[k][b]: the effect of byte b followed by k zero bytes. Filled once, when the module is loaded. */
 static uint32_t table[8][256];
 #if HAS_FOLDING
 static int can_fold;
@@ -35,7 +35,7 @@ __attribute__((constructor)) static void fill_tables(void)
 #endif
 }
 
-/* `state` is the complemented CRC, as the register holds it. */
+/* `state` is the complemented CRC. */
 static uint32_t run_tables(uint32_t state, const uint8_t *from, int64_t length)
 {
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
@@ -59,7 +59,7 @@ static uint32_t run_tables(uint32_t state, const uint8_t *from, int64_t length)
 #if HAS_FOLDING
 #define FOLDS __attribute__((target("pclmul,sse4.1")))
 
-/* x moved forward over `distance` bytes, plus `next`: the constants are x^n mod P for that distance. */
+/* Move x forward over the distance of `constants` (x^n mod P), and add `next`. */
 FOLDS static inline __m128i fold(__m128i x, __m128i constants, __m128i next)
 {
     __m128i low = _mm_clmulepi64_si128(x, constants, 0x00);
@@ -72,21 +72,21 @@ FOLDS static inline __m128i load(const uint8_t *from)
     return _mm_loadu_si128((const __m128i *)(const void *)from);
 }
 
-/* The next 16 bytes, read once; into `to` as well, unless it is NULL. */
+/* Return the next 16 bytes, which it reads once; copy them to `to` unless that is NULL. */
 FOLDS static inline __m128i take(uint8_t *to, const uint8_t *from)
 {
     __m128i piece = load(from);
     if (to != NULL) {
-        __asm__("" : "+x"(piece)); /* what is stored is what is folded: the compiler must not load it again */
+        __asm__("" : "+x"(piece)); /* so that the compiler does not load the bytes twice: it must store what it folds */
         _mm_storeu_si128((__m128i *)(void *)to, piece);
     }
     return piece;
 }
 
-/* `to` moves with `from`, NULL stays. */
+/* Advance `to` with `from`; NULL stays NULL. */
 static inline uint8_t *onward(uint8_t *to, int64_t bytes) { return to != NULL ? to + bytes : NULL; }
 
-/* Folds whole 16-byte pieces, `length` >= 64; leaves the rest to the tables.
+/* Fold whole 16-byte pieces, `length` >= 64; the tables process the rest.
  * The constants are those of the published method for the reflected polynomial
  * (Gopal and others, "Fast CRC Computation Using PCLMULQDQ Instruction"). */
 FOLDS static inline __attribute__((always_inline)) uint32_t run_folding(uint32_t state, uint8_t *to, const uint8_t *from,
@@ -121,7 +121,7 @@ FOLDS static inline __attribute__((always_inline)) uint32_t run_folding(uint32_t
         to = onward(to, 16);
         length -= 16;
     }
-    /* 128 bits to 64, to 32 and a remainder, then Barrett reduction. */
+    /* Reduce 128 bits to 64, then to 32 and a remainder, then by Barrett reduction. */
     a = _mm_xor_si128(_mm_srli_si128(a, 8), _mm_clmulepi64_si128(a, by_16, 0x10));
     a = _mm_xor_si128(_mm_srli_si128(a, 4), _mm_clmulepi64_si128(_mm_and_si128(a, low_32), by_8, 0x00));
     __m128i quotient = _mm_clmulepi64_si128(_mm_and_si128(a, low_32), barrett, 0x10);

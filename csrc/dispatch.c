@@ -13,21 +13,21 @@
 #define LMQ_PREFIX "%LMQ%"
 #define LMQ_PREFIX_BYTES 5
 
-/* One queue that a message has an entry in. */
+/* One queue in which a message has an entry. */
 struct target {
     struct ms_text topic;
     int32_t queue_id;
     int64_t queue_offset;
 };
 
-/* The queues of INNER_MULTI_DISPATCH, one after the other. */
+/* An iterator over the queues of INNER_MULTI_DISPATCH. */
 struct multi {
     struct ms_text names;
     struct ms_text offsets;
     int32_t queue_id;
 };
 
-/* How many pieces Java's split makes: empty ones at the end do not count. */
+/* Count the pieces of Java's split, without empty ones at the end. */
 static int count_pieces(struct ms_text text)
 {
     struct ms_text piece;
@@ -63,7 +63,8 @@ static int multi_next(struct multi *multi, struct target *target)
     return 0;
 }
 
-/* What a queue entry says of the tags: their hash, or when a delayed message is due (docs/formats.md section 8.2). */
+/* Return the tags code of a queue entry: the hash of the tags, or the due time of a delayed message (docs/formats.md section
+ * 8.2). */
 static int64_t tags_code_of(const struct ms_dispatch *d, const struct ms_record *record, const struct ms_routing *routing)
 {
     int64_t level;
@@ -131,7 +132,7 @@ static int to_queues(struct ms_dispatch *d, const struct ms_record *record, cons
     return why;
 }
 
-/* Put the key unless it was put before a crash: of this record the first indexed_keys keys are in the index. */
+/* Put the key, unless it is one of the record's first indexed_keys keys, which were put before a crash. */
 static int put_key(struct ms_dispatch *d, const struct ms_record *record, struct ms_text key, int64_t physical_offset,
                    int64_t *seen)
 {
@@ -156,7 +157,7 @@ static int to_index(struct ms_dispatch *d, const struct ms_record *record, const
     if (physical_offset < d->indexed_offset)
         return 0;
     if (physical_offset > d->indexed_offset) {
-        /* RocketMQ fetches a file with room before it looks for keys. */
+        /* Like RocketMQ, provide a file with room before looking for keys. */
         if (d->index.base == NULL || ms_index_is_full(&d->index))
             return MS_DISPATCH_NEEDS_INDEX;
         d->indexed_offset = physical_offset;
@@ -213,7 +214,7 @@ int ms_dispatch_run(struct ms_dispatch *d, const uint8_t *view, int64_t base_off
     return found;
 }
 
-/* The queue's place in the table, taken for it (and counted in *taken) where it is new. */
+/* Return the queue's place in the table; for a new queue claim one, and count it in *taken. */
 static struct ms_touched_queue *place_of(struct ms_touched_queue *places, int64_t mask, const struct target *target,
                                          int64_t *taken)
 {
@@ -246,7 +247,7 @@ static void touch(struct ms_touched_queue *place, int64_t queue_offset, int64_t 
     place->newest = physical_offset;
 }
 
-/* A record that names a queue twice, or its own, has one entry there all the same (docs/formats.md section 8.4). */
+/* Count a record once, even if it names the queue twice or is of that queue itself (docs/formats.md section 8.4). */
 static void touch_apart(struct ms_touched_queue *place, int64_t physical_offset)
 {
     if (place->newest != physical_offset)

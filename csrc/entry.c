@@ -7,7 +7,7 @@
 
 #define BATCH_MEMBER_BYTES 22 /* total, magic, crc, flag, body length (i32), properties length (i16) */
 
-/* The table of body lengths, which precedes the bodies. */
+/* Return the size of the table of body lengths before the bodies. */
 static uint64_t lengths_bytes(const struct ms_entry *head)
 {
     return head->kind == MS_ENTRY_MANY ? ms_align8((uint64_t)head->count * 4) : 0;
@@ -70,7 +70,7 @@ uint32_t ms_entry_check(const struct ms_taken *taken, uint32_t *detail)
         return MESSAGE_ILLEGAL;
     }
     if (taken->head.kind != MS_ENTRY_PUT && ms_light_has_places(taken->properties, taken->head.properties_bytes)) {
-        *detail = MS_REFUSED_LIGHT_QUEUE_PLACE; /* of one message the writer gives them anew, or leaves them out */
+        *detail = MS_REFUSED_LIGHT_QUEUE_PLACE; /* for one message the writer assigns new offsets or drops them */
         return MESSAGE_ILLEGAL;
     }
     return PUT_OK;
@@ -89,7 +89,7 @@ static uint32_t check_size(struct ms_measure *measure, int64_t body_bytes, int64
     return PUT_OK;
 }
 
-/* One more record (or batch) of `bytes` after the others. */
+/* Add one more record (or batch) of `bytes`. */
 static void plan(struct ms_measure *measure, int64_t bytes)
 {
     if (bytes + MS_BLANK_BYTES <= measure->room) {
@@ -114,7 +114,7 @@ struct member {
     uint32_t properties_bytes;
 };
 
-/* Bytes taken by the member at `at`, 0 when it is malformed. */
+/* Decode the member at `at`; return its bytes, 0 if it is malformed. */
 static uint64_t read_member(const uint8_t *at, uint64_t room, struct member *member)
 {
     if (room < BATCH_MEMBER_BYTES)
@@ -135,7 +135,7 @@ static uint64_t read_member(const uint8_t *at, uint64_t room, struct member *mem
     return total;
 }
 
-/* Member text, 0x02 where needed, batch text (docs/formats.md section 7). Returns the length. */
+/* Join the member's properties and the batch's, with 0x02 if needed (docs/formats.md section 7). Returns the length. */
 static uint32_t join_properties(uint8_t *to, const struct member *member, const struct ms_taken *taken)
 {
     uint32_t bytes = member->properties_bytes;
@@ -172,7 +172,7 @@ static uint32_t measure_many(const struct ms_taken *taken, struct ms_measure *me
         uint32_t status = check_size(measure, lengths[i], bytes);
         if (status != PUT_OK)
             return status;
-        /* Topic and properties are repeated in every record: a small entry can become a large pass. */
+        /* Every record repeats topic and properties, so a small entry can need much of the log. */
         measure->sum += bytes;
         if (measure->sum > MS_SIDE_BYTES_MAX) {
             measure->detail = MS_REFUSED_TOO_LARGE;
@@ -183,7 +183,7 @@ static uint32_t measure_many(const struct ms_taken *taken, struct ms_measure *me
     return PUT_OK;
 }
 
-/* All members in one segment; no transaction types (RocketMQ). */
+/* Measure a batch: all members in one segment, no transaction types, as in RocketMQ. */
 static uint32_t measure_batch(const struct ms_taken *taken, struct ms_measure *measure)
 {
     const struct ms_entry *head = &taken->head;
@@ -260,7 +260,7 @@ void ms_entry_records(const struct ms_taken *taken, struct ms_records *records)
 
 int ms_entry_next(const struct ms_taken *taken, struct ms_records *records, struct ms_record_template *record)
 {
-    static uint8_t joined[2 * MS_PROPERTIES_BYTES_MAX + 2]; /* until the next call */
+    static uint8_t joined[2 * MS_PROPERTIES_BYTES_MAX + 2]; /* valid until the next call */
     if (records->left == 0)
         return 0;
     records->left--;

@@ -5,7 +5,7 @@
 
 #include "failpoint.cdef.h"
 
-/* A step of the table; nothing at all in an ordinary build. */
+/* A step of the table; it is empty in an ordinary build. */
 #ifndef MS_FAILPOINT
 #ifdef MS_FAILPOINTS
 #define MS_FAILPOINT(name) ms_failpoint_reach(name)

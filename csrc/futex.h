@@ -1,5 +1,5 @@
-/* Sleeping on a 32-bit number in shared memory (not private: other processes wake).
- * Waiters may have the page mapped read-only. Waits are always timed. */
+/* Sleeps on a 32-bit number in shared memory, which other processes wake. Waiters may map the page read-only. Waits are
+ * always timed. */
 #ifndef MS_FUTEX_H
 #define MS_FUTEX_H
 
@@ -31,7 +31,7 @@ static inline void ms_futex_wait(const uint32_t *address, uint32_t seen, int64_t
     ms_futex_wait_for(address, seen, MS_FUTEX_ALL, timeout_ns);
 }
 
-/* Wake who sleeps for one of `bits`. */
+/* Wake the processes that sleep for one of `bits`. */
 static inline void ms_futex_wake(const uint32_t *address, uint32_t bits)
 {
     syscall(SYS_futex, address, FUTEX_WAKE_BITSET, 0x7fffffff, NULL, NULL, bits);

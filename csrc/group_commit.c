@@ -40,7 +40,7 @@ static int sync_segment(struct ms_group_commit *group, int64_t base)
     return MS_GROUP_FAILED;
 }
 
-/* What began to wait at `since_ns` (0: nothing is known to) is over now. */
+/* Record the end of a wait that began at `since_ns` (0: no known wait). */
 static void record(struct ms_group_commit *group, int64_t since_ns, int64_t now_ns, int64_t from, int64_t to)
 {
     struct ms_recorder_hand *recorder = group->recorder;
@@ -58,12 +58,12 @@ static void record(struct ms_group_commit *group, int64_t since_ns, int64_t now_
 int ms_group_commit_once(struct ms_group_commit *group)
 {
     struct ms_control *control = group->control;
-    int64_t flushed = ms_load_relaxed(&control->flushed.value); /* its own */
+    int64_t flushed = ms_load_relaxed(&control->flushed.value); /* only this process writes it */
     int64_t target = ms_load_acquire(&control->committed.value);
     if (target <= flushed || ms_load_acquire(&control->state.frozen) != 0 ||
         ms_load_acquire(&control->writer.verified_flusher) != group->incarnation)
         return 0;
-    /* No further than what is open: the rest has its turn when Python has opened it. */
+    /* Not beyond the open segments: the rest follows when Python has opened them. */
     int64_t open_end = flushed;
     for (int32_t at = 0; at < group->count; at++)
         if (group->base[at] + group->segment_bytes > open_end)
@@ -72,9 +72,8 @@ int ms_group_commit_once(struct ms_group_commit *group)
         return -MS_GROUP_SEGMENT;
     if (target > open_end)
         target = open_end;
-    /* The time that goes with the target. When the writer is between its commit
-     * point and `committed`, the slot speaks of more than the target: then the
-     * time of the last pair is kept, which is older and therefore never ahead. */
+    /* The store time for the target. While the writer is between its commit point and `committed`, the slot's time is that
+     * of more than the target: then keep the time of the last pair, which is older and so not too late. */
     int64_t slot_wrote, slot_time, old_flushed, time;
     ms_control_committed_slot(control, &slot_wrote, &slot_time);
     ms_control_flush_pair(control, &old_flushed, &time);
@@ -89,7 +88,7 @@ int ms_group_commit_once(struct ms_group_commit *group)
             return -failed;
     }
     MS_FAILPOINT("group_synced");
-    int64_t since_ns = 0; /* looked at before `flushed` moves: then the writer may say of a later pass that it waits */
+    int64_t since_ns = 0; /* read before `flushed` moves, after which the writer may store it for a later pass */
     if (group->recorder != NULL && group->recorder->shared != NULL)
         since_ns = ms_recorder_waiting_since(&group->recorder->shared->for_sync, target);
     if (group->has_published)
@@ -98,8 +97,8 @@ int ms_group_commit_once(struct ms_group_commit *group)
         ms_control_publish_flushed(control, target, time);
     group->has_published = 1;
     MS_FAILPOINT("group_published");
-    /* Behind the producers, who have waited long enough. In a stream the writer wakes up while they do, except on
-     * their CPU, where it could only wait for them. */
+    /* After waking the producers. In a stream the writer wakes up at the same time as they do, except on their CPU, where
+     * it would only wait for them. */
     int64_t now_ns = ms_monotonic_ns();
     int stream = now_ns - group->last_ns < MS_GROUP_STREAM_NS;
     group->last_ns = now_ns;
@@ -123,9 +122,9 @@ int ms_group_commit_run(struct ms_group_commit *group, int64_t deadline_ns, int6
             return -moved;
         int64_t now_ns = ms_monotonic_ns();
         ms_store_relaxed(&worker->heartbeat_ns, now_ns);
-        if (moved && now_ns + busy_ns < deadline_ns) /* at the first sync that moves `flushed`; later ones keep that deadline */
+        if (moved && now_ns + busy_ns < deadline_ns) /* the first sync that moves `flushed` sets it; later ones keep that deadline */
             deadline_ns = now_ns + busy_ns;
-        if (now_ns >= deadline_ns || (woken && !moved)) { /* woken for something else: a segment, settings, the end */
+        if (now_ns >= deadline_ns || (woken && !moved)) { /* woken for another reason: a segment, settings, the end */
             ms_latch_disarm(latch);
             return MS_GROUP_TIME;
         }

@@ -16,8 +16,8 @@
 #include "record.h"
 #include "scan.h"
 
-/* The bodies of the frames in `buffer`, end to end from the own end on: their bytes and how many frames; 0 if these are no
- * whole frames, heartbeats are among them, or a seal is not right. Nothing is counted: what goes to Python is looked at anew. */
+/* Return the bytes of the bodies in `buffer`, which continue each other from the own end on, and their number of frames; 0
+ * for an incomplete frame, a heartbeat, or a wrong seal. It does not count the seals, since Python may process the bytes. */
 static int64_t measure(const struct ms_ha_follow *follow, uint64_t *frames)
 {
     const uint8_t *const data = follow->buffer;
@@ -52,7 +52,7 @@ static void copy_bodies(const struct ms_ha_follow *follow, uint8_t *to)
     }
 }
 
-/* Whether these are whole records that the writer can append as they are; no blank. */
+/* Return whether these are whole records that the writer can append as they are, without a blank. */
 static int is_whole(const struct ms_ha_follow *follow, const uint8_t *records, int64_t bytes)
 {
     struct ms_walk walk;
@@ -72,7 +72,7 @@ static int report(struct ms_ha_follow *follow)
     ms_put_64(follow->report, (uint64_t)end);
     ms_seal_put(follow->seal_out, 0, follow->report, MS_HA_REPORT_BYTES);
     follow->report_bytes = MS_HA_REPORT_BYTES + (int32_t)ms_seal_room(follow->seal_out);
-    if (end > ms_load_relaxed(&control->confirm.value)) /* before the report: what a master acknowledged must count as confirmed here */
+    if (end > ms_load_relaxed(&control->confirm.value)) /* before the report: what a master has acknowledged must be confirmed here too */
         ms_control_publish_confirm(control, end);
     MS_FAILPOINT("run_confirmed");
     const ssize_t sent = send(follow->fd, follow->report, (size_t)follow->report_bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -90,7 +90,7 @@ static int report(struct ms_ha_follow *follow)
     return follow->unsent_bytes != 0 ? MS_FOLLOW_REPORT : MS_FOLLOW_IDLE;
 }
 
-/* What has come, if it is ordinary; MS_FOLLOW_*. */
+/* Receive and append ordinary frames; MS_FOLLOW_*. */
 static int take(struct ms_ha_follow *follow)
 {
     struct ms_control *const control = follow->control;
@@ -107,7 +107,7 @@ static int take(struct ms_ha_follow *follow)
         return MS_FOLLOW_TAKE;
     copy_bodies(follow, records);
     if (!is_whole(follow, records, bytes))
-        return MS_FOLLOW_TAKE; /* the next entry is written over it */
+        return MS_FOLLOW_TAKE; /* the next entry overwrites it */
     ms_store_release(&control->received.value, end);
     if (end > ms_load_relaxed(&control->replicator.master_end))
         ms_store_relaxed(&control->replicator.master_end, end);

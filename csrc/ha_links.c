@@ -27,7 +27,7 @@ void ms_ha_links_unlock(struct ms_ha_links *links)
 {
     const uint32_t next = ms_load_relaxed(&links->serving) + 1;
     ms_store_release(&links->serving, next);
-    ms_fence(); /* who takes a ticket after this load finds itself served */
+    ms_fence(); /* a thread that takes a ticket after this load is served at once */
     if (ms_load_relaxed(&links->ticket) != next)
         ms_futex_wake_all(&links->serving);
 }
@@ -39,7 +39,7 @@ static int64_t clock_of(const struct ms_ha_links *links)
 
 /* ---- out ------------------------------------------------------------------ */
 
-/* One frame with all that is committed; 0, or 1: Python sends it. */
+/* Send one frame with all committed bytes; 0, or 1: Python must send it. */
 static int send_frame(struct ms_ha_links *links, struct ms_ha_link *link, int64_t end)
 {
     const int64_t from = link->next, at = from - links->segment_base, size = end - from;
@@ -50,7 +50,7 @@ static int send_frame(struct ms_ha_links *links, struct ms_ha_link *link, int64_
     const ssize_t got = pread(links->segment_fd, body, (size_t)size, at);
     MS_FAILPOINT("frame_read");
     if (got != size || ms_load_acquire(&links->control->min_offset.value) > from)
-        return 1; /* it looks again, and says what is wrong */
+        return 1; /* Python reads again and reports the error */
     ms_put_64(link->frame, (uint64_t)from);
     ms_put_32(link->frame + 8, (uint32_t)size);
     MS_FAILPOINT("frame_made");
@@ -59,7 +59,7 @@ static int send_frame(struct ms_ha_links *links, struct ms_ha_link *link, int64_
     ms_seal_put(link->seal_out, 1, body, size);
     const ssize_t sent = send(link->fd, link->frame, (size_t)bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent <= 0)
-        return 1; /* nothing went: it tries once more, and learns why */
+        return 1; /* nothing was sent: Python tries again and gets the error */
     ms_seal_count(link->seal_out, 2);
     link->written_ns = clock_of(links);
     link->next = end;
@@ -111,12 +111,12 @@ int ms_ha_links_send(struct ms_ha_links *links, int64_t until_ns, int may_sleep)
             break;
         if (!is_armed) {
             ms_latch_arm(latch, links->semaphore);
-            is_armed = 1; /* and look once more: a wake-up before arming was not posted */
+            is_armed = 1; /* and check once more: a wake-up before arming was not posted */
             continue;
         }
         const int woken = ms_latch_wait(latch, links->semaphore, left_ns);
         is_armed = 0;
-        if (woken == -EINTR || (woken > 0 && ms_load_relaxed(&links->control->state.refuse_puts) & 1)) /* a stop: let Python look */
+        if (woken == -EINTR || (woken > 0 && ms_load_relaxed(&links->control->state.refuse_puts) & 1)) /* a stop, which Python handles */
             break;
     }
     if (is_armed)
@@ -142,7 +142,7 @@ int ms_ha_take_report(struct ms_ha_link *link, int64_t report, int64_t sent)
     return MS_HA_CONFIRMS;
 }
 
-/* A put began to wait for its slaves at `since_ns`, and has them now. */
+/* Record the wait of a put for its slaves, which began at `since_ns` and is over. */
 static void record_wait(const struct ms_ha_links *links, int64_t since_ns, int64_t confirmed)
 {
     int64_t took_ns = ms_monotonic_ns() - since_ns;
@@ -155,7 +155,7 @@ static void record_wait(const struct ms_ha_links *links, int64_t since_ns, int64
 
 void ms_ha_confirm(struct ms_ha_links *links, int64_t confirmed)
 {
-    int64_t since_ns = 0; /* looked at before `confirm` moves: then the writer may say of a later pass that it waits */
+    int64_t since_ns = 0; /* read before `confirm` moves, after which the writer may store it for a later pass */
     if (links->recorder != NULL && links->recorder->shared != NULL)
         since_ns = ms_recorder_waiting_since(&links->recorder->shared->for_slave, confirmed);
     ms_control_publish_confirm(links->control, confirmed);
@@ -166,7 +166,7 @@ void ms_ha_confirm(struct ms_ha_links *links, int64_t confirmed)
         record_wait(links, since_ns, confirmed);
 }
 
-/* What has come on one connection; 1: it is in `input`, or the socket has it, for Python. */
+/* Take the reports of one connection; 1: Python must read the rest, in `input` or the socket. */
 static int take_reports(struct ms_ha_links *links, struct ms_ha_link *link)
 {
     if (link->turn != MS_HA_PLAIN || !links->counts_one)

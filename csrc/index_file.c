@@ -69,7 +69,7 @@ void ms_index_read_header(const struct ms_index_file *file, struct ms_index_head
     header->index_count = count_of(file);
 }
 
-/* Whole seconds since the file's begin, as RocketMQ counts them (IndexFile.putKey). */
+/* Return whole seconds since the file's begin, as in IndexFile.putKey. */
 static uint32_t seconds_since(int64_t begin_timestamp_ms, int64_t store_timestamp_ms)
 {
     int64_t passed;
@@ -83,7 +83,7 @@ int ms_index_put(const struct ms_index_file *file, struct ms_index_progress *pro
                  int64_t physical_offset, int64_t store_timestamp_ms)
 {
     uint8_t *const base = file->base;
-    int why = file->is_written ? ms_index_roll_back(file, progress) : 0; /* one that found no room */
+    int why = file->is_written ? ms_index_roll_back(file, progress) : 0; /* undo one that failed on a full disk */
     if (why < 0)
         return why;
     const int32_t number = count_of(file);
@@ -91,7 +91,7 @@ int ms_index_put(const struct ms_index_file *file, struct ms_index_progress *pro
         return MS_INDEX_FULL;
     const int32_t slot = key_hash % file->slots;
     int32_t head = ms_get_i32(slot_at(file, slot));
-    if (head == number) /* a put that was cut short and whose undo is lost: the chain goes on after it */
+    if (head == number) /* an unfinished put whose undo record is lost: the chain continues after it */
         head = ms_get_i32(entry_at(file, number) + 16);
     if (head < 0 || head >= number)
         head = 0;

@@ -10,7 +10,7 @@
 #include "failpoint.h"
 #include "futex.h"
 
-/* More tokens than wakers are a liar's; what is left of them costs early wake-ups only. */
+/* More tokens than wakers come from a hostile process; the rest only causes early wake-ups. */
 #define DRAIN_MAX 64
 
 void *ms_latch_open(const char *name, int *error_number)
@@ -27,8 +27,8 @@ void ms_latch_close(void *semaphore)
 
 void ms_latch_wakeup(struct ms_latch *latch, void *semaphore)
 {
-    /* Between the waker's position and this load: the owner clears the flag and
-     * then looks at positions, so one of the two sees the other. */
+    /* Between the waker's store of its position and this load: the owner clears the flag, then loads positions, so one of the
+     * two sees the other's store. */
     ms_fence();
     ms_latch_wakeup_fenced(latch, semaphore);
 }
@@ -53,7 +53,7 @@ void ms_latch_wakeup_unmarked(const struct ms_latch *latch, void *semaphore)
 void ms_latch_arm(struct ms_latch *latch, void *semaphore)
 {
     MS_FAILPOINT("latch_arming");
-    /* Drain before the flag: cleared first, a late waker's token would be eaten. */
+    /* Drain before clearing the flag: the other order would drain a new waker's token. */
     for (int i = 0; i < DRAIN_MAX && sem_trywait(semaphore) == 0; i++)
         ;
     ms_exchange(&latch->has_notified, 0u);

@@ -26,7 +26,7 @@ static void count_lmqs(struct ms_light_queues *light, const struct ms_queue_tabl
         light->lmq_count += queues->slot[at].key_bytes > 0 && is_lmq(queues->slot[at].topic, queues->slot[at].key_bytes);
 }
 
-/* Whether a message of this topic and queue may name it; 0 or -EINVAL. Its queue id to *queue_id. */
+/* Check that a message of this topic and queue may name this queue: 0 with *queue_id, or -EINVAL. */
 static int check_name(const struct ms_light_queues *light, struct ms_text name, const struct ms_text *topic, int32_t *queue_id)
 {
     const int lmq = is_lmq(name.at, name.bytes);
@@ -41,7 +41,7 @@ static int check_name(const struct ms_light_queues *light, struct ms_text name, 
     return 0;
 }
 
-/* The next offset of names[count], after `count` other names: 0 for a queue that does not exist yet, or -errno. */
+/* Return the next offset of names[count], after `count` other names: 0 for a new queue; or -errno. */
 static int64_t look_up(struct ms_light_queues *light, struct ms_queue_table *queues, const struct ms_text *names,
                        uint32_t count, int32_t queue_id, int64_t *new_lmqs)
 {
@@ -62,7 +62,7 @@ static int64_t look_up(struct ms_light_queues *light, struct ms_queue_table *que
     return 0;
 }
 
-/* The table slot of a queue, which is made if it is not there; -ENOSPC. */
+/* Return the table slot of a queue, claiming one for a new queue; or -ENOSPC. */
 static int64_t claim(struct ms_light_queues *light, struct ms_queue_table *queues, struct ms_text name, int32_t queue_id)
 {
     int64_t at = ms_queue_table_find(queues, name.at, (uint32_t)name.bytes, queue_id, 0);
@@ -92,7 +92,7 @@ int ms_light_has_places(const uint8_t *properties, uint32_t properties_bytes)
     return end - piece > OFFSETS_NAME_BYTES;
 }
 
-/* The text as it was, without what the store itself puts there, to `light->text`. */
+/* Copy the text to `light->text`, without the properties that the store sets itself. */
 static void copy_text(struct ms_light_queues *light, const uint8_t *text, uint32_t bytes, int keeps_wait)
 {
     const uint8_t *const end = text + bytes;
@@ -154,7 +154,7 @@ int ms_light_prepare(struct ms_light_queues *light, struct ms_queue_table *queue
                                                 (long long)offsets[i]);
     if (light->text_bytes > MS_PROPERTIES_BYTES_MAX)
         return -EMSGSIZE;
-    /* Only now: a message that is refused makes no queues. */
+    /* Last, because a refused message must not create queues. */
     for (uint32_t i = 0; i < count; i++) {
         const int64_t at = claim(light, queues, names[i], queue_ids[i]);
         if (at < 0)

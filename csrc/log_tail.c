@@ -11,9 +11,8 @@
 
 #define MS_PAGE_BYTES 4096
 
-/* Allocated blocks that were never written cost a change of the file's map with the sync that
- * follows their first write. So once in a window that change is made for all of it. The zeros
- * are beyond everything acknowledged and change no byte that is read. */
+/* The first write into allocated blocks changes the file's block map, which makes the next sync slow. So write zeros to a
+ * whole window at once. They are above all acknowledged bytes, so no reader sees them. */
 static int write_zeros_ahead(struct ms_writer *writer, int64_t end)
 {
     int64_t segment_end = writer->current.base + writer->segment_bytes;
@@ -27,8 +26,8 @@ static int write_zeros_ahead(struct ms_writer *writer, int64_t end)
     return ms_flush_pwrite_all(writer->current.fd, writer->zeros, bytes, end - writer->current.base);
 }
 
-/* Zeros after what is gathered, to the end of its last page: the kernel takes whole fresh pages a sixth cheaper. They
- * are above everything acknowledged and change no byte that is read. */
+/* Add zeros after the gathered bytes, to the end of the last page: writes of whole new pages are a sixth cheaper. The zeros
+ * are above all acknowledged bytes, so no reader sees them. */
 static int64_t fill_page(struct ms_writer *writer)
 {
     int64_t end = writer->stage_from + writer->stage_bytes - writer->current.base;
@@ -39,7 +38,7 @@ static int64_t fill_page(struct ms_writer *writer)
     return writer->stage_bytes + filled - end;
 }
 
-/* The first gathered byte goes to stage_from. */
+/* Write the gathered bytes at stage_from. */
 int ms_tail_write(struct ms_writer *writer)
 {
     if (writer->stage_bytes == 0)
@@ -51,7 +50,7 @@ int ms_tail_write(struct ms_writer *writer)
     if (why == 0)
         why = write_zeros_ahead(writer, writer->stage_from + writer->stage_bytes);
     writer->write_ns += ms_monotonic_ns() - began_ns;
-    if (why == -ENOSPC || why == -EDQUOT) { /* nothing is lost: the pass is taken back and comes again */
+    if (why == -ENOSPC || why == -EDQUOT) { /* nothing is lost: the pass is rolled back and repeated */
         writer->error_number = -why;
         return why;
     }
@@ -69,13 +68,13 @@ int ms_tail_write(struct ms_writer *writer)
     return 0;
 }
 
-/* Whether the pass being made is written to its segment, not stored into it. */
+/* Return whether the current pass is written to its segment, not stored into memory. */
 static int is_written(const struct ms_writer *writer)
 {
     return writer->is_gathering || writer->current.memory == NULL;
 }
 
-/* Where `bytes` more bytes at the write position are to be put; NULL when a write failed. */
+/* Return where to put `bytes` more bytes at the write position; NULL if a write failed. */
 static uint8_t *take_place(struct ms_writer *writer, int64_t bytes)
 {
     if (!is_written(writer)) {
@@ -144,7 +143,7 @@ int ms_tail_append(struct ms_writer *writer, struct ms_record_template *record, 
 int ms_tail_copy(struct ms_writer *writer, const uint8_t *from, int64_t bytes)
 {
     while (bytes > 0) {
-        /* A blank may be as long as a segment; what is gathered is not. */
+        /* A blank may be as long as a segment, longer than the stage. */
         int64_t piece = is_written(writer) && bytes > writer->stage_bytes_max ? writer->stage_bytes_max : bytes;
         uint8_t *place = take_place(writer, piece);
         if (place == NULL)

@@ -27,7 +27,7 @@ int ms_obstacles_check(const struct ms_obstacles *obstacles, int64_t mapped_byte
 void ms_obstacle_say(struct ms_obstacles *obstacles, uint32_t kind, const char *text)
 {
     struct ms_obstacle *line = &obstacles->worker[kind];
-    const uint32_t before = ms_load_relaxed(&line->changes) & ~1u; /* a dead predecessor may have left it odd */
+    const uint32_t before = ms_load_relaxed(&line->changes) & ~1u; /* it is odd if a predecessor died while it wrote */
     ms_store_relaxed(&line->changes, before + 1);
     ms_fence();
     size_t bytes = strlen(text);

@@ -44,7 +44,7 @@ static void publish(struct ms_pool_commit *pool, int64_t end)
         ms_latch_wakeup(&control->latch[MS_REPLICATOR], pool->replicator_semaphore);
 }
 
-/* One piece of [committed, wrote): ADVANCED, or MS_COMMIT_SEGMENT, FAILED or BROKEN. */
+/* Commit one piece of [committed, wrote): ADVANCED, or MS_COMMIT_SEGMENT, FAILED or BROKEN. */
 static int commit_piece(struct ms_pool_commit *pool, int64_t wrote)
 {
     const int64_t start = pool->committed, segment_end = pool->base + pool->segment_bytes;
@@ -73,7 +73,7 @@ static int commit_piece(struct ms_pool_commit *pool, int64_t wrote)
     return ADVANCED;
 }
 
-/* ms_pool_commit_run but for the latch, which is armed where *is_armed says so. */
+/* Do as ms_pool_commit_run, but return with the latch armed if *is_armed is set. */
 static int run(struct ms_pool_commit *pool, int64_t until_ns, int may_sleep, int *is_armed)
 {
     struct ms_control *const control = pool->control;
@@ -89,7 +89,7 @@ static int run(struct ms_pool_commit *pool, int64_t until_ns, int may_sleep, int
         int moved = 0;
         if (left > 0) {
             if (*is_armed) {
-                ms_latch_disarm(latch); /* while there is work no process need wake this one */
+                ms_latch_disarm(latch); /* while there is work, no process need wake this one */
                 *is_armed = 0;
             }
             const int why = commit_piece(pool, pool->committed + left);
@@ -103,16 +103,16 @@ static int run(struct ms_pool_commit *pool, int64_t until_ns, int may_sleep, int
         if (now_ns >= until_ns || (pool->stream.is_busy && now_ns >= round_ends_ns))
             return moved ? MS_COMMIT_TIME : MS_COMMIT_IDLE;
         if (moved && pool->committed == pool->base + pool->segment_bytes)
-            return MS_COMMIT_SEGMENT; /* its buffer is free */
+            return MS_COMMIT_SEGMENT; /* its buffer is free now */
         if (moved) {
             woken = 0;
             continue;
         }
-        if (!may_sleep || woken > 0) /* woken for something else: settings, the end */
+        if (!may_sleep || woken > 0) /* woken for another reason: settings, the end */
             return MS_COMMIT_IDLE;
         if (!*is_armed) {
             ms_latch_arm(latch, pool->semaphore);
-            *is_armed = 1; /* and look once more: a wake-up before arming was not posted */
+            *is_armed = 1; /* and check once more: a wake-up before arming was not posted */
             continue;
         }
         woken = ms_latch_wait(latch, pool->semaphore, until_ns - now_ns);

@@ -24,7 +24,7 @@ enum {
     FIELDS = 53,
 };
 
-/* What the kernel believes of this process's memory now, so that all but the command line stays as it is. */
+/* Read the kernel's map of this process's memory, so that only the command line changes. */
 static int read_map(struct prctl_mm_map *map)
 {
     char text[4096];
@@ -37,10 +37,10 @@ static int read_map(struct prctl_mm_map *map)
     if (length <= 0)
         return -EIO;
     text[length] = 0;
-    char *at = strrchr(text, ')'); /* the name of the program before it may hold anything */
+    char *at = strrchr(text, ')'); /* the last one, since the program's name may contain any character */
     if (at == NULL)
         return -EIO;
-    at += 3; /* past the parenthesis and the letter of the state */
+    at += 3; /* skip the parenthesis and the state letter */
     int field = STATE + 1;
     for (char *end; field < FIELDS; field++, at = end) {
         values[field] = strtoull(at, &end, 10);

@@ -11,13 +11,13 @@
 #include "futex.h"
 #include "latch.h"
 
-/* No wait sleeps longer than this before it looks at the engine's state again. */
+/* Longest sleep of a wait before it checks the engine's state again. */
 #define LOOK_NS 50000000
-/* So often, while nothing comes, it is asked whether a process of the engine lives. */
+/* Interval of checks, during a wait, whether a process of the engine lives. */
 #define LIFE_NS 200000000
 #define FULL_RING_NAP_NS 200000
 #define SPINS_BETWEEN_CLOCK 64
-#define UNANSWERED_NS 1000000 /* so long a put sleeps on `confirm` before it asks for its answer */
+#define UNANSWERED_NS 1000000 /* how long a put sleeps on `confirm` before it checks for its answer */
 #define BUSY_MS_MAX 10000000
 #define MILLISECOND_NS 1000000
 
@@ -67,8 +67,8 @@ int ms_producer_is_closed(const struct ms_producer *producer)
            ms_load_relaxed(&slot->state) != MS_SESSION_OPEN;
 }
 
-/* After a sleep that nothing ended. The engine is dead when no process holds a byte of a worker or of the
- * supervisor: then no process says so in the control block, and the next start does not take the session over. */
+/* Check after a sleep until the timeout whether the engine is dead: no process holds a lock byte of a worker or of the
+ * supervisor. Then no process can say so in the control block, and the next start does not take the session over. */
 static void look_for_life(struct ms_producer *producer)
 {
     int64_t now = ms_monotonic_ns();
@@ -81,9 +81,8 @@ static void look_for_life(struct ms_producer *producer)
         ms_store_relaxed(&producer->alive_ns, now);
 }
 
-/* DefaultMessageStore.isOSPageCacheBusy: whether the writer's pass lasts too long. Ten thousand
- * seconds and more are a clock that was set, not a pass; nor is it one when the engine was killed
- * in it, whether another one took over or not: that session is closed. */
+/* DefaultMessageStore.isOSPageCacheBusy: return whether the writer's pass takes too long. Ten thousand seconds and more mean
+ * that the clock was set; and if the engine was killed during a pass, the session is closed. */
 static int page_cache_busy(struct ms_producer *producer, int64_t now_ms)
 {
     int64_t started_ms = ms_load_relaxed(&producer->control->writer.pass_started_ms);
@@ -94,8 +93,8 @@ static int page_cache_busy(struct ms_producer *producer, int64_t now_ms)
     return !ms_producer_is_closed(producer);
 }
 
-/* page_cache_busy, and what it decides by: the wall clock, producer->wall_ms. Once a millisecond: a later look in the same
- * one gives the same, costs as much as the other clock, and takes a line from the writer that it stores to twice a pass. */
+/* Read the wall clock into producer->wall_ms, and return page_cache_busy, once a millisecond: another read in the same
+ * millisecond has the same result, and would take a cache line from the writer, which stores to it twice a pass. */
 static int look_at_wall_clock(struct ms_producer *producer, int64_t now_ns)
 {
     if (now_ns < producer->wall_until_ns)
@@ -106,7 +105,7 @@ static int look_at_wall_clock(struct ms_producer *producer, int64_t now_ns)
     producer->wall_until_ns = now_ns + MILLISECOND_NS - wall.tv_nsec % MILLISECOND_NS;
     if (!page_cache_busy(producer, producer->wall_ms))
         return 0;
-    producer->wall_until_ns = 0; /* the next put looks again */
+    producer->wall_until_ns = 0; /* the next put reads it again */
     return 1;
 }
 
@@ -114,7 +113,7 @@ int ms_producer_wait_for_room(struct ms_producer *producer, uint64_t need, int64
 {
     struct ms_session *session = producer->session;
     for (;;) {
-        if (ms_producer_is_closed(producer)) /* looked at before there is room too: no answer would ever come */
+        if (ms_producer_is_closed(producer)) /* checked even if there is room: no answer would come */
             return MS_PRODUCER_CLOSED;
         uint64_t used = producer->tail - ms_load_acquire(&session->head);
         if (used + need <= producer->ring_bytes &&
@@ -124,7 +123,7 @@ int ms_producer_wait_for_room(struct ms_producer *producer, uint64_t need, int64
         if (now >= deadline_ns)
             return MS_PRODUCER_AGAIN;
         ms_latch_wakeup_unmarked(&producer->control->latch[MS_WRITER], producer->writer_semaphore);
-        /* The writer's next answer ends the nap. */
+        /* The writer's next answer ends the sleep. */
         uint32_t seen = ms_load_acquire(&session->acked_seq);
         used = producer->tail - ms_load_acquire(&session->head);
         if (used + need <= producer->ring_bytes &&
@@ -137,8 +136,8 @@ int ms_producer_wait_for_room(struct ms_producer *producer, uint64_t need, int64
     }
 }
 
-/* Where an entry of `bytes` goes: room at the tail, after a filler if it would not fit before the ring's
- * end. NULL and *why: AGAIN, CLOSED. */
+/* Return where an entry of `bytes` goes: at the tail, or after a filler if it does not fit before the ring's end. NULL and
+ * *why: AGAIN, CLOSED. */
 static uint8_t *take_room(struct ms_producer *producer, uint64_t bytes, int64_t deadline_ns, int *why)
 {
     uint64_t place = producer->tail & (producer->ring_bytes - 1);
@@ -179,34 +178,34 @@ void ms_producer_claim(struct ms_producer *producer, uint64_t *sequence)
     producer->unclaimed = 0;
 }
 
-/* The entry at the tail is whole. */
+/* Advance the tail over a complete entry. */
 static void pass_over(struct ms_producer *producer, uint64_t bytes)
 {
-    /* Relaxed: the thread that looks without the producer's lock (csrc/front/session.c) takes it as a bound, and finds its
-     * own puts there in program order. */
+    /* Relaxed: a thread that reads it without the producer's lock (csrc/front/session.c) uses it as a bound, and sees its
+     * own puts in program order. */
     ms_store_relaxed(&producer->sequence, producer->sequence + 1);
     producer->tail += bytes;
 }
 
-/* The writer may take the entries before the tail. */
+/* Publish the entries before the tail to the writer. */
 static void announce(struct ms_producer *producer)
 {
     int32_t cpu = sched_getcpu();
-    if (producer->session->producer_cpu != cpu) /* the writer reads that line in each pass */
+    if (producer->session->producer_cpu != cpu) /* if changed only: the writer reads that line in each pass */
         ms_store_relaxed(&producer->session->producer_cpu, cpu);
     producer->target_before = ms_load_acquire(&producer->control->flusher.sync_target);
     MS_FAILPOINT("producer_entry_filled");
     ms_store_release(&producer->session->tail, producer->tail);
     MS_FAILPOINT("producer_entry_published");
     ms_latch_wakeup_unmarked(&producer->control->latch[MS_WRITER], producer->writer_semaphore);
-    /* While the writer works: the lines that it read a round of the ring ago are this CPU's again before the next entry. */
+    /* While the writer works, fetch the lines of the next entry, which the writer read one round of the ring ago. */
     uint64_t at = producer->tail & (producer->ring_bytes - 1);
     ms_prefetch_range(producer->ring, producer->ring_bytes, at, MS_ENTRY_AHEAD_BYTES, 1);
 }
 
 static void publish(struct ms_producer *producer, uint64_t bytes)
 {
-    if (producer->unclaimed != 0) /* an exception came between its submission and its claim */
+    if (producer->unclaimed != 0) /* an exception occurred between its submission and its claim */
         ms_producer_finish(producer, producer->unclaimed);
     pass_over(producer, bytes);
     producer->unclaimed = producer->sequence;
@@ -272,10 +271,9 @@ int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int6
     struct ms_session *session = producer->session;
     if (ms_load_acquire(&session->acked) >= sequence)
         return take_answer(producer, sequence, answer);
-    /* Spin only beside a writer on another CPU: two spinners on one CPU are the
-     * worst state there is. */
+    /* Spin only if the writer runs on another CPU: on the same CPU the spin would keep it from running. */
     if (producer->spin_us > 0 && ms_load_relaxed(&producer->control->workers[MS_WRITER].cpu) != sched_getcpu()) {
-        int64_t until = 0; /* most answers are here before the clock is looked at */
+        int64_t until = 0; /* most answers arrive before the clock is read */
         do {
             for (int i = 0; i < SPINS_BETWEEN_CLOCK; i++) {
                 if (ms_load_acquire(&session->acked) >= sequence)
@@ -287,7 +285,7 @@ int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int6
         } while (ms_monotonic_ns() < until);
     }
     for (;;) {
-        /* Count ourselves, then look: the writer stores acked, then looks at `waiting`. */
+        /* Raise `waiting`, then load acked: the writer stores acked, then loads `waiting`. */
         ms_add(&session->waiting, 1u);
         uint32_t seen = ms_load_acquire(&session->acked_seq);
         int64_t left = deadline_ns - ms_monotonic_ns();
@@ -310,7 +308,7 @@ static int64_t earlier(int64_t a_ns, int64_t b_ns)
     return a_ns < b_ns ? a_ns : b_ns;
 }
 
-/* Sleep until `flushed` reached end_offset; 0, AGAIN, CLOSED, FROZEN. */
+/* Sleep until `flushed` reaches end_offset; 0, AGAIN, CLOSED, FROZEN. */
 static int wait_for_flush(struct ms_producer *producer, int64_t end_offset, int64_t deadline_ns)
 {
     const struct ms_control *control = producer->control;
@@ -331,7 +329,7 @@ static int wait_for_flush(struct ms_producer *producer, int64_t end_offset, int6
     }
 }
 
-/* Sleep until `confirm` reached end_offset; 0, AGAIN, CLOSED. */
+/* Sleep until `confirm` reaches end_offset; 0, AGAIN, CLOSED. */
 static int wait_for_confirm(struct ms_producer *producer, int64_t end_offset, int64_t deadline_ns)
 {
     const struct ms_control *control = producer->control;
@@ -386,9 +384,9 @@ int64_t ms_producer_stored_ns(int64_t submitted_ns, int64_t store_timestamp_ms)
     return stored_ns > submitted_ns ? stored_ns : submitted_ns;
 }
 
-/* A put of sync mode is answered long before its sync is over, so one sleep does for both: on the flush sequence. The
- * writer raises it too after an answer that no sync follows. Woken without an answer, or too late to sleep, the caller
- * waits for the answer itself. */
+/* Sleep on the flush sequence, which serves for answer and sync: in sync mode a put is answered long before its sync is
+ * over, and the writer raises the sequence after an answer without a sync. If woken without an answer, or too late to
+ * sleep, the caller waits for the answer. */
 static void sleep_until_flush(const struct ms_producer *producer, uint64_t sequence, int64_t deadline_ns)
 {
     const struct ms_control *control = producer->control;
@@ -397,14 +395,14 @@ static void sleep_until_flush(const struct ms_producer *producer, uint64_t seque
     uint32_t seen = ms_load_acquire(&control->flush_seq.value);
     int64_t under_way = ms_load_acquire(&control->flusher.sync_target);
     if (under_way != producer->target_before && under_way <= ms_load_acquire(&control->flushed.value))
-        return; /* the sync for this entry may be over, before its answer was published: no raise follows */
+        return; /* the sync of this entry may be over already: no raise would follow */
     int64_t left = deadline_ns - ms_monotonic_ns();
     if (left > 0 && ms_load_acquire(&producer->session->acked) < sequence)
         ms_control_wait_synced(control, seen, under_way, under_way == producer->target_before, earlier(left, LOOK_NS));
 }
 
-/* A put that waits for slaves only: its answer comes first, and alone wakes it for nothing. So it sleeps on `confirm`
- * once; refused, or not confirmed by then, it waits as any other. */
+/* Sleep once on `confirm`, for a put that waits for slaves only: its answer comes first, and waking for it would be useless.
+ * If the put is refused or not confirmed by then, it waits like any other. */
 static void sleep_until_confirmed(const struct ms_producer *producer, int64_t deadline_ns)
 {
     const struct ms_control *control = producer->control;
@@ -415,7 +413,7 @@ static void sleep_until_confirmed(const struct ms_producer *producer, int64_t de
         ms_futex_wait(&control->confirm_seq.value, seen, earlier(UNANSWERED_NS, left_ns));
 }
 
-/* From the submission on: the answer, then durability and confirmation if they are asked for. */
+/* Wait for the answer, then for durability and confirmation as `how` says. */
 static int wait_for_put(struct ms_producer *producer, int64_t slice_end_ns, int64_t deadline_ns, int how)
 {
     producer->stage = MS_STAGE_SUBMITTED;
@@ -438,7 +436,7 @@ static int wait_for_put(struct ms_producer *producer, int64_t slice_end_ns, int6
                 return MS_PRODUCER_UNFINISHED;
         }
     }
-    ms_producer_finish(producer, producer->sequence); /* also when no answer came: it will not be read any more */
+    ms_producer_finish(producer, producer->sequence); /* also without an answer: it will not be read any more */
     producer->unclaimed = 0;
     return why;
 }
@@ -518,7 +516,7 @@ int ms_producer_is_answered(const struct ms_producer *producer, int spins)
 
 int ms_producer_await(struct ms_producer *producer, int how)
 {
-    /* With its answer a put waits for nothing more, and needs no clock. */
+    /* A put that waits for its answer only is done with it, and need not read the clock. */
     int is_over = how == 0 && ms_load_acquire(&producer->session->acked) >= producer->sequence;
     int64_t began_ns = is_over ? producer->submitted_ns : ms_monotonic_ns();
     return wait_for_put(producer, began_ns + MS_PUT_SLICE_NS, producer->submitted_ns + producer->timeout_ns, how);

@@ -1,9 +1,8 @@
 /* The property text of a record: name 0x01 value, joined by 0x02 (docs/formats.md section 6).
  *
- * Who: dispatch (reputter, recovery) and the column scanner. Header only: both
- * loops want it inlined. A piece without 0x01, with an empty name or an empty
- * value is ignored, the first 0x01 splits, the last of equal names wins, as in
- * MessageDecoder.string2messageProperties.
+ * Who: dispatch (reputter, recovery) and the column scanner. It is a header only, so that both loops inline it. As in
+ * MessageDecoder.string2messageProperties it ignores a piece without 0x01, or with an empty name or value; the first 0x01
+ * splits; the last of equal names wins.
  */
 #ifndef MS_PROPERTY_H
 #define MS_PROPERTY_H
@@ -12,7 +11,7 @@
 #include <string.h>
 #include "record.h"
 
-/* The next piece of [*at, end) that is a name and a value; 0 at the end. Moves *at after it. */
+/* Return the next name and value of [*at, end), and move *at after it; 0 at the end. */
 static inline int ms_property_next(const uint8_t **at, const uint8_t *end, struct ms_text *name, struct ms_text *value)
 {
     while (*at < end) {
@@ -38,7 +37,7 @@ static inline int ms_text_equals(struct ms_text text, const char *other, int64_t
     return text.bytes == bytes && memcmp(text.at, other, (size_t)bytes) == 0;
 }
 
-/* The properties that decide where a record goes. */
+/* The properties that determine a record's queues. */
 struct ms_routing {
     struct ms_text tags;
     struct ms_text keys;
@@ -83,7 +82,7 @@ static inline void ms_property_routing(const uint8_t *text, int64_t bytes, struc
     }
 }
 
-/* The next piece of `rest` up to `separator`; empty pieces come too; 0 when nothing is left. */
+/* Return the next piece of `rest` up to `separator`, also an empty one; 0 at the end. */
 static inline int ms_text_split(struct ms_text *rest, uint8_t separator, struct ms_text *piece)
 {
     if (rest->at == NULL)
@@ -101,7 +100,7 @@ static inline int ms_text_split(struct ms_text *rest, uint8_t separator, struct 
     return 1;
 }
 
-/* A decimal number as Java's parseInt and parseLong read it; 0 when the text is none or does not fit. */
+/* Parse a decimal number like Java's parseInt and parseLong; 0 if the text is no number or out of range. */
 static inline int ms_text_number(struct ms_text text, int64_t low, int64_t high, int64_t *number)
 {
     const uint8_t *at = text.at, *const end = text.at + text.bytes;
@@ -111,7 +110,7 @@ static inline int ms_text_number(struct ms_text text, int64_t low, int64_t high,
         at++;
     if (text.at == NULL || at == end)
         return 0;
-    for (; at < end; at++) { /* counted downwards: the lowest number has no positive counterpart */
+    for (; at < end; at++) { /* as a negative number, since the lowest one has no positive counterpart */
         if (*at < '0' || *at > '9' || __builtin_mul_overflow(value, (int64_t)10, &value) ||
             __builtin_sub_overflow(value, (int64_t)(*at - '0'), &value))
             return 0;

@@ -25,7 +25,7 @@ int ms_queue_table_check(const struct ms_queue_table *table, int64_t mapped_byte
         return -EMSGSIZE;
     if (ms_load_acquire(&table->magic) != MS_QUEUE_TABLE_MAGIC)
         return -EPROTO;
-    if (table->slots == 0 || (table->slots & (table->slots - 1)) != 0) /* the table is walked by a mask */
+    if (table->slots == 0 || (table->slots & (table->slots - 1)) != 0) /* slots are found with a mask */
         return -EMSGSIZE;
     return mapped_bytes < ms_queue_table_bytes(table->slots) ? -EMSGSIZE : 0;
 }

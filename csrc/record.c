@@ -51,7 +51,7 @@ int64_t ms_record_encode(uint8_t *to, const struct ms_record_template *t)
     ms_put_64(at + 4, (uint64_t)t->prepared_transaction_offset);
     ms_put_32(at + 12, (uint32_t)t->body_bytes);
     MS_FAILPOINT("record_head_encoded");
-    /* Of the bytes that are stored: their producer may change its own meanwhile. */
+    /* The CRC of the stored copy: the producer may change its bytes meanwhile. */
     const uint32_t crc = t->body == body ? ms_crc32(0, body, t->body_bytes) : ms_crc32_copy(body, t->body, t->body_bytes);
     MS_FAILPOINT("record_body_copied");
     ms_put_32(to + MS_AT_BODY_CRC, t->body_bytes > 0 ? crc & 0x7FFFFFFF : 0);
@@ -89,7 +89,7 @@ int ms_record_text_is_clean(const uint8_t *text, int64_t length)
         if (end - text >= 8) { /* eight plain ASCII bytes at a time */
             uint64_t word;
             memcpy(&word, text, 8);
-            /* With no high bit set, a byte is 0 exactly when subtracting 1 borrows into it. */
+            /* Without a high bit, a byte is 0 exactly if subtracting 1 borrows into it. */
             if (((word | (word - LOW_BITS)) & MS_NOT_ASCII) == 0) {
                 text += 8;
                 continue;

@@ -8,7 +8,7 @@
 
 _Static_assert(sizeof(struct ms_record_template) == 136, "template without hidden pads");
 
-/* Fixed positions in a record; what follows the born host moves with the host bits. */
+/* Fixed positions in a record; positions after the born host depend on the host bits. */
 enum {
     MS_AT_SIZE = 0,
     MS_AT_MAGIC = 4,
@@ -27,8 +27,8 @@ static inline int32_t ms_host_bytes(int32_t sys_flag, int32_t v6_bit)
     return (sys_flag & v6_bit) != 0 ? 20 : 8;
 }
 
-/* MS_CASE_MESSAGE with `record` filled, or the first check that failed, up to
- * MS_CASE_TORN. The order of checks is that of formats.record_case. */
+/* Parse a record: MS_CASE_MESSAGE and `record`, or the first failed check, up to MS_CASE_TORN. The order of checks is that of
+ * pyengine/formats/record_case.py. */
 static inline int ms_record_parse(const uint8_t *at, int64_t room, struct ms_record *record)
 {
     if (room < MS_BLANK_BYTES)
@@ -76,8 +76,8 @@ static inline int ms_record_parse(const uint8_t *at, int64_t room, struct ms_rec
     return MS_CASE_MESSAGE;
 }
 
-/* Walks hop from header to header and wait for memory at each. Asking for the lines 2 KiB ahead, as many
- * as were passed, makes them three times as fast; a hint may point anywhere, it is never a fault. */
+/* Prefetch the lines 2 KiB ahead, as many as were passed. Walks jump from header to header and wait for memory at each; this
+ * makes them three times as fast. A prefetch may point anywhere without a fault. */
 static inline void ms_record_prefetch(const struct ms_record *record)
 {
     if (record->size_bytes <= 4096)
@@ -102,14 +102,14 @@ static inline int32_t ms_record_queue_id(const struct ms_record *record)
     return ms_get_i32(record->start + MS_AT_QUEUE_ID);
 }
 
-/* 1 for plain and committed messages: only they have a place in a queue. */
+/* Return 1 for plain and committed messages: only they have a queue entry. */
 static inline int ms_record_is_queued(const struct ms_record *record)
 {
     const int32_t transaction = record->sys_flag & MS_SYS_FLAG_TRANSACTION;
     return transaction != MS_SYS_FLAG_PREPARED && transaction != MS_SYS_FLAG_ROLLBACK;
 }
 
-/* The checks beyond the lengths, for a record that parsed. */
+/* Make the checks beyond the lengths, for a parsed record. */
 int ms_record_verify(const struct ms_record *record, int64_t physical_offset, int checks);
 
 #endif

@@ -14,7 +14,7 @@
 
 #define MINUTE_NS 60000000000
 #define TOOK_NS_MAX ((int64_t)1 << 60)
-#define PUTS_PAUSE_NS MS_STALL_NS /* slow puts are recorded so often at most: a backlog makes every pass slow */
+#define PUTS_PAUSE_NS MS_STALL_NS /* shortest interval of records of slow puts, since a backlog makes every pass slow */
 
 void ms_recorder_format(struct ms_recorder *recorder, const uint8_t *boot_id)
 {
@@ -56,7 +56,7 @@ int ms_stall_is_whole(const struct ms_stall *stall)
     return 1;
 }
 
-/* ---- what the kernel tells of this process ------------------------------- */
+/* ---- the kernel's counters of this process ------------------------------- */
 
 static volatile sig_atomic_t resumes;
 static volatile int64_t resumed_ns;
@@ -80,7 +80,7 @@ uint32_t ms_recorder_resumes(int64_t *last_ns)
     return (uint32_t)resumes;
 }
 
-/* "busy queued slices", in ns; as they were where the kernel does not tell. */
+/* Read "busy queued slices", in ns; unchanged if the kernel does not provide them. */
 static void read_schedstat(const struct ms_recorder_hand *hand, int64_t *busy_ns, int64_t *queued_ns)
 {
     char text[96];
@@ -98,7 +98,7 @@ static void read_schedstat(const struct ms_recorder_hand *hand, int64_t *busy_ns
     *queued_ns = (int64_t)strtoull(end, NULL, 10);
 }
 
-/* Ask the kernel; what was between this time and the last goes into `stall` unless that is NULL. */
+/* Read the kernel's counters; store their changes since the last read in `stall` unless that is NULL. */
 static void look(struct ms_recorder_hand *hand, int64_t now_ns, struct ms_stall *stall)
 {
     struct rusage usage;
@@ -127,14 +127,14 @@ static void look(struct ms_recorder_hand *hand, int64_t now_ns, struct ms_stall 
 
 void ms_recorder_look(struct ms_recorder_hand *hand, int64_t now_ns)
 {
-    /* A stop that no stall has told of yet belongs to the next one. */
+    /* A stop that no stall has recorded yet belongs to the next one. */
     if (hand->shared != NULL && hand->continued == (uint32_t)resumes)
         look(hand, now_ns, NULL);
 }
 
 /* ---- causes --------------------------------------------------------------- */
 
-/* The least, and the most, of what happened in the window that can have been in the stall, which is the window's end. */
+/* The least, and the most, of `ns` in the window that can be part of the stall, which is the end of the window. */
 static int64_t least_of(const struct ms_stall *stall, int64_t ns)
 {
     int64_t before_ns = stall->window_ns - stall->took_ns;
@@ -146,7 +146,7 @@ static int is_half(const struct ms_stall *stall, int64_t ns)
     return ns * 2 >= stall->took_ns;
 }
 
-/* What the last stall of the ring has of [began, ended). */
+/* Return how much of [began, ended) the ring's last stall covers. */
 static int64_t shared_with_last(const struct ms_recorder_hand *hand, const struct ms_stall *stall)
 {
     int64_t ended_ns = stall->began_ns + stall->took_ns;
@@ -166,7 +166,8 @@ static uint32_t cause_of_longest_phase(const struct ms_stall *stall)
     return stall->phase_ns[longest] > 0 ? causes[longest] : MS_CAUSE_UNKNOWN;
 }
 
-/* Ordered by how sure it is: what the process was told, what the kernel counted, what was measured around a wait. */
+/* Find the cause. The most certain come first: what the caller knows, what the kernel counted, what was measured around a
+ * wait. */
 static uint32_t cause_of(const struct ms_recorder_hand *hand, const struct ms_stall *stall)
 {
     if (stall->error_number == ENOSPC || stall->error_number == EDQUOT)
@@ -190,7 +191,7 @@ static uint32_t cause_of(const struct ms_recorder_hand *hand, const struct ms_st
                   cause == MS_CAUSE_LOCK || cause == MS_CAUSE_POOL;
     if (is_wait)
         return cause;
-    if (is_half(stall, stall->queued_ns)) /* perhaps not all of it in the stall, but nothing else is known */
+    if (is_half(stall, stall->queued_ns)) /* perhaps not all in the stall, but there is no better explanation */
         return MS_CAUSE_CPU;
     if (cause == MS_CAUSE_FAULT && stall->major_faults == 0 && is_half(stall, least_of(stall, stall->busy_ns)))
         return MS_CAUSE_LARGE;
@@ -247,7 +248,7 @@ static void put_into(struct ms_recorder_ring *ring, struct ms_stall *stall)
     stall->number = ring->stalls == UINT64_MAX ? 1 : ring->stalls + 1; /* 0 is no stall */
     stall->crc = crc_of(stall);
     struct ms_stall *place = &ring->stall[stall->number % MS_STALLS];
-    place->crc = ~stall->crc; /* whatever is there now: it is not whole until the end */
+    place->crc = ~stall->crc; /* wrong until the stall is complete */
     ms_compiler_fence();
     *place = *stall;
     ms_store_release(&ring->stalls, stall->number);
@@ -299,7 +300,7 @@ void ms_recorder_seen(struct ms_recorder_hand *hand, int64_t now_ns)
     hand->seen_ns = now_ns;
 }
 
-/* What the writer's own stalls tell of the time of these puts: the cause that took most of it, if they took half. */
+/* Return the cause of most of the writer's stalls during these puts, if the stalls cover half of the time. */
 static uint32_t cause_of_stalls(const struct ms_recorder_hand *hand, const struct ms_stall *puts)
 {
     int64_t by_cause[MS_CAUSES] = {0}, all_ns = 0;

@@ -35,7 +35,7 @@ static void copy_text(int8_t *to, size_t room, const char *from)
 void ms_replication_write_texts(uint32_t *text_seq, int8_t *address, int8_t *said, const char *new_address,
                                 const char *new_said)
 {
-    uint32_t before = ms_load_relaxed(text_seq) | 1u; /* odd already: its writer was killed in here */
+    uint32_t before = ms_load_relaxed(text_seq) | 1u; /* odd already if its writer was killed in between */
     ms_store_relaxed(text_seq, before);
     ms_fence();
     MS_FAILPOINT("link_texts_begun");

@@ -18,7 +18,7 @@ static void wake_consumers(struct ms_reput *reput, int64_t readable)
     ms_sequence_raise(&reput->control->arrival_seq);
 }
 
-/* Statistics come after everything else: consumers are awake already. */
+/* Count after consumers are woken. */
 static void count(struct ms_reput *reput, int64_t behind_bytes)
 {
     const struct ms_dispatch *const d = reput->dispatch;
@@ -54,21 +54,21 @@ void ms_reput_publish(struct ms_reput *reput, int64_t reached, int64_t behind_by
     count(reput, behind_bytes);
 }
 
-/* Why no whole record follows: the rest of one is not there yet. Of a blank, too: a slave of RocketMQ, or `confirm`,
- * may end inside one. */
+/* Return whether an incomplete record follows, the rest of which is still to come. It may be a blank: a RocketMQ slave's log,
+ * or `confirm`, may end inside one. */
 static int is_incomplete(int why)
 {
     return why == MS_CASE_RANGE_END || why == MS_CASE_OVERRUN || why == MS_CASE_BLANK;
 }
 
-/* One batch: ADVANCED, or MS_REPUT_* but TIME. */
+/* Dispatch one batch: ADVANCED, or MS_REPUT_* except TIME. */
 static int advance(struct ms_reput *reput)
 {
     struct ms_dispatch *const d = reput->dispatch;
     const int64_t from = reput->reput_from;
     const int64_t end = ms_load_acquire(&reput->limit->value);
     if (end <= from && reput->woken_up_to < end)
-        wake_consumers(reput, end); /* dispatched beyond `confirm` by a predecessor that was stopped; confirmed now */
+        wake_consumers(reput, end); /* a stopped predecessor dispatched it before it was confirmed */
     if (end <= from || end <= reput->incomplete_end)
         return MS_REPUT_IDLE;
     const int64_t segment_end = reput->base + reput->segment_bytes;
@@ -92,18 +92,18 @@ static int advance(struct ms_reput *reput)
     return MS_REPUT_IDLE;
 }
 
-/* ms_reput_run but for the latch, which is armed where *is_armed says so. */
+/* Do as ms_reput_run, but return with the latch armed if *is_armed is set. */
 static int run(struct ms_reput *reput, int64_t until_ns, int may_sleep, int *is_armed)
 {
     struct ms_latch *const latch = &reput->control->latch[MS_REPUTTER];
     const int64_t round_ends_ns = ms_monotonic_ns() + MS_REPUT_ROUND_NS;
-    int64_t woken_at = -1; /* where `committed` was before a wake-up since which nothing was dispatched */
+    int64_t woken_at = -1; /* `committed` before a wake-up after which nothing was dispatched */
     for (;;) {
         const int why = advance(reput);
         if (why != ADVANCED && why != MS_REPUT_IDLE)
             return why;
         if (why == ADVANCED && *is_armed) {
-            ms_latch_disarm(latch); /* while there is work no process need wake this one */
+            ms_latch_disarm(latch); /* while there is work, no process need wake this one */
             *is_armed = 0;
         }
         const int64_t now_ns = ms_monotonic_ns();
@@ -115,18 +115,18 @@ static int run(struct ms_reput *reput, int64_t until_ns, int may_sleep, int *is_
             continue;
         }
         const int64_t committed = ms_load_acquire(&reput->control->committed.value);
-        if (!may_sleep || committed == woken_at) /* woken for something else: settings, the end */
+        if (!may_sleep || committed == woken_at) /* woken for another reason: settings, the end */
             return MS_REPUT_IDLE;
         if (!*is_armed) {
             ms_latch_arm(latch, reput->semaphore);
-            *is_armed = 1; /* and look once more: a wake-up before arming was not posted */
+            *is_armed = 1; /* and check once more: a wake-up before arming was not posted */
             continue;
         }
         const int woken = ms_latch_wait(latch, reput->semaphore, until_ns - now_ns);
         *is_armed = 0;
         if (woken == -EINTR)
             return MS_REPUT_IDLE;
-        woken_at = woken > 0 ? committed : -1; /* what is committed and not confirmed yet wakes too: then it sleeps on */
+        woken_at = woken > 0 ? committed : -1; /* a commit that is not confirmed yet wakes it too: then it sleeps again */
     }
 }
 

@@ -35,7 +35,7 @@ void ms_scan_walk(const uint8_t *view, int64_t base_offset, int64_t start, int64
     result->reserved = 0;
 }
 
-/* A record may follow here, or the log ends. */
+/* Return whether the bytes at `at` can follow a record: another record, a blank, or the end of the log. */
 static int can_follow(const uint8_t *at, int64_t room, int64_t physical_offset)
 {
     struct ms_record next;
@@ -61,7 +61,7 @@ int64_t ms_scan_sync(const uint8_t *view, int64_t base_offset, int64_t from, int
     while (offset < end && limit - offset >= MS_RECORD_BYTES_MIN) {
         const uint8_t *const at = view + (offset - base_offset);
         int64_t bytes = limit - offset - MS_AT_MAGIC;
-        if (bytes > end - offset + (int64_t)sizeof magic - 1) /* a magic further on belongs to a record beyond `end` */
+        if (bytes > end - offset + (int64_t)sizeof magic - 1) /* a later magic belongs to a record beyond `end` */
             bytes = end - offset + (int64_t)sizeof magic - 1;
         const uint8_t *const hit = memmem(at + MS_AT_MAGIC, (size_t)bytes, magic, sizeof magic);
         if (hit == NULL)

@@ -19,7 +19,7 @@
 
 struct json {
     const uint8_t *at, *end;
-    uint8_t *text;                   /* room for texts with escapes: a text is never longer than as it was written */
+    uint8_t *text;                   /* room for unescaped texts, which are not longer than the escaped ones */
 };
 
 static void skip_space(struct json *json)
@@ -45,7 +45,7 @@ static int hex_digit(uint8_t sign)
     return small >= 'a' && small <= 'f' ? small - 'a' + 10 : -1;
 }
 
-/* The character of an escape after its backslash; -1 for one that is not ASCII, or none. */
+/* Decode an escape after its backslash; -1 for a wrong one, or a character that is not ASCII. */
 static int unescape(struct json *json)
 {
     const uint8_t sign = *json->at++;
@@ -92,7 +92,7 @@ static int is_utf8(struct ms_text text)
     return !bad;
 }
 
-/* 1 and the text of a JSON string; 0 for another value, and for a text that Python has to judge. */
+/* Read a JSON string: 1, or 0 for another value or a text that Python must handle. */
 static int take_text(struct json *json, struct ms_text *text)
 {
     if (!next_is(json, '"'))
@@ -127,7 +127,7 @@ static int take_text(struct json *json, struct ms_text *text)
     return is_utf8(*text);
 }
 
-/* 1 and a number that JSON writes with up to ten digits, within 32 bits. */
+/* Read a JSON number with up to ten digits, within 32 bits: 1, or 0. */
 static int take_number(struct json *json, int64_t *number)
 {
     skip_space(json);
@@ -152,7 +152,7 @@ struct header {
     int64_t queue_id, sys_flag, born_timestamp_ms, message_flag, reconsume_times;
 };
 
-/* 1 and the number that a field's digits say. */
+/* Read a field's decimal digits: 1, or 0. */
 static int digits_of(struct ms_text text, int digits_max, int64_t *number)
 {
     int64_t value = 0;
@@ -167,13 +167,13 @@ static int digits_of(struct ms_text text, int digits_max, int64_t *number)
     return 1;
 }
 
-/* One of extFields, by the short names of SendMessageRequestHeaderV2. 0 where Python has to read it. */
+/* Read one of extFields, by the short names of SendMessageRequestHeaderV2; 0 if Python must handle it. */
 static int take_field(struct header *header, uint8_t name, struct ms_text value)
 {
     int64_t unused;
     switch (name) {
     case 'a': /* producerGroup */
-    case 'c': /* defaultTopic, for a topic that has to be made */
+    case 'c': /* defaultTopic, for a topic that does not exist */
     case 'k': /* unitMode */
     case 'n': /* the broker's name */
         return 1;
@@ -220,7 +220,7 @@ static int take_fields(struct json *json, struct header *header)
 
 #define SEEN(name, bit) (ms_text_equals(key, name, sizeof name - 1) && (seen & (bit)) == 0 && (seen |= (bit)))
 
-/* 1 when the JSON is the header of a plain send. */
+/* Read the header: 1 if it is that of a plain send. */
 static int take_header(struct json *json, struct header *header)
 {
     uint32_t seen = 0;
@@ -234,7 +234,7 @@ static int take_header(struct json *json, struct header *header)
         int is_known = 0;
         if (!take_text(json, &key) || !next_is(json, ':'))
             return 0;
-        if (SEEN("code", 1u)) /* it comes first: other requests cost no more than this */
+        if (SEEN("code", 1u)) /* the first field, so that other requests end here */
             is_known = take_number(json, &header->code) && header->code == SEND_MESSAGE_V2;
         else if (SEEN("extFields", 2u))
             is_known = take_fields(json, header);
@@ -267,8 +267,8 @@ static int decides_more(struct ms_text name)
     return ms_text_equals(name, "DELAY", 5) || ms_text_equals(name, "TRAN_MSG", 8) || ms_text_equals(name, "CLUSTER", 7);
 }
 
-/* The properties in the order in which the broker's map has them, with CLUSTER and without WAIT: hash_map_order() in
- * pyengine/formats/record.py. Their bytes in sends->properties, or -1 where Python has to make them. */
+/* Write the properties to sends->properties in the order of the broker's map, with CLUSTER and without WAIT
+ * (hash_map_order() in pyengine/formats/record.py). Return their bytes, or -1 if Python must do it. */
 static int64_t order_properties(struct ms_sends *sends, struct ms_text text)
 {
     struct property found[MS_SEND_PROPERTIES_MAX + 1];
@@ -302,7 +302,7 @@ static int64_t order_properties(struct ms_sends *sends, struct ms_text text)
         if (ms_text_equals(found[i].name, "WAIT", 4))
             continue;
         if (to - sends->properties + 2 + found[i].name.bytes + found[i].value.bytes > PROPERTIES_BYTES_MAX)
-            return -1; /* or so nearly: Python counts */
+            return -1; /* or nearly so: Python counts exactly */
         if (to != sends->properties)
             *to++ = 2;
         memcpy(to, found[i].name.at, (size_t)found[i].name.bytes);
@@ -325,7 +325,7 @@ static int topic_of(const struct ms_sends *sends, struct ms_text topic)
     return -1;
 }
 
-/* Fill in the entry of one frame, without its length field; 0 where it is not taken. */
+/* Fill in the entry of one frame, given without its length field; 0 if the frame is not taken. */
 static int take_frame(struct ms_sends *sends, struct ms_producer *producer, const uint8_t *frame, int64_t bytes)
 {
     const uint32_t mark = ms_get_u32(frame);
@@ -442,7 +442,7 @@ void ms_sends_answer(struct ms_sends *sends, struct ms_producer *producer, int64
 {
     uint8_t *to = sends->answers + sends->answer_bytes;
     struct ms_completion answer;
-    if (sends->count > sends->answered) /* one sleep for all of them */
+    if (sends->count > sends->answered) /* sleep once, for all of them */
         ms_producer_wait_acked(producer, sends->taken[sends->count - 1].sequence, deadline_ns, &answer);
     for (; sends->answered < sends->count; sends->answered++) {
         const struct ms_send *const send = &sends->taken[sends->answered];

@@ -16,7 +16,7 @@ _Static_assert(offsetof(struct ms_session, waiting) == 2 * MS_LINE_BYTES, "tail:
 _Static_assert(offsetof(struct ms_session, head) == 3 * MS_LINE_BYTES, "waiting: one line");
 _Static_assert(offsetof(struct ms_session, completion) == 4 * MS_LINE_BYTES, "head: one line");
 
-/* Where the ring begins: never read from the object, which its producer may scribble on. */
+/* Return where the ring begins; not read from the object, which its producer can overwrite. */
 static inline uint64_t ms_session_ring_at(void)
 {
     return (sizeof(struct ms_session) + 4095) & ~4095ULL;
@@ -32,7 +32,7 @@ static inline uint64_t ms_align8(uint64_t bytes)
     return (bytes + 7) & ~7ULL;
 }
 
-/* Where an entry's payload begins: after its header, topic and properties. */
+/* Return where an entry's payload begins: after its header, topic and properties. */
 static inline uint64_t ms_entry_payload_at(uint32_t topic_bytes, uint32_t properties_bytes)
 {
     return ms_align8(sizeof(struct ms_entry) + (uint64_t)topic_bytes + properties_bytes);

@@ -10,10 +10,10 @@
 
 #define PAGE_BYTES 4096
 
-/* Filled by the thread that maps; read by the handler, which runs in whatever thread faults. */
+/* Written by the thread that maps; read by the handler, in the thread that faults. */
 struct guarded {
     uintptr_t start;
-    uintptr_t bytes; /* 0: nothing is mapped here; stored last */
+    uintptr_t bytes; /* 0: unused; stored last */
     uint32_t broken;
     uint32_t reserved;
 };
@@ -45,7 +45,7 @@ static void on_sigbus(int number, siginfo_t *info, void *context)
         if (others != NULL)
             ms_add(others, 1);
     }
-    /* Not ours. A fault comes again as soon as we return, a signal that was sent has to be sent on. */
+    /* Outside of sessions: a fault repeats when the handler returns; a signal from kill() must be raised again. */
     sigaction(SIGBUS, &before, NULL);
     ms_store_release(&installed, 0u);
     if (info->si_code <= 0)

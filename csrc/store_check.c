@@ -10,7 +10,7 @@
 
 #define EXT_ADDRESS_MAX (-2147483649LL)
 
-/* The record at a physical offset, if it lies in [base_offset, limit) as a whole. */
+/* Parse the record at a physical offset, if [base_offset, limit) contains it completely. */
 static int record_at(const uint8_t *view, int64_t base_offset, int64_t limit, int64_t offset, struct ms_record *record)
 {
     return offset >= base_offset && offset < limit &&
@@ -62,7 +62,7 @@ int64_t ms_check_chains(const uint8_t *file, int32_t slots, int32_t count, int32
     return 0;
 }
 
-/* Keys of a record in dispatch's order: UNIQ_KEY, then the words of KEYS. */
+/* An iterator over a record's keys in the order of dispatch: UNIQ_KEY, then the words of KEYS. */
 struct keys {
     struct ms_text uniq_key;
     struct ms_text words;

@@ -39,7 +39,7 @@ int64_t ms_latency_bound_ns(int32_t bucket)
 int32_t ms_distribute_bucket(int64_t ns)
 {
     static const int32_t bounds_ms[] = {10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10000};
-    int64_t ms = ns / 1000000; /* whole milliseconds, as RocketMQ's clock has them */
+    int64_t ms = ns / 1000000; /* whole milliseconds, like RocketMQ's clock */
     if (ms <= 0)
         return 0;
     int32_t bucket = 1;

@@ -21,10 +21,10 @@ _Static_assert(offsetof(struct ms_store_stats, sync) % 128 == 0, "flusher's line
 _Static_assert(offsetof(struct ms_store_stats, dispatch) % 128 == 0, "reputter's lines");
 _Static_assert(offsetof(struct ms_store_stats, history) % 128 == 0, "supervisor's lines");
 
-/* This process is the only one to write the field. */
+/* Add to a field that only this process writes. */
 #define ms_count(field, by) ms_store_relaxed(&(field), (field) + (uint64_t)(by))
 
-/* The bucket that counts a duration. */
+/* Return the bucket that counts a duration. */
 static inline int32_t ms_latency_bucket_of(int64_t ns)
 {
     uint64_t units = (uint64_t)ns >> MS_LATENCY_UNIT_BITS;
@@ -71,7 +71,7 @@ static inline void ms_put_meter_refuse(struct ms_put_meter *meter, uint32_t stat
         ms_count(meter->stats->refused[status & 15], 1);
 }
 
-/* After the answers of the pass are out; `now_ns`: CLOCK_MONOTONIC, the pass's one look at the clock. */
+/* Count the pass, after its answers are published; `now_ns`: CLOCK_MONOTONIC, read once in the pass. */
 static inline void ms_put_meter_commit(struct ms_put_meter *meter, int64_t now_ns)
 {
     struct ms_put_stats *stats = meter->stats;
@@ -90,7 +90,7 @@ static inline void ms_put_meter_commit(struct ms_put_meter *meter, int64_t now_n
             ms_count(stats->unmeasured, times);
             continue;
         }
-        if (ns < 0) /* the time is the producer's word */
+        if (ns < 0) /* the time comes from the producer and may be wrong */
             ns = 0;
         if (ns > meter->slowest_ns)
             meter->slowest_ns = ns;

@@ -15,7 +15,7 @@ void ms_tally_clear(struct ms_tally *tally)
         tally->places[at] = -1;
 }
 
-/* The group of this key, a new one where there is none; NULL when there is no room for it. */
+/* Return the group of this key, a new one if there is none; NULL without room for it. */
 static struct ms_tally_group *group_of(struct ms_tally *tally, const struct ms_record *row, int64_t key)
 {
     const int32_t folded = (int32_t)((uint64_t)key ^ (uint64_t)key >> 32);
@@ -43,7 +43,7 @@ static struct ms_tally_group *group_of(struct ms_tally *tally, const struct ms_r
     }
 }
 
-/* Whether it has the property DELAY, by the rules of property.h. */
+/* Return whether it has the property DELAY, by the rules of property.h. */
 static int is_delayed(const struct ms_record *row)
 {
     static const char wanted[] = "DELAY\1";
@@ -60,7 +60,7 @@ static int is_delayed(const struct ms_record *row)
     return 0;
 }
 
-/* The step of time that contains `us`: its beginning, or the least number where that is less. */
+/* Return the begin of the interval that contains `us`, or the least number if that is less. */
 static int64_t step_of(int64_t us, int64_t step_us)
 {
     const int64_t inside = us % step_us, back = inside < 0 ? inside + step_us : inside;

@@ -1,4 +1,4 @@
-/* What a topic's name may be: it is a folder's name too, and 1 and 2 separate properties. */
+/* Valid names of topics: they are names of folders too, and the bytes 1 and 2 separate properties. */
 #ifndef MS_TOPIC_H
 #define MS_TOPIC_H
 

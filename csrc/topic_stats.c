@@ -25,7 +25,7 @@ int ms_topic_stats_check(const struct ms_topic_stats *stats, int64_t mapped_byte
         return -EPROTO;
     if (stats->layout_version != MS_TOPIC_STATS_LAYOUT_VERSION)
         return -EBADMSG;
-    if (stats->slots == 0 || (stats->slots & (stats->slots - 1)) != 0) /* the table is walked by a mask */
+    if (stats->slots == 0 || (stats->slots & (stats->slots - 1)) != 0) /* slots are found with a mask */
         return -EBADMSG;
     return mapped_bytes < ms_topic_stats_bytes(stats->slots) ? -EMSGSIZE : 0;
 }
@@ -57,5 +57,5 @@ struct ms_topic_count *ms_topic_stats_find(struct ms_topic_stats *stats, const u
         if (slot->hash == hash && slot->topic_bytes == topic_bytes && memcmp(slot->topic, topic, topic_bytes) == 0)
             return slot;
     }
-    return &stats->others; /* never of our own doing: a quarter is left free */
+    return &stats->others; /* only after another process has written to the table: a quarter of it stays free */
 }

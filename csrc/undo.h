@@ -1,7 +1,7 @@
-/* The undo list of a pass: what a queue's next offset was before this pass changed it.
+/* The undo list of a pass: the next offsets of queues before the pass changed them.
  *
- * Who: the writer, before it changes next_offset. One entry per queue and pass, in front of the
- * change, so that the next writer can put it back (ms_writer_roll_back).
+ * Who: the writer adds one entry per queue and pass, before it changes next_offset, so that the next writer can restore it
+ * (ms_writer_roll_back).
  */
 #ifndef MS_UNDO_H
 #define MS_UNDO_H

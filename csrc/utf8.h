@@ -1,8 +1,7 @@
-/* UTF-8 read one character at a time, and Java's String.hashCode over it.
+/* Decodes UTF-8 one character at a time, and computes Java's String.hashCode of it.
  *
- * Who: dispatch (hashes), the column scanner (repair of bad text). Header only.
- * Bytes that are no UTF-8 read as U+FFFD, one for each maximal part that could
- * have begun a character: the rule of Python's "replace" and of Java's decoder.
+ * Who: dispatch (hashes), the column scanner (repair of invalid text). Header only. Invalid bytes decode to U+FFFD, one for
+ * each maximal part that could have begun a character, like Python's "replace" and Java's decoder.
  */
 #ifndef MS_UTF8_H
 #define MS_UTF8_H
@@ -14,7 +13,7 @@
 #define MS_REPLACEMENT 0xFFFDu
 #define MS_NOT_ASCII 0x8080808080808080ULL
 
-/* The character at *at (< end); moves *at after it. *bad is raised when it was none. */
+/* Return the character at *at (< end), and move *at after it. Set *bad if the bytes are invalid. */
 static inline uint32_t ms_utf8_next(const uint8_t **at, const uint8_t *end, int *bad)
 {
     const uint8_t lead = *(*at)++;
@@ -52,7 +51,7 @@ static inline uint32_t ms_utf8_next(const uint8_t **at, const uint8_t *end, int 
     return character;
 }
 
-/* 1 when no byte has its high bit set. Short texts are the rule: no loop over single bytes. */
+/* Return 1 if no byte has its high bit set. Without a loop over single bytes, since most texts are short. */
 static inline int ms_is_ascii(const uint8_t *text, int64_t bytes)
 {
     uint64_t seen = 0, word;

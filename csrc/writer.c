@@ -17,14 +17,14 @@
 #include "session_guard.h"
 #include "undo.h"
 
-/* A pass takes at most this much from one session before the next has its turn. */
+/* Most entries that a pass takes from one session before it goes on to the next. */
 #define TURN_ENTRIES 256
 #define TURN_BYTES 1048576
 #define SPINS_BETWEEN_CLOCK 32
-/* All sessions are looked at again after this time for each of them. One look takes about a sixteenth of it. */
+/* Interval of checks of all sessions, per session. Checking one session takes about a sixteenth of it. */
 #define LOOK_INTERVAL_NS 64
-#define ALWAYS_ACTIVE_MAX 8 /* as many sessions cost nothing: each pass looks at all of them */
-#define SPIN_GAP 4 /* spins long: what may lie between two entries for the next spin to be worth it; covers our waking up */
+#define ALWAYS_ACTIVE_MAX 8 /* so few sessions cost nothing: each pass reads all of them */
+#define SPIN_GAP 4 /* longest gap between two entries for which the next spin is worthwhile, in spins; it covers the writer's wake-up */
 
 /* ---- the committed state ------------------------------------------------- */
 
@@ -48,14 +48,14 @@ void ms_writer_open(struct ms_writer *writer)
     if (writer->sessions_high < slot->sessions_high)
         writer->sessions_high = slot->sessions_high;
     writer->touched_count = writer->touched_before_count = 0;
-    writer->whole_slots = MS_PASS_SLOTS; /* a dead pass may have left anything in the other slot */
+    writer->whole_slots = MS_PASS_SLOTS; /* after a dead pass the other slot is undefined */
     for (uint32_t i = 0; i < MS_SESSION_SLOTS; i++) {
         struct ms_writer_session *own = &writer->sessions[i];
         const struct ms_session_account *account = &slot->sessions[i];
         own->touched = 0;
         if (own->session == NULL)
             own->generation = account->generation;
-        /* An attached session that never was in a committed pass begins at 0. */
+        /* A session that was in no committed pass yet begins at 0. */
         int known = own->generation == account->generation;
         own->head = known ? account->head : 0;
         own->acked = known ? account->acked : 0;
@@ -80,7 +80,7 @@ int ms_writer_roll_back(struct ms_control *control, struct ms_queue_table *queue
     if (count > MS_UNDO_MAX)
         count = MS_UNDO_MAX;
     for (uint32_t i = count; i-- > 0;) {
-        if (undo->table_slot[i] >= queues->slots) /* no process of ours wrote that */
+        if (undo->table_slot[i] >= queues->slots) /* the memory is damaged */
             continue;
         struct ms_queue_slot *slot = &queues->slot[undo->table_slot[i]];
         slot->next_offset = undo->old_offset[i];
@@ -100,7 +100,7 @@ void ms_writer_rolled_back(struct ms_control *control)
     MS_FAILPOINT("rollback_done");
 }
 
-/* Behind a fence: the answer is stored first, then we look who sleeps for it. */
+/* After a fence: the answer is stored first, then `waiting` is loaded. */
 static void wake_session(struct ms_session *session)
 {
     if (ms_load_relaxed(&session->waiting) != 0)
@@ -130,7 +130,7 @@ void ms_writer_attach_session(struct ms_writer *writer, uint32_t slot, struct ms
     own->ring_bytes = ring_bytes;
     own->ring = ms_session_ring(session);
     own->broken = 0;
-    /* Not touched: until it puts, a slot with another generation says the same, that it begins at 0. */
+    /* Not touched: until it puts, a slot with another generation means the same, that it begins at 0. */
     writer->active[slot / 64] |= (uint64_t)1 << (slot % 64);
     if (writer->side_slot == slot)
         writer->side_loaded = 0;
@@ -173,7 +173,7 @@ static void begin_pass(struct ms_writer *writer)
     ms_put_meter_begin(&writer->meter);
 }
 
-/* The pass changed the session: its account goes into this slot and the next one. */
+/* Note that the pass changed the session, so that this slot and the next one get its account. */
 static void touch(struct ms_writer *writer, struct ms_writer_session *own)
 {
     own->has_put = 1;
@@ -213,7 +213,7 @@ static int refuse(struct ms_writer *writer, struct ms_writer_session *own, uint6
     return 0;
 }
 
-/* The producer broke the protocol: its session ends here, no other one notices. */
+/* Close the session of a producer that broke the protocol; other sessions continue. */
 static int close_session(struct ms_writer *writer, struct ms_writer_session *own, uint32_t why)
 {
     struct ms_session_slot *slot = &writer->control->sessions[own - writer->sessions];
@@ -229,15 +229,15 @@ static int close_session(struct ms_writer *writer, struct ms_writer_session *own
     return 0;
 }
 
-/* Whether the store takes puts at all, raw records among them, then RocketMQ's checks in its order, as far
- * as they need no text arithmetic (that is the producer's); 0 or the status, with *detail. */
+/* Check that the store takes puts, raw records included, then RocketMQ's checks in its order, except those of texts, which
+ * the producer makes; 0 or the status, with *detail. */
 static uint32_t check_entry(const struct ms_writer *writer, const struct ms_writer_session *own,
                             const struct ms_taken *taken, uint32_t *detail)
 {
     const struct ms_control *control = writer->control;
     uint32_t refuse_puts = ms_load_acquire(&control->state.refuse_puts);
     uint32_t state = ms_load_acquire(&control->state.state);
-    /* Not `state` alone: who freezes may be killed before it says so there. */
+    /* Not `state` alone: a worker may be killed after it froze the store and before it stored the state. */
     int read_only = ms_load_acquire(&control->state.frozen) != 0 || state == MS_STATE_READ_ONLY || state == MS_STATE_DEGRADED;
     int raw = taken->head.kind == MS_ENTRY_RAW;
     *detail = raw && !ms_raw_is_allowed(writer, own) ? MS_REFUSED_RAW
@@ -259,13 +259,13 @@ static int64_t store_time(const struct ms_writer *writer, const struct ms_entry 
     int64_t back = writer->store_timestamp_ms - now;
     if (back <= 0)
         return now;
-    /* The store's clock never steps back; status shows a large step. */
+    /* The store time does not step back; status shows a large step of the clock. */
     if (back > ms_load_relaxed(&writer->control->writer.clock_back_ms))
         ms_store_relaxed(&writer->control->writer.clock_back_ms, back);
     return writer->store_timestamp_ms;
 }
 
-/* Append everything of an entry whose records take `sum` bytes together, and answer it. */
+/* Append the records of an entry, `sum` bytes together, and answer it. */
 static int execute(struct ms_writer *writer, struct ms_writer_session *own, const struct ms_taken *taken, int64_t sum)
 {
     const struct ms_entry *head = &taken->head;
@@ -309,7 +309,7 @@ static int execute(struct ms_writer *writer, struct ms_writer_session *own, cons
         .status = PUT_OK,
         .count = head->count,
     };
-    /* One segment for a whole batch: decide the roll for the sum. */
+    /* A batch must be in one segment: roll if the sum does not fit. */
     if (head->kind == MS_ENTRY_BATCH && sum + MS_BLANK_BYTES > ms_tail_room(writer) && ms_tail_roll(writer) != 0)
         return MS_RUN_FAILED;
     struct ms_records records;
@@ -326,7 +326,7 @@ static int execute(struct ms_writer *writer, struct ms_writer_session *own, cons
             what.size_bytes = (uint32_t)(head->kind == MS_ENTRY_BATCH ? sum : bytes);
         }
     }
-    if (ms_session_guard_broken((uint32_t)(own - writer->sessions))) /* bodies are zeros in part: nothing of it may be committed */
+    if (ms_session_guard_broken((uint32_t)(own - writer->sessions))) /* bodies are zeros in part: the pass must not be committed */
         return MS_RUN_CUT_SHORT;
     if (counts) {
         queue->next_offset = queue_offset + count;
@@ -342,7 +342,7 @@ static int execute(struct ms_writer *writer, struct ms_writer_session *own, cons
     return 0;
 }
 
-/* The same for records that come with everything. Queue offsets are the master's: no producer puts here. */
+/* The same for raw records. Their queue offsets are the master's: no producer puts into this store. */
 static int execute_raw(struct ms_writer *writer, struct ms_writer_session *own, const struct ms_taken *taken)
 {
     struct ms_completion what = {.sequence = taken->head.sequence, .queue_offset = -1, .status = PUT_OK};
@@ -353,7 +353,7 @@ static int execute_raw(struct ms_writer *writer, struct ms_writer_session *own, 
     return 0;
 }
 
-/* The entry's text gets its places in further queues; 0 or the status that refuses it, with *detail. */
+/* Add the offsets in further queues to the entry's properties; 0 or the status that refuses it, with *detail. */
 static uint32_t prepare_light_queues(struct ms_writer *writer, struct ms_taken *taken, uint32_t *detail)
 {
     struct ms_light_queues *light = &writer->light;
@@ -380,12 +380,12 @@ static uint32_t prepare_light_queues(struct ms_writer *writer, struct ms_taken *
     }
 }
 
-/* The entry at the session's head: 0 done, or MS_RUN_*, then it stays where it is. */
+/* Execute the entry at the session's head: 0, or MS_RUN_*, after which it is still there. */
 static int take_entry(struct ms_writer *writer, struct ms_writer_session *own, uint64_t tail)
 {
     uint64_t place = own->head & (own->ring_bytes - 1);
     uint64_t available = tail - own->head;
-    /* Read once: the producer may change it while we look. */
+    /* Read once, because the producer may change it meanwhile. */
     uint32_t bytes = ms_load_relaxed((uint32_t *)(own->ring + place));
     if (available > own->ring_bytes || bytes < 8 || (bytes & 7) != 0 || bytes > available || bytes > own->ring_bytes - place)
         return close_session(writer, own, MS_REFUSED_MALFORMED);
@@ -409,7 +409,7 @@ static int take_entry(struct ms_writer *writer, struct ms_writer_session *own, u
         memcpy(writer->scratch, &taken.head, sizeof taken.head);
         memcpy(writer->scratch + sizeof taken.head, own->ring + place + sizeof taken.head, decisive - sizeof taken.head);
     }
-    if (ms_session_guard_broken((uint32_t)(own - writer->sessions))) /* what was copied is zeros in part */
+    if (ms_session_guard_broken((uint32_t)(own - writer->sessions))) /* the copy is zeros in part */
         return close_session(writer, own, MS_REFUSED_MALFORMED);
     if (!ms_entry_parse(writer->scratch, from_side ? writer->side_bytes : bytes, &taken))
         return close_session(writer, own, MS_REFUSED_MALFORMED);
@@ -505,8 +505,8 @@ static void fill_account(struct ms_commit_slot *slot, const struct ms_writer *wr
     slot->sessions[i].generation = writer->sessions[i].generation;
 }
 
-/* The slot holds the accounts as the pass before the last left them. What changed since was touched by
- * the last pass or by this one. */
+/* Update the slot, which has the accounts after the pass before the last: the last pass or this one touched those that have
+ * changed since. */
 static void fill_accounts(struct ms_commit_slot *slot, struct ms_writer *writer)
 {
     if (writer->whole_slots > 0) {
@@ -521,7 +521,7 @@ static void fill_accounts(struct ms_commit_slot *slot, struct ms_writer *writer)
         fill_account(slot, writer, writer->touched[n]);
 }
 
-/* For the recorder: producers wait for this pass from its begin on. */
+/* Tell the recorder that producers wait for this pass since its begin. */
 static void record_wait(struct ms_writer *writer)
 {
     const struct ms_recorder_hand *recorder = &writer->recorder;
@@ -543,7 +543,7 @@ static int commit_pass(struct ms_writer *writer)
     struct ms_commit_slot *slot = &control->slots[writer->pass & 1];
     int grew = writer->position != ms_load_relaxed(&control->wrote.value);
     MS_FAILPOINT("pass_ready");
-    /* Relaxed, not plain: ms_control_committed_slot may look on, and look again. */
+    /* Relaxed, not plain: ms_control_committed_slot may read it meanwhile, and then reads again. */
     ms_store_relaxed(&slot->wrote, writer->position);
     MS_FAILPOINT("commit_slot_wrote");
     ms_store_relaxed(&slot->store_timestamp_ms, writer->store_timestamp_ms);
@@ -557,7 +557,7 @@ static int commit_pass(struct ms_writer *writer)
     ms_store_release(&control->slot_pass.value, (int64_t)writer->pass); /* the commit point */
     MS_FAILPOINT("commit_point");
     if (grew)
-        record_wait(writer); /* before who ends it can see what it waits for */
+        record_wait(writer); /* before the process that ends the wait can see the commit */
     ms_store_release(&control->wrote.value, writer->position);
     MS_FAILPOINT("wrote_published");
     if (writer->mode != MS_MODE_POOL)
@@ -565,13 +565,13 @@ static int commit_pass(struct ms_writer *writer)
     MS_FAILPOINT("committed_published");
     ms_store_relaxed(&control->writer.pass_started_ms, 0);
     if (grew && writer->mode == MS_MODE_SYNC)
-        wake(writer, MS_FLUSHER); /* first: a producer waits for the disk, not for us */
+        wake(writer, MS_FLUSHER); /* first, since producers wait for the disk */
     MS_FAILPOINT("pass_published");
     for (uint32_t n = 0; n < writer->touched_count; n++)
         if (writer->sessions[writer->touched[n]].session != NULL)
             publish_session(&writer->sessions[writer->touched[n]]);
     MS_FAILPOINT("answers_published");
-    ms_fence(); /* one for all: positions and answers first, then who sleeps */
+    ms_fence(); /* one fence between all positions and answers, and the loads of sleepers */
     for (uint32_t n = 0; n < writer->touched_count; n++) {
         struct ms_writer_session *own = &writer->sessions[writer->touched[n]];
         if (own->session != NULL)
@@ -579,14 +579,14 @@ static int commit_pass(struct ms_writer *writer)
         own->touched = 0;
     }
     if (writer->mode == MS_MODE_SYNC && (writer->unsynced_answers || ms_load_acquire(&control->state.frozen) != 0))
-        ms_sequence_raise(&control->flush_seq); /* their producers sleep there; no sync follows in a frozen store either */
+        ms_sequence_raise(&control->flush_seq); /* their producers sleep there; in a frozen store no sync follows either */
     writer->unsynced_answers = 0;
     memcpy(writer->touched_before, writer->touched, writer->touched_count * sizeof writer->touched[0]);
     writer->touched_before_count = writer->touched_count;
     writer->touched_count = 0;
     MS_FAILPOINT("producers_woken");
     if (grew) {
-        wake_fenced(writer, MS_REPLICATOR); /* a master's, without a pool; first: a producer waits for its slaves */
+        wake_fenced(writer, MS_REPLICATOR); /* on a master without a pool; first, since producers wait for slaves */
         if (writer->mode == MS_MODE_POOL)
             wake_fenced(writer, MS_COMMITTER);
         else
@@ -597,14 +597,14 @@ static int commit_pass(struct ms_writer *writer)
     return MS_RUN_TIME;
 }
 
-/* ---- which sessions have something --------------------------------------- */
+/* ---- sessions with entries ------------------------------------------------ */
 
 static int has_work(const struct ms_writer_session *own)
 {
     return own->session != NULL && !own->broken && ms_load_acquire(&own->session->tail) != own->head;
 }
 
-/* The first active session from `from` on; sessions_high when there is none. */
+/* Return the first active session from `from` on; sessions_high if there is none. */
 static uint32_t next_active(const struct ms_writer *writer, uint32_t from)
 {
     uint32_t high = writer->sessions_high;
@@ -626,8 +626,8 @@ static int work_waits(const struct ms_writer *writer)
     return 0;
 }
 
-/* Look at all sessions. Active are from here on those that have something, and those that put since the last
- * time. Whether there is work. */
+/* Check all sessions: active ones are then those with entries, and those that have put since the last check. Return whether
+ * there is work. */
 static int look_at_all(struct ms_writer *writer, int64_t now)
 {
     uint32_t high = writer->sessions_high;
@@ -647,14 +647,14 @@ static int look_at_all(struct ms_writer *writer, int64_t now)
     return found;
 }
 
-/* A session that is not active is seen so much later at most, while others keep the writer awake. Before it
- * sleeps it looks at all, after it armed the latch: a producer that publishes after that look posts. */
+/* Return whether the interval has passed after which an inactive session is checked, while others keep the writer awake.
+ * Before it sleeps, the writer arms its latch and checks all: a producer that publishes after that check posts. */
 static int is_look_due(const struct ms_writer *writer, int64_t now)
 {
     return now - writer->looked_ns >= (int64_t)writer->sessions_high * LOOK_INTERVAL_NS;
 }
 
-/* Something that Python must see to before the next pass, MS_RUN_TIME if nothing. */
+/* Return what Python must do before the next pass, MS_RUN_TIME for nothing. */
 static int errand(const struct ms_writer *writer)
 {
     const struct ms_control *control = writer->control;
@@ -666,7 +666,7 @@ static int errand(const struct ms_writer *writer)
     return MS_RUN_TIME;
 }
 
-/* One look at the clock for the entries of a turn, all of which were put before it: their store time, and the pass's beginning. */
+/* Read the clock once for the entries of a turn, which were all put before: it is their store time and the pass's begin. */
 static void begin_turn(struct ms_writer *writer)
 {
     int is_first = writer->wall_ms == 0;
@@ -675,14 +675,14 @@ static void begin_turn(struct ms_writer *writer)
         ms_store_relaxed(&writer->control->writer.pass_started_ms, writer->wall_ms);
 }
 
-/* The lines of the next entry come from its producer's CPU together, not one after the other as they are read. */
+/* Prefetch the lines of the next entry from its producer's CPU together, instead of one after another. */
 static void prefetch_entry(const struct ms_writer_session *own, uint64_t tail)
 {
     uint64_t bytes = tail - own->head < MS_ENTRY_AHEAD_BYTES ? tail - own->head : MS_ENTRY_AHEAD_BYTES;
     ms_prefetch_range(own->ring, own->ring_bytes, own->head & (own->ring_bytes - 1), bytes, 0);
 }
 
-/* After a pass, while its producer reads the answer: what the next small pass stores to is this CPU's before it begins. */
+/* Prefetch, while the producer reads the answer, the lines to which the next small pass stores. */
 static void prefetch_places(const struct ms_writer *writer)
 {
     if (writer->current.memory == NULL || writer->is_gathering || writer->current.base < 0)
@@ -694,7 +694,7 @@ static void prefetch_places(const struct ms_writer *writer)
         ms_prefetch_to_store(&own->session->completion[(own->acked + 1) % MS_COMPLETIONS]);
 }
 
-/* What session `i` may put in one pass, which began at the position `from`. */
+/* Execute the entries of session `i` for one turn of a pass that began at the position `from`. */
 static int take_turn(struct ms_writer *writer, uint32_t i, int64_t from)
 {
     struct ms_writer_session *own = &writer->sessions[i];
@@ -716,7 +716,7 @@ static int take_turn(struct ms_writer *writer, uint32_t i, int64_t from)
     return MS_RUN_TIME;
 }
 
-/* What waits in the rings of active sessions, and the side object at hand. */
+/* Return the bytes that wait in the rings of active sessions and in the current side object. */
 static int64_t waiting_bytes(const struct ms_writer *writer)
 {
     uint32_t high = writer->sessions_high;
@@ -727,7 +727,7 @@ static int64_t waiting_bytes(const struct ms_writer *writer)
     return (int64_t)bytes;
 }
 
-/* The pass that is over, or puts of it, took long. */
+/* Record the finished pass if it, or its puts, took long. */
 static void record_pass(struct ms_writer *writer, int64_t from)
 {
     int64_t now = writer->last_work_ns;
@@ -758,7 +758,7 @@ static uint32_t phase_of(uint32_t why)
                                    : MS_PHASE_OTHER;
 }
 
-/* Python had something to do between two runs, or the process was kept from running. */
+/* Record the time between two runs, when Python worked or the process could not run. */
 static void record_errand(struct ms_writer *writer)
 {
     struct ms_stall stall = {.what = MS_STALL_ERRAND, .began_ns = writer->left_ns, .took_ns = writer->clock_ns - writer->left_ns, .detail = writer->left_why, .offset = writer->position};
@@ -772,7 +772,8 @@ static void record_errand(struct ms_writer *writer)
     ms_recorder_note(&writer->recorder, &stall);
 }
 
-/* It slept longer than it meant to, or was resumed in its sleep. Perhaps nothing waited; what did is told by its own stall. */
+/* Record a sleep that was too long or in which a signal stopped the process. Perhaps no put waited; if one did, it has a stall
+ * of its own. */
 static void record_sleep(struct ms_writer *writer, int64_t from_ns, int64_t to_ns)
 {
     struct ms_stall sleep = {.what = MS_STALL_ERRAND, .began_ns = from_ns, .took_ns = to_ns - from_ns, .offset = writer->position};
@@ -780,7 +781,7 @@ static void record_sleep(struct ms_writer *writer, int64_t from_ns, int64_t to_n
     ms_recorder_note(&writer->recorder, &sleep);
 }
 
-/* One round over the active sessions. MS_RUN_TIME when it went through. */
+/* Make one round over the active sessions; MS_RUN_TIME if it is complete. */
 static int make_pass(struct ms_writer *writer)
 {
     int why = MS_RUN_TIME;
@@ -790,17 +791,17 @@ static int make_pass(struct ms_writer *writer)
     int64_t from = writer->position;
     begin_pass(writer);
     writer->is_gathering = writer->gather_bytes_min > 0 && waiting_bytes(writer) >= writer->gather_bytes_min;
-    for (uint32_t n = 0, i = turn; n < 2 && why == MS_RUN_TIME; n++, i = 0) { /* from `turn` on, then those before it */
+    for (uint32_t n = 0, i = turn; n < 2 && why == MS_RUN_TIME; n++, i = 0) { /* the sessions from `turn` on, then those before it */
         uint32_t end = n == 0 ? high : turn;
         for (i = next_active(writer, i); i < end && why == MS_RUN_TIME; i = next_active(writer, i + 1)) {
             why = take_turn(writer, i, from);
             if (next_turn == 0)
                 next_turn = i + 1;
             if (why != MS_RUN_TIME)
-                writer->turn = i; /* it goes first when Python has done its part */
+                writer->turn = i; /* it is the first one after Python has done its part */
         }
     }
-    /* A refusal is for the entry whose errand failed. That entry went first; if it did not use it up, no other one may. */
+    /* A refusal is for the entry whose request failed, which came first; no other entry may use it. */
     writer->refuse_segment = writer->side_failed = writer->queues_refused = 0;
     if (why == MS_RUN_TIME)
         writer->turn = next_turn < high ? next_turn : 0;
@@ -820,13 +821,13 @@ static int make_pass(struct ms_writer *writer)
 
 int ms_writer_use_table(struct ms_writer *writer, struct ms_queue_table *queues)
 {
-    /* An empty pass commits the change, so that no undo list ever speaks of two tables. */
+    /* An empty pass commits the change, so that no undo list refers to two tables. */
     writer->queues = queues;
     begin_pass(writer);
     return commit_pass(writer);
 }
 
-/* Stored only when it changed: producers read that line with each put. */
+/* Store the CPU only if it has changed: producers read that line with each put. */
 static void publish_cpu(struct ms_control *control)
 {
     int32_t cpu = sched_getcpu();
@@ -834,7 +835,7 @@ static void publish_cpu(struct ms_control *control)
         ms_store_relaxed(&control->workers[MS_WRITER].cpu, cpu);
 }
 
-/* The flusher reads it after each sync. */
+/* Publish whether the writer shares its producer's CPU; the flusher reads it after each sync. */
 static void publish_beside_producer(const struct ms_writer *writer)
 {
     struct ms_writer_lines *lines = &writer->control->writer;
@@ -857,7 +858,7 @@ static int run(struct ms_writer *writer, int64_t deadline_ns)
         if (work_waits(writer)) {
             publish_cpu(control);
             if (slept) {
-                /* Spinning pays only if the next entry came soon after the last one. */
+                /* Spinning is worthwhile only if the next entry comes soon after the last one. */
                 writer->clock_ns = ms_monotonic_ns();
                 writer->spinning = writer->clock_ns - writer->last_work_ns < (int64_t)writer->spin_us * 1000 * SPIN_GAP;
                 slept = 0;
@@ -899,9 +900,9 @@ static int run(struct ms_writer *writer, int64_t deadline_ns)
         int woken = ms_latch_wait(latch, semaphore, deadline_ns - now);
         slept = 1;
         if (woken > 0 && ms_load_relaxed(&control->state.refuse_puts) & 1)
-            return MS_RUN_TIME; /* a stop, whose signal may have come before the sleep: let Python look */
+            return MS_RUN_TIME; /* a stop, whose signal may have arrived before the sleep: Python checks */
         if (woken > 0 && writer->mode == MS_MODE_SYNC && writer->spin_us > 0) {
-            /* The flusher rings when it has let producers go: their next entries are near. */
+            /* The flusher posts when it has woken producers, whose next entries come soon. */
             writer->spinning = 1;
             writer->last_work_ns = ms_monotonic_ns();
         }
@@ -909,7 +910,7 @@ static int run(struct ms_writer *writer, int64_t deadline_ns)
             int64_t resumed_ns;
             if (ms_recorder_resumes(&resumed_ns) != writer->recorder.continued)
                 record_sleep(writer, writer->clock_ns, resumed_ns);
-            return MS_RUN_TIME; /* a signal: let Python run its handler */
+            return MS_RUN_TIME; /* a signal, whose handler Python runs */
         }
     }
 }

@@ -1,10 +1,10 @@
-/* pyengine._front: what a program calls for each message, in C.
+/* pyengine._front: the calls that a program makes for each message, in C.
  *
- * Who: the processes of producers and readers, under the GIL unless a function says otherwise. Built for the stable ABI of Python 3.11
- * and linked with nothing of pyengine._native: that module hands over ms_producer_calls. Blocks on: room and answers,
- * without the GIL, in slices, between which signal handlers run. After a crash: as csrc/producer.cdef.h says, for
- * everything here is memory of the process. Python is called only where something is out of the ordinary, never while
- * an entry is half written.
+ * Who: the processes of producers and readers, under the GIL unless a function says otherwise. It is built for the stable ABI
+ * of Python 3.11 and not linked with pyengine._native, which passes it ms_producer_calls. Blocks on: room and answers,
+ * without the GIL, in slices, between which signal handlers run. After a crash: as csrc/producer.cdef.h says, since all
+ * objects here are memory of the process. It calls Python only for what is not ordinary, and not while an entry is
+ * incomplete.
  */
 #ifndef MS_FRONT_H
 #define MS_FRONT_H
@@ -21,48 +21,48 @@ struct result_object {
     PyObject *topic;
     PyObject *store_host;        /* bytes, as on disk */
     PyObject *reason;
-    PyObject *msg_id;            /* of a batch; else empty, and worked out when it is asked for */
+    PyObject *msg_id;            /* of a batch; otherwise empty, and computed on request */
     long long queue_id;
     char is_indeterminate;
 };
 extern PyTypeObject *result_base;
 int result_init(PyObject *module);
-/* A PutResult of `type` for a message that is stored; NULL without memory. */
+/* Return a PutResult of `type` for a stored message; NULL without memory. */
 PyObject *result_of(PyObject *type, const struct ms_completion *answer, PyObject *topic, long long queue_id, PyObject *store_host);
-/* The nine numbers of an answer, in the order of native.producer.ANSWER. */
+/* Return the nine numbers of an answer, in the order of ANSWER in pyengine/native/session.py. */
 PyObject *answer_tuple(const struct ms_completion *answer);
 
 /* ---- lock.c: a producer's lock, taken by C and by `with`. */
 extern PyTypeObject *lock_type;
 int lock_init(PyObject *module);
 PyObject *lock_new(void);
-/* 0 once it is held; -1 with an exception: a signal handler's, or RuntimeError where this thread has it already. */
+/* Take the lock: 0, or -1 with an exception: a signal handler's, or RuntimeError if this thread has the lock already. */
 int lock_take(PyObject *lock);
-/* Whether it is held now: without waiting. */
+/* Take the lock without waiting; return whether that worked. */
 int lock_try(PyObject *lock);
 void lock_release(PyObject *lock);
 
 /* ---- session.c: one session and the futures that wait for its answers. */
 struct pending_object;
 struct session_object {
-    PyObject_HEAD struct ms_producer *producer;             /* NULL once it ended: its memory may be gone */
+    PyObject_HEAD struct ms_producer *producer;             /* NULL after the session's end, when its memory may be unmapped */
     const struct ms_producer_calls *calls;
     PyObject *keeps;                          /* the Python object whose memory `producer` is */
     PyObject *owner;                          /* callables of the producer: see SessionFront */
     PyObject *result_type;
     PyObject *store_host;
-    uint64_t first;                           /* no entry before it has a future that waits */
+    uint64_t first;                           /* the first entry that may have a waiting future */
     struct pending_object **slots;            /* borrowed, by sequence */
-    struct pending_object *answered;          /* borrowed, a list: answered, but not known to be kept */
-    struct pending_object **answered_end;     /* where the next one belongs */
+    struct pending_object *answered;          /* borrowed, a list: answered, but not yet known to be durable and confirmed */
+    struct pending_object **answered_end;     /* where to append the next one */
     Py_ssize_t waiting;                       /* entries in slots */
-    int users;                                /* threads that look at its memory without the GIL */
+    int users;                                /* threads that read its memory without the GIL */
 };
 extern PyTypeObject *session_type;
 int session_init(PyObject *module);
-/* Take what was answered. */
+/* Take the answers that have arrived. */
 void session_harvest(struct session_object *session);
-/* Without the GIL until `sequence` is answered, or the slice is over; -1 with an exception of a signal handler. */
+/* Wait without the GIL until `sequence` is answered or the slice is over; -1 with an exception of a signal handler. */
 int session_wait(struct session_object *session, uint64_t sequence, int64_t slice_ns);
 
 /* ---- pending.c: the future of one put_async. */
@@ -73,7 +73,7 @@ enum pending_state { PENDING_WAITS,
 struct pending_object {
     PyObject_HEAD struct session_object *session;           /* until it is resolved */
     PyObject *topic;
-    PyObject *result;                         /* RESOLVED: of the put; HANDED: the Future that will have it */
+    PyObject *result;                         /* RESOLVED: the put's result; HANDED: the Future that will have it */
     long long queue_id;
     uint64_t sequence;
     struct ms_completion answer;
@@ -85,32 +85,32 @@ struct pending_object {
 extern PyTypeObject *pending_type;
 int pending_init(PyObject *module);
 struct pending_object *pending_new(void);
-/* The entry just submitted is this future's. */
+/* Assign the last submitted entry to this future. */
 void pending_submitted(struct pending_object *pending, struct session_object *session, PyObject *topic, long long queue_id, int how);
-/* Its answer is there; its place in the ring is not needed any more. */
+/* Store its answer, and free the answer's slot. */
 void pending_take(struct pending_object *pending, const struct ms_completion *answer);
-/* Its result comes from Python's thread of answers from now on; -1 with an exception. */
+/* Let Python's thread of answers resolve it from now on; -1 with an exception. */
 int pending_hand_over(struct pending_object *pending);
 
 /* ---- producer.c: ProducerFront, the base of pyengine.client.producer.Producer. */
 int producer_init(PyObject *module);
 
-/* ---- message.c: what a reader makes of a record. */
+/* ---- message.c: the message of a record. */
 struct ms_record;
 extern PyTypeObject *message_type;           /* NULL until use_message() */
 int message_init(PyObject *module);
-/* The message of a whole record; `topic`: its topic as text, NULL to decode it. NULL with an exception. */
+/* Return the message of a whole record; `topic`: its topic as text, NULL to decode it. NULL with an exception. */
 PyObject *message_of(const struct ms_record *record, PyObject *topic);
-/* Its tags or None; NULL with an exception. */
+/* Return its tags or None; NULL with an exception. */
 PyObject *message_tags(PyObject *message);
 
-/* ---- read_queue.c: the messages that a queue's entries lead to. */
+/* ---- read_queue.c: the messages of a queue's entries. */
 int read_queue_init(PyObject *module);
 
-/* Adds a type to the module; NULL with an exception. */
+/* Add a type to the module; NULL with an exception. */
 PyTypeObject *add_type(PyObject *module, PyType_Spec *spec, const char *name);
 
-/* Py_SETREF, which the stable ABI has not: the old object goes last, for its end may run Python. */
+/* Py_SETREF, which the stable ABI lacks: release the old object last, because its end may run Python. */
 static inline void replace(PyObject **place, PyObject *object)
 {
     PyObject *old = *place;
@@ -118,13 +118,13 @@ static inline void replace(PyObject **place, PyObject *object)
     Py_XDECREF(old);
 }
 
-/* A zeroed object of this type; NULL with an exception. */
+/* Return a zeroed object of this type; NULL with an exception. */
 static inline void *new_object(PyTypeObject *type)
 {
     return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
 }
 
-/* The end of each dealloc: the object and its reference to its type. */
+/* Free the object and its reference to its type, at the end of each dealloc. */
 static inline void free_object(PyObject *object)
 {
     PyTypeObject *type = Py_TYPE(object);

@@ -1,4 +1,4 @@
-/* A producer's lock: C takes it for a put, Python by `with`; a thread that waits for it still gets its signals. */
+/* A producer's lock, taken by C for a put and by Python with `with`; a thread that waits for it still handles signals. */
 #include "front.h"
 
 #define TURN_US 50000

@@ -1,9 +1,9 @@
-/* A message as it was read: a subclass of pyengine.Message that is told from one by type() alone.
+/* A message that was read: a subclass of pyengine.Message, which only type() distinguishes from it.
  *
- * Who: readers of queues (read_queue.c), under the GIL. Blocks on: nothing. After a crash: nothing is left.
- * A message is copied out of its segment at once, so that nothing which happens to the file can change it: the numbers and
- * hosts into a struct, body and properties into objects. Hosts, the table of properties and numbers become objects when
- * they are asked for. Decoding agrees with pyengine.formats.record.decode_record, which is the reference.
+ * Who: readers of queues (read_queue.c), under the GIL. Blocks on: nothing. After a crash: nothing remains. A message is a
+ * copy, so that later changes of the file do not change it: numbers and hosts in a struct, body and properties in objects.
+ * Hosts, numbers and the table of properties become objects on request. Decoding agrees with
+ * pyengine.formats.record.decode_record, which is the reference.
  */
 #include "front.h"
 
@@ -14,7 +14,7 @@
 
 struct fields {
     PyObject *topic, *body, *raw_properties;
-    PyObject *properties;            /* the table, NULL until it is asked for */
+    PyObject *properties;            /* the table, NULL until it is requested */
     long long queue_offset, physical_offset, born_timestamp_ms, store_timestamp_ms, prepared_transaction_offset;
     int queue_id, size_bytes, flag, sys_flag, reconsume_times, body_crc;
     unsigned char born_host_bytes, store_host_bytes;
@@ -25,7 +25,7 @@ PyTypeObject *message_type;
 static PyObject *message_class, *match_args, *decode_host, *name_tags, *no_text;
 static allocfunc allocate;
 static freefunc release;
-static size_t fields_at;             /* after the fields of Message, which stay empty */
+static size_t fields_at;             /* behind the fields of Message, which stay empty */
 
 static struct fields *fields_of(PyObject *message)
 {
@@ -37,7 +37,7 @@ PyObject *message_of(const struct ms_record *record, PyObject *topic)
     PyObject *message = allocate(message_type, 0);
     if (message == NULL)
         return NULL;
-    PyObject_GC_UnTrack(message); /* it refers to bytes and text only, until its table is asked for */
+    PyObject_GC_UnTrack(message); /* it refers only to bytes and text until its table is requested */
     struct fields *fields = fields_of(message);
     const uint8_t *const start = record->start, *const tail = record->body - 16;
     fields->queue_offset = ms_record_queue_offset(record);
@@ -68,7 +68,7 @@ PyObject *message_of(const struct ms_record *record, PyObject *topic)
     return message;
 }
 
-/* As pyengine.formats.record.decode_properties. */
+/* Decode as pyengine.formats.record.decode_properties. */
 static PyObject *decoded(PyObject *text)
 {
     Py_ssize_t length;
@@ -104,18 +104,18 @@ static PyObject *get_properties(PyObject *message, void *unused)
         PyObject *table = decoded(fields->raw_properties);
         if (table == NULL)
             return NULL;
-        if (fields->properties != NULL) { /* by another thread, while the collector ran in the making of the table (Python 3.11) */
+        if (fields->properties != NULL) { /* another thread made it while the garbage collector ran in decoded() (Python 3.11) */
             Py_DECREF(table);
         } else {
             fields->properties = table;
             if (!PyObject_GC_IsTracked(message))
-                PyObject_GC_Track(message); /* a program may put anything into a table */
+                PyObject_GC_Track(message); /* a program may store any object in the table */
         }
     }
     return Py_NewRef(fields->properties);
 }
 
-/* What Message keeps: the table, or None while it was not asked for. */
+/* Return what Message keeps: the table, or None before it is requested. */
 static PyObject *get_kept_properties(PyObject *message, void *unused)
 {
     (void)unused;
@@ -162,7 +162,7 @@ static PyObject *get_store_host(PyObject *message, void *unused)
     return host(fields_of(message)->store_host, fields_of(message)->store_host_bytes);
 }
 
-/* Equality, dataclasses.replace and repr look here: it is a Message to them. */
+/* Return Message as __class__, for equality, dataclasses.replace and repr. */
 static PyObject *get_class(PyObject *message, void *unused)
 {
     (void)message, (void)unused;
@@ -263,7 +263,7 @@ static PyType_Spec spec = {
     .slots = slots,
 };
 
-/* use_message(Message, decode_host): what is read is a subclass of this Message from now on. */
+/* use_message(Message, decode_host): make read messages a subclass of this Message from now on. */
 static PyObject *use_message(PyObject *module, PyObject *arguments)
 {
     PyObject *class, *decode;

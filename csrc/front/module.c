@@ -10,7 +10,7 @@ PyTypeObject *add_type(PyObject *module, PyType_Spec *spec, const char *name)
     return (PyTypeObject *)type;
 }
 
-/* Types and names are kept in static variables: one interpreter has them. */
+/* Types and names are in static variables, so only one interpreter can use the module. */
 static int execute(PyObject *module)
 {
     static int is_loaded;

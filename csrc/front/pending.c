@@ -1,4 +1,5 @@
-/* The future of one put_async: it takes its answer itself where a program asks for it soon, else the thread of answers does. */
+/* The future of one put_async: it takes its answer itself if the program waits for it soon, otherwise the thread of answers
+ * does. */
 #include "front.h"
 
 #include <math.h>
@@ -6,24 +7,24 @@
 #include "futex.h"
 
 #define SLICE_NS 50000000
-/* A future that is asked for its result waits by itself for so long, then the thread of answers does. */
+/* How long a future waits for its result itself, before the thread of answers takes over. */
 #define OWN_WAIT_NS_MAX 250000000
 #define FOR_EVER_NS INT64_MAX
 
 PyTypeObject *pending_type;
 static PyTypeObject *future_class; /* PutFuture: of this and of concurrent.futures.Future */
-/* What a PutFuture does once it is a Future like any other. */
+/* The methods of a PutFuture once it is an ordinary Future. */
 static PyObject *future_result, *future_exception, *future_done, *future_running, *future_add_done_callback, *future_settled;
 
 struct pending_object *pending_new(void)
 {
     struct pending_object *pending = new_object(future_class);
     if (pending != NULL)
-        pending->state = PENDING_HANDED; /* until it is submitted no session has it */
+        pending->state = PENDING_HANDED; /* it has no session until it is submitted */
     return pending;
 }
 
-/* One that Python makes is a Future from the beginning. */
+/* Make one from Python, which is a Future from the beginning. */
 static PyObject *pending_make(PyTypeObject *type, PyObject *arguments, PyObject *names)
 {
     (void)arguments;
@@ -44,11 +45,11 @@ void pending_submitted(struct pending_object *pending, struct session_object *se
     pending->submitted_ns = producer->submitted_ns;
     pending->sequence = producer->sequence;
     pending->state = PENDING_WAITS;
-    producer->unclaimed = 0; /* its answer is this object's business */
+    producer->unclaimed = 0; /* this object finishes its answer */
     if (session->waiting == 0)
         session->first = pending->sequence;
     struct pending_object **slot = &session->slots[pending->sequence % MS_COMPLETIONS];
-    session->waiting += *slot == NULL; /* not empty: an exception ended a claim early, and that future finds nothing */
+    session->waiting += *slot == NULL; /* a slot is still used if an exception ended a claim early; that future finds no answer */
     *slot = pending;
 }
 
@@ -80,7 +81,7 @@ void pending_take(struct pending_object *pending, const struct ms_completion *an
     session->answered_end = &pending->next;
 }
 
-/* What the session knows of it is forgotten. */
+/* Remove it from the session. */
 static void leave_session(struct pending_object *pending)
 {
     struct session_object *session = pending->session;
@@ -102,7 +103,7 @@ static void resolve(struct pending_object *pending, PyObject *result)
     Py_CLEAR(pending->topic);
 }
 
-/* The result of an answer that ended with `code` (0, or why it is not kept), made in Python where it is not plain. */
+/* Set the result of an answer with `code` (0, or why it is not durable or confirmed); Python makes it unless it is PUT_OK. */
 static int resolve_answered(struct pending_object *pending, int code)
 {
     struct session_object *session = pending->session;
@@ -123,7 +124,7 @@ static int resolve_answered(struct pending_object *pending, int code)
     return 0;
 }
 
-/* It has the fields of a Future from here on. Calls nothing of Python. */
+/* Give it the fields of a Future, without running Python. */
 static int become_handed(struct pending_object *pending, PyObject *own_fields, PyObject *fields, PyObject *put, PyObject *entry)
 {
     if (PyDict_Update(own_fields, fields) != 0)
@@ -139,7 +140,7 @@ static int become_handed(struct pending_object *pending, PyObject *own_fields, P
     return 0;
 }
 
-/* The session was the parent's (session_forget): what became of the put is not known here. */
+/* Resolve a put of the parent process's session (session_forget), whose outcome is unknown here. */
 static int resolve_lost(struct pending_object *pending)
 {
     PyObject *session = Py_NewRef((PyObject *)pending->session);
@@ -152,8 +153,8 @@ static int resolve_lost(struct pending_object *pending)
     return result == NULL ? -1 : 0;
 }
 
-/* Nothing looks at the session any more. An answer that another thread took before that is all that a put needs which waits
- * for nothing else. */
+/* Resolve a future whose session has ended. If another thread has taken its answer before, a put that waits for nothing else
+ * is complete. */
 static int resolve_without_session(struct pending_object *pending)
 {
     if (pending->state != PENDING_ANSWERED || (pending->how != 0 && pending->answer.status == 0))
@@ -164,8 +165,8 @@ static int resolve_without_session(struct pending_object *pending)
     return failed;
 }
 
-/* Once for the state that it has: what Python makes of it is used only if it still has it then, for another thread, or a
- * signal handler, may have moved it on meanwhile. Until then nothing of the future has changed, whatever is raised. */
+/* Hand the future over once, in its current state. Use what Python returns only if the state is still the same, since another
+ * thread or a signal handler may have changed it meanwhile. Until then the future does not change, whatever is raised. */
 static int hand_over_once(struct pending_object *pending)
 {
     struct session_object *session = (struct session_object *)Py_NewRef((PyObject *)pending->session);
@@ -197,14 +198,14 @@ static int hand_over_once(struct pending_object *pending)
 int pending_hand_over(struct pending_object *pending)
 {
     int failed = 0;
-    Py_INCREF((PyObject *)pending); /* the answers' thread may be done with it before this returns */
+    Py_INCREF((PyObject *)pending); /* the thread of answers may finish with it before this returns */
     while (!failed && (pending->state == PENDING_WAITS || pending->state == PENDING_ANSWERED))
         failed = (pending->session->producer == NULL ? resolve_without_session(pending) : hand_over_once(pending)) != 0;
     Py_DECREF((PyObject *)pending);
     return failed ? -1 : 0;
 }
 
-/* Whether the wait for the disk and for slaves is over: 1 and *code, or 0. Waits for at most a slice, not at all with 0. */
+/* Return whether the wait for the disk and for slaves is over: 1 and *code, or 0. It waits for a slice at most. */
 static int is_kept(struct pending_object *pending, int64_t slice_ns, int *code)
 {
     struct session_object *session = pending->session;
@@ -226,8 +227,8 @@ static int is_kept(struct pending_object *pending, int64_t slice_ns, int *code)
     return 1;
 }
 
-/* Moves the future on by what has come; with a slice, waits for it. -1 with an exception. Threads that ask the same future
- * do it one after another but for the waits, after which each looks at its state anew. */
+/* Advance the future by the answers that have arrived; with a slice, wait for them. -1 with an exception. Threads on the same
+ * future run one after another except in the waits, after which each reads its state again. */
 static int advance(struct pending_object *pending, int64_t slice_ns)
 {
     struct session_object *session = pending->session;
@@ -240,7 +241,7 @@ static int advance(struct pending_object *pending, int64_t slice_ns)
         failed = session_wait(session, pending->sequence, slice_ns) != 0;
         session_harvest(session);
         if (!failed && pending->state == PENDING_WAITS && session->producer != NULL && session->calls->is_closed(session->producer))
-            failed = pending_hand_over(pending) != 0; /* nothing is answered any more: the answers' thread says so */
+            failed = pending_hand_over(pending) != 0; /* no answers arrive any more: the thread of answers reports it */
     }
     if (!failed && pending->state == PENDING_ANSWERED) {
         int is_over = pending->how == 0 || pending->answer.status != 0;
@@ -257,7 +258,7 @@ static int advance(struct pending_object *pending, int64_t slice_ns)
     return failed ? -1 : 0;
 }
 
-/* Waits until there is a result or a Future that will have it; 0, or -1 with an exception (TimeoutError). */
+/* Wait until there is a result or a Future that will have it; 0, or -1 with an exception (TimeoutError). */
 static int wait_for(struct pending_object *pending, PyObject *timeout, double *left_s)
 {
     int64_t until_ns = FOR_EVER_NS;
@@ -269,7 +270,7 @@ static int wait_for(struct pending_object *pending, PyObject *timeout, double *l
     }
     for (int64_t late_ns = ms_monotonic_ns() + OWN_WAIT_NS_MAX;;) {
         if (pending->state == PENDING_WAITS && ms_monotonic_ns() >= late_ns && pending_hand_over(pending) != 0)
-            return -1; /* it looks whether the engine was replaced */
+            return -1; /* it checks whether the engine was replaced */
         if (pending->state == PENDING_RESOLVED || pending->state == PENDING_HANDED)
             break;
         int64_t left_ns = until_ns == FOR_EVER_NS ? SLICE_NS : until_ns - ms_monotonic_ns();
@@ -316,8 +317,8 @@ static PyObject *pending_exception(PyObject *object, PyObject *const *arguments,
     return ask(object, arguments, count, names, future_exception, "exception");
 }
 
-/* Asked without waiting, maybe again and again. A future that is late goes to the answers' thread, which looks whether the
- * engine lives. */
+/* Check without waiting, perhaps repeatedly. A late future goes to the thread of answers, which checks whether the engine
+ * lives. */
 static int look(struct pending_object *pending)
 {
     if (pending->state != PENDING_HANDED && advance(pending, 0) != 0)
@@ -356,7 +357,7 @@ static PyObject *pending_no(PyObject *object, PyObject *none)
     Py_RETURN_FALSE;
 }
 
-/* From here on a Future with all that concurrent.futures expects of one; the thread of answers resolves it. */
+/* Turn it into a full concurrent.futures.Future, which the thread of answers resolves. */
 static PyObject *pending_become_future(PyObject *object, PyObject *none)
 {
     (void)none;
@@ -391,8 +392,8 @@ static PyObject *pending_add_done_callback(PyObject *object, PyObject *callback)
     return PyObject_CallFunctionObjArgs(future_add_done_callback, object, callback, NULL);
 }
 
-/* Before anything else of it goes, and Python runs for that: nothing finds it in the session any more. Should it come back
- * to life, the answers' thread knows what became of it. */
+/* Remove it from the session first, because releasing its other parts may run Python. If it is resurrected, the thread of
+ * answers has its outcome. */
 static void pending_finalize(PyObject *object)
 {
     leave_session((struct pending_object *)object);
@@ -404,7 +405,7 @@ static void pending_dealloc(PyObject *object)
     struct session_object *session = pending->session;
     int waited = pending->state == PENDING_WAITS && session != NULL && session->producer != NULL;
     leave_session(pending);
-    if (waited) /* no one will ask any more */
+    if (waited) /* its result is not needed any more */
         session->calls->finish(session->producer, pending->sequence);
     Py_CLEAR(pending->session);
     Py_CLEAR(pending->topic);
@@ -449,7 +450,7 @@ static PyType_Spec spec = {
     .slots = slots,
 };
 
-/* use_futures(PutFuture, Future): PutFuture is a subclass of PendingPut and of concurrent.futures.Future. */
+/* use_futures(PutFuture, Future): set PutFuture, a subclass of PendingPut and of concurrent.futures.Future. */
 static PyObject *use_futures(PyObject *module, PyObject *arguments)
 {
     (void)module;

@@ -1,7 +1,7 @@
-/* ProducerFront and SubmitterFront: put, put_async and put_many with no other options than queue and tags (the fast path).
+/* ProducerFront and SubmitterFront: put, put_async and put_many with no options but queue and tags (the fast path).
  *
- * A program calls them as methods of pyengine.client.producer.Producer. All other puts go to its methods _put_any,
- * _put_async_any and _put_many_any in Python (the slow path), which also remember what the fast path may take.
+ * A program calls them as methods of pyengine.client.producer.Producer. All other puts use its methods _put_any,
+ * _put_async_any and _put_many_any in Python (the slow path), which also store the prefixes for the fast path.
  */
 #include "front.h"
 
@@ -12,19 +12,19 @@
 #include "atomics.h"
 #include "futex.h"
 
-/* Looks at the answer before other threads of this program may run. */
+/* Polls of the answer before other threads of this program may run. */
 #define SPINS 1500
 #define ROOM_SLICE_NS 10000000
-/* Bodies of so many bytes together are copied without the GIL. */
+/* From this size on the bodies of one call are copied without the GIL. */
 #define LARGE_COPY_BYTES 65536
-/* How many places a put_async waits for at once, when there is none. */
+/* For how many free answer slots a put_async waits, when there is none. */
 #define ROOM_BATCH 512
 
-/* SubmitterFront, the base of pyengine.client.submission.Submitter: the session that is put to now. */
+/* SubmitterFront, the base of pyengine.client.submission.Submitter: the current session. */
 struct submitter_object {
     PyObject_HEAD PyObject *lock;              /* Lock: held while something is submitted */
     PyObject *session;           /* SessionFront, or None */
-    PyObject *later;             /* deque: puts that wait for their turn in another thread */
+    PyObject *later;             /* deque: puts that another thread will submit */
     long long body_bytes_max;    /* of one message on the fast path */
     long long payload_bytes_max; /* of an entry with many */
     int how;                     /* what a put waits for: MS_PUT_DURABLE, MS_PUT_CONFIRMED */
@@ -33,7 +33,7 @@ struct submitter_object {
 struct front_object {
     PyObject_HEAD PyObject *puts;              /* the Submitter */
     PyObject *prefixes;          /* dict: (topic, queue_id, tags, flag) -> bytes */
-    /* The arguments of the last put: most programs put with the same again. */
+    /* The arguments of the last put, since most programs repeat them. */
     PyObject *topic, *queue, *tags, *prefix;
     long long queue_id;
 };
@@ -52,7 +52,7 @@ static struct submitter_object *submitter_of(const struct front_object *front)
     return (struct submitter_object *)front->puts;
 }
 
-/* 1: a put for the fast path; 0: any other; -1 with an exception. */
+/* Read the arguments: 1 for the fast path, 0 for any other put, -1 with an exception. */
 static int read_request(struct front_object *front, PyObject *const *arguments, Py_ssize_t count, PyObject *names,
                         struct request *request)
 {
@@ -84,7 +84,7 @@ static int read_request(struct front_object *front, PyObject *const *arguments, 
         Py_DECREF(key);
         if (prefix == NULL)
             return PyErr_Occurred() ? -1 : 0;
-        front->queue_id = PyLong_AsLongLong(request->queue); /* a put with this queue was taken before */
+        front->queue_id = PyLong_AsLongLong(request->queue); /* cannot fail: a put had this queue before */
         replace(&front->prefix, Py_NewRef(prefix));
         replace(&front->topic, Py_NewRef(request->topic));
         replace(&front->queue, Py_NewRef(request->queue));
@@ -127,8 +127,8 @@ static int may_wait(struct submitter_object *puts)
     return found;
 }
 
-/* 1: the session under the lock, or NULL when there is none any more; the lock is held in either case. 0: another thread has
- * the lock, and this one must not wait. -1 with an exception. */
+/* Take the lock: 1 and the session, or NULL if it has ended; 0 if another thread has the lock and this one must not wait; -1
+ * with an exception. */
 static int take_session(struct submitter_object *puts, int always, PyObject **lock, struct session_object **session)
 {
     *session = NULL;
@@ -159,19 +159,19 @@ static void leave(PyObject *lock, struct session_object *session)
     Py_XDECREF((PyObject *)session);
 }
 
-/* A place for an entry, without waiting: where its payload belongs, or NULL and why. The lock is held. */
+/* Reserve room for an entry, without waiting; return where its payload belongs, or NULL and why. The lock is held. */
 static uint8_t *reserve(struct session_object *session, PyObject *prefix, int kind, uint32_t count, uint64_t payload_bytes, int *why)
 {
     const uint8_t *begin = (const uint8_t *)PyBytes_AsString(prefix);
     uint8_t *to = session->calls->reserve(session->producer, begin, kind, count, payload_bytes, 0, why);
-    if (to == NULL && *why == MS_PRODUCER_AGAIN && session->waiting > 0) { /* taking the answers frees their places */
+    if (to == NULL && *why == MS_PRODUCER_AGAIN && session->waiting > 0) { /* taking the answers frees their slots */
         session_harvest(session);
         to = session->calls->reserve(session->producer, begin, kind, count, payload_bytes, 0, why);
     }
     return to;
 }
 
-/* The code that the put just submitted ends with; the lock is held. */
+/* Wait for the last submitted put; return its code. The lock is held. */
 static int wait_for_answer(struct session_object *session, int how)
 {
     struct ms_producer *producer = session->producer;
@@ -184,7 +184,7 @@ static int wait_for_answer(struct session_object *session, int how)
     Py_END_ALLOW_THREADS return code;
 }
 
-/* The result of settle_put or settle_many, after the wait that a tuple of theirs asks for. Takes the reference. */
+/* Return the result of settle_put or settle_many, after a wait if it is a tuple. Steals the reference. */
 static PyObject *waited_for(struct submitter_object *puts, PyObject *settled)
 {
     if (settled == NULL || !PyTuple_CheckExact(settled))
@@ -216,7 +216,7 @@ static PyObject *front_put(PyObject *object, PyObject *const *arguments, Py_ssiz
         return NULL;
     }
     int why = MS_PRODUCER_AGAIN, how = puts->how;
-    if (session != NULL && body_bytes <= puts->body_bytes_max) { /* another session may have another limit */
+    if (session != NULL && body_bytes <= puts->body_bytes_max) { /* another session may have another limit of sizes */
         struct ms_producer *producer = session->producer;
         uint8_t *to = reserve(session, prefix, MS_ENTRY_PUT, 1, (uint64_t)body_bytes, &why);
         if (to != NULL) {
@@ -229,7 +229,7 @@ static PyObject *front_put(PyObject *object, PyObject *const *arguments, Py_ssiz
                 Py_DECREF(prefix);
                 return result;
             }
-            /* Under the lock: the next put overwrites the session's last answer. */
+            /* Under the lock, because the next put overwrites the session's last answer. */
             result = PyObject_CallMethod((PyObject *)puts, "settle_put", "iOLi", why, request.topic, request.queue_id, how);
             leave(lock, session);
             Py_DECREF(prefix);
@@ -241,7 +241,7 @@ static PyObject *front_put(PyObject *object, PyObject *const *arguments, Py_ssiz
     }
     leave(lock, session);
     Py_DECREF(prefix);
-    return slow_path(object, name_put_any, arguments, count, names); /* no room at once, or no session: it waits for both */
+    return slow_path(object, name_put_any, arguments, count, names); /* without room or a session the slow path waits for them */
 }
 
 static PyObject *front_put_async(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
@@ -291,7 +291,7 @@ static PyObject *front_put_async(PyObject *object, PyObject *const *arguments, P
                 const int may = may_wait(puts);
                 failed = may < 0;
                 if (may == 0 || acked >= last) {
-                    why = MS_PRODUCER_CLOSED; /* the slow path: another thread waits, or something else than a put has the places */
+                    why = MS_PRODUCER_CLOSED; /* use the slow path: another thread waits, or other operations use the slots */
                 } else if (may > 0 && ms_monotonic_ns() < deadline_ns) {
                     const uint64_t until = (session->first > acked ? session->first : acked + 1) + ROOM_BATCH;
                     failed = session_wait(session, until < last ? until : last, ROOM_SLICE_NS) != 0;
@@ -322,7 +322,7 @@ struct piece {
     Py_ssize_t size;
 };
 
-/* The bodies of a list or tuple of bytes; NULL and no exception for anything else. */
+/* Return the bodies of a list or tuple of bytes; NULL without an exception for anything else. */
 static struct piece *read_bodies(PyObject *bodies, Py_ssize_t *count, uint64_t *sum)
 {
     int is_list = PyList_CheckExact(bodies);
@@ -389,7 +389,7 @@ static PyObject *front_put_many(PyObject *object, PyObject *const *arguments, Py
         } else {
             int why, how = puts->how;
             if (session != NULL && (long long)(lengths_bytes + sum) > puts->payload_bytes_max)
-                Py_CLEAR(session); /* another session by now, with a smaller ring */
+                Py_CLEAR(session); /* there is another session by now, with a smaller ring */
             uint8_t *to = session == NULL ? NULL
                                           : reserve(session, prefix, MS_ENTRY_MANY, (uint32_t)bodies, lengths_bytes + sum, &why);
             if (to != NULL) {
@@ -406,7 +406,7 @@ static PyObject *front_put_many(PyObject *object, PyObject *const *arguments, Py
                 result = PyObject_CallMethod((PyObject *)puts, "settle_many", "iOLi", why, request.topic, request.queue_id, how);
             }
             leave(lock, session);
-            if (result == Py_None) { /* nothing was submitted after all */
+            if (result == Py_None) { /* nothing was submitted */
                 Py_CLEAR(result);
                 is_done = 0;
             } else {
@@ -472,7 +472,7 @@ static int front_traverse(PyObject *object, visitproc visit, void *arg)
 
 static int front_clear(PyObject *object)
 {
-    (void)object; /* a put may be under way in a callback: what it uses goes with the producer */
+    (void)object; /* a put may be running in a callback: its objects are released with the producer */
     return 0;
 }
 

@@ -1,9 +1,9 @@
-/* The messages that entries of a consume queue lead to, in one call: RocketMQ's getMessage between two limits.
+/* Reads the messages of consume queue entries in one call: RocketMQ's getMessage between two limits.
  *
- * Who: readers, under the GIL. Blocks on: pages that have to be read in. After a crash: nothing is left.
- * The bytes of both files are judged as if another program had written them: a length is read once and bounded by the
- * mapping, a record is used only if it is whole, has the entry's size, says this offset and belongs to the queue. Python is
- * called where a segment begins, and for what is rare: an extension's tags code, a record of several queues.
+ * Who: readers, under the GIL. Blocks on: page faults. After a crash: nothing remains. It does not trust the bytes of either
+ * file: it reads a length once and bounds it by the mapping, and uses a record only if it is whole, has the entry's size and
+ * offset, and belongs to the queue. It calls Python at the begin of a segment, and in rare cases: for an extension's tags
+ * code, and for a record of several queues.
  */
 #include "front.h"
 
@@ -22,20 +22,20 @@ enum outcome { NOTHING_MATCHED = 1,
                FOUND = 0 }; /* values of GetStatus */
 
 struct segment {
-    Py_buffer view;          /* .obj == NULL: the segment is gone */
+    Py_buffer view;          /* .obj == NULL: the segment does not exist */
     int64_t start, end;
 };
 
-/* Records one after the other, as they are in the log. */
+/* Joined records, as they are in the log. */
 struct records {
     uint8_t *bytes;
     int64_t length, room;
-    int64_t first_offset;    /* of the first one in the log */
+    int64_t first_offset;    /* physical offset of the first one */
 };
 
 struct reading {
     struct segment segment;
-    struct records *records; /* NULL: messages are made */
+    struct records *records; /* NULL: make messages */
     const char *topic;       /* of the queue, UTF-8 */
     Py_ssize_t topic_bytes;
     PyObject *messages, *numbers;
@@ -66,7 +66,7 @@ static int enter_segment(struct reading *reading, int64_t offset)
     return result;
 }
 
-/* 1 or 0: whether the entry may have a wanted tag; -1 with an exception. */
+/* Return whether the entry may have a wanted tag: 1 or 0; -1 with an exception. */
 static int code_matches(const struct reading *reading, int64_t code)
 {
     if (code <= EXT_ADDRESS_MAX) {
@@ -87,7 +87,7 @@ static int code_matches(const struct reading *reading, int64_t code)
     return 0;
 }
 
-/* Whether the entry's record is where it says. */
+/* Find the entry's record; return whether it is where the entry says. */
 static int find_record(const struct reading *reading, int64_t offset, int32_t size, struct ms_record *record)
 {
     const struct segment *segment = &reading->segment;
@@ -102,7 +102,7 @@ static int is_of_topic(const struct reading *reading, const struct ms_record *re
     return record->topic_bytes == reading->topic_bytes && memcmp(record->topic, reading->topic, (size_t)record->topic_bytes) == 0;
 }
 
-/* The message of an entry, None where there is none, NULL with an exception. */
+/* Return the message of an entry, None if there is none, NULL with an exception. */
 static PyObject *read_message(const struct reading *reading, int64_t offset, int32_t size)
 {
     struct ms_record record;
@@ -138,7 +138,7 @@ static int add(PyObject *messages, PyObject *message, PyObject *numbers, long lo
     return failed ? -1 : 0;
 }
 
-/* Append the record's bytes to those kept so far; -1 with an exception. */
+/* Append the record's bytes to the others; -1 with an exception. */
 static int keep_record(struct records *records, const struct ms_record *record)
 {
     const int64_t length = records->length + record->size_bytes;
@@ -164,7 +164,7 @@ enum taken { FAILED = -1,
              NOT_WANTED,
              TAKEN };
 
-/* Keep the record that an entry leads to, as a message or as its bytes. `number`: the entry's queue offset. */
+/* Add the record of an entry, as a message or as bytes. `number`: the entry's queue offset. */
 static enum taken take_entry(struct reading *reading, int64_t offset, int32_t size, long long number)
 {
     struct ms_record record;
@@ -183,7 +183,7 @@ static enum taken take_entry(struct reading *reading, int64_t offset, int32_t si
     }
     if (taken == TAKEN && records == NULL)
         taken = add(reading->messages, message, reading->numbers, number) == 0 ? TAKEN : FAILED;
-    else if (taken == TAKEN) /* the file may be emptied at any time: it is looked at again */
+    else if (taken == TAKEN) /* the file may be truncated at any time: check it again */
         taken = !find_record(reading, offset, size, &record) ? NOT_THERE : keep_record(records, &record) == 0 ? TAKEN
                                                                                                               : FAILED;
     Py_DECREF(message);
@@ -256,7 +256,7 @@ static PyObject *read_entries(PyObject *arguments, struct records *records)
             status = count > 0 ? status : taken == NOT_THERE ? WAS_REMOVED
                                                              : NOTHING_MATCHED;
             if (taken == NOT_THERE && is_offset && reading.segment.view.obj == NULL && size != MS_QUEUE_FILLER_SIZE)
-                gone_from = reading.segment.start, gone_to = reading.segment.end; /* all its other messages are gone too */
+                gone_from = reading.segment.start, gone_to = reading.segment.end; /* its other messages do not exist any more either */
             continue;
         }
         count++;

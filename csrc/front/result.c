@@ -1,4 +1,4 @@
-/* The result of one put: its numbers as the writer answered them; text is made when it is asked for. */
+/* The result of one put: the numbers of the writer's answer; texts are made on request. */
 #include "front.h"
 
 #include <stddef.h>

@@ -17,8 +17,8 @@ void session_harvest(struct session_object *session)
     if (producer == NULL || session->waiting == 0)
         return;
     uint64_t acked = ms_load_acquire(&producer->session->acked);
-    const uint64_t submitted = ms_load_relaxed(&producer->sequence); /* another thread may submit through cffi: see publish() */
-    if (acked > submitted)                                           /* the writer's number is its own business, our slots are ours */
+    const uint64_t submitted = ms_load_relaxed(&producer->sequence); /* another thread may submit through cffi: see pass_over() in csrc/producer.c */
+    if (acked > submitted)                                           /* shared memory: bound it by the own slots */
         acked = submitted;
     for (; session->first <= acked && session->waiting > 0; session->first++) {
         struct pending_object **slot = &session->slots[session->first % MS_COMPLETIONS];
@@ -27,7 +27,7 @@ void session_harvest(struct session_object *session)
             continue;
         const struct ms_completion answer = producer->session->completion[session->first % MS_COMPLETIONS];
         if (answer.sequence != session->first)
-            continue; /* it stays: the answers' thread says that its fate is unknown */
+            continue; /* it stays: the thread of answers reports an unknown outcome */
         *slot = NULL;
         session->waiting--;
         session->calls->finish(producer, session->first);
@@ -113,8 +113,8 @@ static void session_dealloc(PyObject *object)
     free_object(object);
 }
 
-/* The futures that still wait, handed to Python's thread in the order of their submission; then nothing here looks at the
- * session's memory any more. The caller holds the producer's lock: nothing is submitted meanwhile. */
+/* Hand the waiting futures to Python's thread in the order of their submission; afterwards this module does not read the
+ * session's memory any more. The caller holds the producer's lock, so that no put is submitted meanwhile. */
 static PyObject *session_end(PyObject *object, PyObject *none)
 {
     (void)none;
@@ -122,11 +122,11 @@ static PyObject *session_end(PyObject *object, PyObject *none)
     if (session->producer == NULL)
         Py_RETURN_NONE;
     int failed = 0;
-    do { /* once more: while futures are handed over, another thread may take answers, of which some wait for the disk then */
+    do { /* repeat: during the hand-over another thread may take answers, some of which then wait for the disk */
         session_harvest(session);
         while (session->answered != NULL && !failed)
             failed = pending_hand_over(session->answered) != 0;
-        const uint64_t last = session->producer->sequence; /* all places, also before `first`: see session_harvest */
+        const uint64_t last = session->producer->sequence; /* all slots, also before `first`: see session_harvest */
         for (uint64_t sequence = last < MS_COMPLETIONS ? 0 : last - MS_COMPLETIONS + 1; session->waiting > 0 && sequence <= last && !failed; sequence++) {
             struct pending_object *pending = session->slots[sequence % MS_COMPLETIONS];
             if (pending != NULL && pending->sequence == sequence)
@@ -136,7 +136,7 @@ static PyObject *session_end(PyObject *object, PyObject *none)
     if (failed)
         return NULL;
     session->producer = NULL;
-    while (session->users > 0) { /* they look at `producer` again after their slice */
+    while (session->users > 0) { /* they read `producer` again after their slice */
         const struct timespec step = {.tv_nsec = END_STEP_NS};
         Py_BEGIN_ALLOW_THREADS
             nanosleep(&step, NULL);
