@@ -1,12 +1,12 @@
-"""Who may ask the gateway: RocketMQ's access list at the broker's ports, TLS at all of them.
+"""Access control of the gateway: RocketMQ's access list at the broker's ports, TLS at all ports.
 
 The list is a `plain_acl.yml` as RocketMQ 4.9.8 reads it. A request to the broker needs the access key of an account and a
-signature made with its secret (HMAC-SHA1 over the header's fields in order and the body), or comes from an address that the
-list names; the rights of the account then have to cover its topic and its group. The name server asks for nothing, as
-RocketMQ's. Without TLS a request that was overheard can be sent again as it is.
+signature with its secret (HMAC-SHA1 over the header's fields in order and the body), or comes from an address in the
+list; the account's rights must cover its topic and its group. The name server needs no key, as in RocketMQ. Without TLS an
+overheard request can be replayed.
 
-With TLS the first byte of a connection says whether it is one: both kinds have the same ports. Both files are looked at each
-second; a new one counts for what comes afterwards. Docs: docs/gateway.md, docs/security.md.
+TLS and plain connections use the same ports: the first byte of a connection tells them apart. Both files are checked every
+second; a new one applies to later requests and connections. Docs: docs/gateway.md, docs/security.md.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from pyengine.gateway.wire import Frame, WireError, read_json, write_json
 from pyengine.storage.config_table import LOCK_MODE, exclusive
 from pyengine.storage.durable_writes import write_config
 
-LOOK_S = 1.0                # between two looks at the files
+LOOK_S = 1.0                # between two checks of the files
 LIST_BYTES_MAX = 4 << 20
 KEY_CHARS_MIN = 7           # of access keys and secrets, as in RocketMQ
-HANDSHAKE_S = 10.0          # a TLS handshake may take so long
-TLS_FIRST_BYTE = b"\x16"    # of a handshake; a frame that began with it would be longer than any may be
+HANDSHAKE_S = 10.0          # longest TLS handshake
+TLS_FIRST_BYTE = b"\x16"    # of a handshake; a frame that begins with it would exceed the largest length
 UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
-_WHITE_ADDRESS = re.compile(r"(?:[^,{]|\{[^}]*\}?)+")  # of `10.0.0.{1,2}` the comma divides no two addresses
+_WHITE_ADDRESS = re.compile(r"(?:[^,{]|\{[^}]*\}?)+")  # the comma in `10.0.0.{1,2}` separates no addresses
 
 PUB, SUB = 1, 2
 _RIGHTS = {"PUB": PUB, "SUB": SUB, "PUB|SUB": PUB | SUB, "SUB|PUB": PUB | SUB, "DENY": 0}
 _LIST_CODES = frozenset((codes.UPDATE_AND_CREATE_ACL_CONFIG, codes.DELETE_ACL_CONFIG, codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG))
 _ADMIN_CODES = frozenset((codes.UPDATE_AND_CREATE_TOPIC, codes.UPDATE_BROKER_CONFIG, codes.DELETE_TOPIC_IN_BROKER,
                           codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, codes.DELETE_SUBSCRIPTIONGROUP)) | _LIST_CODES
-NOTHING = "null"            # of a field that is not there, in RocketMQ's sentences
+NOTHING = "null"            # for an absent field, in RocketMQ's sentences
 _EXCEPTION = "org.apache.rocketmq.acl.common.AclException: "
 
 
@@ -70,7 +70,7 @@ class Addresses:
     """A white address of the list: one, several (`10.0.0.{1,2}`, `10.0.0.1,10.0.0.2`), a range (`10.0.0-9.*`), all, or none."""
 
     def __init__(self, text: str | None) -> None:
-        """AccessError for what is no address."""
+        """Parse an address; AccessError if it is none."""
         text = (text or "").strip()
         self._is_all = text in _EVERY_ADDRESS
         self._ranges: list[Ranges] = []
@@ -87,7 +87,7 @@ class Addresses:
             self._ranges = [_range(text) if "*" in text or "-" in text else _one_address(text)]
 
     def match(self, host: str) -> bool:
-        """Whether a client's address is one of these."""
+        """Return whether a client's address is one of these."""
         if self._is_all:
             return True
         numbers = _numbers(host) if self._ranges else ()
@@ -101,7 +101,7 @@ def _bad_address(text: str) -> AccessError:
 
 @functools.lru_cache(1024)
 def _numbers(host: str) -> tuple[int, ...]:
-    """The 4 or 8 numbers of an address; none of what is no address."""
+    """Return the 4 or 8 numbers of an address; () for any other text."""
     for family, size in ((socket.AF_INET, 1), (socket.AF_INET6, 2)):
         try:
             packed = socket.inet_pton(family, host.partition("%")[0])
@@ -119,7 +119,7 @@ def _one_address(text: str) -> Ranges:
 
 
 def _range(text: str) -> Ranges:
-    """`*` and `a-b` stand for one number of an address each, in IPv6 after any `::`. RocketMQ looks at the first of them alone."""
+    """Parse a range: `*` and `a-b` each stand for one number of an address, in IPv6 after any `::`. RocketMQ uses only the first."""
     mark, base, most = (":", 16, 0xFFFF) if ":" in text else (".", 10, 255)
     pieces = [piece.strip() for piece in text.split(mark)]
     is_open = [any(sign in piece for sign in "*-") for piece in pieces]
@@ -153,7 +153,7 @@ class _Account:
     white: Addresses
 
     def fault(self, code: int, needed: Mapping[str, int]) -> str:
-        """RocketMQ's sentence about the first right that is missing, empty where all are there."""
+        """Return RocketMQ's sentence about the first missing right, "" if the account has all."""
         if code in _ADMIN_CODES and not self.is_admin:
             return f"Need admin permission for request code={code}, but accessKey={self.access_key} is not"
         if self.is_admin and not self.rights:
@@ -168,7 +168,7 @@ class _Account:
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What a file says."""
+    """The content of an access list."""
 
     accounts: Mapping[str, _Account] = field(default_factory=dict)
     white: tuple[Addresses, ...] = ()
@@ -176,7 +176,7 @@ class _Rules:
 
 
 class AccessList:
-    """The rules of a `plain_acl.yml`, and the check of each request by them. Until the file can be read every request is refused."""
+    """Checks each request by the rules of a `plain_acl.yml`; it refuses every request until the file can be read."""
 
     TROUBLE = "the access list cannot be used (a broken one changes nothing, without one every client is refused)"
 
@@ -188,8 +188,9 @@ class AccessList:
         self._lock = threading.RLock()
 
     def look(self) -> str:
-        """Read the file where it is another than before; a sentence for the log where it was read. AccessError while it cannot
-        be used: a file that is gone refuses all, and where it can be read but not be understood, what it said before counts."""
+        """Read the file if it has changed; return a sentence for the log if it was read. AccessError while it cannot be used.
+
+        Without a readable file all requests are refused; with one that cannot be parsed the previous rules apply."""
         with self._lock:
             return self._look()
 
@@ -216,7 +217,7 @@ class AccessList:
         return f"the access list in {self._path} counts: {len(rules.accounts)} accounts, {len(rules.white)} addresses that need none"
 
     def guard(self, handler: Handler, report: Callable[[str, str], None]) -> Handler:
-        """The handler after the check: a request that is refused does not reach it."""
+        """Return a handler that checks each request, and calls the given one for those that are allowed."""
         def guarded(request: Request) -> Any:
             host = request.connection.host
             fault = self.fault(request.frame, host)
@@ -228,7 +229,7 @@ class AccessList:
         return guarded
 
     def fault(self, frame: Frame, host: str) -> str:
-        """RocketMQ's sentence about why a request from this address is refused, empty where it is not."""
+        """Return RocketMQ's sentence why a request from this address is refused, "" if it is allowed."""
         rules = self._rules
         for addresses in rules.white:
             if addresses.match(host):
@@ -252,10 +253,10 @@ class AccessList:
         return account.fault(frame.code, needed)
 
     def change(self, edit: Callable[[dict[str, Any]], None]) -> str:
-        """Change what the file says, durable and counting before this returns; look()'s sentence. `edit` changes the document.
+        """Change the file durably and apply it before this returns; return look()'s sentence. `edit` changes the document.
 
-        AccessError for content that would not be taken, or of which nothing is understood now, and what `edit` raises: the file is
-        as it was then. DiskFullError, DiskError or FlushError.
+        AccessError if the new content would be wrong, or the present one cannot be parsed; also exceptions of `edit`. The file does
+        not change then. DiskFullError, DiskError or FlushError.
         """
         path = Path(os.path.realpath(self._path))
         with exclusive(path), self._lock:
@@ -277,7 +278,7 @@ class AccessList:
             return self._look()
 
     def handlers(self, address: Address, executor: Executor, report: Report) -> Handlers:
-        """What `mqadmin clusterAclConfigVersion` asks, and `updateAclConfig`, `deleteAclConfig` and `updateGlobalWhiteAddr`."""
+        """Return handlers for mqadmin's clusterAclConfigVersion, updateAclConfig, deleteAclConfig and updateGlobalWhiteAddr."""
         async def change(request: Request, what: str, failed: int, edit: Callable[[dict[str, Any]], None]) -> Answer:
             try:
                 told = await asyncio.get_running_loop().run_in_executor(executor, self.change, edit)
@@ -316,7 +317,7 @@ class AccessList:
 
 
 def without_list() -> Handlers:
-    """What a broker without `acl_enable` answers to those that would change the list. RocketMQ: the same codes, and no sentence."""
+    """Return handlers that refuse changes of the list without `acl_enable`, with RocketMQ's codes (which has no sentence)."""
     def refuse(failed: int) -> Handler:
         return lambda request: Answer(failed, "there is no access list to change: acl_enable is off")
 
@@ -326,13 +327,13 @@ def without_list() -> Handlers:
 
 
 def printable(text: str, chars_max: int = 100) -> str:
-    """A client's text as the log may have it."""
+    """Return a client's text in a form that is safe for the log."""
     return "".join(sign if sign.isprintable() else "?" for sign in text[:chars_max])
 
 
 def _is_signed(frame: Frame, secret: bytes) -> bool:
-    """Whether the frame has the signature that this secret makes. RocketMQ's client 4.9.8 signs `_UNIQUE_KEY_QUERY`, older ones
-    do not, and its broker leaves it out: both are taken."""
+    """Return whether the frame has the signature of this secret. RocketMQ's client 4.9.8 signs `_UNIQUE_KEY_QUERY`, older
+    ones and the broker leave it out: both are accepted."""
     fields = frame.fields
     given = fields.get("Signature", "").encode("utf-8", "replace")
     names = sorted(fields.keys() - {"Signature", UNIQUE_KEY_QUERY})
@@ -345,13 +346,15 @@ def _is_signed(frame: Frame, secret: bytes) -> bool:
 
 
 def signature(values: list[str], body: bytes, secret: bytes) -> bytes:
-    """RocketMQ's signature of a request: `values` are those of its header's fields, in the order of their names."""
+    """Return RocketMQ's signature of a request; `values` are the header's fields, in the order of their names."""
     return base64.b64encode(hmac.digest(secret, "".join(values).encode("utf-8", "replace") + body, "sha1"))
 
 
 def _needed(frame: Frame) -> dict[str, int]:
-    """The rights that a request needs, by topic and by retry topic for a group. RocketMQ's PlainAccessValidator, but a batch needs
-    its topic's as a single message does, and what goes to a retry topic that of its group."""
+    """Return the rights that a request needs, by topic and by retry topic for a group.
+
+    As RocketMQ's PlainAccessValidator, but a batch needs the right of its topic like a single message, and a message to a retry
+    topic needs that of the group."""
     code, fields = frame.code, frame.fields
     needed: dict[str, int] = {}
 
@@ -394,20 +397,20 @@ def _rows(told: object, name: str) -> list[dict[str, object]]:
 # ---- reading the list ----------------------------------------------------------------
 
 def _loader() -> Any:
-    import yaml  # by those alone who have a list
+    import yaml  # late: only a gateway with a list needs it
 
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _document(content: bytes) -> dict[str, Any]:
-    """The document of a plain_acl.yml; AccessError, which names no secret."""
+    """Parse a plain_acl.yml; AccessError, whose text has no secret."""
     import yaml
 
     if len(content) > LIST_BYTES_MAX:
         raise AccessError(f"it is longer than {LIST_BYTES_MAX:,} bytes")
     try:
         told = yaml.load(content, _loader())
-    except yaml.YAMLError as error:  # its text may hold a piece of the file, and that a secret
+    except yaml.YAMLError as error:  # its text may have a piece of the file with a secret
         mark = getattr(error, "problem_mark", None)
         raise AccessError("it is no YAML" + (f" from line {mark.line + 1}, column {mark.column + 1} on" if mark else "")) from None
     except (ValueError, RecursionError):
@@ -418,8 +421,9 @@ def _document(content: bytes) -> dict[str, Any]:
 
 
 def _read_rules(content: bytes, changed_ms: int) -> _Rules:
-    """What a plain_acl.yml says; AccessError, which names no secret, for what RocketMQ would not take either. The version of a
-    file that has none is when it was changed."""
+    """Read the rules of a plain_acl.yml. AccessError, whose text has no secret, for what RocketMQ would not accept either.
+
+    A file without a version has its time of change as version."""
     told = _document(content)
     accounts: dict[str, _Account] = {}
     for number, row in enumerate(_list(told, "accounts"), 1):
@@ -429,7 +433,7 @@ def _read_rules(content: bytes, changed_ms: int) -> _Rules:
             account = _read_account(row)
         except AccessError as error:
             raise AccessError(f"its account {number}: {error}") from None
-        accounts.setdefault(account.access_key, account)  # of two with one key RocketMQ takes the first
+        accounts.setdefault(account.access_key, account)  # RocketMQ uses the first of two with the same key
     white = tuple(Addresses(_text(each, "an address")) for each in _list(told, "globalWhiteRemoteAddresses"))
     versions = _list(told, "dataVersion")
     said = versions[0] if versions and isinstance(versions[0], dict) else {}
@@ -490,7 +494,7 @@ def _stamp(status: os.stat_result) -> tuple[int, ...]:
 # ---- changing the list ---------------------------------------------------------------
 
 def _put_account(told: dict[str, Any], fields: Mapping[str, str]) -> None:
-    """Enter the account of a request, or change it: what the request does not name stays. RocketMQ: updateAccessConfig."""
+    """Add or change the account of a request; fields that it does not name stay. RocketMQ: updateAccessConfig."""
     key, secret = fields.get("accessKey", ""), fields.get("secretKey", "")
     if len(key) < KEY_CHARS_MIN or len(secret) < KEY_CHARS_MIN:
         raise AccessError(f"The accessKey={fields.get('accessKey', NOTHING)} and secretKey cannot be null and length should longer "
@@ -526,13 +530,13 @@ def _delete_account(told: dict[str, Any], key: str) -> None:
 
 
 def _place_of(accounts: list[Any], key: str) -> int:
-    """Of an account in the list, -1 where it is not there."""
+    """Return the position of an account in the list, -1 if it is absent."""
     return next((at for at, row in enumerate(accounts) if isinstance(row, dict) and str(row.get("accessKey")) == key), -1)
 
 
 def _rewritten(content: bytes, told: dict[str, Any], changed: dict[str, Any]) -> bytes:
-    """The file with what changed, and the rest of it byte for byte, comments too. Where it is written in a way in which that cannot
-    be done, the whole document without them."""
+    """Return the file with the changes, and all else byte for byte, with comments; if its style does not allow that, the whole
+    document without comments."""
     import yaml
 
     text = content.decode("utf-8-sig")
@@ -549,7 +553,7 @@ def _rewritten(content: bytes, told: dict[str, Any], changed: dict[str, Any]) ->
 
 
 def _edit(text: str, node: Any, old: Any, new: Any, edits: list[tuple[int, int, str]]) -> None:
-    """Note the pieces (start, end, text) that make `new` of the node of `old`, each as small as it can be."""
+    """Add the smallest edits (start, end, text) that change the node from `old` to `new`."""
     nodes: list[tuple[Any, Any]] = []  # (place in old and new, its node)
     if isinstance(old, dict) and isinstance(new, dict) and node.value and old.keys() <= new.keys():
         nodes = [(key.value, value) for key, value in node.value]
@@ -580,7 +584,7 @@ def _edit(text: str, node: Any, old: Any, new: Any, edits: list[tuple[int, int, 
 
 
 def _end(node: Any) -> int:
-    """Where the content of a node, or of a pair's value, ends; a block's own mark is beyond the comments after it."""
+    """Return the end of a node's content, or of a pair's value; a block's end mark comes after the comments behind it."""
     if isinstance(node, tuple):
         node = node[1]
     is_block = isinstance(node.value, list) and node.value and not node.flow_style
@@ -602,7 +606,7 @@ def _on_one_line(value: object) -> str:
 # ---- TLS -----------------------------------------------------------------------------
 
 class Door:
-    """Makes each connection a TLS or a plain one by its first byte, as RocketMQ's ports do. look() has to be called first."""
+    """Makes each connection a TLS or a plain one by its first byte, like RocketMQ's ports; call look() first."""
 
     TROUBLE = "the changed certificate cannot be used; new connections get the one before"
 
@@ -618,18 +622,18 @@ class Door:
 
     @property
     def is_enforcing(self) -> bool:
-        """Whether plain connections are closed."""
+        """Whether it closes plain connections."""
         return self._mode == "enforcing"
 
     @property
     def context(self) -> ssl.SSLContext:
-        """What a handshake that begins now uses."""
+        """The context of a handshake that begins now."""
         assert self._context is not None
         return self._context
 
     def look(self) -> str:
-        """Read certificate and key where they are others than before; a sentence where they were read. AccessError where they
-        cannot be used."""
+        """Read certificate and key if they have changed; return a sentence if they were read. AccessError if they cannot be
+        used."""
         assert self._certificate is not None and self._key is not None
         paths = [path for path in (self._certificate, self._key, self._client_ca) if path is not None]
         try:
@@ -651,14 +655,14 @@ class Door:
         return f"the certificate in {self._certificate} counts for new connections"
 
     def close(self) -> None:
-        """Close what has not said yet what it is."""
+        """Close the connections that have sent nothing yet."""
         for task in list(self.tasks):
             task.cancel()
         for arrival in list(self.arriving):
             arrival.leave()
 
     def protocol(self, owner: Connections, make: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
-        """The protocol of a connection that comes; `make` gives the one that it gets once it is known what it is."""
+        """Return the protocol of a new connection; `make` makes the one that follows when its kind is known."""
         return _Arrival(self, owner, make)
 
 
@@ -667,7 +671,7 @@ def _no_password() -> str:
 
 
 class _Arrival(asyncio.Protocol):
-    """A connection of which no byte is read yet: it counts as open, and is closed where it stays silent."""
+    """A connection before its first byte: it counts as open, and is closed if it stays silent."""
 
     def __init__(self, door: Door, owner: Connections, make: Callable[[], asyncio.Protocol]) -> None:
         self._door = door
@@ -676,7 +680,7 @@ class _Arrival(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._peek: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._early = b""           # came between the handshake and its notice
+        self._early = b""           # bytes that arrived between the handshake and its callback
         self._is_lost = False
         self.host = ""
 
@@ -692,7 +696,7 @@ class _Arrival(asyncio.Protocol):
         loop.call_soon(self._pause_again)
         idle_s = self._owner.limits.idle_s
         self._timer = loop.call_later(idle_s, self._fail, f"nothing whole came for {idle_s:g} s")
-        try:  # asyncio reads from a transport's descriptor itself: this one is looked at
+        try:  # a duplicate to peek at, since asyncio reads from the transport's descriptor itself
             self._peek = transport.get_extra_info("socket").dup()
         except OSError as error:
             self._fail(os_error_sentence(error))
@@ -700,7 +704,7 @@ class _Arrival(asyncio.Protocol):
         loop.add_reader(self._peek, self._first_byte)
 
     def _pause_again(self) -> None:
-        """asyncio of Python 3.11.2 begins to read right after connection_made, whatever was asked for in it."""
+        """Pause reading again, since asyncio of Python 3.11.2 begins to read after connection_made in any case."""
         if self._peek is not None and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
             self._transport.pause_reading()
@@ -732,7 +736,7 @@ class _Arrival(asyncio.Protocol):
             secured = await asyncio.get_running_loop().start_tls(
                 self._transport, self, self._door.context, server_side=True, ssl_handshake_timeout=HANDSHAKE_S,
                 ssl_shutdown_timeout=HANDSHAKE_S)
-        except OSError as error:  # ssl's and a timeout, too
+        except OSError as error:  # SSLError and TimeoutError too
             self._fail(f"the TLS handshake failed: {os_error_sentence(error)}")
             return
         if secured is None or self._is_lost:

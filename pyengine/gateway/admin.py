@@ -1,7 +1,7 @@
-"""What RocketMQ's tools ask (mqadmin, the dashboard): topics and groups to be changed, who is connected, how far groups are.
+"""Requests of RocketMQ's tools (mqadmin, the dashboard): change topics and groups, list connections, progress and statistics.
 
-RocketMQ: AdminBrokerProcessor, BrokerStatsManager. Figures that pyengine does not count are told as 0, under the names that the
-tools look for.
+RocketMQ: AdminBrokerProcessor, BrokerStatsManager. Figures that pyengine does not count are 0, under the names that the tools
+read.
 """
 
 from __future__ import annotations
@@ -57,34 +57,34 @@ ENTRIES_SHOWN_MAX = 1024    # of a consume queue in one answer
 UNUSED_SHOWN_MAX = 5        # topics that an answer names
 SETTINGS_WAIT_S = 3.0       # for the supervisor; a tool waits for 5 s
 CLEAN_WAIT_S = 2.0          # a tool waits for its answer for 5 s
-CLEAN_S = 10.0              # one of the executor's threads waits so long at most
+CLEAN_S = 10.0              # longest wait of a thread of the executor
 COUNT_S = 10.0              # between two samples of the counters, as in RocketMQ
-COUNTS_KEPT_S = 1.0         # so old the engine's may be
+COUNTS_KEPT_S = 1.0         # greatest age of the engine's counters
 COUNTED_MAX = 10_000        # groups of a topic whose messages are counted
 TOPIC_PUTS, GROUP_GETS, ALL_GETS = "TOPIC_PUT_NUMS", "GROUP_GET_NUMS", ""
 Found = TypeVar("Found")
-Counter = tuple[str, str]   # RocketMQ's name of a statistic, and of what it is
+Counter = tuple[str, str]   # RocketMQ's name of a statistic, and its key
 
 
 class Counts:
-    """How many messages came to a topic and went to a group in the last minute, hour and day.
+    """The messages put to a topic, and delivered to a group, in the last minute, hour and day.
 
-    The engine counts what any program puts, the gateway what it gives to groups. Used in the loop's thread.
+    The engine counts the puts of all programs, the gateway what it delivers to groups. Used in the loop's thread.
     """
 
     def __init__(self, puts: Callable[[], Mapping[str, int]], *, clock_s: Callable[[], float] = time.monotonic) -> None:
-        """`puts` gives the messages of each topic since some moment; it raises EngineError where no engine runs."""
+        """`puts` returns the messages of each topic since some moment; it raises EngineError if no engine runs."""
         self._puts = puts
         self._clock_s = clock_s
         self._got: dict[Counter, int] = {(ALL_GETS, ALL_GETS): 0}
         self._put: dict[Counter, int] = {}
         self._looked_s: float | None = None
-        # By window: its length, the pause between two of its samples, and the samples, of which the first is its begin.
+        # By window: its length, the interval of its samples, and the samples, of which the first is its begin.
         self._windows = [(60.0, COUNT_S, deque[tuple[float, dict[Counter, int]]]()), (3600.0, 600.0, deque()), (86400.0, 3600.0, deque())]
         self.sample()
 
     def give(self, topic: str, group: str, number: int) -> None:
-        """Count messages that a group was given."""
+        """Count messages that were delivered to a group."""
         key = GROUP_GETS, f"{topic}@{group}"
         self._got[ALL_GETS, ALL_GETS] += number
         if key in self._got or len(self._got) < COUNTED_MAX:
@@ -92,11 +92,11 @@ class Counts:
 
     @property
     def given(self) -> int:
-        """How many messages all groups were given since the gateway's start."""
+        """Return the number of messages delivered to all groups since the gateway's start."""
         return self._got[ALL_GETS, ALL_GETS]
 
     def sample(self) -> None:
-        """Look at the counters; each COUNT_S."""
+        """Take a sample of the counters, every COUNT_S."""
         now_s = self._clock_s()
         now: dict[Counter, int] | None = None
         for length_s, pause_s, samples in self._windows:
@@ -107,7 +107,7 @@ class Counts:
                 samples.popleft()
 
     def _look(self) -> dict[Counter, int]:
-        """The engine's counters."""
+        """Return the engine's counters."""
         now_s = self._clock_s()
         if self._looked_s is None or now_s - self._looked_s >= COUNTS_KEPT_S:
             self._looked_s = now_s
@@ -118,7 +118,7 @@ class Counts:
         return self._put
 
     def windows(self, name: str, key: str) -> list[tuple[int, float]] | None:
-        """(messages, messages a second) of the last minute, hour and day; None for what was never counted."""
+        """Return (messages, messages a second) of the last minute, hour and day; None if nothing was counted."""
         number = (self._look() if name == TOPIC_PUTS else self._got).get((name, key))
         if number is None:
             return None
@@ -126,13 +126,13 @@ class Counts:
         for _, _, samples in self._windows:
             then_s, then = samples[0]
             before = then.get((name, key), 0)
-            grown = number - before if number >= before else number  # another engine has begun to count
+            grown = number - before if number >= before else number  # a new engine counts from 0
             found.append((grown, grown / max(1.0, self._clock_s() - then_s)))
         return found
 
 
 class Admin:
-    """The requests of tools. Reading many queues is done in the executor."""
+    """Serves the requests of tools; it reads many queues in the executor."""
 
     def __init__(self, reader: LiveStoreReader, names: Names, members: Members, offsets: GroupOffsets, address: Address,
                  executor: Executor) -> None:
@@ -145,7 +145,7 @@ class Admin:
         self._began_ms = time.time_ns() // 1_000_000
         self.counts = Counts(lambda: {topic: each.messages for topic, each in self._figures().topics.items()})
         self._cleaning: asyncio.Future[None] | None = None  # one at a time
-        self._changing = asyncio.Lock()                      # settings, the same
+        self._changing = asyncio.Lock()                      # one change of settings at a time
         self.handlers: Handlers = {
             codes.UPDATE_AND_CREATE_TOPIC: self.update_topic,
             codes.DELETE_TOPIC_IN_BROKER: self.delete_topic,
@@ -180,7 +180,7 @@ class Admin:
     # ---- topics -------------------------------------------------------------------
 
     async def update_topic(self, request: Request) -> Answer:
-        """Enter a topic, or change its queues and rights."""
+        """Add a topic, or change its queues and rights."""
         name = request.text("topic")
         if fault := topic_fault(name):
             return Answer(codes.SYSTEM_ERROR, fault)
@@ -204,18 +204,18 @@ class Admin:
         return Answer()
 
     async def delete_topic(self, request: Request) -> Answer:
-        """Take a topic out of topics.json; its messages stay in the log until they are old enough."""
+        """Remove a topic from topics.json; its messages stay in the log until they expire."""
         name = request.text("topic")
         if self._names.is_system(name):
             return Answer(codes.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
         try:
             await self._in_executor(lambda: self._names.topic_configs.delete(name))
         except UsageError:
-            pass  # it was not there: RocketMQ says nothing of it
+            pass  # it did not exist, which is no error in RocketMQ
         return Answer()
 
     async def all_topics(self, request: Request) -> Answer:
-        """Every topic of topics.json and RocketMQ's own."""
+        """Return every topic of topics.json and RocketMQ's system topics."""
         rows = {topic.topic: {"order": topic.order, "perm": topic.perm, "readQueueNums": topic.read_queue_nums,
                               "topicFilterType": topic.topic_filter_type, "topicName": topic.topic,
                               "topicSysFlag": topic.topic_sys_flag, "writeQueueNums": topic.write_queue_nums}
@@ -223,7 +223,7 @@ class Admin:
         return Answer(body=write_json({"dataVersion": self._version(), "topicConfigTable": rows}))
 
     async def topic_stats(self, request: Request) -> Answer:
-        """The ends of a topic's queues, and when their last messages came."""
+        """Return the ends of a topic's queues, and the times of their last messages."""
         name = request.text("topic")
         topic = self._names.topic(name)
         if topic is None:
@@ -242,7 +242,7 @@ class Admin:
     # ---- groups -------------------------------------------------------------------
 
     async def update_group(self, request: Request) -> Answer:
-        """Enter a group, or replace what is told of it."""
+        """Add a group, or replace its settings."""
         fields = _object(read_json(request.frame.body))
         name = fields.get("groupName")
         if not isinstance(name, str) or (fault := group_fault(name)):
@@ -260,13 +260,13 @@ class Admin:
             groups = files.read().rows
             if name not in groups and len(groups) >= GROUPS_MAX:
                 raise UsageError(f"there are {len(groups)} groups already: delete some")
-            files.put(replace(group, more=groups[name].more if name in groups else {}))  # no text of any length by a client
+            files.put(replace(group, more=groups[name].more if name in groups else {}))  # the request's may have any length
 
         await self._in_executor(put)
         return Answer()
 
     async def delete_group(self, request: Request) -> Answer:
-        """Take a group out of subscriptionGroup.json, with its offsets where that is asked for."""
+        """Remove a group from subscriptionGroup.json, and its offsets if requested."""
         name = request.text("groupName")
         if name.startswith(OWN_GROUP_PREFIXES):
             return Answer(codes.NO_PERMISSION, f"the offsets of the group {name} are not a client's")
@@ -278,13 +278,13 @@ class Admin:
         return Answer()
 
     async def all_groups(self, request: Request) -> Answer:
-        """Every group of subscriptionGroup.json."""
+        """Return every group of subscriptionGroup.json."""
         rows = {name: group.fields() for name, group in self._names.groups().items()}
         return Answer(body=write_json({"dataVersion": self._version(), "subscriptionGroupTable": rows}))
 
     async def consume_stats(self, request: Request) -> Answer:
-        """How far a group is in each queue, in one topic or in all: those that it subscribes to, or, while it is away, has
-        offsets of."""
+        """Return a group's progress in each queue of one topic or of all: those that it subscribes to, or, while it is not
+        connected, those with its offsets."""
         group, only = request.text("consumerGroup"), request.frame.fields.get("topic")
         offsets = self._offsets.of_group(group)
         members = self._members.consumers.get(group)
@@ -303,12 +303,12 @@ class Admin:
         return Answer(body=write_json({"consumeTps": tps, "offsetTable": await self._in_executor(look)}))
 
     def _consume_tps(self, topic: str, group: str) -> float:
-        """How many messages of a topic a group was given a second, in the last minute."""
+        """Return how many messages of a topic were delivered to a group per second, in the last minute."""
         found = self.counts.windows(GROUP_GETS, f"{topic}@{group}")
         return 0.0 if found is None else found[0][1]
 
     def _progress(self, name: str, offsets: Mapping[int, int], most: int) -> ObjectKeys:
-        """How far a group with these offsets is in the queues of a topic."""
+        """Return the progress of a group with these offsets in the queues of a topic."""
         rows = ObjectKeys()
         topic = self._names.topic(name)
         for queue_id in range(0 if topic is None else min(topic.read_queue_nums, most)):
@@ -319,7 +319,7 @@ class Admin:
         return rows
 
     async def all_consume_stats(self, request: Request) -> Answer:
-        """The same for every group of subscriptionGroup.json in every topic of which it has offsets."""
+        """Return the progress of every group of subscriptionGroup.json in every topic with its offsets."""
         only_ordered = request.flag("isOrder")
         by_group = self._offsets.by_group()
         offsets = {name: by_group.get(name, {}) for name in sorted(self._names.groups())}
@@ -345,7 +345,7 @@ class Admin:
         return Answer(body=write_json({"brokerAddr": self._address.broker, "consumeStatsList": groups, "totalDiff": behind}))
 
     async def time_spans(self, request: Request) -> Answer:
-        """When the first, the last and a group's next message of each queue were stored."""
+        """Return the store times of the first, the last and a group's next message of each queue."""
         name, group = request.text("topic"), request.text("group")
         topic = self._names.topic(name)
         if topic is None:
@@ -368,7 +368,7 @@ class Admin:
         return Answer(body=write_json({"consumeTimeSpanSet": await self._in_executor(look)}))
 
     def correction_offsets(self, request: Request) -> Answer:
-        """The lowest offset of other groups in each queue of a topic; the largest number where the compared group is behind it."""
+        """Return the lowest offset of other groups in each queue of a topic; the largest number if the compared group is behind."""
         topic, compared = request.text("topic"), request.text("compareGroup")
         left_out = {name for name in request.frame.fields.get("filterGroups", "").split(",") if name}
         lowest: dict[int, int] = {}
@@ -383,7 +383,7 @@ class Admin:
         return Answer(body=write_json({"correctionOffsets": IntKeys(lowest)}))
 
     async def clone_offsets(self, request: Request) -> Answer:
-        """Give one group the offsets of another, in one topic or in all of the other's."""
+        """Copy the offsets of a group to another one, in one topic or in all of its topics."""
         source, target, only = request.text("srcGroup"), request.text("destGroup"), request.frame.fields.get("topic", "").strip()
         if fault := group_fault(target):
             return Answer(codes.SYSTEM_ERROR, fault)
@@ -400,18 +400,18 @@ class Admin:
         return Answer()
 
     async def all_offsets(self, request: Request) -> Answer:
-        """Every offset that is committed, by topic@group."""
+        """Return every committed offset, by topic@group."""
         offsets = self._offsets.all()
         return Answer(body=await self._in_executor(
             lambda: write_json({"offsetTable": {key: IntKeys(queues) for key, queues in offsets.items()}})))
 
     async def delay_offsets(self, request: Request) -> Answer:
-        """How far each delay level is delivered."""
+        """Return the next offset of each delay level."""
         table, _ = await self._in_executor(DelayOffsets(self._reader.root).read)
         return Answer(body=write_json({"offsetTable": IntKeys(table)}))
 
     def groups_of_topic(self, request: Request) -> Answer:
-        """The groups that consume a topic, or have."""
+        """Return the groups that consume a topic, or have consumed it."""
         name = request.text("topic")
         connected = {group.name for group in self._members.consumers.values() if name in group.subscriptions}
         return Answer(body=write_json({"groupList": sorted({*connected, *self._offsets.groups_of(name)})}))
@@ -419,7 +419,7 @@ class Admin:
     # ---- connections --------------------------------------------------------------
 
     def consumer_connections(self, request: Request) -> Answer:
-        """The members of a group, and what they consume."""
+        """Return the members of a group, and their subscriptions."""
         name = request.text("consumerGroup")
         group = self._members.consumers.get(name)
         if group is None:
@@ -430,7 +430,7 @@ class Admin:
             "subscriptionTable": {topic: each.fields() for topic, each in group.subscriptions.items()}}))
 
     def producer_connections(self, request: Request) -> Answer:
-        """The producers of a group."""
+        """Return the producers of a group."""
         name = request.text("producerGroup")
         clients: Mapping[Any, Client] | None = self._members.producers.get(name)
         if not clients:
@@ -438,7 +438,7 @@ class Admin:
         return Answer(body=write_json({"connectionSet": [client.fields(connection) for connection, client in clients.items()]}))
 
     def all_producers(self, request: Request) -> Answer:
-        """Every producer, by group."""
+        """Return every producer, by group."""
         now_ms, now_s = time.time_ns() // 1_000_000, self._members.now_s()
         return Answer(body=write_json({"data": {name: [{
             "clientId": client.client_id, "language": client.language,
@@ -449,7 +449,7 @@ class Admin:
     # ---- the broker ---------------------------------------------------------------
 
     async def runtime_info(self, request: Request) -> Answer:
-        """What `clusterList` and `brokerStatus` show."""
+        """Return the figures of `clusterList` and `brokerStatus`."""
         gets = self.counts.windows(ALL_GETS, ALL_GETS) or [(0, 0.0)]
         get_tps = " ".join(f"{tps:.2f}" for _, tps in (gets[0], *gets[:2]))
 
@@ -484,12 +484,12 @@ class Admin:
         return Answer(body=write_json({"table": await self._in_executor(look)}))
 
     def _figures(self) -> Statistics:
-        """The engine's; EngineError where it does not run."""
+        """Return the engine's statistics; EngineError if it does not run."""
         with EngineMemory.attach(find_folder(self._reader.root)) as memory:
             return read_statistics(memory)
 
     def _put_figures(self) -> dict[str, str]:
-        """What has been put since the engine's start, and a second in the last 10, 60 and 600 s."""
+        """Return the puts since the engine's start, and per second in the last 10, 60 and 600 s."""
         try:
             figures = self._figures()
         except EngineError:  # it does not run
@@ -504,11 +504,10 @@ class Admin:
             "putLatency99": f"{figures.put_latency.p99_ms or 0:.3f}", "putLatency999": f"{figures.put_latency.p999_ms or 0:.3f}"}
 
     async def update_broker_config(self, request: Request) -> Answer:
-        """Change settings of the running engine, given under RocketMQ's keys, as `pyengine config set` does: the file durably, then the
-        engine.
+        """Change settings of the running engine, given by RocketMQ's keys, as `pyengine config set`: the file, then the engine.
 
-        What a broker passes over is refused here, and then nothing has changed: a key that pyengine does not have, and one that
-        a restart alone brings to all that runs, this gateway included.
+        Unlike a broker, which ignores them, it refuses all changes if a key is unknown to pyengine, or needs a restart of a
+        process, this gateway included.
         """
         body = request.frame.body
         if len(body) > SETTINGS_BYTES_MAX:
@@ -533,7 +532,7 @@ class Admin:
         return Answer()
 
     async def broker_config(self, request: Request) -> Answer:
-        """The settings that a broker would have, as lines of `key=value`: those that pyengine has, under RocketMQ's keys."""
+        """Return pyengine's settings by RocketMQ's keys, as lines of `key=value`."""
         config = await self._in_executor(lambda: read_run_settings(find_folder(self._reader.root)))
         host, _, port = self._address.broker.rpartition(":")
         lines = {row.key: row.show(getattr(config, name)) for name, row in SETTINGS.items() if row.key} | {
@@ -547,11 +546,11 @@ class Admin:
         return Answer(fields={"version": write_json(self._version()).decode()}, body=body)
 
     def system_topics(self, request: Request) -> Answer:
-        """The topics that are RocketMQ's own."""
+        """Return RocketMQ's system topics."""
         return Answer(body=write_json({"topicList": sorted(SYSTEM_TOPICS)}))
 
     async def queue_entries(self, request: Request) -> Answer:
-        """Entries of a consume queue, and whether they are what a group wants."""
+        """Return entries of a consume queue, and whether a group's subscription matches them."""
         name, queue_id, index = request.text("topic"), request.integer("queueId"), request.integer("index", bits=64)
         count, group = max(0, min(request.integer("count"), ENTRIES_SHOWN_MAX)), request.frame.fields.get("consumerGroup")
         members = self._members.consumers.get(group or "")
@@ -575,7 +574,7 @@ class Admin:
         return await self._in_executor(look)
 
     def statistics(self, request: Request) -> Answer:
-        """How many messages came to a topic or went to a group lately. RocketMQ has more, for which no tool asks."""
+        """Return the recent messages of a topic or of a group. RocketMQ has more statistics, which no tool requests."""
         name, key = request.text("statsName"), request.text("statsKey")
         found = self.counts.windows(name, key)
         if found is None:
@@ -584,7 +583,7 @@ class Admin:
                                        for window, (number, tps) in zip(("statsMinute", "statsHour", "statsDay"), found, strict=True)}))
 
     async def clean(self, request: Request) -> Answer:
-        """Let the engine's cleaner delete, now, what is old enough. It goes on where that takes longer than a tool waits."""
+        """Have the engine's cleaner delete expired files now. It continues if that takes longer than a tool waits."""
 
         def ask() -> None:
             with EngineMemory.attach(find_folder(self._reader.root)) as memory:
@@ -598,7 +597,7 @@ class Admin:
         return Answer()
 
     async def clean_unused(self, request: Request) -> Answer:
-        """The same, and an error while topics that were deleted still have messages: their queues go with these, not before."""
+        """Clean, and report an error while deleted topics still have messages, with which their queues are deleted."""
         await self.clean(request)
         known = self._names.topic_table().keys()
 
@@ -620,7 +619,7 @@ class Admin:
         return ("brokerName", self._address.broker_name), ("queueId", queue_id), ("topic", topic)
 
     def _time_of(self, topic: str, queue_id: int, offset: int, without: int = 0) -> int:
-        """When the message at an offset was stored; `without` where there is none."""
+        """Return the store time of the message at an offset; `without` if there is none."""
         found = [] if offset < 0 else self._reader.get_message(topic, queue_id, offset, 1, level=LEVEL).messages
         return found[0].store_timestamp_ms if found else without
 

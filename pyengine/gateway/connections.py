@@ -1,12 +1,12 @@
-"""The connections of RocketMQ clients: frames in, answers out, and what one client may cost.
+"""Connections of RocketMQ clients: requests, answers, and the limits of each client.
 
-One event loop serves all of them. A `Handler` gets each request in the loop's thread and gives an Answer at once, or a
-coroutine that gives it, or either gives None and calls `request.reply` later, once. A code that no handler serves is answered
-REQUEST_CODE_NOT_SUPPORTED as the broker does, a one-way request is never answered.
+One event loop serves all connections. A `Handler` gets each request in the loop's thread. It returns an Answer, or a coroutine
+that returns one; or it (or the coroutine) returns None and calls `request.reply` once later. A code without a handler is
+answered with REQUEST_CODE_NOT_SUPPORTED, as by the broker; a one-way request is not answered.
 
-What a hostile client can do ends with its own connection: frames and headers have a largest size, a silent connection is
-closed, a client that does not read what it asked for is not listened to and then closed, and bytes that wait in the process
-are counted for each connection and for all together. Docs: docs/gateway.md, docs/security.md.
+A hostile client can harm only its own connection: frames and headers have a largest size; a silent connection is closed; the
+gateway stops reading from a client that does not read its answers, and then closes it; and the waiting bytes are counted for
+each connection and for all together. Docs: docs/gateway.md, docs/security.md.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from pyengine.gateway.wire import ANSWER, ONE_WAY, Frame, WireError, decode_fram
 if TYPE_CHECKING:
     from pyengine.gateway.access import Door
 
-SMALL_BYTES = 64 << 10      # a connection that holds no more is never closed for the memory that others take
-REQUESTS_MAX = 2048         # of one connection under way, held pulls among them
-REQUEST_BYTES, FIELD_BYTES = 2048, 200  # about what a request under way takes beside its frame, and each field of its header
-FRAMES_AT_ONCE = 32         # of one connection, before the others have their turn
+SMALL_BYTES = 64 << 10      # a connection with no more is not closed for the memory of others
+REQUESTS_MAX = 2048         # pending requests of one connection, with held pulls
+REQUEST_BYTES, FIELD_BYTES = 2048, 200  # approximate memory of a pending request without its frame, and of each header field
+FRAMES_AT_ONCE = 32         # of one connection, before other connections are served
 TICK_S = 1.0
-ASK_TIMEOUT_S = 10.0        # for a client's answer to what the gateway asks it (RocketMQ: Broker2Client)
+ASK_TIMEOUT_S = 10.0        # for a client's answer to a request of the gateway (RocketMQ: Broker2Client)
 INT32_MASK = 0x7FFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What clients may cost. `connection_bytes_max` bounds what waits of one connection, `memory_bytes_max` of all of them."""
+    """Limits of clients. `connection_bytes_max` bounds the waiting bytes of one connection, `memory_bytes_max` of all."""
 
     frame_bytes_max: int = 16 << 20
     idle_s: float = 120.0
@@ -50,7 +50,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Answer:
-    """What a request is answered: RocketMQ's response code, a remark for errors, header fields, a body."""
+    """The answer to a request: RocketMQ's response code, a remark for errors, header fields, a body."""
 
     code: int = codes.SUCCESS
     remark: str | None = None
@@ -59,7 +59,7 @@ class Answer:
 
 
 class Request:
-    """One request of a connection. `reply` answers it; a second reply, and one after the connection is gone, does nothing."""
+    """One request of a connection. `reply` answers it; a second reply, or one after the connection's end, has no effect."""
 
     __slots__ = ("connection", "frame", "_bytes", "_is_open")
 
@@ -71,18 +71,18 @@ class Request:
 
     @property
     def is_open(self) -> bool:
-        """Whether an answer would still reach the client."""
+        """Whether the connection is open and the request not answered yet."""
         return self._is_open and not self.connection.is_closed
 
     def text(self, name: str) -> str:
-        """A field of the header; WireError when it is not there."""
+        """Return a field of the header; WireError if it is absent."""
         value = self.frame.fields.get(name)
         if value is None:
             raise WireError(f"the custom field <{name}> is null")
         return value
 
     def integer(self, name: str, default: int | None = None, *, bits: int = 32) -> int:
-        """A field of the header as a signed number; WireError for what is none. `default` where it is absent."""
+        """Return a field of the header as a signed number, `default` if it is absent; WireError if it is no number."""
         text = self.frame.fields.get(name)
         if text is None:
             if default is not None:
@@ -99,7 +99,7 @@ class Request:
         return number
 
     def flag(self, name: str) -> bool:
-        """A field of the header as a Java boolean."""
+        """Return a field of the header as a Java boolean."""
         return self.frame.fields.get(name, "").lower() == "true"
 
     def reply(self, answer: Answer) -> None:
@@ -111,7 +111,7 @@ class Request:
 
 Handler = Callable[[Request], "Answer | Coroutine[Any, Any, Answer | None] | None"]
 Handlers = dict[int, Handler]  # by request code
-# Serves what a connection's bytes begin with at a place, without a Request for each; the bytes and the requests it has served.
+# Serves requests at a position of a connection's bytes, without a Request for each; returns the bytes and requests it served.
 TakeFirst = Callable[["Connection", bytearray, int], tuple[int, int]]
 
 
@@ -119,8 +119,7 @@ class Connections:
     """All connections of the gateway, at all of its ports."""
 
     def __init__(self, limits: Limits, report: Callable[[str, str], None], door: Door | None = None) -> None:
-        """`report(host, sentence)` is told why a connection was closed that its client did not close. With a `door` connections
-        may be TLS ones."""
+        """`report(host, sentence)` gets the reason why the gateway closes a connection. With a `door`, connections may use TLS."""
         self.limits = limits
         self._door = door
         self.report = report
@@ -132,8 +131,8 @@ class Connections:
         self._watch: asyncio.Task[None] | None = None
 
     async def listen(self, host: str, port: int, handlers: Mapping[int, Handler], take_first: TakeFirst | None = None) -> int:
-        """Take an address, to serve these codes from start() on; the port, which 0 lets the system choose. OSError where it
-        cannot be had. `take_first` is asked before a frame is read."""
+        """Bind an address, to serve these codes after start(); return the port, which the system chooses for 0. OSError if that
+        fails. `take_first` is called before a frame is read."""
         door = self._door
 
         def make() -> asyncio.Protocol:
@@ -151,7 +150,7 @@ class Connections:
         self._watch = asyncio.get_running_loop().create_task(self._close_idle())
 
     def refusal(self, host: str) -> str:
-        """Why one more connection from there is not served; empty where it is."""
+        """Return why one more connection from that host is refused, "" if it is not."""
         limits, taken = self.limits, [each.host for each in self.open]
         if self._door is not None:
             taken += [each.host for each in self._door.arriving]
@@ -162,12 +161,12 @@ class Connections:
         return ""
 
     def give_back(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         while self._servers:
             self._servers.pop().close()
 
     async def close(self) -> None:
-        """Take no more connections and close those there are, once their answers are sent."""
+        """Accept no more connections, and close the open ones once their answers are sent."""
         self.give_back()
         if self._door is not None:
             self._door.close()
@@ -200,7 +199,7 @@ class Connection(asyncio.Protocol):
         self._buffer = bytearray()
         self._requests = 0
         self._request_bytes = 0
-        self._counted = 0           # what the owner's held_bytes has of this connection
+        self._counted = 0           # the part of this connection in the owner's held_bytes
         self._is_full = False       # the client does not read
         self._is_paused = False
         self._opaque = itertools.count(1)
@@ -209,8 +208,8 @@ class Connection(asyncio.Protocol):
         self.frame_bytes_max = owner.limits.frame_bytes_max
         self.active_s = time.monotonic()
         self.is_closed = True
-        self.in_order = asyncio.Lock()  # for requests whose handler may have to wait and that must not overtake each other
-        self.waiting = 0                # how many of these have come and are not done
+        self.in_order = asyncio.Lock()  # for requests whose handler may wait, and whose order must not change
+        self.waiting = 0                # pending requests of that kind
 
     # ---- asyncio's side -----------------------------------------------------------
 
@@ -219,7 +218,7 @@ class Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername") or ("0.0.0.0", 0)
         self.host = str(peer[0])
         self.address = f"[{self.host}]:{peer[1]}" if ":" in self.host else f"{self.host}:{peer[1]}"
-        with contextlib.suppress(UsageError):  # an address of one link has no form in a message
+        with contextlib.suppress(UsageError):  # a link-local address has no form in a message
             self.born_host = encode_host(self.address)
         self.is_closed = False
         if why := self._owner.refusal(self.host):
@@ -253,7 +252,7 @@ class Connection(asyncio.Protocol):
     # ---- requests -----------------------------------------------------------------
 
     def _read_frames(self) -> None:
-        """Handle whole frames of the buffer, some at a time, as far as this connection may have requests under way."""
+        """Handle whole frames of the buffer, some at a time, up to the limit of pending requests."""
         at = handled = 0
         try:
             while handled < FRAMES_AT_ONCE and not (self.is_closed or self._may_not_ask):
@@ -325,7 +324,7 @@ class Connection(asyncio.Protocol):
         return Answer(codes.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
 
     def finish(self, request: Request, answer: Answer, size_bytes: int) -> None:
-        """The answer to a request of this connection; Request.reply calls it once for each."""
+        """Send the answer to a request; Request.reply calls it once for each."""
         self._requests -= 1
         self._request_bytes -= size_bytes
         asked = request.frame
@@ -344,14 +343,14 @@ class Connection(asyncio.Protocol):
         self.active_s = time.monotonic()
 
     def end(self, requests: int, size_bytes: int, answers: bytes) -> None:
-        """These of them are answered, with these frames."""
+        """Send the answers to some of those requests."""
         self._requests -= requests
         self._request_bytes -= size_bytes + requests * REQUEST_BYTES
         if answers and not self.is_closed:
             self._send(answers)
 
     def left(self, code: int, opaque: int, size_bytes: int) -> Request:
-        """One of them that is answered later, as a request: its reply counts it as ended."""
+        """Return one of those requests that is answered later, as a Request, whose reply counts it as ended."""
         return Request(self, Frame(code, opaque=opaque), size_bytes + REQUEST_BYTES)
 
     def tell(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> None:
@@ -360,10 +359,10 @@ class Connection(asyncio.Protocol):
             self._write(Frame(code, fields, body, next(self._opaque) & INT32_MASK, ONE_WAY))
 
     async def ask(self, code: int, fields: Mapping[str, str], body: bytes = b"", timeout_s: float = ASK_TIMEOUT_S) -> Frame:
-        """Send the client a request and wait for its answer. OSError where it does not read, goes, or is silent for too long."""
+        """Send the client a request and wait for its answer. OSError if it does not read, disconnects, or does not answer."""
         if self.is_closed or self._transport is None:
             raise ConnectionError(f"the client at {self.address} has gone")
-        # What one client asks of another must neither fill that one's connection nor have it closed for want of memory.
+        # Requests of one client to another must not fill the other's connection, nor close it for the memory limit.
         if self._transport.get_write_buffer_size() > self._limits.connection_bytes_max // 4:
             raise ConnectionError(f"the client at {self.address} does not read")
         if self._owner.held_bytes + len(body) > self._limits.memory_bytes_max:
@@ -390,7 +389,7 @@ class Connection(asyncio.Protocol):
     # ---- limits -------------------------------------------------------------------
 
     def _measure(self) -> None:
-        """Count what waits of this connection; close it where that is too much."""
+        """Count the waiting bytes of this connection; close it if they are too many."""
         if self.is_closed or self._transport is None:
             return
         unsent = self._transport.get_write_buffer_size()
@@ -416,12 +415,12 @@ class Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._read_frames)
 
     def close(self) -> None:
-        """Close it once what was written is sent."""
+        """Close it once its output is sent."""
         if self._transport is not None:
             self._transport.close()
 
     def fail(self, why: str) -> None:
-        """Close it now: its client broke a rule."""
+        """Close it now, because its client broke a rule."""
         if not self.is_closed and self._transport is not None:
             self.is_closed = True
             self._owner.report(self.host, f"the connection of {self.address} is closed: {why}")

@@ -1,8 +1,8 @@
 """The gateway as a whole: its parts, its ports, and its life in the worker's process.
 
 One thread runs the event loop with all clients; a few threads do what may wait for a disk or takes long; one thread waits for
-messages for all held pulls; the producer's thread takes the answers of puts. The engine may be killed, restarted or
-missing: puts are answered SERVICE_NOT_AVAILABLE meanwhile, and reads go on from the files.
+messages for all held pulls; the producer's thread takes the answers of puts. While the engine is killed, restarted or missing,
+puts are answered with SERVICE_NOT_AVAILABLE, and reads use the files.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 THREADS = 8
 EXPIRE_S = 5.0
 REPORT_WINDOW_S = 60.0
-REPORTS_MAX = 20        # sentences of one kind in a window; the rest are counted
-VIP_DISTANCE = 2        # RocketMQ's clients may send to the broker's port less two
+REPORTS_MAX = 20        # sentences of one kind in a window; further ones are counted
+VIP_DISTANCE = 2        # RocketMQ's clients may send to the broker's port minus two
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where the gateway listens, once it does."""
+    """The ports on which the gateway listens."""
 
     name_server: int
     broker: int
 
 
 class Reports:
-    """Sentences of one kind about clients, for the log: bounded in each window, so that no client can fill a disk."""
+    """Writes sentences of one kind about clients to the log, at most so many in a window, so that no client can fill a disk."""
 
     def __init__(self, report: Report, clock_s: Callable[[], float] = time.monotonic, about: str = "clients") -> None:
         self._report = report
@@ -78,7 +78,7 @@ class Gateway:
 
     def __init__(self, reader: LiveStoreReader, config: EngineConfig, connect: Callable[[], Producer], *,
                  report: Report, limits: Limits | None = None) -> None:
-        """`connect` opens a producer; `report` takes an event and its sentence for the log. The reader is the caller's, who closes it."""
+        """`connect` opens a producer; `report` takes an event and its sentence for the log. The caller closes the reader."""
         self._reader = reader
         self._config = config
         self._report = report
@@ -98,7 +98,7 @@ class Gateway:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> Ports:
-        """Listen, and serve from then on; OSError where a port or a certificate cannot be had."""
+        """Begin to listen and serve; OSError if a port or a certificate is not available."""
         config, reader, executor = self._config, self._reader, self._executor
         access, door = self._access, self._door
         if door is not None:
@@ -111,7 +111,7 @@ class Gateway:
         broker: Handlers = {}
 
         def take_first(connection: Connection, data: bytearray, at: int) -> tuple[int, int]:
-            # Not where another handler wraps that of the sends: it has to see every request.
+            # Not if another handler wraps that of the sends, since it must see every request.
             return sends.plain.take(connection, data, at) if broker.get(codes.SEND_MESSAGE_V2) == sends.send else (0, 0)
 
         name_server: Handlers = {}
@@ -138,10 +138,10 @@ class Gateway:
         if access is None:
             broker.update(without_list())
         else:
-            with contextlib.suppress(EngineError):  # the next look says so; every client is refused until the list can be read
+            with contextlib.suppress(EngineError):  # reported by the next look(); until the list can be read every client is refused
                 await self._look(access)
             broker.update(access.handlers(address, executor, self._report))
-            refusals = Reports(self._report, about="refused requests")  # of their own: they hide nothing else
+            refusals = Reports(self._report, about="refused requests")  # counted apart, so that they do not hide other sentences
             broker.update({code: access.guard(handler, refusals) for code, handler in broker.items()})
         name_server.update(NameServer(names, address).handlers | admin.name_server_handlers)
         self.connections.when_closed += [members.closed, pulls.closed]
@@ -169,7 +169,7 @@ class Gateway:
             self._report(Event.GATEWAY_ACCESS, told)
 
     async def close(self) -> None:
-        """End in order: no more requests, then what clients have committed is written."""
+        """End in order: take no more requests, then write the committed offsets."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -189,7 +189,7 @@ class Gateway:
 
 
 async def repeat(pause_s: float, step: Callable[[], Awaitable[None] | None], report: Report, failed: str) -> None:
-    """Do `step` after each pause, for ever, whatever it raises: that is reported after `failed`, once until it is another."""
+    """Call `step` after each pause, for ever; report what it raises after the text `failed`, once until that changes."""
     said = ""
     while True:
         await asyncio.sleep(pause_s)
@@ -213,8 +213,8 @@ BEAT_S = 0.25
 
 async def serve(gateway: Gateway, *, must_listen: bool, is_over: Callable[[], bool], beat: Callable[[], None],
                 ready: Callable[[], None], blocked: Callable[[str], None]) -> None:
-    """Run a gateway until `is_over`. OSError where a port cannot be had and `must_listen`; else that is tried each second,
-    with `blocked` told why. `ready` is called once at the beginning, `beat` several times a second."""
+    """Run a gateway until `is_over`. If a port is not available: OSError with `must_listen`; otherwise it tries again every
+    second and passes the reason to `blocked`. It calls `ready` once at the beginning, `beat` several times a second."""
     waiting = asyncio.get_running_loop().create_task(_listen(gateway, must_listen, blocked))
     try:
         if must_listen:

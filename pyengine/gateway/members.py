@@ -1,8 +1,8 @@
 """The connected clients: producers and consumer groups by their heartbeats, notices of change, and locks of ordered queues.
 
-The gateway (gateway.py) makes one Members, whose handlers serve those requests; sends, pulls and the tools' requests ask it
-for members and connections. Nothing of it is on the disk: after a restart of the gateway clients connect again and send
-their heartbeat, within 30 s. RocketMQ: ConsumerManager, ProducerManager, RebalanceLockManager.
+The gateway makes one Members, whose handlers serve these requests; sends, pulls and tools look up members and connections in
+it. It has no file: after a restart of the gateway clients reconnect and send their heartbeat within 30 s.
+RocketMQ: ConsumerManager, ProducerManager, RebalanceLockManager.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CLUSTERING, BROADCASTING, PASSIVELY = "CLUSTERING", "BROADCASTING", "CONSUME_PAS
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a group wants of a topic: `text` is `a || b`, `*`, or a condition in SQL92; the client raises `version` with each change."""
+    """A group's subscription to a topic: `text` is `a || b`, `*`, or an SQL92 condition; each change raises `version`."""
 
     topic: str
     text: str
@@ -46,7 +46,7 @@ class Subscription:
 
     @property
     def tag_filter(self) -> str | None:
-        """The wanted tags as a reader takes them, None for all."""
+        """The wanted tags for a reader, None for all."""
         return " || ".join(self.tags) or None
 
     @property
@@ -55,13 +55,13 @@ class Subscription:
         return self.text if self.expression_type == SQL else None
 
     def fields(self) -> dict[str, Any]:
-        """By RocketMQ's names."""
+        """Return its fields by RocketMQ's names."""
         return {"classFilterMode": False, "codeSet": [string_hash(tag) for tag in self.tags], "expressionType": self.expression_type,
                 "subString": self.text, "subVersion": self.version, "tagsSet": list(self.tags), "topic": self.topic}
 
 
 def subscription_of(topic: str, text: str | None, version: int, expression_type: str | None) -> Subscription:
-    """A subscription as RocketMQ's FilterAPI reads it: empty parts are left out. WireError where no tag is left."""
+    """Parse a subscription like RocketMQ's FilterAPI, without empty parts; WireError if no tag remains."""
     kind = expression_type or TAG
     if text is None or text in ("", "*") or kind != TAG:
         return Subscription(topic, text or "*", version, kind)
@@ -72,7 +72,7 @@ def subscription_of(topic: str, text: str | None, version: int, expression_type:
 
 
 def expression_fault(kind: object, text: object) -> Answer | None:
-    """What RocketMQ answers to a subscription that cannot be used, None for a good one."""
+    """Return RocketMQ's answer to a wrong subscription, None for a right one."""
     if kind in (None, TAG):
         return None
     if kind != SQL or not isinstance(text, str | None):
@@ -101,7 +101,7 @@ class Client:
 
 @dataclass(slots=True)
 class Group:
-    """A consumer group that is connected. RocketMQ: ConsumerGroupInfo."""
+    """A connected consumer group. RocketMQ: ConsumerGroupInfo."""
 
     name: str
     consume_type: str = PASSIVELY
@@ -113,7 +113,7 @@ class Group:
 
     @property
     def weight(self) -> int:
-        """About how many bytes its subscriptions take."""
+        """The approximate size of its subscriptions in bytes."""
         return sum(400 + 4 * len(each.text) for each in self.subscriptions.values())
 
     @property
@@ -146,7 +146,7 @@ class Members:
     # ---- heartbeats ---------------------------------------------------------------
 
     async def heart_beat(self, request: Request) -> Answer:
-        """A client names its groups. New groups and their retry topics are created."""
+        """Register a client in the groups that it names; create new groups and their retry topics."""
         beat = _object(read_json(request.frame.body))
         client_id = _client_id(beat.get("clientID"))
         consumers = [_group_of(each) for each in _list(beat.get("consumerDataSet"))]
@@ -193,11 +193,11 @@ class Members:
             self._id_counts[told] = self._id_counts.get(told, 0) + 1
             if before is not None:
                 self._forget_id(connection, before.client_id)
-        self._connection_of[client.client_id] = connection  # the newest: an older connection may be dead and not closed yet
+        self._connection_of[client.client_id] = connection  # the newest one, since an older connection may be dead and not closed yet
         self._groups_of.setdefault(connection, (set(), set()))[1].add(name)
 
     def _subscribe(self, group: Group, told: dict[str, Subscription]) -> bool:
-        """Take over a heartbeat's subscriptions: the newest version of each topic; the others are dropped. Whether topics changed."""
+        """Set the group's subscriptions from a heartbeat, with the newest version of each topic; return whether topics changed."""
         changed = group.subscriptions.keys() != told.keys()
         self._weight -= group.weight
         for topic, subscription in told.items():
@@ -210,14 +210,14 @@ class Members:
         return changed
 
     def _notify(self, group: Group) -> None:
-        """Tell every member that members or subscriptions have changed, so that they share the queues anew."""
+        """Notify every member that members or subscriptions have changed, so that they rebalance."""
         config = self._names.group(group.name)
         if config is None or config.notify_consumer_ids_changed_enable:
             for connection in list(group.clients):
                 connection.tell(codes.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group.name})
 
     def unregister(self, request: Request) -> Answer:
-        """A client leaves its groups."""
+        """Remove a client from its groups, on its request."""
         fields = request.frame.fields
         if name := fields.get("producerGroup"):
             self._leave_producers(request.connection, name)
@@ -226,7 +226,7 @@ class Members:
         return Answer()
 
     def closed(self, connection: Connection) -> None:
-        """A connection has ended: its client is no member any more."""
+        """Remove the client of a connection that has ended."""
         consumers, producers = self._groups_of.pop(connection, (set(), set()))
         for name in list(producers):
             self._leave_producers(connection, name)
@@ -234,7 +234,7 @@ class Members:
             self._leave(connection, name)
 
     def expire(self) -> None:
-        """Remove clients whose last heartbeat is too old, and locks that were not renewed."""
+        """Remove clients and locks that have expired."""
         oldest_s = self.now_s() - EXPIRED_S
         for group in list(self.consumers.values()):
             for connection in [each for each, client in group.clients.items() if client.last_heartbeat_s < oldest_s]:
@@ -276,17 +276,17 @@ class Members:
                 del self._connection_of[client_id]
 
     def producer(self, client_id: str) -> Connection | None:
-        """The connection of a client that is a producer, by its id."""
+        """Return the connection of a producer by its client id."""
         return self._connection_of.get(client_id)
 
     def consumer(self, group: str, client_id: str) -> Connection | None:
-        """The connection of one member of a group, by its client id."""
+        """Return the connection of a group's member by its client id."""
         members = self.consumers.get(group)
         found = () if members is None else members.clients.items()
         return next((connection for connection, client in found if client.client_id == client_id), None)
 
     def consumer_list(self, request: Request) -> Answer:
-        """The ids of a group's members, by which each of them computes its share of the queues."""
+        """Return the ids of a group's members, from which each member computes its share of the queues."""
         name = request.text("consumerGroup")
         group = self.consumers.get(name)
         if group is None:
@@ -294,7 +294,7 @@ class Members:
         return Answer(body=write_json({"consumerIdList": group.client_ids}))
 
     def check_client_config(self, request: Request) -> Answer:
-        """Whether a subscription that is no tag expression can be used; a client asks before it consumes."""
+        """Check a subscription that is no tag expression; a client requests this before it consumes."""
         told = _object(read_json(request.frame.body)).get("subscriptionData")
         if told is None:
             return Answer()
@@ -304,7 +304,7 @@ class Members:
     # ---- locks of ordered queues --------------------------------------------------
 
     def lock(self, request: Request) -> Answer:
-        """Lock queues for one client, or renew its locks; the answer has the queues that it holds now."""
+        """Lock queues for one client, or renew its locks; answer with the queues that it holds now."""
         client_id, group, queues = _queues(request)
         now_s = self.now_s()
         got = []

@@ -1,8 +1,8 @@
-"""Topics and groups as the gateway's clients see them: what a name may be, which there are, their queues, and their routes.
+"""Topics and groups for the gateway's clients: valid names, existing ones, their queues, and their routes.
 
-RocketMQ's topics.json and subscriptionGroup.json are the truth, as they are for its broker; files that others change are
-noticed at the next question. (A topic that a program makes by a put is entered by the checkpointer.) RocketMQ's own
-topics and groups are there without being written down.
+They come from RocketMQ's topics.json and subscriptionGroup.json, as in its broker; the gateway notices changes by other
+processes at the next request. (The checkpointer adds a topic that a program creates by a put.) RocketMQ's system topics
+and groups exist without an entry.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ from pyengine.storage.config_table import (
 from pyengine.storage.durable_file import ConfigFile
 
 RETRY_PREFIX, DEAD_PREFIX = "%RETRY%", "%DLQ%"
-GROUP_CHARS_MAX = TOPIC_BYTES_MAX - len(RETRY_PREFIX)  # a group's retry topic has to be a topic, too
+GROUP_CHARS_MAX = TOPIC_BYTES_MAX - len(RETRY_PREFIX)  # a group's retry topic must be a valid topic
 TOPICS_MAX = 10_000             # that clients may create by sending to them; tools may create more
-TOPICS_OF_TOOLS_MAX = 50_000    # that there may be for a tool to create one more
-RECENT_S = 0.05                 # so late sends may see a change of topics
+TOPICS_OF_TOOLS_MAX = 50_000    # up to which tools may create topics
+RECENT_S = 0.05                 # after which sends see a change of topics
 GROUPS_MAX = 10_000             # that clients may create by their heartbeats, and tools
 KEY_VALUES_CHARS_MAX = 1 << 20  # of all keys and values of tools
-ORDERS_NAMESPACE = "ORDER_TOPIC_CONFIG"  # of what updateOrderConf keeps, by topic
-ORDER_CHARS_MAX = 1024          # of it for one topic
+ORDERS_NAMESPACE = "ORDER_TOPIC_CONFIG"  # of updateOrderConf's values, by topic
+ORDER_CHARS_MAX = 1024          # of such a value
 ORDER_MESSAGE_ENABLE = "orderMessageEnable"
 SETTINGS_BYTES_MAX = 2048       # of one update of the broker's or the name server's settings
 FLAG_UNIT, FLAG_UNIT_SUB = 1, 2  # bits of topicSysFlag (TopicSysFlag)
-OWN_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_PYENGINE_")  # whose offsets no client may move
+OWN_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_PYENGINE_")  # clients cannot change their offsets
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 SYSTEM_TOPICS = BROKERS_TOPICS | {TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC, TRANSACTION_DISCARD_TOPIC, TIMER_TOPIC, TRACE_TOPIC}
-FORBIDDEN_TOPICS = SYSTEM_TOPICS - {DEFAULT_TOPIC, "BenchmarkTest", TRACE_TOPIC}  # to which no client sends
+FORBIDDEN_TOPICS = SYSTEM_TOPICS - {DEFAULT_TOPIC, "BenchmarkTest", TRACE_TOPIC}  # to which clients cannot send
 SYSTEM_GROUPS = ("TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL",
-                 "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER")  # which a broker always has, whatever the settings say
+                 "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER")  # which a broker always has
 _NAME_CHARS = frozenset("%|_-0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _READ_WRITE = PERM_READ | PERM_WRITE
 
@@ -71,7 +71,7 @@ KeyValues = dict[str, dict[str, str]]
 
 
 def topic_fault(topic: str | None) -> str:
-    """RocketMQ's sentence about a name that no topic may have (TopicValidator), empty for a good one."""
+    """Return RocketMQ's sentence about an invalid topic name (TopicValidator), "" for a valid one."""
     if topic is None or not topic.strip():
         return "The specified topic is blank."
     if not _NAME_CHARS.issuperset(topic):
@@ -82,7 +82,7 @@ def topic_fault(topic: str | None) -> str:
 
 
 def group_fault(group: str | None) -> str:
-    """What is wrong with a group's name, empty for a good one. Shorter than RocketMQ's 255: its retry topic must be one."""
+    """Return what is wrong with a group's name, "" for a valid one. It is shorter than RocketMQ's 255, for the retry topic."""
     if group is None or not group.strip():
         return "the specified group is blank"
     if not _NAME_CHARS.issuperset(group):
@@ -93,7 +93,7 @@ def group_fault(group: str | None) -> str:
 
 
 class _CachedFile(Generic[Table]):
-    """A small file's content, read again when the file is another."""
+    """Caches a small file's content until the file changes."""
 
     def __init__(self, path: Path, read: Callable[[], Table]) -> None:
         self._path = path
@@ -103,7 +103,7 @@ class _CachedFile(Generic[Table]):
         self._looked_s = 0.0
 
     def recent(self) -> Table:
-        """The content as it was within the last RECENT_S: a look at the file takes nearly a tenth of a send."""
+        """Return the content, at most RECENT_S old, because a check of the file takes nearly a tenth of a send."""
         if self._table is not None and time.monotonic() - self._looked_s < RECENT_S:
             return self._table
         return self.table()
@@ -118,7 +118,7 @@ class _CachedFile(Generic[Table]):
         if self._table is None or stamp != self._stamp:
             try:
                 self._table = self._read()
-            except DiskError:  # no descriptor now: what was known holds until the next look
+            except DiskError:  # no descriptor is free: use the known content until the next check
                 if self._table is None:
                     raise
             else:
@@ -128,7 +128,7 @@ class _CachedFile(Generic[Table]):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What the gateway tells clients about itself: host:port of its broker, the broker's and the cluster's name."""
+    """The gateway's address for clients: host:port of its broker, the names of broker and cluster."""
 
     broker: str
     broker_name: str
@@ -136,7 +136,7 @@ class Address:
 
 
 class Names:
-    """The topics and groups of one store. Used in the loop's thread; what writes a file does so in the executor."""
+    """The topics and groups of one store. Used in the loop's thread; it writes files in the executor."""
 
     def __init__(self, root: str | os.PathLike[str], config: EngineConfig, executor: Executor) -> None:
         self._config = config
@@ -167,29 +167,29 @@ class Names:
     # ---- topics -------------------------------------------------------------------
 
     def topic(self, name: str) -> TopicConfig | None:
-        """What topics.json says of a topic, or RocketMQ of one of its own; None where it is not there."""
+        """Return a topic of topics.json, or a system topic; None if it does not exist."""
         return self._topics.table().get(name) or self._system.get(name)
 
     def recent_topic(self, name: str) -> TopicConfig | None:
-        """The same for sends, which need not see a change at once."""
+        """Return a topic for a send, which need not see a change at once."""
         return self._topics.recent().get(name) or self._system.get(name) or self._topics.table().get(name)
 
     def recent_topics(self) -> Mapping[str, TopicConfig]:
-        """What topics.json has, as it was seen lately: the same object while the file is the same."""
+        """Return the topics of topics.json, at most RECENT_S old; the same object while the file is the same."""
         return self._topics.recent()
 
     def topic_table(self) -> dict[str, TopicConfig]:
-        """Every topic, the system's too."""
+        """Return every topic, with system topics."""
         return self._system | self._topics.table()
 
     def is_system(self, topic: str) -> bool:
-        """Whether a topic is RocketMQ's own."""
+        """Return whether it is one of RocketMQ's system topics."""
         return topic in self._system or topic in SYSTEM_TOPICS
 
     async def create(self, topic: TopicConfig, *, bounded: bool = True) -> TopicConfig:
-        """Enter a topic, durable before this returns; the topic as the file has it, where another was faster.
+        """Add a topic, durably before this returns; return it, or the existing one if another process was faster.
 
-        UsageError where there are TOPICS_MAX already and the creation is `bounded`.
+        UsageError if there are TOPICS_MAX already and the creation is `bounded`.
         """
         if bounded and len(self._topics.table()) >= TOPICS_MAX:
             raise UsageError(f"there are {TOPICS_MAX} topics already: create {topic.topic} by hand")
@@ -207,7 +207,7 @@ class Names:
         return made
 
     async def create_for_send(self, name: str, default: str | None, queue_nums: int, *, is_of_unit: bool = False) -> TopicConfig | None:
-        """The new topic of a first message, like the topic that its client names for that; None where it may not be made.
+        """Create the topic of a first message, like the default topic that its client names; None if that is not allowed.
 
         RocketMQ: TopicConfigManager.createTopicInSendMessageMethod.
         """
@@ -224,17 +224,17 @@ class Names:
     # ---- groups -------------------------------------------------------------------
 
     def group(self, name: str) -> SubscriptionGroup | None:
-        """What subscriptionGroup.json says of a group, or RocketMQ of one of its own."""
+        """Return a group of subscriptionGroup.json, or a system group."""
         return self._groups.table().get(name) or self._system_groups.get(name)
 
     def groups(self) -> dict[str, SubscriptionGroup]:
-        """Every group of subscriptionGroup.json, and RocketMQ's own."""
+        """Return every group of subscriptionGroup.json, and the system groups."""
         return self._system_groups | self._groups.table()
 
     async def group_or_new(self, name: str) -> SubscriptionGroup | None:
-        """The group, entered where it is new and may be (autoCreateSubscriptionGroup); None where it may not.
+        """Return the group; create a new one if that is allowed (autoCreateSubscriptionGroup), otherwise return None.
 
-        UsageError where there are GROUPS_MAX already.
+        UsageError if there are GROUPS_MAX already.
         """
         found = self.group(name)
         if found is not None or group_fault(name) or not self._config.auto_create_subscription_group:
@@ -246,11 +246,11 @@ class Names:
     # ---- keys and values ----------------------------------------------------------
 
     def key_values(self) -> KeyValues:
-        """What tools keep here, by namespace and key (RocketMQ: KVConfigManager, in its name server)."""
+        """Return the values that tools store, by namespace and key (RocketMQ: KVConfigManager, in its name server)."""
         return self._key_values.table()
 
     async def change_key_values(self, change: Callable[[KeyValues], object]) -> None:
-        """Change it, durable before this returns; UsageError where it would be longer than KEY_VALUES_CHARS_MAX."""
+        """Change them, durably before this returns; UsageError if they would exceed KEY_VALUES_CHARS_MAX."""
         def write() -> None:
             with exclusive(self._key_value_file.path):
                 table = self._key_value_file.read_to_change().value or {}
@@ -264,11 +264,11 @@ class Names:
 
     @property
     def orders_by_configuration(self) -> bool:
-        """Whether routes tell what `updateOrderConf` says of their topic (RocketMQ's orderMessageEnable)."""
+        """Return whether routes contain updateOrderConf's value of their topic (RocketMQ's orderMessageEnable)."""
         return self._name_server.table().get(ORDER_MESSAGE_ENABLE) == "true"
 
     async def order_by_configuration(self, is_on: bool) -> None:
-        """Set that, durable before this returns."""
+        """Set orderMessageEnable, durably before this returns."""
         def write() -> None:
             with exclusive(self._name_server_file.path):
                 settings = self._name_server_file.read_to_change().value or {}
@@ -277,7 +277,7 @@ class Names:
         await asyncio.get_running_loop().run_in_executor(self._executor, write)
 
     async def _once(self, key: str, make: Callable[[], Any]) -> Any:
-        """`make` in the executor; those who ask for the same meanwhile share what it gives."""
+        """Call `make` in the executor; concurrent calls with the same key share its result."""
         under_way = self._making.get(key)
         if under_way is None:
             under_way = self._making[key] = asyncio.get_running_loop().run_in_executor(self._executor, make)
@@ -286,12 +286,12 @@ class Names:
 
 
 class NameServer:
-    """What clients ask a name server: routes and lists of names. The cluster has one broker, this gateway."""
+    """Serves a name server's requests: routes and lists of names. The cluster has one broker, this gateway."""
 
     def __init__(self, names: Names, address: Address) -> None:
         self._names = names
         self._address = address
-        self._may_write = True  # what wipeWritePerm takes away, until this process ends
+        self._may_write = True  # wipeWritePerm clears it until this process ends
         self.handlers: Handlers = {
             codes.GET_ROUTEINFO_BY_TOPIC: self.route,
             codes.GET_BROKER_CLUSTER_INFO: self.cluster,
@@ -312,7 +312,7 @@ class NameServer:
         }
 
     def route(self, request: Request) -> Answer:
-        """Where a topic's queues are. Clients before 4.9.4 get the broker's number as a bare integer, as from RocketMQ."""
+        """Return the route of a topic. As from RocketMQ, clients before 4.9.4 get the broker's number as a bare integer."""
         name = request.frame.fields.get("topic")
         topic = self._names.topic(name) if name else None
         if topic is None:
@@ -328,8 +328,8 @@ class NameServer:
                             "topicSysFlag": topic.topic_sys_flag, "writeQueueNums": topic.write_queue_nums}]}))
 
     def _order(self, topic: TopicConfig) -> dict[str, str]:
-        """What `updateOrderConf` says of a topic, for its route. Only what every client can read, and no queue that is not there:
-        tools need no key for it, and clients make the queues that a route names."""
+        """Return updateOrderConf's value of a topic, for its route, if every client can parse it and all its queues exist: tools
+        need no key to set it, and clients create the queues in a route."""
         text = self._names.key_values().get(ORDERS_NAMESPACE, {}).get(topic.topic, "") if self._names.orders_by_configuration else ""
         for piece in text.split(";") if len(text) <= ORDER_CHARS_MAX else ():
             name, _, number = piece.partition(":")
@@ -338,7 +338,7 @@ class NameServer:
         return {}
 
     def cluster(self, request: Request) -> Answer:
-        """The brokers of the cluster."""
+        """Return the brokers of the cluster."""
         address = self._address
         return Answer(body=write_json({
             "brokerAddrTable": {address.broker_name: {"brokerAddrs": IntKeys({0: address.broker}), "brokerName": address.broker_name,
@@ -346,19 +346,19 @@ class NameServer:
             "clusterAddrTable": {address.cluster: [address.broker_name]}}))
 
     def topic_list(self, request: Request) -> Answer:
-        """The names of all topics; of another cluster there are none."""
+        """Return the names of all topics; none for another cluster."""
         cluster = request.frame.fields.get("cluster")
         topics = sorted(self._names.topic_table()) if cluster in (None, self._address.cluster) else []
         return Answer(body=write_json({"topicList": topics}))
 
 
     def system_topics(self, request: Request) -> Answer:
-        """The names of the cluster and its broker, which are topics to RocketMQ, and the broker's address."""
+        """Return the names of the cluster and its broker, which are topics in RocketMQ, and the broker's address."""
         return Answer(body=write_json({"brokerAddr": self._address.broker,
                                        "topicList": [self._address.cluster, self._address.broker_name]}))
 
     def unit_topics(self, request: Request) -> Answer:
-        """Topics by the bits of their topicSysFlag: of a unit, with subscribers of a unit, or the latter without the former."""
+        """Return topics by the bits of their topicSysFlag: of a unit, with subscribers of a unit, or only the latter."""
         def is_wanted(flags: int) -> bool:
             if request.frame.code == codes.GET_UNIT_TOPIC_LIST:
                 return bool(flags & FLAG_UNIT)
@@ -369,11 +369,11 @@ class NameServer:
             name for name, topic in self._names.topic_table().items() if is_wanted(topic.topic_sys_flag))}))
 
     def wipe_write_perm(self, request: Request) -> Answer:
-        """Let routes say that the broker takes no messages, so that producers leave it; what is sent all the same is stored."""
+        """Mark the broker in routes as not writable, so that producers leave it; messages that they send anyway are stored."""
         return self._set_write_perm(request, False, "wipeTopicCount")
 
     def add_write_perm(self, request: Request) -> Answer:
-        """Take that back."""
+        """Mark the broker in routes as writable again."""
         return self._set_write_perm(request, True, "addTopicCount")
 
     def _set_write_perm(self, request: Request, may_write: bool, counted: str) -> Answer:
@@ -385,19 +385,19 @@ class NameServer:
     # ---- keys and values of tools -------------------------------------------------
 
     async def put_key_value(self, request: Request) -> Answer:
-        """Keep a value by namespace and key, durable before this is answered."""
+        """Store a value by namespace and key, durably before the answer."""
         namespace, key, value = (request.text(name) for name in ("namespace", "key", "value"))
         await self._names.change_key_values(lambda table: table.setdefault(namespace, {}).update({key: value}))
         return Answer()
 
     async def delete_key_value(self, request: Request) -> Answer:
-        """Forget a value."""
+        """Delete a value."""
         namespace, key = request.text("namespace"), request.text("key")
         await self._names.change_key_values(lambda table: table.get(namespace, {}).pop(key, None))
         return Answer()
 
     def key_value(self, request: Request) -> Answer:
-        """One value."""
+        """Return one value."""
         namespace, key = request.text("namespace"), request.text("key")
         value = self._names.key_values().get(namespace, {}).get(key)
         if value is None:
@@ -405,7 +405,7 @@ class NameServer:
         return Answer(fields={"value": value})
 
     def key_values(self, request: Request) -> Answer:
-        """All values of a namespace."""
+        """Return all values of a namespace."""
         namespace = request.text("namespace")
         table = self._names.key_values().get(namespace)
         if not table:
@@ -413,12 +413,12 @@ class NameServer:
         return Answer(body=write_json({"table": table}))
 
     def config(self, request: Request) -> Answer:
-        """The settings that a name server would have, as lines of `key=value`."""
+        """Return the name server's settings, as lines of `key=value`."""
         ordered = str(self._names.orders_by_configuration).lower()
         return Answer(body=f"clusterTest=false\n{ORDER_MESSAGE_ENABLE}={ordered}\nproductEnvName=center\n".encode())
 
     async def update_config(self, request: Request) -> Answer:
-        """Change orderMessageEnable, durably. What RocketMQ's name server notes or passes over without effect is refused."""
+        """Change orderMessageEnable, durably; refuse settings that RocketMQ's name server accepts without effect."""
         body = request.frame.body
         if len(body) > SETTINGS_BYTES_MAX:
             return Answer(codes.SYSTEM_ERROR, f"{len(body):,} bytes of settings are more than {SETTINGS_BYTES_MAX:,}")
@@ -439,7 +439,7 @@ class NameServer:
 
 
 def decode_key_values(text: str) -> KeyValues:
-    """The table in the text of kvConfig.json; FormatError for one of another shape."""
+    """Decode the table of kvConfig.json; FormatError for another structure."""
     document: Any = decode_config(text)
     try:
         table = {namespace: dict(values) for namespace, values in document["configTable"].items()}
@@ -451,7 +451,7 @@ def decode_key_values(text: str) -> KeyValues:
 
 
 def decode_settings(text: str) -> dict[str, str]:
-    """The settings of the name server in the text of namesrvConfig.json, by RocketMQ's keys; FormatError for another shape."""
+    """Decode the settings of namesrvConfig.json, by RocketMQ's keys; FormatError for another structure."""
     found: Any = decode_config(text)
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise FormatError("no settings of a name server")
@@ -459,7 +459,7 @@ def decode_settings(text: str) -> dict[str, str]:
 
 
 def decode_properties_text(text: str) -> dict[str, str]:
-    """The lines of Java's properties, `key=value`, without comments; FormatError for a line of another shape."""
+    """Decode lines of Java properties, `key=value`, without comments; FormatError for another line."""
     found = {}
     for line in text.splitlines():
         name, equals, value = line.partition("=")

@@ -1,8 +1,8 @@
 """Offsets of groups and queues: committed ones, ends of queues, offsets by time; and messages by key and by offset.
 
-Offsets that clients commit are kept in memory and written into consumerOffset.json every FLUSH_S, as RocketMQ's broker
-does; a death between two writes loses the last commits, so those messages come again. Programs that consume without the
-gateway commit to the same file, each for its own groups and queues.
+The gateway keeps offsets that clients commit in memory and writes them to consumerOffset.json every FLUSH_S, as RocketMQ's
+broker does. If it dies between two writes, the last commits are lost and those messages are delivered again. Programs that
+consume without the gateway commit to the same file, each for its own groups and queues.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ FLUSH_S = 5.0           # between two writes, RocketMQ's flushConsumerOffsetInte
 LEVEL = ReadLevel.COMMITTED  # a broker's consumers see what is in the page cache
 QUERY_MAX = 64          # messages of one query
 UNIQUE_QUERY_MAX = 32   # of one by unique key
-QUERY_BYTES = 8 << 20    # an answer ends with the message that reaches it
+QUERY_BYTES = 8 << 20    # an answer ends with the message that reaches this size
 
-OFFSETS_MAX = 200_000  # of all groups and queues together; clients add none beyond it: the file must stay one that can be read
+OFFSETS_MAX = 200_000  # of all groups and queues together, so that the file stays readable; clients cannot add more
 
 
 class GroupOffsets:
-    """The committed offsets of all groups: what is in consumerOffset.json, and over it what waits to be written."""
+    """The committed offsets of all groups: those in consumerOffset.json, overridden by those that wait to be written."""
 
     def __init__(self, reader: LiveStoreReader, executor: Executor) -> None:
         self._offsets = ConsumerOffsets(reader.root)
         self._executor = executor
         self._waiting: Table = {}
         self._writing: Table = {}
-        self._fresh: set[tuple[str, int]] = set()  # what was committed and is not in the file, as it was read last
+        self._fresh: set[tuple[str, int]] = set()  # committed, and not in the file when it was last read
         self._flushing = asyncio.Lock()
         self._stamp: tuple[int, int, int] | None = None
         self._table: Table = {}
         self._count = 0  # offsets in it
 
     def commit(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
-        """Remember a queue's next offset; written within FLUSH_S. False for a new one where there are OFFSETS_MAX already."""
+        """Store a queue's next offset, which is written within FLUSH_S; False for a new one if there are OFFSETS_MAX already."""
         key = group_key(topic, group)
         queues = self._waiting.get(key, {})
         if queue_id not in queues:
-            with contextlib.suppress(EngineError):  # as it was read last will do
+            with contextlib.suppress(EngineError):  # its last known content suffices
                 self._file()
             if queue_id not in self._table.get(key, {}) and (key, queue_id) not in self._fresh:
                 if self._count + len(self._fresh) >= OFFSETS_MAX:
@@ -64,7 +64,7 @@ class GroupOffsets:
         return True
 
     def committed(self, topic: str, group: str, queue_id: int) -> int | None:
-        """The queue's next offset, None for a group that never committed one."""
+        """Return the queue's next offset, None if the group has not committed one."""
         key = group_key(topic, group)
         for table in (self._waiting, self._writing, self._file()):
             found = table.get(key, {}).get(queue_id)
@@ -73,7 +73,7 @@ class GroupOffsets:
         return None
 
     def of_group(self, group: str) -> Table:
-        """Topic -> queue id -> next offset, of one group."""
+        """Return topic -> queue id -> next offset, of one group."""
         found: Table = {}
         for table in (self._file(), self._writing, self._waiting):
             for key, queues in table.items():
@@ -83,7 +83,7 @@ class GroupOffsets:
         return found
 
     def all(self) -> Table:
-        """Every offset, by topic@group."""
+        """Return every offset, by topic@group."""
         found: Table = {}
         for table in (self._file(), self._writing, self._waiting):
             for key, queues in table.items():
@@ -91,7 +91,7 @@ class GroupOffsets:
         return found
 
     def by_group(self) -> dict[str, Table]:
-        """The same as of_group() for every group, in one pass."""
+        """Return of_group() for every group, in one pass."""
         found: dict[str, Table] = {}
         for key, queues in self.all().items():
             topic, _, group = key.partition("@")
@@ -99,17 +99,18 @@ class GroupOffsets:
         return found
 
     def groups_of(self, topic: str) -> list[str]:
-        """The groups that have committed an offset of a topic."""
+        """Return the groups that have committed an offset of a topic."""
         keys = {*self._file(), *self._writing, *self._waiting}
         return sorted(name for found, _, name in (key.partition("@") for key in keys) if found == topic)
 
     async def rewrite(self, change: Callable[[Table], object], group: str, topic: str | None = None) -> None:
-        """Change what the file has of a group, or of the group on one topic: durable when this returns, and what waited to be
-        written of it is dropped. It goes on where the caller is cancelled."""
+        """Change a group's offsets in the file, of all topics or one, durably before this returns, and drop its waiting ones.
+
+        It completes even if the caller is cancelled."""
         await asyncio.shield(self._rewrite(change, group, topic))
 
     async def _rewrite(self, change: Callable[[Table], object], group: str, topic: str | None) -> None:
-        async with self._flushing:  # a flush under way would write the old offsets after it
+        async with self._flushing:  # otherwise a running flush could write the old offsets after it
             await asyncio.get_running_loop().run_in_executor(self._executor, self._offsets.update, change)
             self._forget(group, topic)
 
@@ -118,9 +119,9 @@ class GroupOffsets:
             self._fresh.difference_update((key, queue_id) for queue_id in self._waiting.pop(key))
 
     async def flush(self) -> None:
-        """Write what waits. What cannot be written goes on waiting, under what came meanwhile; EngineError says why.
+        """Write the waiting offsets. If that fails they wait on, unless newer ones have replaced them; EngineError says why.
 
-        A write that has begun ends even where the caller is cancelled; the next one waits for it.
+        A write completes even if the caller is cancelled; the next one waits for it.
         """
         await asyncio.shield(self._flush())
 
@@ -153,7 +154,7 @@ class GroupOffsets:
         except OSError:
             stamp = (0, 0, 0)
         if stamp != self._stamp:
-            self._table = self._offsets.table().offsets  # a DiskError is the request's: an empty table would send groups back
+            self._table = self._offsets.table().offsets  # a DiskError fails the request, since an empty table would reset groups
             self._stamp = stamp
             self._count = sum(map(len, self._table.values()))
             self._fresh = {(key, queue_id) for key, queue_id in self._fresh if queue_id not in self._table.get(key, {})}
@@ -161,7 +162,7 @@ class GroupOffsets:
 
 
 class Positions:
-    """The requests about offsets, and those for single messages. RocketMQ: ConsumerManageProcessor, QueryMessageProcessor."""
+    """Serves requests for offsets and for single messages. RocketMQ: ConsumerManageProcessor, QueryMessageProcessor."""
 
     def __init__(self, reader: LiveStoreReader, names: Names, offsets: GroupOffsets, executor: Executor) -> None:
         self._reader = reader
@@ -185,7 +186,7 @@ class Positions:
     # ---- groups -------------------------------------------------------------------
 
     def query_offset(self, request: Request) -> Answer:
-        """The next offset of a group. Without one 0 where the queue's first message is young; its client decides otherwise."""
+        """Return the next offset of a group; without one, 0 if the queue's first message is recent, else the client decides."""
         topic, group, queue_id = request.text("topic"), request.text("consumerGroup"), request.integer("queueId")
         if fault := topic_fault(topic) or group_fault(group):
             return Answer(codes.SYSTEM_ERROR, fault)
@@ -197,12 +198,12 @@ class Positions:
         return _offset(offset)
 
     def update_offset(self, request: Request) -> Answer:
-        """Commit an offset. Only of queues that are there and of groups that are a client's own."""
+        """Commit an offset of an existing queue, for a group that belongs to clients."""
         return self.commit(request.text("topic"), request.text("consumerGroup"), request.integer("queueId"),
                            request.integer("commitOffset", bits=64))
 
     def commit(self, topic: str, group: str, queue_id: int, offset: int) -> Answer:
-        """Take a commit, or say why not."""
+        """Commit an offset, or answer why not."""
         if fault := topic_fault(topic) or group_fault(group):
             return Answer(codes.SYSTEM_ERROR, fault)
         if group.startswith(OWN_GROUP_PREFIXES):
@@ -217,7 +218,7 @@ class Positions:
         return Answer()
 
     def _begins_young(self, topic: str, queue_id: int) -> bool:
-        """Whether the queue begins at 0 and its first message is still near the log's end, or it has none."""
+        """Return whether the queue begins at 0 and has its first message near the log's end, or has no message."""
         low, high = self._reader.queue_range(topic, queue_id, LEVEL)
         if low > 0:
             return False
@@ -229,24 +230,24 @@ class Positions:
     # ---- queues -------------------------------------------------------------------
 
     def max_offset(self, request: Request) -> Answer:
-        """The offset after a queue's last message."""
+        """Return the offset after a queue's last message."""
         return _offset(self._range(request)[1])
 
     def min_offset(self, request: Request) -> Answer:
-        """The first offset of a queue."""
+        """Return the first offset of a queue."""
         return _offset(self._range(request)[0])
 
     def _range(self, request: Request) -> tuple[int, int]:
         return self._reader.queue_range(request.text("topic"), request.integer("queueId"), LEVEL)
 
     async def search_offset(self, request: Request) -> Answer:
-        """The message whose store time is nearest."""
+        """Return the offset of the message with the nearest store time."""
         topic, queue_id = request.text("topic"), request.integer("queueId")
         timestamp_ms = request.integer("timestamp", bits=64)
         return _offset(await self._in_executor(lambda: self._reader.offset_by_time(topic, queue_id, timestamp_ms, LEVEL)))
 
     async def earliest_time(self, request: Request) -> Answer:
-        """When a queue's first message was stored, -1 without one."""
+        """Return the store time of a queue's first message, -1 without one."""
         topic, queue_id = request.text("topic"), request.integer("queueId")
         low, high = self._range(request)
         found = [] if low == high else (await self._in_executor(
@@ -256,7 +257,7 @@ class Positions:
     # ---- messages -----------------------------------------------------------------
 
     async def query_message(self, request: Request) -> Answer:
-        """Messages by a key, or by their unique key."""
+        """Return messages by a key, or by their unique key."""
         topic, key = request.text("topic"), request.text("key")
         is_unique = request.flag("_UNIQUE_KEY_QUERY")
         most = UNIQUE_QUERY_MAX if is_unique else max(1, min(request.integer("maxNum"), QUERY_MAX))
@@ -272,7 +273,7 @@ class Positions:
         return Answer(fields=_INDEX_UNKNOWN, body=body)
 
     async def view_message(self, request: Request) -> Answer:
-        """The message that begins at a byte of the log, as its id names it."""
+        """Return the message at a physical offset, which its id contains."""
         offset = request.integer("offset", bits=64)
 
         def find() -> bytes:
@@ -283,7 +284,7 @@ class Positions:
         return Answer(body=body) if body else Answer(codes.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
 
     def record(self, message: Message) -> bytes:
-        """A message's bytes as they are in the log; empty where it has just been deleted."""
+        """Return a message's bytes as in the log; empty if it was just deleted."""
         log, offset = self._reader.commit_log, message.physical_offset
         start = offset - offset % log.size_bytes
         view = log.view(start)

@@ -1,8 +1,8 @@
-"""Pulls: messages of a queue, at once or when they come (RocketMQ: PullMessageProcessor, PullRequestHoldService).
+"""Pulls: messages of a queue, at once or when they arrive (RocketMQ: PullMessageProcessor, PullRequestHoldService).
 
-A pull that finds nothing new may be held. Held pulls wait by queue; one thread for all of them sleeps on the engine's
-arrival sequence and looks at those queues in the loop when messages were dispatched. Nothing is asked again and again.
-A held pull ends with messages, with its time, or with its connection.
+A pull that finds no messages may be held. Held pulls wait by queue. One thread for all of them sleeps on the engine's arrival
+sequence; when messages were dispatched, the loop checks those queues. There is no polling. A held pull ends with messages,
+with its timeout, or with its connection.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pyengine.storage.config_table import PERM_READ, SubscriptionGroup
 
 COMMIT_FLAG, SUSPEND_FLAG, SUBSCRIPTION_FLAG = 1, 2, 4  # of a pull's sysFlag
 SUSPEND_MS_MAX = 120_000
-TICK_S = 0.2              # how exact the end of a held pull is
+TICK_S = 0.2              # precision of the end of a held pull
 LOOK_S = 0.05             # of one turn of the loop, for held pulls
 _CODES = {
     GetStatus.FOUND: codes.SUCCESS,
@@ -44,7 +44,7 @@ _CODES = {
 
 @dataclass(slots=True)
 class Pull:
-    """One pull as it was asked; of a held one `offset` goes on over messages that its tags do not want."""
+    """One pull request; the `offset` of a held one advances over messages that its tags exclude."""
 
     request: Request
     topic: str
@@ -58,11 +58,11 @@ class Pull:
 
 
 class Pulls:
-    """All pulls of the gateway. Used in the loop's thread, but for the thread that waits for arrivals."""
+    """Serves all pulls of the gateway. Used in the loop's thread, except for the thread that waits for arrivals."""
 
     def __init__(self, reader: LiveStoreReader, names: Names, members: Members, positions: Positions, executor: Executor,
                  report: Callable[[str, str], None], given: Callable[[str, str, int], None] = lambda topic, group, number: None) -> None:
-        """`report(host, sentence)` is told what held pulls failed with, `given` how many messages of a topic a group was given."""
+        """`report(host, sentence)` gets errors of held pulls, `given` the number of messages of a topic delivered to a group."""
         self._given = given
         self._reader = reader
         self._report = report
@@ -74,7 +74,7 @@ class Pulls:
         self._held_of: dict[Connection, int] = {}
         self._anything_held = threading.Event()
         self._leaves = threading.Event()
-        self._looked = threading.Event()  # the loop has done what the thread asked for
+        self._looked = threading.Event()  # the loop has done what the thread requested
         self._look_s = 0.0                # and took so long for it
         self._going = True
         self._tasks: set[asyncio.Task[None]] = set()
@@ -85,7 +85,7 @@ class Pulls:
     # ---- a pull -------------------------------------------------------------------
 
     def pull(self, request: Request) -> Answer | Coroutine[Any, Any, Answer | None] | None:
-        """Messages from an offset on, or what RocketMQ says when there are none. Near the log's end at once."""
+        """Return messages from an offset on, or RocketMQ's answer without any; near the log's end without a thread."""
         group = request.text("consumerGroup")
         if fault := group_fault(group):
             return Answer(codes.SYSTEM_ERROR, fault)
@@ -122,7 +122,7 @@ class Pulls:
         return self._pull_far(pull, flags) if result is None else self._answer_or_hold(pull, flags, result)
 
     async def _pull_far(self, pull: Pull, flags: int) -> Answer | None:
-        """Far from the log's end messages may have to come from the disk, and a condition takes long: that is another thread's."""
+        """Read in another thread, since messages far from the log's end may be on the disk, and a condition takes long."""
         result = await asyncio.get_running_loop().run_in_executor(self._executor, self._get_now, pull)
         return self._answer_or_hold(pull, flags, result)
 
@@ -135,7 +135,7 @@ class Pulls:
         return self._answer(pull, result)
 
     def _subscription(self, request: Request, config: SubscriptionGroup, topic: str, flags: int) -> Subscription | Answer:
-        """What the pull wants of the topic: as it says itself, or as its group's heartbeats do."""
+        """Return the subscription of a pull: its own, or that of its group's heartbeats."""
         if flags & SUBSCRIPTION_FLAG:
             fields = request.frame.fields
             if len(fields.get("subscription", "")) > SUBSCRIPTION_CHARS_MAX:
@@ -159,7 +159,7 @@ class Pulls:
         return expression_fault(found.expression_type, found.text) or found
 
     def _near(self, pull: Pull, near_bytes: int | None = None) -> GetRecords | None:
-        """The messages of a pull without a condition; None where they are not near the log's end."""
+        """Return the messages of a pull without a condition; None if they are not near the log's end."""
         return self._reader.get_records(pull.topic, pull.queue_id, pull.offset, pull.most, pull.subscription.tag_filter, LEVEL, near_bytes)
 
     def _get_now(self, pull: Pull) -> GetRecords:
@@ -175,7 +175,7 @@ class Pulls:
         if code is None:  # no messages, or no such queue yet
             code = codes.PULL_NOT_FOUND if pull.offset == 0 else codes.PULL_OFFSET_MOVED
         if code == codes.PULL_NOT_FOUND and pull.offset != pull.asked_offset:
-            code = codes.PULL_RETRY_IMMEDIATELY  # it went over messages of other tags: its client has to go on from there
+            code = codes.PULL_RETRY_IMMEDIATELY  # it skipped messages of other tags: its client must continue after them
         if result.message_count:
             self._given(pull.topic, pull.request.text("consumerGroup"), result.message_count)
         return Answer(code, result.status.name, {
@@ -186,11 +186,11 @@ class Pulls:
 
     @property
     def held(self) -> int:
-        """How many pulls are held now."""
+        """The number of held pulls."""
         return sum(map(len, self._held.values()))
 
     def start(self) -> None:
-        """Begin to wait for arrivals; in the loop's thread."""
+        """Begin to wait for arrivals; call it in the loop's thread."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._wait_for_arrivals, name="arrivals", daemon=True)
         self._thread.start()
@@ -205,7 +205,7 @@ class Pulls:
             self._thread.join()
 
     def closed(self, connection: Connection) -> None:
-        """A connection has ended, and its held pulls with it."""
+        """End the held pulls of a connection that has ended."""
         if self._held_of.pop(connection, 0):
             for key, pulls in list(self._held.items()):
                 self._keep(key, [pull for pull in pulls if pull.request.connection is not connection])
@@ -217,7 +217,7 @@ class Pulls:
         self._held.setdefault((pull.topic, pull.queue_id), []).append(pull)
         self._held_of[pull.request.connection] = self._held_of.get(pull.request.connection, 0) + 1
         self._anything_held.set()
-        self._look_at((pull.topic, pull.queue_id), self._dispatched())  # what came since it was read wakes no pull
+        self._look_at((pull.topic, pull.queue_id), self._dispatched())  # messages since the read have woken no pull
 
     def _keep(self, key: tuple[str, int], pulls: list[Pull]) -> None:
         if pulls:
@@ -228,9 +228,9 @@ class Pulls:
                 self._anything_held.clear()
 
     def _wait_for_arrivals(self) -> None:
-        """The thread that sleeps until messages are dispatched, for all held pulls. It reads nothing but the sequence.
+        """Sleep in a thread until messages are dispatched, for all held pulls; it reads only the sequence.
 
-        Between two looks the loop has four times as long for everything else as the look took.
+        After each look the loop has four times the look's duration for other work.
         """
         assert self._loop is not None
         seen = 0
@@ -251,8 +251,9 @@ class Pulls:
                 self._leaves.wait(4 * self._look_s)
 
     def _look(self, keys: list[tuple[str, int]] | None = None, spent_s: float = 0.0) -> None:
-        """Answer the held pulls for which there is something now, and those whose time is over; in several turns of the loop
-        where it takes long. `keys`: the queues that are left, all at the beginning."""
+        """Answer the held pulls with messages and those whose time is over, in several turns of the loop if it takes long.
+
+        `keys`: the remaining queues; None at the beginning, for all."""
         began_s = time.monotonic()
         keys = list(self._held) if keys is None else keys
         goes_on = False
@@ -274,10 +275,10 @@ class Pulls:
         try:
             return self._reader.dispatched_offset(LEVEL)
         except (EngineError, OSError):
-            return 0  # while the store is recovered they go on waiting
+            return 0  # during a recovery of the store they wait on
 
     def _look_at(self, key: tuple[str, int], limit: int) -> None:
-        """The same for one queue. Whatever fails there ends its own held pulls only."""
+        """Answer the held pulls of one queue; an error ends these only."""
         now_s = time.monotonic()
         pulls = self._held.get(key, [])
         try:
@@ -292,7 +293,7 @@ class Pulls:
         self._keep(key, left)
 
     def _finish(self, pull: Pull, now_s: float) -> bool:
-        """Answer a held pull; False where it has to go on waiting, and while another thread reads for it."""
+        """Answer a held pull; return False if it must wait on, and while another thread reads for it."""
         if pull.subscription.condition is None:
             return self._try(pull, now_s, lambda: self._get_now(pull))
         if not pull.is_read:
@@ -303,7 +304,7 @@ class Pulls:
         return False
 
     async def _finish_later(self, pull: Pull) -> None:
-        """The same for a pull with a condition, which takes long."""
+        """Answer a held pull with a condition, which takes long, in another thread."""
         coming = asyncio.get_running_loop().run_in_executor(self._executor, self._get_now, pull)
         await asyncio.wait((coming,))
         pull.is_read = False

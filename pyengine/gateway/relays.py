@@ -1,6 +1,6 @@
-"""What tools ask of a group's members through the gateway: where they are, to consume one message, to go on elsewhere.
+"""Requests of tools to a group's members through the gateway: report progress, consume one message, move to other offsets.
 
-The gateway finds the member's connection, asks it, and hands its answer on as it is. RocketMQ: Broker2Client.
+The gateway finds the member's connection, forwards the request, and returns its answer as it is. RocketMQ: Broker2Client.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.storage.consumer_offset import Table, group_key
 
 STATUS_TIMEOUT_S = 5.0
-MEMBERS_ASKED_MAX = 64  # for one question about all members of a group
+MEMBERS_ASKED_MAX = 64  # for one request to all members of a group
 Found = TypeVar("Found")
 STATUS_BYTES_MAX = 16 << 20  # of members' answers that are kept at once
-# Texts are found to be passed over. One without an end goes to the end of all: looked for anew from each of its quotes, it
-# would take the square of its length.
+# Matches texts in order to skip them. A text without an end matches up to the end of the input: otherwise the search from each
+# of its quotes would take quadratic time.
 _BRACES = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\Z)|[{}]', re.DOTALL)
 
 
 class Relays:
-    """The requests that members of a group answer."""
+    """Serves the requests that members of a group answer."""
 
     def __init__(self, reader: LiveStoreReader, names: Names, members: Members, offsets: GroupOffsets, positions: Positions,
                  address: Address, executor: Executor) -> None:
@@ -53,11 +53,11 @@ class Relays:
         }
 
     async def running_info(self, request: Request) -> Answer:
-        """What a member says of itself: settings, queues, rates, and its threads where that is asked for."""
+        """Return a member's report of itself: settings, queues, rates, and its threads if requested."""
         return await self._ask_member(request, b"")
 
     async def consume_directly(self, request: Request) -> Answer:
-        """Let a member consume one message now, whatever the group's offsets are."""
+        """Have a member consume one message now, independent of the group's offsets."""
         try:
             offset = decode_message_id(request.text("msgId"))[1]
         except FormatError as error:
@@ -85,7 +85,7 @@ class Relays:
         return Answer(told.code, told.remark, told.fields, told.body)
 
     async def consumer_status(self, request: Request) -> Answer:
-        """How far the members of a group have consumed a topic, each as it says itself."""
+        """Return the progress in a topic that each member of a group reports."""
         topic, group, only = request.text("topic"), request.text("group"), request.frame.fields.get("clientAddr", "").strip()
         members = self._members.consumers.get(group)
         if members is None:
@@ -116,7 +116,7 @@ class Relays:
         return Answer(body=write_json({"consumerTable": tables, "messageQueueTable": {}}))
 
     async def reset_offset(self, request: Request) -> Answer:
-        """Set a connected group's offsets to a time, in the file and in its members, which go on there."""
+        """Set a connected group's offsets to a time, in the file and in its members, which continue there."""
         topic, group, time_ms = request.text("topic"), request.text("group"), request.integer("timestamp", bits=64)
         found = self._names.topic(topic)
         if found is None:
@@ -146,7 +146,7 @@ class Relays:
         broker_name = self._address.broker_name
         table = write_json({"offsetTable": ObjectKeys(
             {(("brokerName", broker_name), ("queueId", queue_id), ("topic", topic)): offset for queue_id, offset in offsets.items()})})
-        told = table if request.frame.language != "CPP" else write_json({"offsetTable": [  # its JSON has no keys that are objects
+        told = table if request.frame.language != "CPP" else write_json({"offsetTable": [  # its JSON does not support objects as keys
             {"brokerName": broker_name, "offset": offset, "queueId": queue_id, "topic": topic} for queue_id, offset in offsets.items()]})
         fields = {"topic": topic, "group": group, "timestamp": str(time_ms), "isForce": str(is_forced).lower()}
         for connection in list(members.clients):
@@ -158,9 +158,9 @@ class Relays:
 
 
 def _queue_table(body: bytes) -> bytes:
-    """The value of messageQueueTable in a client's answer, as it wrote it; empty where there is none.
+    """Return the text of messageQueueTable in a client's answer, empty if there is none.
 
-    Its keys are objects, which is no JSON; what the client wrote is handed on to the tool, whose dialect it is.
+    Its keys are objects, which JSON does not allow, so the gateway does not decode it: the tool uses the same dialect.
     """
     _, _, rest = body.partition(b'"messageQueueTable":')
     depth = 0

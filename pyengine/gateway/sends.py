@@ -1,13 +1,13 @@
-"""What clients put: messages one by one, in batches and one-way, and the ends of their transactions.
+"""Sends of clients: single messages, batches, one-way messages, and the ends of transactions.
 
 RocketMQ: SendMessageProcessor, EndTransactionProcessor, TransactionalMessageCheckService.
 
-A message is stored as the broker stores it: body, flag, sysFlag, born time and properties are the client's, with CLUSTER
-added and WAIT left out, the born host is the client's address and the store host the gateway's. Its answer comes when the
-flush mode and the broker role are satisfied, or with the code that says what is missing.
+A message is stored as by the broker: body, flag, sysFlag, born time and properties are the client's, with CLUSTER and without
+WAIT; the born host is the client's address and the store host the gateway's. The gateway answers when the flush mode and the
+broker role are satisfied, or with the code of what is missing.
 
-A client's transaction is stored as pyengine's own are (pyengine/client/half_messages.py): a half message, then what it
-becomes and an op message. The question goes to its producer when no end comes.
+A client's transaction is stored like pyengine's own (pyengine/client/half_messages.py): a half message, then the committed
+message and an op message. If no end arrives, the gateway asks the producer.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ BODY_LIMIT = "the message is illegal, maybe msg body or properties length not ma
 BUSY = "[REJECTREQUEST]system busy, start flow control for a while"
 NOT_AVAILABLE = "service not available now. It may be caused by one of the following reasons: the broker's disk is full, messages are " \
                 "put to the slave, message store has been shut down, etc."
-COLLECT_NS = 300_000  # so long the loop itself waits for answers
-LARGE_BATCH_BYTES = 64 << 10  # a batch beyond it is read in another thread
+COLLECT_NS = 300_000  # how long the loop itself waits for answers
+LARGE_BATCH_BYTES = 64 << 10  # a larger batch is decoded in another thread
 COMMITTED_WAIT_S = 5.0   # a half message in a pool buffer becomes readable within commit_interval_commit_log_ms
 COMMITTED_STEP_S = 0.02
-END_THREADS = 4          # of their own: what waits here must not hold up offsets and pulls
-COMMIT_DISTANCE = 1 << 32  # an offset that far beyond the log's end is no commit
+END_THREADS = 4          # separate ones, so that their waits do not delay offsets and pulls
+COMMIT_DISTANCE = 1 << 32  # an offset so far beyond the log's end is no commit
 _NOT_RESUMED = f"Put message back to {TRANSACTION_HALF_TOPIC} failed."
 _OUTCOMES = {SYS_FLAG_TRANSACTION_COMMIT: "commit", SYS_FLAG_TRANSACTION_ROLLBACK: "rollback"}
 _V2 = {"producerGroup": "a", "topic": "b", "defaultTopic": "c", "defaultTopicQueueNums": "d", "queueId": "e", "sysFlag": "f",
@@ -88,13 +88,14 @@ _V2 = {"producerGroup": "a", "topic": "b", "defaultTopic": "c", "defaultTopicQue
        "batch": "m"}
 _V1 = {name: name for name in _V2}
 _REPLY_FIELDS = ("producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId", "sysFlag", "bornTimestamp", "flag",
-                 "reconsumeTimes", "unitMode")  # of a reply, handed on to the producer that waits for it
+                 "reconsumeTimes", "unitMode")  # of a reply, forwarded to the waiting producer
 _STORED = {PutStatus.PUT_OK: codes.SUCCESS, PutStatus.FLUSH_DISK_TIMEOUT: codes.FLUSH_DISK_TIMEOUT,
            PutStatus.FLUSH_SLAVE_TIMEOUT: codes.FLUSH_SLAVE_TIMEOUT, PutStatus.SLAVE_NOT_AVAILABLE: codes.SLAVE_NOT_AVAILABLE}
 
 
 class Puts:
-    """The gateway's producer: opened at the first put, and again when its engine went; and its answers, in the loop's thread."""
+    """The gateway's producer, which it opens at the first put and after a restart of the engine; answers come in the loop's
+    thread."""
 
     def __init__(self, connect: Callable[[], Producer]) -> None:
         self._connect = connect
@@ -107,17 +108,17 @@ class Puts:
         self._thread = 0
 
     def start(self) -> None:
-        """Answers come in the loop that runs now."""
+        """Deliver answers in the loop that runs now."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
     @property
     def is_open(self) -> bool:
-        """Whether a put can be submitted without waiting for a session."""
+        """Return whether a put can be submitted without waiting for a session."""
         return self._producer is not None
 
     def open(self) -> Producer:
-        """The producer, opened where there is none: waits, so not in the loop's thread. EngineError where no engine can be had."""
+        """Return the producer, opening one if needed; it may wait, so not in the loop's thread. EngineError without an engine."""
         with self._opening:
             if self._producer is None:
                 self._producer = self._connect()
@@ -133,8 +134,8 @@ class Puts:
                 (self._loop.call_soon if threading.get_ident() == self._thread else self._loop.call_soon_threadsafe)(self._collect)
 
     def _collect(self) -> None:
-        """Take the answers of what the loop has just submitted, which come within microseconds: that is cheaper than a thread
-        that wakes the loop for them. A slow writer is waited for by the producer's thread."""
+        """Take the answers to what the loop has just submitted: they arrive within microseconds, and this is cheaper than a thread
+        that wakes the loop. The producer's thread waits for a slow writer."""
         self._is_collecting = False
         producer = self._producer
         if producer is None:
@@ -147,7 +148,7 @@ class Puts:
             self._finish_answered()
 
     def _hand_over(self, then: Callable[[PutResult], None], result: PutResult) -> None:
-        """One wake-up of the loop for all answers that come before it runs."""
+        """Queue an answer for the loop, and wake the loop once for all answers until it runs."""
         assert self._loop is not None
         self._answered.append((then, result))
         if not self._is_finishing:
@@ -169,16 +170,16 @@ class Puts:
                 self._loop.call_exception_handler({"message": "the answer to a put could not be given", "exception": error})
 
     def in_loop(self, then: Callable[[PutResult], None]) -> Callable[[PutResult], None]:
-        """A function that has `then` called in the loop's thread with what it is given."""
+        """Return a function that calls `then` in the loop's thread with its argument."""
         return lambda result: self._hand_over(then, result)
 
     @property
     def producer(self) -> Producer | None:
-        """The producer, None while it is not open."""
+        """Return the producer, None while it is not open."""
         return self._producer
 
     def close(self) -> None:
-        """Wait for the answers under way and end the session."""
+        """Wait for pending answers and end the session."""
         with self._opening:
             producer, self._producer = self._producer, None
         if producer is not None:
@@ -186,13 +187,13 @@ class Puts:
 
 
 class PlainSends:
-    """What is needed to take plain sends without an object for each: topics that a send of the common way went to.
+    """Serves plain sends without an object for each, to topics that an ordinary send has used before.
 
-    A topic is forgotten when topics.json has changed; the next send to it goes the common way and enters it again.
+    A change of topics.json clears these topics; the next send to one uses the ordinary way and adds it again.
     """
 
     def __init__(self, puts: Puts, names: Names, address: Address, answer: Callable[[PutResult, int], Answer]) -> None:
-        """`answer` makes the answer to a send that has not got it at once."""
+        """`answer` makes the answer to a send that was not answered at once."""
         self._puts = puts
         self._names = names
         self._address = address
@@ -201,7 +202,7 @@ class PlainSends:
         self._topics: Mapping[str, TopicConfig] = {}  # of topics.json, when topics were entered
 
     def enter(self, name: str, frame_bytes_max: int) -> None:
-        """From now on sends to this topic of topics.json may be plain."""
+        """Serve plain sends to this topic of topics.json from now on."""
         if self._sends is None:
             self._sends = self._made(frame_bytes_max)
         topics = self._names.recent_topics()
@@ -213,7 +214,7 @@ class PlainSends:
             self._sends.enter_topic(name, max(topic.write_queue_nums, topic.read_queue_nums))
 
     def take(self, connection: Connection, data: bytearray, at: int) -> tuple[int, int]:
-        """Store and answer the plain sends that `data` begins with at `at`; the bytes and the sends that were taken."""
+        """Store and answer the plain sends in `data` from `at` on; return the number of bytes and sends taken."""
         sends, producer = self._sends, self._puts.producer
         if sends is None or producer is None or not connection.born_host or self._names.recent_topics() is not self._topics:
             return 0, 0
@@ -247,12 +248,12 @@ class PlainSends:
 
 
 class Sends:
-    """The requests that put."""
+    """Serves the requests that put messages."""
 
     def __init__(self, puts: Puts, reader: LiveStoreReader, names: Names, address: Address, executor: Executor,
                  prepare_halves: Callable[[], None], find_producer: Callable[[str], Connection | None]) -> None:
-        """`prepare_halves` is called once, in the executor, before the first half message is stored; `find_producer` finds a
-        client's connection by its id."""
+        """`prepare_halves` is called once, in the executor, before the first half message; `find_producer` finds a client's
+        connection by its id."""
         self._puts = puts
         self._prepare_halves = prepare_halves
         self._takes_halves = False
@@ -273,7 +274,7 @@ class Sends:
         }
 
     def send(self, request: Request) -> Answer | Coroutine[Any, Any, Answer | None] | None:
-        """One message, or a batch of them. Answered later; what may wait for a topic or a session does not hold up others."""
+        """Put one message or a batch, and answer later; a put that waits for a topic or a session does not delay others."""
         sent = _Sent(request)
         if fault := topic_fault(sent.topic):
             return Answer(codes.SYSTEM_ERROR, fault, REGION)
@@ -292,7 +293,7 @@ class Sends:
         return answer
 
     async def _put_when_ready(self, request: Request, sent: _Sent, is_large: bool) -> Answer | None:
-        """A put whose topic or session has to be made first, or that takes long to read. Those of one connection stay in order.
+        """Put after creating its topic or session, or a large batch; puts of one connection stay in order.
 
         The caller has counted it in the connection's `waiting`.
         """
@@ -313,7 +314,7 @@ class Sends:
             request.connection.waiting -= 1
 
     async def send_back(self, request: Request) -> Answer | None:
-        """A message that its consumer could not deal with: put again for its group, later, or into the group's dead letters."""
+        """Put a message that its consumer failed to process again, delayed, for its group, or into the group's dead letters."""
         group, offset, level = request.text("group"), request.integer("offset", bits=64), request.integer("delayLevel", 0)
         if fault := group_fault(group):
             return Answer(codes.SYSTEM_ERROR, fault)
@@ -341,9 +342,9 @@ class Sends:
         return None
 
     async def send_reply(self, request: Request) -> Answer:
-        """The answer to a message that its producer waits for: handed to that producer, and stored in the cluster's reply topic.
+        """Forward a reply to the producer that waits for it, and store it in the cluster's reply topic.
 
-        The code says whether the producer has it; what is stored decides only ids and offsets (ReplyMessageProcessor).
+        The answer's code says whether the producer has it; the stored message gives ids and offsets (ReplyMessageProcessor).
         """
         sent = _Sent(request)
         if fault := topic_fault(sent.topic):
@@ -357,7 +358,7 @@ class Sends:
             topic: TopicConfig | Answer | None = await self._prepare(sent)
         except UsageError as error:
             return Answer(codes.SYSTEM_ERROR, str(error), REGION)
-        except EngineError:  # no engine: the reply reaches its producer all the same
+        except EngineError:  # without an engine the producer still gets the reply
             topic = self._names.topic(sent.topic)
         if isinstance(topic, Answer):
             return topic
@@ -367,7 +368,7 @@ class Sends:
         properties_text = request.frame.fields.get(_names_of(request)["properties"], "")
         fault = await self._push_reply(request, sent)
         if self._puts.is_open:
-            message = RawMessage(  # as the broker stores it: the properties as they came, and no sysFlag
+            message = RawMessage(  # like the broker: with unchanged properties and without sysFlag
                 sent.topic, request.frame.body, queue_id=sent.queue_id, properties_text=properties_text, flag=sent.flag,
                 born_timestamp_ms=sent.born_timestamp_ms, born_host=request.connection.address, store_host=self._address.broker,
                 reconsume_times=sent.reconsume_times, wait_store_msg_ok=is_wait_store_ok(sent.properties))
@@ -380,7 +381,7 @@ class Sends:
         return Answer(codes.SYSTEM_ERROR, fault, told) if fault else Answer(fields=told)
 
     async def _push_reply(self, request: Request, sent: _Sent) -> str:
-        """Hand a reply to its producer; why that has not taken it, or an empty text."""
+        """Forward a reply to its producer; return why that failed, or ""."""
         client_id = sent.properties.get(PROPERTY_REPLY_TO_CLIENT)
         if client_id is None:
             return f"reply message properties[{PROPERTY_REPLY_TO_CLIENT}] is null"
@@ -413,7 +414,7 @@ class Sends:
         return topic
 
     async def _dead_letter(self, sent: _Sent) -> TopicConfig | Answer | None:
-        """A message that an ordered consumer sends back itself: after its last try it goes to the group's dead letters."""
+        """Handle a message that an ordered consumer returns itself: after its last try it is a dead letter of the group."""
         group = sent.topic[len(RETRY_PREFIX):]
         config = await self._names.group_or_new(group)
         if config is None:
@@ -427,7 +428,7 @@ class Sends:
         return found if found is not None else await self._names.create(TopicConfig(sent.topic, 1, 1))
 
     def _refused(self, request: Request, sent: _Sent, topic: TopicConfig) -> Answer | None:
-        """Why the topic does not take it, or None; a queue of -1 is chosen here."""
+        """Return why the topic refuses it, or None; choose a queue for -1."""
         if sent.queue_id >= max(topic.write_queue_nums, topic.read_queue_nums):
             return Answer(codes.SYSTEM_ERROR, f"request queueId[{sent.queue_id}] is illegal, {_described(topic)} Producer: "
                                               f"{request.connection.address}", REGION)
@@ -440,7 +441,7 @@ class Sends:
         return None
 
     def _put(self, request: Request, sent: _Sent, topic: TopicConfig) -> Answer | None:
-        """Submit one message or a batch; its answer comes later. In the loop's thread, or for a large batch in another."""
+        """Submit one message or a batch, which is answered later; in the loop's thread, or another for a large batch."""
         refused = self._refused(request, sent, topic)
         if refused is not None:
             return refused
@@ -459,7 +460,7 @@ class Sends:
         return None
 
     def _message(self, request: Request, sent: _Sent) -> RawMessage:
-        """What is stored: the properties in the order in which the broker's map has them."""
+        """Return the message to store, with properties in the order of the broker's map."""
         properties: Mapping[str, str] = sent.properties | {"CLUSTER": self._address.cluster}
         waits = is_wait_store_ok(properties)
         names = hash_map_order(properties)
@@ -467,7 +468,7 @@ class Sends:
         level = int(delay) if delay.isascii() and delay.isdecimal() and len(delay) < 10 else 0
         if sent.is_batch or sent.is_half:
             level = 0
-        if not (sent.is_batch or sent.is_half or level):  # of those the broker makes the text anew, from a map that has it
+        if not (sent.is_batch or sent.is_half or level):  # of these the broker encodes the properties anew, with WAIT
             names = [name for name in names if name != PROPERTY_WAIT]
         return RawMessage(
             sent.topic, b"" if sent.is_batch else request.frame.body, queue_id=sent.queue_id,
@@ -493,7 +494,7 @@ class Sends:
 
 
 class _Sent:
-    """The header of a send, in its long or short names; WireError for numbers that are none."""
+    """The header of a send, with long or short names; WireError for wrong numbers."""
 
     __slots__ = ("topic", "default_topic", "default_queue_nums", "queue_id", "sys_flag", "born_timestamp_ms", "flag", "properties",
                  "reconsume_times", "max_reconsume_times", "is_of_unit", "is_batch", "is_half")
@@ -514,26 +515,26 @@ class _Sent:
         most = names["maxReconsumeTimes"]
         self.max_reconsume_times = request.integer(most) if most in fields else None
         self.is_of_unit = request.flag(names["unitMode"])
-        # A message that is tried again later is no half message any more, whatever its text says.
+        # A retried message is not a half message any more, even if its properties say so.
         self.is_half = (self.properties.get(PROPERTY_TRANSACTION_PREPARED, "").lower() == "true"
                         and not (self.reconsume_times > 0 and self.properties.get(PROPERTY_DELAY, "0") != "0"))
         self.is_batch = frame.code == codes.SEND_BATCH_MESSAGE or request.flag(names["batch"])
 
 
 def _names_of(request: Request) -> Mapping[str, str]:
-    """The header's names for the fields of a send, as its code has them: long ones or short ones."""
+    """Return the header's names of a send's fields by its code: long ones or short ones."""
     return _V1 if request.frame.code in (codes.SEND_MESSAGE, codes.SEND_REPLY_MESSAGE) else _V2
 
 
 def _described(topic: TopicConfig) -> str:
-    """A topic as Java's TopicConfig.toString writes it."""
+    """Format a topic like Java's TopicConfig.toString."""
     return (f"TopicConfig [topicName={topic.topic}, readQueueNums={topic.read_queue_nums}, writeQueueNums={topic.write_queue_nums}, "
             f"perm={topic.perm_text}, topicFilterType={topic.topic_filter_type}, topicSysFlag={topic.topic_sys_flag}, "
             f"order={str(topic.order).lower()}]")
 
 
 class Ends:
-    """The ends of transactions, and the rounds that ask for those that are missing."""
+    """Serves the ends of transactions, and asks producers for missing ones."""
 
     def __init__(self, puts: Puts, reader: LiveStoreReader, members: Members, address: Address) -> None:
         config = reader.config
@@ -549,11 +550,11 @@ class Ends:
         self.handlers: Handlers = {codes.END_TRANSACTION: self.end, codes.RESUME_CHECK_HALF_MESSAGE: self.resume}
 
     def prepare(self) -> None:
-        """Have the half topic in topics.json; not in the loop's thread."""
+        """Add the half topic to topics.json; not in the loop's thread."""
         self._halves.enter(TRANSACTION_HALF_TOPIC)
 
     async def end(self, request: Request) -> Answer | None:
-        """Commit or roll back, where group and offsets are those of the half message. UNKNOWN changes nothing."""
+        """Commit or roll back, if group and offsets are those of the half message; UNKNOWN changes nothing."""
         kind = request.integer("commitOrRollback")
         group = request.text("producerGroup")
         queue_offset, offset = request.integer("tranStateTableOffset", bits=64), request.integer("commitLogOffset", bits=64)
@@ -583,7 +584,7 @@ class Ends:
         return Answer() if result.stored else Answer(codes.SYSTEM_ERROR, result.reason)
 
     async def resume(self, request: Request) -> Answer:
-        """Have a half message that was put aside asked about again, from the first try on."""
+        """Put a half message back for which checks were given up; they begin again with the first one."""
         msg_id = request.text("msgId")
 
         def put_back() -> Answer:
@@ -595,7 +596,7 @@ class Ends:
         return await asyncio.get_running_loop().run_in_executor(self._executor, put_back)
 
     async def _find(self, offset: int) -> Message | None:
-        """The half message, waited for while what was acknowledged is not in its file yet. No thread waits for it."""
+        """Return the half message; wait, without a thread, while its acknowledged bytes are not in the file yet."""
         deadline_s = time.monotonic() + COMMITTED_WAIT_S
         while True:
             end = self._reader.max_physical_offset(LEVEL)
@@ -607,7 +608,7 @@ class Ends:
     # ---- asking -------------------------------------------------------------------
 
     async def ask_for_ends(self) -> None:
-        """Look once for undecided transactions, and ask a producer of each one's group. What fails with one is raised at the end."""
+        """Find undecided transactions once, and ask a producer of each one's group; raise errors at the end."""
         failed: Exception | None = None
         for half in await asyncio.get_running_loop().run_in_executor(self._executor, self._check.round, self._can_ask):
             try:
@@ -621,7 +622,7 @@ class Ends:
         return group in self._members.producers
 
     def _ask(self, half: Message) -> None:
-        """Tell one producer of the group; its answer is an END_TRANSACTION."""
+        """Ask one producer of the group, which answers with END_TRANSACTION."""
         clients = self._members.producers.get(half.properties.get(PROPERTY_PRODUCER_GROUP, ""))
         if not clients:
             return  # it has gone since: the next round asks another
@@ -633,6 +634,6 @@ class Ends:
         }, encode_message(replace(half, topic=topic, queue_id=queue_id)))
 
     def close(self) -> None:
-        """Wait for the ends under way and close the store's files."""
+        """Wait for pending ends and close the store's files."""
         self._executor.shutdown(wait=True)
         self._halves.close()

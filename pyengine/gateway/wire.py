@@ -1,9 +1,9 @@
-"""RocketMQ's remoting frames, both header forms, and the JSON of its bodies. Pure functions over bytes.
+"""Encodes and decodes RocketMQ's remoting frames, both header forms, and the JSON of bodies.
 
     length i32 | header form u8, header length u24 | header | body        (big-endian; length counts what follows it)
 
-A frame comes from any program that can reach the port: every length is checked before it is used, and a header is at most
-HEADER_BYTES_MAX long, so that no frame takes long to read. Whatever cannot be read is a WireError and nothing else.
+Any program that reaches the port can send a frame: every length is checked before it is used, and a header has at most
+HEADER_BYTES_MAX, so that no frame takes long to decode. Wrong bytes raise WireError and no other exception.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _JSON_HEAD = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 class WireError(Exception):
-    """Bytes that are no frame, or a body that is not what its code needs. RocketMQ closes the connection, or answers 1."""
+    """The bytes are no frame, or the body is wrong for its code; RocketMQ closes the connection, or answers 1."""
 
 
 @dataclass(slots=True)
 class Frame:
-    """One request or answer. `fields` are the header's extFields: texts, as on the wire. `form` is that of its header."""
+    """One request or answer. `fields` are the header's extFields, as texts; `form` is the form of its header."""
 
     code: int
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Frame:
 
 
 def frame_length(buffer: bytes | bytearray | memoryview, at: int, bytes_max: int) -> int | None:
-    """Length of the frame at `at` with its length field, None while that has not arrived whole; WireError for a bad one."""
+    """Return the frame's length with its length field, None while that field is incomplete; WireError for a wrong one."""
     if len(buffer) - at < _LENGTH.size:
         return None
     length = _LENGTH.unpack_from(buffer, at)[0]
@@ -72,7 +72,7 @@ def frame_length(buffer: bytes | bytearray | memoryview, at: int, bytes_max: int
 
 
 def decode_frame(data: bytes | memoryview) -> Frame:
-    """The frame in `data`, without its length field. WireError for anything else."""
+    """Decode a frame, given without its length field; WireError if it is wrong."""
     if len(data) < _MARK.size:
         raise WireError("a frame without a header")
     mark = _MARK.unpack_from(data)[0]
@@ -88,7 +88,7 @@ def decode_frame(data: bytes | memoryview) -> Frame:
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """The bytes of a frame with its length field, in its own header form. WireError where a part is too long for it."""
+    """Encode a frame with its length field, in its own header form; WireError if a part is too long."""
     header = _encode_json(frame) if frame.form == JSON_FORM else _encode_binary(frame)
     if len(header) > 0xFFFFFF:
         raise WireError(f"a header of {len(header)} bytes")
@@ -144,7 +144,7 @@ def _decode_binary(header: bytes, body: bytes) -> Frame:
             raise WireError("a field of a binary header that ends too early") from None
         if len(found) >= FIELDS_MAX:
             raise WireError(f"more than {FIELDS_MAX} fields in a header")
-        if value:  # an empty one is null in Java
+        if value:  # an empty value is null in Java
             found[_text(name)] = _text(value)
     return Frame(code, found, body, opaque, flag, _text(remark) or None,
                  LANGUAGES[language] if language < len(LANGUAGES) else "OTHER", version, BINARY_FORM)
@@ -187,7 +187,7 @@ def _encode_binary(frame: Frame) -> bytes:
 # ---- bodies ----------------------------------------------------------------------
 
 def read_json(data: bytes, bytes_max: int = JSON_BYTES_MAX) -> Any:
-    """What the JSON in a header or a body says; WireError for other bytes, for too many, and for too deep a nesting."""
+    """Decode the JSON of a header or a body; WireError for other or too many bytes, and for deep nesting."""
     if len(data) > bytes_max:
         raise WireError(f"JSON of {len(data)} bytes: at most {bytes_max} are read")
     try:
@@ -205,11 +205,11 @@ class IntKeys(dict[int, object]):
 
 
 class Raw(bytes):
-    """JSON of another writer, to be written as it is."""
+    """Encoded JSON, which is written as it is."""
 
 
 def write_json(value: object) -> bytes:
-    """JSON as RocketMQ's fastjson writes it: names in their order, integer keys bare, object keys as objects."""
+    """Encode JSON like RocketMQ's fastjson: names in their order, integer keys without quotes, object keys as objects."""
     return _write(value).encode("utf-8", "replace")
 
 
