@@ -522,7 +522,7 @@ class Consumer:
 
     def _behind_the_end(self, held: AssignedQueue) -> int:
         """Return where to continue from a position after the end: the same, if only this level does not reach it yet."""
-        _, end = self._reader.queue_range(self.topic, held.queue_id, ReadLevel.WRITTEN)
+        end = self._reader.queue_end(self.topic, held.queue_id)
         if held.position <= end:
             return held.position
         self._note(f"queue {held.queue_id}: offset {held.position} is after the end {end}: going on there")
@@ -709,7 +709,7 @@ class Consumer:
         for claim in offsets:
             held = self._held.get(claim.queue_id)
             if held is not None and held.last is not None:
-                _, end = self._reader.queue_range(self.topic, claim.queue_id, ReadLevel.WRITTEN)
+                end = self._reader.queue_end(self.topic, claim.queue_id)
                 if 0 < end <= held.last.queue_offset:
                     raise HistoryChangedError
         return offsets
@@ -732,7 +732,7 @@ class Consumer:
         with self._state:
             for held in self._held.values():
                 if not self._has_same_history(held):
-                    _, end = self._reader.queue_range(self.topic, held.queue_id, ReadLevel.WRITTEN)
+                    end = self._reader.queue_end(self.topic, held.queue_id)
                     held.go_to(min(stored.get(held.queue_id, held.position), end))
                     held.committed = stored.get(held.queue_id, -1)
                     self._outstanding.discard(held.queue_id)

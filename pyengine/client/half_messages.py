@@ -304,8 +304,8 @@ class PreparedCheck:
         Messages younger than transactionTimeOut or than their own immunity time are left out. A message that was checked
         check_max times, or is older than the log keeps messages, goes to TRANS_CHECK_MAX_TIME_TOPIC. The round's offsets are
         stored under CID_RMQ_SYS_TRANS, as by the broker, only once the log is flushed up to the copies: otherwise a power cut
-        could lose copies whose originals are not read again. Empty while another process runs a round. PutError if the
-        engine refuses a put.
+        could lose copies whose originals are not read again. Empty while another process runs a round, and while the log is not
+        dispatched to its end. PutError if the engine refuses a put.
         """
         with self._halves.alone() as may:
             if not may:
@@ -314,9 +314,9 @@ class PreparedCheck:
             asked: list[Message] = []
             try:
                 with self._halves.lock:
-                    self._wait_for_ends()
-                    for queue_id in self._halves.reader().queue_ids(TRANSACTION_HALF_TOPIC):
-                        self._check_queue(queue_id, can_ask, asked)
+                    if self._sees_all_ends():
+                        for queue_id in self._halves.reader().queue_ids(TRANSACTION_HALF_TOPIC):
+                            self._check_queue(queue_id, can_ask, asked)
             finally:
                 self._store_reached(FLUSHED_WAIT_S)
             return asked
@@ -339,15 +339,20 @@ class PreparedCheck:
             time.sleep(FLUSHED_STEP_S)
         self._reached = _Reached(read_epoch(self._halves.root))
 
-    def _wait_for_ends(self) -> None:
-        """Wait until the log is dispatched up to its current end: otherwise a transaction that has ended might be checked again."""
+    def _sees_all_ends(self) -> bool:
+        """Wait until the log is dispatched up to its current end; False if it is not in time.
+
+        Otherwise a transaction that has ended would be checked, and committed, again: with dispatch_at=replicated its commit is not
+        dispatched while no slave confirms it.
+        """
         reader = self._halves.reader()
         end, deadline_s = reader.max_physical_offset(ReadLevel.COMMITTED), time.monotonic() + DISPATCH_S
         while time.monotonic() < deadline_s:
             seen = reader.arrivals()
             if reader.dispatched_offset(ReadLevel.COMMITTED) >= end:
-                return
+                return True
             reader.wait_for_arrival(0.1, seen)
+        return False
 
     def _check_queue(self, queue_id: int, can_ask: Callable[[str], bool], asked: list[Message]) -> None:
         reader, start_ms = self._halves.reader(), self._halves.now_ms()

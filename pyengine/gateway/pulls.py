@@ -127,7 +127,7 @@ class Pulls:
         return self._answer_or_hold(pull, flags, result)
 
     def _answer_or_hold(self, pull: Pull, flags: int, result: GetRecords) -> Answer | None:
-        request, offset = pull.request, pull.offset
+        request, offset, result = pull.request, pull.offset, self._waited_for(pull, result)
         if result.status in _WAITING and flags & SUSPEND_FLAG and (offset == 0 or result.status is not GetStatus.NO_MESSAGE_IN_QUEUE):
             suspend_ms = max(0, min(request.integer("suspendTimeoutMillis", 0, bits=64), SUSPEND_MS_MAX))
             self._hold(pull, suspend_ms / 1000)
@@ -169,6 +169,14 @@ class Pulls:
         found = self._reader.get_message(pull.topic, pull.queue_id, pull.offset, pull.most, wanted.tag_filter, LEVEL, wanted.condition)
         records = b"".join(map(self._positions.record, found.messages)) if found.messages else b""
         return GetRecords(found.status, records, len(found.messages), found.next_begin_offset, found.min_offset, found.max_offset)
+
+    def _waited_for(self, pull: Pull, result: GetRecords) -> GetRecords:
+        """The result; where no level shows yet what the queue has before the offset (dispatch_at=replicated), one that waits for
+        that: after PULL_OFFSET_MOVED the group would go back."""
+        is_beyond = result.status in (GetStatus.OFFSET_OVERFLOW_BADLY, GetStatus.NO_MESSAGE_IN_QUEUE) and pull.offset > 0
+        if is_beyond and pull.offset <= self._reader.queue_end(pull.topic, pull.queue_id):
+            return result._replace(status=GetStatus.OFFSET_OVERFLOW_ONE, next_begin_offset=pull.offset)
+        return result
 
     def _answer(self, pull: Pull, result: GetRecords) -> Answer:
         code = _CODES.get(result.status)
@@ -314,7 +322,7 @@ class Pulls:
 
     def _try(self, pull: Pull, now_s: float, get: Callable[[], GetRecords]) -> bool:
         try:
-            result = get()
+            result = self._waited_for(pull, get())
             if now_s < pull.until_s and result.status is not GetStatus.FOUND:
                 if result.status is GetStatus.NO_MATCHED_MESSAGE:
                     pull.offset = result.next_begin_offset

@@ -164,7 +164,7 @@ class ScheduleMessageService(Service):
         levels = []
         for number in sorted(delays.keys() | {queue_id + 1 for queue_id in queues}):
             offset = self._written.get(number, 0)
-            low, high = self._reader.queue_range(SCHEDULE_TOPIC, number - 1)
+            low, high = self._range(SCHEDULE_TOPIC, number - 1)
             inside = max(low, min(offset, high))
             if inside != offset and number in self._written:
                 self._report(Event.DELAY_OFFSET_MOVED,
@@ -175,12 +175,16 @@ class ScheduleMessageService(Service):
 
     def _put_aside(self) -> list[_Level]:
         """Return the queue of TIMER_TOPIC, if there is one: only a broker that had the store open puts into it."""
-        low, high = self._reader.queue_range(TIMER_TOPIC, 0)
-        if high == 0:
-            return []
+        low, high = self._range(TIMER_TOPIC, 0)
         self._taken_up = self._group_offsets.read(TIMER_TOPIC, TIMER_GROUP).get(0, 0)
         offset = max(low, min(self._taken_up, high))
         return [_Level(PUT_ASIDE, None, offset, offset)] if offset < high else []
+
+    def _range(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """Return (first offset, end) of a queue. The end may be beyond what is shown, for what was delivered before
+        dispatch_at=replicated was set, or a backup was restored, is delivered.
+        """
+        return self._reader.queue_range(topic, queue_id)[0], self._reader.queue_end(topic, queue_id)
 
     # ---- the service ------------------------------------------------------------
 

@@ -122,6 +122,11 @@ class StoreReader:
         max_offset = queue.max_offset(limit)
         return (queue.min_offset(self.commit_log.min_offset, max_offset), max_offset) if max_offset else (0, 0)
 
+    def queue_end(self, topic: str, queue_id: int) -> int:
+        """Return the offset after the queue's last entry, also where no level shows that yet (dispatch_at=replicated)."""
+        queue = self.queue(topic, queue_id)
+        return 0 if queue is None else queue.max_offset(self.max_physical_offset(ReadLevel.WRITTEN))
+
     def get_message(
         self,
         topic: str,

@@ -18,6 +18,7 @@ from pyengine.client.consumer import READ_AHEAD_BYTES
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError, UsageError
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import raise_epoch
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from waiting import eventually
 
 
@@ -507,6 +508,22 @@ def test_an_offset_beyond_the_end_goes_back_to_it(builder, consume):
     assert consumer.pull(timeout_s=0) == [] and "after the end" in consumer.notes[0]
     later = fill(builder, 1)
     assert bodies(consumer.pull()) == later
+
+
+def test_an_offset_beyond_what_slaves_have_confirmed_is_waited_for(builder, consume):
+    """dispatch_at=replicated is new to the store, or the store is a restored backup: its queues seem shorter for a while."""
+    fill(builder, 3)
+    confirmed = builder.end
+    expected = fill(builder, 3)[-1:]
+    ConsumerOffsets(builder.root).commit("orders", "billing", {0: 5})
+    noted = ReplicationStateFile(builder.root)
+    noted.write(ReplicationState("SYNC_MASTER", confirmed, "replicated"))
+    consumer = consume()
+    assert consumer.pull(timeout_s=0) == [] and consumer.notes == []
+    consumer.commit()
+    assert stored(builder) == {0: 5}
+    noted.write(ReplicationState("SYNC_MASTER", builder.end, "replicated"))
+    assert bodies(consumer.pull()) == expected
 
 
 def test_a_recovery_that_kept_the_log_changes_nothing(builder, consume):

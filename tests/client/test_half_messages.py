@@ -13,11 +13,15 @@ import pytest
 import pyengine
 from fix_cli import environment
 from fix_engine import SMALL
+from fix_replication import free_port
 from pyengine.client import half_messages
 from pyengine.client.half_messages import HalfMessages, PreparedCheck, commit_of, half_of, op_of
 from pyengine.client.outgoing import RawMessage
 from pyengine.errors import PutError, UsageError
 from pyengine.formats.record import decode_properties
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.shared_objects import find_folder
+from pyengine.native import control as native
 from pyengine.results import PutResult, PutStatus
 from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -306,6 +310,31 @@ def test_one_process_at_a_time_checks(engine, halves):
         assert rounds(engine, PreparedCheck(halves)) == []
         other.communicate()
     assert len(rounds(engine, PreparedCheck(halves))) == 1
+
+
+def test_a_commit_that_no_slave_has_confirmed_is_not_made_again(tmp_path, monkeypatch):
+    """With dispatch_at=replicated what ends a transaction is in no queue until a slave has it."""
+    monkeypatch.setattr(half_messages, "DISPATCH_S", 0.1)
+    bounded = {"dispatch_at": "replicated", "ha_listen_port": free_port()}
+    with pyengine.Engine(tmp_path / "store", **NO_TIME, **SMALL, **bounded) as engine, engine.connect() as producer, \
+            EngineMemory.attach(find_folder(engine.path)) as memory, engine.open_store() as store:
+        memory.open_latches()
+
+        def confirm(end):
+            native.publish_confirm(memory.control, end)
+            memory.wake(native.REPUTTER)
+            eventually(lambda: store.dispatched_offset("committed") >= end, "dispatched")
+
+        halves = Halves(engine, producer)
+        half = prepare(halves)
+        confirm(half.physical_offset + half.size_bytes)
+        halves.end(half, "commit")
+        halves.ahead_ms = 10_000
+        for asked in PreparedCheck(halves).round(lambda group: True):
+            halves.end(asked, "commit")
+        confirm(store.max_physical_offset("written"))
+        assert bodies(engine) == [b"x"] and PreparedCheck(halves).round(lambda group: True) == []
+        halves.close()
 
 
 def test_a_put_that_is_refused_ends_the_round_where_it_came_to(engine, halves):

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,7 @@ from pyengine.gateway.pulls import Pull, Pulls
 from pyengine.gateway.wire import Frame
 from pyengine.results import GetRecords, GetResult, GetStatus
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from waiting import eventually
 
 
@@ -230,6 +232,22 @@ def test_what_fails_while_pulls_are_held_ends_those_alone():
         "good": [codes.SUCCESS] * 2}
     assert answers["busy"][0].remark == "it is being recovered"
     assert sorted({text.split(" failed")[0] for text in said}) == ["a held pull of queue queue 1", "a held pull of read queue 1"]
+
+
+@pytest.mark.parametrize("confirmed", [0, 1])
+def test_an_offset_beyond_what_slaves_have_confirmed_is_not_moved(builder, confirmed):
+    ends = [0, *(message.physical_offset + message.size_bytes for message in (builder.put("T", b"x") for _ in range(3)))]
+    ReplicationStateFile(builder.root).write(ReplicationState("SYNC_MASTER", ends[confirmed], "replicated"))
+    with pyengine.open_store(builder.root, **asdict(builder.geometry)) as reader:
+        pulls = Pulls(reader, None, None, None, None, lambda host, text: None)
+
+        def asked(offset):
+            pull = Pull(Asked([]), "T", 0, offset, 32, subscription_of("T", "*", 0, None), offset)
+            answer = pulls._answer_or_hold(pull, 0, pulls._near(pull))
+            return answer.code, int(answer.fields["nextBeginOffset"])
+
+        assert asked(3) == (codes.PULL_NOT_FOUND, 3) and asked(2) == (codes.PULL_NOT_FOUND, 2)
+        assert asked(4) == (codes.PULL_OFFSET_MOVED, confirmed)
 
 
 def test_a_held_pull_with_a_condition_is_read_in_another_thread():

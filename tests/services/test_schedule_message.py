@@ -314,6 +314,33 @@ def test_it_goes_on_where_the_note_says_and_a_bad_note_stops_no_delivery(make_ri
         assert rig.noted()["7"] == 9, "a level that the table lacks keeps its place"
 
 
+def test_what_is_delivered_stays_so_while_no_slave_has_confirmed_it(make_rig):
+    """dispatch_at=replicated is new to the store, or the store is a restored backup: queues end at 0 for a while."""
+    rig = make_rig({"dispatch_at": 1, "replicates": 1})
+
+    def go(service):
+        while service.work():
+            pass
+        native.store_position(rig.control.confirm, native.load_position(rig.control.committed))
+        rig.dispatch()
+
+    service = rig.service()
+    put = rig.producer.put("T", b"once", delay_level=1)
+    go(service)
+    rig.wall_ms, rig.steady_ns = put.store_timestamp_ms + 60_000, rig.steady_ns + HOUR_MS * 1_000_000
+    go(service)
+    rig.flushed()
+    service.drain()
+    assert rig.delivered() == [b"once"] and rig.noted() == {"1": 1}
+    native.store_position(rig.control.confirm, 0)
+    service = rig.service()
+    go(service)
+    assert rig.noted() == {"1": 1} and rig.said == []
+    rig.steady_ns += HOUR_MS * 1_000_000
+    go(service)
+    assert rig.delivered() == [b"once"]
+
+
 def test_what_can_never_be_delivered_stays_and_does_not_block_the_others(make_rig):
     rig = make_rig()
     for text in ("DELAY\x011", "DELAY\x011\x02REAL_TOPIC\x01a/b\x02REAL_QID\x010"):
