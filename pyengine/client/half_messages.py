@@ -172,7 +172,7 @@ class HalfMessages:
             raise UsageError(f"{outcome!r} ends no transaction: give 'commit' or 'rollback'")
         offsets = {half.queue_offset}
         done = None
-        if half.uniq_key and self.now_ms() - half.born_timestamp_ms >= self.timeout_ms:  # a check-back may have put it back
+        if half.uniq_key and self._may_be_put_back(half):
             with self.lock:
                 offsets |= {copy.queue_offset for copy in self._same(TRANSACTION_HALF_TOPIC, half) if copy.queue_id == half.queue_id}
                 done = self._committed(half) if outcome == "commit" else None
@@ -182,6 +182,12 @@ class HalfMessages:
                 return done
         results = [self._put_raw(op_of(half, offset, self.now_ms(), self._host), timeout_s) for offset in sorted(offsets)]
         return done or results[0]
+
+    def _may_be_put_back(self, half: Message) -> bool:
+        """Whether a round may have asked about the half message by now, or has: it is a copy."""
+        immunity_s = _number(half.properties.get(PROPERTY_CHECK_IMMUNITY_TIME, ""), -1)
+        return (PROPERTY_TRANSACTION_CHECK_TIMES in half.properties
+                or _age_ms(half, self.now_ms()) >= (self.timeout_ms if immunity_s < 0 else immunity_s * 1000))
 
     def put_back(self, half: Message, more: Mapping[str, str]) -> Message | None:
         """Store a half message again at the end of the half topic, with further properties. RocketMQ: renewHalfMessageInner."""
@@ -389,7 +395,7 @@ class PreparedCheck:
                     asked: list[Message]) -> bool:
         """Put an undecided message back or aside; return whether the round may continue after it. PutError."""
         times = _number(half.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES, "0"), 0)
-        age_ms = start_ms - half.born_timestamp_ms
+        age_ms = _age_ms(half, start_ms)
         if times >= self._check_max or age_ms > self._reserved_ms:
             if not self._halves.discard(half):
                 raise PutError(f"half message {half.msg_id} cannot be put aside")
@@ -405,7 +411,7 @@ class PreparedCheck:
                 if _number(first, -1) not in ended:
                     self._put_back(half, {PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET: first})
                 return True
-        elif 0 <= age_ms < self._halves.timeout_ms:
+        elif age_ms < self._halves.timeout_ms:
             return False
         if can_ask(half.properties.get(PROPERTY_PRODUCER_GROUP, "")):
             asked.append(self._put_back(half, {PROPERTY_TRANSACTION_CHECK_TIMES: str(times + 1)}))
@@ -582,6 +588,15 @@ class GroupTransactions:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._halves.close()
+
+
+def _age_ms(half: Message, now_ms: int) -> int:
+    """The time since a half message was born; since it was stored, where its producer's clock is ahead.
+
+    RocketMQ asks about such a one at once, while its producer is at work: both would commit it.
+    """
+    age_ms = now_ms - half.born_timestamp_ms
+    return age_ms if age_ms >= 0 else now_ms - half.store_timestamp_ms
 
 
 def _number(text: str, otherwise: int) -> int:

@@ -285,6 +285,32 @@ def test_an_immunity_time_keeps_a_message_from_being_asked_about(engine, halves)
     assert asked.properties["TRANSACTION_CHECK_TIMES"] == "1" and asked.body == b"x"
 
 
+def test_an_immunity_time_below_the_timeout_commits_nothing_twice(engine, halves):
+    half = prepare(halves, more="\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x011")
+    halves.ahead_ms = 2000
+    (asked,) = rounds(engine, PreparedCheck(halves))
+    messages(engine, HALF)
+    halves.end(half, "commit")
+    bodies(engine)
+    halves.end(asked, "commit")
+    assert bodies(engine) == [b"x"]
+
+
+def test_a_producers_clock_that_is_ahead_has_it_asked_no_sooner(engine, halves):
+    """It would be asked while it is at work, and what it commits then would be committed by its answer too."""
+    halves.ahead_ms = 3_600_000
+    half = prepare(halves)
+    halves.ahead_ms = 1000
+    assert rounds(engine, PreparedCheck(halves)) == []
+    halves.ahead_ms = 10_000
+    (asked,) = rounds(engine, PreparedCheck(halves))
+    messages(engine, HALF)
+    halves.end(asked, "commit")
+    bodies(engine)
+    halves.end(half, "commit")
+    assert bodies(engine) == [b"x"] and rounds(engine, PreparedCheck(halves)) == []
+
+
 def test_what_a_broker_left_is_gone_on_with(engine, producer, halves):
     """Its offsets, op messages of half messages before them, and an op message that is none."""
     for number in range(4):
