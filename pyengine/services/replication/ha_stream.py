@@ -533,7 +533,7 @@ class TableSource:
         self._blocked = BlockedReason(report)
 
     def look(self) -> None:
-        """Read what was changed since the last look; a file that is not there, or cannot be read now, is left out."""
+        """Read what was changed since the last look; a file that is not there, is empty, or cannot be read now, is left out."""
         why = ""
         for kind, (name, _) in enumerate(TABLES):
             path = self._folder / name
@@ -549,7 +549,8 @@ class TableSource:
                 why = f"{name} is not sent to slaves: {error.strerror}"
                 continue
             self._stamps[kind] = stamp  # of before the reading: a change in between is seen at the next look
-            self.tables[kind] = Table(kind, content, self._load_end())
+            if content:  # a power cut empties what a broker wrote, and nothing has no place on the wire
+                self.tables[kind] = Table(kind, content, self._load_end())
         self._blocked.set(why, why, event=Event.TABLE_UNUSABLE)
 
 

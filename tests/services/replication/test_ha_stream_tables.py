@@ -100,6 +100,15 @@ def test_a_topic_that_was_deleted_on_the_master_is_deleted_on_the_slave(sides):
     assert set(TopicConfigs(sides.slave).read().rows) == {"new"}
 
 
+def test_an_empty_file_of_the_master_is_left_out(sides):
+    """As a power cut leaves what a broker wrote: a link ends at a table without bytes."""
+    (sides.master / "config" / "topics.json").touch()
+    ConsumerOffsets(sides.master).commit("T", "g", {0: 1})
+    assert sides.carry() == [OFFSETS] and sides.said == []
+    TopicConfigs(sides.master).create(TopicConfig("orders", 3, 3))
+    assert sides.carry() == [TOPICS]
+
+
 def test_what_is_the_same_is_not_written_again(sides):
     TopicConfigs(sides.master).create(TopicConfig("T"))
     ConsumerOffsets(sides.master).commit("T", "g", {0: 1})
