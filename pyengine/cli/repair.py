@@ -34,7 +34,7 @@ from pyengine.cli.output import (
     store_command,
 )
 from pyengine.errors import EngineError, ExitCode, StoreBusyError, UsageError, command
-from pyengine.formats.constants import SYS_FLAG_TRANSACTION_MASK
+from pyengine.formats.constants import SYS_FLAG_TRANSACTION_MASK, TRANSACTION_HALF_TOPIC
 from pyengine.storage.config import keep_sizes, load_config
 
 if TYPE_CHECKING:
@@ -304,7 +304,8 @@ def quarantine(
     `restore` needs a running engine: it puts every whole message of a piece as a new message at the end
     of its queue, with the properties, flags and times of its producer, and notes that in the piece. After
     an interruption run it again: it puts each message once. It leaves out prepared and rolled back
-    records of transactions. Delete a piece by hand when you no longer need it.
+    records of transactions, and half messages with the messages that ended them: name all pieces of a
+    cut together. Delete a piece by hand when you no longer need it.
 
     \b
     Examples:
@@ -394,6 +395,7 @@ def restore(store: Path, entries: list[QuarantineEntry], settings: dict[str, str
     """
     from pyengine import connect
     from pyengine.ipc.session_client import CONNECT_TIMEOUT_S
+    from pyengine.storage.salvage.log import ended_half, messages_in
 
     for entry in entries:
         if not entry.holds_messages:
@@ -404,13 +406,30 @@ def restore(store: Path, entries: list[QuarantineEntry], settings: dict[str, str
             raise UsageError(f"{entry.name} cannot be restored: {entry.problem}")
     with (_one_at_a_time(entries[0].path.parent), reading(store, settings) as reader,
           connect(store, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, **settings) as producer):
-        return {entry.name: _restore(entry, reader, producer) for entry in entries}
+        ended = {half for entry in entries for message in messages_in(entry) if (half := ended_half(message)) is not None}
+        return {entry.name: _restore(entry, reader, producer, ended) for entry in entries}
 
 
-def _restore(entry: QuarantineEntry, reader: LiveStoreReader, producer: Producer) -> int:
+def _is_wanted(message: Message, entry: QuarantineEntry, reader: LiveStoreReader, ended: set[tuple[int, int]]) -> bool:
+    """Whether to put a message of the piece again: of a transaction only what cannot mislead the check-back.
+
+    An op message ends a half message by its queue offset. After the cut another half message has the offset of one that was cut.
+    """
+    from pyengine.storage.salvage.log import ended_half, is_put_again
+
+    if message.topic == TRANSACTION_HALF_TOPIC:
+        return (message.queue_id, message.queue_offset) not in ended
+    half = ended_half(message)
+    if half is None:
+        return is_put_again(message)
+    found = reader.get_message(TRANSACTION_HALF_TOPIC, *half, 1, level="written").messages
+    return bool(found) and found[0].physical_offset < entry.physical_offset
+
+
+def _restore(entry: QuarantineEntry, reader: LiveStoreReader, producer: Producer, ended: set[tuple[int, int]]) -> int:
     from pyengine.ipc.live_reader import settled_end
     from pyengine.storage.recovery.quarantine import note_restore
-    from pyengine.storage.salvage.log import identity_of, is_put_again, messages_in
+    from pyengine.storage.salvage.log import identity_of, messages_in
 
     there: Counter[tuple[object, ...]] = Counter()
     wanted = 0  # the end of all messages of the piece that are in the log
@@ -422,7 +441,7 @@ def _restore(entry: QuarantineEntry, reader: LiveStoreReader, producer: Producer
     count = 0
     under_way: deque[PutFuture] = deque()
     for message in messages_in(entry):
-        if not is_put_again(message):
+        if not _is_wanted(message, entry, reader, ended):
             continue
         count += 1
         if there[identity_of(message)]:

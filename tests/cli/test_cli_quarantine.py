@@ -14,7 +14,7 @@ import pytest
 import pyengine
 from damage import flip
 from fix_cli import changes, picture, run
-from fix_engine import RunningEngine, tail_of_ring
+from fix_engine import SMALL, RunningEngine, tail_of_ring
 from pyengine.cli import repair as quarantine_module
 from pyengine.cli.repair import restore
 from pyengine.ipc import live_reader
@@ -212,6 +212,48 @@ def test_two_restores_at_once_are_refused(cut):
 def test_what_is_wrong_is_said(cut, arguments, says):
     ran = run("quarantine", cut[0].root, *arguments)
     assert ran.code == 2 and says in ran.stderr
+
+
+def test_a_restore_ends_no_transaction_that_has_come_since(tmp_path):
+    """An op message ends a half message by its number, which another one has after the cut."""
+    root, half, op = tmp_path / "store", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+    with pyengine.Engine(root, **SMALL) as engine, engine.connect() as producer:
+        producer.put(half, b"kept")
+        damaged = producer.put("T", b"damaged").physical_offset
+        for topic, body in ((half, b"ended"), (op, b"1"), ("T", b"committed"), (half, b"undecided"), (op, b"0")):
+            assert producer.put(topic, body, tags="d" if topic == op else None).ok
+    flip(root / "commitlog" / f"{0:020d}", damaged + 4)
+    assert run("recover", root, "--accept-loss").code == 4
+    with pyengine.Engine(root) as engine, engine.connect() as producer:
+        assert producer.put(half, b"since").queue_offset == 1
+        assert run("quarantine", root, "restore", *pieces(root)).code == 0
+        with engine.open_store() as store:
+            end = store.max_physical_offset("committed")
+            eventually(lambda: store.dispatched_offset("committed") >= end, "all is dispatched")
+            found = {topic: [message.body for message in store.get_message(topic, 0, 0, level="committed").messages]
+                     for topic in (half, op, "T")}
+    assert found == {half: [b"kept", b"since", b"undecided"], op: [b"0"], "T": [b"committed"]}
+    salvaged = tmp_path / "salvaged"
+    assert run("salvage", root, salvaged).code in (0, 4)
+    assert messages(salvaged) == messages(root)
+
+
+def test_salvage_takes_what_ended_a_transaction_with_its_half_message(builder, tmp_path):
+    half, op = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+    builder.put("T", b"kept")
+    cut = builder.end
+    for topic, body in ((half, b"first"), (op, b"0"), (op, b"7")):
+        builder.put(topic, body, tags="d" if topic == op else None, dispatch=False)
+    Quarantine(builder.root).keep_bytes(builder.segment(0), 0, cut, builder.end, "a test")
+    builder.write_log(bytes(builder.end - cut), at=cut)
+    builder.end, builder.queue_offsets[half, 0] = cut, 0
+    builder.put(half, b"since")
+    sizes = [word for name in ("mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes", "max_hash_slot_num",
+                               "max_index_num") for word in ("--set", f"{name}={getattr(builder.geometry, name)}")]
+    assert run("salvage", builder.root, tmp_path / "new", "--json", *sizes).document["quarantined"] == 3
+    with pyengine.open_store(tmp_path / "new") as store:
+        found = {topic: [message.body for message in store.get_message(topic, 0, 0).messages] for topic in (half, op)}
+    assert found == {half: [b"since", b"first"], op: [b"1", b"-"]}
 
 
 def test_what_was_made_from_the_log_is_listed_and_not_restored(golden):

@@ -20,11 +20,14 @@ from pyengine.formats.constants import (
     SYS_FLAG_TRANSACTION_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_NONE,
+    TRANSACTION_HALF_TOPIC,
+    TRANSACTION_OP_TOPIC,
 )
 from pyengine.formats.consume_queue import NOT_QUEUED, further_places, with_further_offsets
 from pyengine.formats.paths import parse_segment_name, segment_name
 from pyengine.formats.record import (
     BEGIN,
+    BODY_CRC_AT,
     HEAD_BY_FLAGS,
     I16,
     I32,
@@ -35,6 +38,7 @@ from pyengine.formats.record import (
     SYS_FLAG_AT,
     V6_FLAGS,
     Message,
+    body_crc,
     decode_record,
     encode_blank,
 )
@@ -115,8 +119,18 @@ def messages_in(entry: QuarantineEntry) -> Iterator[Message]:
 
 
 def is_put_again(message: Message) -> bool:
-    """Whether `quarantine restore` puts it; not prepared and rolled back records, which have offsets that are no longer valid."""
+    """Whether `quarantine restore` may put it; not prepared and rolled back records, which have offsets that are no longer valid."""
     return message.transaction_type in (SYS_FLAG_TRANSACTION_NONE, SYS_FLAG_TRANSACTION_COMMIT)
+
+
+def ended_half(message: Message) -> tuple[int, int] | None:
+    """Return (queue id, queue offset) of the half message that an op message has ended; None for another message."""
+    number = _half_number(message.body) if message.topic == TRANSACTION_OP_TOPIC else None
+    return None if number is None else (message.queue_id, number)
+
+
+def _half_number(body: bytes) -> int | None:
+    return int(body) if body.isdigit() and len(body) < _NUMBER_BYTES_MAX else None
 
 
 def properties_of_producer(message: Message) -> str:
@@ -182,6 +196,7 @@ _QUEUE_ID_AT = 12
 _BLANK_BYTES = 8
 _PLACES = PROPERTY_INNER_MULTI_QUEUE_OFFSET.encode()
 _PROPERTIES_BYTES_MAX = (1 << 15) - 1
+_NUMBER_BYTES_MAX = 20
 
 
 @dataclass
@@ -218,8 +233,18 @@ class MovedQueue:
         at = bisect_right(self.old_starts, old) - 1
         if at < 0:
             return self.new_starts[0]
-        new_end = self.new_starts[at + 1] if at + 1 < len(self.new_starts) else self.next_offset
-        return min(self.new_starts[at] + old - self.old_starts[at], new_end)
+        return min(self.new_starts[at] + old - self.old_starts[at], self._new_end(at))
+
+    def kept(self, old: int) -> int | None:
+        """Return the new offset of the message at the old offset `old`; None if it is not in the new queue."""
+        at = bisect_right(self.old_starts, old) - 1
+        if at < 0:
+            return old  # before the first one, which has kept its offset
+        new = self.new_starts[at] + old - self.old_starts[at]
+        return new if new < self._new_end(at) else None
+
+    def _new_end(self, at: int) -> int:
+        return self.new_starts[at + 1] if at + 1 < len(self.new_starts) else self.next_offset
 
 
 class SalvagedLog:
@@ -240,6 +265,7 @@ class SalvagedLog:
         self._moved_old_end: list[int] = []
         self._is_old_log = True  # appended records are those of the old log; False: they are those after it
         self.queues: dict[tuple[str, int], MovedQueue] = {}
+        self._halves_after: dict[tuple[int, int], int] = {}  # (queue id, old offset) of a half message of quarantine/ -> its new one
         self.records = 0
         self.kept_bytes = 0
 
@@ -337,7 +363,27 @@ class SalvagedLog:
         topic = str(record[topic_at : topic_at + record[topic_at - 1]], "utf-8", "replace")
         (queue_id,) = I32.unpack_from(record, _QUEUE_ID_AT)
         (queue_offset,) = I64.unpack_from(record, QUEUE_OFFSET_AT)
-        I64.pack_into(record, QUEUE_OFFSET_AT, self._next_offset(topic, queue_id, queue_offset))
+        new = self._next_offset(topic, queue_id, queue_offset)
+        I64.pack_into(record, QUEUE_OFFSET_AT, new)
+        if topic == TRANSACTION_HALF_TOPIC and not self._is_old_log:
+            self._halves_after[queue_id, queue_offset] = new
+        if topic == TRANSACTION_OP_TOPIC:
+            self._renumber_half(record, head_bytes, queue_id)
+
+    def _renumber_half(self, record: bytearray, head_bytes: int, queue_id: int) -> None:
+        """Write the new number of the half message that an op message has ended; one that is no number where that is not kept:
+        another half message has its number now, or will have.
+        """
+        body = bytes(record[head_bytes : head_bytes + I32.unpack_from(record, head_bytes - I32.size)[0]])
+        number = _half_number(body)
+        if number is None:
+            return
+        halves = self.queues.get((TRANSACTION_HALF_TOPIC, queue_id))
+        new = self._halves_after.get((queue_id, number)) if not self._is_old_log else halves.kept(number) if halves is not None else None
+        text = b"%d" % new if new is not None else b""
+        text = text.rjust(len(body), b"0") if 0 < len(text) <= len(body) else b"-" * len(body)
+        record[head_bytes : head_bytes + len(body)] = text
+        I32.pack_into(record, BODY_CRC_AT, body_crc(text))
 
     def _roll(self, room: int) -> None:
         if self._descriptor >= 0:

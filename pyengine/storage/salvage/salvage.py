@@ -3,10 +3,9 @@
 The new store has every complete record of the old log in the old order, at new physical
 offsets (so message ids change). Queue offsets stay the same up to the first lost message of a
 queue; later ones are lowered, so that queues have no gaps. Offsets that
-other records and files contain are changed accordingly: prepared transaction offsets, consumer offsets,
-delay offsets. After the log's messages come the complete records in quarantine/, from earlier recoveries, that
-are not in the log, with new queue offsets. (Offsets in the bodies of RMQ_SYS_TRANS_OP_HALF_TOPIC are not changed: they are right
-unless a message of the half topic itself was lost.) Queues, index and checkpoint are built
+other records and files contain are changed accordingly: prepared transaction offsets, the numbers of half messages in op
+messages, consumer offsets, delay offsets. After the log's messages come the complete records in quarantine/, from earlier
+recoveries, that are not in the log, with new queue offsets. Queues, index and checkpoint are built
 from the new log. The old store is not changed.
 """
 

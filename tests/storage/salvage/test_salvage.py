@@ -292,6 +292,22 @@ def test_numbers_in_light_queues_move_up_after_a_loss_too(builder, tmp_path, nam
         assert found[-1].properties["INNER_MULTI_QUEUE_OFFSET"] == offsets.format(10) and found[-1].properties["x"] == "yyyy"
 
 
+def test_op_messages_name_their_half_messages_after_a_loss_too(builder, tmp_path):
+    half, op = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+    put = [builder.put(half, b"half %d" % number) for number in range(12)]
+    for number in range(11):
+        builder.put(op, b"%d" % number, tags="d")
+    builder.put(op, b"no number", tags="d")
+    builder.write_log(b"\xff" * 8, at=put[3].physical_offset)
+    assert salvage(builder.root, tmp_path / "new", builder.geometry).records == 23
+    assert check(MessageStore(tmp_path / "new", builder.geometry)).findings == []
+    with pyengine.open_store(tmp_path / "new", **asdict(builder.geometry)) as reader:
+        ends = [reader.get_message(op, 0, number).messages[0].body for number in range(12)]
+        for number in (number for number in range(11) if number != 3):
+            assert reader.get_message(half, 0, int(ends[number])).messages[0].body == b"half %d" % number
+        assert (ends[3], ends[10], ends[11]) == (b"-", b"09", b"no number"), "the last half message is not ended"
+
+
 def test_a_new_log_that_is_not_whole_is_told(builder, tmp_path, monkeypatch):
     """Whatever salvage itself might do wrong."""
     for number in range(3):
