@@ -52,6 +52,9 @@ _RIGHTS = {"PUB": PUB, "SUB": SUB, "PUB|SUB": PUB | SUB, "SUB|PUB": PUB | SUB, "
 _LIST_CODES = frozenset((codes.UPDATE_AND_CREATE_ACL_CONFIG, codes.DELETE_ACL_CONFIG, codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG))
 _ADMIN_CODES = frozenset((codes.UPDATE_AND_CREATE_TOPIC, codes.UPDATE_BROKER_CONFIG, codes.DELETE_TOPIC_IN_BROKER,
                           codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, codes.DELETE_SUBSCRIPTIONGROUP)) | _LIST_CODES
+_REPLY_CODES = frozenset((codes.SEND_REPLY_MESSAGE, codes.SEND_REPLY_MESSAGE_V2))
+_SEND_CODES = frozenset((codes.SEND_MESSAGE, codes.SEND_MESSAGE_V2, codes.SEND_BATCH_MESSAGE)) | _REPLY_CODES
+REPLY_TOPIC_SUFFIX = "_REPLY_TOPIC"  # of a cluster's topic for replies
 NOTHING = "null"            # for an absent field, in RocketMQ's sentences
 _EXCEPTION = "org.apache.rocketmq.acl.common.AclException: "
 
@@ -353,8 +356,8 @@ def signature(values: list[str], body: bytes, secret: bytes) -> bytes:
 def _needed(frame: Frame) -> dict[str, int]:
     """Return the rights that a request needs, by topic and by retry topic for a group.
 
-    As RocketMQ's PlainAccessValidator, but a batch needs the right of its topic like a single message, and a message to a retry
-    topic needs that of the group."""
+    As RocketMQ's PlainAccessValidator, but a batch needs the right of its topic like a single message, a message to a retry
+    topic needs that of the group, and a reply needs the right of its topic, unless that is a cluster's topic for replies."""
     code, fields = frame.code, frame.fields
     needed: dict[str, int] = {}
 
@@ -366,9 +369,10 @@ def _needed(frame: Frame) -> dict[str, int]:
         if isinstance(group, str) and group:
             needed[RETRY_PREFIX + group] = SUB
 
-    if code in (codes.SEND_MESSAGE, codes.SEND_MESSAGE_V2, codes.SEND_BATCH_MESSAGE):
-        topic = fields.get("topic" if code == codes.SEND_MESSAGE else "b", "")
-        needs(topic, SUB if topic.startswith(RETRY_PREFIX) else PUB)
+    if code in _SEND_CODES:
+        topic = fields.get("topic" if code in (codes.SEND_MESSAGE, codes.SEND_REPLY_MESSAGE) else "b", "")
+        if code not in _REPLY_CODES or not topic.endswith(REPLY_TOPIC_SUFFIX):
+            needs(topic, SUB if topic.startswith(RETRY_PREFIX) else PUB)
     elif code == codes.CONSUMER_SEND_MSG_BACK:
         needs_group(fields.get("group"))
     elif code in (codes.PULL_MESSAGE, codes.UPDATE_CONSUMER_OFFSET):

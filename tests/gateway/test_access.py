@@ -113,6 +113,13 @@ def test_a_send_needs_its_topic_and_to_a_retry_topic_the_group(access, code, nam
     assert fault(access, code, {name: "RMQ_SYS_TRACE_TOPIC"}) == "", "each client may leave its traces"
 
 
+@pytest.mark.parametrize("code, name", [(codes.SEND_REPLY_MESSAGE, "topic"), (codes.SEND_REPLY_MESSAGE_V2, "b")])
+def test_a_reply_needs_no_right_but_that_of_another_topic_than_the_clusters(access, code, name):
+    assert fault(access, code, {name: "DefaultCluster_REPLY_TOPIC"}) == fault(access, code, {name: "writes"}) == ""
+    assert fault(access, code, {name: "reads"}) == no("topic:reads")
+    assert fault(access, code, {name: "%RETRY%shut"}) == no("group:shut")
+
+
 def test_a_pull_and_an_offset_need_topic_and_group(access):
     for code in (codes.PULL_MESSAGE, codes.UPDATE_CONSUMER_OFFSET):
         assert fault(access, code, {"topic": "reads", "consumerGroup": "any"}) == ""
