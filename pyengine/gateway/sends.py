@@ -33,6 +33,7 @@ from pyengine.formats.constants import (
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_PUSH_REPLY_TIME,
     PROPERTY_REPLY_TO_CLIENT,
+    PROPERTY_TRANSACTION_CHECK_TIMES,
     PROPERTY_TRANSACTION_PREPARED,
     PROPERTY_WAIT,
     SYS_FLAG_STORE_HOST_V6,
@@ -622,13 +623,14 @@ class Ends:
         return group in self._members.producers
 
     def _ask(self, half: Message) -> None:
-        """Ask one producer of the group, which answers with END_TRANSACTION."""
-        clients = self._members.producers.get(half.properties.get(PROPERTY_PRODUCER_GROUP, ""))
+        """Ask one producer of the group, another one at each try, since not all may know; the answer is an END_TRANSACTION."""
+        clients = list(self._members.producers.get(half.properties.get(PROPERTY_PRODUCER_GROUP, ""), ()))
         if not clients:
             return  # it has gone since: the next round asks another
         topic, queue_id = real_place(half)
         unique = half.uniq_key or ""
-        next(iter(clients)).tell(codes.CHECK_TRANSACTION_STATE, {
+        times = int(half.properties[PROPERTY_TRANSACTION_CHECK_TIMES])
+        clients[times % len(clients)].tell(codes.CHECK_TRANSACTION_STATE, {
             "commitLogOffset": str(half.physical_offset), "msgId": unique, "offsetMsgId": half.msg_id,
             "tranStateTableOffset": str(half.queue_offset), "transactionId": unique,
         }, encode_message(replace(half, topic=topic, queue_id=queue_id)))

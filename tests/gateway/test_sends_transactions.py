@@ -85,6 +85,17 @@ def test_a_producer_is_asked_about_what_it_left_undecided(asking):
     assert [message.body for message in wait_for(asking, "asked", 1)] == [b"undecided"]
 
 
+def test_each_producer_of_a_group_is_asked_in_turn(asking):
+    """One that was there first and does not know keeps no other from being asked."""
+    clients = [asking.broker(), asking.broker()]
+    assert clients[0].ask(codes.SEND_MESSAGE_V2, send_fields("asked"), b"first").code == codes.SUCCESS
+    for number, client in enumerate(clients):
+        client.ask(codes.HEART_BEAT, body={"clientID": f"sharer {number}", "producerDataSet": [{"groupName": "sharers"}]})
+    prepare(clients[0], "asked", b"undecided", "SHARED", "sharers")
+    for client in clients:
+        assert client.wait_told(codes.CHECK_TRANSACTION_STATE).fields["msgId"] == "SHARED"
+
+
 def test_a_half_message_that_was_put_aside_is_asked_about_again(tmp_path):
     served = start_served(tmp_path / "store", transaction_timeout_ms=1, transaction_check_interval_ms=100, transaction_check_max=1)
     try:
