@@ -332,8 +332,8 @@ class Sends:
                 return Answer(codes.SYSTEM_ERROR, f"look message by offset failed, {offset}")
             topic, raw = sent_back(message, group, delay_level=level, max_reconsume_times=most,
                                    retry_queue_nums=config.retry_queue_nums)
-            if self._names.topic(topic.topic) is None:
-                await self._names.create(topic)
+            known = self._names.topic(topic.topic) or await self._names.create(topic)
+            raw = replace(raw, queue_id=raw.queue_id % max(1, known.read_queue_nums))  # of more its consumers know nothing
             if not self._puts.is_open:
                 await in_executor(self._puts.open)
         except EngineError as error:

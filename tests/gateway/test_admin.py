@@ -24,7 +24,7 @@ from pyengine.gateway.wire import Frame
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.storage.config import config_path, read_file
-from pyengine.storage.config_table import SubscriptionGroups, TopicConfig, TopicConfigs
+from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.file_system import measure
 from waiting import eventually
@@ -367,3 +367,20 @@ def test_a_message_that_is_sent_back_comes_again_and_at_last_is_a_dead_letter(se
     answer = send_back(999_999_999, 0)
     assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, "look message by offset failed, 999999999")
     eventually(lambda: "%DLQ%senders_back" in TopicConfigs(served.root).read().rows, "the topic is entered")
+
+
+def test_what_is_sent_back_comes_to_a_queue_that_the_retry_topic_has(served, topic):
+    """`mqadmin updateSubGroup -q 64` does not change the retry topic that is there, whose other queues no consumer would read."""
+    TopicConfigs(served.root).create(TopicConfig("%RETRY%resized", 1, 1))
+    SubscriptionGroups(served.root).put(SubscriptionGroup("resized", retry_queue_nums=64))
+    client = served.broker()
+    first = client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"bad").fields
+    with pyengine.open_store(served.root) as store:
+        assert store.wait_for_message(topic, 1, 0, timeout_s=30, level="committed")
+        before = store.queue_range("SCHEDULE_TOPIC_XXXX", 17, "committed")[1]
+        for _ in range(8):
+            assert client.ask(codes.CONSUMER_SEND_MSG_BACK, {
+                "offset": int(first["msgId"][16:], 16), "group": "resized", "delayLevel": 18}).code == codes.SUCCESS
+        assert store.wait_for_message("SCHEDULE_TOPIC_XXXX", 17, before + 7, timeout_s=30, level="committed")
+        waiting = store.get_message("SCHEDULE_TOPIC_XXXX", 17, before, level="committed").messages
+    assert {message.properties["REAL_QID"] for message in waiting} == {"0"}
