@@ -3,7 +3,6 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "consume_queue.h"
@@ -210,34 +209,33 @@ int ms_columns_gather(const uint8_t *view, int64_t base_offset, int64_t limit, i
 
 /* -- columns ---------------------------------------------------------------- */
 
-static int64_t microseconds(int64_t milliseconds)
+/* Rows at a time: few enough that the processor's cache holds their heads until all columns are filled from them. */
+#define BLOCK_ROWS 64
+
+static int is_text(const struct ms_column *column)
 {
-    int64_t result;
-    if (__builtin_mul_overflow(milliseconds, (int64_t)1000, &result))
-        return milliseconds < 0 ? INT64_MIN : INT64_MAX;
-    return result;
+    return column->kind >= MS_COLUMN_TOPIC;
 }
 
-/* The fields after the store host: reconsume times, prepared offset, body length. */
-static const uint8_t *tail_of(const struct ms_record *row)
+static int is_formatted(const struct ms_column *column)
 {
-    return row->body - 16;
+    return column->kind >= MS_COLUMN_BORN_HOST && column->kind <= MS_COLUMN_MSG_ID;
 }
 
 #define FOR_ROWS(type, value)                       \
     do {                                            \
-        type *const numbers = to;                   \
-        for (int64_t i = 0; i < count; i++) {       \
+        type *const numbers = column->data;         \
+        for (int64_t i = begin; i < end; i++) {     \
             const struct ms_record *row = &rows[i]; \
             numbers[i] = (value);                   \
         }                                           \
     } while (0)
 
-void ms_columns_numbers(const struct ms_record *rows, int64_t count, int column, void *to)
+static void fill_numbers(const struct ms_column *column, const struct ms_record *rows, int64_t begin, int64_t end)
 {
-    switch (column) {
+    switch (column->kind) {
     case MS_COLUMN_QUEUE_ID:
-        FOR_ROWS(int32_t, ms_get_i32(row->start + MS_AT_QUEUE_ID));
+        FOR_ROWS(int32_t, ms_record_queue_id(row));
         break;
     case MS_COLUMN_FLAG:
         FOR_ROWS(int32_t, ms_get_i32(row->start + MS_AT_FLAG));
@@ -246,7 +244,7 @@ void ms_columns_numbers(const struct ms_record *rows, int64_t count, int column,
         FOR_ROWS(int32_t, row->sys_flag);
         break;
     case MS_COLUMN_RECONSUME_TIMES:
-        FOR_ROWS(int32_t, ms_get_i32(tail_of(row)));
+        FOR_ROWS(int32_t, ms_record_reconsume_times(row));
         break;
     case MS_COLUMN_BODY_CRC:
         FOR_ROWS(int32_t, ms_get_i32(row->start + MS_AT_BODY_CRC));
@@ -264,114 +262,17 @@ void ms_columns_numbers(const struct ms_record *rows, int64_t count, int column,
         FOR_ROWS(int64_t, ms_record_physical_offset(row));
         break;
     case MS_COLUMN_PREPARED_OFFSET:
-        FOR_ROWS(int64_t, ms_get_i64(tail_of(row) + 4));
+        FOR_ROWS(int64_t, ms_get_i64(ms_record_tail(row) + 4));
         break;
     case MS_COLUMN_STORE_TIMESTAMP:
-        FOR_ROWS(int64_t, microseconds(row->store_timestamp_ms));
+        FOR_ROWS(int64_t, ms_microseconds(row->store_timestamp_ms));
         break;
     case MS_COLUMN_BORN_TIMESTAMP:
-        FOR_ROWS(int64_t, microseconds(ms_get_i64(row->start + MS_AT_BORN_TIMESTAMP)));
+        FOR_ROWS(int64_t, ms_microseconds(ms_get_i64(row->start + MS_AT_BORN_TIMESTAMP)));
         break;
     default:
         break;
     }
-}
-
-void ms_columns_texts(const struct ms_record *rows, int64_t count, int column, struct ms_text *texts)
-{
-    for (int64_t i = 0; i < count; i++) {
-        const struct ms_record *const row = &rows[i];
-        switch (column) {
-        case MS_COLUMN_TOPIC:
-            texts[i] = (struct ms_text){row->topic, row->topic_bytes};
-            break;
-        case MS_COLUMN_PROPERTIES:
-            texts[i] = (struct ms_text){row->properties, row->properties_bytes};
-            break;
-        default:
-            texts[i] = (struct ms_text){row->body, row->body_bytes};
-            break;
-        }
-    }
-}
-
-void ms_columns_properties(const struct ms_record *rows, int64_t count, const struct ms_text *names,
-                           int64_t names_count, struct ms_text *texts)
-{
-    memset(texts, 0, (size_t)(count * names_count) * sizeof *texts);
-    for (int64_t row = 0; row < count; row++) {
-        const uint8_t *piece = rows[row].properties, *const end = piece + rows[row].properties_bytes;
-        while (piece < end) { /* as ms_property_next, but the names are known: no search for where one ends */
-            const uint8_t *stop = memchr(piece, 2, (size_t)(end - piece));
-            if (stop == NULL)
-                stop = end;
-            for (int64_t wanted = 0; wanted < names_count; wanted++) {
-                const int64_t name_bytes = names[wanted].bytes;
-                if (stop - piece > name_bytes + 1 && piece[name_bytes] == 1 && piece[0] == names[wanted].at[0] &&
-                    memcmp(piece, names[wanted].at, (size_t)name_bytes) == 0)
-                    texts[wanted * count + row] = (struct ms_text){piece + name_bytes + 1, stop - piece - name_bytes - 1};
-            }
-            piece = stop + 1;
-        }
-    }
-}
-
-/* Copy UTF-8, and replace invalid bytes by U+FFFD; to NULL: only count. Set *bad if there are invalid bytes. */
-static int64_t repair_text(struct ms_text text, uint8_t *to, int *bad)
-{
-    const uint8_t *at = text.at, *const end = text.at + text.bytes;
-    int64_t used = 0;
-    while (at < end) {
-        const uint8_t *const start = at;
-        int bad_here = 0;
-        ms_utf8_next(&at, end, &bad_here);
-        const int64_t length = bad_here ? 3 : at - start;
-        if (to != NULL)
-            memcpy(to + used, bad_here ? (const uint8_t *)"\xEF\xBF\xBD" : start, (size_t)length);
-        used += length;
-        *bad |= bad_here;
-    }
-    return used;
-}
-
-int64_t ms_columns_measure(const struct ms_text *texts, int64_t count, int is_utf8, int64_t *nulls, int *bad)
-{
-    int64_t bytes = 0, absent = 0;
-    *bad = 0;
-    for (int64_t i = 0; i < count; i++) {
-        absent += texts[i].at == NULL;
-        if (!is_utf8 || ms_is_ascii(texts[i].at, texts[i].bytes)) {
-            bytes += texts[i].bytes;
-        } else {
-            bytes += repair_text(texts[i], NULL, bad);
-        }
-    }
-    *nulls = absent;
-    return bytes;
-}
-
-void ms_columns_copy(const struct ms_text *texts, int64_t count, int repair, int32_t *offsets, uint8_t *data,
-                     uint8_t *validity)
-{
-    int32_t used = 0;
-    int bad = 0;
-    if (validity != NULL)
-        memset(validity, 0, (size_t)(count + 7) / 8);
-    for (int64_t i = 0; i < count; i++) {
-        const struct ms_text text = texts[i];
-        offsets[i] = used;
-        if (text.at == NULL)
-            continue;
-        if (validity != NULL)
-            validity[i / 8] |= (uint8_t)(1 << i % 8);
-        if (repair) {
-            used += (int32_t)repair_text(text, data + used, &bad);
-        } else {
-            memcpy(data + used, text.at, (size_t)text.bytes);
-            used += (int32_t)text.bytes;
-        }
-    }
-    offsets[count] = used;
 }
 
 static uint8_t *put_number(uint8_t *to, uint32_t number)
@@ -410,28 +311,6 @@ static uint8_t *put_host(uint8_t *to, const uint8_t *host, int32_t host_bytes)
     return put_number(to, port < 0 ? 0u - (uint32_t)port : (uint32_t)port);
 }
 
-/* The last written host and its text: most rows have the host of the previous row. */
-struct last_host {
-    uint8_t host[MS_HOST_BYTES_MAX];
-    int32_t host_bytes;
-    const uint8_t *text;
-    int64_t text_bytes;
-};
-
-static uint8_t *put_host_again(uint8_t *to, const uint8_t *host, int32_t host_bytes, struct last_host *last)
-{
-    if (host_bytes == last->host_bytes && memcmp(host, last->host, (size_t)host_bytes) == 0) {
-        memcpy(to, last->text, (size_t)last->text_bytes);
-        return to + last->text_bytes;
-    }
-    memcpy(last->host, host, (size_t)host_bytes);
-    last->host_bytes = host_bytes;
-    last->text = to;
-    uint8_t *const end = put_host(to, last->host, host_bytes);
-    last->text_bytes = end - to;
-    return end;
-}
-
 static uint8_t *put_hex(uint8_t *to, const uint8_t *from, int64_t bytes)
 {
     static const char digits[] = "0123456789ABCDEF";
@@ -442,27 +321,184 @@ static uint8_t *put_hex(uint8_t *to, const uint8_t *from, int64_t bytes)
     return to;
 }
 
-int64_t ms_columns_make(const struct ms_record *rows, int64_t count, int column, int32_t *offsets, uint8_t *data)
+/* The texts of a block of rows, and the bytes of formatted ones. */
+struct block {
+    struct ms_text texts[BLOCK_ROWS];
+    uint8_t made[BLOCK_ROWS * MS_COLUMN_MADE_BYTES_MAX];
+};
+
+static void make_texts(struct block *block, int kind, const struct ms_record *rows, int64_t count)
 {
-    uint8_t *at = data;
-    struct last_host last = {.host_bytes = 0};
+    uint8_t *at = block->made;
+    const uint8_t *last = NULL;
+    int32_t last_bytes = 0;
     for (int64_t i = 0; i < count; i++) {
         const struct ms_record *const row = &rows[i];
-        const uint8_t *const store_host = tail_of(row) - row->store_host_bytes;
-        offsets[i] = (int32_t)(at - data);
-        switch (column) {
-        case MS_COLUMN_BORN_HOST:
-            at = put_host_again(at, row->start + MS_AT_BORN_HOST, row->born_host_bytes, &last);
-            break;
-        case MS_COLUMN_STORE_HOST:
-            at = put_host_again(at, store_host, row->store_host_bytes, &last);
-            break;
-        default:
-            at = put_hex(at, store_host, row->store_host_bytes);
-            at = put_hex(at, row->start + MS_AT_PHYSICAL_OFFSET, 8);
-            break;
+        const int32_t bytes = kind == MS_COLUMN_BORN_HOST ? row->born_host_bytes : row->store_host_bytes;
+        const uint8_t *const host = kind == MS_COLUMN_BORN_HOST ? row->start + MS_AT_BORN_HOST : ms_record_tail(row) - bytes;
+        struct ms_text *const text = &block->texts[i];
+        text->at = at;
+        if (kind == MS_COLUMN_MSG_ID) {
+            at = put_hex(put_hex(at, host, bytes), row->start + MS_AT_PHYSICAL_OFFSET, 8);
+        } else if (bytes == last_bytes && memcmp(host, last, (size_t)bytes) == 0) { /* most rows have the host of the row before */
+            *text = text[-1];
+            continue;
+        } else {
+            at = put_host(at, host, bytes);
+        }
+        text->bytes = at - text->at;
+        last = host;
+        last_bytes = bytes;
+    }
+}
+
+/* Return the texts of a column in the rows [begin, end). */
+static const struct ms_text *texts_of(const struct ms_column *column, const struct ms_record *rows, int64_t begin, int64_t end,
+                                      struct block *block)
+{
+    if (column->texts != NULL)
+        return column->texts + begin;
+    rows += begin;
+    const int64_t count = end - begin;
+    switch (column->kind) {
+    case MS_COLUMN_TOPIC:
+        for (int64_t i = 0; i < count; i++)
+            block->texts[i] = (struct ms_text){rows[i].topic, rows[i].topic_bytes};
+        break;
+    case MS_COLUMN_PROPERTIES:
+        for (int64_t i = 0; i < count; i++)
+            block->texts[i] = (struct ms_text){rows[i].properties, rows[i].properties_bytes};
+        break;
+    case MS_COLUMN_BODY:
+        for (int64_t i = 0; i < count; i++)
+            block->texts[i] = (struct ms_text){rows[i].body, rows[i].body_bytes};
+        break;
+    default:
+        make_texts(block, column->kind, rows, count);
+        break;
+    }
+    return block->texts;
+}
+
+static void find_properties(const struct ms_column *columns, int64_t names, const struct ms_record *rows, int64_t begin, int64_t end)
+{
+    for (int64_t row = begin; row < end; row++) {
+        const uint8_t *piece = rows[row].properties, *const last = piece + rows[row].properties_bytes;
+        for (int64_t i = 0; i < names; i++)
+            columns[i].texts[row] = (struct ms_text){NULL, 0};
+        while (piece < last) { /* as ms_property_next, but the names are known: no search for where one ends */
+            const uint8_t *stop = memchr(piece, 2, (size_t)(last - piece));
+            if (stop == NULL)
+                stop = last;
+            for (int64_t i = 0; i < names; i++) {
+                const struct ms_text name = columns[i].name;
+                if (stop - piece > name.bytes + 1 && piece[name.bytes] == 1 && piece[0] == name.at[0] &&
+                    memcmp(piece, name.at, (size_t)name.bytes) == 0)
+                    columns[i].texts[row] = (struct ms_text){piece + name.bytes + 1, stop - piece - name.bytes - 1};
+            }
+            piece = stop + 1;
         }
     }
-    offsets[count] = (int32_t)(at - data);
-    return at - data;
+}
+
+/* Copy UTF-8, and replace invalid bytes by U+FFFD, up to `room` bytes; to NULL: only count. Set *bad if there are invalid bytes. */
+static int64_t repair_text(struct ms_text text, uint8_t *to, int64_t room, int32_t *bad)
+{
+    const uint8_t *at = text.at, *const end = text.at + text.bytes;
+    int64_t used = 0;
+    while (at < end) {
+        const uint8_t *const start = at;
+        int bad_here = 0;
+        ms_utf8_next(&at, end, &bad_here);
+        const int64_t length = bad_here ? 3 : at - start;
+        if (length > room - used)
+            break;
+        if (to != NULL)
+            memcpy(to + used, bad_here ? (const uint8_t *)"\xEF\xBF\xBD" : start, (size_t)length);
+        used += length;
+        *bad |= bad_here;
+    }
+    return used;
+}
+
+static void measure_texts(struct ms_column *column, const struct ms_record *rows, int64_t begin, int64_t end)
+{
+    struct block block;
+    const struct ms_text *const texts = texts_of(column, rows, begin, end, &block);
+    const int is_utf8 = column->kind != MS_COLUMN_BODY;
+    int64_t bytes = 0, nulls = 0;
+    for (int64_t i = 0; i < end - begin; i++) {
+        nulls += texts[i].at == NULL;
+        if (!is_utf8 || ms_is_ascii(texts[i].at, texts[i].bytes))
+            bytes += texts[i].bytes;
+        else
+            bytes += repair_text(texts[i], NULL, INT64_MAX, &column->is_bad);
+    }
+    column->bytes += bytes;
+    column->nulls += nulls;
+}
+
+/* Another process may change the file after the texts were measured: a text that no longer fits is cut. */
+static void fill_texts(const struct ms_column *column, const struct ms_record *rows, int64_t begin, int64_t end)
+{
+    struct block block;
+    const struct ms_text *const texts = texts_of(column, rows, begin, end, &block);
+    const int repair = column->is_bad;
+    uint8_t *const data = column->data, *const validity = column->validity;
+    int32_t *const offsets = column->offsets, bad = 0;
+    int64_t used = offsets[begin];
+    for (int64_t i = begin; i < end; i++) {
+        const struct ms_text text = texts[i - begin];
+        const int64_t room = column->bytes - used, bytes = text.bytes < room ? text.bytes : room;
+        if (text.at != NULL && validity != NULL)
+            validity[i / 8] |= (uint8_t)(1 << i % 8);
+        if (repair) {
+            used += repair_text(text, data + used, room, &bad);
+        } else if (text.at != NULL) {
+            memcpy(data + used, text.at, (size_t)bytes);
+            used += bytes;
+        }
+        offsets[i + 1] = (int32_t)used;
+    }
+}
+
+void ms_columns_measure(const struct ms_record *rows, int64_t count, struct ms_column *columns, int64_t column_count)
+{
+    int64_t names = 0;
+    for (int64_t i = 0; i < column_count; i++) {
+        struct ms_column *const column = &columns[i];
+        names += column->kind == MS_COLUMN_PROPERTY;
+        if (is_text(column))
+            column->bytes = is_formatted(column) ? count * MS_COLUMN_MADE_BYTES_MAX : 0;
+        else
+            column->bytes = count * (column->kind < MS_COLUMN_QUEUE_OFFSET ? 4 : 8);
+        column->nulls = column->is_bad = 0;
+    }
+    for (int64_t begin = 0; begin < count; begin += BLOCK_ROWS) {
+        const int64_t end = count - begin < BLOCK_ROWS ? count : begin + BLOCK_ROWS;
+        if (names > 0)
+            find_properties(columns, names, rows, begin, end);
+        for (int64_t i = 0; i < column_count; i++)
+            if (is_text(&columns[i]) && !is_formatted(&columns[i]))
+                measure_texts(&columns[i], rows, begin, end);
+    }
+}
+
+void ms_columns_fill(const struct ms_record *rows, int64_t count, const struct ms_column *columns, int64_t column_count)
+{
+    for (int64_t i = 0; i < column_count; i++) {
+        if (is_text(&columns[i]))
+            columns[i].offsets[0] = 0;
+        if (columns[i].validity != NULL)
+            memset(columns[i].validity, 0, (size_t)(count + 7) / 8);
+    }
+    for (int64_t begin = 0; begin < count; begin += BLOCK_ROWS) {
+        const int64_t end = count - begin < BLOCK_ROWS ? count : begin + BLOCK_ROWS;
+        for (int64_t i = 0; i < column_count; i++) {
+            if (is_text(&columns[i]))
+                fill_texts(&columns[i], rows, begin, end);
+            else
+                fill_numbers(&columns[i], rows, begin, end);
+        }
+    }
 }

@@ -3,9 +3,9 @@
  * Who: readers and Spark workers, over read-only mappings of their own. Blocks on: page faults, for the length of a
  * batch; cffi releases the GIL. Crash states: none.
  *
- * The caller first selects a batch of records (from a range, or from the entries of a consume queue), then fills each
- * column from it. So every buffer is allocated in the size it needs, and a new column is one more case. Selected rows point
- * into the view, which must stay mapped until the columns are filled.
+ * The caller first selects a batch of records (from a range, or from the entries of a consume queue), then measures all
+ * columns, then fills them. So every buffer is allocated in the size it needs, and a new column is one more case. Selected
+ * rows point into the view, which must stay mapped until the columns are filled.
  */
 
 /* Columns of whole numbers: 4 bytes ... */
@@ -27,11 +27,14 @@
 #define MS_COLUMN_TOPIC 32
 #define MS_COLUMN_PROPERTIES 33
 #define MS_COLUMN_BODY 34
-/* ... and texts that are formatted from it, at most MS_COLUMN_MADE_BYTES_MAX a row. */
+#define MS_COLUMN_PROPERTY 35      /* the value of the property `name`; null if absent */
+/* ... formatted from it, and not measured: they get MS_COLUMN_MADE_BYTES_MAX a row, which is enough ... */
 #define MS_COLUMN_BORN_HOST 48
 #define MS_COLUMN_STORE_HOST 49
 #define MS_COLUMN_MSG_ID 50
 #define MS_COLUMN_MADE_BYTES_MAX 64
+/* ... and texts that the caller has put into `texts`: a column without records. */
+#define MS_COLUMN_GIVEN 64
 
 /* Beside MS_CASE_*: why a selection stopped. */
 #define MS_COLUMNS_FULL 32         /* the batch is full: fill, then go on */
@@ -78,6 +81,19 @@ struct ms_selection {
     int64_t passed_entries;    /* gather: entries read */
 };
 
+/* A column of a batch. */
+struct ms_column {
+    int32_t kind;              /* MS_COLUMN_* */
+    int32_t is_bad;            /* measured: a text is not UTF-8; U+FFFD replaces each maximal invalid part */
+    struct ms_text name;       /* MS_COLUMN_PROPERTY: not empty, without 0x01 and 0x02 */
+    struct ms_text *texts;     /* MS_COLUMN_PROPERTY: memory for one text a row; NULL for other columns of records */
+    int64_t nulls;             /* measured */
+    int64_t bytes;             /* measured: length of `data` */
+    void *data;                /* int32_t[rows], int64_t[rows], or the bytes of the texts */
+    int32_t *offsets;          /* of texts: rows + 1 */
+    uint8_t *validity;         /* one bit a row; NULL without nulls */
+};
+
 /* Add a queue to the filter: 0, or -ENOSPC if a table is full (the caller makes larger ones). */
 int ms_filter_add(struct ms_row_filter *filter, const uint8_t *topic, int32_t topic_bytes, int32_t queue_id,
                   int64_t first_offset, int64_t end_offset);
@@ -98,19 +114,7 @@ int ms_columns_gather(const uint8_t *view, int64_t base_offset, int64_t limit, i
                       int64_t count, const struct ms_row_filter *filter, int count_bodies, int64_t rows_max,
                       int64_t bytes_max, struct ms_record *rows, struct ms_selection *selection);
 
-/* Write a column of numbers to `to`: int32_t[rows] or int64_t[rows]. */
-void ms_columns_numbers(const struct ms_record *rows, int64_t count, int column, void *to);
-/* Find the texts of a column. */
-void ms_columns_texts(const struct ms_record *rows, int64_t count, int column, struct ms_text *texts);
-/* Find the values of `names_count` properties: texts[name * count + row]; absent ones are NULL. A name is not empty and
- * contains no 0x01 or 0x02. */
-void ms_columns_properties(const struct ms_record *rows, int64_t count, const struct ms_text *names,
-                           int64_t names_count, struct ms_text *texts);
-/* Return the bytes that the texts need; count the absent ones. With `is_utf8`, *bad tells whether a text is not UTF-8:
- * then the result is that of the repaired texts, with U+FFFD for each maximal invalid part. */
-int64_t ms_columns_measure(const struct ms_text *texts, int64_t count, int is_utf8, int64_t *nulls, int *bad);
-/* Fill an Arrow binary or string column: count + 1 offsets, the data, and (unless NULL) the validity bits. */
-void ms_columns_copy(const struct ms_text *texts, int64_t count, int repair, int32_t *offsets, uint8_t *data,
-                     uint8_t *validity);
-/* Fill a column of formatted texts; `data` has MS_COLUMN_MADE_BYTES_MAX bytes a row. Returns the bytes used. */
-int64_t ms_columns_make(const struct ms_record *rows, int64_t count, int column, int32_t *offsets, uint8_t *data);
+/* Find the properties and set `bytes`, `nulls` and `is_bad` of each column. Columns of properties come first. */
+void ms_columns_measure(const struct ms_record *rows, int64_t count, struct ms_column *columns, int64_t column_count);
+/* Fill the columns that were measured. Writes no more than `bytes`, even if the bytes of the records have changed since. */
+void ms_columns_fill(const struct ms_record *rows, int64_t count, const struct ms_column *columns, int64_t column_count);

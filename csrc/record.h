@@ -102,6 +102,26 @@ static inline int32_t ms_record_queue_id(const struct ms_record *record)
     return ms_get_i32(record->start + MS_AT_QUEUE_ID);
 }
 
+/* The fields after the store host: reconsume times, prepared offset, body length. */
+static inline const uint8_t *ms_record_tail(const struct ms_record *record)
+{
+    return record->body - 16;
+}
+
+static inline int32_t ms_record_reconsume_times(const struct ms_record *record)
+{
+    return ms_get_i32(ms_record_tail(record));
+}
+
+/* Return a time in microseconds; one out of range becomes the nearest in range. */
+static inline int64_t ms_microseconds(int64_t milliseconds)
+{
+    int64_t result;
+    if (__builtin_mul_overflow(milliseconds, (int64_t)1000, &result))
+        return milliseconds < 0 ? INT64_MIN : INT64_MAX;
+    return result;
+}
+
 /* Return 1 for plain and committed messages: only they have a queue entry. */
 static inline int ms_record_is_queued(const struct ms_record *record)
 {

@@ -3,7 +3,6 @@
 
 #include <string.h>
 
-#include "columns.h"
 #include "consume_queue.h"
 
 #define SYS_FLAG_COMPRESSED 1
@@ -81,8 +80,8 @@ int64_t ms_tally_add(struct ms_tally *tally, const struct ms_record *rows, int64
         if (keep != NULL && keep[i] == 0)
             continue;
         const struct ms_record *const row = &rows[i];
-        int64_t us, key = 0;
-        ms_columns_numbers(row, 1, MS_COLUMN_STORE_TIMESTAMP, &us);
+        const int64_t us = ms_microseconds(row->store_timestamp_ms);
+        int64_t key = 0;
         if (tally->by == MS_TALLY_BY_QUEUE)
             key = ms_record_queue_id(row);
         else if (tally->by == MS_TALLY_BY_STEP)
@@ -91,15 +90,13 @@ int64_t ms_tally_add(struct ms_tally *tally, const struct ms_record *rows, int64
         if (group == NULL)
             return i;
         int64_t *const numbers = group->numbers;
-        int32_t reconsume_times;
-        ms_columns_numbers(row, 1, MS_COLUMN_RECONSUME_TIMES, &reconsume_times);
         numbers[MS_TALLY_MESSAGES]++;
         numbers[MS_TALLY_BODY_BYTES] += row->body_bytes;
         numbers[MS_TALLY_BYTES] += row->size_bytes;
         numbers[MS_TALLY_DELAYED] += is_delayed(row);
         numbers[MS_TALLY_TRANSACTIONAL] += (row->sys_flag & MS_SYS_FLAG_TRANSACTION) != 0;
         numbers[MS_TALLY_COMPRESSED] += (row->sys_flag & SYS_FLAG_COMPRESSED) != 0;
-        numbers[MS_TALLY_RETRIED] += reconsume_times > 0;
+        numbers[MS_TALLY_RETRIED] += ms_record_reconsume_times(row) > 0;
         widen(&numbers[MS_TALLY_FIRST_OFFSET], &numbers[MS_TALLY_LAST_OFFSET], ms_record_queue_offset(row));
         widen(&numbers[MS_TALLY_FIRST_TIMESTAMP], &numbers[MS_TALLY_LAST_TIMESTAMP], us);
         if (row->size_bytes > group->largest)

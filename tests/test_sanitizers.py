@@ -117,8 +117,8 @@ def tree(tmp_path_factory) -> SanitizedTree:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("kind", "call"), [
     ("heap-buffer-overflow", "lib.ms_crc32(0, memory, len(memory) + 1000)"),
-    ("misaligned address", "lib.ms_columns_numbers(ffi.cast('struct ms_record *', memory + 1), 1, "
-                           "lib.MS_COLUMN_SYS_FLAG, memory)"),
+    ("misaligned address", "lib.ms_columns_fill(ffi.cast('struct ms_record *', memory + 1), 1, "
+                           "ffi.new('struct ms_column *', {'kind': lib.MS_COLUMN_SYS_FLAG, 'data': memory}), 1)"),
 ])
 def test_the_sanitizers_are_awake(tree, kind, call):
     """A read beyond its buffer, and one from an unaligned address, end the process with a report."""

@@ -9,27 +9,11 @@
 
 static struct ms_record rows[ROWS_MAX];
 
-static void fill_texts(const struct ms_text *texts, int64_t count, int is_utf8)
-{
-    int64_t nulls = 0;
-    int bad = 0;
-    const int64_t bytes = ms_columns_measure(texts, count, is_utf8, &nulls, &bad);
-    CHECK(bytes >= 0 && nulls >= 0 && nulls <= count);
-    struct guarded data = guarded_new(bytes);
-    struct guarded validity = guarded_new((count + 7) / 8);
-    int32_t offsets[ROWS_MAX + 1];
-    ms_columns_copy(texts, count, is_utf8 && bad, offsets, data.at, validity.at);
-    CHECK(offsets[0] == 0 && offsets[count] == bytes);
-    for (int64_t row = 0; row < count; row++)
-        CHECK(offsets[row] <= offsets[row + 1]);
-    CHECK(!is_utf8 || count == 0 || bytes == 0 || memchr(data.at, 0xFF, (size_t)bytes) == NULL);
-    guarded_free(&data);
-    guarded_free(&validity);
-}
-
 static void fill_all(int64_t count)
 {
-    static const int numbers[] = {
+    enum { NAMES = 2,
+           COLUMNS = 20 };
+    static const int kinds[COLUMNS - NAMES] = {
         MS_COLUMN_QUEUE_ID,
         MS_COLUMN_FLAG,
         MS_COLUMN_SYS_FLAG,
@@ -42,25 +26,46 @@ static void fill_all(int64_t count)
         MS_COLUMN_PREPARED_OFFSET,
         MS_COLUMN_STORE_TIMESTAMP,
         MS_COLUMN_BORN_TIMESTAMP,
+        MS_COLUMN_TOPIC,
+        MS_COLUMN_PROPERTIES,
+        MS_COLUMN_BODY,
+        MS_COLUMN_BORN_HOST,
+        MS_COLUMN_STORE_HOST,
+        MS_COLUMN_MSG_ID,
     };
-    static const struct ms_text names[] = {{(const uint8_t *)"TAGS", 4}, {(const uint8_t *)"KEYS", 4}};
-    int64_t values[ROWS_MAX];
-    int32_t offsets[ROWS_MAX + 1];
-    struct ms_text texts[2 * ROWS_MAX];
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        ms_columns_numbers(rows, count, numbers[i], values);
-    for (int column = MS_COLUMN_TOPIC; column <= MS_COLUMN_BODY; column++) {
-        ms_columns_texts(rows, count, column, texts);
-        fill_texts(texts, count, column != MS_COLUMN_BODY);
+    static const struct ms_text names[NAMES] = {{(const uint8_t *)"TAGS", 4}, {(const uint8_t *)"KEYS", 4}};
+    struct ms_text texts[NAMES][ROWS_MAX];
+    struct guarded data[COLUMNS], validity[COLUMNS];
+    int32_t offsets[COLUMNS][ROWS_MAX + 1];
+    struct ms_column columns[COLUMNS] = {0};
+    for (int i = 0; i < COLUMNS; i++) {
+        columns[i].kind = i < NAMES ? MS_COLUMN_PROPERTY : kinds[i - NAMES];
+        if (i < NAMES) {
+            columns[i].name = names[i];
+            columns[i].texts = texts[i];
+        }
     }
-    ms_columns_properties(rows, count, names, 2, texts);
-    fill_texts(texts, count, 1);
-    fill_texts(texts + count, count, 1);
-    for (int column = MS_COLUMN_BORN_HOST; column <= MS_COLUMN_MSG_ID; column++) {
-        struct guarded made = guarded_new(count * MS_COLUMN_MADE_BYTES_MAX);
-        const int64_t used = ms_columns_make(rows, count, column, offsets, made.at);
-        CHECK(used >= 0 && used <= count * MS_COLUMN_MADE_BYTES_MAX && offsets[count] == used);
-        guarded_free(&made);
+    ms_columns_measure(rows, count, columns, COLUMNS);
+    for (int i = 0; i < COLUMNS; i++) {
+        CHECK(columns[i].bytes >= 0 && columns[i].nulls >= 0 && columns[i].nulls <= count);
+        data[i] = guarded_new(columns[i].bytes);
+        validity[i] = guarded_new((count + 7) / 8);
+        columns[i].data = data[i].at;
+        columns[i].offsets = offsets[i];
+        columns[i].validity = validity[i].at;
+    }
+    ms_columns_fill(rows, count, columns, COLUMNS);
+    for (int i = 0; i < COLUMNS; i++) {
+        if (columns[i].kind >= MS_COLUMN_TOPIC) {
+            CHECK(offsets[i][0] == 0 && (columns[i].kind < MS_COLUMN_BORN_HOST ? offsets[i][count] == columns[i].bytes
+                                                                               : offsets[i][count] <= columns[i].bytes));
+            for (int64_t row = 0; row < count; row++)
+                CHECK(offsets[i][row] <= offsets[i][row + 1]);
+            CHECK(columns[i].kind == MS_COLUMN_BODY || offsets[i][count] == 0 ||
+                  memchr(data[i].at, 0xFF, (size_t)offsets[i][count]) == NULL);
+        }
+        guarded_free(&data[i]);
+        guarded_free(&validity[i]);
     }
 }
 

@@ -7,53 +7,63 @@
 
 #define ROWS_MAX 48
 
-static const int number_columns[] = {0, 1, 2, 3, 4, 5, 6, 16, 17, 18, 19, 20};
+static const int kinds[] = {0, 1, 2, 3, 4, 5, 6, 16, 17, 18, 19, 20, 32, 33, 34, 48, 49, 50};
+#define KINDS ((int)(sizeof kinds / sizeof *kinds))
+#define NAMES 3
+#define COLUMNS_MAX (NAMES + KINDS)
 
-static void check_text_column(const struct ms_text *texts, int64_t rows, int is_utf8)
+/* Measure and fill: a guard page ends each memory exactly where the column does. `between` comes after the measure. */
+static void check_columns(const struct ms_record *rows, int64_t count, struct ms_column *columns, int64_t column_count,
+                          void (*between)(void))
 {
-    int64_t nulls;
-    int bad;
-    const int64_t bytes = ms_columns_measure(texts, rows, is_utf8, &nulls, &bad);
-    struct guarded data = guarded_new(bytes), offsets = guarded_new(4 * (rows + 1)), validity = guarded_new((rows + 7) / 8);
-    ms_columns_copy(texts, rows, bad, (int32_t *)(void *)offsets.at, data.at, nulls > 0 ? validity.at : NULL);
-    int32_t last;
-    memcpy(&last, offsets.at + 4 * rows, 4);
-    CHECK(last == bytes);
-    if (is_utf8) { /* what came out is UTF-8 throughout */
-        const uint8_t *at = data.at;
-        int still_bad = 0;
-        while (at < data.at + bytes)
-            ms_utf8_next(&at, data.at + bytes, &still_bad);
-        CHECK(!still_bad);
+    struct guarded data[COLUMNS_MAX], offsets[COLUMNS_MAX], validity[COLUMNS_MAX];
+    ms_columns_measure(rows, count, columns, column_count);
+    for (int64_t i = 0; i < column_count; i++) {
+        struct ms_column *const column = &columns[i];
+        CHECK(column->bytes >= 0 && column->nulls >= 0 && column->nulls <= count);
+        data[i] = guarded_new(column->bytes);
+        offsets[i] = guarded_new(4 * (count + 1));
+        validity[i] = guarded_new((count + 7) / 8);
+        column->data = data[i].at;
+        column->offsets = (int32_t *)(void *)offsets[i].at;
+        column->validity = column->nulls > 0 ? validity[i].at : NULL;
     }
-    guarded_free(&validity);
-    guarded_free(&offsets);
-    guarded_free(&data);
+    if (between != NULL)
+        between();
+    ms_columns_fill(rows, count, columns, column_count);
+    for (int64_t i = 0; i < column_count; i++) {
+        const struct ms_column *const column = &columns[i];
+        if (column->kind >= MS_COLUMN_TOPIC) {
+            int32_t last;
+            memcpy(&last, offsets[i].at + 4 * count, 4);
+            const int is_exact = between == NULL && (column->kind < MS_COLUMN_BORN_HOST || column->kind == MS_COLUMN_GIVEN);
+            CHECK(is_exact ? last == column->bytes : last <= column->bytes);
+            const uint8_t *at = data[i].at;
+            int bad = 0;
+            while (at < data[i].at + last)
+                ms_utf8_next(&at, data[i].at + last, &bad);
+            CHECK(!bad || column->kind == MS_COLUMN_BODY || between != NULL);
+        }
+        guarded_free(&validity[i]);
+        guarded_free(&offsets[i]);
+        guarded_free(&data[i]);
+    }
 }
 
-static void fill_all(const struct ms_record *rows, int64_t count)
+static void fill_all(const struct ms_record *rows, int64_t count, void (*between)(void))
 {
-    static const struct ms_text names[] = {{(const uint8_t *)"TAGS", 4}, {(const uint8_t *)"KEYS", 4}, {(const uint8_t *)"x", 1}};
-    struct ms_text texts[3 * ROWS_MAX];
-    for (size_t i = 0; i < sizeof number_columns / sizeof *number_columns; i++) {
-        struct guarded numbers = guarded_new(count * (number_columns[i] < 16 ? 4 : 8));
-        /* The guard page ends the memory exactly where the column does. */
-        ms_columns_numbers(rows, count, number_columns[i], numbers.at);
-        guarded_free(&numbers);
+    static const struct ms_text names[NAMES] = {
+        {(const uint8_t *)"TAGS", 4}, {(const uint8_t *)"KEYS", 4}, {(const uint8_t *)"x", 1}};
+    struct ms_text texts[NAMES][ROWS_MAX];
+    struct ms_column columns[COLUMNS_MAX] = {0};
+    for (int i = 0; i < NAMES; i++) {
+        columns[i].kind = MS_COLUMN_PROPERTY;
+        columns[i].name = names[i];
+        columns[i].texts = texts[i];
     }
-    for (int column = MS_COLUMN_TOPIC; column <= MS_COLUMN_BODY; column++) {
-        ms_columns_texts(rows, count, column, texts);
-        check_text_column(texts, count, column != MS_COLUMN_BODY);
-    }
-    ms_columns_properties(rows, count, names, 3, texts);
-    for (int name = 0; name < 3; name++)
-        check_text_column(texts + name * count, count, 1);
-    for (int column = MS_COLUMN_BORN_HOST; column <= MS_COLUMN_MSG_ID; column++) {
-        struct guarded data = guarded_new(count * MS_COLUMN_MADE_BYTES_MAX), offsets = guarded_new(4 * (count + 1));
-        CHECK(ms_columns_make(rows, count, column, (int32_t *)(void *)offsets.at, data.at) <= count * MS_COLUMN_MADE_BYTES_MAX);
-        guarded_free(&offsets);
-        guarded_free(&data);
-    }
+    for (int i = 0; i < KINDS; i++)
+        columns[NAMES + i].kind = kinds[i];
+    check_columns(rows, count, columns, COLUMNS_MAX, between);
 }
 
 /* The groups of a tally against sums of the rows; a table that is too small stops before the row that does not fit. */
@@ -100,8 +110,9 @@ static void count_all(const struct ms_record *rows, int64_t count)
         guarded_free(&to);
     }
     struct ms_text texts[ROWS_MAX];
+    struct ms_column topics = {.kind = MS_COLUMN_GIVEN, .texts = texts};
     ms_tally_topics(&tally, texts);
-    check_text_column(texts, tally.group_count, 1);
+    check_columns(NULL, tally.group_count, &topics, 1, NULL);
 }
 
 static void select_all(const struct segment *s, int64_t limit, const struct ms_row_filter *filter)
@@ -117,7 +128,7 @@ static void select_all(const struct segment *s, int64_t limit, const struct ms_r
                                   rows, &selection);
         CHECK(selection.rows >= 0 && selection.rows <= rows_max && selection.position >= before && selection.position <= limit);
         CHECK(found != MS_COLUMNS_FULL || selection.rows > 0);
-        fill_all(rows, selection.rows);
+        fill_all(rows, selection.rows, NULL);
         count_all(rows, selection.rows);
         if (found == MS_COLUMNS_NEEDS_QUEUE) {
             struct ms_row_filter *learning = (struct ms_row_filter *)filter;
@@ -126,6 +137,24 @@ static void select_all(const struct segment *s, int64_t limit, const struct ms_r
         }
     } while (found >= MS_COLUMNS_FULL);
     guarded_free(&view);
+}
+
+static struct guarded changing;
+
+static void change(void)
+{
+    random_bytes(changing.at, changing.bytes);
+}
+
+/* Another process overwrites the records between measure and fill: nothing is written outside of what was measured. */
+static void fill_changing(const struct segment *s)
+{
+    static struct ms_record rows[ROWS_MAX];
+    struct ms_selection selection = {.position = s->base};
+    changing = guarded_copy(s->bytes, s->total);
+    ms_columns_select(changing.at, s->base, s->base + s->total, s->base + s->total, 0, NULL, 1, ROWS_MAX, INT32_MAX, rows, &selection);
+    fill_all(rows, selection.rows, change);
+    guarded_free(&changing);
 }
 
 static void gather_some(const struct segment *s, int64_t limit)
@@ -143,7 +172,7 @@ static void gather_some(const struct segment *s, int64_t limit)
         struct ms_selection selection = {0};
         const int found = ms_columns_gather(view.at, s->base, limit, (int)dice(4), entries + done * MS_QUEUE_ENTRY_BYTES,
                                             30 - done, NULL, (int)dice(2), 1 + (int64_t)dice(ROWS_MAX), 3000, rows, &selection);
-        fill_all(rows, selection.rows);
+        fill_all(rows, selection.rows, NULL);
         done += selection.passed_entries + (found != MS_COLUMNS_FULL);
         CHECK(found != MS_COLUMNS_FULL || selection.rows > 0);
     }
@@ -181,6 +210,7 @@ int main(void)
         const int64_t limit = dice(2) ? s.base + s.total : s.starts[dice((uint64_t)s.records)] + (int64_t)dice(100);
         select_all(&s, limit < s.base + s.total ? limit : s.base + s.total, NULL);
         select_all(&s, s.base + s.total, &filter);
+        fill_changing(&s);
         gather_some(&s, limit < s.base + s.total ? limit : s.base + s.total);
     }
     return 0;

@@ -26,7 +26,7 @@ from pyengine.formats.record_case import WalkResult
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from pyengine._native import Array, ms_row_filter, ms_selection, ms_text
+    from pyengine._native import Array, ms_column, ms_row_filter, ms_selection, ms_text
 
 # By MS_CASE_*; the labels are those of formats.record_case.
 REASONS = (
@@ -193,51 +193,46 @@ BATCH_ROWS_MAX = 1 << 20
 BATCH_BYTES_MAX = 256 << 20  # offsets are 32 bits, and repaired text may be three times as long
 PROPERTY_PREFIX = "property."
 
-_NUMBERS = {
+# Every column but property.<NAME>, in the order in which a full scan gives them, with its type.
+_COLUMNS = {
+    "topic": (lib.MS_COLUMN_TOPIC, "string"),
     "queueId": (lib.MS_COLUMN_QUEUE_ID, "int32"),
+    "queueOffset": (lib.MS_COLUMN_QUEUE_OFFSET, "int64"),
+    "physicalOffset": (lib.MS_COLUMN_PHYSICAL_OFFSET, "int64"),
+    "storeTimestamp": (lib.MS_COLUMN_STORE_TIMESTAMP, "timestamp"),
+    "bornTimestamp": (lib.MS_COLUMN_BORN_TIMESTAMP, "timestamp"),
+    "tags": (lib.MS_COLUMN_PROPERTY, "string"),
+    "keys": (lib.MS_COLUMN_PROPERTY, "string"),
+    "uniqKey": (lib.MS_COLUMN_PROPERTY, "string"),
+    "properties": (lib.MS_COLUMN_PROPERTIES, "string"),
+    "body": (lib.MS_COLUMN_BODY, "binary"),
+    "bodySize": (lib.MS_COLUMN_BODY_SIZE, "int32"),
+    "size": (lib.MS_COLUMN_SIZE, "int32"),
+    "bodyCRC": (lib.MS_COLUMN_BODY_CRC, "int32"),
     "flag": (lib.MS_COLUMN_FLAG, "int32"),
     "sysFlag": (lib.MS_COLUMN_SYS_FLAG, "int32"),
     "reconsumeTimes": (lib.MS_COLUMN_RECONSUME_TIMES, "int32"),
-    "bodyCRC": (lib.MS_COLUMN_BODY_CRC, "int32"),
-    "size": (lib.MS_COLUMN_SIZE, "int32"),
-    "bodySize": (lib.MS_COLUMN_BODY_SIZE, "int32"),
-    "queueOffset": (lib.MS_COLUMN_QUEUE_OFFSET, "int64"),
-    "physicalOffset": (lib.MS_COLUMN_PHYSICAL_OFFSET, "int64"),
     "preparedTransactionOffset": (lib.MS_COLUMN_PREPARED_OFFSET, "int64"),
-    "storeTimestamp": (lib.MS_COLUMN_STORE_TIMESTAMP, "timestamp"),
-    "bornTimestamp": (lib.MS_COLUMN_BORN_TIMESTAMP, "timestamp"),
+    "bornHost": (lib.MS_COLUMN_BORN_HOST, "string"),
+    "storeHost": (lib.MS_COLUMN_STORE_HOST, "string"),
+    "msgId": (lib.MS_COLUMN_MSG_ID, "string"),
 }
-_TEXTS = {
-    "topic": (lib.MS_COLUMN_TOPIC, "string"),
-    "properties": (lib.MS_COLUMN_PROPERTIES, "string"),
-    "body": (lib.MS_COLUMN_BODY, "binary"),
-}
-_MADE = {
-    "bornHost": lib.MS_COLUMN_BORN_HOST,
-    "storeHost": lib.MS_COLUMN_STORE_HOST,
-    "msgId": lib.MS_COLUMN_MSG_ID,
-}
+_PROPERTY = lib.MS_COLUMN_PROPERTY, "string"
 _PROPERTIES = {"tags": "TAGS", "keys": "KEYS", "uniqKey": "UNIQ_KEY"}
-# Every column but property.<NAME>, in the order in which a full scan gives them.
-COLUMNS = (
-    "topic", "queueId", "queueOffset", "physicalOffset", "storeTimestamp", "bornTimestamp", "tags", "keys", "uniqKey",
-    "properties", "body", "bodySize", "size", "bodyCRC", "flag", "sysFlag", "reconsumeTimes",
-    "preparedTransactionOffset", "bornHost", "storeHost", "msgId",
-)
-_MADE_BYTES_MAX = lib.MS_COLUMN_MADE_BYTES_MAX
-_RECORD_BYTES = ffi.sizeof("struct ms_record")
+COLUMNS = tuple(_COLUMNS)
 _new_raw = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 def column_kind(name: str) -> str:
     """Return a column's type: int32, int64, timestamp (microseconds, UTC), string or binary; UsageError if unknown."""
-    if name in _NUMBERS:
-        return _NUMBERS[name][1]
-    if name in _TEXTS:
-        return _TEXTS[name][1]
-    if name in _MADE or name in _PROPERTIES or _is_property(name):
-        return "string"
-    raise UsageError(f"unknown column {name!r}: known are {', '.join(COLUMNS)} and {PROPERTY_PREFIX}NAME")
+    return _column(name)[1]
+
+
+def _column(name: str) -> tuple[int, str]:
+    found = _COLUMNS.get(name) or (_PROPERTY if _is_property(name) else None)
+    if found is None:
+        raise UsageError(f"unknown column {name!r}: known are {', '.join(COLUMNS)} and {PROPERTY_PREFIX}NAME")
+    return found
 
 
 class ColumnBuffer(NamedTuple):
@@ -322,18 +317,17 @@ class ColumnScanner:
                 f" not {batch_rows} and {batch_bytes}"
             )
         self.columns = tuple(columns)
-        self._kinds = [column_kind(name) for name in self.columns]
         self._batch_rows = batch_rows
         self._batch_bytes = batch_bytes
         self._checks = lib.MS_CHECK_CRC if verify_crc else 0
         self._allocate = allocate
         self._filter = None if row_filter is None else _Filter(row_filter)
         self._with_bodies = "body" in self.columns
-        names = dict.fromkeys(_property_name(name) for name in self.columns)
-        self._property_at = {name: at for at, name in enumerate(name for name in names if name is not None)}
-        self._property_names, self._kept = _texts(list(self._property_at))
-        self._rows = _new_raw("uint8_t[]", batch_rows * _RECORD_BYTES)
-        self._row_array = ffi.cast("struct ms_record *", self._rows)
+        self._rows = _new_raw("struct ms_record[]", batch_rows)
+        distinct = sorted(dict.fromkeys(self.columns), key=lambda name: _property_name(name) is None)  # properties first
+        self._structs = ffi.new("struct ms_column[]", max(1, len(distinct)))
+        self._struct_of = {name: self._structs[at] for at, name in enumerate(distinct)}
+        self._kept = [self._describe(name, column) for name, column in self._struct_of.items()]
         self._selection = ffi.new("struct ms_selection *")
         self.reason = "range_end"
 
@@ -357,7 +351,7 @@ class ColumnScanner:
             first = selection.position
             code = lib.ms_columns_select(
                 data, base_offset, end, limit, self._checks, self._filter_struct(), self._with_bodies,
-                self._batch_rows, self._batch_bytes, self._row_array, selection,
+                self._batch_rows, self._batch_bytes, self._rows, selection,
             )
             more = self._goes_on(code)
             if selection.rows:
@@ -382,7 +376,7 @@ class ColumnScanner:
             code = lib.ms_columns_gather(
                 data, base_offset, limit, self._checks, source + self.gathered * lib.MS_QUEUE_ENTRY_BYTES,
                 count - self.gathered, self._filter_struct(), self._with_bodies, self._batch_rows, self._batch_bytes,
-                self._row_array, selection,
+                self._rows, selection,
             )
             self.gathered += selection.passed_entries
             more = self._goes_on(code)
@@ -402,63 +396,35 @@ class ColumnScanner:
         self.reason = REASONS[code]
         return False
 
+    def _describe(self, name: str, column: ms_column) -> object:
+        """Write the column's kind and name into its struct; return the owners of the memory that it points to."""
+        column.kind = _column(name)[0]
+        wanted = _property_name(name)
+        if wanted is None:
+            return None
+        text = ffi.from_buffer("uint8_t[]", wanted.encode())
+        column.name.at, column.name.bytes = text, len(text)
+        column.texts = texts = _new_raw("struct ms_text[]", self._batch_rows)
+        return text, texts
+
     def _fill(self, rows: int) -> list[ColumnData]:
-        properties: ms_text = ffi.NULL
-        properties_bad = True
-        if self._property_at:
-            # Separators are ASCII: if the whole text is UTF-8, so is each value.
-            whole = _new_raw("struct ms_text[]", rows)
-            lib.ms_columns_texts(self._row_array, rows, lib.MS_COLUMN_PROPERTIES, whole)
-            properties_bad = self._measure(whole, rows, True)[2]
-            properties = _new_raw("struct ms_text[]", rows * len(self._property_at))
-            lib.ms_columns_properties(
-                self._row_array, rows, self._property_names, len(self._property_at), properties
-            )
-        columns = []
-        for name, kind in zip(self.columns, self._kinds, strict=True):
-            if name in _NUMBERS:
-                columns.append(self._numbers(name, kind, rows))
-            elif name in _MADE:
-                columns.append(self._made(name, rows))
-            elif name in _TEXTS:
-                texts = _new_raw("struct ms_text[]", rows)
-                lib.ms_columns_texts(self._row_array, rows, _TEXTS[name][0], texts)
-                columns.append(self._texts(name, kind, rows, texts, kind == "string"))
-            else:
-                at = self._property_at[_property_name(name) or ""]
-                columns.append(self._texts(name, kind, rows, properties + at * rows, properties_bad))
-        return columns
+        lib.ms_columns_measure(self._rows, rows, self._structs, len(self._struct_of))
+        filled = {name: self._room(name, column, rows) for name, column in self._struct_of.items()}
+        lib.ms_columns_fill(self._rows, rows, self._structs, len(self._struct_of))
+        return [filled[name] for name in self.columns]
 
-    def _numbers(self, name: str, kind: str, rows: int) -> ColumnData:
-        length = rows * (4 if kind == "int32" else 8)
-        data = self._allocate(length)
-        lib.ms_columns_numbers(self._row_array, rows, _NUMBERS[name][0], ffi.cast("void *", data.address))
-        return ColumnData(name, kind, 0, None, None, data)
-
-    def _made(self, name: str, rows: int) -> ColumnData:
-        room = _new_raw("uint8_t[]", rows * _MADE_BYTES_MAX)
+    def _room(self, name: str, column: ms_column, rows: int) -> ColumnData:
+        """Allocate memory for a measured column."""
+        kind = column_kind(name)
+        data = self._allocate(column.bytes)
+        column.data = ffi.cast("void *", data.address)
+        if kind not in ("string", "binary"):
+            return ColumnData(name, kind, 0, None, None, data)
         offsets = self._allocate(4 * (rows + 1))
-        used = lib.ms_columns_make(
-            self._row_array, rows, _MADE[name], ffi.cast("int32_t *", offsets.address), room
-        )
-        data = self._allocate(used)
-        ffi.memmove(ffi.cast("uint8_t *", data.address), room, used)
-        return ColumnData(name, "string", 0, None, offsets, data)
-
-    def _texts(self, name: str, kind: str, rows: int, texts: ms_text, look_at_text: bool) -> ColumnData:
-        length, nulls, bad = self._measure(texts, rows, look_at_text)
-        offsets, data = self._allocate(4 * (rows + 1)), self._allocate(length)
-        validity = self._allocate((rows + 7) // 8) if nulls else None
-        lib.ms_columns_copy(
-            texts, rows, bad, ffi.cast("int32_t *", offsets.address), ffi.cast("uint8_t *", data.address),
-            ffi.NULL if validity is None else ffi.cast("uint8_t *", validity.address),
-        )
-        return ColumnData(name, kind, nulls, validity, offsets, data)
-
-    def _measure(self, texts: ms_text, rows: int, look_at_text: bool) -> tuple[int, int, bool]:
-        nulls, bad = ffi.new("int64_t *"), ffi.new("int *")
-        length = lib.ms_columns_measure(texts, rows, look_at_text, nulls, bad)
-        return length, nulls[0], bool(bad[0])
+        column.offsets = ffi.cast("int32_t *", offsets.address)
+        validity = self._allocate((rows + 7) // 8) if column.nulls else None
+        column.validity = ffi.NULL if validity is None else ffi.cast("uint8_t *", validity.address)
+        return ColumnData(name, kind, column.nulls, validity, offsets, data)
 
 
 TALLY_COLUMNS = {
@@ -495,7 +461,7 @@ class TallyScanner(ColumnScanner):
         super().__init__((), row_filter=row_filter, batch_rows=min(batch_rows, _TALLY_ROWS), verify_crc=verify_crc, allocate=allocate)
         self._wanted = tuple(columns)
         self._matches = matches
-        self._kept_memory = (ffi.new("struct ms_tally_group[]", _TALLY_GROUPS), ffi.new("int32_t[]", 2 * _TALLY_GROUPS))
+        self._kept_memory = (_new_raw("struct ms_tally_group[]", _TALLY_GROUPS), _new_raw("int32_t[]", 2 * _TALLY_GROUPS))
         self._tally = ffi.new("struct ms_tally *")
         self._tally.groups, self._tally.places = self._kept_memory
         self._tally.group_capacity, self._tally.place_mask = _TALLY_GROUPS, 2 * _TALLY_GROUPS - 1
@@ -527,12 +493,10 @@ class TallyScanner(ColumnScanner):
     def _fill(self, rows: int) -> list[ColumnData]:
         keep = ffi.NULL
         if self._matches is not None:
-            texts = _new_raw("struct ms_text[]", rows)
-            lib.ms_columns_texts(self._row_array, rows, lib.MS_COLUMN_PROPERTIES, texts)
-            found = ((texts[row].at, texts[row].bytes) for row in range(rows))
+            found = ((self._rows[row].properties, self._rows[row].properties_bytes) for row in range(rows))
             keep = ffi.new("uint8_t[]", [self._matches(str(ffi.buffer(at, length), "utf-8", "replace") if length else "")
                                          for at, length in found])
-        counted = lib.ms_tally_add(self._tally, self._row_array, rows, keep)
+        counted = lib.ms_tally_add(self._tally, self._rows, rows, keep)
         assert counted == rows, "there is room for as many groups as rows are selected"
         return []
 
@@ -544,7 +508,10 @@ class TallyScanner(ColumnScanner):
             if name == "topic":
                 texts = _new_raw("struct ms_text[]", count)
                 lib.ms_tally_topics(self._tally, texts)
-                columns.append(self._texts(name, "string", count, texts, True))
+                topics = ffi.new("struct ms_column *", {"kind": lib.MS_COLUMN_GIVEN, "texts": texts})
+                lib.ms_columns_measure(ffi.NULL, count, topics, 1)
+                columns.append(self._room(name, topics, count))
+                lib.ms_columns_fill(ffi.NULL, count, topics, 1)
             else:
                 number, kind = TALLY_COLUMNS[name]
                 length = count * (4 if kind == "int32" else 8)
