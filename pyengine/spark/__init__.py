@@ -1,10 +1,9 @@
 """The log as a table: `spark.read.format("pyengine").load("/path/of/store")`.
 
-    spark = pyengine.spark.session()          # or any session: Spark finds the format by itself
+    spark = pyengine.spark.session()          # or any session: Spark finds the format by its name
     df = spark.read.format("pyengine").option("subscribe", "orders").load(store)
 
-See docs/spark.md for columns and options. Executors need this package and the store's
-files, no running engine.
+See docs/spark.md for columns and options. Executors need this package and the store's files, but no running engine.
 """
 
 from __future__ import annotations

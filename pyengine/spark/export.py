@@ -1,14 +1,14 @@
-"""Exporting the log as Parquet: the workers write the files, the driver only counts them.
+"""Exports the log as Parquet: the workers write the files, the driver only counts them.
 
-An export is a whole folder, or, `incremental`, a folder that each run takes up to the
-log's end. `_pyengine_export.json` in it holds the offset up to which it is exported, which
-rows and columns it has, and some bytes of the log before it: a run that chose others, or reads another store, would leave a hole
-ahead of that offset, so it is refused. Files of a killed run beyond the offset are removed by the next run.
+An export is a whole folder, or with `incremental` a folder that each run extends to the log's end. `_pyengine_export.json` in
+it has the offset up to which it is exported, its rows and columns, and some bytes of the log before that offset. A run with
+another selection or another store would leave a gap, so it is refused. The next run removes files of a killed run beyond the
+offset.
 
-The folder is on this host or on any file system of pyarrow's. A file is written under a name that readers pass over, then
-moved to its own; an object store copies it then. The state is replaced whole, after all files that it counts; on a local
-file system these and their folders are synced first, so a power cut leaves no file out that the state counts. The state
-also names the run that writes: tasks of a run that was killed, and that go on for a while, see another one there and give up.
+The folder is on this host or on a file system of pyarrow. A file is written under a name that readers ignore, then renamed (an
+object store copies it). The state file is replaced atomically after all files that it counts; on a local file system these and
+their folders are synced first, so a power cut loses none of them. The state also names the running run: tasks of a killed run
+that still live see another name there and stop.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ if TYPE_CHECKING:
 SUCCESS = "_SUCCESS"
 STATE = "_pyengine_export.json"
 COMPRESSIONS = ("snappy", "zstd", "gzip", "lz4", "none")
-ROW_GROUP_BYTES = 24 << 20  # with pages and what compresses them a task holds it three times (decision 0315)
-# Arrow looks whether a page is full after so many rows: pages of large bodies became many times as large (decision 0338).
+ROW_GROUP_BYTES = 24 << 20  # with pages and compression a task needs three times this memory (decision 0315)
+# Arrow checks after so many rows whether a page is full; with more, pages of large bodies would be far too large (decision 0338).
 PAGE_BYTES, WRITE_ROWS_MAX = 1 << 20, 1024
 OPEN_FILES_MAX, OPEN_OBJECTS_MAX = 128, 16  # an object's stream holds some 10 MB
 _OBJECT_STORES = ("s3", "gcs", "abfs")
-# Columns whose values repeat; a dictionary of bodies or offsets would only be thrown away.
+# Columns with repeated values; a dictionary of bodies or offsets would be useless.
 _DICTIONARY = ["topic", "tags", "bornHost", "storeHost", "partition", "queueId", "flag", "sysFlag", "reconsumeTimes",
                "preparedTransactionOffset", "timestampType"]
-_BODIES = ("value", "body")  # the least and the greatest body say nothing, and the writer would hold both
-# What Spark writes as %XX in the name of a folder key=value; beyond ASCII it escapes nothing.
+_BODIES = ("value", "body")  # without statistics: the writer would keep the smallest and the largest body
+# What Spark writes as %XX in the name of a folder key=value; it escapes nothing beyond ASCII.
 _ESCAPED = {*map(chr, range(32)), *"\"#%'*/:=?\\{[]^\x7f"}
-_SAMPLE_BYTES = 64  # of a record's head: up to when it was stored
+_SAMPLE_BYTES = 64  # of a record's head, up to its store time
 _PART = re.compile(r"\.?part-(\d+)(-\d+)?\.parquet(\..*)?")
 
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What this run wrote: files in `dest`, messages, and bytes of those files."""
+    """The result of a run: number of files in `dest`, of messages, and bytes of those files."""
 
     dest: str
     files: int
@@ -73,10 +73,10 @@ class ExportResult:
 
 @dataclass(frozen=True, slots=True)
 class ExportState:
-    """An incremental export: what it holds, and up to which physical offset; None before its first run has ended.
+    """The state of an incremental export: its selection and its end in the log (None before its first run has ended).
 
-    `selection` is what selection_of gives; `run` names the run that has begun last. By `sample` the log is known again: how
-    `segment` begins, in which the last record lies, and the bytes before `end`; "" where the version that wrote it noted none.
+    `selection` comes from selection_of; `run` names the run that began last. `sample` identifies the log: the begin of `segment`,
+    which has the last record, and the bytes before `end`; "" if an older version wrote the state.
     """
 
     selection: dict[str, str]
@@ -102,19 +102,16 @@ def export_parquet(
 ) -> ExportResult:
     """Write the log, or some topics of it, as Parquet files into the folder `dest`.
 
-    The workers write the files; each appears under its name when it is whole, and
-    `_SUCCESS` comes last, so a folder without it is an export that did not finish. A
-    task that runs twice writes the same file twice. `dest` is a path that all workers
-    share, or a URI that pyarrow.fs knows (s3://bucket/path); with `dest_file_system`,
-    `module:name` as the option fileSystem has it, a path in that file system.
+    The workers write the files; each gets its name when it is complete, and `_SUCCESS` comes last, so a folder without it is an
+    incomplete export. A task that runs twice writes the same file twice. `dest` is a path that all workers share, or a URI of
+    pyarrow.fs (s3://bucket/path); with `dest_file_system` (`module:name` as in the option fileSystem) it is a path in that file
+    system.
 
-    `partitioned` makes folders topic=.../date=YYYY-MM-DD (of the store time, UTC), as
-    Spark and others read them: the folder then gives the topic. `incremental` continues
-    where the last run into `dest` ended, and begins a new folder; a run that was
-    killed is repeated by the next. `progress` is called with (bytes of the log done, all
-    of them) now and then. UsageError for a folder that holds something else, unless
-    `overwrite`, for a `dest` that cannot be reached, and for an incremental export that chooses other
-    rows or columns than before.
+    `partitioned` writes into folders topic=.../date=YYYY-MM-DD (of the store time, UTC), which Spark and other readers turn into
+    columns. `incremental` continues where the last run into `dest` ended, or begins a new folder; the next run repeats a killed
+    one. `progress` is called from time to time with (bytes of the log done, all bytes). UsageError for a folder with other
+    content unless `overwrite`, for a `dest` that cannot be reached, and for an incremental export with another selection of rows
+    or columns than before.
     """
     if compression not in COMPRESSIONS:
         raise UsageError(f"compression {compression!r}: choose one of {', '.join(COMPRESSIONS)}")
@@ -166,14 +163,14 @@ def export_parquet(
 
 
 def _continued(target: Target, read: ReadOptions, columns: list[Column], partitioned: bool) -> ExportState:
-    """The state from which an incremental export goes on; nothing is changed. UsageError for another selection than its."""
+    """Return the state from which an incremental export continues; UsageError for another selection."""
     bounds = (read.starting_offsets, read.ending_offsets, read.starting_timestamp_ms, read.ending_timestamp_ms,
               read.starting_timestamps, read.ending_timestamps, read.starting_physical_offset, read.ending_physical_offset)
     if any(bound is not None for bound in bounds):
         raise UsageError("an incremental export goes on where the last one ended: give no offsets and times")
     wanted = ExportState(selection_of(read, columns, partitioned))
     state = _read_state(target, wanted) or wanted
-    if state.end is None:  # none of its files counts
+    if state.end is None:  # none of its files is counted
         return wanted
     names = [name for name in (*wanted.selection, *state.selection) if state.selection.get(name, "") != wanted.selection.get(name, "")]
     if names:
@@ -184,7 +181,7 @@ def _continued(target: Target, read: ReadOptions, columns: list[Column], partiti
 
 
 def _require_log(target: Target, state: ExportState, read: ReadOptions) -> None:
-    """UsageError for another log than that which the export has read, in a store that reaches as far."""
+    """Raise UsageError if the store has another log than the export, up to the export's end."""
     sample = None if state.segment is None or state.end is None else _sample(read, state.segment, state.end)
     if sample is not None and sample != state.sample:  # None: it is deleted by now
         raise UsageError(f"{target.where} was begun with another log: in {read.where} the segment at {state.segment} has other messages "
@@ -200,7 +197,7 @@ def _with_sample(state: ExportState, read: ReadOptions, parts: Sequence[LogRange
 
 
 def _sample(read: ReadOptions, segment: int, end: int) -> str | None:
-    """How a segment begins, and the bytes before `end` in it; None where it is not there. Slaves and copies have them alike."""
+    """Return the begin of a segment, and the bytes before `end` in it, which slaves and copies share; None if it is absent."""
     try:
         with open_tree(read.path, read.file_system).open(f"{LOG}/{segment_name(segment)}") as file:
             found: bytes = file.read_at(_SAMPLE_BYTES, 0) + file.read_at(_SAMPLE_BYTES, end - segment - _SAMPLE_BYTES)
@@ -212,7 +209,7 @@ def _sample(read: ReadOptions, segment: int, end: int) -> str | None:
 
 
 def _go_on(target: Target, state: ExportState, overwrite: bool) -> None:
-    """Begin the folder, or clear it of what a killed run left, once the tasks of that run can see that another one has begun."""
+    """Begin the folder, or remove the files of a killed run, after its tasks can see that another run has begun."""
     if target.read(STATE) is None:
         _clear(target, overwrite)
     _write_state(target, state)
@@ -223,7 +220,7 @@ def _go_on(target: Target, state: ExportState, overwrite: bool) -> None:
 
 
 def _settle(target: Target, written: list[tuple[str, int, int]], is_of_run: Callable[[int], bool]) -> None:
-    """See that the files of this run are there, and no others: a task of a killed run may have finished one meanwhile."""
+    """Check that the folder has the files of this run, and no others: a task of a killed run may have finished one meanwhile."""
     found = {name: size for name, size in target.files().items()
              if (part := _PART.fullmatch(posixpath.basename(name))) and (part[0].startswith(".") or is_of_run(int(part[1])))}
     for name, _, size in written:
@@ -233,7 +230,7 @@ def _settle(target: Target, written: list[tuple[str, int, int]], is_of_run: Call
 
 
 def selection_of(read: ReadOptions, columns: list[Column], partitioned: bool) -> dict[str, str]:
-    """What decides which rows and columns an export holds, as text; "" for an option that is not given."""
+    """Return as text the options that determine rows and columns of an export; "" for one that is not given."""
     return {
         "subscribe": ",".join(sorted(read.subscribe)),
         "subscribePattern": read.subscribe_pattern or "",
@@ -250,7 +247,7 @@ def selection_of(read: ReadOptions, columns: list[Column], partitioned: bool) ->
 
 
 def _read_state(target: Target, wanted: ExportState) -> ExportState | None:
-    """The state in the folder, None without one. UsageError for one that cannot be understood, or does not tell the whole selection."""
+    """Return the state in the folder, None without one; UsageError if it is wrong, or does not have the whole selection."""
     path, content = f"{target.where}/{STATE}", target.read(STATE)
     if content is None:
         return None
@@ -298,40 +295,40 @@ def _is_ours(name: str, is_folder: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an export goes, as it travels to the tasks."""
+    """The destination of an export, in a form that can be sent to tasks."""
 
     path: str
     file_system: str = AUTO
 
     @classmethod
     def of(cls, dest: str, file_system: str) -> Place:
-        """UsageError for what is neither a path nor a URI."""
+        """Parse a destination; UsageError if it is neither a path nor a URI."""
         return cls(dest, file_system) if file_system != AUTO else cls(destination(dest))
 
     def open(self) -> Target:
-        """The folder, in a task."""
+        """Open the folder in a task."""
         return Target(open_tree(self.path, self.file_system), shown(self.path))
 
     def reach(self) -> Target:
-        """The folder, in the driver; UsageError where its file system does not answer."""
+        """Open the folder in the driver; UsageError if its file system does not answer."""
         return Target(reach_tree(self.path, self.file_system), shown(self.path))
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The folder of an export; names are relative to it, with slashes. Errors are DiskError."""
+    """The folder of an export; names are relative to it, with slashes. It raises DiskError."""
 
     tree: FileTree
     where: str
 
     @property
     def is_object_store(self) -> bool:
-        """Names are no folders there, and each object is replaced whole."""
+        """Whether it is an object store, without folders and with atomic replacement of objects."""
         return self.tree.system.type_name in _OBJECT_STORES
 
     @property
     def is_local(self) -> bool:
-        """It can be synced."""
+        """Whether it is on this host, so that it can be synced."""
         return bool(self.tree.system.type_name == "local")
 
     def is_file(self) -> bool:
@@ -341,7 +338,7 @@ class Target:
             return bool(self.tree.system.get_file_info(self.tree.root).type == FileType.File)
 
     def entries(self) -> dict[str, int | None]:
-        """All names below, with a file's length; None for folders."""
+        """Return all names below it, with the length of files and None for folders."""
         from pyarrow.fs import FileSelector, FileType
 
         root = self.tree.root
@@ -350,16 +347,16 @@ class Target:
         return {info.path[len(root):].lstrip("/"): info.size if info.type == FileType.File else None for info in found}
 
     def files(self) -> dict[str, int]:
-        """Name -> length of all files."""
+        """Return the length of all files by name."""
         return {name: size for name, size in self.entries().items() if size is not None}
 
     def read(self, name: str) -> bytes | None:
-        """A small file's bytes, None without it."""
+        """Return a small file's bytes, None if it does not exist."""
         with disk_errors("read", f"{self.where}/{name}"):
             return self.tree.read(name)
 
     def write(self, name: str, content: bytes) -> None:
-        """Let a file of the folder itself have this content: the old one or the new one, whatever is killed; durable on this host."""
+        """Replace the content of a file directly in the folder, atomically, and durably on this host."""
         unfinished = name if self.is_object_store else f".{name}"
         with disk_errors("write", f"{self.where}/{name}"):
             with self.tree.system.open_output_stream(self._at(unfinished)) as stream:
@@ -371,7 +368,7 @@ class Target:
         self.sync_folders([name])
 
     def make(self, folder: str) -> None:
-        """Make the folder, with those above it. An object store has none: whether the first can be written to is seen there."""
+        """Create the folder with its parents; in an object store, which has none, only test that it can be written to."""
         if self.is_local and not folder:
             make_folders(Path(self._at("")))
         elif not self.is_object_store:
@@ -382,11 +379,11 @@ class Target:
             self.remove([f".{SUCCESS}"])
 
     def open(self, name: str) -> NativeFile:
-        """A new file to write to."""
+        """Create a file to write to."""
         return self.tree.system.open_output_stream(self._at(name))
 
     def move(self, name: str, to: str) -> int:
-        """Give a file its name, in place of what has it; its length. On this host its bytes are durable before: see sync_folders."""
+        """Rename a file, replacing an existing one; return its length. On this host its bytes are durable before; see sync_folders."""
         with disk_errors("write", f"{self.where}/{to}"):
             if self.is_local:
                 sync_file(Path(self._at(name)))
@@ -395,11 +392,11 @@ class Target:
         return size
 
     def start_writeback(self, names: Iterable[str]) -> contextlib.AbstractContextManager[None]:
-        """Inside the block the kernel of this host begins to write these files to the disk: `move` waits less then."""
+        """Start writeback of these files on this host inside the block, so that `move` waits less."""
         return start_writeback([Path(self._at(name)) for name in names]) if self.is_local else contextlib.nullcontext()
 
     def remove(self, names: Iterable[str]) -> None:
-        """Delete files; one that is not there is none."""
+        """Delete files; ignore those that do not exist."""
         removed = []
         for name in names:
             with disk_errors("delete", f"{self.where}/{name}"), contextlib.suppress(FileNotFoundError):
@@ -408,13 +405,13 @@ class Target:
         self.sync_folders(removed)
 
     def sync_folders(self, names: Iterable[str]) -> None:
-        """Make durable on this host which files of these names there are: sync the folders above them."""
+        """Make the names of these files durable on this host: sync the folders above them."""
         if self.is_local:
             for folder in sorted({str(folder) for name in names for folder in PurePosixPath(name).parents}):
                 sync_folder(Path(self._at(folder)))
 
     def empty(self) -> None:
-        """Delete all that is in it."""
+        """Delete the content of the folder."""
         with disk_errors("delete", self.where):
             self.tree.system.delete_dir_contents(self.tree.root, missing_dir_ok=True)
 
@@ -424,7 +421,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class _PartWriter:
-    """What each task of an export does; `run` is in the names of its unfinished files."""
+    """Writes the files of a task; `run` is part of the names of unfinished files."""
 
     options: ReadOptions
     columns: list[Column]
@@ -435,7 +432,7 @@ class _PartWriter:
     incremental: bool
 
     def __call__(self, number: int, part: Part) -> Iterator[tuple[str, int, int]]:
-        """One part into its files: (name, messages, bytes) of each. No file without rows."""
+        """Write one part; yield (name, messages, bytes) of each file. A part without rows has no file."""
         scanned = list(self.columns)
         if self.partitioned:
             scanned += [find_column(name) for name in ("topic", "timestamp") if name not in [column.name for column in self.columns]]
@@ -448,7 +445,7 @@ class _PartWriter:
         yield from write_groups(files, batches_of(self.options, scanned, part)[1], lambda: self._require_run(target))
 
     def _require_run(self, target: Target) -> None:
-        """EngineError where another run has begun: the files of this one do not count any more."""
+        """Raise EngineError if another run has begun, which ignores the files of this one."""
         if self.incremental:
             content = target.read(STATE)
             if content is None or json.loads(content.decode()).get("run") != self.run:
@@ -456,7 +453,7 @@ class _PartWriter:
 
 
 def _empty(columns: list[Column], target: Target, compression: str) -> tuple[str, int, int]:
-    """A file without rows, so that the folder can be read."""
+    """Write a file without rows, so that the folder can be read."""
     table = arrow_schema(columns).empty_table()
     files = PartFiles(target, "part-00000", table.schema, compression, "empty", partitioned=False)
     files.begin("")
@@ -467,7 +464,7 @@ def _empty(columns: list[Column], target: Target, compression: str) -> tuple[str
 
 
 class _OpenFile(NamedTuple):
-    """A file that is being written: its path below the target, and what closes it."""
+    """An open file: its path below the target, and its writer and stream."""
 
     name: str
     sink: NativeFile
@@ -475,10 +472,10 @@ class _OpenFile(NamedTuple):
 
 
 class PartFiles:
-    """The files of one part: `<name>.parquet` in `target`, or in topic=.../date=... of it.
+    """Writes the files of one part: `<name>.parquet` in `target`, or in its folders topic=.../date=...
 
-    `schema` is of the columns that the files hold. At most OPEN_FILES_MAX are open, so a
-    part with more topics and days leaves several files in a folder.
+    `schema` has the columns of the files. At most OPEN_FILES_MAX are open, so a part with more topics and days has several files
+    in a folder.
     """
 
     def __init__(self, target: Target, name: str, schema: pyarrow.Schema, compression: str, run: str, *, partitioned: bool) -> None:
@@ -498,8 +495,8 @@ class PartFiles:
         self._writeback = contextlib.ExitStack()
 
     def add(self, batch: pyarrow.RecordBatch) -> None:
-        """Rows to write, in row groups of at most ROW_GROUP_BYTES of all folders together, or of one batch; partitioned, the batch
-        has the columns topic and timestamp also where files have not."""
+        """Add rows. A row group has at most ROW_GROUP_BYTES of all folders together, or one batch. If partitioned, the batch has the
+        columns topic and timestamp even if the files have not."""
         if self._held_bytes + batch.nbytes > ROW_GROUP_BYTES:
             self._write()
         self._held_bytes += batch.nbytes
@@ -507,14 +504,14 @@ class PartFiles:
             self._held.setdefault(folder, []).append(rows)
 
     def finish(self) -> list[tuple[str, int, int]]:
-        """Give all files their names: (path below target, rows, bytes) of each."""
+        """Complete and rename all files; return (path below target, rows, bytes) of each."""
         self._write()
         self._writeback.close()
         self._close()
         return [(file, self._rows[file], self._target.move(unfinished, file)) for file, unfinished in self._unfinished.items()]
 
     def abandon(self) -> None:
-        """Remove all files that were begun."""
+        """Remove all unfinished files."""
         self._writeback.close()
         with contextlib.suppress(Exception):
             self._close()
@@ -522,7 +519,7 @@ class PartFiles:
             self._target.remove(self._unfinished.values())
 
     def begin(self, folder: str, row_bytes: int = 1) -> _OpenFile:
-        """The file that is written in a folder; a new one, for rows of about `row_bytes`, where none is open."""
+        """Return the open file of a folder; without one, open a new file for rows of about `row_bytes`."""
         if folder in self._open:
             return self._open[folder]
         if len(self._open) == self._open_max:
@@ -542,7 +539,7 @@ class PartFiles:
         return self._open[folder]
 
     def _write(self) -> None:
-        """Row groups of what is held; while the next ones are made, the disk has begun with these."""
+        """Write the held rows as row groups, and start their writeback."""
         self._writeback.close()
         written = []
         for folder in sorted(self._held):
@@ -562,7 +559,7 @@ class PartFiles:
             opened.sink.close()
 
     def _split(self, batch: pyarrow.RecordBatch) -> Iterator[tuple[str, pyarrow.RecordBatch]]:
-        """(folder, rows in their order) of a batch; a batch that belongs into one folder is not copied."""
+        """Yield (folder, its rows in order) of a batch; a batch for one folder is not copied."""
         if batch.num_rows == 0:
             return
         if not self._partitioned:
@@ -581,7 +578,7 @@ class PartFiles:
 
 def write_groups(files: PartFiles, batches: Iterator[pyarrow.RecordBatch], check: Callable[[], None] = lambda: None
                  ) -> list[tuple[str, int, int]]:
-    """All batches into the files; what `finish` gives, which `check` may refuse. Nothing stays if it fails."""
+    """Write all batches; call `check`, then return finish(). If either fails, no file remains."""
     try:
         for batch in batches:
             files.add(batch)
@@ -593,11 +590,11 @@ def write_groups(files: PartFiles, batches: Iterator[pyarrow.RecordBatch], check
 
 
 def escaped(value: str) -> str:
-    """A value in the name of a folder key=value, as Spark writes and reads it."""
+    """Escape a value for the name of a folder key=value, as Spark does."""
     return "".join(f"%{ord(mark):02X}" if mark in _ESCAPED else mark for mark in value) or "__HIVE_DEFAULT_PARTITION__"
 
 
 def _runs(keys: numpy.ndarray) -> Iterator[tuple[int, int]]:
-    """[begin, end) of equal neighbours."""
+    """Yield [begin, end) of runs of equal keys."""
     borders = [0, *((keys[1:] != keys[:-1]).nonzero()[0] + 1).tolist(), len(keys)]
     return itertools.pairwise(borders)

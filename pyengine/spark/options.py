@@ -1,9 +1,8 @@
-"""The options of `spark.read.format("pyengine")` and of `readStream`: one table, read into a ReadOptions.
+"""The options of `spark.read.format("pyengine")` and of `readStream`: one table, parsed into a ReadOptions.
 
-Names, and what they mean, are those of Spark's Kafka source where it has them; the rest
-is what this log has and Kafka has not. Spark compares option names without regard to
-case. An unknown option is refused with the nearest name: a misspelt filter must not
-read everything.
+Names and meanings are those of Spark's Kafka source where it has them; the others are for what this log has and Kafka has not.
+Spark ignores the case of option names. An unknown option is an error with the nearest name, since a misspelt filter must not read
+everything.
 """
 
 from __future__ import annotations
@@ -32,31 +31,31 @@ QueueOffsets = dict[str, dict[int, int]]  # topic -> queue id -> offset, or EARL
 Use = Literal["batch", "stream", "any"]   # what the options are for; any: only what they say of the schema matters
 
 
-# What a user means by `word:x` without a slash. A path of this host may have a colon, but not after these.
+# Schemes of `word:x` without a slash. A path of this host may have a colon, but not after these words.
 _SCHEMES = ("file", "s3", "s3a", "s3n", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss", "wasb", "wasbs", "dbfs", "http", "https")
 
 
 def scheme_of(path: str) -> str:
-    """The scheme of a URI in small letters, "" for a path. A path of this host has none, or `file`."""
+    """Return the scheme of a URI in lower case, "" for a path. A path of this host has none, or `file`."""
     found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", path)
     return found[1].lower() if found else ""
 
 
 def local_path(value: str) -> str:
-    """The absolute path that a path or a file: URI names."""
+    """Return the absolute path of a path or a file: URI."""
     if scheme_of(value):
         value = unquote(value[len("file:"):].removeprefix("//"))
     return os.path.abspath(value)
 
 
 def shown(path: str) -> str:
-    """A path, or a URI without the keys that it may hold before `@` and after `?`: as messages have it."""
+    """Return a path or URI for messages, without the keys that a URI may have before `@` and after `?`."""
     return re.sub("^([A-Za-z][A-Za-z0-9+.-]*://)[^/]*@", r"\1", path).partition("?")[0] if scheme_of(path) else path
 
 
 @dataclass(frozen=True, slots=True)
 class StartingPoint:
-    """Where a stream begins that says it in a word: `latest`, `earliest`, `time` (number: ms before now), `last` (messages)."""
+    """Where a stream begins, as a word: `latest`, `earliest`, `time` (number: ms before now), `last` (number: messages)."""
 
     word: str
     number: int = 0
@@ -64,7 +63,7 @@ class StartingPoint:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What to read. An offset or time that is None is no bound; `sizes` are settings of the store's files."""
+    """The parsed options of a read. None as an offset or time is no bound; `sizes` are settings of the store's files."""
 
     path: str
     file_system: str = AUTO
@@ -107,24 +106,24 @@ class ReadOptions:
 
     @property
     def where(self) -> str:
-        """The path as messages have it."""
+        """The path for messages."""
         return shown(self.path)
 
     @property
     def is_remote(self) -> bool:
-        """The store is read by ranges over a file system of pyarrow's (spark/remote_store.py), not mapped."""
+        """Whether the store is read by ranges over a file system of pyarrow (spark/remote_store.py), not mapped."""
         return self.file_system != AUTO or scheme_of(self.path) != ""
 
     @property
     def is_queue_view(self) -> bool:
-        """Topics, queues or queue offsets were chosen: rows are what consumers see. Otherwise: the log's records, all of them."""
+        """Whether topics, queues or queue offsets are chosen, so that rows are what consumers see, not all records of the log."""
         return bool(self.subscribe or self.subscribe_pattern or self.assign or self.starting_offsets or self.ending_offsets
                     or self.starting_timestamps or self.ending_timestamps)
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A row of the table: the name, the field of ReadOptions, how its text is read, and what to say about it."""
+    """A row of the table: the name, the field of ReadOptions, the parser of its text, the default, and the documentation."""
 
     name: str
     field: str
@@ -140,7 +139,7 @@ def _text(value: str) -> str:
 
 
 def location(value: str) -> str:
-    """The absolute path that a path or a file: URI names, or the URI of another file system; ValueError for what is neither."""
+    """Return the absolute path of a path or a file: URI, or the URI of another file system; ValueError for other text."""
     uri = _text(value).strip()
     word, colon, after = uri.partition(":")
     scheme = scheme_of(uri) or (word.lower() if colon and word.lower() in _SCHEMES else "")
@@ -162,7 +161,7 @@ def location(value: str) -> str:
 
 
 def destination(value: str) -> str:
-    """The location that a job writes to; UsageError for what is neither a path nor a URI."""
+    """Return the location that a job writes to; UsageError if it is neither a path nor a URI."""
     try:
         return location(value)
     except ValueError as error:
@@ -286,7 +285,7 @@ def _ending(value: str) -> QueueOffsets | None:
 
 
 def _queue_offsets(value: str, example: str, words: tuple[int, ...]) -> QueueOffsets:
-    """The offsets in a JSON text; `words`: the negative numbers that mean a word, such as -1 latest."""
+    """Parse offsets in JSON; `words`: the negative numbers that stand for a word, such as -1 for latest."""
     document = _json(value, example)
     if not all(isinstance(queues, dict) and queues for queues in document.values()):
         raise ValueError(example)
@@ -304,7 +303,7 @@ def _queue_times(value: str) -> QueueOffsets:
 
 
 def _delay(value: str) -> int:
-    """Milliseconds of a span of time."""
+    """Parse a duration into milliseconds."""
     found = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", value.lower())
     number, unit = (int(found[1]), found[2]) if found else (-1, "")
     if number >= 0 and unit in ("ms", "millisecond", "milliseconds"):
@@ -421,7 +420,7 @@ _SIZES = {fold(spelling): name for name in FIXED_NAMES for spelling in (name, SE
 
 
 def read_options(given: Mapping[str, str], use: Use = "batch") -> ReadOptions:
-    """The options of one read; UsageError says which one is wrong and what is allowed."""
+    """Parse the options of one read; UsageError says which one is wrong and what is allowed."""
     values: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     for name, text in given.items():
@@ -454,7 +453,7 @@ def read_options(given: Mapping[str, str], use: Use = "batch") -> ReadOptions:
     return ReadOptions(**values, sizes=sizes)
 
 
-# What Spark's Kafka source has and what has no meaning here: no broker is asked, no group joined, nothing polled.
+# Options of Spark's Kafka source that have no meaning here: there is no broker, no group to join, and no polling.
 _OF_KAFKA = {
     "groupidprefix": "a read joins no consumer group: a stream's progress is in its checkpoint",
     "kafka.group.id": "a read joins no consumer group: a stream's progress is in its checkpoint",
@@ -482,7 +481,7 @@ def _unknown(name: str) -> str:
 
 
 def _check_together(given: Mapping[str, str], values: dict[str, Any]) -> None:
-    """Refuses options that contradict each other; what depends on the store is checked when the read is planned."""
+    """Refuse options that contradict each other; the planning of the read checks what depends on the store."""
     ways = [name for name in ("subscribe", "subscribe_pattern", "assign") if values.get(name)]
     if len(ways) > 1:
         raise UsageError("give one of subscribe, subscribePattern and assign")
@@ -504,7 +503,7 @@ def _check_together(given: Mapping[str, str], values: dict[str, Any]) -> None:
 
 
 def _check_strategy(values: dict[str, Any]) -> None:
-    """`error` looks at the newest message of each chosen queue."""
+    """Check that topics are chosen for the strategy `error`, which reads the newest message of each chosen queue."""
     if values.get("starting_timestamp_strategy") != "error":
         return
     by_queue = values.get("starting_timestamps") and values.get("starting_timestamp_ms") is None
@@ -514,7 +513,7 @@ def _check_strategy(values: dict[str, Any]) -> None:
 
 
 def _let_times_go_first(values: dict[str, Any]) -> None:
-    """A time for all queues goes before times of single queues, and these before offsets."""
+    """Apply precedence: a time for all queues, then times of single queues, then offsets."""
     if values.get("starting_timestamp_ms") is not None:
         values.pop("starting_timestamps", None)
     if values.get("starting_timestamp_ms") is not None or values.get("starting_timestamps"):

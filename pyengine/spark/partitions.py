@@ -1,10 +1,8 @@
-"""What each task of a read gets from the driver: which bytes or queue entries to read, and which rows are wanted.
+"""The input of each task of a read: which bytes or queue entries to read, and which rows are wanted.
 
-The task of a LogRange reads the records that *begin* in it and finds the first by itself
-(pyengine.spark.task_reader), so planning a read does not walk the log. The task of a
-QueuePart reads the records that queue entries name. Both read nothing at or above
-`limit` (the end of the log when the read was planned) and need the files only, on
-whatever host they run.
+The task of a LogRange reads the records that *begin* in it and finds the first one itself (pyengine.spark.task_reader), so the
+planning need not walk the log. The task of a QueuePart reads the records of queue entries. Both read nothing at or above `limit`
+(the log's end when the read was planned), and need only the files, on any host.
 """
 
 from __future__ import annotations
@@ -29,12 +27,12 @@ REMEDY = "set failOnDataLoss=false to read what there is"
 
 
 class DataLossError(CorruptionError):
-    """Something that was asked for does not exist any more; failOnDataLoss=false reads what there is."""
+    """Requested data does not exist any more; failOnDataLoss=false reads what there is."""
 
 
 @dataclass(frozen=True)
 class LogRange(InputPartition):
-    """The records that begin in [start, end). All offsets are physical; no task of this read continues at `stop`."""
+    """The records that begin in [start, end), physical offsets; no task of this read continues at `stop`."""
 
     start: int
     end: int
@@ -44,11 +42,11 @@ class LogRange(InputPartition):
 
     @property
     def log_bytes(self) -> int:
-        """How much of the log it is."""
+        """The bytes of the log in it."""
         return self.end - self.start
 
     def pieces(self) -> Iterator[tuple[int, int, int]]:
-        """(segment's start, first byte, end) for each segment that the range touches."""
+        """Yield (segment's start, first byte, end) for each segment of the range."""
         first = self.start
         while first < self.end:
             segment = first - first % self.segment_bytes
@@ -59,7 +57,7 @@ class LogRange(InputPartition):
 
 @dataclass(frozen=True, slots=True)
 class QueueSlice:
-    """The messages [first, end) of one queue, and about how many bytes of the log they are."""
+    """The messages [first, end) of one queue, and their approximate bytes in the log."""
 
     topic: str
     queue_id: int
@@ -79,7 +77,7 @@ class QueuePart(InputPartition):
 
     @property
     def log_bytes(self) -> int:
-        """About how much of the log it is."""
+        """The approximate bytes of the log in it."""
         return sum(one.log_bytes for one in self.slices)
 
 
@@ -87,10 +85,9 @@ Part = LogRange | QueuePart
 
 
 def cut(start: int, stop: int, limit: int, segment_bytes: int, max_partition_bytes: int, min_partitions: int) -> list[LogRange]:
-    """[start, stop) in ranges of at most `max_partition_bytes`, at least `min_partitions` if there are bytes enough.
+    """Divide [start, stop) into ranges of at most `max_partition_bytes`, and at least `min_partitions` if there are enough bytes.
 
-    A range holds whole segments, or is inside one: most ranges then begin where a record
-    certainly does. An empty list for an empty read.
+    A range has whole segments, or is inside one, so that most ranges begin at a known record. An empty read has no range.
     """
     if start >= stop:
         return []
@@ -111,7 +108,7 @@ def cut(start: int, stop: int, limit: int, segment_bytes: int, max_partition_byt
 
 
 def joined(parts: Sequence[Part], most_bytes: int, least_parts: int) -> list[Part]:
-    """The parts in their order, neighbours of the log put together: to about `least_parts` equal ones, none above `most_bytes`."""
+    """Join neighbouring parts, in order, to about `least_parts` equal ones, of at most `most_bytes` each."""
     total = sum(part.log_bytes for part in parts)
     wanted = max(least_parts, -(-total // most_bytes))
     if len(parts) <= wanted:
@@ -131,7 +128,7 @@ def joined(parts: Sequence[Part], most_bytes: int, least_parts: int) -> list[Par
 
 
 def partition_bytes(total_bytes: int, max_partition_bytes: int, min_partitions: int) -> int:
-    """How many bytes of the log a partition should have."""
+    """Return the size of a partition in bytes of the log."""
     share = total_bytes // min_partitions if min_partitions > 1 else max_partition_bytes
     return max(1, min(max_partition_bytes, share))
 
@@ -144,11 +141,10 @@ EVERY_OFFSET = (INT64_MIN, INT64_MAX)
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rows of the log are wanted; None and empty are no filter.
+    """The conditions on rows of the log; None and empty values are no filter.
 
-    `offsets`: queue -> [first offset, end) for queues with bounds, `times` likewise [start, end) of their store
-    times. `queues`: only these. `queued_only`: prepared and rolled back messages, which are in no queue, are left
-    out. Times are the store's, [start, end) in ms.
+    `offsets`: queue -> [first offset, end) for queues with bounds; `times`: queue -> [start, end) of their store times. `queues`:
+    only these. `queued_only` leaves out prepared and rolled back messages, which are in no queue. Times are store times in ms.
     """
 
     topics: tuple[str, ...] = ()
@@ -163,7 +159,7 @@ class Selection:
 
 
 def select(options: ReadOptions, *, with_offsets: bool = True) -> Selection:
-    """The rows that the options choose; without offsets, those of a stream wherever it is."""
+    """Return the rows that the options choose; without offsets, those of a stream at any position."""
     assigned = None
     if options.assign is not None:
         assigned = frozenset((topic, queue_id) for topic, ids in options.assign.items() for queue_id in ids)
@@ -181,14 +177,14 @@ def select(options: ReadOptions, *, with_offsets: bool = True) -> Selection:
 
 
 def offset_bounds(options: ReadOptions) -> dict[Queue, tuple[int, int]]:
-    """Queue -> [first offset, end) of the queues that the options bound; EVERY_OFFSET's number where they do not."""
+    """Return queue -> [first offset, end) for queues with bounds in the options; a missing bound is that of EVERY_OFFSET."""
     return _bounds(options.starting_offsets, options.ending_offsets)
 
 
 def queue_chooser(selection: Selection) -> ChooseQueue | None:
-    """A function that returns the wanted offsets (and store times, where they are bounded) of a queue, None for no rows.
+    """Return a function from a queue to its wanted offsets (and store times, if bounded), None for no rows.
 
-    Itself None when all rows of all queues are wanted.
+    Return None if all rows of all queues are wanted.
     """
     topics = frozenset(selection.topics)
     pattern = re.compile(selection.topic_pattern) if selection.topic_pattern else None
@@ -209,12 +205,12 @@ def queue_chooser(selection: Selection) -> ChooseQueue | None:
 
 
 def without_light_queues(choose: ChooseQueue) -> ChooseQueue:
-    """The same choice, but of no light queue: its entries name records of other topics."""
+    """Return the same choice without light queues, whose entries name records of other topics."""
     return lambda topic, queue_id: None if topic.startswith(LMQ_PREFIX) else choose(topic, queue_id)
 
 
 def _bounds(starts: QueueOffsets | None, ends: QueueOffsets | None) -> dict[Queue, tuple[int, int]]:
-    """[start, end) of the queues that either one bounds."""
+    """Return [start, end) of the queues that either argument bounds."""
     found: dict[Queue, tuple[int, int]] = {}
     for queue, start in _flat(starts):
         if start != EARLIEST:

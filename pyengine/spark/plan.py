@@ -1,15 +1,12 @@
-"""Planning a read, once, in the driver: where the log ends now, which bytes and rows are wanted.
+"""Plans a read, once, in the driver: the log's end now, and which bytes and rows are wanted.
 
-Only here is a running engine asked anything: how far the log may be read. What the plan
-holds is sent to the tasks, which need the files alone. The log's end of a store on another
-file system is found from its files, too.
+Only the plan asks a running engine, for the end of the log at the chosen level. The plan is sent to the tasks, which need only
+the files. For a store on another file system the log's end comes from its files.
 
-Chosen topics are found by a scan or through their consume queues. A scan reads every
-record's header, so a topic that is a hundredth of a large log costs a hundred times its
-size; its queues name exactly its records. But queues are written after the log and are
-lost more easily. So they are read only up to the offset that dispatch is known to have
-reached (a running engine's counter; everything, after an orderly stop), what follows is
-scanned, and after a crash they are not used at all.
+Chosen topics are found by a scan or through their consume queues. A scan reads every record's header, so for a topic with a
+hundredth of a large log it reads a hundred times too much; its queues name exactly its records. But queues are written after the
+log and can be lost. So the plan uses queues only up to the offset that dispatch is known to have reached (a running engine's
+counter; everything, after an orderly stop), scans the rest, and does not use them after a crash.
 """
 
 from __future__ import annotations
@@ -54,18 +51,17 @@ if TYPE_CHECKING:
     from pyengine.native.scan import ChooseQueue
 
 log = logging.getLogger(__name__)
-# `auto` scans what is small, and what is mostly wanted: sequential reading is the faster then.
+# `auto` scans small logs, and logs of which most is wanted: then sequential reading is faster.
 LOG_BYTES_MIN = 256 << 20
 SHARE_MAX = 0.3
-QUEUES_MAX, REMOTE_QUEUES_MAX = 10_000, 500  # a remote queue takes some requests before its share is known
+QUEUES_MAX, REMOTE_QUEUES_MAX = 10_000, 500  # a remote queue needs some requests before its share is known
 Watermark = Callable[[], WatermarkReading]
 
 
 def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
-    """The read's partitions; empty when there is nothing to read.
+    """Return the read's partitions; none if there is nothing to read.
 
-    Raises DataLossError, NotAStoreError, StoreRefusedError, and UsageError for a level
-    that cannot be known.
+    DataLossError, NotAStoreError, StoreRefusedError; UsageError for a level that cannot be known.
     """
     with open_for_reading(options) as reader:
         looks = QueueLooks(options, reader, _own_queues(options))
@@ -85,7 +81,7 @@ def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
 
 def _bounds(options: ReadOptions, store: LiveStoreReader | RemoteStore, watermark: Watermark, looks: QueueLooks
             ) -> tuple[int, int, int] | None:
-    """Physical offsets: [start, stop) of the read and the limit of the log; None for a log without segments."""
+    """Return physical offsets: [start, stop) of the read and the limit of the log; None for a log without segments."""
     limit = store.max_physical_offset(options.read_level)
     starts = store.commit_log.starts()
     segment_bytes = store.commit_log.size_bytes
@@ -117,10 +113,10 @@ def _physical_bounds(options: ReadOptions, log_start: int, limit: int) -> tuple[
 
 
 def _narrowed(options: ReadOptions, reader: LiveStoreReader | RemoteStore, start: int, stop: int, limit: int) -> tuple[int, int]:
-    """The bounds, narrowed where the queues' own entries show that nothing wanted is outside.
+    """Return the bounds, narrowed if queue entries show that no wanted message is outside.
 
-    Only for assigned queues with offsets as numbers: then each bound is a message that is
-    looked at. Entries can be missing after a crash, so nothing is inferred from them otherwise.
+    This is only for assigned queues with offsets as numbers, whose bounds are messages that it checks. Otherwise entries can be
+    missing after a crash and prove nothing.
     """
     if not options.assign:
         return start, stop
@@ -137,7 +133,7 @@ def _narrowed(options: ReadOptions, reader: LiveStoreReader | RemoteStore, start
 
 
 def _place(reader: LiveStoreReader | RemoteStore, queue: tuple[str, int], offset: int, limit: int) -> tuple[int, int] | None:
-    """[start, end) in the log of a queue's message, None unless its entry and its record agree."""
+    """Return [start, end) in the log of a queue's message, None unless its entry and its record agree."""
     topic, queue_id = queue
     entries = reader.queue(topic, queue_id)
     entry = entries.entry(offset, entries.max_offset(limit)) if entries is not None else None
@@ -151,14 +147,14 @@ def _place(reader: LiveStoreReader | RemoteStore, queue: tuple[str, int], offset
 
 
 def starting_time_ms(options: ReadOptions, topic: str, queue_id: int) -> int | None:
-    """When this queue starts; None without a time."""
+    """Return the time at which this queue starts; None without a time."""
     if options.starting_timestamp_ms is not None:
         return options.starting_timestamp_ms
     return ((options.starting_timestamps or {}).get(topic) or {}).get(queue_id)
 
 
 def require_messages_of_times(options: ReadOptions, reader: LiveStoreReader | RemoteStore, limit: int) -> None:
-    """UsageError for a chosen queue whose newest message below `limit` is older than its starting time, under `error`."""
+    """With the strategy `error`, raise UsageError for a queue whose newest message below `limit` is older than its starting time."""
     if options.starting_timestamp_strategy != "error":
         return
     choose = queue_chooser(select(options, with_offsets=False))
@@ -189,7 +185,7 @@ def _newest_ms(reader: LiveStoreReader | RemoteStore, topic: str, queue_id: int,
 def plan_queues(
     options: ReadOptions, reader: LiveStoreReader | RemoteStore, start: int, stop: int, limit: int, looks: QueueLooks
 ) -> list[LogRange | QueuePart] | None:
-    """The parts of a read through queues, None to scan. UsageError when `access=queue` is not possible."""
+    """Return the parts of a read through queues, None to scan; UsageError if `access=queue` is not possible."""
     if options.access == "scan" or options.access == "auto" and stop - start < LOG_BYTES_MIN:
         return None
     why_not, dispatched = _why_no_queues(options, reader, limit)
@@ -218,7 +214,7 @@ def plan_queues(
 
 
 def _why_no_queues(options: ReadOptions, reader: LiveStoreReader | RemoteStore, limit: int) -> tuple[str, int]:
-    """(why queues cannot be used, or "", and below which offset every message is in its queue)."""
+    """Return why queues cannot be used, or "", and the offset below which every message is in its queue."""
     if not (options.subscribe or options.subscribe_pattern or options.assign):
         return "choose topics by subscribe, subscribePattern or assign", 0
     if options.starting_physical_offset is not None or options.ending_physical_offset is not None:
@@ -227,7 +223,7 @@ def _why_no_queues(options: ReadOptions, reader: LiveStoreReader | RemoteStore, 
 
 
 def _own_queues(options: ReadOptions) -> ChooseQueue | None:
-    """The queues that are wanted."""
+    """Return the wanted queues."""
     choose = queue_chooser(select(options))
     return None if choose is None or options.access == "scan" else without_light_queues(choose)
 
@@ -241,7 +237,7 @@ def _slices(choose: ChooseQueue | None, looks: QueueLooks, dispatched: int) -> I
 
 
 def grouped(slices: list[QueueSlice], most_bytes: int) -> Iterator[list[QueueSlice]]:
-    """Groups of slices, large ones cut, so that each group is about `most_bytes`."""
+    """Yield groups of slices of about `most_bytes`; divide large slices."""
     group: list[QueueSlice] = []
     held = 0
     for whole in slices:

@@ -1,7 +1,7 @@
-"""Whether a store has what a read asks for: topics, queues, offsets, and the log up to where it is known to have ended.
+"""Checks that a store has what a read requests: topics, queues, offsets, and the log up to its last known end.
 
-Asked by the driver when a read is planned or a stream is opened. A name that is wrong by one
-letter, or an end that is gone, must not look like a store with fewer messages.
+The driver calls it when it plans a read or opens a stream. A name with one wrong letter, or a lost end of the log, must not look
+like a store with fewer messages.
 """
 
 from __future__ import annotations
@@ -48,17 +48,16 @@ _NAMED_MAX = 5
 
 
 def require_names(options: ReadOptions, store: LiveStoreReader | RemoteStore, use: Literal["batch", "stream", "view"] = "batch") -> None:
-    """UsageError for chosen topics and queues that do not exist, also for those whose offsets or times are given, unless
-    `allowMissing` is given.
+    """Raise UsageError for chosen topics and queues, or those with given offsets or times, that do not exist.
 
-    And for light queues, except in a view of queues: they name messages of other topics. A pattern leaves them out, unless it
-    matches nothing else.
+    `allowMissing` permits them. Light queues are an error too, except in a view of queues, since they name messages of other topics;
+    a pattern skips them unless it matches nothing else.
 
-    A topic exists that has a queue, is in config/topics.json, or has messages in the log that are in no queue yet.
-    A pattern must match one, except in a stream, which waits for it, and in a store that has none. Over a file
-    system a store without queues is not asked: its log alone was copied.
+    A topic exists if it has a queue, is in config/topics.json, or has messages in the log that are in no queue yet. A pattern must
+    match one, except in a stream, which waits for it, and in a store without topics. A store without queues on another file system
+    is not checked, because only its log was copied.
     """
-    bounded = _bounded_queues(options) if use == "batch" else []  # a stream looks when it begins, not when it goes on
+    bounded = _bounded_queues(options) if use == "batch" else []  # a stream checks them when it begins, not when it continues
     if not (options.subscribe or options.subscribe_pattern or options.assign or bounded):
         return
     pattern = None if options.subscribe_pattern is None else re.compile(options.subscribe_pattern)
@@ -78,13 +77,13 @@ def require_names(options: ReadOptions, store: LiveStoreReader | RemoteStore, us
 
 
 def _bounded_queues(options: ReadOptions) -> list[Queue]:
-    """The queues whose offsets or times are given."""
+    """Return the queues with given offsets or times."""
     bounds = options.starting_offsets, options.ending_offsets, options.starting_timestamps, options.ending_timestamps
     return sorted({(topic, queue_id) for by_topic in bounds for topic, queues in (by_topic or {}).items() for queue_id in queues})
 
 
 def require_group(options: ReadOptions, store: LiveStoreReader | RemoteStore, group: str) -> None:
-    """UsageError for a consumer group that the store does not know, unless `allowMissing` is given: it would lag by everything."""
+    """Raise UsageError for an unknown consumer group, unless `allowMissing` is given: all messages would be its lag."""
     known = set() if options.allow_missing else consumer_groups(store)
     if not options.allow_missing and group not in known:
         raise UsageError(f"{options.where} knows no consumer group {group!r}{did_you_mean(group, known)}: it has committed no offset "
@@ -92,7 +91,7 @@ def require_group(options: ReadOptions, store: LiveStoreReader | RemoteStore, gr
 
 
 class _Names:
-    """What there is in one store by name."""
+    """The names of topics and queues in one store."""
 
     def __init__(self, store: LiveStoreReader | RemoteStore, pattern: re.Pattern[str] | None) -> None:
         self._store = store
@@ -144,11 +143,11 @@ class _Names:
         return topic in self._folders and str(queue_id) in _queue_folders(self._store, topic)
 
     def _can_tell(self) -> bool:
-        """Whether names are known: of a copied log alone they are not."""
+        """Return whether names are known, which they are not for a copy of the log alone."""
         return not isinstance(self._store, RemoteStore) or bool(self._folders)
 
     def _in_log(self, is_wanted: Callable[[str, int], bool], most: int = 1) -> Iterator[Queue]:
-        """Up to `most` wanted queues, each once, of records that may be in no queue yet; damage is passed over."""
+        """Yield up to `most` wanted queues, each once, of records that may be in no queue yet; skip damage."""
         reader = self._store
         if isinstance(reader, RemoteStore):
             return
@@ -165,7 +164,7 @@ class _Names:
 
 
 def _queue_folders(store: LiveStoreReader | RemoteStore, topic: str = "") -> set[str]:
-    """The names of the topics that have queues, or of one topic's queues."""
+    """Return the names of the topics that have queues, or of one topic's queues."""
     if isinstance(store, RemoteStore):
         return store.queue_folders(topic)
     try:
@@ -175,7 +174,7 @@ def _queue_folders(store: LiveStoreReader | RemoteStore, topic: str = "") -> set
 
 
 def has_no_queues(store: LiveStoreReader | RemoteStore) -> bool:
-    """Whether it is the copy of a log alone."""
+    """Return whether it is a copy of the log alone."""
     return isinstance(store, RemoteStore) and not store.queue_files()
 
 
@@ -189,7 +188,7 @@ def _listed(names: Iterator[str]) -> str:
 
 
 def require_offsets(options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> None:
-    """Offsets given as numbers must lie in their queues, unless losses are allowed."""
+    """Check that offsets given as numbers are in their queues, unless losses are allowed."""
     if not options.fail_on_data_loss:
         return
     bounds = offset_bounds(options)
@@ -214,7 +213,7 @@ _VOID = bytes(_BLOCK_BYTES + _AHEAD_BYTES)
 
 
 class QueueLook(NamedTuple):
-    """A queue, its entries [first, high), and where in the log the last one's message ends; -1 where that entry tells nothing."""
+    """A queue, its entries [first, high), and the physical end of the last one's message; -1 if that entry is wrong."""
 
     queue: ConsumeQueue
     first: int
@@ -223,7 +222,7 @@ class QueueLook(NamedTuple):
 
 
 class QueueLooks:
-    """Where the queues of one plan begin and end: each is looked at once, and its last file is opened once."""
+    """The begins and ends of one plan's queues; it reads each queue once, and opens its last file once."""
 
     def __init__(self, options: ReadOptions, store: LiveStoreReader | RemoteStore, choose: ChooseQueue | None = None) -> None:
         """`choose`: the queues of which more than the end is wanted."""
@@ -237,7 +236,7 @@ class QueueLooks:
                 if (queue := self._store.queue(topic, queue_id)) is not None}
 
     def ends(self) -> Iterator[tuple[Queue, QueueEnd]]:
-        """Where the entries of every queue end, whatever they name; a queue that holds anything else is left out."""
+        """Yield the end of every queue's entries, right or wrong; leave out a queue with other content."""
         if isinstance(self._store, RemoteStore):
             look_ahead(self._store, filter(_is_usable, self._queues.values()), INT64_MAX)
         for key, queue in self._queues.items():
@@ -259,13 +258,13 @@ class QueueLooks:
         return end
 
     def chosen(self) -> list[ConsumeQueue]:
-        """The queues that are chosen."""
+        """Return the chosen queues."""
         assert self.choose is not None
         return [queue for key, queue in self._queues.items() if self.choose(*key)]
 
     def bounds(self, limit: int) -> Iterator[QueueLook]:
-        """Each chosen queue with the entries whose messages are in the log below `limit`, by queue_begin and queue_end. One after the
-        other, so that what else is asked of a queue meanwhile finds its file open."""
+        """Yield each chosen queue with the entries of messages in the log below `limit`, by queue_begin and queue_end, one after
+        another, so that other reads of the queue meanwhile use its open file."""
         if limit in self._bounds:
             yield from self._bounds[limit]
             return
@@ -276,8 +275,8 @@ class QueueLooks:
         self._bounds[limit] = found
 
     def named(self, offsets: numpy.ndarray) -> Iterator[int]:
-        """Those of these physical offsets that an entry of any queue of the store names; all queues but light ones, which name others'
-        messages, are read."""
+        """Yield those of these physical offsets that an entry of a queue in the store names; light queues, whose entries name messages
+        of other topics, are not read."""
         for queue in self._queues.values():
             if queue.topic.startswith(LMQ_PREFIX):
                 continue
@@ -303,7 +302,7 @@ class QueueLooks:
             yield QueueLook(queue, first, high, max_physical)
 
     def slice_bytes(self, queue: ConsumeQueue, first: int, end: int, high: int, limit: int) -> int:
-        """As queue_entries.slice_bytes, by what was seen of the whole queue where that is known."""
+        """Do as queue_entries.slice_bytes, but from the size of the whole queue if that is known."""
         if not self._is_known(queue, limit):
             return slice_bytes(queue, first, end, high)
         begin, (known_high, _), size_bytes = self._seen[queue.topic, queue.queue_id]
@@ -315,7 +314,7 @@ class QueueLooks:
 
 
 def queue_begin(store: LiveStoreReader | RemoteStore, queue: ConsumeQueue, high: int) -> int:
-    """The first entry whose message is in the log; what is no entry at all and comes before it belongs to it, for a task to judge."""
+    """Return the first entry with a message in the log; wrong entries directly before it are included, for a task to check."""
     first = queue.min_offset(store.min_physical_offset, high) if high else 0
     while (entry := queue.entry(first - 1, first)) is not None and (entry.physical_offset < 0 or entry.size_bytes <= 0) and any(entry):
         first -= 1
@@ -323,11 +322,11 @@ def queue_begin(store: LiveStoreReader | RemoteStore, queue: ConsumeQueue, high:
 
 
 def queue_end(options: ReadOptions, store: LiveStoreReader | RemoteStore, queue: ConsumeQueue, limit: int, *, waits: bool = False) -> int:
-    """The entry after the queue's last below `limit`: where entries follow that cannot be told from damage, after those.
+    """Return the number after the queue's last entry below `limit`, including following entries that may be damaged.
 
-    So damage that looks like a queue's end is left to the tasks, which hold each entry against its record. DataLossError, or a
-    note in the log where losses are allowed, for an entry that leads beyond the end of a log that was stopped in order;
-    with `waits` such entries of a remote store are those of a log that is still being copied.
+    So damage that looks like a queue's end is left to the tasks, which compare each entry with its record. DataLossError, or a log
+    line if losses are allowed, for an entry beyond the end of a log that was stopped in order; with `waits` a remote store may have
+    such entries while its log is still being copied.
     """
     high = queue.max_offset(limit)
     at, tries = high, 0
@@ -344,14 +343,14 @@ def queue_end(options: ReadOptions, store: LiveStoreReader | RemoteStore, queue:
         end = store.max_physical_offset(ReadLevel.COMMITTED)
         if _is_message(store.message_below(offset, end), queue, number, size):
             break  # beyond the limit
-        if tries == 0:  # another process may just have been writing it
+        if tries == 0:  # another process may just be writing it
             tries, at = 1, number
             continue
         if offset < 0 or size <= 0 or offset + size <= end or store.is_live:
             at, tries = number + 1, 0
             high = at
             continue
-        is_torn_off = abort_file_exists(store.root)  # by a crash, and it had not been synced
+        is_torn_off = abort_file_exists(store.root)  # lost in a crash, because it was not synced
         if not is_torn_off and not (waits and isinstance(store, RemoteStore)):
             said = f"entry {number} of queue {queue.topic}/{queue.queue_id} names a message at {offset} of {size} bytes, but the log of " \
                    f"{options.where} ends at {end}"
@@ -363,7 +362,7 @@ def queue_end(options: ReadOptions, store: LiveStoreReader | RemoteStore, queue:
 
 
 def _is_message(message: Message | None, queue: ConsumeQueue, number: int, size_bytes: int) -> bool:
-    """Whether it is what an entry of this number and size names."""
+    """Return whether it is the message of an entry with this number and size."""
     if message is None or message.size_bytes != size_bytes:
         return False
     is_own = (message.topic, message.queue_id, message.queue_offset) == (queue.topic, queue.queue_id, number)
@@ -371,8 +370,8 @@ def _is_message(message: Message | None, queue: ConsumeQueue, number: int, size_
 
 
 def _following(queue: ConsumeQueue, at: int) -> tuple[int, numpy.ndarray] | None:
-    """(number of the first, entries) of the next entries at or after `at` that are not all zeros, by a look at the block after it
-    and at the first one of each later file; None without any."""
+    """Return (number of the first, entries) of the next entries at or after `at` that are not all zeros, or None. It reads the next
+    block and the first one of each later file."""
     for start in queue.files.starts():
         number = max(at, start // CQ_ENTRY_BYTES)
         position = number * CQ_ENTRY_BYTES - start
@@ -388,14 +387,14 @@ def _following(queue: ConsumeQueue, at: int) -> tuple[int, numpy.ndarray] | None
 
 # -- what queues lack ----------------------------------------------------------------
 
-LOOK_BACK_BYTES = 64 << 20      # the newest part of the log, in which each queue's messages are looked for
-LOST_QUEUE_BYTES = 256 << 20    # the same where a queue that there should be has no entry at all
-_LOST_MAX = 100_000             # of these no more are counted
+LOOK_BACK_BYTES = 64 << 20      # the newest part of the log, whose messages are looked up in their queues
+LOST_QUEUE_BYTES = 256 << 20    # the same if an expected queue has no entry
+_LOST_MAX = 100_000             # most that are counted
 _PLACES = ("topic", "queueId", "queueOffset", "physicalOffset")
 
 
 def why_not_dispatched(store: LiveStoreReader | RemoteStore) -> str:
-    """Why it cannot be known which messages are in their queues; "" where all below the store's dispatched_offset are."""
+    """Return why it is unknown which messages are in their queues; "" if all below the store's dispatched_offset are."""
     if store.is_live:
         return ""
     if has_no_queues(store):
@@ -409,7 +408,7 @@ def why_not_dispatched(store: LiveStoreReader | RemoteStore) -> str:
 
 def require_entries(options: ReadOptions, store: LiveStoreReader | RemoteStore, looks: QueueLooks, limit: int, *,
                     can_scan: bool = False) -> None:
-    """DataLossError for missing_entries, unless losses are allowed. `can_scan`: access=scan reads the same rows."""
+    """Raise DataLossError for missing_entries, unless losses are allowed. `can_scan`: access=scan reads the same rows."""
     missing = missing_entries(store, looks, limit) if options.fail_on_data_loss else []
     if missing:
         scan = ", access=scan reads the log itself" if can_scan else ""
@@ -419,8 +418,9 @@ def require_entries(options: ReadOptions, store: LiveStoreReader | RemoteStore, 
 
 
 def missing_entries(store: LiveStoreReader | RemoteStore, looks: QueueLooks, limit: int) -> list[str]:
-    """Which messages the log has below `limit`, where all are dispatched, and the chosen queues' files have not: by queue, as texts.
-    [] also where it is not known which messages are in their queues.
+    """Return the messages below `limit`, where all are dispatched, that the chosen queues' files lack: by queue, as texts.
+
+    [] also if it is unknown which messages are in their queues.
 
     A deleted file leaves a queue that ends, or begins, at a file's border: then the log is read from the last entry's
     message on, or up to the first one's. Of all other chosen queues LOOK_BACK_BYTES of the log's end tell whether entries
@@ -431,8 +431,8 @@ def missing_entries(store: LiveStoreReader | RemoteStore, looks: QueueLooks, lim
     if choose is None or why_not_dispatched(store):
         return []
     low = max(0, store.min_physical_offset)
-    ends: dict[Queue, tuple[int, int]] = {}    # the queue offset after its entries, and where in the log the last one's message ends
-    begins: dict[Queue, tuple[int, int]] = {}  # the first one's, and where its message begins
+    ends: dict[Queue, tuple[int, int]] = {}    # the queue offset after its entries, and the physical end of the last one's message
+    begins: dict[Queue, tuple[int, int]] = {}  # the queue offset of the first one, and the physical offset of its message
     begin = limit
     for queue, first, high, max_physical in looks.bounds(limit):
         if high == 0:
@@ -466,7 +466,7 @@ def missing_entries(store: LiveStoreReader | RemoteStore, looks: QueueLooks, lim
     is_all = len(lost) < _LOST_MAX
     if lost:
         for offset in looks.named(numpy.fromiter(lost, numpy.int64)):
-            lost.pop(offset, None)  # damage has changed where the record says that it belongs: its own entry tells that
+            lost.pop(offset, None)  # damage has changed the record's queue or offset, as its own entry shows
     found: dict[tuple[Queue, bool], list[int]] = {}
     for record in lost.values():
         found.setdefault((record.queue, record.queue in ends and record.number < ends[record.queue][0]), []).append(record.number)
@@ -475,8 +475,8 @@ def missing_entries(store: LiveStoreReader | RemoteStore, looks: QueueLooks, lim
 
 
 def _has_lost_queue(configured: Mapping[str, TopicConfig], found: Collection[Queue], choose: ChooseQueue) -> bool:
-    """Whether a chosen queue has no entry that should have some: topics.json names it, or a higher one of its topic has. And
-    where topics.json names none: a whole topic may be gone."""
+    """Return whether a chosen queue should have entries and has none: it is in topics.json, or a higher queue of its topic has
+    some. Also if topics.json names no topic, since a whole topic may be lost."""
     counts = {topic: max(row.read_queue_nums, row.write_queue_nums) for topic, row in configured.items()}
     for topic, queue_id in found:
         counts[topic] = max(counts.get(topic, 0), queue_id + 1)
@@ -485,7 +485,7 @@ def _has_lost_queue(configured: Mapping[str, TopicConfig], found: Collection[Que
 
 
 class _Record(NamedTuple):
-    """Where a record of the log is, and where it says that it belongs."""
+    """A record's place in the log, and its own queue and queue offset."""
 
     queue: Queue
     number: int
@@ -493,7 +493,7 @@ class _Record(NamedTuple):
 
 
 def _records(store: LiveStoreReader | RemoteStore, begin: int, end: int, choose: ChooseQueue) -> Iterator[_Record]:
-    """The records that begin in [begin, end), are in queues, and are wanted; damage is passed over."""
+    """Yield the wanted records that begin in [begin, end) and belong into queues; skip damage."""
     scanner = ColumnScanner(_PLACES, row_filter=RowFilter(choose_queue=choose, queued_only=True), allocate=allocate)
     for start in list(store.commit_log.starts()):
         first, limit = max(begin, start), min(end, start + store.commit_log.size_bytes)
@@ -518,11 +518,11 @@ def with_lost_end(
     options: ReadOptions, store: LiveStoreReader | RemoteStore, watermark: Callable[[], WatermarkReading], limit: int, log_end: int,
     looks: QueueLooks | None = None,
 ) -> int:
-    """The limit of the read. Of a store at rest it was found by reading, and ends at damage too.
+    """Return the limit of the read. For a stopped store it was found by reading, so damage can end it too early.
 
-    Where more had been there (its engine's watermark says so; without one the consume queues, or the checkpoint of a store
-    that was stopped in order), that is DataLossError; CorruptionError where records follow the damage. With
-    failOnDataLoss=false the limit is kept where nothing follows; with onCorrupt=skip what is there beyond is read.
+    If the log had been longer (by its engine's watermark; without one by the consume queues, or by the checkpoint of a store that
+    was stopped in order), raise DataLossError, or CorruptionError if records follow the damage. With failOnDataLoss=false keep the
+    limit if nothing follows; with onCorrupt=skip read what follows.
     """
     if options.read_level is ReadLevel.REPLICATED or store.is_live:
         return limit
@@ -531,7 +531,7 @@ def with_lost_end(
     if durable is None or reading.is_copied:
         lost = _lost_by_queues(store, options.where, looks or QueueLooks(options, store)) or _lost_by_checkpoint(store, options.where)
     elif durable.flushed <= limit or durable.flushed <= store.max_physical_offset(options.read_level):
-        return limit  # an engine may have written on, and have ended, since the limit was taken
+        return limit  # an engine may have written more, and ended, since the limit was read
     else:
         lost = Lost(limit, durable.flushed, f"the log of {options.where} ends at {limit}, but everything up to {durable.flushed} had been "
                                             "synced")
@@ -539,7 +539,7 @@ def with_lost_end(
 
 
 def require_end(options: ReadOptions, reader: LiveStoreReader | RemoteStore, looks: QueueLooks | None = None) -> None:
-    """As with_lost_end, for a stream that begins or goes on; nothing where the level cannot be told now."""
+    """Do the checks of with_lost_end for a stream that begins or continues, if the level is known now."""
     with contextlib.suppress(StoreBusyError, UsageError):
         limit, starts = max(0, reader.max_physical_offset(options.read_level)), reader.commit_log.starts()
         log_end = starts[-1] + reader.commit_log.size_bytes if starts else 0
@@ -547,7 +547,7 @@ def require_end(options: ReadOptions, reader: LiveStoreReader | RemoteStore, loo
 
 
 class Lost(NamedTuple):
-    """Bytes [begin, end) of the log that had been there; how that is known, as a sentence. INT64_MAX: to the last segment's end."""
+    """A lost range [begin, end) of the log, and a sentence with the proof; end INT64_MAX: to the last segment's end."""
 
     begin: int
     end: int
@@ -555,7 +555,7 @@ class Lost(NamedTuple):
 
 
 def _lost_by_queues(store: LiveStoreReader | RemoteStore, path: str, looks: QueueLooks) -> Lost | None:
-    """What consume queues name beyond the log's end."""
+    """Return what consume queues name beyond the log's end."""
     end = store.max_physical_offset(ReadLevel.COMMITTED)
     beyond: dict[Queue, QueueEnd] = {}
     for key, found in looks.ends():
@@ -563,10 +563,10 @@ def _lost_by_queues(store: LiveStoreReader | RemoteStore, path: str, looks: Queu
             beyond[key] = found
     furthest = max((found.max_physical for found in beyond.values()), default=end)
     if furthest <= end or furthest <= store.max_physical_offset(ReadLevel.COMMITTED):
-        return None  # a broker may have written on since the end was taken
+        return None  # a broker may have written more since the end was read
     synced_ms = read_checkpoint(store.root).physic_msg_timestamp_ms
     if abort_file_exists(store.root) and 0 < synced_ms <= _last_store_timestamp_ms(store, end):
-        return None  # what a crash has torn off and had not been synced: RocketMQ's recovery ends the log there too
+        return None  # lost in a crash because it was not synced: RocketMQ's recovery ends the log there too
     firsts = {key: queue.max_offset(end) for key in sorted(beyond) if (queue := store.queue(*key)) is not None}
     missing = {key: beyond[key].next_offset - first for key, first in firsts.items()}
     named = _listed(f"{topic}/{queue_id} from offset {first} on ({missing[topic, queue_id]:,})"
@@ -582,7 +582,7 @@ def _is_usable(queue: ConsumeQueue) -> bool:
 
 
 def _lost_by_checkpoint(store: LiveStoreReader | RemoteStore, path: str) -> Lost | None:
-    """Whether a store that was stopped in order had synced messages that are newer than its last one."""
+    """Return whether a store that was stopped in order had synced messages that are newer than its last one."""
     if abort_file_exists(store.root) or store_use(store.root) is not StoreUse.CLOSED:
         return None  # with a pool RocketMQ's checkpoint counts what was in memory only
     checkpoint = read_checkpoint(store.root)
@@ -596,7 +596,7 @@ def _lost_by_checkpoint(store: LiveStoreReader | RemoteStore, path: str) -> Lost
 
 
 def _last_store_timestamp_ms(store: LiveStoreReader | RemoteStore, end: int) -> int:
-    """When the last message below the log's end was stored; 0 for a log without messages."""
+    """Return the store time of the last message below the log's end; 0 without messages."""
     if isinstance(store, RemoteStore) and store.last_store_timestamp_ms >= 0:
         return store.last_store_timestamp_ms
     for start in reversed(store.commit_log.starts()):
@@ -613,7 +613,7 @@ def _last_store_timestamp_ms(store: LiveStoreReader | RemoteStore, end: int) -> 
 
 
 def _end_of_what_is_left(options: ReadOptions, store: LiveStoreReader | RemoteStore, lost: Lost, limit: int, log_end: int) -> int:
-    """`limit`, or further, to read on beyond the damage there; an error unless the options allow that."""
+    """Return `limit`, or a later end to continue after damage; an error unless the options allow that."""
     end = min(lost.end, log_end)
     if options.on_corrupt == "skip":
         return max(limit, end)
@@ -627,7 +627,7 @@ def _end_of_what_is_left(options: ReadOptions, store: LiveStoreReader | RemoteSt
 
 
 def _next_record(store: LiveStoreReader | RemoteStore, begin: int, end: int) -> int | None:
-    """The first whole record that begins in [begin, end)."""
+    """Return the first whole record that begins in [begin, end)."""
     size_bytes = store.commit_log.size_bytes
     for start in list(store.commit_log.starts()):
         first, limit = max(begin, start), min(end, start + size_bytes)

@@ -1,9 +1,8 @@
-"""Entries of consume queues, compared with the records that they name.
+"""Compares entries of consume queues with the records that they name.
 
-An entry says where a record is, its size and the hash of its tag; its place in the queue says
-topic, queue and number. The record says all of that too, and RocketMQ's checksum covers
-its body only. So where a queue is read each entry is held against its record: a bit that
-flipped in either would give a row in the wrong place, or one row less.
+An entry has a record's offset, its size and the hash of its tag; the entry's position gives topic, queue and queue offset. The
+record contains all of that too, and its checksum covers only its body. So a read through a queue compares each entry with its
+record: otherwise a flipped bit in either would give a wrong row, or lose one.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _SAMPLES = 16
 
 
 def queue_entries(queue: ConsumeQueue, first: int, end: int) -> Iterator[tuple[int, numpy.ndarray]]:
-    """(number of the first, entries) of the queue's entries [first, end), some at a time; deleted files are left out."""
+    """Yield (number of the first, entries) of the queue's entries [first, end), in blocks; skip deleted files."""
     while first < end:
         span = queue.span(first, end)
         if span is None:
@@ -49,7 +48,7 @@ def queue_entries(queue: ConsumeQueue, first: int, end: int) -> Iterator[tuple[i
 
 
 def slice_bytes(queue: ConsumeQueue, first: int, end: int, high: int) -> int:
-    """About how many bytes of the log these messages are: by some of them, of files that are fetched by the first and the last."""
+    """Estimate the bytes of these messages in the log from samples, in remote files from the first and the last."""
     if isinstance(queue.files, RemoteQueueFiles):
         sizes = [entry.size_bytes for at in {first, end - 1} if (entry := queue.entry(at, high))]
         return (end - first) * sum(sizes) // max(1, len(sizes))
@@ -57,12 +56,12 @@ def slice_bytes(queue: ConsumeQueue, first: int, end: int, high: int) -> int:
     if span is None:
         return 0
     view, position, stop = span
-    entries = numpy.frombuffer(view, ENTRY, (stop - position) // CQ_ENTRY_BYTES, position)  # no copy: pages of the samples alone
+    entries = numpy.frombuffer(view, ENTRY, (stop - position) // CQ_ENTRY_BYTES, position)  # no copy: only pages of the samples are read
     return max(0, int((end - first) * entries["size"][:: max(1, len(entries) // _SAMPLES)].mean(dtype="float64")))
 
 
 def runs_of_segments(entries: numpy.ndarray, segment_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """(segment's start, begin, end) of neighbours among the entries that name records of one segment."""
+    """Yield (segment's start, begin, end) of runs of entries for records of one segment."""
     offsets = entries["physicalOffset"].astype(numpy.int64)
     segments = offsets - offsets % segment_bytes
     borders = [0, *(numpy.flatnonzero(numpy.diff(segments)) + 1).tolist(), len(offsets)]
@@ -71,7 +70,7 @@ def runs_of_segments(entries: numpy.ndarray, segment_bytes: int) -> Iterator[tup
 
 
 class WrongEntry(NamedTuple):
-    """Which of the entries it is, what it says, why it is wrong (as a reason of native.scan), and a sentence about it."""
+    """A wrong entry: its position, its values, the reason (of native.scan), and a sentence."""
 
     at: int
     physical_offset: int
@@ -81,7 +80,7 @@ class WrongEntry(NamedTuple):
 
 
 def without_record(queue: tuple[str, int], number: int, entries: numpy.ndarray, why: str) -> Iterator[WrongEntry]:
-    """All of these entries, the first of which has this number in its queue: the log has no segment where they lead, and never had."""
+    """Yield all of these entries as wrong, because the log never had a segment at their offsets; the first has this number."""
     for at, (offset, size, _) in enumerate(entries.tolist()):
         yield WrongEntry(at, max(0, offset), max(0, size), "no_record", _leads_nowhere(queue, number + at, offset, size, why))
 
@@ -92,18 +91,17 @@ def _leads_nowhere(queue: tuple[str, int], number: int, offset: int, size: int, 
 
 
 class EntryCheck:
-    """Compares entries with records; one for each reading thread."""
+    """Compares entries with records; each thread needs its own."""
 
     def __init__(self) -> None:
         self._scanner = ColumnScanner(_CHECKED, batch_rows=_BATCH_ROWS, allocate=allocate)
 
     def wrong(self, view: Readable, base: int, queue: tuple[str, int], number: int, entries: numpy.ndarray, limit: int
               ) -> Iterator[WrongEntry]:
-        """The entries that are wrong, in order. The first one has this number in the queue; all name records that `view`, which
-        begins at `base` of the log, holds.
+        """Yield the wrong ones of the entries, in order; `number` is the number of the first one in the queue.
 
-        Nothing at or above `limit` is read. An entry may also name a record of another topic that was dispatched to this queue as well
-        (INNER_MULTI_DISPATCH).
+        All name records in `view`, which begins at the physical offset `base`. It reads nothing at or above `limit`. An entry may
+        name a record of another topic that was dispatched to this queue too (INNER_MULTI_DISPATCH).
         """
         fillers = numpy.flatnonzero((entries["physicalOffset"] == 0) & (entries["size"] == CQ_FILLER_SIZE)).tolist()
         begin = 0
@@ -126,7 +124,7 @@ class EntryCheck:
 
     def _unlike(self, view: Readable, base: int, queue: tuple[str, int], number: int, entries: numpy.ndarray, begin: int, raw: RawBatch
                 ) -> Iterator[WrongEntry]:
-        """Those of the next entries whose records are whole and something else."""
+        """Yield those of the next entries whose records are whole but differ from the entry."""
         topics, queue_ids, queue_offsets, sys_flags, tags = (to_array(column, raw.rows) for column in raw.columns)
         mine = entries[begin : begin + raw.rows]
         is_other = ~compute.equal(topics, queue[0]).to_numpy(zero_copy_only=False)
@@ -135,7 +133,7 @@ class EntryCheck:
         transactions = sys_flags.to_numpy() & SYS_FLAG_TRANSACTION_MASK
         is_hidden = numpy.isin(transactions, NOT_QUEUED)
         codes, wanted = mine["tagsCode"].astype(numpy.int64), _codes_of(tags)
-        # A delivery time, or an address in the extension, is there instead.
+        # These entries have a delivery time, or an address in the extension, instead.
         has_tags = (codes > CQ_EXT_ADDRESS_MAX) & (queue[0] != SCHEDULE_TOPIC)
         is_unlike = has_tags & (codes != wanted) & (wanted != _UNKNOWN)
         for row in numpy.flatnonzero(is_other | is_hidden | is_unlike).tolist():
@@ -158,7 +156,7 @@ _UNKNOWN = 1 << 62  # no hash
 
 
 def _codes_of(tags: pa.Array) -> numpy.ndarray:
-    """The tags code of each; _UNKNOWN for a text that is not UTF-8, whose hash this reader does not make."""
+    """Return the tags code of each; _UNKNOWN for a text that is not UTF-8, whose hash is not computed here."""
     coded = tags.dictionary_encode()
     known = [_UNKNOWN if "\ufffd" in text else tags_code(text) for text in coded.dictionary.to_pylist()]
     places = coded.indices.fill_null(len(known)).to_numpy()

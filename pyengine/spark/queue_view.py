@@ -1,8 +1,8 @@
 """Consume queues as rows: one for each queue, or one for each entry.
 
-`view=queues` (the default) counts, and looks at the records of each queue's first and last entry; `view=entries` lists, and
-holds each entry against the head of its record. Runs in Spark's workers on the
-store's files; how far the queues may be read was decided when the read was planned.
+`view=queues` (the default) counts, and reads the records of each queue's first and last entry; `view=entries` lists entries, and
+compares each with the head of its record. It runs in Spark's workers on the store's files; the plan of the read has the end of
+each queue.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ VIEWS = {"queues": QUEUE_COLUMNS, "entries": ENTRY_COLUMNS}
 
 @dataclass(frozen=True, slots=True)
 class QueueViewOptions:
-    """`read` holds what the format shares with `pyengine`; `columns` are of VIEWS[view]."""
+    """The parsed options; `read` has those shared with the format `pyengine`, `columns` are of VIEWS[view]."""
 
     read: ReadOptions
     view: str = "queues"
@@ -81,14 +81,14 @@ class QueueViewOptions:
 
 @dataclass(frozen=True)
 class QueueRows(InputPartition):
-    """Queues as (topic, queue id, first offset, end); nothing that reaches beyond `limit` in the log exists."""
+    """Queues as (topic, queue id, first offset, end); no message beyond the physical offset `limit` exists."""
 
     queues: tuple[tuple[str, int, int, int], ...]
     limit: int
 
 
 class _Examiner:
-    """What is wrong with the entries of one part: an error, or left out, as the options say."""
+    """Checks the entries of one part: wrong ones are an error, or left out, as the options say."""
 
     def __init__(self, options: ReadOptions, reader: StoreReader | RemoteStore, limit: int) -> None:
         from pyengine.spark.queue_entries import EntryCheck
@@ -96,10 +96,10 @@ class _Examiner:
         self._options, self._reader, self._limit = options, reader, limit
         self._check = EntryCheck()
         self._queue: ConsumeQueue | None = None
-        self._newest_segment = -1  # of those that this queue's entries have led to
+        self._newest_segment = -1  # that an entry of this queue has named
 
     def entries(self, queue: ConsumeQueue, first: int, end: int) -> Iterator[tuple[int, numpy.ndarray]]:
-        """As queue_entries; DataLossError where a file of the queue is missing."""
+        """Do as queue_entries; DataLossError if a file of the queue is missing."""
         from pyengine.spark.queue_entries import queue_entries
 
         expected = first
@@ -110,8 +110,10 @@ class _Examiner:
         self._require(queue, expected, end)
 
     def right(self, queue: ConsumeQueue, number: int, entries: numpy.ndarray) -> numpy.ndarray:
-        """Which of the entries name records that are what they say; a queue's come in order. A segment that was deleted since the plan is
-        not asked: one that is gone, while an earlier entry's newer one is there, is named by damage."""
+        """Return which of the entries agree with their records; call it in the order of the queue.
+
+        Entries of a segment that was deleted since the plan are not checked. If an earlier entry names an existing later segment, a
+        missing segment means damage."""
         import numpy
 
         from pyengine.spark.queue_entries import runs_of_segments, without_record
@@ -144,7 +146,7 @@ class _Examiner:
         log.warning("%s: left out: %s", self._options.where, wrong.sentence)
 
     def _wrong(self, segment: Segment, start: int, queue: ConsumeQueue, number: int, entries: numpy.ndarray) -> Iterator[WrongEntry]:
-        """The wrong ones among entries that name records of one segment, the first of which has this number in its queue."""
+        """Yield the wrong ones of entries for records of one segment; the first has this number in its queue."""
         from pyengine.spark.file_access import windows
 
         key = queue.topic, queue.queue_id
@@ -155,7 +157,7 @@ class _Examiner:
                 yield wrong._replace(at=begin + wrong.at)
 
     def require_files(self, queue: ConsumeQueue, first: int, end: int) -> None:
-        """DataLossError where a file between the two entries is missing."""
+        """Raise DataLossError if a file between the two entries is missing."""
         for number in range(first, end, queue.entries_per_file):
             start = number - number % queue.entries_per_file
             if queue.files.start_of(start * CQ_ENTRY_BYTES) is None:
@@ -167,7 +169,7 @@ class _Examiner:
 
 
 def read_view_options(given: Mapping[str, str]) -> QueueViewOptions:
-    """The options of one read; UsageError says which one is wrong and what is allowed."""
+    """Parse the options of one read; UsageError says which one is wrong and what is allowed."""
     own = {name.lower(): value for name, value in given.items() if name.lower() in OWN_OPTIONS}
     view = own.get("view", "queues").strip().lower()
     if view not in VIEWS:
@@ -201,12 +203,12 @@ def _columns(view: str, asked: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def types_of(view: str) -> dict[str, str]:
-    """Column -> type."""
+    """Return the types of a view's columns."""
     return {name: kind for name, kind, _ in VIEWS[view]}
 
 
 def plan_view(options: QueueViewOptions) -> list[QueueRows]:
-    """The read's partitions: every chosen queue up to the level's end as it is now."""
+    """Return the read's partitions: every chosen queue up to the current end of the level."""
     from pyengine.spark.presence import QueueLooks, require_end, require_entries, require_group, require_names
     from pyengine.spark.remote_store import open_for_reading
 
@@ -226,7 +228,7 @@ def plan_view(options: QueueViewOptions) -> list[QueueRows]:
 
 
 def _groups(queues: list[tuple[str, int, int, int]], view: str, least: int) -> Iterator[list[tuple[str, int, int, int]]]:
-    """The queues in groups, cut inside one where entries are listed and there are many."""
+    """Yield the queues in groups; divide a queue if entries are listed and there are many."""
     if view == "queues":
         step = max(1, min(QUEUES_PER_PART, -(-len(queues) // least)))
         yield from (queues[at : at + step] for at in range(0, len(queues), step))
@@ -249,7 +251,7 @@ def _groups(queues: list[tuple[str, int, int, int]], view: str, least: int) -> I
 
 
 def view_rows(options: QueueViewOptions, part: QueueRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
-    """The rows of one partition, as `schema` wants them."""
+    """Yield the rows of one partition in `schema`."""
     from pyengine.spark.remote_store import open_in_task
 
     with open_in_task(options.read) as reader:

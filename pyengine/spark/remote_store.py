@@ -1,13 +1,13 @@
-"""A store on another file system, read by ranges: what planning a read, a stream or a task needs of it.
+"""A store on another file system, read by ranges, for plans, streams and tasks.
 
-A RemoteStore gives what a StoreReader gives, of a store at rest: a file system does not show whether an engine runs.
-So how far each level reaches is told by the files, by the rules of storage/read_level.py for a store that no process has
-open, and this reader syncs nothing. A store is flushed as far as its engine has noted in config/watermark; one without
-it to its end, if it was stopped in order (no file `abort`) and no sync of it has failed (no config/sync-failure).
+A RemoteStore has the interface of a StoreReader for a stopped store, since a file system does not show whether an engine runs. So
+the end of each level comes from the files, by the rules of storage/read_level.py for a store that no process has open; this
+reader syncs nothing. A store is flushed up to its config/watermark; one without it up to its end, if it was stopped in order (no
+file `abort`) and no sync has failed (no config/sync-failure).
 
-The store is looked at once, and again when `look_again` is called: a copy that is brought up to date from time to time is
-followed so. Lists come first, then the small files, then ranges: of segments what is asked for, of a queue's files blocks
-around the entries that are looked at. Blocks are kept until a list shows that the file has changed, or may have.
+It reads the state of the store once, and again at each `look_again`, so that it can follow a copy that is updated from time to
+time. It lists the files first, then fetches the small ones, then ranges: of segments the requested bytes, of queue files blocks
+around the requested entries. It caches blocks until a list shows that the file has changed, or may have.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ _CONFIG = ("watermark", "sync-failure", "engine.toml", "recovery", "recovered", 
 OFFSETS, GROUPS = "config/consumerOffset.json", "config/subscriptionGroup.json"
 _SIZE = "mapped_file_size_commit_log_bytes"
 LOOK_INTERVAL_S = 1.0
-# S3 tells times in whole seconds: a file that was written just before the list may have been written again after it.
+# S3 has times in whole seconds: a file that was written just before the list may have been written again after it.
 SETTLED_NS = 60_000_000_000
 FILES_MAX = 1024
 _THREADS = 16
 
 
 def open_for_reading(options: ReadOptions) -> LiveStoreReader | RemoteStore:
-    """The store that a read is of: on this host, with its engine's counters if one runs, or on another file system."""
+    """Open the store of a read: on this host, with its engine's counters if one runs, or on another file system."""
     if options.is_remote:
         return RemoteStore(reach_tree(options.path, options.file_system), options.sizes)
     from pyengine.ipc.live_reader import open_store
@@ -80,14 +80,14 @@ def open_for_reading(options: ReadOptions) -> LiveStoreReader | RemoteStore:
 
 
 def open_in_task(options: ReadOptions) -> StoreReader | RemoteStore:
-    """The same for a task, which asks no engine."""
+    """Open the store of a read in a task, which asks no engine."""
     if options.is_remote:
         return RemoteStore(open_tree(options.path, options.file_system), options.sizes)
     return StoreReader(options.path, watermark=None, **options.sizes)
 
 
 def consumer_offsets(store: StoreReader | RemoteStore) -> ConsumerOffsets:
-    """The offsets of the store's consumer groups."""
+    """Return the offsets of the store's consumer groups."""
     if isinstance(store, RemoteStore):
         for name in (OFFSETS, f"{OFFSETS}.bak"):
             store.small_file(name)
@@ -95,7 +95,7 @@ def consumer_offsets(store: StoreReader | RemoteStore) -> ConsumerOffsets:
 
 
 def consumer_groups(store: StoreReader | RemoteStore) -> set[str]:
-    """Every group that has committed an offset, or is entered in subscriptionGroup.json."""
+    """Return every group that has committed an offset, or is in subscriptionGroup.json."""
     if isinstance(store, RemoteStore):
         for name in (GROUPS, f"{GROUPS}.bak"):
             store.small_file(name)
@@ -103,7 +103,7 @@ def consumer_groups(store: StoreReader | RemoteStore) -> set[str]:
 
 
 def segment_of(store: StoreReader | RemoteStore, start: int) -> Segment | None:
-    """The segment that begins there, to read ranges of and to close; None when it is gone."""
+    """Open the segment that begins there, to read ranges of it; None if it does not exist."""
     if isinstance(store, RemoteStore):
         with contextlib.suppress(FileNotFoundError):
             return store.commit_log.open(start)
@@ -113,7 +113,7 @@ def segment_of(store: StoreReader | RemoteStore, start: int) -> Segment | None:
 
 
 def look_ahead(store: LiveStoreReader | RemoteStore, queues: Iterable[ConsumeQueue], limit: int) -> None:
-    """Fetch what tells where these queues begin and end, of many at once; nothing is to be done for mapped files."""
+    """Fetch the begins and ends of many queues at once; do nothing for mapped files."""
     if isinstance(store, RemoteStore):
         first = store.min_physical_offset
 
@@ -128,7 +128,7 @@ def look_ahead(store: LiveStoreReader | RemoteStore, queues: Iterable[ConsumeQue
 
 
 class RemoteLog:
-    """The segments, as they were listed last. All have one length, or StoreRefusedError."""
+    """The segments of the last list; StoreRefusedError unless all have one length."""
 
     def __init__(self, tree: FileTree, wanted_size_bytes: int | None) -> None:
         self._tree = tree
@@ -142,7 +142,7 @@ class RemoteLog:
         tree, wanted_size_bytes = self._tree, self._wanted_size_bytes
         found: dict[int, int] = {}
         for name, length in tree.folders_and_sizes(LOG).items():
-            if name.startswith("."):  # what rsync is copying
+            if name.startswith("."):  # rsync is copying it
                 continue
             start = parse_segment_name(name)
             if start is None or length is None:
@@ -160,26 +160,26 @@ class RemoteLog:
         self._starts = sorted(found)
 
     def starts(self) -> list[int]:
-        """Start offsets, ascending. Not to be modified."""
+        """Return the start offsets, ascending; do not modify the list."""
         return self._starts
 
     @property
     def min_offset(self) -> int:
-        """Start of the first segment, -1 without any."""
+        """Return the start of the first segment, -1 without any."""
         return self._starts[0] if self._starts else -1
 
     def start_of(self, offset: int) -> int | None:
-        """The start of the segment that holds `offset`, or None."""
+        """Return the start of the segment that has `offset`, or None."""
         at = bisect_right(self._starts, offset) - 1
         return self._starts[at] if at >= 0 and offset < self._starts[at] + self.size_bytes else None
 
     def open(self, start: int) -> FetchedSegment:
-        """The segment, to read ranges of. FileNotFoundError when it was deleted."""
+        """Open the segment, to read ranges of it; FileNotFoundError if it was deleted."""
         return FetchedSegment(self._tree.open(f"{LOG}/{segment_name(start)}"), start)
 
 
 class RemoteLogEnd(LogEnd):
-    """The log's end by the same rules, read by ranges."""
+    """Finds the log's end by the same rules as LogEnd, reading ranges."""
 
     def __init__(self, root: Path, log: RemoteLog) -> None:
         super().__init__(root, log)  # type: ignore[arg-type]  # it has the three members that LogEnd uses
@@ -191,7 +191,7 @@ class RemoteLogEnd(LogEnd):
 
 @dataclass(frozen=True, slots=True)
 class _RemoteLogView(LogView):
-    """The log by ranges of its segments."""
+    """A LogView that reads ranges of segments."""
 
     remote: RemoteLog = field(kw_only=True)
 
@@ -221,7 +221,7 @@ class _RemoteLogView(LogView):
 
 
 class RemoteQueueFiles:
-    """A queue's files as its ConsumeQueue sees a MappedFileQueue: listed by the store, fetched by slices."""
+    """A queue's files, with the interface of a MappedFileQueue: listed by the store, fetched by slices."""
 
     def __init__(self, store: RemoteStore, folder: str, size_bytes: int) -> None:
         self._store = store
@@ -229,7 +229,7 @@ class RemoteQueueFiles:
         self.size_bytes = size_bytes
 
     def starts(self) -> list[int]:
-        """Start offsets, ascending, as they were listed last. StoreRefusedError as MappedFileQueue.starts."""
+        """Return the start offsets of the last list, ascending; StoreRefusedError as MappedFileQueue.starts."""
         found = []
         for name, mark in self._store.queue_files().get(self._folder, {}).items():
             start = parse_segment_name(name)
@@ -241,24 +241,24 @@ class RemoteQueueFiles:
         return sorted(found)
 
     def start_of(self, offset: int) -> int | None:
-        """The start of the file that holds byte `offset` of the queue, or None."""
+        """Return the start of the file that has byte `offset` of the queue, or None."""
         start = offset - offset % self.size_bytes
         return start if segment_name(start) in self._store.queue_files().get(self._folder, {}) else None
 
     def view(self, start: int) -> FetchedFile | None:
-        """The file's bytes by slices, None when it is gone."""
+        """Return the file's bytes, to be read by slices; None if it does not exist."""
         return self._store.fetched(f"{self._folder}/{segment_name(start)}")
 
 
 class _RemoteWatermark(FilesWatermark):
-    """How far each level reaches, by the files alone."""
+    """Finds the end of each level from the files alone."""
 
     def _synced_here(self, sure: int, end: int) -> int:
         return sure  # nothing is synced over a file system
 
 
 class _Fetched(NamedTuple):
-    """A file of which something was fetched, from that time on; what a list said of it, and in which look."""
+    """A cached file: the time of its first fetch, its entry in a list, and the number of that list."""
 
     file: FetchedFile
     mark: FileMark
@@ -267,7 +267,7 @@ class _Fetched(NamedTuple):
 
 
 class RemoteStore:
-    """A store on another file system, as it was when it was looked at last; a context manager."""
+    """A store on another file system, in its state at the last look; a context manager."""
 
     is_live = False  # no engine's counters can be read
 
@@ -300,7 +300,7 @@ class RemoteStore:
         self._looked_s = time.monotonic()
 
     def look_again(self) -> None:
-        """See what has been changed since; once in LOOK_INTERVAL_S."""
+        """Read the state of the store again; at most once in LOOK_INTERVAL_S."""
         if time.monotonic() - self._looked_s < LOOK_INTERVAL_S:
             return
         # The watermark is put last, so what is listed after it reaches at least as far.
@@ -315,31 +315,31 @@ class RemoteStore:
     # -- how far ------------------------------------------------------------------
 
     def max_physical_offset(self, level: ReadLevel) -> int:
-        """Where the log ends for this level. UsageError for one that cannot be known."""
+        """Return the log's end for this level; UsageError if it cannot be known."""
         if level not in self._limits:
             self._limits[level] = self._watermark.limit(level)
         return self._limits[level]
 
     def dispatched_offset(self, level: ReadLevel) -> int:
-        """Where queues end for this level: further entries are not to be read. Which messages are in their queues is not known."""
+        """Return the offset below which entries of queues are read at this level; whether queues are complete is unknown."""
         if level not in self._queue_limits:
             self._queue_limits[level] = min(self.max_physical_offset(level), self._watermark.queue_limit(level))
         return self._queue_limits[level]
 
     @property
     def last_store_timestamp_ms(self) -> int:
-        """When the last message below the log's end was stored, by what was read to find it; -1 where nothing was."""
+        """Return the store time of the last message that was read to find the log's end; -1 if none was."""
         return self._watermark.end.last_store_timestamp_ms
 
     # -- the log ------------------------------------------------------------------
 
     @property
     def min_physical_offset(self) -> int:
-        """Where the log's first segment begins, -1 without any."""
+        """Return the start of the log's first segment, -1 without any."""
         return self.commit_log.min_offset
 
     def message_below(self, physical_offset: int, limit: int) -> Message | None:
-        """The message that starts at this byte and ends at or below `limit`, None when none does."""
+        """Return the message that starts at this offset and ends at or below `limit`, or None."""
         start = self.commit_log.start_of(physical_offset) if 0 <= physical_offset < limit else None
         segment = None if start is None else segment_of(self, start)
         if start is None or segment is None:
@@ -353,7 +353,7 @@ class RemoteStore:
 
     @cached_property
     def geometry(self) -> Geometry:
-        """The sizes of its files: by engine.toml, else by the files' lengths."""
+        """The sizes of its files, from engine.toml, or from the files' lengths."""
         found = load_config(self.root, self._sizes).geometry
         if not (self.root / "config" / "engine.toml").exists():
             listed = [[(start, mark.size) for name, mark in files.items() if (start := parse_segment_name(name)) is not None]
@@ -364,11 +364,11 @@ class RemoteStore:
         return found
 
     def queue_folders(self, topic: str = "") -> set[str]:
-        """The names of the topics that have queues, or of one topic's queues."""
+        """Return the names of the topics that have queues, or of one topic's queues."""
         return set(self._tree.folders_and_sizes(f"{QUEUES}/{topic}" if topic else QUEUES))
 
     def queue_files(self) -> dict[str, dict[str, FileMark]]:
-        """Folder of each queue that has a file -> its files; listed once in a look."""
+        """Return the files of each queue by its folder; they are listed once in a look."""
         if self._queue_files is None:
             found: dict[str, dict[str, FileMark]] = {}
             for path, mark in self._tree.files(QUEUES, recursive=True).items():
@@ -380,7 +380,7 @@ class RemoteStore:
         return self._queue_files
 
     def topics(self) -> dict[str, list[int]]:
-        """Topic -> queue ids, both sorted: every queue that has a file."""
+        """Return topic -> queue ids, both sorted, of every queue that has a file."""
         found: dict[str, list[int]] = {}
         for folder in self.queue_files():
             topic, _, name = folder.removeprefix(f"{QUEUES}/").rpartition("/")
@@ -389,7 +389,7 @@ class RemoteStore:
         return {topic: sorted(found[topic]) for topic in sorted(found)}
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """The reader of one queue's entries, None for a queue that does not exist."""
+        """Return the reader of one queue's entries, None for a queue that does not exist."""
         folder = f"{QUEUES}/{topic}/{queue_id}"
         if folder not in self.queue_files():
             return None
@@ -400,13 +400,13 @@ class RemoteStore:
         return self._queues[topic, queue_id]
 
     def queue_range(self, topic: str, queue_id: int, level: ReadLevel = ReadLevel.COMMITTED) -> tuple[int, int]:
-        """(first offset that can be read, offset after the last); (0, 0) for a queue that does not exist."""
+        """Return (first readable offset, offset after the last); (0, 0) for a queue that does not exist."""
         queue = self.queue(topic, queue_id)
         high = 0 if queue is None else queue.max_offset(self.dispatched_offset(level))
         return (queue.min_offset(self.min_physical_offset, high), high) if queue is not None and high else (0, 0)
 
     def fetched(self, path: str) -> FetchedFile | None:
-        """A queue's file, None when it is gone. What is kept of it is of its content as it was listed last, or later."""
+        """Return a queue's file, None if it does not exist; cached blocks are of its content at the last list, or later."""
         folder, _, name = path.rpartition("/")
         mark = self.queue_files().get(folder, {}).get(name)
         if mark is None:
@@ -430,14 +430,14 @@ class RemoteStore:
     # -- small files --------------------------------------------------------------
 
     def small_file(self, name: str) -> None:
-        """Bring one more of the store's small files to `root`; nothing if there is none."""
+        """Fetch one more small file of the store to `root`, if it exists."""
         content = self._tree.read(name)
         if content is not None:
             (self.root / name).parent.mkdir(exist_ok=True)
             (self.root / name).write_bytes(content)
 
     def _fetch_small_files(self) -> None:
-        """Those that have changed, or may have, since they were fetched."""
+        """Fetch the small files that have changed, or may have, since they were fetched."""
         marks = {name: mark for name, mark in self._tree.files("").items() if name in ("checkpoint", "abort")}
         marks |= {f"config/{name}": mark for name, mark in self._tree.files("config").items() if name in _CONFIG}
         for name in self._small.keys() - marks.keys():
@@ -450,7 +450,7 @@ class RemoteStore:
                 self.small_file(name)
 
     def close(self) -> None:
-        """Remove what was fetched."""
+        """Remove the fetched files."""
         self._folder.cleanup()
         self._fetched.clear()
         self._queues.clear()
@@ -463,5 +463,5 @@ class RemoteStore:
 
 
 def _is_same(known: FileMark, fetched_ns: int, listed: FileMark) -> bool:
-    """Whether what was fetched then, of a file that was listed as `known`, is still its content."""
+    """Return whether bytes fetched at that time, of a file listed as `known`, are still its content."""
     return known == listed and listed.modified_ns is not None and fetched_ns - listed.modified_ns > SETTLED_NS

@@ -1,8 +1,7 @@
 """The columns of `spark.read.format("pyengine")`: Kafka's names first, then RocketMQ's.
 
-One table says for each column what Spark sees and which column of the log scan
-(`pyengine.storage.arrow`) it is made of. `property.<NAME>` is a column too: the value of
-that property.
+One table has for each column its name and type in Spark, and the column of the log scan (`pyengine.storage.arrow`) from which it
+is made. `property.<NAME>` is a column too: the value of that property.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ if TYPE_CHECKING:
 
 PROPERTY_PREFIX = "property."
 HEADERS_TYPE = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
-TIMESTAMP_TYPE = 1  # Kafka's LogAppendTime: `timestamp` is the store's clock, not the producer's
+TIMESTAMP_TYPE = 1  # Kafka's LogAppendTime: `timestamp` is the store time, not the producer's
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`scanned` is the scan's column, "" for timestampType, which is the same in every row."""
+    """A column. `scanned` is the scan's column, "" for timestampType, which is the same in every row."""
 
     name: str
     type: str
@@ -80,7 +79,7 @@ _BY_NAME = {column.name.lower(): column for column in COLUMNS}
 
 
 def find_column(name: str) -> Column:
-    """The column of that name, whatever its case (as Spark compares names); UsageError with the nearest name."""
+    """Return the column of that name in any case, as in Spark; UsageError with the nearest name."""
     if name[: len(PROPERTY_PREFIX)].lower() == PROPERTY_PREFIX:
         wanted = name[len(PROPERTY_PREFIX) :]
         if wanted and not any(mark in wanted for mark in "\x00\x01\x02"):
@@ -96,7 +95,7 @@ def find_column(name: str) -> Column:
 
 
 def chosen_columns(options: ReadOptions) -> list[Column]:
-    """What `columns` names, else those of the schemaMode (without the body if includeBody is false)."""
+    """Return the columns of the option `columns`, or those of schemaMode (without the body if includeBody is false)."""
     if not options.columns:
         mode = MODES.get(options.schema_mode)
         found = [column for column in COLUMNS if column.in_default] if mode is None else [find_column(name) for name in mode]
@@ -109,19 +108,19 @@ def chosen_columns(options: ReadOptions) -> list[Column]:
 
 
 def all_names() -> list[str]:
-    """What `*` means: all but `headers`, which are the properties once more."""
+    """Return the columns of `*`: all but `headers`, which repeats the properties."""
     return [column.name for column in COLUMNS if column.name != "headers"]
 
 
 def schema_text(columns: Iterable[Column]) -> str:
-    """The columns as DDL; names are quoted."""
+    """Return the columns as DDL, with quoted names."""
     return ", ".join(f"`{column.name.replace('`', '``')}` {column.type}" for column in columns)
 
 
 def columns_of_schema(schema: StructType, options: ReadOptions) -> list[Column]:
-    """The columns that a user's `.schema(...)` names, in its order; UsageError for an unknown name or another type.
+    """Return the columns of a user's `.schema(...)`, in its order; UsageError for an unknown name or another type.
 
-    A schema chooses columns, it does not convert: each type must be the column's own.
+    A schema chooses columns and does not convert them: each type must be the column's own.
     """
     columns = []
     for field in schema.fields:

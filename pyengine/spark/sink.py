@@ -1,19 +1,19 @@
 """The writers of `df.write.format("pyengine")` and of `writeStream`: rows become messages of a running engine.
 
-No process of Spark writes a store's file. Each task puts through a session of its own, like any producer, and nothing
-else does: so the tasks run on the engine's host.
+No process of Spark writes a store's file. Each task puts through a session of its own, like any producer, so the tasks must run
+on the engine's host.
 
-Each message carries PROPERTY = `query:batch:task:sequence:fingerprint`. What an earlier attempt of a task has put is
-looked up before anything is put, so a batch that runs again puts only what is missing (decision 0210):
+Each message has PROPERTY = `query:batch:task:sequence:fingerprint`. A task first looks up what an earlier attempt of it has put,
+so a repeated batch puts only what is missing (decision 0210):
 
-- One attempt of a task at a time: a byte of a file beside the engine's shared memory is locked for as long as the
-  process lives. The next attempt waits for it, then until the engine has executed what a dead process had submitted.
-- Before its first message a task puts a marker of its own into MARKER_TOPIC, `begin query batch task`. Without one
-  nothing of the task is there; with one, all of it is beyond that byte of the log. When all tasks are done the driver
-  puts `commit query batch`: a batch that runs again after that puts nothing, and its second commit is the word
-  `durable`, which no look-up reads. A look-up reads the markers from the queue's end back to the query's last commit.
-- Rows are recognised by their content, each as often as it is there, in any order. Where an earlier attempt has put a row
-  that this one has not, the input is not the same: the task is refused before it puts.
+- Only one attempt of a task runs at a time: it locks a byte of a file beside the engine's shared memory while its process lives.
+  The next attempt waits for the lock, then until the engine has executed what a dead process had submitted.
+- Before its first message a task puts a marker into MARKER_TOPIC, `begin query batch task`. Without a marker the log has no
+  message of the task; with one, all of them are beyond it. When all tasks are done the driver puts `commit query batch`: a batch
+  that is repeated after that puts nothing, and its second commit is the word `durable`, which no look-up reads. A look-up reads
+  the markers from the queue's end back to the query's last commit.
+- Rows are compared by content, with multiplicity, in any order. If an earlier attempt has put a row that this one does not have,
+  the input has changed: the task is refused before it puts.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, slots=True)
 class SinkColumn:
-    """A column that the sink takes, the types that it may have, and what becomes of it."""
+    """A column that the sink accepts, its possible types, and its effect."""
 
     name: str
     types: tuple[str, ...]
@@ -108,7 +108,7 @@ SINK_OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Where to put."""
+    """The parsed options of a write."""
 
     path: str
     topic: str | None = None
@@ -116,7 +116,7 @@ class SinkOptions:
 
 
 def read_sink_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptions:
-    """The options of one write; UsageError says which one is wrong and what is allowed."""
+    """Parse the options of one write; UsageError says which one is wrong and what is allowed."""
     names = {name.lower(): name for name in SINK_OPTIONS}
     values: dict[str, str] = {}
     for name, text in given.items():
@@ -141,7 +141,7 @@ def read_sink_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptio
 
 
 def sink_columns(schema: StructType, options: SinkOptions) -> dict[str, int]:
-    """Column of SINK_COLUMNS -> its place in `schema`. What only a source has is left out; UsageError for all else."""
+    """Return the position in `schema` of each column of SINK_COLUMNS; ignore columns of a source, UsageError for others."""
     known = {column.name.lower(): column for column in SINK_COLUMNS}
     of_source = {column.name.lower() for column in COLUMNS}
     found: dict[str, int] = {}
@@ -173,7 +173,7 @@ def sink_columns(schema: StructType, options: SinkOptions) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class SinkCommit(WriterCommitMessage):
-    """What a task says when it is done: `rows` it had, and `put` of them by this attempt; none of a batch that was committed."""
+    """The result of a task: its `rows`, and how many this attempt has `put`, none if the batch was committed."""
 
     query: str
     batch: int
@@ -183,7 +183,7 @@ class SinkCommit(WriterCommitMessage):
 
 
 class SinkTask(NamedTuple):
-    """Which part of which batch; the same for each attempt of a task."""
+    """A part of a batch; it is the same for each attempt of a task."""
 
     query: str
     batch: int
@@ -191,13 +191,13 @@ class SinkTask(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """How PROPERTY begins in each of its messages."""
+        """The begin of PROPERTY in each of its messages."""
         return f"{self.query}:{self.batch}:{self.task}:"
 
 
 @dataclass(frozen=True)
 class Sink:
-    """Where and how to put: made in the driver for each batch, sent to its tasks."""
+    """Parameters of the puts, made in the driver for each batch and sent to its tasks."""
 
     options: SinkOptions
     columns: dict[str, int]
@@ -207,7 +207,7 @@ class Sink:
 
     @classmethod
     def prepared(cls, given: Mapping[str, str], schema: StructType, *, is_stream: bool) -> Sink:
-        """The sink, once an engine runs here. UsageError, or EngineUnavailableError where none does, before a task is run."""
+        """Make the sink, before a task runs; UsageError, or EngineUnavailableError if no engine runs here."""
         options = read_sink_options(given, is_stream=is_stream)
         columns = sink_columns(schema, options)
         patience_s = PATIENCE_S if is_stream and Path(options.path).is_dir() and abort_file_exists(options.path) else 0.0
@@ -220,14 +220,14 @@ class Sink:
 
 
 class BatchSink(DataSourceArrowWriter):
-    """One `df.write`; its batch is 0. Runs in the driver but for write()."""
+    """One `df.write`; its batch is 0. It runs in the driver, except for write()."""
 
     def __init__(self, schema: StructType, overwrite: bool, given: Mapping[str, str]) -> None:
         if overwrite:
             raise UsageError("a log is appended to: write with mode(\"append\"), not overwrite")
         self.sink = Sink.prepared(given, schema, is_stream=False)
         self.query = self.sink.options.write_id or str(uuid.uuid4())
-        if self.sink.options.write_id is None:  # no marker of this write can be there yet
+        if self.sink.options.write_id is None:  # there can be no marker of this write yet
             with pyengine.open_store(self.sink.options.path) as store:
                 last = store.queue_range(MARKER_TOPIC, marker_queue(self.query), LEVEL)[1]
             self.sink = Sink(self.sink.options, self.sink.columns, schema, self.sink.boot_id, last)
@@ -241,15 +241,15 @@ class BatchSink(DataSourceArrowWriter):
         return put_rows(self.sink, SinkTask(self.query, 0, context.partitionId()), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks are done."""
+        """Put the commit marker, after all tasks are done."""
         put_commit(self.sink.options.path, self.query, 0, messages, self.sink.markers_from)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What was put stays: a log takes nothing back."""
+        """Do nothing: messages in a log cannot be removed."""
 
 
 class StreamSink(StreamArrowWriter):
-    """One `writeStream`: Spark makes one for each batch, and another to commit it."""
+    """One `writeStream`; Spark makes one for each batch, and another to commit it."""
 
     def __init__(self, schema: StructType, given: Mapping[str, str]) -> None:
         self.sink = Sink.prepared(given, schema, is_stream=True)
@@ -268,20 +268,20 @@ class StreamSink(StreamArrowWriter):
         return put_rows(self.sink, task, arrow_batches(iterator, self.sink.schema))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """All tasks of the batch are done. A batch without a task has nothing that could be put twice."""
+        """Put the commit marker, after all tasks are done; a batch without tasks needs none."""
         for message in messages[:1]:
             assert isinstance(message, SinkCommit)
             put_commit(self.sink.options.path, message.query, batchId, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """What was put stays, and the batch goes on from there when it runs again."""
+        """Do nothing: messages stay, and a repeated batch puts only the missing ones."""
 
 
 # -- a task --------------------------------------------------------------------------
 
 
 class Row(NamedTuple):
-    """One row as a message. `queue_id` is None where the row names none; `fingerprint` is of all but the sequence."""
+    """One row as a message. `queue_id` None: the row names none; `fingerprint` covers everything except the sequence."""
 
     topic: str
     queue_id: int | None
@@ -294,11 +294,11 @@ class Row(NamedTuple):
 
 
 def put_rows(sink: Sink, task: SinkTask, batches: Iterable[pyarrow.RecordBatch]) -> SinkCommit:
-    """Put the rows that no earlier attempt of this task has put. Returns when all are stored.
+    """Put the rows that no earlier attempt of this task has put; return when all are stored.
 
-    UsageError for a row that cannot be a message and for rows other than those of an earlier attempt; then nothing of
-    this attempt, or what came before the row, is there. EngineUnavailableError on another host, PutError when the engine
-    takes no message for PATIENCE_S, StoreBusyError while another attempt of the task goes on for ATTEMPT_WAIT_S.
+    UsageError for a row that cannot be a message, after which the rows before it may be stored, and for other rows than those of an
+    earlier attempt, before any is put. EngineUnavailableError on another host, PutError if the engine accepts no message for
+    PATIENCE_S, StoreBusyError if another attempt of the task runs for ATTEMPT_WAIT_S.
     """
     if sink.boot_id != read_boot_id():
         raise EngineUnavailableError(f"this task runs on another host than the driver and the engine of {sink.options.path}: the sink "
@@ -336,7 +336,7 @@ class _Attempt:
         return SinkCommit(self._task.query, self._task.batch, rows, self._put, is_committed)
 
     def close(self) -> None:
-        """End the session: what it had submitted is executed before another attempt looks."""
+        """End the session; its submitted entries are executed before another attempt looks up messages."""
         if self._producer is not None:
             self._producer.close()
         self._producer = None
@@ -344,7 +344,7 @@ class _Attempt:
     # -- what is there
 
     def _look_up(self) -> tuple[bool, int | None]:
-        """Whether the batch was committed, and where the task's first marker is."""
+        """Return whether the batch was committed, and the physical offset of the task's first marker."""
         from pyengine.ipc.live_reader import settled_end
 
         settled_end(Path(self._path), PATIENCE_S)
@@ -352,7 +352,7 @@ class _Attempt:
             return find_markers(store, self._task, self._sink.markers_from)
 
     def _present(self) -> dict[int, str]:
-        """Sequence -> fingerprint of the task's messages that are in the log."""
+        """Return sequence -> fingerprint of the task's messages in the log."""
         from pyengine.ipc.live_reader import settled_end
 
         if self._begin is None:
@@ -378,7 +378,7 @@ class _Attempt:
         return rows
 
     def _put_missing(self, batches: Iterable[pyarrow.RecordBatch], present: dict[int, str]) -> int:
-        """Put the rows of which `present` has not as many. All rows are looked at first, so they go through a file."""
+        """Put the rows that `present` lacks, with multiplicity. All rows are compared first, so they are kept in a file."""
         import pyarrow
 
         to_find = Counter(present.values())
@@ -412,7 +412,7 @@ class _Attempt:
         return len(is_missing)
 
     def _rows(self, batch: pyarrow.RecordBatch) -> Iterator[Row]:
-        """The rows of a batch as messages."""
+        """Yield the rows of a batch as messages."""
         nothing = [None] * batch.num_rows
         columns = [batch.column(self._sink.columns[column.name]).to_pylist() if column.name in self._sink.columns else nothing
                    for column in SINK_COLUMNS]
@@ -449,7 +449,7 @@ class _Attempt:
         return Row(topic, partition, body, keys or None, tags or None, properties, delay_level or 0, urlsafe_b64encode(digest).decode())
 
     def _queue_of(self, row: Row, number: int) -> int:
-        """The row's queue, or one of the topic's: by the keys, else in turn."""
+        """Return the row's queue, or one of the topic's: by the keys, or in turn without keys."""
         if row.queue_id is not None:
             return row.queue_id
         if self._queues is None:
@@ -460,7 +460,7 @@ class _Attempt:
     # -- puts
 
     def _add(self, row: Row) -> None:
-        """To the rows of its queue that are put together."""
+        """Add a row to the next put of its queue."""
         number = next(self._numbers)
         name = f"{self._task.prefix}{number}:{row.fingerprint}"
         queue = row.topic, self._queue_of(row, number)
@@ -485,8 +485,8 @@ class _Attempt:
             self._put_group(*queue, group)
 
     def _put_group(self, topic: str, queue_id: int, group: list[tuple[str, Row]]) -> None:
-        """All of these are in the log when this returns. A message that is stored but not yet as durable as it should be is
-        covered by the commit's marker, which comes after it and must be."""
+        """Put these rows; all are in the log when this returns. The commit's marker comes later and must be durable, so it covers
+        messages that are stored but not durable yet."""
         if self._begin is None:
             text = f"begin {self._task.query} {self._task.batch} {self._task.task}"
             self._begin = put_marker(self._connected(), self._task.query, text).physical_offset
@@ -497,7 +497,7 @@ class _Attempt:
                 self._put += len(group)
                 return
             if result.indeterminate and time.monotonic() < deadline_s:
-                self.close()  # what it has submitted is executed, or never will be, once settled_end returns
+                self.close()  # once settled_end returns, no submitted entry is pending
                 present = _patiently(self._present)
                 there = [name for name, _ in group if int(name.split(":")[3]) in present]
                 self._put += len(there)
@@ -537,7 +537,7 @@ def _text(value: bytes, what: str) -> str:
 
 
 def _property_texts(path: str, start: int, end: int, segment_bytes: int, prefix: str) -> Iterator[str]:
-    """PROPERTY of the messages in [start, end) of the log where it begins with `prefix`."""
+    """Yield the values of PROPERTY that begin with `prefix`, of messages in [start, end) of the log."""
     import pyarrow
     from pyarrow import compute
 
@@ -559,12 +559,12 @@ def _property_texts(path: str, start: int, end: int, segment_bytes: int, prefix:
 
 
 def marker_queue(query: str) -> int:
-    """The queue of MARKER_TOPIC that has the query's markers."""
+    """Return the queue of MARKER_TOPIC for the query's markers."""
     return zlib.crc32(query.encode()) % MARKER_QUEUES
 
 
 def put_marker(producer: Producer, query: str, text: str) -> PutResult:
-    """Put a marker of the query; one too many does no harm. PutError when the engine takes none for PATIENCE_S."""
+    """Put a marker of the query; a repeated one does no harm. PutError if the engine accepts none for PATIENCE_S."""
     deadline_s = time.monotonic() + PATIENCE_S
     while True:
         result = producer.put(MARKER_TOPIC, text.encode(), queue_id=marker_queue(query))
@@ -576,12 +576,11 @@ def put_marker(producer: Producer, query: str, text: str) -> PutResult:
 
 
 def put_commit(path: str, query: str, batch: int, messages: Sequence[WriterCommitMessage | None], markers_from: int = 0) -> None:
-    """Say that all messages of the batch are there; PutError unless they are as durable as the engine's flush mode promises.
-    `messages` has one place for each task.
+    """Commit the batch: all of its messages are stored. PutError unless they are as durable as the flush mode promises.
 
-    UsageError where an earlier attempt of the batch had more tasks: its rows are there as often as both put them. That
-    cannot be taken back, so the batch is committed all the same, and the query goes on when it is started again.
-    A second commit would hide the markers of the next batch, should that have begun before.
+    `messages` has one element for each task. UsageError if an earlier attempt of the batch had more tasks, since rows of both may
+    be stored twice. That cannot be undone, so the batch is committed anyway, and the query continues when it is started again. A
+    second commit marker would hide the markers of the next batch, if that has begun already.
     """
     def find_last_task() -> int:
         from pyengine.ipc.live_reader import settled_end
@@ -603,8 +602,10 @@ def put_commit(path: str, query: str, batch: int, messages: Sequence[WriterCommi
 
 
 def find_markers(store: LiveStoreReader, task: SinkTask, first: int) -> tuple[bool, int | None]:
-    """(whether the task's batch was committed, physical offset of the task's first marker), read from the queue's end back to
-    the query's last commit, or to queue offset `first`. All that was put is dispatched (settled_end)."""
+    """Return whether the task's batch was committed, and the physical offset of the task's first marker.
+
+    It reads from the queue's end back to the query's last commit, or to queue offset `first`. All messages are dispatched then
+    (settled_end)."""
     begin = None
     for word, numbers, physical_offset in _markers_back(store, task.query, first):
         if word == "commit":
@@ -615,8 +616,8 @@ def find_markers(store: LiveStoreReader, task: SinkTask, first: int) -> tuple[bo
 
 
 def _markers_back(store: LiveStoreReader, query: str, first: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """(word, batch and task, physical offset) of the query's markers, the newest first, without `durable`, as far as its last
-    commit, which is given too."""
+    """Yield (word, batch and task, physical offset) of the query's markers, the newest first, without `durable`, up to and with
+    its last commit."""
     queue_id = marker_queue(query)
     low, at = store.queue_range(MARKER_TOPIC, queue_id, LEVEL)
     low, step = max(low, first), _MARKER_STEP
@@ -629,7 +630,7 @@ def _markers_back(store: LiveStoreReader, query: str, first: int) -> Iterator[tu
             messages += [message for message in got.messages if message.queue_offset < at]
             if got.next_begin_offset <= offset:
                 break  # the queue ends here: all of it was deleted
-            offset = got.next_begin_offset  # after what was deleted in this moment, or cannot be read
+            offset = got.next_begin_offset  # after messages that were just deleted, or cannot be read
         for message in reversed(messages):
             found = _MARKER.fullmatch(message.body)
             if found is None or found[2] != query.encode() or (found[1] == b"begin") != (found[4] is not None):
@@ -643,8 +644,9 @@ def _markers_back(store: LiveStoreReader, query: str, first: int) -> Iterator[tu
 
 @contextlib.contextmanager
 def _only_attempt(root: Path, task: SinkTask) -> Iterator[None]:
-    """No two attempts of a task inside the block at once: a lock that ends with its process, in the memory that
-    every producer of the engine shares. StoreBusyError after ATTEMPT_WAIT_S."""
+    """Exclude other attempts of a task inside the block, by a lock in the engine's memory folder that ends with its process.
+
+    StoreBusyError after ATTEMPT_WAIT_S."""
     from pyengine.ipc.shared_objects import find_folder
 
     folder = find_folder(root)
@@ -665,18 +667,18 @@ def _only_attempt(root: Path, task: SinkTask) -> Iterator[None]:
                         raise StoreBusyError(f"another attempt of task {task.task} of query {task.query} has been putting for "
                                              f"{ATTEMPT_WAIT_S:g} s: end its process; the task goes on where it was when it runs again")
                     time.sleep(WAIT_STEP_S)
-                if is_at(descriptor, path):  # else the engine's end removed it before the lock was taken
+                if is_at(descriptor, path):  # otherwise the engine's end removed it before the lock was taken
                     yield
                     return
             finally:
                 os.close(descriptor)
     finally:
-        if not folder.path.exists():  # the engine ended meanwhile, and left the file for the lock's sake
+        if not folder.path.exists():  # the engine has ended, and kept the file because it was locked
             remove_unlocked(path)
 
 
 def _folder_status(root: Path, folder: Path) -> os.stat_result:
-    """Of the folder of the running engine; an engine that starts makes it anew."""
+    """Return the status of the running engine's folder, which each start creates anew."""
     try:
         return os.stat(folder)
     except FileNotFoundError:
@@ -684,7 +686,7 @@ def _folder_status(root: Path, folder: Path) -> os.stat_result:
 
 
 def _patiently(call: Callable[[], _Found], patience_s: float | None = None) -> _Found:
-    """What `call` gives, once the engine runs that starts again; for PATIENCE_S."""
+    """Return the result of `call`, which is repeated for PATIENCE_S while the engine restarts."""
     deadline_s = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
     while True:
         try:

@@ -1,11 +1,10 @@
-"""The data sources of `spark.read.format("pyengine")`, `spark.readStream.format("pyengine")` and `"pyengine-queue"`, and the way to
-the sink.
+"""The data sources of `spark.read.format("pyengine")`, `spark.readStream.format("pyengine")` and `"pyengine-queue"`, and the entry
+to the sink.
 
-Spark makes one in the driver's planning process, asks it for a schema and partitions, and
-ships the reader to the tasks. There is no filter pushdown: Spark 4.3 keeps a filtered
-plan for the next query on the same DataFrame, which then returns too few rows. Options
-choose rows and columns instead. Spark imports this module in every session to find the
-formats, so it loads Arrow and C only when they are used.
+Spark makes a source in the driver's planning process, asks it for a schema and partitions, and sends the reader to the tasks.
+There is no filter pushdown: Spark 4.3 reuses a filtered plan for the next query on the same DataFrame, which then returns too few
+rows. Options choose rows and columns instead. Spark imports this module in every session to find the formats, so it loads Arrow
+and C only when they are used.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from pyengine.spark.sink import BatchSink, StreamSink
     from pyengine.spark.stream import LogStreamReader
 
-# Twice the default: without bodies a task passes these in the time that Spark takes to begin some.
+# Twice the default: without bodies a task reads them in the time that Spark needs to begin a few tasks.
 NARROW_PART_BYTES = 512 << 20
 
 
@@ -42,27 +41,27 @@ class PyEngineSource(DataSource):
         return "pyengine"
 
     def schema(self) -> str:
-        """The default columns, or those that the option `columns` names."""
+        """Return the default columns, or those of the option `columns`."""
         return schema_text(chosen_columns(read_options(self.options, "any")))
 
     def reader(self, schema: StructType) -> LogReader:
-        """The reader of the columns in `schema`: the one above, or the user's choice from it."""
+        """Return the reader of the columns in `schema`: that of schema(), or the user's."""
         return LogReader(schema, dict(self.options))
 
     def streamReader(self, schema: StructType) -> LogStreamReader:
-        """The reader of a stream of the columns in `schema`."""
+        """Return the reader of a stream with the columns in `schema`."""
         from pyengine.spark.stream import LogStreamReader
 
         return LogStreamReader(schema, dict(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
-        """The writer of rows of `schema` into a running engine."""
+        """Return the writer of rows of `schema` into a running engine."""
         from pyengine.spark.sink import BatchSink
 
         return BatchSink(schema, overwrite, dict(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
-        """The same for one batch of a stream. `overwrite` (output mode complete): each batch puts all its rows, as Kafka's sink."""
+        """Return the writer of one batch of a stream. With `overwrite` (output mode complete) each batch puts all rows, as in Kafka."""
         from pyengine.spark.sink import StreamSink
 
         return StreamSink(schema, dict(self.options))
@@ -78,7 +77,7 @@ class LogReader(DataSourceReader):
         self._is_cut = "maxpartitionbytes" in map(str.lower, given)
 
     def partitions(self) -> list[LogRange | QueuePart]:
-        """Parts of the log below the level's end as it is now; larger ones where no bodies are read."""
+        """Return parts of the log below the current end of the level; larger ones if no bodies are read."""
         from pyengine.spark.plan import plan
 
         parts = plan(self.options)
@@ -87,7 +86,7 @@ class LogReader(DataSourceReader):
         return joined(parts, NARROW_PART_BYTES, max(self.options.min_partitions, len(os.sched_getaffinity(0))))
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """The rows of one partition, as Arrow batches of exactly the schema that Spark expects."""
+        """Yield the rows of one partition, as Arrow batches of exactly the schema that Spark expects."""
         if not isinstance(partition, (LogRange, QueuePart)):  # what Spark makes of an empty list of partitions
             return iter(())
         from pyengine.spark.task_reader import read_partition
@@ -104,7 +103,7 @@ class PyEngineQueueSource(DataSource):
         return "pyengine-queue"
 
     def schema(self) -> str:
-        """The columns of the view, or those of them that the option `columns` names."""
+        """Return the columns of the view, or those of the option `columns`."""
         options = read_view_options(self.options)
         types = types_of(options.view)
         return ", ".join(f"`{name}` {types[name]}" for name in options.columns)
@@ -125,11 +124,11 @@ class QueueViewReader(DataSourceReader):
         self.schema = schema
 
     def partitions(self) -> list[QueueRows]:
-        """Groups of queues, up to the level's end as it is now."""
+        """Return groups of queues, up to the current end of the level."""
         return plan_view(self.options)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """The rows of one partition."""
+        """Yield the rows of one partition."""
         if not isinstance(partition, QueueRows):  # what Spark makes of an empty list of partitions
             return iter(())
         return view_rows(self.options, partition, arrow_schema_of(self.schema))

@@ -1,12 +1,11 @@
-"""A Spark session fit for this data source, the source's registration, and SQL that reads only the columns that the query uses.
+"""A Spark session for this data source, the source's registration, and SQL that reads only the columns of the query.
 
-Spark finds the formats `pyengine` and `pyengine-queue` by themselves through the modules
-`pyspark_pyengine` and `pyspark_pyengine_queue`;
-`register` is for sessions that shall not look for modules, `session` for scripts.
+Spark finds the formats `pyengine` and `pyengine-queue` through the modules `pyspark_pyengine` and `pyspark_pyengine_queue`;
+`register` is for sessions that do not look for modules, `session` for scripts.
 
-Spark tells a source in Python neither columns nor filters. Its optimizer knows the columns: `sql` has the query planned over the
-whole view, looks in the optimized plan which of the view's columns any part of it refers to, and plans it again over a
-view of the same schema whose other columns are not read and are null (decision 0211).
+Spark passes neither columns nor filters to a source in Python. Its optimizer knows the columns: `sql` plans the query over the
+whole view, finds in the optimized plan which columns of the view it refers to, and plans it again over a view of the same
+schema whose other columns are not read and are null (decision 0211).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 EVERYTHING = "*"
-# What these pass on is named by the references of what is above them. All that is below any other node counts as used.
+# For these nodes the references of the nodes above name the used columns. All columns below any other node count as used.
 _PASSING_ON = frozenset(("Project", "Filter", "Aggregate", "Join", "Window", "WindowGroupLimit", "Sort", "LocalLimit", "GlobalLimit"))
 
 
@@ -63,7 +62,7 @@ def session(app: str = "pyengine", cores: int | None = None, settings: Mapping[s
 
 @contextlib.contextmanager
 def borrowed_session(app: str, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """The running session, or a new one that ends with the block (`settings` as for `session`)."""
+    """Yield the running session, or a new one that ends with the block (`settings` as for `session`)."""
     from pyspark.sql import SparkSession
 
     was_running = SparkSession.getActiveSession() is not None
@@ -76,7 +75,7 @@ def borrowed_session(app: str, settings: Mapping[str, str] | None = None) -> Ite
 
 
 def default_settings(cores: int | None = None) -> dict[str, str]:
-    """What `session` sets: measured on small hosts, where a session is short and data is local."""
+    """Return the settings of `session`, measured on small hosts with short sessions and local data."""
     count = cores or len(os.sched_getaffinity(0))
     return {
         "spark.master": os.environ.get("PYENGINE_SPARK_MASTER") or f"local[{count}]",
@@ -92,7 +91,7 @@ def default_settings(cores: int | None = None) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _environment_of_jvm() -> Iterator[None]:
-    """What the JVM and its workers take from the environment: Java, Python, the loopback address, where this package is."""
+    """Set the environment of the JVM and its workers: Java, Python, the loopback address, the path of this package."""
     home = find_java_home()
     if home is None:
         raise UsageError(HINT)
@@ -114,10 +113,10 @@ def _environment_of_jvm() -> Iterator[None]:
 
 
 def sql(spark: SparkSession, store: str | os.PathLike[str], query: str, *, view: str = "log", **options: object) -> DataFrame:
-    """The result of a query over the temporary view `log` (`view` names another), reading the columns that it uses.
+    """Run a query over the temporary view `log` (`view` gives another name), reading only the columns that it uses.
 
-    The view is the whole log as `options` choose it (docs/spark.md), with all columns unless `columns` names them; it stays, with
-    all its columns. The same rows as from `spark.sql(query)`. UsageError in a session of Spark Connect, which shows no plan.
+    The view is the log as `options` choose it (docs/spark.md), with all columns unless `columns` names them; it remains, with all
+    its columns. The rows are those of `spark.sql(query)`. UsageError in a session of Spark Connect, which shows no plan.
     """
     if not hasattr(spark, "_jsparkSession"):
         raise UsageError("a session of Spark Connect does not show the plan of a query: name the columns by the option columns, and "
@@ -137,9 +136,9 @@ def sql(spark: SparkSession, store: str | os.PathLike[str], query: str, *, view:
 
 
 def _used_columns(plan: Any, read: str) -> set[str] | None:
-    """Names of the columns of our relations in the plan that anything in it refers to; None without such a relation.
+    """Return the names of the columns of pyengine's relations to which the plan refers; None without such a relation.
 
-    `plan` is a LogicalPlan of the JVM. The name of a column that is never null stands for no column at all.
+    `plan` is a LogicalPlan of the JVM. If it refers to no column, the result is a column that is never null.
     """
     nodes = list(_nodes(plan))
     used = _ids(plan.output())
@@ -160,7 +159,7 @@ def _used_columns(plan: Any, read: str) -> set[str] | None:
 
 
 def _nodes(plan: Any) -> Iterator[Any]:
-    """All nodes of a plan, those of its subqueries too."""
+    """Yield all nodes of a plan and of its subqueries."""
     yield plan
     for below in (*_each(plan.children()), *_each(plan.subqueries())):
         yield from _nodes(below)
@@ -171,5 +170,5 @@ def _ids(attributes: Any) -> set[int]:
 
 
 def _each(sequence: Any) -> Iterator[Any]:
-    """The elements of a Seq of Scala's."""
+    """Yield the elements of a Scala Seq."""
     return (sequence.apply(at) for at in range(sequence.size()))

@@ -1,31 +1,30 @@
-"""Queues and index made from the log in the workers, by ranges of bytes: what `pyengine rebuild` makes, byte for byte.
+"""Rebuilds queues and index from the log in the workers, by ranges of bytes, with the same bytes as `pyengine rebuild`.
 
 A store that was stopped in order and whose log is whole:
 
-    look       each range of the log is walked; which queues it feeds, which of their offsets, how many keys
-    move       the driver moves the old files to quarantine, and makes the queues' new ones, empty
-    make       each range puts its entries into the queues' files; each index file takes its keys
-    name       the driver gives the index files their names, when all of them hold what was counted
+    look       walk each range of the log: its queues, their offsets, the number of keys
+    move       the driver moves the old files to quarantine, and creates empty files of the queues
+    make       each range writes its entries into the queues' files; each index file gets its keys
+    name       the driver renames the index files, when all of them have the counted keys
     recovery   as after any rebuild, with nothing left to dispatch: times of files, checkpoint, markers
 
-Any other one (it was not stopped in order, its log is damaged, queue offsets have gaps or doubles):
+Any other one (it was not stopped in order, its log is damaged, queue offsets have gaps or are repeated):
 
-    look       by one process, as `pyengine rebuild` does; damage below what was durable is refused
-    recovery   moves the files and finds the log's end, as always; then, in place of its own dispatch:
-    parts      each range is walked again, and cut wherever records or a queue's offsets do not follow each other;
-               what an entry's place is follows from the parts before it
+    look       by one process, as `pyengine rebuild` does; damage of durable bytes is refused
+    recovery   moves the files and finds the log's end, as always; then, instead of its own dispatch:
+    parts      walk each range again, and divide it where records or a queue's offsets do not follow each other;
+               the position of an entry follows from the parts before it
     make       as above
 
-Entries that name units of an extension have their place from the order of the log alone: one process makes them, as
-whatever the workers could not make right; the report's notes say so. That are offsets of a queue which do not follow each other
-within one range although their least, greatest and number would fit: the tasks that put the entries find it.
+The positions of entries with units of an extension depend on the order of the log, so one process makes them. It also makes what
+the workers could not make right: offsets of a queue that do not follow each other within one range, although their least,
+greatest and number agree, which the tasks detect when they write the entries. The report's notes say so.
 
-Markers (storage.recovery.markers) exist from before the first move to the end. A driver that is
-killed leaves a store that any start, `recover` or `rebuild` finishes. Spark tries a task again
-when its executor dies, and under spark.speculation twice at once: an entry's place and bytes
-follow from the log, so that writing it again changes nothing, and each try fills an index file
-of its own, of which the driver takes the one that Spark reports. A task that lives on a little
-longer can only write the bytes that are there then anyway, or into a file that is not used.
+Markers (storage.recovery.markers) exist from before the first move to the end. After the driver was killed, any start, `recover`
+or `rebuild` completes the store. Spark repeats a task if its executor dies, and with spark.speculation runs it twice at once: an
+entry's position and bytes follow from the log, so that writing it again changes nothing, and each attempt fills an index file of
+its own, of which the driver uses the one that Spark reports. A task that still lives after that can only write the same bytes
+again, or write into an unused file.
 """
 
 from __future__ import annotations
@@ -77,21 +76,20 @@ from pyengine.storage.recovery.report import GrowingProgress, Progress, Recovery
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_UNREADABLE = "\ufffd"  # a topic that is no UTF-8 comes with this in it
+_UNREADABLE = "\ufffd"  # part of the decoded topic if it is not UTF-8
 _QUEUE_OFFSET_MAX = (1 << 62) // CQ_ENTRY_BYTES
 _REMOVE_TRIES = 100
-_PARTS_MAX = 10_000  # of one range: beyond, it is no log that was damaged here and there
+_PARTS_MAX = 10_000  # of one range: with more, the log is damaged in too many places
 
 
 def rebuild(
     spark: SparkSession, store: str | os.PathLike[str], *, config: EngineConfig | None = None, task_bytes: int = TASK_BYTES,
     progress: Callable[[int, int], None] | None = None, **sizes: object,
 ) -> RebuildReport:
-    """Make all queues and the index of a stopped store again from its log, as `pyengine rebuild` does.
+    """Rebuild all queues and the index of a stopped store from its log, as `pyengine rebuild` does.
 
-    The same bytes; what was there goes to quarantine. The workers write under the same
-    path, on a file system on which several hosts may write one file at different places.
-    `sizes` (or a whole `config`) are settings of the store. Raises StoreBusyError while any
+    The bytes are the same; the old files go to quarantine. The workers write under the same path, on a file system on which several
+    hosts may write different parts of one file. `sizes` (or a whole `config`) are settings of the store. StoreBusyError if a
     process has the store open, NotAStoreError, StoreRefusedError, DiskFullError, DiskError.
     """
     from pyengine.ipc.crashed_engine_memory import rebuild_alone
@@ -106,7 +104,7 @@ def rebuild(
 
 
 class CountedPart(NamedTuple):
-    """What a task found in its range, and how many keys its records have."""
+    """A task's result: its range's part, and the number of keys of its records."""
 
     part: LogPart
     keys: int
@@ -114,7 +112,7 @@ class CountedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LookUnit:
-    """One range of the log: walked, its queues and keys counted."""
+    """Walks one range of the log, and counts its queues and keys."""
 
     walk: WalkUnit
 
@@ -133,7 +131,7 @@ class LookUnit:
 
 
 class Made(NamedTuple):
-    """What all units of the making share."""
+    """The common input of all units that make files."""
 
     store: MessageStore
     message_delay_level: str
@@ -141,7 +139,7 @@ class Made(NamedTuple):
 
 
 class PartsFound(NamedTuple):
-    """What a task found in its range: parts, each with its queues and keys, what is between them, and where the next record begins."""
+    """A task's result: parts, each with its queues and keys, the ranges between them, and the begin of the next record."""
 
     begin: int
     parts: list[tuple[LogRange, list[TouchedQueue], int]]
@@ -151,9 +149,9 @@ class PartsFound(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartsUnit:
-    """The records that begin in [first, stop) of one segment, cut so that in each part a queue's offsets follow each other.
+    """Divides the records that begin in [first, stop) of one segment into parts in which a queue's offsets follow each other.
 
-    `segment_stop`: where the segment ends at `segment_end`, or the log before it.
+    `segment_stop`: the segment's end `segment_end`, or the log's end before it.
     """
 
     segment: MappedFile
@@ -167,7 +165,7 @@ class PartsUnit:
         return self.stop - self.first
 
     def run(self, common: object) -> PartsFound | None:
-        """None when no record is found near the beginning, or when there are too many parts."""
+        """Return the parts; None if no record is found near the begin, or if there are too many parts."""
         base = self.segment.start_offset
         with mapped(self.segment.path) as view:
             near = min(self.stop, self.first + GUESS_BYTES)
@@ -175,7 +173,7 @@ class PartsUnit:
         return None if begin is None else self.found_from(begin)
 
     def found_from(self, begin: int) -> PartsFound | None:
-        """The parts from the record, or the damage, at `begin` on."""
+        """Return the parts from the record, or the damage, at `begin` on."""
         base, at = self.segment.start_offset, begin
         found = PartsFound(begin, [], [], begin)
         with mapped(self.segment.path) as view:
@@ -217,7 +215,7 @@ class PartsUnit:
 
 @dataclass(frozen=True, slots=True)
 class EntriesUnit:
-    """The entries of one range; `begins`: see put_entries."""
+    """Writes the entries of one range; `begins`: see put_entries."""
 
     range: LogRange
     begins: dict[Queue, int | None]
@@ -234,7 +232,7 @@ class EntriesUnit:
 
 @dataclass(frozen=True, slots=True)
 class KeysUnit:
-    """One index file: from after the `skipped`-th key of the range number `first` on (0: from its beginning)."""
+    """Fills one index file, from the key after the `skipped`-th one of the range number `first` on."""
 
     folder: Path
     name: str
@@ -253,7 +251,7 @@ class KeysUnit:
 
 @dataclass(slots=True)
 class _Parts:
-    """The log as the workers have found it: parts in order, and how many keys each has."""
+    """The log as found by the workers: parts in order, and the number of keys of each."""
 
     ranges: list[LogRange] = field(default_factory=list)
     queues: list[list[TouchedQueue]] = field(default_factory=list)
@@ -274,14 +272,14 @@ class _Parts:
 
 
 class WorkersRebuild(RebuildWork):
-    """Reads the log and makes the files in the workers, where that gives what one process makes."""
+    """Reads the log and makes the files in the workers, if the result is that of one process."""
 
     def __init__(self, spark: SparkSession, task_bytes: int, progress: GrowingProgress) -> None:
         self._spark = spark
         self._task_bytes = task_bytes
         self._progress = progress
         self._parts: _Parts | None = None
-        self._is_late = False  # the files are made within the recovery, from the log as it has left it
+        self._is_late = False  # the files are made inside the recovery, from the recovered log
 
     def look(self, store: MessageStore, options: RecoveryOptions, log: LogView, progress: Progress) -> Look:
         if options.enable_consume_queue_ext:
@@ -318,12 +316,12 @@ class WorkersRebuild(RebuildWork):
             if not note:
                 work.notes.extend(one.note for one in passed)
                 return True
-            move_away(work.store.root, marker)  # what is half made goes
+            move_away(work.store.root, marker)  # the incomplete files
         work.notes.append(note)
         return False
 
     def _make_files(self, store: MessageStore, options: RecoveryOptions, parts: _Parts) -> str:
-        """Queues and index of these parts, where none is; why that gave what one process would not have made, or nothing."""
+        """Make queues and index of these parts; return why the result differs from that of one process, or ""."""
         layout = store.geometry.index_layout
         units, ends, why = _entries_of(store, parts)
         if why:
@@ -347,7 +345,7 @@ class WorkersRebuild(RebuildWork):
         return ""
 
     def _parts_between(self, store: MessageStore, log: LogView, start: int, end: int) -> tuple[_Parts | None, list[Passed]]:
-        """The parts of [start, end) and what is between them, as one walk finds them; None where there are too many."""
+        """Return the parts of [start, end) and the ranges between them, as one walk finds them; None for too many parts."""
         units = [PartsUnit(segment, first, min(first + self._task_bytes, stop), stop, segment.start_offset + log.size_bytes)
                  for segment in segments_between(store, start, end)
                  for stop in [min(end, segment.start_offset + log.size_bytes)]
@@ -369,7 +367,7 @@ class WorkersRebuild(RebuildWork):
         return parts, passed
 
     def _walk(self, log: LogView, options: RecoveryOptions) -> _Parts:
-        """The log's parts as far as records reach from its beginning."""
+        """Return the log's parts up to the first position without a record."""
         checks_crc = options.check_crc_on_recover and log.watermark is not None
         walks = (walk_units(segment, log.size_bytes, None, self._task_bytes, checks_crc=checks_crc, multi_dispatch=True)
                  for segment in log.segments)
@@ -398,7 +396,7 @@ class WorkersRebuild(RebuildWork):
         return parts
 
     def _is_regular(self, log: LogView) -> bool:
-        """Whether the log is whole, and in its order each queue's offsets follow each other."""
+        """Return whether the log is whole, and each queue's offsets follow each other in the order of the log."""
         parts = self._parts
         assert parts is not None
         if not self._is_whole or (log.watermark is not None and parts.end < log.watermark):
@@ -414,13 +412,13 @@ class WorkersRebuild(RebuildWork):
 
 
 def _was_cut_short(store: MessageStore) -> bool:
-    """Whether the store was not stopped in order, or a sync had failed."""
+    """Return whether the store was not stopped in order, or a sync had failed."""
     marker = read_marker(store)
     return store.abort_exists() or read_sync_failure(store) is not None or (marker is not None and marker.path is RecoveryPath.ABNORMAL)
 
 
 def _end_of_recovery(store: MessageStore, log: LogView, options: RecoveryOptions) -> int:
-    """Where the recovery of a store that was stopped in order will end its log; an earlier rebuild may have begun one."""
+    """Return where the recovery of a store that was stopped in order will end its log; an earlier rebuild may have begun one."""
     _, first = where_to_read(store.root, log)
     if log.owner is Owner.THEIRS and read_marker(store) is None:
         first = len(log.segments) - 1  # rebuild's marker will say so
@@ -428,7 +426,7 @@ def _end_of_recovery(store: MessageStore, log: LogView, options: RecoveryOptions
 
 
 def _entries_of(store: MessageStore, parts: _Parts) -> tuple[list[EntriesUnit], dict[Queue, tuple[int, int]], str]:
-    """A unit for each part with entries, the first and last offset of each queue, and why one process must make them, or nothing."""
+    """Return a unit for each part with entries, the first and last offset of each queue, and why one process must make them, or ""."""
     first: dict[Queue, int] = {}
     reached: dict[Queue, int | None] = {}  # None: the queue gets no entries
     units = []
@@ -462,7 +460,7 @@ def _count(one: LogRange) -> int:
 
 
 def make_queue_files(folder: Path, file_bytes: int, first: int, last: int) -> None:
-    """The files of a queue for its offsets from `first` to `last`, with filler before the first. Raises DiskFullError."""
+    """Create the files of a queue for its offsets from `first` to `last`, with filler before the first. DiskFullError."""
     position = first
     while position <= last:
         descriptor, start, _ = open_queue_file(folder, file_bytes, position)
@@ -472,7 +470,7 @@ def make_queue_files(folder: Path, file_bytes: int, first: int, last: int) -> No
 
 @contextlib.contextmanager
 def _unfinished(folder: Path, *, needed: bool) -> Iterator[None]:
-    """A folder for index files in the making; whatever is in it at the end goes. No task makes it again."""
+    """Yield a folder for unfinished index files, and remove it at the end; no task creates it again."""
     _remove_unfinished(folder)
     if needed:
         make_folders(folder)
@@ -484,7 +482,7 @@ def _unfinished(folder: Path, *, needed: bool) -> Iterator[None]:
 
 def _remove_unfinished(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
-        for _ in range(_REMOVE_TRIES):  # a task that lives on may begin a file just now
+        for _ in range(_REMOVE_TRIES):  # a task that still lives may just begin a file
             for path in folder.iterdir():
                 path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
@@ -493,14 +491,14 @@ def _remove_unfinished(folder: Path) -> None:
 
 
 def _is_as_counted(filled: list[FilledIndex], total: int, layout: IndexLayout) -> bool:
-    """Whether each file has the keys that it was to have, by its header too: all of them full but for the last."""
+    """Return whether each file has its planned keys, also by its header: all are full except the last."""
     room = layout.max_index_num - 1
     wanted = [min(room, total - before) for before in range(0, len(filled) * room, room)]
     return wanted == [file.keys for file in filled] == [read_index_header(file.path).index_count - 1 for file in filled]
 
 
 def _name_index_files(folder: Path, names: list[str], filled: list[FilledIndex]) -> None:
-    """Each file takes its place, whole and durable."""
+    """Sync and rename each file."""
     if not names:
         return
     make_folders(folder)
@@ -510,10 +508,10 @@ def _name_index_files(folder: Path, names: list[str], filled: list[FilledIndex])
 
 
 def plan_index_files(parts: _Parts, layout: IndexLayout) -> list[tuple[int, int, int]]:
-    """For each index file: number of the range with the last key before it, how many of its keys to skip, its cost.
+    """Return for each index file: the number of the range with the last key before it, how many of its keys to skip, its cost.
 
-    RocketMQ wants a file with room before it looks for a record's keys, so there is one
-    as soon as there is a record, and one more when records follow a full one.
+    RocketMQ needs a file with room before it looks for a record's keys, so there is one file as soon as there is a record, and one
+    more if records follow a full one.
     """
     room = layout.max_index_num - 1
     if not parts.ranges:
@@ -532,7 +530,7 @@ def plan_index_files(parts: _Parts, layout: IndexLayout) -> list[tuple[int, int,
 
 
 def _record_follows(parts: _Parts, number: int, keys: int) -> bool:
-    """Whether any record follows the one with this key."""
+    """Return whether a record follows the one with this key."""
     if number + 1 < len(parts.ranges):
         return True
     one = parts.ranges[number]

@@ -1,15 +1,13 @@
-"""The whole-store check with the reading done in the workers: log, queues and index, by ranges of bytes.
+"""Checks a whole store with reads in the workers: log, queues and index, by ranges of bytes.
 
-The flow, the rules and the report are those of `pyengine check` (storage.check); only the
-reading is done before it is asked for, in two jobs:
+The flow, the rules and the report are those of `pyengine check` (storage.check); only the reads are done in advance, in two jobs:
 
-    log and chains   each range of the log is walked (CRC too), from the first record that a task
-                     finds in it; each index file's chains are followed
-    queues and keys  the entries of each queue file and of each piece of an index file against the log
+    log and chains   walk each range of the log (with CRC), from the first record that a task finds in it; follow the
+                     chains of each index file
+    queues and keys  compare the entries of each queue file and of each piece of an index file with the log
 
-A range counts only if the range before it ended where its task began; a queue file only if the
-file before it ended where its task had supposed. What does not fit is read again here, so
-the outcome is that of one walk, whatever the log holds.
+A range counts only if the range before it ended where its task began; a queue file only if the file before it ended where its task
+had assumed. Other ranges are read again in the driver, so the outcome is that of one walk for any log.
 
 `diff` compares the logs of two stores in the same way (storage.check.diff).
 """
@@ -53,9 +51,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TASK_BYTES = 256 << 20
-GUESS_BYTES = 16 << 20  # how far after a range's beginning its first record is searched
+GUESS_BYTES = 16 << 20  # how far after a range's begin its first record is searched
 _FILE_COST = 64 << 10   # opening a file, as bytes
-_LOG_PER_ENTRY = 256    # how much of the log an entry makes a task look at, for sharing the work
+_LOG_PER_ENTRY = 256    # bytes of the log that a task reads for an entry, to divide the work
 
 
 def verify(
@@ -63,11 +61,11 @@ def verify(
     acked: str | os.PathLike[str] | None = None, task_bytes: int = TASK_BYTES,
     progress: Callable[[int, int], None] | None = None, **sizes: object,
 ) -> CheckReport:
-    """What `pyengine check` finds in a whole store: every record and CRC, queues and index against the log, holes.
+    """Check a whole store, with the same report as `pyengine check`: every record and CRC, queues and index, holes.
 
-    The same report, finding by finding. `sizes` (or a whole `config`) are settings of the store where its files
-    cannot tell them. Beside a running engine everything that is dispatched is checked. Workers read the store's
-    files under the same path; the list `acked` is compared here. Raises NotAStoreError, StoreBusyError, DiskError.
+    `sizes` (or a whole `config`) are settings of the store that its files do not show. While an engine runs, everything dispatched is
+    checked. Workers read the store's files under the same path; the driver compares the list `acked`. NotAStoreError,
+    StoreBusyError, DiskError.
     """
     from pyengine.ipc.live_reader import check_now
 
@@ -82,10 +80,10 @@ def diff(
     settings: Mapping[str, object] | None = None, task_bytes: int = TASK_BYTES,
     progress: Callable[[int, int], None] | None = None, **sizes: object,
 ) -> DiffReport:
-    """What `pyengine diff` finds between two stores, a master and its slave, or a store and its copy: the same report.
+    """Compare two stores, a master and its slave, or a store and its copy, with the same report as `pyengine diff`.
 
-    `sizes` (or `settings`) are settings of either store where its files cannot tell them. Workers read the files of both under
-    the same paths. Raises NotAStoreError, ConfigError, StoreBusyError.
+    `sizes` (or `settings`) are settings of either store that its files do not show. Workers read the files of both under the same
+    paths. NotAStoreError, ConfigError, StoreBusyError.
     """
     from pyengine.ipc.live_reader import diff_now
 
@@ -97,7 +95,7 @@ def diff(
 
 
 class LogPart(NamedTuple):
-    """What a task found in its range: where it began, how far its walk came, and the queues of what it passed."""
+    """A task's result: where its walk began and ended, and the queues of the records in between."""
 
     begin: int
     walk: WalkResult
@@ -106,7 +104,7 @@ class LogPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WalkUnit:
-    """The records that begin in [first, stop) of one segment; nothing at or above `limit` is looked at."""
+    """Walks the records that begin in [first, stop) of one segment; it reads nothing at or above `limit`."""
 
     segment: MappedFile
     first: int
@@ -129,7 +127,7 @@ class WalkUnit:
             return None if begin is None else self.walked(view, begin)
 
     def walked(self, view: mmap.mmap, begin: int) -> LogPart:
-        """The part from the record at `begin` on."""
+        """Return the part from the record at `begin` on."""
         base = self.segment.start_offset
         found = walk(view, base, begin, self.stop, limit=self.limit, check_crc=self.checks_crc)
         queues = touched_queues(
@@ -139,7 +137,7 @@ class WalkUnit:
 
 @dataclass(frozen=True, slots=True)
 class ChainUnit:
-    """The chains of one index file."""
+    """Follows the chains of one index file."""
 
     path: Path
     layout: IndexLayout
@@ -156,7 +154,7 @@ class ChainUnit:
 
 @dataclass(frozen=True, slots=True)
 class QueueUnit:
-    """One file of a queue; the outcome says after which record of the log it was supposed to begin."""
+    """Checks one file of a queue; the outcome has the record of the log after which it was assumed to begin."""
 
     file: QueueFile
     rules: QueueRules
@@ -174,7 +172,7 @@ class QueueUnit:
 
 @dataclass(frozen=True, slots=True)
 class KeysUnit:
-    """A piece of an index file."""
+    """Checks a piece of an index file."""
 
     part: IndexPart
 
@@ -190,7 +188,7 @@ class KeysUnit:
 
 @dataclass(frozen=True, slots=True)
 class CountUnit:
-    """The keys of the records of [start, end), and whether records reach from start to end."""
+    """Counts the keys of the records of [start, end), and tells whether records reach from start to end."""
 
     segment: MappedFile
     start: int
@@ -209,7 +207,7 @@ class CountUnit:
 
 @dataclass(frozen=True, slots=True)
 class DiffUnit:
-    """A piece of two logs."""
+    """Compares a piece of two logs."""
 
     piece: Piece
 
@@ -218,7 +216,7 @@ class DiffUnit:
         return 2 * (self.piece[1] - self.piece[0])
 
     def run(self, logs: Logs) -> PieceFound | None:
-        """None when no record is found near the beginning in one of them."""
+        """Compare the piece; None if in one log no record is found near the begin."""
         here, there = (guess_record(log, self.piece[0], GUESS_BYTES) for log in logs)
         found = None if here is None or there is None else compare_piece(logs, (here, there), self.piece[1])
         for log in logs:
@@ -227,7 +225,7 @@ class DiffUnit:
 
 
 class WorkersDiff(DiffWork):
-    """Pieces of two logs, compared in the workers before they are asked for."""
+    """Compares pieces of two logs in the workers, in advance."""
 
     def __init__(self, spark: SparkSession, task_bytes: int, progress: GrowingProgress) -> None:
         self.piece_bytes = task_bytes
@@ -249,7 +247,7 @@ class WorkersDiff(DiffWork):
 
 
 class WorkersCheck(CheckWork):
-    """A check's reading, done in the workers before the check asks for it."""
+    """Does the reads of a check in the workers, in advance."""
 
     def __init__(self, spark: SparkSession, task_bytes: int, progress: GrowingProgress) -> None:
         self._spark = spark
@@ -301,7 +299,7 @@ class WorkersCheck(CheckWork):
         units = [CountUnit(segment, max(start, part.begin), part.walk.end_offset) for segment, part in self._walks.taken
                  if part.walk.end_offset > start]
         count = 0
-        cut_short: tuple[MappedFile, int] | None = None  # the end of a part that the count did not reach
+        cut_short: tuple[MappedFile, int] | None = None  # the end of a part whose count stopped early
         for unit, (keys, is_whole) in zip(units, self._run(units, None)):
             if cut_short == (unit.segment, unit.start):  # one process counts no key up to the next damage
                 cut_short = unit.segment, unit.end
@@ -318,10 +316,9 @@ class WorkersCheck(CheckWork):
 
 
 class WalkedLog:
-    """Ranges of the log walked apart, joined to the one walk that they must make.
+    """Joins the walks of ranges of the log to one walk.
 
-    `taken`: the parts that count, in order, with their segments; known as far as
-    `of_segment` has been asked.
+    `taken`: the parts that count, in order, with their segments, as far as `of_segment` has been called.
     """
 
     def __init__(self, walked: Sequence[tuple[WalkUnit, LogPart | None]]) -> None:
@@ -331,7 +328,7 @@ class WalkedLog:
             self._by_segment.setdefault(unit.segment, []).append((unit, part))
 
     def of_segment(self, segment: MappedFile, at: int) -> Iterator[LogPart]:
-        """Its parts from the record at `at` on, each beginning where the one before it ended; the last one ends the walk."""
+        """Yield a segment's parts from the record at `at` on, each of which begins at the end of the previous one."""
         for unit, part in self._by_segment.get(segment, []):
             if unit.stop <= at:
                 continue
@@ -346,14 +343,14 @@ class WalkedLog:
 
 
 def walk_units(segment: MappedFile, size_bytes: int, limit: int | None, task_bytes: int, **settings: bool) -> list[WalkUnit]:
-    """The ranges of one segment, up to `limit` of the log."""
+    """Return the ranges of one segment, up to `limit` of the log."""
     start = segment.start_offset
     stop = start + size_bytes if limit is None else min(start + size_bytes, limit)
     return [WalkUnit(segment, at, min(at + task_bytes, stop), stop, **settings) for at in range(start, stop, task_bytes)]
 
 
 def _sound_header(path: Path, layout: IndexLayout) -> IndexHeader | None:
-    """The header of an index file that is to be looked into."""
+    """Return the header of an index file if it is sound enough to check the file."""
     if path.stat().st_size != layout.size_bytes:
         return None
     header = read_index_header(path)

@@ -1,10 +1,8 @@
 """The reader of `spark.readStream.format("pyengine")`.
 
-Spark keeps one in a Python process beside the driver and asks it, batch after batch, how
-far there is something (`latestOffset`) and which parts a batch has (`partitions`); the
-parts are read in the tasks as those of a batch read are. Spark notes each batch's
-offsets before the batch runs, and the same two offsets always give the same rows: that
-is what makes a sink that knows batches exactly once.
+Spark keeps one in a Python process beside the driver. For each batch it asks for the end (`latestOffset`) and for the batch's
+parts (`partitions`), which tasks read like those of a batch read. Spark stores each batch's offsets before the batch runs, and the
+same two offsets always give the same rows: so a sink that can recognize a repeated batch is exactly-once.
 """
 
 from __future__ import annotations
@@ -46,11 +44,11 @@ if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader
 
 TIMEOUT_S = 30.0  # recovery of a log in the page cache takes seconds
-_TRANSIENT = (StoreBusyError, StoreRefusedError, UsageError)  # raised for a store whose engine starts again
+_TRANSIENT = (StoreBusyError, StoreRefusedError, UsageError)  # raised for a store whose engine restarts
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One stream. It opens the store when it is first asked for an offset; what travels to the tasks is closed."""
+    """One stream. It opens the store at the first request for an offset; the copy for the tasks is closed."""
 
     def __init__(self, schema: StructType, given: dict[str, str]) -> None:
         self.options: ReadOptions = read_options(given, "stream")
@@ -67,11 +65,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "_last_batch_s": None}
 
     def initialOffset(self) -> Offset:
-        """Where a new query begins; a restarted one goes on from its checkpoint."""
+        """Return where a new query begins; a restarted one continues from its checkpoint."""
         return self._opened().initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The bound that the options give a batch."""
+        """Return the limit of a batch from the options."""
         options = self.options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -80,10 +78,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: Offset | None = None, limit: ReadLimit | None = None) -> Offset:
-        """The end of the next batch, `start` itself when there is nothing. Spark 4.0 and 4.1 give neither argument.
+        """Return the end of the next batch, or `start` if there are no messages. Spark 4.0 and 4.1 pass neither argument.
 
-        While an engine restarts the end cannot be known, or the files show less than was seen
-        before, or a segment is just being copied: for TIMEOUT_S the answer is `start`, then it is an error.
+        If an engine restarts, the files show less than before, or a segment is just being copied, the end is unknown: for TIMEOUT_S
+        return `start`, then raise an error.
         """
         stream = self._opened()
         try:
@@ -109,34 +107,33 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def reportLatestOffset(self) -> Offset | None:
-        """How far there is something now, for the query's progress; None while that cannot be known: an error would end the query,
-        for which latestOffset waits."""
+        """Return the current end for the query's progress; None while it is unknown, since an error would end the query."""
         with contextlib.suppress(*_TRANSIENT):
             return self._opened().available()
         return None
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """From now on nothing that comes later is seen."""
+        """Ignore messages that arrive from now on."""
         self._target = self._opened().available()
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[LogRange | QueuePart]:
-        """The parts of one batch. DataLossError for what was deleted, unless that is allowed."""
+        """Return the parts of one batch; DataLossError for deleted messages, unless that is allowed."""
         return self._opened().parts(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """The rows of one part; as LogReader.read."""
+        """Yield the rows of one part, as LogReader.read."""
         assert isinstance(partition, LogRange | QueuePart)
         schema = arrow_schema_of(self.schema)
         return read_partition(self.options, select(self.options), self.columns, partition, schema)
 
     def stop(self) -> None:
-        """The query is over."""
+        """Close the store at the query's end."""
         if self._store is not None:
             self._store.close()
         self._store = self._stream = None
 
     def _holds_back(self, stream: StreamOffsets, start: Offset, target: Offset) -> bool:
-        """Whether the batch is to wait for more messages (minOffsetsPerTrigger). The first one, and availableNow, never wait."""
+        """Return whether the batch must wait for more messages (minOffsetsPerTrigger); the first one and availableNow do not."""
         least = self.options.min_offsets_per_trigger
         if least is None or self._target is not None or self._last_batch_s is None:
             return False
@@ -166,7 +163,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
     def _require_entries(self, store: LiveStoreReader) -> None:
-        """DataLossError where queues lack messages of the log; nothing where the level cannot be told now."""
+        """Raise DataLossError if queues lack messages of the log; return if the level is unknown now."""
         choose = queue_chooser(select(self.options, with_offsets=False))
         assert choose is not None, "topics are chosen"
         looks = QueueLooks(self.options, store, without_light_queues(choose))
@@ -179,10 +176,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 @dataclass(frozen=True, slots=True)
 class SourceMetrics:
-    """What one micro-batch has read of a store, and what was waiting beyond its end when it was planned.
+    """What one micro-batch has read of a store, and its lag when it was planned.
 
-    None is what cannot be told: `bytes` of the first batch of a new query, whose start Spark does not report, all lags with
-    Spark 4.0 and 4.1, or while an engine starts again, and `lag_messages` of a stream of the whole log, whose offsets are bytes.
+    Unknown values are None: `bytes` of the first batch of a new query, whose start Spark does not report; all lags with Spark 4.0
+    and 4.1, or while an engine restarts; and `lag_messages` of a stream of the whole log, whose offsets are bytes.
     """
 
     batch_id: int
@@ -197,11 +194,11 @@ class SourceMetrics:
 
 def source_metrics(query: StreamingQuery, store: str | os.PathLike[str], *, source: int = 0, file_system: str = AUTO
                    ) -> list[SourceMetrics]:
-    """Rows, bytes and lag of the query's recent micro-batches (`query.recentProgress`), oldest first.
+    """Return rows, bytes and lag of the query's recent micro-batches (`query.recentProgress`), oldest first.
 
-    `store` is the store that the query's source number `source` reads, `file_system` its option fileSystem. Bytes of queues are counted in
-    the queues' files, 20 bytes a message; deleted messages count nothing. Spark has no way for a source in Python to put them into
-    the progress itself.
+    `store` is the store of the query's source number `source`, `file_system` its option fileSystem. Bytes of queues are counted
+    from the queues' files, 20 bytes a message, without deleted messages. A source in Python cannot add them to Spark's progress
+    itself.
     """
     found = []
     with open_for_reading(read_options({"path": os.fspath(store), "fileSystem": file_system})) as reader:
@@ -218,13 +215,13 @@ def source_metrics(query: StreamingQuery, store: str | os.PathLike[str], *, sour
 
 
 def _offset(value: str | Offset | None) -> Offset | None:
-    """An offset as the progress has it: a document, or with Spark Connect the text of one."""
+    """Decode an offset of the progress: a document, or with Spark Connect the text of one."""
     document: Offset | None = json.loads(value) if isinstance(value, str) else value
     return document
 
 
 def _between(store: LiveStoreReader | RemoteStore, start: Offset, end: Offset) -> tuple[int | None, int]:
-    """(messages, bytes of the log) from one offset to another; of the whole log no messages are known."""
+    """Return (messages, bytes of the log) from one offset to another; messages are unknown for the whole log."""
     if NAME in end:
         return None, max(0, end[NAME] - start[NAME])
     messages = size_bytes = 0

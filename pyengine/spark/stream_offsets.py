@@ -1,12 +1,11 @@
-"""The offsets of a stream, and which parts lie between two of them.
+"""The offsets of a stream, and the parts between two of them.
 
-A stream of the whole log has one physical offset, {"physicalOffset": N}. N is always
-where a record begins, or will begin: so each micro-batch is a range of whole records,
-known by two numbers, and reads the same rows when it is read again.
+A stream of the whole log has one physical offset, {"physicalOffset": N}. N is always the begin of a record, or of the next one: so
+each micro-batch is a range of whole records, given by two numbers, and reads the same rows when it is repeated.
 
-The offset of a stream of chosen topics says for each queue which message comes next,
-{"orders": {"0": 210}}. Only what the consume queues name is read. A queue that appears
-while the stream runs is read from its first message, number 0: if that is deleted, it is lost to the stream.
+The offset of a stream of chosen topics has the next message of each queue, {"orders": {"0": 210}}. The stream reads only messages
+in the consume queues. It reads a queue that appears while it runs from its first message, number 0; if that was deleted, it is
+lost to the stream.
 """
 
 from __future__ import annotations
@@ -56,44 +55,44 @@ _COUNT_ROWS = 1 << 14
 
 
 class StreamOffsets(ABC):
-    """One stream's offsets, by the store as it is now. Not for several threads."""
+    """One stream's offsets in the current state of the store; one thread uses it."""
 
     def __init__(self, options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> None:
         self._options = options
         self._reader = reader
 
     def available(self) -> Offset:
-        """Where the stream ends now."""
+        """Return the current end of the stream."""
         if isinstance(self._reader, RemoteStore):
             self._reader.look_again()
         return self._end_now()
 
     @abstractmethod
     def initial(self) -> Offset:
-        """Where a new stream begins."""
+        """Return where a new stream begins."""
 
     @abstractmethod
     def _end_now(self) -> Offset:
-        """Where the stream ends, by the store as it was looked at last."""
+        """Return the end of the stream in the store's state at the last look."""
 
     @abstractmethod
     def is_beyond(self, start: Offset, target: Offset) -> bool:
-        """Whether the stream has read more, of any queue, than `target` has."""
+        """Return whether the stream has read more of any queue than `target`."""
 
     @abstractmethod
     def bounded(self, start: Offset, target: Offset, most_messages: int | None, most_bytes: int | None) -> Offset:
-        """The end of a batch from `start` on: `target`, or where a bound is reached; never without progress."""
+        """Return the end of a batch from `start` on: `target`, or where a limit is reached; it has one message at least."""
 
     @abstractmethod
     def has_waiting(self, start: Offset, target: Offset, least: int) -> bool:
-        """Whether at least `least` messages lie between the two."""
+        """Return whether there are at least `least` messages between the two."""
 
     @abstractmethod
     def parts(self, start: Offset, end: Offset) -> Sequence[LogRange | QueuePart]:
-        """The parts of one batch. They do not depend on how far the level is now."""
+        """Return the parts of one batch, which do not depend on the current end of the level."""
 
     def _lost(self, sentence: str) -> None:
-        """DataLossError, unless what is gone is to be left out."""
+        """Raise DataLossError, unless lost data is to be skipped."""
         if self._options.fail_on_data_loss:
             raise DataLossError(f"{sentence}; {REMEDY}")
 
@@ -139,7 +138,7 @@ class LogStream(StreamOffsets):
         return {NAME: end}
 
     def has_waiting(self, start: Offset, target: Offset, least: int) -> bool:
-        """As in the base. Asked again from the same start, it counts on from where the last count ended."""
+        """Do as the base; a repeated call with the same start continues the last count."""
         begin, end = max(start[NAME], self._log.min_offset), target[NAME]
         first, reached, waiting = self._counted
         if first != begin or not begin <= reached <= end:
@@ -163,7 +162,7 @@ class LogStream(StreamOffsets):
         return max(end, 0)
 
     def _kept(self, begin: int) -> int:
-        """`begin`, or the log's first byte where older ones are deleted and that is allowed."""
+        """Return `begin`, or the log's first byte if older ones are deleted and that is allowed."""
         first = self._log.min_offset
         if begin >= first:
             return begin
@@ -171,7 +170,7 @@ class LogStream(StreamOffsets):
         return first
 
     def _record_at(self, offset: int, first: int, end: int) -> int:
-        """`offset` as a record's beginning: the first one at or after it."""
+        """Return the first begin of a record at or after `offset`."""
         if not first <= offset <= end:
             self._lost(f"startingPhysicalOffset {offset}: the log reaches from {first} to {end}")
         offset = min(max(offset, first), end)
@@ -179,7 +178,7 @@ class LogStream(StreamOffsets):
         return offset if offset in (segment, end) else self._end_after(segment, offset, end)
 
     def _end_after(self, known: int, wanted: int, end: int) -> int:
-        """Where the records end that begin in [known, wanted), at most `end`; a record begins at `known`. Moves on by one at least."""
+        """Return the end of the records that begin in [known, wanted), at most `end`, and one at least; `known` begins a record."""
         size_bytes = self._log.size_bytes
         segment = wanted - wanted % size_bytes
         position = max(known, segment)  # a segment's first byte begins a record
@@ -203,7 +202,7 @@ class LogStream(StreamOffsets):
         return min(position, end)
 
     def _count(self, begin: int, end: int, most: int) -> int:
-        """Where the `most` records from `begin` on end."""
+        """Return the end of the next `most` records from `begin` on."""
         left = most
         for offsets in self._records(begin, end, batch_rows=min(most + 1, _COUNT_ROWS)):
             if len(offsets) > left:
@@ -212,25 +211,25 @@ class LogStream(StreamOffsets):
         return end
 
     def _past_damage(self, view: Segment, position: int, limit: int, reason: str) -> int:
-        """The first record after the damage, `limit` where there is none."""
+        """Return the first record after the damage, `limit` if there is none."""
         if self._options.on_corrupt == "fail":
             raise CorruptionError(f"the log is damaged at {position}: {reason.replace('_', ' ')}")
         following = find_record(view, position + 1, limit, limit) if position + 1 < limit else None
         return limit if following is None else following
 
     def _by_time(self, timestamp_ms: int, end: int) -> int:
-        """The first record stored at that time or later; the log's end when there is none."""
+        """Return the first record stored at that time or later; the log's end if there is none."""
         begin = max(0, self._log.min_offset)
         for segment in self._log.starts():
             first_ms = self._first_time(segment, end)
             if first_ms is None or first_ms >= timestamp_ms:
                 break
-            begin = segment  # nothing before it can be meant
+            begin = segment  # all records before it are older
         found = next(self._records(begin, end, batch_rows=1, row_filter=RowFilter(start_ms=timestamp_ms)), None)
         return end if found is None else int(found[0].as_py())
 
     def _records(self, begin: int, end: int, **settings: Any) -> Iterator[pyarrow.Array]:
-        """Where the records begin that do so in [begin, end), a batch at a time; one begins at `begin`."""
+        """Yield the offsets of the records that begin in [begin, end), a batch at a time; `begin` begins a record."""
         scanner = ColumnScanner([NAME], allocate=allocate, **settings)
         size_bytes = self._log.size_bytes
         for start in list(self._log.starts()):
@@ -260,7 +259,7 @@ class QueueStream(StreamOffsets):
 
     def __init__(self, options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> None:
         super().__init__(options, reader)
-        # Offsets bound the beginning only, so they do not choose rows.
+        # Offsets only set the begin, so they do not select rows.
         choose = queue_chooser(select(options, with_offsets=False))
         assert choose is not None, "topics are chosen"
         self._choose = choose
@@ -291,8 +290,8 @@ class QueueStream(StreamOffsets):
         return any(begin > ends.get(key, 0) for key, begin in _from_json(start).items())
 
     def bounded(self, start: Offset, target: Offset, most_messages: int | None, most_bytes: int | None) -> Offset:
-        """As in the base. A bound is shared among the queues by what waits in each, and a queue with waiting
-        gives at least one message: so no queue starves, and the bounds are soft.
+        """Do as the base. A limit is divided among the queues by their waiting messages, and each queue with messages gives at least
+        one: so no queue starves, and a batch may exceed the limit.
         """
         begins, ends = _from_json(start), _from_json(target)
         spans: dict[Queue, tuple[ConsumeQueue, int, int]] = {}
@@ -329,7 +328,7 @@ class QueueStream(StreamOffsets):
     def parts(self, start: Offset, end: Offset) -> list[QueuePart]:
         options, reader = self._options, self._reader
         begins, segments = _from_json(start), reader.commit_log.starts()
-        limit = segments[-1] + reader.commit_log.size_bytes if segments else 0  # an entry that damage has changed cannot tell the end
+        limit = segments[-1] + reader.commit_log.size_bytes if segments else 0  # not from the last entry, which may be damaged
         slices = []
         for key, last in sorted(_from_json(end).items()):
             queue = reader.queue(*key)
@@ -368,7 +367,7 @@ class QueueStream(StreamOffsets):
         return queue_begin(self._reader, queue, high)
 
     def _begin(self, key: Queue, queue: ConsumeQueue, begin: int | None, high: int) -> int:
-        """Where a queue continues, a new one at 0; deleted messages are left out if that is allowed."""
+        """Return where a queue continues, a new one at 0; skip deleted messages if that is allowed."""
         low = self._low(queue, high)
         if begin is None and low:
             self._lost(f"queue {key[0]}/{key[1]} is new to the stream and begins at {low}, not at 0: its first messages were deleted")
@@ -403,7 +402,7 @@ class QueueStream(StreamOffsets):
         return low
 
     def _by_time(self, queue: ConsumeQueue, low: int, high: int, timestamp_ms: int) -> int:
-        """The queue's first message stored at that time or later; its end when there is none."""
+        """Return the queue's first message stored at that time or later; its end if there is none."""
         first, end, limit = low, high, self._limit()
         while first < end:
             middle = (first + end) // 2
@@ -417,12 +416,12 @@ class QueueStream(StreamOffsets):
 
 
 def _share(bound: int, mine: int, all_of_it: int) -> int:
-    """My part of a bound, at least 1 and at most what is mine."""
+    """Return a queue's part of a limit, from 1 to its own number."""
     return mine if all_of_it <= bound else max(1, min(mine, bound * mine // all_of_it))
 
 
 def _by_bytes(queue: ConsumeQueue, begin: int, end: int, most_bytes: int) -> int:
-    """After the messages from `begin` on that are `most_bytes` of log together; one at least."""
+    """Return the end of the messages from `begin` on that have `most_bytes` of log together, and one at least."""
     at, left = begin, most_bytes
     for number, entries in queue_entries(queue, begin, end):
         if number != at:

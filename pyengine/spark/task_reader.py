@@ -1,17 +1,13 @@
-"""What each task of a read does: the records of its part of the log, filtered, as Arrow batches.
+"""Reads the part of a task: its records of the log, filtered, as Arrow batches.
 
-Runs in Spark's Python workers, on the store's files alone. A RangeReader scans a byte
-range. A range that begins inside a segment begins at no known record: the first one is
-searched for (lengths add up, the record names its own offset, a record or the end
-follows). A body could be made to look so. Hence the task that reads the range *before*
-compares: it knows by walking where the next record begins, and what the next task will
-find. If they differ the query fails, so no row is invented or left out without an error.
+It runs in Spark's Python workers, on the store's files alone. A RangeReader scans a byte range. If a range begins inside a
+segment, its first record is unknown and must be searched for (its lengths agree, it has its own offset, and a record or the end
+follows). A body can imitate that. So the task of the range *before* compares: from its walk it knows where the next record
+begins, and it finds what the next task will find. If they differ the query fails, so no row is wrong or missing without an error.
 
-A QueuePartReader reads the records that consume-queue entries name, so only their pages of
-the log are touched. An entry is used only if its record is what it says
-(pyengine.spark.queue_entries); the rows are those that a scan finds. (A
-queue may also name messages of other topics, which were put with INNER_MULTI_DISPATCH:
-those are left out.)
+A QueuePartReader reads the records of consume queue entries, and so only their pages of the log. It uses an entry only if it agrees
+with its record (pyengine.spark.queue_entries); the rows are those of a scan. (It leaves out messages of other topics, which a
+queue may have by INNER_MULTI_DISPATCH.)
 """
 
 from __future__ import annotations
@@ -57,9 +53,9 @@ from pyengine.storage.arrow import allocate, to_array
 from pyengine.storage.mapped_file import map_read_only
 
 log = logging.getLogger(__name__)
-# A task holds a batch of decompressed bodies several times while it makes the next: these keep it below 256 MiB (decision 0315).
+# A task needs several times the memory of a batch of decompressed bodies; these limits keep it below 256 MiB (decision 0315).
 DECOMPRESSED_BATCH_BYTES = 8 << 20
-DECOMPRESSED_BODY_BYTES_MAX = 12 << 20  # three times what RocketMQ's clients send by default
+DECOMPRESSED_BODY_BYTES_MAX = 12 << 20  # three times the largest body that RocketMQ's clients send by default
 _TYPES = {
     "INT": pa.int32(),
     "BIGINT": pa.int64(),
@@ -71,12 +67,12 @@ _TYPES = {
 
 
 def arrow_schema(columns: list[Column]) -> pa.Schema:
-    """What Spark's `to_arrow_schema(schema, "UTC")` makes of these columns."""
+    """Return the schema that Spark's `to_arrow_schema(schema, "UTC")` makes of these columns."""
     return pa.schema([pa.field(column.name, _TYPES[column.type], nullable=True) for column in columns])
 
 
 class Skipped(NamedTuple):
-    """Bytes of the log that were skipped, and why (a reason of native.scan)."""
+    """A skipped range of the log, and the reason (of native.scan)."""
 
     offset: int
     length: int
@@ -84,7 +80,7 @@ class Skipped(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """How rows are counted instead of given: see native.scan.TallyScanner."""
+    """How to count rows instead of returning them: see native.scan.TallyScanner."""
 
     columns: tuple[str, ...]
     by: Literal["queue", "topic"] | int
@@ -114,7 +110,7 @@ class TaskReader(ABC):
 
     @abstractmethod
     def batches(self, part: LogRange | QueuePart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The rows of one part, in the order of its records; with a tally, groups of them, some perhaps more than once."""
+        """Yield the rows of one part, in the order of its records; with a tally, groups of them, perhaps repeated."""
 
     def skip(self, offset: int, length: int, reason: str) -> None:
         """Note damage that `onCorrupt=skip` skips, and log it on the worker's stderr."""
@@ -122,7 +118,7 @@ class TaskReader(ABC):
         log.warning("%s: skipped %d bytes at %d: %s", self.options.where, length, offset, sentence(reason))
 
     def scanner(self, choose_queue: ChooseQueue | None) -> ColumnScanner:
-        """A scanner of the columns that are needed, with the selection's filter and this choice of queues."""
+        """Return a scanner of the needed columns, with the selection's filter and this choice of queues."""
         chosen = self.selection
         row_filter = RowFilter(
             choose_queue=choose_queue,
@@ -146,7 +142,7 @@ class TaskReader(ABC):
         )
 
     def open_segment(self, segment: int, segment_bytes: int) -> mmap.mmap | None:
-        """The segment's bytes, None if it is gone and that is allowed."""
+        """Map the segment; None if it was deleted and that is allowed."""
         try:
             view = map_read_only(self.paths.commit_log_segment(segment))
         except FileNotFoundError:
@@ -157,7 +153,7 @@ class TaskReader(ABC):
         return view
 
     def open_bytes(self, segment: int, segment_bytes: int) -> Segment | None:
-        """The segment to read some ranges of, mapped or fetched; None if it is gone and that is allowed."""
+        """Open the segment, mapped or fetched; None if it was deleted and that is allowed."""
         if self._tree is None:
             view = self.open_segment(segment, segment_bytes)
             return None if view is None else MappedSegment(view, segment)
@@ -171,7 +167,7 @@ class TaskReader(ABC):
         return FetchedSegment(file, segment)
 
     def is_gone(self, segment: int) -> bool:
-        """Whether the segment was deleted: then its pages may have been given back while they were read."""
+        """Return whether the segment was deleted, so that its blocks may have been freed while they were read."""
         if self._tree is not None:  # fetched bytes stay
             return False
         try:
@@ -180,12 +176,12 @@ class TaskReader(ABC):
             return True
 
     def lost(self, segment: int) -> None:
-        """DataLossError, unless what is gone is to be left out."""
+        """Raise DataLossError, unless lost data is to be skipped."""
         if self.options.fail_on_data_loss:
             raise DataLossError(f"{self.segment_path(segment)} was deleted after the query was planned; {REMEDY}")
 
     def segment_path(self, segment: int) -> str:
-        """Where it is, for a person."""
+        """Return the segment's path, for messages."""
         if self._tree is not None:
             return f"{self.options.where}/{LOG}/{segment_name(segment)}"
         return str(self.paths.commit_log_segment(segment))
@@ -195,8 +191,8 @@ class TaskReader(ABC):
                                "or another store?")
 
     def to_batches(self, raw: RawBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """The scanned columns as those that were asked for, of the rows that meet the condition: one batch, or several where
-        decompressed bodies make it large."""
+        """Convert scanned columns to the requested ones, of the rows that meet the condition: one batch, or several if decompressed
+        bodies make it large."""
         arrays = [to_array(column, raw.rows) for column in raw.columns]
         if self._tally is not None:
             yield pa.RecordBatch.from_arrays(arrays, list(self._tally.columns))
@@ -228,11 +224,11 @@ class TaskReader(ABC):
         yield batch
 
     def _meets(self, properties: str) -> bool:
-        """Whether a row with these properties meets the condition."""
+        """Return whether a row with these properties meets the condition."""
         return self._condition is None or self._condition.matches(decode_properties(properties))
 
     def _decompressed(self, batch: pa.RecordBatch, flags: numpy.ndarray, offsets: numpy.ndarray) -> Iterator[pa.RecordBatch]:
-        """The batch with its compressed bodies as their producers had them, cut before they take DECOMPRESSED_BATCH_BYTES."""
+        """Yield the batch with decompressed bodies, in pieces of at most DECOMPRESSED_BATCH_BYTES."""
         stored = batch.column(self._bodies[0])
         texts: dict[int, bytes | None] = {}
         start = size_bytes = 0
@@ -255,13 +251,13 @@ class TaskReader(ABC):
         yield self._with_bodies(batch, start, batch.num_rows, texts)
 
     def _with_bodies(self, batch: pa.RecordBatch, start: int, end: int, texts: dict[int, bytes | None]) -> pa.RecordBatch:
-        """The rows [start, end) with these bodies, those with None left out; takes the texts out of `texts`."""
+        """Return the rows [start, end) with these bodies, without those of None; empty `texts`."""
         is_compressed = pa.array([row in texts for row in range(start, end)], pa.bool_())
         keeps = None
         if None in texts.values():
             keeps = pa.array([texts.get(row, b"") is not None for row in range(start, end)], pa.bool_())
         bodies = pa.array(texts.values(), pa.binary())
-        texts.clear()  # here, so that they are not held twice from now on
+        texts.clear()  # here, so that they are not in memory twice
         batch = batch.slice(start, end - start)
         if len(bodies) < batch.num_rows:
             bodies = compute.replace_with_mask(batch.column(self._bodies[0]), is_compressed, bodies)
@@ -271,21 +267,21 @@ class TaskReader(ABC):
 
 
 def _codec(kind: str, body: bytes, most_bytes: int) -> bytes:
-    """What LZ4 and ZSTD frames of RocketMQ 5's clients hold, at most `most_bytes`; pyarrow brings both. OSError for other bytes."""
+    """Decompress LZ4 and ZSTD frames of RocketMQ 5's clients with pyarrow, to at most `most_bytes`; OSError for other bytes."""
     with pa.CompressedInputStream(pa.BufferReader(body), kind.lower()) as stream:
         text: bytes = stream.read(most_bytes)
         return text
 
 
 def sentence(reason: str) -> str:
-    """A reason of native.scan as words."""
+    """Return a reason of native.scan as words."""
     return reason.replace("_", " ")
 
 
 def header_column(properties: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Name and value of each property in the text's order, doubles too; null for a message without any.
+    """Return name and value of each property in the order of the text, repeated names too; null for a message without any.
 
-    `properties`: the texts as stored. As RocketMQ reads them: a piece without a separator, name or value is none.
+    `properties`: the texts as stored. As in RocketMQ, a piece without a separator, name or value is ignored.
     """
     pieces = compute.split_pattern(properties, PROPERTY_SEPARATOR)
     flat = pieces.flatten()
@@ -321,7 +317,7 @@ class RangeReader(TaskReader):
                 segment.close()
 
     def _scan(self, segment: Segment, start: int, first: int, end: int, part: LogRange) -> Iterator[RawBatch]:
-        """The raw batches of one piece. Zeros of a segment that was deleted decide nothing: is_gone is asked after each look at it."""
+        """Yield the raw batches of one piece; check is_gone after each read, since a deleted segment reads as zeros."""
         segment_end = start + part.segment_bytes
         limit = min(part.limit, segment_end)
         scanner = self._scanner
@@ -342,7 +338,7 @@ class RangeReader(TaskReader):
                         raise CorruptionError(wrong)
                 break
             if reason == "blank" or (reason == "overrun" and limit < segment_end):
-                break  # what reaches beyond the limit is not there yet
+                break  # a record beyond the limit is not complete yet
             is_skipped = self.options.on_corrupt == "skip"
             following = find_record(segment, position + 1, end, limit) if is_skipped and position + 1 < end else None
             if self.is_gone(start):
@@ -356,7 +352,7 @@ class RangeReader(TaskReader):
 
 
 def _wrong_boundary(segment: Segment, boundary: int, following: int, limit: int, segment_end: int) -> str | None:
-    """What is wrong if the task that begins at `boundary` does not find the record at `following`, which this one's walk reached."""
+    """Return what is wrong if the task that begins at `boundary` will not find the record at `following`, which this walk reached."""
     label = judge(segment, following, limit)
     if label in ("range_end", "blank") or (label == "overrun" and limit < segment_end):
         expected = None
@@ -374,7 +370,7 @@ def _wrong_boundary(segment: Segment, boundary: int, following: int, limit: int,
 
 
 def scanned(scanner: ColumnScanner, segment: Segment, position: int, end: int, limit: int) -> Iterator[RawBatch]:
-    """As ColumnScanner.scan of [position, end), which is not empty; what is not in `view` is fetched, a window after the other."""
+    """Scan [position, end), which is not empty, as ColumnScanner.scan; fetch what is not in `view`, window by window."""
     upto = first_window(position, end)
     while True:
         have = segment.fill(position, upto, limit)
@@ -386,7 +382,7 @@ def scanned(scanner: ColumnScanner, segment: Segment, position: int, end: int, l
 
 
 def _begin(segment: Segment, start: int, first: int, end: int, limit: int) -> int | None:
-    """Where the first record of a range begins, None if none does in [first, end)."""
+    """Return the begin of a range's first record, None if no record begins in [first, end)."""
     end = min(end, limit)
     if first >= end:
         return None
@@ -397,7 +393,7 @@ def _begin(segment: Segment, start: int, first: int, end: int, limit: int) -> in
 
 
 class _Run(NamedTuple):
-    """Entries of a queue, the first of which has this number, that name records of one segment."""
+    """Entries of a queue for records of one segment; the first has this number."""
 
     segment: int
     number: int
@@ -410,7 +406,7 @@ class QueuePartReader(TaskReader):
     def __init__(self, options: ReadOptions, selection: Selection, columns: list[Column], tally: Tally | None = None) -> None:
         super().__init__(options, selection, columns, tally)
         self._check = EntryCheck()
-        self._newest_segment = -1  # of those that this slice's entries have led to
+        self._newest_segment = -1  # that an entry of this slice has named
 
     def batches(self, part: LogRange | QueuePart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         assert isinstance(part, QueuePart)
@@ -434,14 +430,14 @@ class QueuePartReader(TaskReader):
         return choose
 
     def _runs(self, one: QueueSlice, part: QueuePart) -> Iterator[_Run]:
-        """The slice's entries, cut where another segment begins."""
+        """Yield the slice's entries, divided by segment."""
         for number, data in self._entries(one, part.queue_file_bytes):
             entries = numpy.frombuffer(data, ENTRY)
             for segment, begin, end in runs_of_segments(entries, part.segment_bytes):
                 yield _Run(segment, number + begin, entries[begin:end])
 
     def _entries(self, one: QueueSlice, file_bytes: int) -> Iterator[tuple[int, bytes]]:
-        """(number of the first, entries) of the slice, some at a time, never across a file's end."""
+        """Yield (number of the first, entries) of the slice, in blocks within one file."""
         per_file = file_bytes // CQ_ENTRY_BYTES
         at = one.first
         while at < one.end:
@@ -455,7 +451,7 @@ class QueuePartReader(TaskReader):
             at += count
 
     def _entry_bytes(self, one: QueueSlice, name: str, position: int, length: int) -> bytes | None:
-        """Bytes of one of the queue's files; None where it is gone and that is allowed."""
+        """Return bytes of one of the queue's files; None if it was deleted and that is allowed."""
         file_name = f"{QUEUES}/{one.topic}/{one.queue_id}/{name}"
         path = f"{self.options.where}/{file_name}"
         try:
@@ -491,9 +487,9 @@ class QueuePartReader(TaskReader):
             segment.close()
 
     def _open_named(self, one: QueueSlice, part: QueuePart, run: _Run) -> Segment | None:
-        """The segment that the entries lead to; None where it is gone, or where the entries are wrong, if that is allowed.
+        """Open the segment that the entries name; None if it was deleted or the entries are wrong, and that is allowed.
 
-        The oldest segments are deleted first: one that is gone, while an earlier entry's newer one is there, is named by damage.
+        The oldest segments are deleted first. So if an earlier entry names an existing later segment, a missing segment means damage.
         """
         if not 0 <= run.segment < part.limit:
             why = f"beyond the log's end at {part.limit}" if run.segment >= 0 else "which is no place"
@@ -516,7 +512,7 @@ class QueuePartReader(TaskReader):
         return True
 
     def _note(self, found: WrongEntry) -> None:
-        """CorruptionError for a wrong entry, unless it is to be left out."""
+        """Raise CorruptionError for a wrong entry, unless it is to be skipped."""
         if self.options.on_corrupt == "fail":
             raise CorruptionError(f"{found.sentence}: access=scan reads the log itself")
         self.skip(found.physical_offset, found.size_bytes, found.reason)
@@ -541,7 +537,7 @@ class QueuePartReader(TaskReader):
             rest = rest[at + CQ_ENTRY_BYTES :]
 
     def _checked(self, segment: Segment, one: QueueSlice, run: _Run, limit: int) -> numpy.ndarray | None:
-        """The entries whose records are what they say; None where the segment is gone, and that is allowed."""
+        """Return the entries that agree with their records; None if the segment was deleted and that is allowed."""
         wrong = []
         for found in self._check.wrong(segment.view, segment.base, (one.topic, one.queue_id), run.number, run.entries, limit):
             if self.is_gone(run.segment):
@@ -558,16 +554,16 @@ class QueuePartReader(TaskReader):
 def read_partition(
     options: ReadOptions, selection: Selection, columns: list[Column], part: LogRange | QueuePart, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one partition; `schema` is arrow_schema(columns) or differs from it in names' case and nullability.
+    """Yield the rows of one partition; `schema` is arrow_schema(columns), except for the case of names and nullability.
 
-    Raises CorruptionError for damage (unless it is to be skipped) and for a file of
-    another length, DataLossError for a segment that was deleted (unless that is allowed).
+    CorruptionError for damage (unless it is to be skipped) and for a file of another length, DataLossError for a deleted segment
+    (unless that is allowed).
     """
     return reader_of(options, selection, columns, part).batches(part, schema)
 
 
 def reader_of(options: ReadOptions, selection: Selection, columns: list[Column], part: LogRange | QueuePart,
               tally: Tally | None = None) -> TaskReader:
-    """The reader of such parts."""
+    """Return the reader of such parts."""
     reader = RangeReader if isinstance(part, LogRange) else QueuePartReader
     return reader(options, selection, columns, tally)

@@ -1,4 +1,4 @@
-"""What differs between the versions of Spark, 4.0 to 4.3; docs/spark.md says what each cannot do."""
+"""Hides the differences between Spark 4.0 and 4.3; docs/spark.md says what each version cannot do."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ if TYPE_CHECKING:
 
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
-except ImportError:  # Spark 4.0 and 4.1 have no bounds for a batch and ask for none
+except ImportError:  # Spark 4.0 and 4.1 have no limits of a batch
 
     class ReadLimit:  # type: ignore[no-redef]
-        """How much a batch may have."""
+        """The limit of a batch."""
 
     class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
-        """Everything."""
+        """No limit."""
 
     @dataclass(frozen=True)
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
-        """So many rows."""
+        """A limit in rows."""
 
         max_rows: int
 
     @dataclass(frozen=True)
     class ReadMaxBytes(ReadLimit):  # type: ignore[no-redef]
-        """So many bytes."""
+        """A limit in bytes."""
 
         max_bytes: int
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Spark itself asks once how far there is something, and stops there."""
+        """Spark itself asks once for the end, and stops there."""
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamArrowWriter
-except ImportError:  # Spark 4.0 gives the writer of a stream rows
+except ImportError:  # Spark 4.0 passes rows to the writer of a stream
     from pyspark.sql.datasource import DataSourceStreamWriter as StreamArrowWriter  # type: ignore[assignment]
 
 __all__ = [
@@ -51,7 +51,7 @@ _ROWS = 1000  # of a batch that is made of rows
 
 
 def arrow_schema_of(schema: StructType) -> pyarrow.Schema:
-    """The Arrow schema that Spark expects of batches with these columns; times are UTC's."""
+    """Return the Arrow schema that Spark expects of batches with these columns; times are in UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     try:
@@ -61,7 +61,7 @@ def arrow_schema_of(schema: StructType) -> pyarrow.Schema:
 
 
 def arrow_batches(items: Iterator[Any], schema: StructType) -> Iterator[pyarrow.RecordBatch]:
-    """Record batches as they are, and Spark 4.0's rows of `schema` as record batches."""
+    """Yield record batches as they are, and Spark 4.0's rows of `schema` as record batches."""
     import pyarrow
 
     for first in items:
@@ -75,18 +75,18 @@ def arrow_batches(items: Iterator[Any], schema: StructType) -> Iterator[pyarrow.
 
 
 def _plain(value: Any) -> Any:
-    """A value of a Row as pyarrow takes it: a struct as a dict."""
+    """Convert a value of a Row for pyarrow: a struct to a dict."""
     if isinstance(value, list):
         return [_plain(each) for each in value]
     return value.asDict() if hasattr(value, "asDict") else value
 
 
 def register_source(spark: SparkSession, source: type[DataSource]) -> None:
-    """Make the format known to this session, whether or not it was before."""
+    """Register the format in this session, even if it is registered already."""
     from pyspark.errors import AnalysisException
 
     try:
         spark.dataSource.register(source)
-    except AnalysisException as error:  # Spark 4.0 has found it by itself and takes no other for it
+    except AnalysisException as error:  # Spark 4.0 has found it by itself and accepts no other one
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
