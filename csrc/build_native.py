@@ -27,7 +27,7 @@ CONCEPTS = (
     "store_stats",
     "topic_stats",
     "recorder",
-    "obstacles",
+    "blocked_reasons",
     "record",
     "session",
     "session_guard",

@@ -10,7 +10,7 @@
  * lines, because the prefetcher loads adjacent lines in pairs).
  */
 #define MS_LINE_BYTES 128
-#define MS_CONTROL_LAYOUT_VERSION 10
+#define MS_CONTROL_LAYOUT_VERSION 11
 #define MS_SESSION_SLOTS 1024
 #define MS_UNDO_MAX 4096
 #define MS_POOL_BUFFERS_MAX 64

@@ -100,7 +100,7 @@ struct ms_recorder_ring {
     uint64_t stalls;             /* ever recorded; the last MS_STALLS are in `stall`, number n at n % MS_STALLS */
     uint64_t stalled_ns;
     int64_t doing_since_ns;      /* 0: no long operation */
-    uint32_t doing;              /* MS_PHASE_*, or MS_PHASES: blocked, for the reason in obstacles.cdef.h */
+    uint32_t doing;              /* MS_PHASE_*, or MS_PHASES: blocked, for the reason in blocked_reasons.cdef.h */
     uint32_t reserved;
     int8_t pad[96];
     uint64_t by_cause[MS_CAUSES];

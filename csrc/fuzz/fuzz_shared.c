@@ -1,8 +1,8 @@
-/* Arbitrary bytes as each shared object that a process attaches to (csrc/{control,session,cleaning,obstacles,store_stats,
+/* Arbitrary bytes as each shared object that a process attaches to (csrc/{control,session,cleaning,blocked_reasons,store_stats,
  * topic_stats}.h): what a check lets through is read to its end, what it refuses is not touched. */
 #include "../cleaning.h"
 #include "../control.h"
-#include "../obstacles.h"
+#include "../blocked_reasons.h"
 #include "../session.h"
 #include "../store_stats.h"
 #include "../topic_stats.h"
@@ -14,7 +14,7 @@
 enum { CONTROL,
        SESSION,
        CLEANING,
-       OBSTACLES,
+       BLOCKED_REASONS,
        STORE_STATS,
        TOPIC_STATS,
        OBJECTS,
@@ -35,9 +35,9 @@ static int64_t format(int which, uint8_t *at)
     case CLEANING:
         ms_cleaning_format((struct ms_cleaning *)(void *)at, 3);
         return (int64_t)sizeof(struct ms_cleaning);
-    case OBSTACLES:
-        ms_obstacles_format((struct ms_obstacles *)(void *)at);
-        return (int64_t)sizeof(struct ms_obstacles);
+    case BLOCKED_REASONS:
+        ms_blocked_reasons_format((struct ms_blocked_reasons *)(void *)at);
+        return (int64_t)sizeof(struct ms_blocked_reasons);
     case STORE_STATS:
         ms_store_stats_format((struct ms_store_stats *)(void *)at);
         return (int64_t)sizeof(struct ms_store_stats);
@@ -50,7 +50,7 @@ static int64_t format(int which, uint8_t *at)
 static void look(int which, uint8_t *at, int64_t bytes)
 {
     int64_t wrote, time;
-    char text[MS_OBSTACLE_TEXT_BYTES];
+    char text[MS_BLOCKED_REASON_BYTES];
     switch (which) {
     case CONTROL:
         if (ms_control_check((const void *)at, bytes) != 0)
@@ -72,11 +72,11 @@ static void look(int which, uint8_t *at, int64_t bytes)
         if (mine >= 0)
             ms_hold_release((void *)at, mine, 7);
         return;
-    case OBSTACLES:
-        if (ms_obstacles_check((const void *)at, bytes) != 0)
+    case BLOCKED_REASONS:
+        if (ms_blocked_reasons_check((const void *)at, bytes) != 0)
             return;
         for (uint32_t kind = 0; kind < 10; kind++) {
-            ms_obstacle_read((const void *)at, kind, text);
+            ms_blocked_reason_read((const void *)at, kind, text);
             CHECK(memchr(text, 0, sizeof text) != NULL);
         }
         return;

@@ -38,9 +38,9 @@ from pyengine.ipc.shared_objects import CONTROL, KIND_NAMES, find_folder
 from pyengine.ipc.statistics import Statistics, put_totals, read_statistics, schedule_offsets
 from pyengine.ipc.statistics import document as document_of
 from pyengine.ipc.store_lock import living_kinds, look
+from pyengine.native import blocked_reasons as native_blocked_reasons
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
-from pyengine.native import obstacles as native_obstacles
 from pyengine.native.flush import monotonic_ns
 from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import DurableWatermark, abort_file_exists, read_watermark
@@ -109,8 +109,8 @@ def _live(root: Path, memory: EngineMemory, living: list[int],
     """`more`: findings of the caller, in addition to those made here."""
     control, identity = memory.control, memory.identity
     state = memory.state
-    obstacles = _obstacles(memory)
-    workers = [_worker(control.workers[kind], kind, kind in living) | {"obstacle": obstacles[kind]}
+    blocked_reasons = _blocked_reasons(memory)
+    workers = [_worker(control.workers[kind], kind, kind in living) | {"blocked_reason": blocked_reasons[kind]}
                for kind in range(len(KIND_NAMES))]
     positions = {"min": native.load_position(control.min_offset)}
     positions |= {name: native.load_position(getattr(control, name)) for name in POSITIONS}
@@ -157,7 +157,7 @@ def _live(root: Path, memory: EngineMemory, living: list[int],
         "schedule_message_offset": _schedule(root, memory),
         "replication": replication,
     }
-    findings = [*judge(root, memory, living, obstacles, document), *more]
+    findings = [*judge(root, memory, living, blocked_reasons, document), *more]
     return conclude(findings, all_is_well(document)) | document, figures
 
 
@@ -209,13 +209,13 @@ def _disk(memory: EngineMemory) -> dict[str, Any]:
         return {}
 
 
-def _obstacles(memory: EngineMemory) -> list[str]:
+def _blocked_reasons(memory: EngineMemory) -> list[str]:
     """Return why each worker is blocked, by kind."""
     try:
-        block = memory.open_obstacles()
+        block = memory.open_blocked_reasons()
     except EngineUnavailableError:
         return [""] * len(KIND_NAMES)
-    return [native_obstacles.read(block, kind) for kind in range(len(KIND_NAMES))]
+    return [native_blocked_reasons.read(block, kind) for kind in range(len(KIND_NAMES))]
 
 
 def _mean_ms(total_ns: int, count: int) -> float:

@@ -141,7 +141,7 @@ def shared_memory_page() -> str:
     """Return docs/shared_memory.md: every field of the shared objects, with C's layout and the process that writes it."""
     from pyengine._native import ffi
     from pyengine.cli.dump import layout
-    from pyengine.native import obstacles, recorder, store_stats
+    from pyengine.native import blocked_reasons, recorder, store_stats
     from pyengine.native.control import CONTROL_BYTES, LAYOUT_VERSION
 
     lines = [
@@ -160,10 +160,11 @@ def shared_memory_page() -> str:
              {"used": "reputter", "others": "reputter", "slot[]": "reputter"}),
             ("Flight recorder", "struct ms_recorder", recorder.LAYOUT_VERSION, "recorder",
              {"ring[]": "that worker", "for_sync": "writer", "for_slave": "writer"}),
-            ("Obstacles", "struct ms_obstacles", obstacles.LAYOUT_VERSION, "obstacles", {"worker[]": "that worker"})):
+            ("Blocked reasons", "struct ms_blocked_reasons", blocked_reasons.LAYOUT_VERSION, "blocked_reasons",
+             {"worker[]": "that worker"})):
         lines += ["", f"## {title}", "",
                   f"The object `{source.replace('_', '-')}` beside the control block, layout {version}; meanings are in "
-                  f"`csrc/{source}.cdef.h`{'' if source in ('obstacles', 'recorder') else ' and [statistics.md](statistics.md)'}.", "",
+                  f"`csrc/{source}.cdef.h`{' and [statistics.md](statistics.md)' if source.endswith('stats') else ''}.", "",
                   "| offset | bytes | field | written by | elements |", "|---:|---:|---|---|---|"]
         lines += [f"| {place.offset} | {place.size_bytes} | `{place.path}` | "
                   f"{owners.get(place.path.split('.')[0], 'supervisor, before it is published')} | {place.repeats} |"

@@ -71,7 +71,8 @@ def conclude(findings: Iterable[Finding], otherwise: Finding) -> dict[str, Any]:
             "findings": [{"verdict": str(finding.verdict), "sentence": finding.sentence} for finding in found]}
 
 
-def judge(root: Path, memory: EngineMemory, living: Sequence[int], obstacles: Sequence[str], document: dict[str, Any]) -> list[Finding]:
+def judge(root: Path, memory: EngineMemory, living: Sequence[int], blocked_reasons: Sequence[str],
+          document: dict[str, Any]) -> list[Finding]:
     """Return all problems of a running engine. `document`: its positions, workers, disk, replication and times."""
     control, identity, workers = memory.control, memory.identity, document["workers"]
     refused = native.load(control.state, "refuse_puts")
@@ -87,7 +88,7 @@ def judge(root: Path, memory: EngineMemory, living: Sequence[int], obstacles: Se
         Finding(Verdict.STOPPING, "the engine is stopping" if document["stopping"] else ""),
         _supervisor(memory, living, workers),
         Finding(Verdict.STUCK, "; ".join(still)),
-        *_obstacles(obstacles),
+        *_blocked_reasons(blocked_reasons),
         *_replication(identity, document["replication"]),
         Finding(Verdict.WARNING, said),
         Finding(Verdict.WARNING, _why_clock(identity, document["last_store_timestamp_ms"])),
@@ -188,9 +189,9 @@ def _why_still(control: ms_control, identity: Identity, workers: Sequence[dict[s
                       ": look for a disk that does not answer (dmesg, df)")
 
 
-def _obstacles(obstacles: Sequence[str]) -> Iterable[Finding]:
+def _blocked_reasons(blocked_reasons: Sequence[str]) -> Iterable[Finding]:
     """Return the reasons for which workers are blocked."""
-    for kind, text in enumerate(obstacles):
+    for kind, text in enumerate(blocked_reasons):
         yield Finding(Verdict.STUCK if KIND_NAMES[kind] in NEEDED else Verdict.WARNING, f"{KIND_NAMES[kind]}: {text}" if text else "")
 
 

@@ -34,8 +34,8 @@ from pyengine.events import Event, Report
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import build_id, is_alive, is_stopped
 from pyengine.ipc.store_lock import StoreLock
+from pyengine.native import blocked_reasons
 from pyengine.native import control as native
-from pyengine.native import obstacles
 from pyengine.native.flush import monotonic_ns
 from pyengine.storage.config import set_words
 
@@ -95,7 +95,8 @@ class Children:
         self._renew_by_s = NEVER_S
         self._seen_s = time.monotonic()
         self.no_session = ""  # set by the supervisor: why no producer can attach
-        self._down = self._told = obstacles.read(memory.obstacles, native.SUPERVISOR)  # a supervisor that died may have left a text
+        # A supervisor that died may have left a text.
+        self._down = self._told = blocked_reasons.read(memory.blocked_reasons, native.SUPERVISOR)
         self.halted = ""  # why the engine cannot run; "": it can
 
     # ---- start ------------------------------------------------------------------
@@ -225,7 +226,7 @@ class Children:
         """Return the reason that process `pid` gave; "" if it ended before it attached: the text is an older process's then."""
         if native.load(self._memory.control.workers[child.kind.number], "pid") != pid:
             return ""
-        return obstacles.read(self._memory.obstacles, child.kind.number).removeprefix("cannot start: ")
+        return blocked_reasons.read(self._memory.blocked_reasons, child.kind.number).removeprefix("cannot start: ")
 
     def _say_down(self, text: str) -> None:
         """Show in `status` why a worker is down: a worker that could not attach cannot write its own reason."""
@@ -236,7 +237,7 @@ class Children:
         text = self._down or self.no_session
         if text != self._told:
             self._told = text
-            obstacles.say(self._memory.obstacles, native.SUPERVISOR, text)
+            blocked_reasons.write(self._memory.blocked_reasons, native.SUPERVISOR, text)
 
     def tick(self) -> None:
         """Start the workers that are due, and kill those whose heartbeat is too old."""

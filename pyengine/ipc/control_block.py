@@ -33,8 +33,8 @@ from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, Ot
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject
+from pyengine.native import blocked_reasons, queue_table, recorder, store_stats, waiting
 from pyengine.native import control as native
-from pyengine.native import obstacles, queue_table, recorder, store_stats, waiting
 from pyengine.native.failpoint import failpoint
 from pyengine.native.waiting import Latch
 from pyengine.settings import Value
@@ -43,7 +43,15 @@ from pyengine.storage.config import DEFAULT, ENVIRONMENT, LIVE, SET, SETTINGS, E
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from pyengine._native import ms_control, ms_identity, ms_obstacles, ms_queue_table, ms_recorder, ms_store_stats, ms_topic_stats
+    from pyengine._native import (
+        ms_blocked_reasons,
+        ms_control,
+        ms_identity,
+        ms_queue_table,
+        ms_recorder,
+        ms_store_stats,
+        ms_topic_stats,
+    )
 
 _Handle = TypeVar("_Handle")
 
@@ -151,8 +159,8 @@ class EngineMemory:
         control = folder.create(shared_objects.CONTROL, native.CONTROL_BYTES)
         with folder.create(shared_objects.STORE_STATS, store_stats.STATS_BYTES) as shared:
             store_stats.format_stats(store_stats.view(shared.memory))
-        with folder.create(shared_objects.OBSTACLES, obstacles.OBSTACLES_BYTES) as shared:
-            obstacles.format_obstacles(obstacles.view(shared.memory))
+        with folder.create(shared_objects.BLOCKED_REASONS, blocked_reasons.BLOCKED_REASONS_BYTES) as shared:
+            blocked_reasons.format_blocked_reasons(blocked_reasons.view(shared.memory))
         with folder.create(shared_objects.RECORDER, recorder.RECORDER_BYTES) as shared:
             shared.memory[: len(recorded)] = recorded
             recorder.format_recorder(recorder.view(shared.memory), identity.boot_id)
@@ -281,17 +289,17 @@ class EngineMemory:
         except (EngineError, OSError):
             return store_stats.private()
 
-    def open_obstacles(self, *, writable: bool = False) -> ms_obstacles:
-        """`struct ms_obstacles *`, usable until close_statistics(); EngineUnavailableError says why not."""
-        return self._open(shared_objects.OBSTACLES, obstacles.view, obstacles.check, writable)
+    def open_blocked_reasons(self, *, writable: bool = False) -> ms_blocked_reasons:
+        """`struct ms_blocked_reasons *`, usable until close_statistics(); EngineUnavailableError says why not."""
+        return self._open(shared_objects.BLOCKED_REASONS, blocked_reasons.view, blocked_reasons.check, writable)
 
     @cached_property
-    def obstacles(self) -> ms_obstacles:
+    def blocked_reasons(self) -> ms_blocked_reasons:
         """The lines for the workers' blocked reasons: the shared object, or a private one if that cannot be opened."""
         try:
-            return self.open_obstacles(writable=True)
+            return self.open_blocked_reasons(writable=True)
         except (EngineError, OSError):
-            return obstacles.private()
+            return blocked_reasons.private()
 
     def open_recorder(self, *, writable: bool = False) -> ms_recorder:
         """`struct ms_recorder *`, usable until close_statistics(); EngineUnavailableError says why not."""
@@ -314,8 +322,8 @@ class EngineMemory:
         return found
 
     def close_statistics(self) -> None:
-        """Close all that open_store_stats() and the other open_ methods, `counters`, `obstacles` and recorder_of() returned."""
-        for name in ("counters", "obstacles"):
+        """Close all that open_store_stats() and the other open_ methods, `counters`, `blocked_reasons` and recorder_of() returned."""
+        for name in ("counters", "blocked_reasons"):
             self.__dict__.pop(name, None)
         for shared in self._stats_objects:
             shared.close()

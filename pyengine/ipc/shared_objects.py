@@ -8,7 +8,7 @@
 | `store-stats` | counters and latency buckets | each part one worker |
 | `topic-stats` | messages and bytes by topic | reputter |
 | `settings` | the run settings (ipc/control_block.py) | supervisor, before `control` is published |
-| `obstacles` | the blocked reason of each worker | each worker its line |
+| `blocked-reasons` | the blocked reason of each worker | each worker its line |
 | `queues-<generation>` | next queue offsets | supervisor at start, then the writer |
 | `recorder` | the stalls of each worker; a new engine of the same boot takes it over | each worker its ring |
 | `cleaning` | holds on segments, disk use, requests to clean | readers, cleaner, `pyengine clean` |
@@ -50,14 +50,14 @@ from pyengine.storage.ofd_lock import remove_unlocked
 CONTROL = "control"
 STORE_STATS = "store-stats"
 TOPIC_STATS = "topic-stats"
-OBSTACLES = "obstacles"
+BLOCKED_REASONS = "blocked-reasons"
 SETTINGS = "settings"
 CLEANING = "cleaning"
 REPLICATION = "replication"
 RECORDER = "recorder"  # not in LASTING: without its name only `pyengine why` has no data
 SOCKET = "socket"
 SESSION_PREFIX = "session-"
-LASTING = (CONTROL, STORE_STATS, TOPIC_STATS, SETTINGS, OBSTACLES, CLEANING, REPLICATION)  # exist in each engine from start to end
+LASTING = (CONTROL, STORE_STATS, TOPIC_STATS, SETTINGS, BLOCKED_REASONS, CLEANING, REPLICATION)  # exist in each engine from start to end
 SEMAPHORE_FOLDER = "/dev/shm"  # where the C library keeps named semaphores
 DEFAULT_SHM_DIRECTORY = "/dev/shm"
 

@@ -9,8 +9,8 @@ import pytest
 from pyengine.engine.kinds import KINDS
 from pyengine.engine.unit_files import unit_files, worker_unit
 from pyengine.ipc.shared_objects import KIND_NAMES
+from pyengine.native import blocked_reasons
 from pyengine.native import control as native
-from pyengine.native import obstacles
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,10 +19,10 @@ def test_each_number_has_a_name_a_row_and_room_in_every_array():
     assert len(KIND_NAMES) == len(set(KIND_NAMES)) == native.WORKER_KINDS
     assert sorted(kind.number for kind in KINDS) == list(range(1, native.WORKER_KINDS))
     assert [getattr(native, name.upper()) for name in KIND_NAMES] == list(range(native.WORKER_KINDS))
-    lines = obstacles.private()
+    lines = blocked_reasons.private()
     for number, name in enumerate(KIND_NAMES):
-        obstacles.say(lines, number, name)
-    assert [obstacles.read(lines, number) for number in range(native.WORKER_KINDS)] == list(KIND_NAMES)
+        blocked_reasons.write(lines, number, name)
+    assert [blocked_reasons.read(lines, number) for number in range(native.WORKER_KINDS)] == list(KIND_NAMES)
     with pytest.raises(IndexError):
         native.load(lines.worker[native.WORKER_KINDS], "text")
 

@@ -26,7 +26,7 @@ from pyengine.storage.message_store import MessageStore
 
 SCRIBBLES = 60
 SCRIBBLES_LONG = int(os.environ.get("PYENGINE_SCRIBBLES", "3000"))
-OBJECTS = ("control", "store-stats", "topic-stats", "cleaning", "obstacles", "queues-1")
+OBJECTS = ("control", "store-stats", "topic-stats", "cleaning", "blocked-reasons", "queues-1")
 
 
 def put_and_list(engine, path, count):

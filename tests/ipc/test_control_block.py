@@ -213,4 +213,4 @@ def test_the_lock_order_of_the_layout_is_pinned():
     """Positions of what other processes find by offset; raise MS_CONTROL_LAYOUT_VERSION when these move."""
     assert ffi.sizeof("struct ms_identity") == 256
     assert ffi.offsetof("struct ms_identity", "lock_modified_ns") == 168
-    assert lib.MS_CONTROL_LAYOUT_VERSION == 10
+    assert lib.MS_CONTROL_LAYOUT_VERSION == 11

@@ -204,9 +204,9 @@ def test_what_counting_costs_can_be_measured():
     assert store_stats.counting_cost_ns(passes=10, entries=3) > 0
 
 
-@pytest.mark.parametrize("open_it", [lambda memory: memory.counters, lambda memory: memory.obstacles,
+@pytest.mark.parametrize("open_it", [lambda memory: memory.counters, lambda memory: memory.blocked_reasons,
                                      lambda memory: not memory.recorder_of(native.WRITER).hand.shared],
-                         ids=["counters", "obstacles", "recorder"])
+                         ids=["counters", "blocked_reasons", "recorder"])
 def test_what_only_tells_keeps_no_process_from_its_work_where_it_cannot_be_opened(make_owner, monkeypatch, open_it):
     """A supervisor ended for the statistics once, when their file answered EIO."""
     owner = make_owner()
