@@ -40,7 +40,7 @@ CONCEPTS = (
     "attach_count",
     "group_commit",
     "calibrate",
-    "nap",
+    "polling",
     "entry",
     "producer",
     "sends",

@@ -15,7 +15,7 @@
 #define LOOK_NS 50000000
 /* Interval of checks, during a wait, whether a process of the engine lives. */
 #define LIFE_NS 200000000
-#define FULL_RING_NAP_NS 200000
+#define FULL_RING_POLL_NS 200000
 #define SPINS_BETWEEN_CLOCK 64
 #define UNANSWERED_NS 1000000 /* how long a put sleeps on `confirm` before it checks for its answer */
 #define BUSY_MS_MAX 10000000
@@ -130,7 +130,7 @@ int ms_producer_wait_for_room(struct ms_producer *producer, uint64_t need, int64
             producer->sequence + 1 - ms_load_acquire(&producer->oldest_unread) < MS_COMPLETIONS)
             return 0;
         ms_add(&session->waiting, 1u);
-        ms_futex_wait(&session->acked_seq, seen, FULL_RING_NAP_NS);
+        ms_futex_wait(&session->acked_seq, seen, FULL_RING_POLL_NS);
         ms_add(&session->waiting, (uint32_t)-1);
         look_for_life(producer);
     }

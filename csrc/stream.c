@@ -4,11 +4,11 @@
 #include <time.h>
 
 #include "cpu.h"
-#include "nap.h"
+#include "polling.h"
 
-void ms_stream_begin(struct ms_stream *stream, int64_t nap_ns, int64_t quiet_ns)
+void ms_stream_begin(struct ms_stream *stream, int64_t gather_ns, int64_t quiet_ns)
 {
-    *stream = (struct ms_stream){.nap_ns = nap_ns, .quiet_ns = quiet_ns};
+    *stream = (struct ms_stream){.gather_ns = gather_ns, .quiet_ns = quiet_ns};
     ms_cpu_schedule(MS_CPU_INTERACTIVE);
 }
 
@@ -29,10 +29,10 @@ int ms_stream_wait(struct ms_stream *stream, const struct ms_position *position,
     if (!stream->is_busy)
         return 0;
     if (!has_backlog) {
-        const struct timespec nap = {.tv_sec = stream->nap_ns / 1000000000, .tv_nsec = stream->nap_ns % 1000000000};
-        nanosleep(&nap, NULL);
+        const struct timespec gather = {.tv_sec = stream->gather_ns / 1000000000, .tv_nsec = stream->gather_ns % 1000000000};
+        nanosleep(&gather, NULL);
     }
-    if (ms_nap_until_above(position, value, stream->quiet_ns, stream->nap_ns))
+    if (ms_poll_until_above(position, value, stream->quiet_ns, stream->gather_ns))
         return 1;
     stream->is_busy = 0;
     stream->rounds = 0;

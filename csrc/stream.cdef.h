@@ -1,6 +1,6 @@
 /* Detects whether work arrives singly or in a stream, and waits accordingly (docs/decisions/0011).
  *
- * Who: committer and reputter, each with a structure in private memory. Blocks on: sleeps in ms_stream_wait, at most nap_ns
+ * Who: committer and reputter, each with a structure in private memory. Blocks on: sleeps in ms_stream_wait, at most gather_ns
  * and quiet_ns. After a crash: nothing remains, the next process begins without a stream.
  *
  * The process does single work at once: its latch is armed in between, and the process that publishes work wakes it. In a
@@ -11,7 +11,7 @@
 #define MS_STREAM_ROUNDS 8          /* so many in a row are a stream */
 
 struct ms_stream {
-    int64_t nap_ns;                 /* in a stream: how long to wait for more work */
+    int64_t gather_ns;                 /* in a stream: how long to wait for more work */
     int64_t quiet_ns;               /* a stream ends after so long without work */
     int64_t last_ns;                /* when work was last done */
     int32_t rounds;                 /* in a row, each close to the previous one */
@@ -19,9 +19,9 @@ struct ms_stream {
 };
 
 /* Begin without a stream; schedule the process as MS_CPU_INTERACTIVE. */
-void ms_stream_begin(struct ms_stream *stream, int64_t nap_ns, int64_t quiet_ns);
+void ms_stream_begin(struct ms_stream *stream, int64_t gather_ns, int64_t quiet_ns);
 /* Note that work was done at `now_ns` (CLOCK_MONOTONIC). */
 void ms_stream_worked(struct ms_stream *stream, int64_t now_ns);
-/* In a stream: sleep for nap_ns unless `has_backlog`, then wait until the position is above `value`: 1. 0: there is no
+/* In a stream: sleep for gather_ns unless `has_backlog`, then wait until the position is above `value`: 1. 0: there is no
  * stream, or it ended. */
 int ms_stream_wait(struct ms_stream *stream, const struct ms_position *position, int64_t value, int has_backlog);

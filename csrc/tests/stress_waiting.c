@@ -13,7 +13,7 @@
 #include "../futex.h"
 #include "../group_commit.h"
 #include "../latch.h"
-#include "../nap.h"
+#include "../polling.h"
 #include "../sequence.h"
 
 #define ROUNDS 2000
@@ -88,7 +88,7 @@ static void *napper(void *unused)
 {
     (void)unused;
     for (int64_t target = 0; target < ROUNDS; target += 100)
-        CHECK(ms_nap_until_above(&control.flushed, target, PATIENCE_NS, 20000) == 1);
+        CHECK(ms_poll_until_above(&control.flushed, target, PATIENCE_NS, 20000) == 1);
     return NULL;
 }
 

@@ -371,10 +371,10 @@ class ReputLoop:
     """Owns one `struct ms_reput`; what it points to must outlive it."""
 
     def __init__(self, control: ms_control, dispatch: DispatchLoop, stats: ms_store_stats, latch: Latch, *, segment_bytes: int,
-                 batch_bytes: int, nap_ns: int, quiet_ns: int, allocator: Latch | None = None) -> None:
+                 batch_bytes: int, gather_ns: int, quiet_ns: int, allocator: Latch | None = None) -> None:
         """Dispatch from the published `reput_from` up to `committed`.
 
-        `nap_ns`, `quiet_ns`: see csrc/stream.cdef.h. `allocator`: the latch of an allocator that populates pages ahead of
+        `gather_ns`, `quiet_ns`: see csrc/stream.cdef.h. `allocator`: the latch of an allocator that populates pages ahead of
         the writer."""
         self._loop = ffi.new("struct ms_reput *")
         self._kept = dispatch, latch, allocator
@@ -390,7 +390,7 @@ class ReputLoop:
         self._loop.base = self._loop.incomplete_end = self._loop.woken_up_to = -1
         self._loop.lag_is_known = not control.identity.replay_clock
         self.use_limit(control.committed)
-        lib.ms_stream_begin(ffi.addressof(self._loop, "stream"), nap_ns, quiet_ns)
+        lib.ms_stream_begin(ffi.addressof(self._loop, "stream"), gather_ns, quiet_ns)
 
     @property
     def reput_from(self) -> int:

@@ -239,9 +239,9 @@ class PoolCommitLoop:
     """
 
     def __init__(self, control: ms_control, latch: Latch, reputter: Latch, replicator: Latch | None, *, segment_bytes: int,
-                 piece_bytes: int, nap_ns: int, quiet_ns: int, recorder: Recorder) -> None:
+                 piece_bytes: int, gather_ns: int, quiet_ns: int, recorder: Recorder) -> None:
         """Begin at the published `committed`. `latch` is the committer's; commits wake `reputter` and `replicator`.
-        `nap_ns`, `quiet_ns`: see csrc/stream.cdef.h. `recorder` records what took long."""
+        `gather_ns`, `quiet_ns`: see csrc/stream.cdef.h. `recorder` records what took long."""
         self._loop = ffi.new("struct ms_pool_commit *")
         self._kept = latch, reputter, replicator, recorder
         self._loop.recorder = recorder.hand
@@ -254,7 +254,7 @@ class PoolCommitLoop:
         self._loop.piece_bytes = piece_bytes
         self._loop.committed = lib.ms_load_i64(ffi.addressof(control.committed, "value"))
         self._loop.base = self._loop.fd = -1
-        lib.ms_stream_begin(ffi.addressof(self._loop, "stream"), nap_ns, quiet_ns)
+        lib.ms_stream_begin(ffi.addressof(self._loop, "stream"), gather_ns, quiet_ns)
 
     @property
     def committed(self) -> int:

@@ -1,4 +1,4 @@
-"""Waiting, scheduling, and how a process appears in /proc (csrc/latch, sequence, nap, calibrate, cpu, process .cdef.h).
+"""Waiting, scheduling, and how a process appears in /proc (csrc/latch, sequence, polling, calibrate, cpu, process .cdef.h).
 
 A latch wakes the one process that waits on it. The waiter's loop keeps this order:
 
@@ -84,7 +84,7 @@ def wait_for_sequence(sequence: ms_sequence, seen: int, timeout_s: float) -> boo
 
 def sleep_precisely() -> None:
     """Set this process's timer slack to the minimum, so that its sleeps end on time, not up to 50 us later."""
-    lib.ms_nap_precisely()
+    lib.ms_sleep_precisely()
 
 
 def schedule_interactive() -> None:

@@ -298,7 +298,7 @@ class UnflushedSegments:
 PIECE_BYTES = 1 << 20
 COMMIT_ROUND_NS = 50_000_000  # one work() lasts at most about this long
 IDLE_PAUSE_S = 1.0
-NAP_NS = 1_000_000    # in a stream of puts, the puts of this time are committed together
+GATHER_NS = 1_000_000  # in a stream of puts, the puts of this time are committed together
 QUIET_NS = 3_000_000  # a stream ends after this time without a put
 RETRY_NS = 500_000_000  # after a write to a full disk
 NO_SEGMENT = -1
@@ -346,7 +346,7 @@ class CommitRealTimeService(Service):
         self._loop = PoolCommitLoop(
             self._control, memory.latch(native.COMMITTER), memory.latch(native.REPUTTER),
             memory.latch(native.REPLICATOR) if memory.identity.replicates else None,
-            segment_bytes=self._segment_bytes, piece_bytes=PIECE_BYTES, nap_ns=NAP_NS, quiet_ns=QUIET_NS,
+            segment_bytes=self._segment_bytes, piece_bytes=PIECE_BYTES, gather_ns=GATHER_NS, quiet_ns=QUIET_NS,
             recorder=self._recorder)
         self._freed_to = 0
         native.store(self._line, "error_number", 0)

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 NEAR_BYTES = 64 << 20      # bytes this close to the end of the log are in the page cache
 BATCH_BYTES = 4 << 20      # `reput_from` moves at least this often
-NAP_NS = 250_000           # in a stream of puts, the records of this time are dispatched together
+GATHER_NS = 250_000        # in a stream of puts, the records of this time are dispatched together
 QUIET_NS = 1_000_000       # a stream ends after this time without a put
-SYNC_NAP_NS = 1_000_000    # when puts wait for the disk or for slaves: each run of this process delays one of them
+SYNC_GATHER_NS = 1_000_000  # when puts wait for the disk or for slaves: each run of this process delays one of them
 SYNC_QUIET_NS = 3_000_000
 ROUND_NS = 50_000_000      # one work() lasts at most about this long
 RETRY_NS = 1_000_000_000
@@ -59,9 +59,9 @@ class ReputMessageService(Service):
         self._advice = mmap.MADV_NORMAL  # the advice that the view has
         self._retry_ns = 0
         follows_disk = memory.identity.mode == native.MODE_SYNC or memory.identity.role in (native.SYNC_MASTER, native.SLAVE)
-        nap_ns, quiet_ns = (SYNC_NAP_NS, SYNC_QUIET_NS) if follows_disk else (NAP_NS, QUIET_NS)
+        gather_ns, quiet_ns = (SYNC_GATHER_NS, SYNC_QUIET_NS) if follows_disk else (GATHER_NS, QUIET_NS)
         self._loop = ReputLoop(self._control, self._dispatcher.loop, memory.counters, memory.latch(native.REPUTTER),
-                               segment_bytes=self._segment_bytes, batch_bytes=BATCH_BYTES, nap_ns=nap_ns, quiet_ns=quiet_ns,
+                               segment_bytes=self._segment_bytes, batch_bytes=BATCH_BYTES, gather_ns=gather_ns, quiet_ns=quiet_ns,
                                allocator=memory.latch(native.ALLOCATOR) if memory.identity.mode == native.MODE_MAPPED else None)
         self._use_limit(self._control.confirm if memory.identity.dispatch_at else self._control.committed)
         waiting.sleep_precisely()

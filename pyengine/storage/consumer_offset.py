@@ -74,7 +74,7 @@ from pyengine.storage.ofd_lock import is_at, try_lock, unlock
 from pyengine.storage.read_level import StoreUse, store_use
 
 TIMEOUT_S = 10.0
-_NAP_FIRST_S, _NAP_LAST_S = 0.0005, 0.02
+_POLL_INTERVAL_FIRST_S, _POLL_INTERVAL_LAST_S = 0.0005, 0.02
 _STATE = struct.Struct("<QQ")  # generation, ticket of the current writer
 _GENERATIONS = 1 << 40
 _TRIES_AHEAD = 16
@@ -129,7 +129,7 @@ class OffsetLock:
     def _acquire(self, descriptor: int) -> int:
         seen: tuple[int, int] | None = None
         since_s = 0.0
-        nap_s = _NAP_FIRST_S
+        interval_s = _POLL_INTERVAL_FIRST_S
         while True:
             state = _read_lock(descriptor)
             if try_lock(descriptor, state[0], self._path):
@@ -147,8 +147,8 @@ class OffsetLock:
                     return following
                 seen = None
             self._while_waiting()
-            time.sleep(nap_s)
-            nap_s = min(2 * nap_s, _NAP_LAST_S)
+            time.sleep(interval_s)
+            interval_s = min(2 * interval_s, _POLL_INTERVAL_LAST_S)
 
     def _pass_over(self, descriptor: int, generation: int) -> int | None:
         """Take over with a later generation; None if another process has just done so, or if the writer made progress."""

@@ -19,9 +19,9 @@ def scheduled_as_before():
     stream(1, 1)  # outside a stream again, as this process was
 
 
-def stream(nap_ns: int, quiet_ns: int):
+def stream(gather_ns: int, quiet_ns: int):
     begun = ffi.new("struct ms_stream *")
-    lib.ms_stream_begin(begun, nap_ns, quiet_ns)
+    lib.ms_stream_begin(begun, gather_ns, quiet_ns)
     return begun
 
 
