@@ -29,7 +29,7 @@
 
 /* Kinds of stalls. */
 #define MS_STALL_PASS 1          /* the writer: one pass */
-#define MS_STALL_ERRAND 2        /* the writer, between passes; detail: MS_RUN_* */
+#define MS_STALL_REQUEST 2        /* the writer, between passes; detail: MS_RUN_* */
 #define MS_STALL_PUTS 3          /* the writer: `entries` puts waited so long for their answer, the slowest `took_ns` */
 #define MS_STALL_SYNC 4          /* the flusher; detail 1: puts waited for it, took_ns from the first of them on */
 #define MS_STALL_CONFIRM 5       /* the replicator of a SYNC_MASTER, likewise */

@@ -655,7 +655,7 @@ static int is_look_due(const struct ms_writer *writer, int64_t now)
 }
 
 /* Return what Python must do before the next pass, MS_RUN_TIME for nothing. */
-static int errand(const struct ms_writer *writer)
+static int pending_request(const struct ms_writer *writer)
 {
     const struct ms_control *control = writer->control;
     if (ms_load_acquire(&control->session_seq.value) != writer->session_seq_seen)
@@ -759,15 +759,15 @@ static uint32_t phase_of(uint32_t why)
 }
 
 /* Record the time between two runs, when Python worked or the process could not run. */
-static void record_errand(struct ms_writer *writer)
+static void record_request(struct ms_writer *writer)
 {
-    struct ms_stall stall = {.what = MS_STALL_ERRAND, .began_ns = writer->left_ns, .took_ns = writer->clock_ns - writer->left_ns, .detail = writer->left_why, .offset = writer->position};
-    uint32_t phase = phase_of(writer->left_why);
+    struct ms_stall stall = {.what = MS_STALL_REQUEST, .began_ns = writer->returned_ns, .took_ns = writer->clock_ns - writer->returned_ns, .detail = writer->return_reason, .offset = writer->position};
+    uint32_t phase = phase_of(writer->return_reason);
     stall.phase_ns[phase] = stall.took_ns;
-    stall.likely = writer->left_why == MS_RUN_ROLLED ? MS_CAUSE_ROLL
-                   : writer->waited_for_pool         ? MS_CAUSE_POOL
-                                                     : MS_CAUSE_UNKNOWN;
-    if (writer->left_why == MS_RUN_FAILED)
+    stall.likely = writer->return_reason == MS_RUN_ROLLED ? MS_CAUSE_ROLL
+                   : writer->waited_for_pool              ? MS_CAUSE_POOL
+                                                          : MS_CAUSE_UNKNOWN;
+    if (writer->return_reason == MS_RUN_FAILED)
         stall.error_number = writer->error_number;
     ms_recorder_note(&writer->recorder, &stall);
 }
@@ -776,7 +776,7 @@ static void record_errand(struct ms_writer *writer)
  * of its own. */
 static void record_sleep(struct ms_writer *writer, int64_t from_ns, int64_t to_ns)
 {
-    struct ms_stall sleep = {.what = MS_STALL_ERRAND, .began_ns = from_ns, .took_ns = to_ns - from_ns, .offset = writer->position};
+    struct ms_stall sleep = {.what = MS_STALL_REQUEST, .began_ns = from_ns, .took_ns = to_ns - from_ns, .offset = writer->position};
     sleep.phase_ns[MS_PHASE_OTHER] = sleep.took_ns;
     ms_recorder_note(&writer->recorder, &sleep);
 }
@@ -850,7 +850,7 @@ static int run(struct ms_writer *writer, int64_t deadline_ns)
     void *semaphore = writer->semaphores[MS_WRITER];
     int slept = 0;
     for (;;) {
-        int why = errand(writer);
+        int why = pending_request(writer);
         if (why != MS_RUN_TIME)
             return why;
         if (is_look_due(writer, writer->last_work_ns))
@@ -893,7 +893,7 @@ static int run(struct ms_writer *writer, int64_t deadline_ns)
             continue;
         }
         ms_latch_arm(latch, semaphore);
-        if (look_at_all(writer, now) || errand(writer) != MS_RUN_TIME) {
+        if (look_at_all(writer, now) || pending_request(writer) != MS_RUN_TIME) {
             ms_latch_disarm(latch);
             continue;
         }
@@ -920,8 +920,8 @@ int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
     struct ms_recorder_hand *recorder = &writer->recorder;
     writer->clock_ns = ms_monotonic_ns();
     if (recorder->shared != NULL) {
-        if (writer->left_ns > 0 && writer->clock_ns - writer->left_ns >= recorder->threshold_ns)
-            record_errand(writer);
+        if (writer->returned_ns > 0 && writer->clock_ns - writer->returned_ns >= recorder->threshold_ns)
+            record_request(writer);
         ms_recorder_doing(recorder, MS_PHASE_NONE, 0);
         ms_recorder_note_held(recorder);
         ms_recorder_look(recorder, writer->clock_ns);
@@ -929,9 +929,9 @@ int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
         writer->meter.slow_ns = recorder->threshold_ns;
     }
     int why = run(writer, deadline_ns);
-    writer->left_ns = ms_monotonic_ns();
-    writer->left_why = (uint32_t)why;
+    writer->returned_ns = ms_monotonic_ns();
+    writer->return_reason = (uint32_t)why;
     if (why != MS_RUN_TIME)
-        ms_recorder_doing(recorder, phase_of(writer->left_why), writer->left_ns);
+        ms_recorder_doing(recorder, phase_of(writer->return_reason), writer->returned_ns);
     return why;
 }

@@ -125,8 +125,8 @@ struct ms_writer {
     int64_t wall_ms;             /* store time of the entries of the current turn; 0: the pass has had no turn yet */
     int64_t clock_ns;            /* the last read of the clock before the current pass */
     int64_t write_ns;            /* time of the pass in pwrite */
-    int64_t left_ns;             /* when ms_writer_run returned, */
-    uint32_t left_why;           /* and why */
+    int64_t returned_ns;             /* when ms_writer_run returned, */
+    uint32_t return_reason;           /* and why */
     uint32_t waited_for_pool;    /* in: the segment was late because no pool buffer was free */
 };
 

@@ -1087,8 +1087,8 @@ class ms_writer(Struct):
     wall_ms: int
     clock_ns: int
     write_ns: int
-    left_ns: int
-    left_why: int
+    returned_ns: int
+    return_reason: int
     waited_for_pool: int
 
 class ms_writer_lines(Struct):
@@ -1382,11 +1382,11 @@ class _Lib:
     MS_STALL_BLOCKED: int
     MS_STALL_CONFIRM: int
     MS_STALL_DIED: int
-    MS_STALL_ERRAND: int
     MS_STALL_MINUTES: int
     MS_STALL_NS: int
     MS_STALL_PASS: int
     MS_STALL_PUTS: int
+    MS_STALL_REQUEST: int
     MS_STALL_ROUND: int
     MS_STALL_START: int
     MS_STALL_STOPPED: int

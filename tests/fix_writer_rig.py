@@ -74,7 +74,7 @@ class WriterRig:
         return writer_native.Segment(base, ffi.cast("uint8_t *", ffi.from_buffer(self.log)) + base, -1, -1)
 
     def open_session(self, slot: int = 0, generation: int = 1) -> producer_native.ProducerSession:
-        """A producer of a new session; the writer attaches it at its next start or errand."""
+        """A producer of a new session; the writer attaches it at its next start or request."""
         memory = mmap.mmap(-1, session.session_bytes(RING_BYTES))
         view = session.view(memory)
         session.format_session(view, RING_BYTES, slot, generation, 1)
@@ -131,7 +131,7 @@ class WriterRig:
                 self.writer.attach_session(slot, view, generation, RING_BYTES)
 
     def drain(self, deadline_s: float = 0.0) -> None:
-        """Run the writer, doing its errands, until nothing is left to do (or for deadline_s)."""
+        """Run the writer, doing what it asks for, until nothing is left to do (or for deadline_s)."""
         writer = self.writer
         until = lib.ms_clock_monotonic_ns() + int(deadline_s * 1e9)
         while True:
@@ -146,7 +146,7 @@ class WriterRig:
                 if lib.ms_clock_monotonic_ns() >= until and not self._work_waits():
                     return
             else:
-                raise AssertionError(f"unexpected errand {why}")
+                raise AssertionError(f"unexpected request {why}")
 
     def _work_waits(self) -> bool:
         return any(not self.writer.session_drained(slot) for slot in self.sessions)

@@ -25,7 +25,7 @@ PUTS_RING: int = lib.MS_RECORDER_PUTS
 
 # By their numbers in csrc/recorder.cdef.h.
 PHASE_NAMES = ("ring", "segment", "touch", "write", "sync", "slave", "lock", "other")
-WHAT_NAMES = ("", "pass", "errand", "puts", "sync", "confirm", "write", "round", "blocked", "stopped", "died", "start")
+WHAT_NAMES = ("", "pass", "request", "puts", "sync", "confirm", "write", "round", "blocked", "stopped", "died", "start")
 CAUSE_NAMES = ("unknown", "sync", "write", "segment", "pool", "fault", "slave", "lock", "stopped", "no_room", "cpu", "restart",
                "backlog", "large", "blocked", "roll", "woken_late", "round", "start", "failed")
 BLOCKED_PHASE = len(PHASE_NAMES)

@@ -40,9 +40,9 @@ def stalls(shared, ring: int = native.WRITER) -> list[recorder.Stall]:
 
 def test_a_stall_is_kept_with_its_phases(shared):
     began_ns = monotonic_ns()
-    writers(shared).note("errand", began_ns, LONG_NS, phases={"segment": LONG_NS}, offset=7, size_bytes=8, detail=9)
+    writers(shared).note("request", began_ns, LONG_NS, phases={"segment": LONG_NS}, offset=7, size_bytes=8, detail=9)
     [stall] = stalls(shared)
-    assert (stall.what, stall.cause, stall.began_ns, stall.took_ns) == ("errand", "segment", began_ns, LONG_NS)
+    assert (stall.what, stall.cause, stall.began_ns, stall.took_ns) == ("request", "segment", began_ns, LONG_NS)
     assert stall.phase_ns == {"segment": LONG_NS} and (stall.offset, stall.bytes, stall.detail) == (7, 8, 9)
     assert stall.pid == os.getpid() and stall.number == 1
 
@@ -50,7 +50,7 @@ def test_a_stall_is_kept_with_its_phases(shared):
 def test_the_newest_stalls_are_kept_and_all_are_counted(shared):
     hand = writers(shared)
     for number in range(recorder.STALLS + 5):
-        hand.note("errand", number, 1)
+        hand.note("request", number, 1)
     ring = recorder.read_rings(shared)[native.WRITER]
     assert ring.recorded == recorder.STALLS + 5 == sum(row.stalls for row in ring.minutes)
     assert [stall.number for stall in ring.stalls] == list(range(6, recorder.STALLS + 6))
@@ -60,7 +60,7 @@ def test_minutes_keep_the_longest(shared):
     hand = writers(shared)
     minute_ns = 60_000 * MS
     for began_ns, took_ns in ((0, 5), (1, 9), (2, 3), (minute_ns, 4)):
-        hand.note("errand", began_ns, took_ns)
+        hand.note("request", began_ns, took_ns)
     first, second = recorder.read_rings(shared)[native.WRITER].minutes
     assert (first.stalls, first.stalled_ns, first.longest.took_ns) == (3, 17, 9)
     assert (second.minute, second.stalls, second.longest.took_ns) == (1, 1, 4)
@@ -68,8 +68,8 @@ def test_minutes_keep_the_longest(shared):
 
 def test_a_stall_that_is_not_whole_is_passed_over(shared):
     hand = writers(shared)
-    hand.note("errand", 1, 1)
-    hand.note("errand", 2, 1)
+    hand.note("request", 1, 1)
+    hand.note("request", 2, 1)
     shared.ring[native.WRITER].stall[1].began_ns += 1
     assert [stall.number for stall in stalls(shared)] == [2]
 
@@ -87,13 +87,13 @@ def test_what_a_scribbler_wrote_is_passed_over(shared):
     ("other", "woken_late"), ("ring", "woken_late")])
 def test_the_longest_phase_is_the_cause(shared, phase, cause):
     hand = writers(shared)
-    hand.note("errand", monotonic_ns(), LONG_NS, phases={phase: LONG_NS - 2 * MS, "other": 2 * MS})
+    hand.note("request", monotonic_ns(), LONG_NS, phases={phase: LONG_NS - 2 * MS, "other": 2 * MS})
     assert stalls(shared)[0].cause == cause
 
 
 @pytest.mark.parametrize("what, number, cause", [
     ("blocked", errno.ENOSPC, "no_room"), ("blocked", errno.EDQUOT, "no_room"), ("blocked", errno.EIO, "blocked"),
-    ("blocked", 0, "blocked"), ("errand", errno.EIO, "failed")])
+    ("blocked", 0, "blocked"), ("request", errno.EIO, "failed")])
 def test_what_the_worker_was_told_is_the_cause(shared, what, number, cause):
     writers(shared).note(what, monotonic_ns(), 0, error_number=number)
     assert stalls(shared)[0].cause == cause
@@ -101,7 +101,7 @@ def test_what_the_worker_was_told_is_the_cause(shared, what, number, cause):
 
 def test_what_began_before_the_worker_did_waited_for_its_predecessor(shared):
     began_ns = monotonic_ns() - LONG_NS
-    writers(shared).note("errand", began_ns, LONG_NS - 1)
+    writers(shared).note("request", began_ns, LONG_NS - 1)
     assert stalls(shared)[0].cause == "restart"
 
 
@@ -130,7 +130,7 @@ def test_what_takes_long_just_now_is_seen_until_it_is_over(shared):
 
 def test_a_new_engine_goes_on_with_what_a_dead_one_recorded(shared):
     writers(shared).doing(recorder.SYNC_PHASE, 5)
-    writers(shared).note("errand", 1, 1)
+    writers(shared).note("request", 1, 1)
     recorder.format_recorder(shared, BOOT)
     ring = recorder.read_rings(shared)[native.WRITER]
     assert [stall.began_ns for stall in ring.stalls] == [1] and ring.doing is None
@@ -138,7 +138,7 @@ def test_a_new_engine_goes_on_with_what_a_dead_one_recorded(shared):
 
 def test_a_hand_without_a_recorder_records_nothing():
     hand = recorder.Recorder()
-    hand.note("errand", 1, 1)
+    hand.note("request", 1, 1)
     hand.seen(1)
     hand.look(1)
     hand.doing(recorder.SYNC_PHASE, 5)
