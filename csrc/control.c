@@ -131,11 +131,11 @@ void ms_control_publish_synced(struct ms_control *control, int64_t flushed, int6
     ms_sequence_raise_for_next(&control->flush_seq);
 }
 
-void ms_control_wait_synced(const struct ms_control *control, uint32_t seen, int64_t under_way, int is_later, int64_t timeout_ns)
+void ms_control_wait_synced(const struct ms_control *control, uint32_t seen, int64_t sync_target, int is_later, int64_t timeout_ns)
 {
     /* Each sync raises the number by one. If any process has raised it since `seen`, the kernel does not let us sleep. So
-     * `under_way` is the sync that ends with the next raise, or it is over and no other has been announced. */
-    int lasts = under_way > ms_load_acquire(&control->flushed.value);
+     * `sync_target` is the sync that ends with the next raise, or it is over and no other has been announced. */
+    int lasts = sync_target > ms_load_acquire(&control->flushed.value);
     uint32_t wanted = seen + 1 + (uint32_t)(lasts && is_later);
     ms_futex_wait_for(&control->flush_seq.value, seen, ms_sequence_bit(wanted), timeout_ns);
 }

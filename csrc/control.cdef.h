@@ -306,7 +306,7 @@ void ms_control_publish_flushed(struct ms_control *control, int64_t flushed, int
  * sync after this one. */
 void ms_control_publish_synced(struct ms_control *control, int64_t flushed, int64_t store_timestamp_ms);
 /* Sleep until a sync may have made something durable, flush_seq is raised for another reason, or the timeout. The caller
- * has read `seen` from flush_seq, then `under_way` from flusher.sync_target. `is_later`: it waits for more than that sync. */
-void ms_control_wait_synced(const struct ms_control *control, uint32_t seen, int64_t under_way, int is_later, int64_t timeout_ns);
+ * has read `seen` from flush_seq, then `sync_target` from flusher.sync_target. `is_later`: it waits for more than that sync. */
+void ms_control_wait_synced(const struct ms_control *control, uint32_t seen, int64_t sync_target, int is_later, int64_t timeout_ns);
 /* The replicator: publish `confirm`, then raise confirm_seq and wake. */
 void ms_control_publish_confirm(struct ms_control *control, int64_t confirm);

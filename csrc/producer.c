@@ -12,9 +12,9 @@
 #include "latch.h"
 
 /* Longest sleep of a wait before it checks the engine's state again. */
-#define LOOK_NS 50000000
+#define POLL_NS 50000000
 /* Interval of checks, during a wait, whether a process of the engine lives. */
-#define LIFE_NS 200000000
+#define ENGINE_CHECK_NS 200000000
 #define FULL_RING_POLL_NS 200000
 #define SPINS_BETWEEN_CLOCK 64
 #define UNANSWERED_NS 1000000 /* how long a put sleeps on `confirm` before it checks for its answer */
@@ -69,16 +69,16 @@ int ms_producer_is_closed(const struct ms_producer *producer)
 
 /* Check after a sleep until the timeout whether the engine is dead: no process holds a lock byte of a worker or of the
  * supervisor. Then no process can say so in the control block, and the next start does not take the session over. */
-static void look_for_life(struct ms_producer *producer)
+static void check_engine(struct ms_producer *producer)
 {
     int64_t now = ms_monotonic_ns();
-    if (producer->lock_fd < 0 || now - ms_load_relaxed(&producer->alive_ns) < LIFE_NS)
+    if (producer->lock_fd < 0 || now - ms_load_relaxed(&producer->engine_seen_ns) < ENGINE_CHECK_NS)
         return;
     struct flock held = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = producer->lock_byte, .l_len = MS_WORKER_KINDS};
     if (fcntl(producer->lock_fd, F_OFD_GETLK, &held) == 0 && held.l_type == F_UNLCK)
         ms_store_relaxed(&producer->engine_died, (uint32_t)MS_ENGINE_DIED);
     else
-        ms_store_relaxed(&producer->alive_ns, now);
+        ms_store_relaxed(&producer->engine_seen_ns, now);
 }
 
 /* DefaultMessageStore.isOSPageCacheBusy: return whether the writer's pass takes too long. Ten thousand seconds and more mean
@@ -89,13 +89,13 @@ static int page_cache_busy(struct ms_producer *producer, int64_t now_ms)
     int64_t limit_ms = ms_load_relaxed(&producer->control->identity.os_page_cache_busy_timeout_ms);
     if (started_ms == 0 || limit_ms <= 0 || now_ms - started_ms <= limit_ms || now_ms - started_ms >= BUSY_MS_MAX)
         return 0;
-    look_for_life(producer);
+    check_engine(producer);
     return !ms_producer_is_closed(producer);
 }
 
 /* Read the wall clock into producer->wall_ms, and return page_cache_busy, once a millisecond: another read in the same
  * millisecond has the same result, and would take a cache line from the writer, which stores to it twice a pass. */
-static int look_at_wall_clock(struct ms_producer *producer, int64_t now_ns)
+static int read_wall_clock(struct ms_producer *producer, int64_t now_ns)
 {
     if (now_ns < producer->wall_until_ns)
         return 0;
@@ -132,7 +132,7 @@ int ms_producer_wait_for_room(struct ms_producer *producer, uint64_t need, int64
         ms_add(&session->waiting, 1u);
         ms_futex_wait(&session->acked_seq, seen, FULL_RING_POLL_NS);
         ms_add(&session->waiting, (uint32_t)-1);
-        look_for_life(producer);
+        check_engine(producer);
     }
 }
 
@@ -291,7 +291,7 @@ int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int6
         int64_t left = deadline_ns - ms_monotonic_ns();
         int answered = ms_load_acquire(&session->acked) >= sequence;
         if (!answered && left > 0)
-            ms_futex_wait(&session->acked_seq, seen, left < LOOK_NS ? left : LOOK_NS);
+            ms_futex_wait(&session->acked_seq, seen, left < POLL_NS ? left : POLL_NS);
         ms_add(&session->waiting, (uint32_t)-1);
         if (ms_load_acquire(&session->acked) >= sequence)
             return take_answer(producer, sequence, answer);
@@ -299,7 +299,7 @@ int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int6
             return MS_PRODUCER_CLOSED;
         if (left <= 0)
             return MS_PRODUCER_AGAIN;
-        look_for_life(producer);
+        check_engine(producer);
     }
 }
 
@@ -314,7 +314,7 @@ static int wait_for_flush(struct ms_producer *producer, int64_t end_offset, int6
     const struct ms_control *control = producer->control;
     for (;;) {
         uint32_t seen = ms_load_acquire(&control->flush_seq.value);
-        int64_t under_way = ms_load_acquire(&control->flusher.sync_target);
+        int64_t sync_target = ms_load_acquire(&control->flusher.sync_target);
         if (ms_load_acquire(&control->flushed.value) >= end_offset)
             return 0;
         if (ms_load_acquire(&control->state.frozen) != 0)
@@ -324,8 +324,8 @@ static int wait_for_flush(struct ms_producer *producer, int64_t end_offset, int6
         int64_t left = deadline_ns - ms_monotonic_ns();
         if (left <= 0)
             return MS_PRODUCER_AGAIN;
-        ms_control_wait_synced(control, seen, under_way, under_way < end_offset, earlier(left, LOOK_NS));
-        look_for_life(producer);
+        ms_control_wait_synced(control, seen, sync_target, sync_target < end_offset, earlier(left, POLL_NS));
+        check_engine(producer);
     }
 }
 
@@ -342,8 +342,8 @@ static int wait_for_confirm(struct ms_producer *producer, int64_t end_offset, in
         int64_t left = deadline_ns - ms_monotonic_ns();
         if (left <= 0)
             return MS_PRODUCER_AGAIN;
-        ms_futex_wait(&control->confirm_seq.value, seen, earlier(left, LOOK_NS));
-        look_for_life(producer);
+        ms_futex_wait(&control->confirm_seq.value, seen, earlier(left, POLL_NS));
+        check_engine(producer);
     }
 }
 
@@ -393,12 +393,12 @@ static void sleep_until_flush(const struct ms_producer *producer, uint64_t seque
     if (control->identity.mode != MS_MODE_SYNC)
         return;
     uint32_t seen = ms_load_acquire(&control->flush_seq.value);
-    int64_t under_way = ms_load_acquire(&control->flusher.sync_target);
-    if (under_way != producer->target_before && under_way <= ms_load_acquire(&control->flushed.value))
+    int64_t sync_target = ms_load_acquire(&control->flusher.sync_target);
+    if (sync_target != producer->target_before && sync_target <= ms_load_acquire(&control->flushed.value))
         return; /* the sync of this entry may be over already: no raise would follow */
     int64_t left = deadline_ns - ms_monotonic_ns();
     if (left > 0 && ms_load_acquire(&producer->session->acked) < sequence)
-        ms_control_wait_synced(control, seen, under_way, under_way == producer->target_before, earlier(left, LOOK_NS));
+        ms_control_wait_synced(control, seen, sync_target, sync_target == producer->target_before, earlier(left, POLL_NS));
 }
 
 /* Sleep once on `confirm`, for a put that waits for slaves only: its answer comes first, and waking for it would be useless.
@@ -474,7 +474,7 @@ uint8_t *ms_producer_reserve(struct ms_producer *producer, const uint8_t *prefix
     struct ms_entry header;
     memcpy(&header, prefix, sizeof header);
     header.submitted_ns = ms_monotonic_ns();
-    int is_busy = look_at_wall_clock(producer, header.submitted_ns);
+    int is_busy = read_wall_clock(producer, header.submitted_ns);
     header.born_timestamp_ms = producer->wall_ms;
     header.kind = (uint16_t)kind;
     header.count = count;

@@ -34,7 +34,7 @@ struct ms_producer {
     uint64_t sequence;           /* of the last entry submitted */
     uint64_t oldest_unread;      /* answers from here on must not be overwritten */
     uint64_t unclaimed;          /* sequence of the last entry, while no call has claimed its answer; 0 none */
-    int64_t alive_ns;            /* when a process of the engine was last found alive */
+    int64_t engine_seen_ns;            /* when a process of the engine was last found alive */
     int32_t lock_fd;             /* the store's `lock`; -1: not available, then only the control block shows the engine's death */
     int32_t lock_byte;           /* the first byte that a worker locks there */
     uint32_t engine_died;        /* 0, MS_ENGINE_DIED, MS_ENGINE_REPLACED */

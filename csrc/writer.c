@@ -22,7 +22,7 @@
 #define TURN_BYTES 1048576
 #define SPINS_BETWEEN_CLOCK 32
 /* Interval of checks of all sessions, per session. Checking one session takes about a sixteenth of it. */
-#define LOOK_INTERVAL_NS 64
+#define SCAN_INTERVAL_NS 64
 #define ALWAYS_ACTIVE_MAX 8 /* so few sessions cost nothing: each pass reads all of them */
 #define SPIN_GAP 4 /* longest gap between two entries for which the next spin is worthwhile, in spins; it covers the writer's wake-up */
 
@@ -628,7 +628,7 @@ static int work_waits(const struct ms_writer *writer)
 
 /* Check all sessions: active ones are then those with entries, and those that have put since the last check. Return whether
  * there is work. */
-static int look_at_all(struct ms_writer *writer, int64_t now)
+static int scan_sessions(struct ms_writer *writer, int64_t now)
 {
     uint32_t high = writer->sessions_high;
     int found = 0;
@@ -643,15 +643,15 @@ static int look_at_all(struct ms_writer *writer, int64_t now)
         }
         writer->active[n] = active;
     }
-    writer->looked_ns = now;
+    writer->scanned_ns = now;
     return found;
 }
 
 /* Return whether the interval has passed after which an inactive session is checked, while others keep the writer awake.
  * Before it sleeps, the writer arms its latch and checks all: a producer that publishes after that check posts. */
-static int is_look_due(const struct ms_writer *writer, int64_t now)
+static int is_scan_due(const struct ms_writer *writer, int64_t now)
 {
-    return now - writer->looked_ns >= (int64_t)writer->sessions_high * LOOK_INTERVAL_NS;
+    return now - writer->scanned_ns >= (int64_t)writer->sessions_high * SCAN_INTERVAL_NS;
 }
 
 /* Return what Python must do before the next pass, MS_RUN_TIME for nothing. */
@@ -853,8 +853,8 @@ static int run(struct ms_writer *writer, int64_t deadline_ns)
         int why = pending_request(writer);
         if (why != MS_RUN_TIME)
             return why;
-        if (is_look_due(writer, writer->last_work_ns))
-            look_at_all(writer, writer->last_work_ns);
+        if (is_scan_due(writer, writer->last_work_ns))
+            scan_sessions(writer, writer->last_work_ns);
         if (work_waits(writer)) {
             publish_cpu(control);
             if (slept) {
@@ -882,7 +882,7 @@ static int run(struct ms_writer *writer, int64_t deadline_ns)
         if (slept && now - deadline_ns >= MS_STALL_NS)
             record_sleep(writer, deadline_ns, now);
         writer->clock_ns = now;
-        if (is_look_due(writer, now) && look_at_all(writer, now))
+        if (is_scan_due(writer, now) && scan_sessions(writer, now))
             continue;
         if (now >= deadline_ns)
             return MS_RUN_TIME;
@@ -893,7 +893,7 @@ static int run(struct ms_writer *writer, int64_t deadline_ns)
             continue;
         }
         ms_latch_arm(latch, semaphore);
-        if (look_at_all(writer, now) || pending_request(writer) != MS_RUN_TIME) {
+        if (scan_sessions(writer, now) || pending_request(writer) != MS_RUN_TIME) {
             ms_latch_disarm(latch);
             continue;
         }

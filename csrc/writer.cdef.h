@@ -69,7 +69,7 @@ struct ms_writer {
     uint32_t sessions_high;      /* attached ones are below */
     uint32_t turn;               /* the first session of the next pass */
     uint64_t active[MS_SESSION_WORDS]; /* bits: sessions that passes read */
-    int64_t looked_ns;           /* when all were last checked */
+    int64_t scanned_ns;           /* when all were last checked */
     uint32_t touched_count;
     uint32_t touched_before_count;
     uint16_t touched[MS_SESSION_SLOTS]; /* sessions that the current pass has changed */

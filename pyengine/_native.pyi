@@ -496,7 +496,7 @@ class ms_producer(Struct):
     sequence: int
     oldest_unread: int
     unclaimed: int
-    alive_ns: int
+    engine_seen_ns: int
     lock_fd: int
     lock_byte: int
     engine_died: int
@@ -1032,7 +1032,7 @@ class ms_writer(Struct):
     sessions_high: int
     turn: int
     active: Array[int]
-    looked_ns: int
+    scanned_ns: int
     touched_count: int
     touched_before_count: int
     touched: Array[int]

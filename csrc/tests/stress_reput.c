@@ -2,7 +2,7 @@
  *
  * Threads play the processes. The writer publishes record after record, singly and in streams, and wakes the reputter; the
  * consumer follows the arrival sequence and finds a queue entry for all that `reput_from` covers. Each wait may last
- * PATIENCE_NS; one that does was a lost wake-up. */
+ * TIMEOUT_NS; one that does was a lost wake-up. */
 #include <pthread.h>
 #include <semaphore.h>
 
@@ -12,7 +12,7 @@
 #include "../sequence.h"
 #include "reput_rig.h"
 
-#define PATIENCE_NS 20000000000
+#define TIMEOUT_NS 20000000000
 
 static sem_t semaphore;
 static int done;
@@ -23,7 +23,7 @@ static void *reputter(void *unused)
     while (!__atomic_load_n(&done, __ATOMIC_ACQUIRE)) {
         ms_latch_arm(&control.latch[MS_REPUTTER], &semaphore);
         /* So long that a wake-up which is slept through shows as the consumer's lost patience. */
-        const int why = ms_reput_run(&reput, ms_monotonic_ns() + 2 * PATIENCE_NS, 1);
+        const int why = ms_reput_run(&reput, ms_monotonic_ns() + 2 * TIMEOUT_NS, 1);
         CHECK(why == MS_REPUT_TIME || why == MS_REPUT_IDLE);
     }
     return NULL;
@@ -31,12 +31,12 @@ static void *reputter(void *unused)
 
 static void wait_for_dispatched(int64_t target)
 {
-    const int64_t patience_ends_ns = ms_monotonic_ns() + PATIENCE_NS;
+    const int64_t deadline_ns = ms_monotonic_ns() + TIMEOUT_NS;
     for (;;) {
         const uint32_t seen = ms_sequence_load(&control.arrival_seq);
         if (ms_load_acquire(&control.reput_from.value) >= target)
             return;
-        CHECK(ms_sequence_wait(&control.arrival_seq, seen, PATIENCE_NS) || ms_monotonic_ns() < patience_ends_ns);
+        CHECK(ms_sequence_wait(&control.arrival_seq, seen, TIMEOUT_NS) || ms_monotonic_ns() < deadline_ns);
     }
 }
 

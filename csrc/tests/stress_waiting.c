@@ -2,7 +2,7 @@
  *
  * Threads play the processes: a writer commits and rings, a flusher runs group
  * commit, others wait for durability on the flush sequence. Each wait may last
- * PATIENCE_NS; one that does was a lost wake-up. */
+ * TIMEOUT_NS; one that does was a lost wake-up. */
 #include "check.h"
 
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 
 #define ROUNDS 2000
 #define WAITERS 3
-#define PATIENCE_NS 20000000000
+#define TIMEOUT_NS 20000000000
 #define SEGMENT (1 << 20)
 
 static struct ms_control control;
@@ -34,37 +34,37 @@ static void *flusher(void *unused)
     group.fd[0] = fd;
     while (!__atomic_load_n(&done, __ATOMIC_ACQUIRE))
         /* So long that a wake-up which is slept through shows as a waiter's lost patience. */
-        CHECK(ms_group_commit_run(&group, ms_monotonic_ns() + 2 * PATIENCE_NS, 2 * PATIENCE_NS) == MS_GROUP_TIME);
+        CHECK(ms_group_commit_run(&group, ms_monotonic_ns() + 2 * TIMEOUT_NS, 2 * TIMEOUT_NS) == MS_GROUP_TIME);
     return NULL;
 }
 
 static void wait_for_flushed(int64_t target)
 {
-    int64_t patience_ends_ns = ms_monotonic_ns() + PATIENCE_NS;
+    int64_t deadline_ns = ms_monotonic_ns() + TIMEOUT_NS;
     for (;;) {
         uint32_t seen = ms_sequence_load(&control.flush_seq);
         if (ms_load_acquire(&control.flushed.value) >= target)
             return;
         /* A wake-up for the number before this one may come late and end the wait without cause; what must not
          * happen is that none comes. */
-        int moved = ms_sequence_wait(&control.flush_seq, seen, PATIENCE_NS);
-        CHECK(moved || ms_monotonic_ns() < patience_ends_ns);
+        int moved = ms_sequence_wait(&control.flush_seq, seen, TIMEOUT_NS);
+        CHECK(moved || ms_monotonic_ns() < deadline_ns);
         if (moved)
-            patience_ends_ns = ms_monotonic_ns() + PATIENCE_NS;
+            deadline_ns = ms_monotonic_ns() + TIMEOUT_NS;
     }
 }
 
 /* As wait_for_flushed, woken only by the sync that it waits for. */
 static void wait_for_synced(int64_t target)
 {
-    int64_t patience_ends_ns = ms_monotonic_ns() + PATIENCE_NS;
+    int64_t deadline_ns = ms_monotonic_ns() + TIMEOUT_NS;
     for (;;) {
         uint32_t seen = ms_sequence_load(&control.flush_seq);
-        int64_t under_way = ms_load_acquire(&control.flusher.sync_target);
+        int64_t sync_target = ms_load_acquire(&control.flusher.sync_target);
         if (ms_load_acquire(&control.flushed.value) >= target)
             return;
-        CHECK(ms_monotonic_ns() < patience_ends_ns);
-        ms_control_wait_synced(&control, seen, under_way, under_way < target, PATIENCE_NS);
+        CHECK(ms_monotonic_ns() < deadline_ns);
+        ms_control_wait_synced(&control, seen, sync_target, sync_target < target, TIMEOUT_NS);
     }
 }
 
@@ -84,11 +84,11 @@ static void *waiter(void *unused)
     return NULL;
 }
 
-static void *napper(void *unused)
+static void *poller(void *unused)
 {
     (void)unused;
     for (int64_t target = 0; target < ROUNDS; target += 100)
-        CHECK(ms_poll_until_above(&control.flushed, target, PATIENCE_NS, 20000) == 1);
+        CHECK(ms_poll_until_above(&control.flushed, target, TIMEOUT_NS, 20000) == 1);
     return NULL;
 }
 
@@ -104,7 +104,7 @@ int main(void)
     pthread_create(&threads[0], NULL, flusher, NULL);
     for (int i = 0; i < WAITERS; i++)
         pthread_create(&threads[i + 1], NULL, waiter, NULL);
-    pthread_create(&threads[WAITERS + 1], NULL, napper, NULL);
+    pthread_create(&threads[WAITERS + 1], NULL, poller, NULL);
     for (int i = 0; i < WAITERS; i++)
         pthread_create(&threads[i + WAITERS + 2], NULL, sync_waiter, NULL);
     for (int64_t wrote = 1; wrote <= ROUNDS; wrote++) {
