@@ -20,12 +20,12 @@ static int sync_segment(struct ms_group_commit *group, int64_t base)
     MS_FAILPOINT("group_sync_begins");
     int64_t began_ns = ms_monotonic_ns();
     if (group->recorder != NULL)
-        ms_recorder_doing(group->recorder, MS_PHASE_SYNC, began_ns);
+        ms_recorder_set_phase(group->recorder, MS_PHASE_SYNC, began_ns);
     int failed = fdatasync(group->fd[at]) != 0 ? errno : 0;
     MS_FAILPOINT("group_sync_done");
     uint64_t took_ns = (uint64_t)(ms_monotonic_ns() - began_ns);
     if (group->recorder != NULL)
-        ms_recorder_doing(group->recorder, MS_PHASE_NONE, 0);
+        ms_recorder_set_phase(group->recorder, MS_PHASE_NONE, 0);
     group->sync_ns += (int64_t)took_ns;
     ms_store_relaxed(&lines->syncs, lines->syncs + 1);
     ms_store_relaxed(&lines->sync_ns_total, lines->sync_ns_total + took_ns);
@@ -43,7 +43,7 @@ static int sync_segment(struct ms_group_commit *group, int64_t base)
 /* Record the end of a wait that began at `since_ns` (0: no known wait). */
 static void record(struct ms_group_commit *group, int64_t since_ns, int64_t now_ns, int64_t from, int64_t to)
 {
-    struct ms_recorder_hand *recorder = group->recorder;
+    struct ms_recorder_handle *recorder = group->recorder;
     if (recorder == NULL || recorder->shared == NULL)
         return;
     int64_t began_ns = since_ns > 0 && since_ns < now_ns - group->sync_ns ? since_ns : now_ns - group->sync_ns;

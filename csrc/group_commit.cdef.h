@@ -26,7 +26,7 @@ struct ms_group_commit {
     int64_t last_ns;             /* when `flushed` moved last */
     struct ms_home home;         /* beside the writer */
     struct ms_latency *latency;  /* where each fdatasync is counted; NULL: nowhere */
-    struct ms_recorder_hand *recorder; /* NULL: nothing is recorded */
+    struct ms_recorder_handle *recorder; /* NULL: nothing is recorded */
     int64_t sync_ns;             /* time in fdatasync in the current round */
     int64_t base[MS_GROUP_SEGMENTS_MAX];
     int32_t fd[MS_GROUP_SEGMENTS_MAX];

@@ -48,7 +48,7 @@ struct ms_ha_links {
     struct ms_control *control;
     void *semaphore;             /* of the replicator's latch */
     void *reputter_semaphore;    /* NULL: the reputter does not wait for `confirm` */
-    struct ms_recorder_hand *recorder; /* NULL: nothing is recorded */
+    struct ms_recorder_handle *recorder; /* NULL: nothing is recorded */
     int64_t segment_bytes;
     int64_t batch_bytes;         /* most bytes of one frame */
     int64_t segment_base;        /* of the segment that is open; -1 none */

@@ -32,7 +32,7 @@ struct ms_pool_commit {
     int32_t reason;                  /* BROKEN: MS_CASE_* */
     int32_t reserved;
     struct ms_stream stream;
-    struct ms_recorder_hand *recorder; /* NULL: nothing is recorded */
+    struct ms_recorder_handle *recorder; /* NULL: nothing is recorded */
 };
 
 /* Commit the bytes below `wrote`, piece by piece, until CLOCK_MONOTONIC `until_ns`; in a stream for MS_COMMIT_ROUND_NS at

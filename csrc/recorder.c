@@ -25,7 +25,7 @@ void ms_recorder_format(struct ms_recorder *recorder, const uint8_t *boot_id)
     memset(&recorder->for_sync, 0, sizeof recorder->for_sync);
     memset(&recorder->for_slave, 0, sizeof recorder->for_slave);
     for (uint32_t i = 0; i < MS_RECORDER_RINGS; i++)
-        recorder->ring[i].doing_since_ns = 0;
+        recorder->ring[i].phase_since_ns = 0;
     ms_store_release(&recorder->magic, MS_RECORDER_MAGIC);
 }
 
@@ -81,12 +81,12 @@ uint32_t ms_recorder_resumes(int64_t *last_ns)
 }
 
 /* Read "busy queued slices", in ns; unchanged if the kernel does not provide them. */
-static void read_schedstat(const struct ms_recorder_hand *hand, int64_t *busy_ns, int64_t *queued_ns)
+static void read_schedstat(const struct ms_recorder_handle *handle, int64_t *busy_ns, int64_t *queued_ns)
 {
     char text[96];
-    *busy_ns = hand->busy_ns;
-    *queued_ns = hand->queued_ns;
-    ssize_t got = hand->schedstat_fd < 0 ? -1 : pread(hand->schedstat_fd, text, sizeof text - 1, 0);
+    *busy_ns = handle->busy_ns;
+    *queued_ns = handle->queued_ns;
+    ssize_t got = handle->schedstat_fd < 0 ? -1 : pread(handle->schedstat_fd, text, sizeof text - 1, 0);
     if (got <= 0)
         return;
     text[got] = 0;
@@ -99,37 +99,37 @@ static void read_schedstat(const struct ms_recorder_hand *hand, int64_t *busy_ns
 }
 
 /* Read the kernel's counters; store their changes since the last read in `stall` unless that is NULL. */
-static void look(struct ms_recorder_hand *hand, int64_t now_ns, struct ms_stall *stall)
+static void read_usage(struct ms_recorder_handle *handle, int64_t now_ns, struct ms_stall *stall)
 {
     struct rusage usage;
     int64_t busy_ns, queued_ns;
     uint32_t continued = (uint32_t)resumes;
-    read_schedstat(hand, &busy_ns, &queued_ns);
+    read_schedstat(handle, &busy_ns, &queued_ns);
     if (getrusage(RUSAGE_THREAD, &usage) != 0)
         memset(&usage, 0, sizeof usage);
     if (stall != NULL) {
-        stall->window_ns = now_ns - hand->looked_ns;
-        stall->busy_ns = busy_ns - hand->busy_ns;
-        stall->queued_ns = queued_ns - hand->queued_ns;
-        stall->major_faults = (uint32_t)(usage.ru_majflt - hand->major_faults);
-        stall->minor_faults = (uint32_t)(usage.ru_minflt - hand->minor_faults);
-        stall->preempted = (uint32_t)(usage.ru_nivcsw - hand->preempted);
-        stall->continued = continued - hand->continued;
+        stall->window_ns = now_ns - handle->window_began_ns;
+        stall->busy_ns = busy_ns - handle->busy_ns;
+        stall->queued_ns = queued_ns - handle->queued_ns;
+        stall->major_faults = (uint32_t)(usage.ru_majflt - handle->major_faults);
+        stall->minor_faults = (uint32_t)(usage.ru_minflt - handle->minor_faults);
+        stall->preempted = (uint32_t)(usage.ru_nivcsw - handle->preempted);
+        stall->continued = continued - handle->continued;
     }
-    hand->looked_ns = now_ns;
-    hand->busy_ns = busy_ns;
-    hand->queued_ns = queued_ns;
-    hand->major_faults = usage.ru_majflt;
-    hand->minor_faults = usage.ru_minflt;
-    hand->preempted = usage.ru_nivcsw;
-    hand->continued = continued;
+    handle->window_began_ns = now_ns;
+    handle->busy_ns = busy_ns;
+    handle->queued_ns = queued_ns;
+    handle->major_faults = usage.ru_majflt;
+    handle->minor_faults = usage.ru_minflt;
+    handle->preempted = usage.ru_nivcsw;
+    handle->continued = continued;
 }
 
-void ms_recorder_look(struct ms_recorder_hand *hand, int64_t now_ns)
+void ms_recorder_begin_window(struct ms_recorder_handle *handle, int64_t now_ns)
 {
     /* A stop that no stall has recorded yet belongs to the next one. */
-    if (hand->shared != NULL && hand->continued == (uint32_t)resumes)
-        look(hand, now_ns, NULL);
+    if (handle->shared != NULL && handle->continued == (uint32_t)resumes)
+        read_usage(handle, now_ns, NULL);
 }
 
 /* ---- causes --------------------------------------------------------------- */
@@ -147,11 +147,11 @@ static int is_half(const struct ms_stall *stall, int64_t ns)
 }
 
 /* Return how much of [began, ended) the ring's last stall covers. */
-static int64_t shared_with_last(const struct ms_recorder_hand *hand, const struct ms_stall *stall)
+static int64_t shared_with_last(const struct ms_recorder_handle *handle, const struct ms_stall *stall)
 {
     int64_t ended_ns = stall->began_ns + stall->took_ns;
-    int64_t from = stall->began_ns > hand->last_began_ns ? stall->began_ns : hand->last_began_ns;
-    int64_t to = ended_ns < hand->last_ended_ns ? ended_ns : hand->last_ended_ns;
+    int64_t from = stall->began_ns > handle->last_began_ns ? stall->began_ns : handle->last_began_ns;
+    int64_t to = ended_ns < handle->last_ended_ns ? ended_ns : handle->last_ended_ns;
     return to > from ? to - from : 0;
 }
 
@@ -168,7 +168,7 @@ static uint32_t cause_of_longest_phase(const struct ms_stall *stall)
 
 /* Find the cause. The most certain come first: what the caller knows, what the kernel counted, what was measured around a
  * wait. */
-static uint32_t cause_of(const struct ms_recorder_hand *hand, const struct ms_stall *stall)
+static uint32_t cause_of(const struct ms_recorder_handle *handle, const struct ms_stall *stall)
 {
     if (stall->error_number == ENOSPC || stall->error_number == EDQUOT)
         return MS_CAUSE_NO_ROOM;
@@ -178,9 +178,9 @@ static uint32_t cause_of(const struct ms_recorder_hand *hand, const struct ms_st
         return MS_CAUSE_FAILED;
     if (stall->what == MS_STALL_STOPPED || stall->continued != 0)
         return MS_CAUSE_STOPPED;
-    if (hand->last_cause == MS_CAUSE_STOPPED && is_half(stall, shared_with_last(hand, stall)))
+    if (handle->last_cause == MS_CAUSE_STOPPED && is_half(stall, shared_with_last(handle, stall)))
         return MS_CAUSE_STOPPED;
-    if (stall->began_ns < hand->attached_ns && is_half(stall, hand->attached_ns - stall->began_ns))
+    if (stall->began_ns < handle->attached_ns && is_half(stall, handle->attached_ns - stall->began_ns))
         return MS_CAUSE_RESTART;
     if (is_half(stall, least_of(stall, stall->queued_ns)))
         return MS_CAUSE_CPU;
@@ -200,33 +200,33 @@ static uint32_t cause_of(const struct ms_recorder_hand *hand, const struct ms_st
 
 /* ---- record --------------------------------------------------------------- */
 
-void ms_recorder_take(struct ms_recorder_hand *hand, struct ms_recorder *shared, uint32_t kind, uint32_t epoch)
+void ms_recorder_open(struct ms_recorder_handle *handle, struct ms_recorder *shared, uint32_t kind, uint32_t epoch)
 {
-    memset(hand, 0, sizeof *hand);
-    hand->schedstat_fd = -1;
-    hand->threshold_ns = INT64_MAX;
+    memset(handle, 0, sizeof *handle);
+    handle->schedstat_fd = -1;
+    handle->threshold_ns = INT64_MAX;
     if (shared == NULL || kind >= MS_WORKER_KINDS)
         return;
-    hand->shared = shared;
-    hand->ring = &shared->ring[kind];
-    hand->threshold_ns = MS_STALL_NS;
-    hand->schedstat_fd = open("/proc/self/schedstat", O_RDONLY | O_CLOEXEC);
-    hand->pid = (int32_t)getpid();
-    hand->epoch = epoch;
-    hand->attached_ns = ms_monotonic_ns();
-    ms_store_relaxed(&hand->ring->doing_since_ns, (int64_t)0);
-    hand->seen_ns = hand->attached_ns;
-    look(hand, hand->attached_ns, NULL);
+    handle->shared = shared;
+    handle->ring = &shared->ring[kind];
+    handle->threshold_ns = MS_STALL_NS;
+    handle->schedstat_fd = open("/proc/self/schedstat", O_RDONLY | O_CLOEXEC);
+    handle->pid = (int32_t)getpid();
+    handle->epoch = epoch;
+    handle->attached_ns = ms_monotonic_ns();
+    ms_store_relaxed(&handle->ring->phase_since_ns, (int64_t)0);
+    handle->checked_ns = handle->attached_ns;
+    read_usage(handle, handle->attached_ns, NULL);
 }
 
-void ms_recorder_leave(struct ms_recorder_hand *hand)
+void ms_recorder_close(struct ms_recorder_handle *handle)
 {
-    if (hand->schedstat_fd >= 0)
-        close(hand->schedstat_fd);
-    hand->schedstat_fd = -1;
-    hand->shared = NULL;
-    hand->ring = NULL;
-    hand->threshold_ns = INT64_MAX;
+    if (handle->schedstat_fd >= 0)
+        close(handle->schedstat_fd);
+    handle->schedstat_fd = -1;
+    handle->shared = NULL;
+    handle->ring = NULL;
+    handle->threshold_ns = INT64_MAX;
 }
 
 static void count_minute(struct ms_recorder_ring *ring, const struct ms_stall *stall)
@@ -261,7 +261,7 @@ static void put_into(struct ms_recorder_ring *ring, struct ms_stall *stall)
     count_minute(ring, stall);
 }
 
-static void complete(const struct ms_recorder_hand *hand, struct ms_stall *stall)
+static void complete(const struct ms_recorder_handle *handle, struct ms_stall *stall)
 {
     if (stall->took_ns < 0)
         stall->took_ns = 0;
@@ -270,45 +270,45 @@ static void complete(const struct ms_recorder_hand *hand, struct ms_stall *stall
     for (int i = 0; i < MS_PHASES; i++)
         if (stall->phase_ns[i] < 0)
             stall->phase_ns[i] = 0;
-    stall->pid = hand->pid;
-    stall->epoch = hand->epoch;
+    stall->pid = handle->pid;
+    stall->epoch = handle->epoch;
     if (stall->cause == MS_CAUSE_UNKNOWN || stall->cause >= MS_CAUSES)
-        stall->cause = cause_of(hand, stall);
+        stall->cause = cause_of(handle, stall);
 }
 
-void ms_recorder_note(struct ms_recorder_hand *hand, struct ms_stall *stall)
+void ms_recorder_note(struct ms_recorder_handle *handle, struct ms_stall *stall)
 {
-    if (hand->shared == NULL)
+    if (handle->shared == NULL)
         return;
-    look(hand, ms_monotonic_ns(), stall);
-    complete(hand, stall);
-    put_into(hand->ring, stall);
-    hand->last_cause = stall->cause;
-    hand->last_began_ns = stall->began_ns;
-    hand->last_ended_ns = stall->began_ns + stall->took_ns;
+    read_usage(handle, ms_monotonic_ns(), stall);
+    complete(handle, stall);
+    put_into(handle->ring, stall);
+    handle->last_cause = stall->cause;
+    handle->last_began_ns = stall->began_ns;
+    handle->last_ended_ns = stall->began_ns + stall->took_ns;
 }
 
-void ms_recorder_seen(struct ms_recorder_hand *hand, int64_t now_ns)
+void ms_recorder_check_stopped(struct ms_recorder_handle *handle, int64_t now_ns)
 {
-    if (hand->shared != NULL && hand->continued != (uint32_t)resumes) {
-        struct ms_stall stop = {.what = MS_STALL_STOPPED, .began_ns = hand->seen_ns, .took_ns = resumed_ns - hand->seen_ns};
+    if (handle->shared != NULL && handle->continued != (uint32_t)resumes) {
+        struct ms_stall stop = {.what = MS_STALL_STOPPED, .began_ns = handle->checked_ns, .took_ns = resumed_ns - handle->checked_ns};
         stop.phase_ns[MS_PHASE_OTHER] = stop.took_ns;
-        if (stop.took_ns >= hand->threshold_ns)
-            ms_recorder_note(hand, &stop);
-        hand->continued = (uint32_t)resumes;
+        if (stop.took_ns >= handle->threshold_ns)
+            ms_recorder_note(handle, &stop);
+        handle->continued = (uint32_t)resumes;
     }
-    hand->seen_ns = now_ns;
+    handle->checked_ns = now_ns;
 }
 
 /* Return the cause of most of the writer's stalls during these puts, if the stalls cover half of the time. */
-static uint32_t cause_of_stalls(const struct ms_recorder_hand *hand, const struct ms_stall *puts)
+static uint32_t cause_of_stalls(const struct ms_recorder_handle *handle, const struct ms_stall *puts)
 {
     int64_t by_cause[MS_CAUSES] = {0}, all_ns = 0;
     const int64_t ended_ns = puts->began_ns + puts->took_ns;
-    const uint64_t newest = hand->ring->stalls;
+    const uint64_t newest = handle->ring->stalls;
     uint32_t most = MS_CAUSE_UNKNOWN;
     for (uint64_t back = 0; back < MS_STALLS && back < newest; back++) {
-        const struct ms_stall stall = hand->ring->stall[(newest - back) % MS_STALLS];
+        const struct ms_stall stall = handle->ring->stall[(newest - back) % MS_STALLS];
         if (!ms_stall_is_whole(&stall) || stall.began_ns + stall.took_ns <= puts->began_ns)
             break;
         const int64_t from = stall.began_ns > puts->began_ns ? stall.began_ns : puts->began_ns;
@@ -323,37 +323,37 @@ static uint32_t cause_of_stalls(const struct ms_recorder_hand *hand, const struc
     return is_half(puts, all_ns) ? most : MS_CAUSE_UNKNOWN;
 }
 
-static uint32_t cause_of_puts(const struct ms_recorder_hand *hand, const struct ms_stall *puts)
+static uint32_t cause_of_puts(const struct ms_recorder_handle *handle, const struct ms_stall *puts)
 {
-    uint32_t cause = cause_of_stalls(hand, puts);
+    uint32_t cause = cause_of_stalls(handle, puts);
     if (cause != MS_CAUSE_UNKNOWN)
         return cause;
-    cause = cause_of(hand, puts);
+    cause = cause_of(handle, puts);
     if (cause != MS_CAUSE_WOKEN_LATE)
         return cause;
     return is_half(puts, least_of(puts, puts->busy_ns)) ? MS_CAUSE_BACKLOG : cause;
 }
 
-void ms_recorder_note_puts(struct ms_recorder_hand *hand, struct ms_stall *puts, const struct ms_stall *pass)
+void ms_recorder_note_puts(struct ms_recorder_handle *handle, struct ms_stall *puts, const struct ms_stall *pass)
 {
-    if (hand->shared == NULL)
+    if (handle->shared == NULL)
         return;
     int64_t now_ns = puts->began_ns + puts->took_ns;
-    struct ms_stall *held = &hand->puts_held;
+    struct ms_stall *held = &handle->puts_held;
     if (held->entries > 0 && held->took_ns > puts->took_ns) {
         held->entries += puts->entries;
         *puts = *held;
     } else {
         puts->entries += held->entries;
     }
-    if (now_ns - hand->puts_noted_ns < PUTS_PAUSE_NS && hand->puts_noted_ns <= now_ns) {
+    if (now_ns - handle->puts_noted_ns < PUTS_PAUSE_NS && handle->puts_noted_ns <= now_ns) {
         *held = *puts;
         return;
     }
-    hand->puts_noted_ns = now_ns;
+    handle->puts_noted_ns = now_ns;
     held->entries = 0;
     if (pass == NULL) {
-        look(hand, ms_monotonic_ns(), puts);
+        read_usage(handle, ms_monotonic_ns(), puts);
     } else {
         puts->window_ns = pass->window_ns;
         puts->busy_ns = pass->busy_ns;
@@ -363,31 +363,31 @@ void ms_recorder_note_puts(struct ms_recorder_hand *hand, struct ms_stall *puts,
         puts->preempted = pass->preempted;
         puts->continued = pass->continued;
     }
-    puts->cause = cause_of_puts(hand, puts);
-    complete(hand, puts);
-    put_into(&hand->shared->ring[MS_RECORDER_PUTS], puts);
+    puts->cause = cause_of_puts(handle, puts);
+    complete(handle, puts);
+    put_into(&handle->shared->ring[MS_RECORDER_PUTS], puts);
 }
 
-void ms_recorder_note_held(struct ms_recorder_hand *hand)
+void ms_recorder_note_held(struct ms_recorder_handle *handle)
 {
-    if (hand->shared == NULL || hand->puts_held.entries == 0)
+    if (handle->shared == NULL || handle->puts_held.entries == 0)
         return;
-    struct ms_stall puts = hand->puts_held;
-    hand->puts_held.entries = 0;
-    hand->puts_noted_ns = 0;
-    ms_recorder_note_puts(hand, &puts, NULL);
+    struct ms_stall puts = handle->puts_held;
+    handle->puts_held.entries = 0;
+    handle->puts_noted_ns = 0;
+    ms_recorder_note_puts(handle, &puts, NULL);
 }
 
-void ms_recorder_doing(struct ms_recorder_hand *hand, uint32_t phase, int64_t since_ns)
+void ms_recorder_set_phase(struct ms_recorder_handle *handle, uint32_t phase, int64_t since_ns)
 {
-    if (hand->shared == NULL)
+    if (handle->shared == NULL)
         return;
     if (phase == MS_PHASE_NONE) {
-        ms_store_release(&hand->ring->doing_since_ns, (int64_t)0);
+        ms_store_release(&handle->ring->phase_since_ns, (int64_t)0);
         return;
     }
-    ms_store_relaxed(&hand->ring->doing, phase);
-    ms_store_release(&hand->ring->doing_since_ns, since_ns);
+    ms_store_relaxed(&handle->ring->phase, phase);
+    ms_store_release(&handle->ring->phase_since_ns, since_ns);
 }
 
 int64_t ms_recorder_waiting_since(const struct ms_waiting *waiting, int64_t reached)

@@ -99,8 +99,8 @@ struct ms_stall_minute {
 struct ms_recorder_ring {
     uint64_t stalls;             /* ever recorded; the last MS_STALLS are in `stall`, number n at n % MS_STALLS */
     uint64_t stalled_ns;
-    int64_t doing_since_ns;      /* 0: no long operation */
-    uint32_t doing;              /* MS_PHASE_*, or MS_PHASES: blocked, for the reason in blocked_reasons.cdef.h */
+    int64_t phase_since_ns;      /* 0: no long operation */
+    uint32_t phase;              /* MS_PHASE_*, or MS_PHASES: blocked, for the reason in blocked_reasons.cdef.h */
     uint32_t reserved;
     int8_t pad[96];
     uint64_t by_cause[MS_CAUSES];
@@ -131,7 +131,7 @@ struct ms_recorder {
 };
 
 /* One process's state of recording, in private memory. */
-struct ms_recorder_hand {
+struct ms_recorder_handle {
     struct ms_recorder *shared;  /* NULL: nothing is recorded */
     struct ms_recorder_ring *ring;
     int64_t threshold_ns;
@@ -148,8 +148,8 @@ struct ms_recorder_hand {
     struct ms_stall puts_held;   /* slow puts since then; entries 0: none */
     uint32_t reserved;
     uint32_t continued;          /* from here on: the kernel's counters when they were last read */
-    int64_t looked_ns;
-    int64_t seen_ns;             /* ms_recorder_seen */
+    int64_t window_began_ns;
+    int64_t checked_ns;             /* ms_recorder_check_stopped */
     int64_t queued_ns;
     int64_t busy_ns;
     int64_t major_faults;
@@ -164,26 +164,26 @@ int ms_recorder_check(const struct ms_recorder *recorder, int64_t mapped_bytes);
 /* Return 1 if the stall is complete and has no impossible value. */
 int ms_stall_is_whole(const struct ms_stall *stall);
 
-/* Begin recording in a worker's ring. `hand` is zeros; with `shared` NULL the functions below do nothing. */
-void ms_recorder_take(struct ms_recorder_hand *hand, struct ms_recorder *shared, uint32_t kind, uint32_t epoch);
-void ms_recorder_leave(struct ms_recorder_hand *hand);
+/* Begin recording in a worker's ring. `handle` is zeros; with `shared` NULL the functions below do nothing. */
+void ms_recorder_open(struct ms_recorder_handle *handle, struct ms_recorder *shared, uint32_t kind, uint32_t epoch);
+void ms_recorder_close(struct ms_recorder_handle *handle);
 /* Count the SIGCONT signals of this process from now on, each of which means that it was stopped. */
 void ms_recorder_count_resumes(void);
 /* Return the number of those signals, and the time of the last one (CLOCK_MONOTONIC). */
 uint32_t ms_recorder_resumes(int64_t *last_ns);
 /* Begin a new window. */
-void ms_recorder_look(struct ms_recorder_hand *hand, int64_t now_ns);
+void ms_recorder_begin_window(struct ms_recorder_handle *handle, int64_t now_ns);
 /* Called once a round: record that this process was stopped and resumed since the last call, unless a stall shows it. */
-void ms_recorder_seen(struct ms_recorder_hand *hand, int64_t now_ns);
+void ms_recorder_check_stopped(struct ms_recorder_handle *handle, int64_t now_ns);
 /* Record a stall. In: what, began_ns, took_ns, phases, and what else is known; this finds the cause if it is
  * MS_CAUSE_UNKNOWN. */
-void ms_recorder_note(struct ms_recorder_hand *hand, struct ms_stall *stall);
+void ms_recorder_note(struct ms_recorder_handle *handle, struct ms_stall *stall);
 /* The writer: record slow puts of one pass. In: as above; `pass` is the stall of the pass itself, NULL if it was none. In a
  * backlog every pass has slow puts: then they are combined and recorded once in MS_STALL_NS. */
-void ms_recorder_note_puts(struct ms_recorder_hand *hand, struct ms_stall *puts, const struct ms_stall *pass);
+void ms_recorder_note_puts(struct ms_recorder_handle *handle, struct ms_stall *puts, const struct ms_stall *pass);
 /* Record the combined slow puts. */
-void ms_recorder_note_held(struct ms_recorder_hand *hand);
+void ms_recorder_note_held(struct ms_recorder_handle *handle);
 /* Publish the phase that takes long at this moment; `phase` MS_PHASES + 1: it is over. */
-void ms_recorder_doing(struct ms_recorder_hand *hand, uint32_t phase, int64_t since_ns);
+void ms_recorder_set_phase(struct ms_recorder_handle *handle, uint32_t phase, int64_t since_ns);
 /* The flusher or replicator, before it moves its position: return when the first pass below `reached` began to wait; 0: none. */
 int64_t ms_recorder_waiting_since(const struct ms_waiting *waiting, int64_t reached);

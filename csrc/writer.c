@@ -524,7 +524,7 @@ static void fill_accounts(struct ms_commit_slot *slot, struct ms_writer *writer)
 /* Tell the recorder that producers wait for this pass since its begin. */
 static void record_wait(struct ms_writer *writer)
 {
-    const struct ms_recorder_hand *recorder = &writer->recorder;
+    const struct ms_recorder_handle *recorder = &writer->recorder;
     const struct ms_control *control = writer->control;
     if (recorder->shared == NULL)
         return;
@@ -917,14 +917,14 @@ static int run(struct ms_writer *writer, int64_t deadline_ns)
 
 int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
 {
-    struct ms_recorder_hand *recorder = &writer->recorder;
+    struct ms_recorder_handle *recorder = &writer->recorder;
     writer->clock_ns = ms_monotonic_ns();
     if (recorder->shared != NULL) {
         if (writer->returned_ns > 0 && writer->clock_ns - writer->returned_ns >= recorder->threshold_ns)
             record_request(writer);
-        ms_recorder_doing(recorder, MS_PHASE_NONE, 0);
+        ms_recorder_set_phase(recorder, MS_PHASE_NONE, 0);
         ms_recorder_note_held(recorder);
-        ms_recorder_look(recorder, writer->clock_ns);
+        ms_recorder_begin_window(recorder, writer->clock_ns);
         writer->waited_for_pool = 0;
         writer->meter.slow_ns = recorder->threshold_ns;
     }
@@ -932,6 +932,6 @@ int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
     writer->returned_ns = ms_monotonic_ns();
     writer->return_reason = (uint32_t)why;
     if (why != MS_RUN_TIME)
-        ms_recorder_doing(recorder, phase_of(writer->return_reason), writer->returned_ns);
+        ms_recorder_set_phase(recorder, phase_of(writer->return_reason), writer->returned_ns);
     return why;
 }

@@ -121,7 +121,7 @@ struct ms_writer {
     uint64_t skip_verify_incarnation; /* flusher incarnation already reported to Python */
     struct ms_light_queues light; /* offsets in further queues; off until Python sets light.enabled */
     struct ms_put_meter meter;   /* counts into shared memory once Python has set meter.stats */
-    struct ms_recorder_hand recorder; /* records into shared memory once Python has taken it */
+    struct ms_recorder_handle recorder; /* records into shared memory once Python has taken it */
     int64_t wall_ms;             /* store time of the entries of the current turn; 0: the pass has had no turn yet */
     int64_t clock_ns;            /* the last read of the clock before the current pass */
     int64_t write_ns;            /* time of the pass in pwrite */

@@ -272,13 +272,13 @@ def _forgotten(ring: Ring, since_ns: int) -> int:
 
 
 def _now(rings: Sequence[Ring], living: Iterable[int], now_ns: int) -> list[str]:
-    doing = {"sync": "syncs", "write": "writes", "segment": "waits for the next segment", "lock": "waits for a larger queue table",
+    names = {"sync": "syncs", "write": "writes", "segment": "waits for the next segment", "lock": "waits for a larger queue table",
              "blocked": "cannot do its work (`pyengine status`)"}
     found = []
     for kind in living:
-        at = rings[kind].doing
-        if at is not None and at.phase in doing and now_ns - at.since_ns >= recorder.THRESHOLD_NS:
-            found.append(f"just now the {KIND_NAMES[kind]} {doing[at.phase]}, for {_span((now_ns - at.since_ns) / 1e6)}")
+        at = rings[kind].current
+        if at is not None and at.phase in names and now_ns - at.since_ns >= recorder.THRESHOLD_NS:
+            found.append(f"just now the {KIND_NAMES[kind]} {names[at.phase]}, for {_span((now_ns - at.since_ns) / 1e6)}")
     return found
 
 

@@ -117,10 +117,10 @@ class Worker:
         if text and not self._blocked_ns:
             self._blocked_ns, self._blocked_errno = now_ns, error_number
             self.recorder.note("blocked", now_ns, 0, error_number=error_number)
-            self.recorder.doing(BLOCKED_PHASE, now_ns)
+            self.recorder.set_phase(BLOCKED_PHASE, now_ns)
         elif not text and self._blocked_ns:
             self.recorder.note("blocked", self._blocked_ns, now_ns - self._blocked_ns, error_number=self._blocked_errno)
-            self.recorder.doing(None)
+            self.recorder.set_phase(None)
             self._blocked_ns = 0
 
     def say(self, event: Event, text: str) -> None:
@@ -179,7 +179,7 @@ class Worker:
         while not self.stopping:
             self.take_settings(service)
             began_ns = monotonic_ns()
-            self.recorder.seen(began_ns)
+            self.recorder.check_stopped(began_ns)
             worked = service.work()
             if service.records_rounds and (took_ns := monotonic_ns() - began_ns) >= THRESHOLD_NS:
                 self.recorder.note("round", began_ns, took_ns)
@@ -202,7 +202,7 @@ class Worker:
             armed = False
         self.heart.state(native.WORKER_STOPPING)
         notify("STOPPING=1")
-        self.recorder.seen(monotonic_ns())
+        self.recorder.check_stopped(monotonic_ns())
         while not self.memory.retired and service.drain():
             self.beat(worked=True)
 

@@ -170,7 +170,7 @@ class GroupCommit:
         self._state.segment_bytes = segment_bytes
         self._state.incarnation = incarnation
         self._recorder = recorder
-        self._state.recorder = recorder.hand
+        self._state.recorder = recorder.handle
         count_syncs(self._state, stats)
 
     def follow_writer(self) -> None:
@@ -244,7 +244,7 @@ class PoolCommitLoop:
         `gather_ns`, `quiet_ns`: see csrc/stream.cdef.h. `recorder` records what took long."""
         self._loop = ffi.new("struct ms_pool_commit *")
         self._kept = latch, reputter, replicator, recorder
-        self._loop.recorder = recorder.hand
+        self._loop.recorder = recorder.handle
         self._segment = MappedSegment(self._loop)
         self._loop.control = control
         self._loop.semaphore = latch.semaphore

@@ -15,7 +15,7 @@ from pyengine.native.control import raise_layout_error
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from pyengine._native import ms_recorder, ms_recorder_hand, ms_recorder_ring, ms_stall, ms_writer
+    from pyengine._native import ms_recorder, ms_recorder_handle, ms_recorder_ring, ms_stall, ms_writer
 
 RECORDER_BYTES: int = ffi.sizeof("struct ms_recorder")
 LAYOUT_VERSION: int = lib.MS_RECORDER_LAYOUT_VERSION
@@ -59,7 +59,7 @@ class Stall(NamedTuple):
         return self.began_ns + self.took_ns
 
 
-class Doing(NamedTuple):
+class CurrentPhase(NamedTuple):
     """What a worker does at this moment: the name of a phase, or "blocked"."""
 
     phase: str
@@ -79,7 +79,7 @@ class Ring(NamedTuple):
     """What one worker has recorded: `recorded` stalls, the newest of which are in `stalls`, oldest first."""
 
     recorded: int
-    doing: Doing | None
+    current: CurrentPhase | None
     stalls: list[Stall]
     minutes: list[Minute]
 
@@ -88,26 +88,26 @@ class Recorder:
     """Writes one worker's ring. Without `shared` it records nothing."""
 
     def __init__(self, shared: ms_recorder | None = None, kind: int = 0, epoch: int = 0) -> None:
-        self.hand: ms_recorder_hand = ffi.new("struct ms_recorder_hand *")
-        self._shared = shared  # must outlive the hand
-        lib.ms_recorder_take(self.hand, ffi.NULL if shared is None else shared, kind, epoch)
+        self.handle: ms_recorder_handle = ffi.new("struct ms_recorder_handle *")
+        self._shared = shared  # must outlive the handle
+        lib.ms_recorder_open(self.handle, ffi.NULL if shared is None else shared, kind, epoch)
 
     def let_writer_record(self, writer: ms_writer, *, sync_mode: bool, sync_master: bool) -> None:
         """Let the writer's C passes record into the writer's ring and into the ring of slow puts."""
-        hand = ffi.addressof(writer, "recorder")
-        lib.ms_recorder_take(hand, ffi.NULL if self._shared is None else self._shared, lib.MS_WRITER, self.hand.epoch)
-        if hand.schedstat_fd >= 0:  # one descriptor a process
-            os.close(hand.schedstat_fd)
-            hand.schedstat_fd = self.hand.schedstat_fd
-        hand.is_sync_mode, hand.is_sync_master = sync_mode, sync_master
+        handle = ffi.addressof(writer, "recorder")
+        lib.ms_recorder_open(handle, ffi.NULL if self._shared is None else self._shared, lib.MS_WRITER, self.handle.epoch)
+        if handle.schedstat_fd >= 0:  # one descriptor a process
+            os.close(handle.schedstat_fd)
+            handle.schedstat_fd = self.handle.schedstat_fd
+        handle.is_sync_mode, handle.is_sync_master = sync_mode, sync_master
 
-    def seen(self, now_ns: int) -> None:
+    def check_stopped(self, now_ns: int) -> None:
         """Record a stop by a signal since the last call; called once a round."""
-        lib.ms_recorder_seen(self.hand, now_ns)
+        lib.ms_recorder_check_stopped(self.handle, now_ns)
 
-    def look(self, now_ns: int) -> None:
+    def begin_window(self, now_ns: int) -> None:
         """Take the kernel's counters now, for the stall that may follow."""
-        lib.ms_recorder_look(self.hand, now_ns)
+        lib.ms_recorder_begin_window(self.handle, now_ns)
 
     def note(self, what: str, began_ns: int, took_ns: int, *, phases: Mapping[str, int] | None = None, cause: str = "unknown",
              offset: int = 0, size_bytes: int = 0, detail: int = 0, error_number: int = 0) -> None:
@@ -117,15 +117,15 @@ class Recorder:
             "offset": offset, "bytes": size_bytes, "detail": detail, "error_number": error_number})
         for name, ns in (phases or {"other": took_ns}).items():
             stall.phase_ns[PHASE_NAMES.index(name)] = ns
-        lib.ms_recorder_note(self.hand, stall)
+        lib.ms_recorder_note(self.handle, stall)
 
-    def doing(self, phase: int | None, since_ns: int = 0) -> None:
+    def set_phase(self, phase: int | None, since_ns: int = 0) -> None:
         """Publish the phase that takes long at this moment; None: it is over."""
-        lib.ms_recorder_doing(self.hand, len(PHASE_NAMES) + 1 if phase is None else phase, since_ns)
+        lib.ms_recorder_set_phase(self.handle, len(PHASE_NAMES) + 1 if phase is None else phase, since_ns)
 
     def close(self) -> None:
         """Stop recording."""
-        lib.ms_recorder_leave(self.hand)
+        lib.ms_recorder_close(self.handle)
         self._shared = None
 
 
@@ -161,12 +161,12 @@ def read_rings(recorder: ms_recorder) -> list[Ring]:
 
 def _ring(kind: int, ring: ms_recorder_ring) -> Ring:
     found = [stall for at in range(STALLS) if (stall := _stall(kind, ring.stall[at])) is not None]
-    doing, since_ns = ring.doing, ring.doing_since_ns
+    phase, since_ns = ring.phase, ring.phase_since_ns
     names = (*PHASE_NAMES, "blocked")
     minutes = [Minute(row.minute, row.stalls, row.stalled_ns, _stall(kind, row.longest))
                for row in ring.minute if row.stalls]
     return Ring(ring.stalls,
-                Doing(names[doing], since_ns) if since_ns > 0 and doing < len(names) else None,
+                CurrentPhase(names[phase], since_ns) if since_ns > 0 and phase < len(names) else None,
                 sorted(found, key=lambda stall: stall.number), sorted(minutes))
 
 

@@ -173,7 +173,7 @@ class HALinks:
         links.segment_bytes, links.batch_bytes = segment_bytes, batch_bytes
         links.segment_base = links.all_sent = links.segment_fd = -1
         links.counts_one, links.epoll_fd = counts_one, epoll_fd
-        links.recorder = recorder.hand
+        links.recorder = recorder.handle
 
     def __enter__(self) -> None:
         lib.ms_ha_links_lock(self._links)

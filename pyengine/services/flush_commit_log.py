@@ -158,14 +158,14 @@ class FlushRealTimeService(FlushService):
         for start in self._segments.between(self._flushed, target):
             failpoint("timed_sync_begins")
             began_ns = monotonic_ns()
-            self._recorder.doing(SYNC_PHASE, began_ns)
+            self._recorder.set_phase(SYNC_PHASE, began_ns)
             try:
                 fdatasync(self._segments.descriptors[start], self._segments.path(start))
             except FlushError as error:
                 self._freeze(error)
                 return False
             finally:
-                self._recorder.doing(None)
+                self._recorder.set_phase(None)
             took_ns = monotonic_ns() - began_ns
             if took_ns >= THRESHOLD_NS:
                 self._recorder.note("sync", began_ns, took_ns, phases={"sync": took_ns}, offset=target,

@@ -14,7 +14,7 @@ from pyengine.cli import why
 from pyengine.native import control as native
 from pyengine.native import recorder
 from pyengine.native.flush import monotonic_ns
-from pyengine.native.recorder import Doing, Minute, Ring, Stall
+from pyengine.native.recorder import CurrentPhase, Minute, Ring, Stall
 from waiting import eventually
 
 S = 1_000_000_000
@@ -27,10 +27,11 @@ def stall(kind: int, what: str, cause: str, ago_ms: float = 1000, took_ms: float
     return PLAIN._replace(kind=kind, what=what, cause=cause, began_ns=round(NOW_NS - ago_ms * MS), took_ns=round(took_ms * MS), **more)
 
 
-def explained(*stalls: Stall, doing: dict[int, Doing] | None = None, minutes: list[Minute] | None = None, since_s: float = 3600) -> why.Why:
-    rings = [Ring(0, (doing or {}).get(kind), [one for one in stalls if one.kind == kind],
+def explained(*stalls: Stall, current: dict[int, CurrentPhase] | None = None, minutes: list[Minute] | None = None,
+              since_s: float = 3600) -> why.Why:
+    rings = [Ring(0, (current or {}).get(kind), [one for one in stalls if one.kind == kind],
                   minutes or [] if kind == recorder.PUTS_RING else []) for kind in range(recorder.PUTS_RING + 1)]
-    return why.explain(rings, (doing or {}), round(NOW_NS - since_s * S), NOW_NS, NOW_MS)
+    return why.explain(rings, (current or {}), round(NOW_NS - since_s * S), NOW_NS, NOW_MS)
 
 
 PUTS = recorder.PUTS_RING
@@ -93,8 +94,8 @@ def test_a_put_that_a_frozen_disk_held_up_is_not_put_down_to_memory_alone():
 
 
 def test_what_lasts_just_now_is_told_of_living_workers():
-    found = explained(doing={native.FLUSHER: Doing("sync", NOW_NS - 12 * S), native.WRITER: Doing("other", NOW_NS - S),
-                             native.ALLOCATOR: Doing("blocked", NOW_NS - MS)})
+    found = explained(current={native.FLUSHER: CurrentPhase("sync", NOW_NS - 12 * S), native.WRITER: CurrentPhase("other", NOW_NS - S),
+                             native.ALLOCATOR: CurrentPhase("blocked", NOW_NS - MS)})
     assert found.now == ["just now the flusher syncs, for 12 s"]
 
 

@@ -205,7 +205,7 @@ def test_what_counting_costs_can_be_measured():
 
 
 @pytest.mark.parametrize("open_it", [lambda memory: memory.counters, lambda memory: memory.blocked_reasons,
-                                     lambda memory: not memory.recorder_of(native.WRITER).hand.shared],
+                                     lambda memory: not memory.recorder_of(native.WRITER).handle.shared],
                          ids=["counters", "blocked_reasons", "recorder"])
 def test_what_only_tells_keeps_no_process_from_its_work_where_it_cannot_be_opened(make_owner, monkeypatch, open_it):
     """A supervisor ended for the statistics once, when their file answered EIO."""

@@ -48,28 +48,28 @@ def test_a_stall_is_kept_with_its_phases(shared):
 
 
 def test_the_newest_stalls_are_kept_and_all_are_counted(shared):
-    hand = writers(shared)
+    handle = writers(shared)
     for number in range(recorder.STALLS + 5):
-        hand.note("request", number, 1)
+        handle.note("request", number, 1)
     ring = recorder.read_rings(shared)[native.WRITER]
     assert ring.recorded == recorder.STALLS + 5 == sum(row.stalls for row in ring.minutes)
     assert [stall.number for stall in ring.stalls] == list(range(6, recorder.STALLS + 6))
 
 
 def test_minutes_keep_the_longest(shared):
-    hand = writers(shared)
+    handle = writers(shared)
     minute_ns = 60_000 * MS
     for began_ns, took_ns in ((0, 5), (1, 9), (2, 3), (minute_ns, 4)):
-        hand.note("request", began_ns, took_ns)
+        handle.note("request", began_ns, took_ns)
     first, second = recorder.read_rings(shared)[native.WRITER].minutes
     assert (first.stalls, first.stalled_ns, first.longest.took_ns) == (3, 17, 9)
     assert (second.minute, second.stalls, second.longest.took_ns) == (1, 1, 4)
 
 
 def test_a_stall_that_is_not_whole_is_passed_over(shared):
-    hand = writers(shared)
-    hand.note("request", 1, 1)
-    hand.note("request", 2, 1)
+    handle = writers(shared)
+    handle.note("request", 1, 1)
+    handle.note("request", 2, 1)
     shared.ring[native.WRITER].stall[1].began_ns += 1
     assert [stall.number for stall in stalls(shared)] == [2]
 
@@ -78,7 +78,7 @@ def test_what_a_scribbler_wrote_is_passed_over(shared):
     ffi.memmove(ffi.addressof(shared, "ring"), b"\xa5" * ffi.sizeof("struct ms_recorder_ring"),
                 ffi.sizeof("struct ms_recorder_ring"))
     ring = recorder.read_rings(shared)[0]
-    assert ring.stalls == [] and ring.doing is None and all(row.longest is None for row in ring.minutes)
+    assert ring.stalls == [] and ring.current is None and all(row.longest is None for row in ring.minutes)
     recorder.Recorder(shared, 0, epoch=1).note("died", 1, 0)  # and its worker goes on
 
 
@@ -86,8 +86,8 @@ def test_what_a_scribbler_wrote_is_passed_over(shared):
     ("sync", "sync"), ("write", "write"), ("segment", "segment"), ("slave", "slave"), ("lock", "lock"), ("touch", "fault"),
     ("other", "woken_late"), ("ring", "woken_late")])
 def test_the_longest_phase_is_the_cause(shared, phase, cause):
-    hand = writers(shared)
-    hand.note("request", monotonic_ns(), LONG_NS, phases={phase: LONG_NS - 2 * MS, "other": 2 * MS})
+    handle = writers(shared)
+    handle.note("request", monotonic_ns(), LONG_NS, phases={phase: LONG_NS - 2 * MS, "other": 2 * MS})
     assert stalls(shared)[0].cause == cause
 
 
@@ -106,14 +106,14 @@ def test_what_began_before_the_worker_did_waited_for_its_predecessor(shared):
 
 
 def test_a_stop_by_a_signal_is_recorded_once(shared):
-    hand = writers(shared)
+    handle = writers(shared)
     recorder.count_resumes()
     try:
         began_ns = monotonic_ns() - LONG_NS
-        hand.seen(began_ns)
+        handle.check_stopped(began_ns)
         os.kill(os.getpid(), signal.SIGCONT)
-        hand.seen(monotonic_ns())
-        hand.seen(monotonic_ns())
+        handle.check_stopped(monotonic_ns())
+        handle.check_stopped(monotonic_ns())
     finally:
         signal.signal(signal.SIGCONT, signal.SIG_DFL)
     [stall] = stalls(shared)
@@ -121,28 +121,28 @@ def test_a_stop_by_a_signal_is_recorded_once(shared):
 
 
 def test_what_takes_long_just_now_is_seen_until_it_is_over(shared):
-    hand = writers(shared)
-    hand.doing(recorder.SYNC_PHASE, 5)
-    assert recorder.read_rings(shared)[native.WRITER].doing == recorder.Doing("sync", 5)
-    hand.doing(None)
-    assert recorder.read_rings(shared)[native.WRITER].doing is None
+    handle = writers(shared)
+    handle.set_phase(recorder.SYNC_PHASE, 5)
+    assert recorder.read_rings(shared)[native.WRITER].current == recorder.CurrentPhase("sync", 5)
+    handle.set_phase(None)
+    assert recorder.read_rings(shared)[native.WRITER].current is None
 
 
 def test_a_new_engine_goes_on_with_what_a_dead_one_recorded(shared):
-    writers(shared).doing(recorder.SYNC_PHASE, 5)
+    writers(shared).set_phase(recorder.SYNC_PHASE, 5)
     writers(shared).note("request", 1, 1)
     recorder.format_recorder(shared, BOOT)
     ring = recorder.read_rings(shared)[native.WRITER]
-    assert [stall.began_ns for stall in ring.stalls] == [1] and ring.doing is None
+    assert [stall.began_ns for stall in ring.stalls] == [1] and ring.current is None
 
 
 def test_a_hand_without_a_recorder_records_nothing():
-    hand = recorder.Recorder()
-    hand.note("request", 1, 1)
-    hand.seen(1)
-    hand.look(1)
-    hand.doing(recorder.SYNC_PHASE, 5)
-    hand.close()
+    handle = recorder.Recorder()
+    handle.note("request", 1, 1)
+    handle.check_stopped(1)
+    handle.begin_window(1)
+    handle.set_phase(recorder.SYNC_PHASE, 5)
+    handle.close()
 
 
 @pytest.mark.parametrize("damage", ["magic", "layout_version"])
