@@ -47,7 +47,7 @@ class SealedSlave:
     def end(self) -> int:
         return self.start + len(self.log)
 
-    def say(self, *reports: int) -> None:
+    def report(self, *reports: int) -> None:
         for report in reports:
             self.link.report(report)
 
@@ -88,7 +88,7 @@ class WireSlave:
     def end(self) -> int:
         return self.start + len(self.log)
 
-    def say(self, *reports: int) -> None:
+    def report(self, *reports: int) -> None:
         self.socket.sendall(b"".join(map(ha_wire.pack_report, reports)))
 
     def take(self) -> bool:

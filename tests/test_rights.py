@@ -399,7 +399,7 @@ def test_a_master_listens_for_this_machine_alone_by_default(master):
 def test_every_peer_from_an_allowed_address_gets_the_log(master):
     _, service, writer = master()
     with contextlib.closing(WireSlave(service.port)) as anybody:
-        anybody.say(1)
+        anybody.report(1)
         until(service, anybody, lambda: anybody.end == writer.end, "all of it came")
         assert b"message 19" in anybody.log
 
@@ -428,16 +428,16 @@ def test_a_false_slave_confirms_what_it_was_sent_and_nothing_else(master):
     before = {name: native.load_position(getattr(owner.control, name)) for name in ("wrote", "committed", "flushed")}
     for words in ((1 << 40,), (1, writer.end + 1), (-5,), (1, 1 << 62)):
         with contextlib.closing(WireSlave(service.port)) as false:
-            false.say(words[0])
+            false.report(words[0])
             if len(words) > 1:
                 until(service, false, lambda: false.end == writer.end, "it was sent the log")
-                false.say(words[1])
+                false.report(words[1])
             eventually(lambda: not false.take(), "its link is closed")
     assert native.load_position(owner.control.confirm) == 0
     with contextlib.closing(WireSlave(service.port)) as modest:
-        modest.say(1)
+        modest.report(1)
         until(service, modest, lambda: modest.end == writer.end, "it was sent the log")
-        modest.say(writer.end)
+        modest.report(writer.end)
         until(service, modest, lambda: native.load_position(owner.control.confirm) == writer.end, "it is believed")
     assert {name: native.load_position(getattr(owner.control, name)) for name in before} == before
 
@@ -447,7 +447,7 @@ def test_more_links_than_allowed_are_closed(master):
     with contextlib.ExitStack() as links:
         first, second = (links.enter_context(contextlib.closing(WireSlave(service.port))) for _ in range(2))
         for one in (first, second):
-            one.say(1)
+            one.report(1)
             until(service, one, lambda: one.start >= 0, "it is served")
         third = links.enter_context(contextlib.closing(WireSlave(service.port)))
         eventually(lambda: not third.take(), "the third is closed")

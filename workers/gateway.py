@@ -32,11 +32,11 @@ def serve(attached: worker.Worker) -> None:
     settings: dict[str, Any] = dict(attached.config.overrides())  # explicit, since the environment may have other values
     with open_store(attached.root, **settings) as reader:
         gateway = Gateway(reader, attached.config,
-                          lambda: connect(attached.root, timeout_s=SESSION_WAIT_S, **settings), report=attached.say)
+                          lambda: connect(attached.root, timeout_s=SESSION_WAIT_S, **settings), report=attached.report)
         try:
             asyncio.run(serve_clients(
                 gateway, must_listen=attached.incarnation == 1, is_over=lambda: attached.stopping, beat=attached.beat,
-                ready=attached.ready, blocked=attached.say_blocked_reason))
+                ready=attached.ready, blocked=attached.set_blocked_reason))
         except OSError as error:
             raise worker.BootFailedError(f"the gateway cannot listen: {os_error_sentence(error)}") from error
 

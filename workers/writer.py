@@ -27,7 +27,7 @@ def serve(attached: worker.Worker) -> None:
         attached.ready()
         while not attached.stopping:
             attached.beat(worked=service.work())
-            attached.say_blocked(service)
+            attached.publish_blocked_reason(service)
         attached.heart.state(native.WORKER_STOPPING)
         while not attached.memory.retired and not service.drained:
             attached.beat(worked=service.work())

@@ -140,7 +140,7 @@ class BenchRun:
         shutil.rmtree(store)
 
     def _puts(self, store: Path, what: str, kind: str, count: int = 1, producers: int = 1) -> None:
-        self._say(what)
+        self._show(what)
         waits, before_s = Waits(store), engine_cpu_seconds(store)
         answers = produce(store, kind, self._size_bytes, self._seconds, count, producers)
         busy_s = engine_cpu_seconds(store) - before_s + sum(answer.cpu_seconds for answer in answers)
@@ -158,7 +158,7 @@ class BenchRun:
 
     def _synced_puts(self, store: Path) -> None:
         """Measure synced puts in turns of a second with the disk alone, whose speed changes from second to second."""
-        self._say("put, sync")
+        self._show("put, sync")
         raw_rates, answers, busy_s, waits = [], [], 0.0, Waits(store)
         for _ in range(max(1, round(self._seconds))):
             turn_s = min(1.0, self._seconds)
@@ -171,7 +171,7 @@ class BenchRun:
     def _visible(self, store: Path, mode: str) -> None:
         """Measure the time from a put's answer until its queue has the message."""
         what = f"put to visible in its queue, {mode}"
-        self._say(what)
+        self._show(what)
         waits = Waits(store)
         lags_us = visible_lags_us(store, bytes(self._size_bytes), VISIBLE_PUTS)
         total_s = sum(lags_us) / 1e6
@@ -180,7 +180,7 @@ class BenchRun:
 
     def _pulls(self, store: Path) -> None:
         """Measure reads of messages as Python objects, by a consumer group."""
-        self._say("consumer.pull")
+        self._show("consumer.pull")
         with pyengine.consume(store, TOPIC, group="pyengine-bench", from_="first") as consumer:
             messages, began_cpu_s, began_s = 0, time.process_time(), time.perf_counter()
             while time.perf_counter() < began_s + self._seconds and (found := consumer.pull(max_messages=PULL_MESSAGES, timeout_s=0)):
@@ -189,7 +189,7 @@ class BenchRun:
         self.rows.append(Measured("consumer.pull", messages / took_s, messages * self._size_bytes / took_s,
                                   busy_us=busy_s * 1e6 / max(1, messages)))
 
-    def _say(self, what: str) -> None:
+    def _show(self, what: str) -> None:
         if sys.stderr.isatty():
             print(f"{what} ...", file=sys.stderr)
 

@@ -559,21 +559,21 @@ def main() -> int:
         stop.check()
         if time.monotonic() - last >= REPORT_INTERVAL_S:
             last = time.monotonic()
-            _say(asdict(now))
+            _send(asdict(now))
 
     try:
         with StopAtBatchEnd(signal.SIGTERM) as stop:
             tally = produce(job, report)
-        _say(asdict(tally) | {"done": True})
+        _send(asdict(tally) | {"done": True})
         return ExitCode.OK
     except EngineError as error:
-        _say(asdict(tally) | {"error": str(error), "exit_code": int(error.exit_code)})
+        _send(asdict(tally) | {"error": str(error), "exit_code": int(error.exit_code)})
         return error.exit_code
     except (KeyboardInterrupt, BrokenPipeError):
         return ExitCode.INTERRUPTED
 
 
-def _say(document: dict[str, Any]) -> None:
+def _send(document: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()
 

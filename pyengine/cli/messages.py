@@ -407,7 +407,7 @@ class _Printer:
         self._as_json, self._raw = as_json, raw
         self._printed: dict[int, Message] = {}
         self._due_s = 0.0
-        self._said: set[str] = set()
+        self._shown_notes: set[str] = set()
 
     def run(self, follow: bool, max_messages: int | None) -> None:
         left = sys.maxsize if max_messages is None else max_messages
@@ -434,8 +434,8 @@ class _Printer:
             if self._printed.get(queue_id) is message:
                 del self._printed[queue_id]
         for note in self._consumer.notes:
-            if note not in self._said:
-                self._said.add(note)
+            if note not in self._shown_notes:
+                self._shown_notes.add(note)
                 print(f"note: {note}", file=sys.stderr)
 
 

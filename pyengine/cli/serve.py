@@ -81,12 +81,12 @@ def serve(
         output.write_json({"store": str(store), "shm_directory": directory, "notes": notes})
         sys.stdout.flush()
     for note in notes:
-        say(f"note: {note}")
+        write_line(f"note: {note}")
     chosen = {**settings, "shm_directory": directory}
     return Init(store.absolute(), chosen, "" if metrics is None else host_and_port(*metrics)).run()
 
 
-def say(text: str) -> None:
+def write_line(text: str) -> None:
     """Print one line on stderr, in the format of the engine's log."""
     print(log_line("serve", output.printable(text)), file=sys.stderr, flush=True)
 
@@ -125,10 +125,10 @@ def shm_directory(store: Path, config: EngineConfig, others: Sequence[str] | Non
         others = ("/run", os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp", "/var/tmp")
     usable = [other for other in others if other and file_system_of(other) == "tmpfs" and os.access(other, os.W_OK | os.X_OK)]
     best = max(usable, key=_free_bytes, default=at)
-    said = f"{at} has {output.size_text(here)} free, and this engine wants {output.size_text(wanted)}"
+    message = f"{at} has {output.size_text(here)} free, and this engine wants {output.size_text(wanted)}"
     if _free_bytes(best) > here:
-        return best, [f"{said}: shared memory is in {best}", *notes]
-    return at, [f"{said}: give the container more (--shm-size), smaller rings (session_ring_bytes), or a tmpfs as shm_directory; "
+        return best, [f"{message}: shared memory is in {best}", *notes]
+    return at, [f"{message}: give the container more (--shm-size), smaller rings (session_ring_bytes), or a tmpfs as shm_directory; "
                 "producers beyond that are refused", *notes]
 
 
@@ -206,7 +206,7 @@ class Init:
         supervisor = self._supervisor
         if number in (signal.SIGTERM, signal.SIGINT):
             if not self._stopping:
-                say(f"{number.name}: the engine is stopped in order")
+                write_line(f"{number.name}: the engine is stopped in order")
             self._stopping = True
             supervisor.due_s = min(supervisor.due_s, time.monotonic())  # if it was just killed, its successor stops the workers
         if number is not signal.SIGCHLD and supervisor.pid:
@@ -228,7 +228,7 @@ class Init:
                 self._metrics.pid = 0
                 self._metrics.due_s = time.monotonic() + RESTART_PAUSE_S
                 if not self._stopping:
-                    say(f"the endpoint of the figures has ended ({_ended(status)}) and is started again")
+                    write_line(f"the endpoint of the figures has ended ({_ended(status)}) and is started again")
 
     def _note_end(self, status: int) -> None:
         """Handle the supervisor's end: exit with it, or restart it if it was killed."""
@@ -239,10 +239,11 @@ class Init:
         killed = self._killed_s
         killed.append(now_s)
         if len(killed) == KILLED_MAX and now_s - killed[0] < KILLED_WITHIN_S:
-            say(f"the supervisor was killed {KILLED_MAX} times within {KILLED_WITHIN_S:g} s, the last time by {_ended(status)}: given up")
+            write_line(f"the supervisor was killed {KILLED_MAX} times within {KILLED_WITHIN_S:g} s, the last time by {_ended(status)}: "
+                       "given up")
             self._code = int(ExitCode.FAILED)
             return
-        say(f"the supervisor was killed by {_ended(status)} and is started again: it takes living workers over")
+        write_line(f"the supervisor was killed by {_ended(status)} and is started again: it takes living workers over")
         self._supervisor.due_s = now_s + (0.001 if self._stopping else RESTART_PAUSE_S)
 
     def _end_metrics(self) -> None:

@@ -70,7 +70,7 @@ class Entry:
     what: str
     cause: str
     puts: int
-    said: str
+    sentence: str
     phases_ms: dict[str, float]
 
 
@@ -143,13 +143,13 @@ def read_recorder(root: Path) -> list[Ring]:
 def explain(rings: Sequence[Ring], living: Iterable[int], since_ns: int, now_ns: int, now_ms: float) -> Why:
     """Explain the waits from `since_ns` to `now_ns` (CLOCK_MONOTONIC); `now_ns` is `now_ms` since 1970."""
     def entry(stall: Stall) -> Entry:
-        said = _said(stall)
+        sentence = _sentence(stall)
         keeper = KEEPERS.get(stall.cause)
         behind = _behind(rings[keeper], stall) if keeper is not None and stall.kind in (native.WRITER, recorder.PUTS_RING) else None
         if behind is not None:
-            said += f": {_said(behind)}"
+            sentence += f": {_sentence(behind)}"
         return Entry(now_ms - (now_ns - stall.ended_ns) / 1e6, stall.took_ns / 1e6, KIND_NAMES[_worker(stall)], stall.what, stall.cause,
-                     stall.entries, said, {name: ns / 1e6 for name, ns in stall.phase_ns.items()})
+                     stall.entries, sentence, {name: ns / 1e6 for name, ns in stall.phase_ns.items()})
 
     recent = sorted((stall for ring in rings for stall in ring.stalls if stall.ended_ns >= since_ns), key=lambda stall: stall.ended_ns)
     waits = [stall for stall in recent if _is_wait(stall)]
@@ -217,27 +217,27 @@ def _means(cause: str, stalls: Sequence[Stall]) -> str:
     return CAUSES[cause][0].format(kind=" or the ".join(kinds))
 
 
-def _said(stall: Stall) -> str:
+def _sentence(stall: Stall) -> str:
     """Return one clause about one stall."""
     if stall.what == "died":
         return f"the {KIND_NAMES[stall.detail] if stall.detail < len(KIND_NAMES) else 'worker'} died, and was started again"
-    said = CAUSES[stall.cause][0].format(kind=KIND_NAMES[_worker(stall)])
+    sentence = CAUSES[stall.cause][0].format(kind=KIND_NAMES[_worker(stall)])
     if stall.what == "start":
-        return f"{said}, which took {_span(stall.took_ns / 1e6)}"
+        return f"{sentence}, which took {_span(stall.took_ns / 1e6)}"
     if stall.what == "blocked" and not stall.took_ns:
-        return f"{said}, from here on"
+        return f"{sentence}, from here on"
     if stall.what == "stopped":
-        return f"{said}, for no longer than {_span(stall.took_ns / 1e6)}"
+        return f"{sentence}, for no longer than {_span(stall.took_ns / 1e6)}"
     if stall.cause in ("sync", "write") and stall.bytes > 0:
         spent_ns = stall.phase_ns.get(stall.cause, stall.took_ns)
-        said += f": {_span(spent_ns / 1e6)} for {output.size_text(stall.bytes)}"
+        sentence += f": {_span(spent_ns / 1e6)} for {output.size_text(stall.bytes)}"
     elif stall.cause == "fault" and stall.major_faults + stall.minor_faults:
-        said += f" ({stall.major_faults:,} from the disk, {stall.minor_faults:,} others)"
+        sentence += f" ({stall.major_faults:,} from the disk, {stall.minor_faults:,} others)"
     elif stall.cause == "cpu" and stall.queued_ns:
-        said += f" for {_span(stall.queued_ns / 1e6)} of {_span(max(stall.window_ns, stall.queued_ns) / 1e6)}"
+        sentence += f" for {_span(stall.queued_ns / 1e6)} of {_span(max(stall.window_ns, stall.queued_ns) / 1e6)}"
     elif stall.cause == "large":
-        said += f" of {output.size_text(stall.bytes)}"
-    return said
+        sentence += f" of {output.size_text(stall.bytes)}"
+    return sentence
 
 
 def _behind(ring: Ring, stall: Stall) -> Stall | None:
@@ -347,7 +347,7 @@ def _show(found: Why, *, shows_all: bool) -> None:
     if shown:
         print()
         output.write_table(("until (UTC)", "took", "what", "why"), [
-            (output.time_text(round(one.ended_ms)), _span(one.took_ms), _puts(one.puts) if one.puts else one.what, one.said)
+            (output.time_text(round(one.ended_ms)), _span(one.took_ms), _puts(one.puts) if one.puts else one.what, one.sentence)
             for one in shown])
     left = len(found.waits) - SHOWN
     if left > 0 and not shows_all:
@@ -362,7 +362,7 @@ def _show(found: Why, *, shows_all: bool) -> None:
     if notable and not shows_all:
         print()
         for one in notable[-SHOWN:]:
-            print(f"{output.time_text(round(one.ended_ms))}  {one.said}")
+            print(f"{output.time_text(round(one.ended_ms))}  {one.sentence}")
 
 
 def write_stalls(column: str, summaries: Mapping[str, Mapping[str, Any]]) -> None:

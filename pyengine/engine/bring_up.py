@@ -475,10 +475,10 @@ def missing_pool_buffers(memory: EngineMemory) -> list[int]:
 class PoolGrowth:
     """Makes, while the engine runs, the pool buffers that the start did not make; keeps all buffers open."""
 
-    def __init__(self, memory: EngineMemory, say: Report) -> None:
+    def __init__(self, memory: EngineMemory, report: Report) -> None:
         self._memory = memory
         self.buffers = list(memory.open_pool(writable=False).values())
-        self._say = say
+        self._report = report
         self._going = True
         self._thread = threading.Thread(target=self._make, name="pool", daemon=True)
 
@@ -496,7 +496,7 @@ class PoolGrowth:
                 self.buffers.append(self._memory.folder.attach(pool_name(number), writable=False))
                 self._memory.wake(native.WRITER)
         except (EngineError, OSError) as error:  # no room, no descriptor: the writer continues with the buffers it has
-            self._say(Event.POOL_SMALLER, f"the pool stays smaller than asked: {error}")
+            self._report(Event.POOL_SMALLER, f"the pool stays smaller than asked: {error}")
 
     def join(self) -> None:
         """End the thread once the buffer that it is making is complete."""

@@ -73,18 +73,18 @@ class Children:
     """All workers of one engine."""
 
     def __init__(self, root: Path, memory: EngineMemory, lock: StoreLock, selector: selectors.BaseSelector,
-                 kinds: Sequence[Kind], overrides: Mapping[str, str], say: Report,
+                 kinds: Sequence[Kind], overrides: Mapping[str, str], report: Report,
                  fork_server: ForkServer | None = None, died: Callable[[int], None] = lambda kind: None) -> None:
         """`overrides` are the settings that workers get on their command line.
 
-        `say` is called with each sentence for the log, `died` with the kind of each worker that died and is restarted.
+        `report` is called with each sentence for the log, `died` with the kind of each worker that died and is restarted.
         """
         self._root = root
         self._memory = memory
         self._lock = lock
         self._selector = selector
         self._overrides = overrides
-        self._say = say
+        self._report = report
         self._fork_server = fork_server
         self._note_death = died
         self._children = {kind.number: _Child(kind) for kind in kinds}
@@ -96,7 +96,7 @@ class Children:
         self._seen_s = time.monotonic()
         self.no_session = ""  # set by the supervisor: why no producer can attach
         # A supervisor that died may have left a text.
-        self._down = self._told = blocked_reasons.read(memory.blocked_reasons, native.SUPERVISOR)
+        self._down_reason = self._published_reason = blocked_reasons.read(memory.blocked_reasons, native.SUPERVISOR)
         self.halted = ""  # why the engine cannot run; "": it can
 
     # ---- start ------------------------------------------------------------------
@@ -137,14 +137,14 @@ class Children:
             if native.load(self._memory.control.workers[child.kind.number], "build_id") in (0, int(build_id(), 16)):
                 continue
             self._renewing, self._renew_by_s = child, now_s + RENEW_TIMEOUT_S
-            self._say(Event.WORKER_RENEWED, f"the {child.kind.name} (pid {child.pid}) runs another build of pyengine: it is restarted")
+            self._report(Event.WORKER_RENEWED, f"the {child.kind.name} (pid {child.pid}) runs another build of pyengine: it is restarted")
             self._signal(child, signal.SIGTERM)
             self._memory.wake(child.kind.number)
             return
 
     def _resume(self, child: _Child) -> None:
         if is_stopped(child.pid):
-            self._say(Event.WORKER_STOPPED, f"the {child.kind.name} (pid {child.pid}) was stopped by a signal; it is resumed (SIGCONT)")
+            self._report(Event.WORKER_STOPPED, f"the {child.kind.name} (pid {child.pid}) was stopped by a signal; it is resumed (SIGCONT)")
             child.resumed_s = time.monotonic()
             self._signal(child, signal.SIGCONT)
 
@@ -154,7 +154,7 @@ class Children:
         except ProcessLookupError:
             return False
         except OSError as error:
-            self._say_down(f"the {child.kind.name} (pid {pid}) cannot be watched: {error.strerror}")
+            self._set_down_reason(f"the {child.kind.name} (pid {pid}) cannot be watched: {error.strerror}")
             return False
         child.pid, child.born_s, child.due_s = pid, time.monotonic(), NEVER_S
         child.aborted_s, child.exit_code = NEVER_S, None
@@ -172,7 +172,7 @@ class Children:
             if child.process is None:
                 child.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=silent(child_environment()), process_group=0)
         except OSError as error:  # no memory or too many processes for the moment
-            self._say(Event.WORKER_NOT_STARTED,
+            self._report(Event.WORKER_NOT_STARTED,
                       f"the {child.kind.name} could not be started: {error}; trying again in {SPAWN_RETRY_S:g} s")
             child.due_s = time.monotonic() + SPAWN_RETRY_S
             return
@@ -196,7 +196,7 @@ class Children:
             self._renewing = None
         if not self._restarting:
             if code:
-                self._say(Event.WORKER_ENDED, f"{name} (pid {pid}) ended with {_why(code)}")
+                self._report(Event.WORKER_ENDED, f"{name} (pid {pid}) ended with {_why(code)}")
             return
         if is_renewed:
             self._note_death(child.kind.number)
@@ -215,9 +215,9 @@ class Children:
         child.due_s = time.monotonic() + pause_s
         line = self._memory.control.workers[child.kind.number]
         native.store(line, "restarts", native.load(line, "restarts") + 1)
-        said = f"{name} (pid {pid}) ended with {_why(code)}; starting it again" + (f" in {pause_s:g} s" if pause_s else "")
-        self._say(Event.WORKER_ENDED, said)
-        self._say_down(said)
+        text = f"{name} (pid {pid}) ended with {_why(code)}; starting it again" + (f" in {pause_s:g} s" if pause_s else "")
+        self._report(Event.WORKER_ENDED, text)
+        self._set_down_reason(text)
         self._note_death(child.kind.number)
         if not pause_s:
             self._start(child)
@@ -228,24 +228,24 @@ class Children:
             return ""
         return blocked_reasons.read(self._memory.blocked_reasons, child.kind.number).removeprefix("cannot start: ")
 
-    def _say_down(self, text: str) -> None:
+    def _set_down_reason(self, text: str) -> None:
         """Show in `status` why a worker is down: a worker that could not attach cannot write its own reason."""
-        self._down = text
-        self._tell_down()
+        self._down_reason = text
+        self._publish_down_reason()
 
-    def _tell_down(self) -> None:
-        text = self._down or self.no_session
-        if text != self._told:
-            self._told = text
+    def _publish_down_reason(self) -> None:
+        text = self._down_reason or self.no_session
+        if text != self._published_reason:
+            self._published_reason = text
             blocked_reasons.write(self._memory.blocked_reasons, native.SUPERVISOR, text)
 
     def tick(self) -> None:
         """Start the workers that are due, and kill those whose heartbeat is too old."""
         if self._fork_server:
             self._fork_server.tick()
-        if self._down and self.all_ready:
-            self._down = ""
-        self._tell_down()
+        if self._down_reason and self.all_ready:
+            self._down_reason = ""
+        self._publish_down_reason()
         now_s = time.monotonic()
         slept_s, self._seen_s = now_s - self._seen_s, now_s
         for child in self._children.values():
@@ -267,7 +267,7 @@ class Children:
             child.aborted_s = NEVER_S
         elif child.aborted_s == NEVER_S:
             child.aborted_s = now_s
-            self._say(Event.WORKER_STUCK,
+            self._report(Event.WORKER_STUCK,
                       f"{child.kind.name} (pid {child.pid}) has made no progress for {heartbeat_age_s:.0f} s: aborting it")
             self._signal(child, signal.SIGABRT)
         elif now_s >= child.aborted_s + ABORT_TIMEOUT_S:

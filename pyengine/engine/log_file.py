@@ -33,7 +33,7 @@ JOURNAL = "/run/systemd/journal/socket"
 _STDOUT, _STDERR = 1, 2
 
 
-def say(kind: int, root: Path | None, event: Event, text: str) -> None:
+def log_event(kind: int, root: Path | None, event: Event, text: str) -> None:
     """Write an event to stderr as one line: time, process, event, text.
 
     The journal adds time and process itself: it gets a record with the fields MESSAGE, PRIORITY, EVENT, WORKER and, if `root`

@@ -35,7 +35,7 @@ from pyengine.engine.bring_up import PoolGrowth, bring_up, grow_queue_table, pre
 from pyengine.engine.children import Children
 from pyengine.engine.fork_server import ForkServer
 from pyengine.engine.kinds import Kind, kinds_for
-from pyengine.engine.log_file import LogFile, notify, say, watchdog_interval_s
+from pyengine.engine.log_file import LogFile, log_event, notify, watchdog_interval_s
 from pyengine.errors import (
     EngineError,
     EngineUnavailableError,
@@ -105,7 +105,7 @@ class Supervisor:
         self._reload_asked = False
         self._log = LogFile(arguments.root, turns=True)
         self._again = ""  # why the engine must be stopped in order and started again
-        self._said: dict[Event, str] = {}
+        self._last_logged: dict[Event, str] = {}
         self._memory: EngineMemory
         self._fork_server: ForkServer | None = None
         self._presence: MasterLink | None = None
@@ -173,11 +173,11 @@ class Supervisor:
                 self._memory, self._presence = brought.memory, brought.presence
                 overrides = config.overrides()
                 outcome = {"adopted": False, "recovery": brought.report.sentence, "seconds": round(brought.seconds, 3)}
-                self._say(Event.ENGINE_RECOVERED if brought.report.state is RecoveryState.RECOVERED else Event.LOG_DAMAGED,
+                self._log_event(Event.ENGINE_RECOVERED if brought.report.state is RecoveryState.RECOVERED else Event.LOG_DAMAGED,
                           f"{brought.report.sentence} ({brought.seconds:.2f} s)")
                 for note in brought.report.notes:
-                    self._say(Event.RECOVERY_NOTE, note)
-                self._say_once(Event.TABLE_UNUSABLE, _said_of_topics(self._root))
+                    self._log_event(Event.RECOVERY_NOTE, note)
+                self._log_change(Event.TABLE_UNUSABLE, _problem_of_topics(self._root))
             try:
                 return self._serve(overrides, lock, outcome)
             finally:
@@ -207,7 +207,7 @@ class Supervisor:
                 if time.monotonic() >= deadline_s or self._stop_asked and not self._arguments.stop:
                     raise StoreBusyError(f"processes of an engine that cannot be taken over hold {self._root} ({error}): {living}: "
                                          "end them (kill -9), then start again; the next start recovers") from None
-                self._say_once(Event.ENGINE_WAITS,
+                self._log_change(Event.ENGINE_WAITS,
                                f"workers cannot be taken over ({error}); waiting for them to end by themselves: {living}")
             time.sleep(LOST_STEP_S)
         return None
@@ -234,7 +234,7 @@ class Supervisor:
             native.store(memory.control.state, "state", native.STATE_RUNNING)
             failpoint("adopted_running")
         native.refuse_puts(memory.control, native.REFUSE_STOPPING, False)
-        self._say(Event.ENGINE_ADOPTED, "adopted living workers, without recovery")
+        self._log_event(Event.ENGINE_ADOPTED, "adopted living workers, without recovery")
         self._memory = memory
         if asked is not None and not self._again:
             self._take_settings({}, asked)
@@ -250,7 +250,7 @@ class Supervisor:
         found = reload_settings(read_run_settings(self._memory.folder), asked, read_file(config_path(self._root)), values)
         number = self._memory.change_run_settings(found.config)
         if found.changed or found.later:
-            self._say(Event.SETTINGS_READ, f"settings were read again: {'; '.join(found.changed + found.later)}")
+            self._log_event(Event.SETTINGS_READ, f"settings were read again: {'; '.join(found.changed + found.later)}")
         return {"changed": found.changed, "later": found.later, "number": number}
 
     def _reload(self) -> None:
@@ -259,10 +259,10 @@ class Supervisor:
         try:
             found = self._take_settings({})
         except EngineError as error:
-            self._say(Event.SETTINGS_REFUSED, f"the settings stay as they are: {error}")
+            self._log_event(Event.SETTINGS_REFUSED, f"the settings stay as they are: {error}")
         else:
             if not found["changed"] and not found["later"]:
-                self._say(Event.SETTINGS_READ, "settings were read again: nothing has changed")
+                self._log_event(Event.SETTINGS_READ, "settings were read again: nothing has changed")
 
     def _serve(self, overrides: Mapping[str, str], lock: StoreLock, outcome: dict[str, object]) -> ExitCode:
         heart = Heartbeat(self._memory.control.workers[native.SUPERVISOR])
@@ -270,10 +270,10 @@ class Supervisor:
         degraded = self._memory.state == native.STATE_DEGRADED
         kinds = () if degraded or self._arguments.no_children else self._kinds()
         self._recorder = self._memory.recorder_of(native.SUPERVISOR)
-        children = Children(self._root, self._memory, lock, self._selector, kinds, overrides, self._say, self._fork_server,
+        children = Children(self._root, self._memory, lock, self._selector, kinds, overrides, self._log_event, self._fork_server,
                             self._note_death)
         server = SessionServer(self._memory, self._selector, Sessions(self._memory), self._take_settings)
-        self._pool = PoolGrowth(self._memory, self._say)
+        self._pool = PoolGrowth(self._memory, self._log_event)
         bridge = _LatchBridge(self._memory, self._selector)  # last: its thread must not outlive the mapping
         try:
             children.start()
@@ -330,8 +330,8 @@ class Supervisor:
                 if self._arguments.no_children:
                     self._count_restarts()
                 self._leave_master_to_replicator()
-                self._say_once(Event.WORK_BLOCKED, grow_queue_table(self._memory))
-                self._say_once(Event.STORE_READ_ONLY, self._why_frozen())
+                self._log_change(Event.WORK_BLOCKED, grow_queue_table(self._memory))
+                self._log_change(Event.STORE_READ_ONLY, self._why_frozen())
                 children.no_session = server.why_no_session()
                 if self._watchdog_s is not None:
                     notify("WATCHDOG=1")
@@ -393,13 +393,13 @@ class Supervisor:
         deadline_s = time.monotonic() + self._arguments.stop_timeout_s
         notify("STOPPING=1")
         if self._again:
-            self._say(Event.ENGINE_RESTARTS, f"{self._again}; the engine is stopped in order and started again")
+            self._log_event(Event.ENGINE_RESTARTS, f"{self._again}; the engine is stopped in order and started again")
         if self._is_memory_lost():
             children.kill()
             if self._arguments.no_children:
                 kill_workers(self._root)
             server.close()
-            self._say(Event.MEMORY_OVERWRITTEN,
+            self._log_event(Event.MEMORY_OVERWRITTEN,
                       "the control block was written over: the workers were killed, the next start recovers the store")
             return ExitCode.FAILED
         state = self._memory.control.state
@@ -416,22 +416,22 @@ class Supervisor:
             may_start = children.may_start
             children = Children(self._root, self._memory, lock, self._selector,
                                 [kind for kind in self._kinds()
-                                 if lock.kind_taken(kind.number)], {}, self._say)
+                                 if lock.kind_taken(kind.number)], {}, self._log_event)
             children.start()
             children.may_start = may_start
         problems = children.stop(self._pump, deadline_s)
         problems += self._look_whether_clean(degraded)
         server.close()
         for problem in problems:
-            self._say(Event.STOP_UNCLEAN, problem)
+            self._log_event(Event.STOP_UNCLEAN, problem)
         if problems:
-            self._say(Event.STOP_UNCLEAN, "the store was not stopped in an orderly way: the next start recovers it")
+            self._log_event(Event.STOP_UNCLEAN, "the store was not stopped in an orderly way: the next start recovers it")
             if not children.may_start:
                 self._name_again()
             return ExitCode.FAILED if not degraded else ExitCode.DEGRADED
         remove_abort_file(self._root)
         self._remove_objects()
-        self._say(Event.ENGINE_STOPPED, "stopped")
+        self._log_event(Event.ENGINE_STOPPED, "stopped")
         return ExitCode.OK
 
     def _name_again(self) -> None:
@@ -441,7 +441,7 @@ class Supervisor:
             for shared in (*self._pool.buffers, self._memory.control_object):
                 self._memory.folder.name_again(shared)
         except (EngineError, OSError) as error:
-            self._say(Event.STOP_UNCLEAN, f"recovery has the files alone, without what was in the pool: {error}")
+            self._log_event(Event.STOP_UNCLEAN, f"recovery has the files alone, without what was in the pool: {error}")
         self._memory.retire()  # the memory that producers have mapped: recovery reads the copies
 
     def _wait_for_producers(self, until_s: float) -> None:
@@ -477,14 +477,14 @@ class Supervisor:
 
     # ---- report -----------------------------------------------------------------
 
-    def _say(self, event: Event, text: str) -> None:
-        say(native.SUPERVISOR, self._root, event, text)
+    def _log_event(self, event: Event, text: str) -> None:
+        log_event(native.SUPERVISOR, self._root, event, text)
 
-    def _say_once(self, event: Event, text: str) -> None:
-        if text != self._said.get(event, ""):
-            self._said[event] = text
+    def _log_change(self, event: Event, text: str) -> None:
+        if text != self._last_logged.get(event, ""):
+            self._last_logged[event] = text
             if text:
-                self._say(event, text)
+                self._log_event(event, text)
 
     def _report_progress(self, done: int, total: int) -> None:
         self._report({"progress": [done, total]})
@@ -528,7 +528,7 @@ class _LatchBridge:
         os.close(self._event)
 
 
-def _said_of_topics(root: Path) -> str:
+def _problem_of_topics(root: Path) -> str:
     """Return what is wrong with topics.json, or "": the engine runs without that file, so it is a note and not an error."""
     try:
         return TopicConfigs(root).read().said
@@ -598,7 +598,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return ExitCode.FAILED
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     except EngineError as error:
-        say(native.SUPERVISOR, root, Event.START_FAILED, str(error))
+        log_event(native.SUPERVISOR, root, Event.START_FAILED, str(error))
         notify(f"STATUS=cannot start: {' '.join(str(error).split())}")
         report(descriptor, {"error": str(error), "exit_code": int(error.exit_code)})
         return error.exit_code

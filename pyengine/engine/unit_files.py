@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pyengine.engine.bring_up import MODES
 from pyengine.engine.kinds import EVERY_MODE, KINDS, Kind, WorkerExit, kinds_for
-from pyengine.engine.log_file import say
+from pyengine.engine.log_file import log_event
 from pyengine.engine.supervisor import STOP_TIMEOUT_S
 from pyengine.errors import EngineError
 from pyengine.events import Event
@@ -291,7 +291,7 @@ def _up(name: str, root: Path) -> int:
     while (why := why_not_up(name, root)) and time.monotonic() < deadline_s and any("journalctl" in one for one in why):
         time.sleep(0.1)
     for sentence in why:
-        say(native.SUPERVISOR, root, Event.START_FAILED, sentence)
+        log_event(native.SUPERVISOR, root, Event.START_FAILED, sentence)
     return 1 if why else 0
 
 

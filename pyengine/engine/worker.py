@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pyengine.engine.kinds import KINDS, WorkerExit
-from pyengine.engine.log_file import LogFile, notify, pause_before_restart, say, watchdog_interval_s
+from pyengine.engine.log_file import LogFile, log_event, notify, pause_before_restart, watchdog_interval_s
 from pyengine.errors import ConfigError, DiskError, EngineError, EngineUnavailableError, StoreBusyError, command, os_error_sentence
 from pyengine.events import Event
 from pyengine.ipc.control_block import EngineMemory, read_run_settings
@@ -76,7 +76,7 @@ class Worker:
         count_resumes()
         self.recorder = memory.recorder_of(kind)
         self.context = ServiceContext(memory, MessageStore(root, self.config.geometry), self.config,
-                                      self.say, self.beat, self.recorder)
+                                      self.report, self.beat, self.recorder)
         self.heart = Heartbeat(memory.control.workers[kind])
         self.incarnation = self.heart.begin(os.getpid(), process_start_ms(os.getpid()) or 0)
         native.store(memory.control.workers[kind], "settings_seq", self._settings_seq)
@@ -104,10 +104,10 @@ class Worker:
         """Tell the supervisor, and systemd if it started this worker, that the worker is ready."""
         self.heart.state(native.WORKER_READY)
         self.memory.wake(native.SUPERVISOR)
-        self.say_blocked_reason("")
+        self.set_blocked_reason("")
         notify("READY=1")
 
-    def say_blocked_reason(self, text: str, error_number: int = 0) -> None:
+    def set_blocked_reason(self, text: str, error_number: int = 0) -> None:
         """Set the blocked reason that `status` and the recorder show, and its errno; "" when the worker is no longer blocked."""
         if text == self._blocked_reason:
             return
@@ -123,9 +123,9 @@ class Worker:
             self.recorder.set_phase(None)
             self._blocked_ns = 0
 
-    def say(self, event: Event, text: str) -> None:
+    def report(self, event: Event, text: str) -> None:
         """Write one line to the log."""
-        say(self.kind, self.root, event, text)
+        log_event(self.kind, self.root, event, text)
 
     def take_settings(self, service: Service) -> None:
         """Give the run settings to the service if they have changed since the last call."""
@@ -164,7 +164,7 @@ class Worker:
                 return
             self._is_lost = True
             native.refuse_puts(self.memory.control, native.REFUSE_STOPPING)  # as the supervisor would if it lived
-            self.say(Event.NAMES_REMOVED, f"no supervisor runs, and {removed_names(missing)}, so that none can take over: finishing "
+            self.report(Event.NAMES_REMOVED, f"no supervisor runs, and {removed_names(missing)}, so that none can take over: finishing "
                                           "what is published, then ending")
         rank = next(kind.stop_rank for kind in KINDS if kind.number == self.kind)
         if not any(self.lock.kind_taken(kind.number) for kind in KINDS if kind.stop_rank < rank):
@@ -185,13 +185,13 @@ class Worker:
                 self.recorder.note("round", began_ns, took_ns)
             if worked:
                 if service.never_idle:
-                    self.say_blocked(service)
+                    self.publish_blocked_reason(service)
                 if armed:
                     self.latch.disarm()
                     armed = False
                 self.beat(worked=True)
                 continue
-            self.say_blocked(service)
+            self.publish_blocked_reason(service)
             self.beat()
             if not armed:
                 self.latch.arm()
@@ -206,9 +206,9 @@ class Worker:
         while not self.memory.retired and service.drain():
             self.beat(worked=True)
 
-    def say_blocked(self, service: Service) -> None:
+    def publish_blocked_reason(self, service: Service) -> None:
         """Set the blocked reason to the service's."""
-        self.say_blocked_reason(service.blocked_reason, service.blocked_errno)
+        self.set_blocked_reason(service.blocked_reason, service.blocked_errno)
 
     def close(self, *, failed: bool = False) -> None:
         """Note in the control block that this worker ends, and release the lock."""
@@ -312,13 +312,13 @@ def _run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[s
         load_config(arguments.store, settings)  # so that a wrong setting is an error before the wait, not after it
         worker = attach(kind, arguments.store.resolve(), settings, arguments.wait)
     except StoreBusyError as error:
-        say(kind, arguments.store, Event.START_FAILED, str(error))
+        log_event(kind, arguments.store, Event.START_FAILED, str(error))
         return WorkerExit.ALREADY_RUNNING
     except (EngineError, OSError) as error:
         if not may_pass(error) and not isinstance(error, EngineError):
             raise
         why = os_error_sentence(error) if isinstance(error, OSError) else str(error)
-        say(kind, arguments.store, Event.START_FAILED, f"cannot start: {why}")
+        log_event(kind, arguments.store, Event.START_FAILED, f"cannot start: {why}")
         notify(f"STATUS=cannot start: {' '.join(why.split())}")
         if isinstance(error, ConfigError) and error.__cause__ is None:  # with a cause, the settings file could not be read
             return WorkerExit.USAGE
@@ -328,16 +328,16 @@ def _run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[s
         serve(worker)
         served = True
     except BootFailedError as error:
-        worker.say_blocked_reason(f"cannot start: {error}")
-        worker.say(Event.START_FAILED, f"cannot start: {error}")
+        worker.set_blocked_reason(f"cannot start: {error}")
+        worker.report(Event.START_FAILED, f"cannot start: {error}")
         notify(f"STATUS=cannot start: {' '.join(str(error).split())}")
         return WorkerExit.TEMPFAIL if may_pass(error) else WorkerExit.BOOT_FAILED
     except Exception as error:
         why = os_error_sentence(error) if isinstance(error, OSError) else str(error)
-        worker.say_blocked_reason(f"it ended and is started again: {why}")
+        worker.set_blocked_reason(f"it ended and is started again: {why}")
         if not may_pass(error):
             raise
-        worker.say(Event.WORKER_FAILED, why)
+        worker.report(Event.WORKER_FAILED, why)
         return WorkerExit.TEMPFAIL
     finally:
         worker.close(failed=not served)

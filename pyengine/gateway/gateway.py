@@ -58,19 +58,19 @@ class Reports:
         self._about = about
         self._clock_s = clock_s
         self._window_s = clock_s()
-        self._said = self._unsaid = 0
+        self._reported = self._left_out = 0
 
     def __call__(self, host: str, sentence: str) -> None:
         now_s = self._clock_s()
         if now_s - self._window_s >= REPORT_WINDOW_S:
-            if self._unsaid:
-                self._report(Event.CLIENT_FAILED, f"{self._unsaid} more sentences about {self._about} were left out")
-            self._window_s, self._said, self._unsaid = now_s, 0, 0
-        if self._said < REPORTS_MAX:
-            self._said += 1
+            if self._left_out:
+                self._report(Event.CLIENT_FAILED, f"{self._left_out} more sentences about {self._about} were left out")
+            self._window_s, self._reported, self._left_out = now_s, 0, 0
+        if self._reported < REPORTS_MAX:
+            self._reported += 1
             self._report(Event.CLIENT_FAILED, f"client {host}: {printable(sentence, 500)}")
         else:
-            self._unsaid += 1
+            self._left_out += 1
 
 
 class Gateway:
@@ -190,17 +190,17 @@ class Gateway:
 
 async def repeat(pause_s: float, step: Callable[[], Awaitable[None] | None], report: Report, failed: str) -> None:
     """Call `step` after each pause, for ever; report what it raises after the text `failed`, once until that changes."""
-    said = ""
+    reported = ""
     while True:
         await asyncio.sleep(pause_s)
         try:
             if (coming := step()) is not None:
                 await coming
-            said = ""
+            reported = ""
         except Exception as error:  # noqa: BLE001 - the next try may succeed, and no one else would do it
-            if said != _sentence(error):
-                said = _sentence(error)
-                report(Event.WORK_BLOCKED, f"{failed}: {said}")
+            if reported != _sentence(error):
+                reported = _sentence(error)
+                report(Event.WORK_BLOCKED, f"{failed}: {reported}")
 
 
 def _sentence(error: Exception) -> str:

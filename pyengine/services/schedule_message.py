@@ -144,7 +144,7 @@ class ScheduleMessageService(Service):
         self.take_settings(config)
         self._written: dict[int, int] = {}
         self._taken_up = 0
-        self._said = ""
+        self._last_reported = ""
         self._unsaved = BlockedReason(context.report)
         self._producer: Producer | None = None
         self._used_ns = 0
@@ -335,7 +335,7 @@ class ScheduleMessageService(Service):
         if result is not None:
             if result.physical_offset >= 0:
                 end = result.physical_offset + result.size_bytes
-                self._said = ""
+                self._last_reported = ""
             else:
                 reason = result.reason
         if reason:  # the message stays in its queue; later ones do not wait for it
@@ -444,8 +444,8 @@ class ScheduleMessageService(Service):
             return
         reason = f"delayed messages wait: {why}"
         self._blocked.set(reason)
-        if why != self._said:
-            self._said = why
+        if why != self._last_reported:
+            self._last_reported = why
             self._report(Event.WORK_BLOCKED, reason)
 
     # ---- session ----------------------------------------------------------------

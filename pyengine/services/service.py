@@ -64,17 +64,17 @@ class BlockedReason:
         self.error_number = 0
         self._report = report
 
-    def set(self, text: str, said: str = "", error_number: int = 0, event: Event = Event.WORK_BLOCKED) -> None:
-        """Note that the service is blocked; report `said`, once for each reason."""
+    def set(self, text: str, line: str = "", error_number: int = 0, event: Event = Event.WORK_BLOCKED) -> None:
+        """Note that the service is blocked; report `line`, once for each reason."""
         self.error_number = error_number
         if text != self.text:
             self.text = text
-            if said:
-                self._report(event, said)
+            if line:
+                self._report(event, line)
 
-    def clear(self, said: str = "") -> None:
-        """Note that the service works again; report `said` if it was blocked."""
-        self.set("", said, event=Event.WORK_RESUMED)
+    def clear(self, line: str = "") -> None:
+        """Note that the service works again; report `line` if it was blocked."""
+        self.set("", line, event=Event.WORK_RESUMED)
 
 
 class Service(ABC):

@@ -65,14 +65,14 @@ def test_who_kept_the_writer_waiting_is_named(cause, keeper):
     beside = stall(keeper, "blocked", "no_room", 500, 90)
     [one] = explained(stall(PUTS, "puts", cause), behind, beside).waits
     name = ["supervisor", "writer", "committer", "flusher", "reputter", "allocator"][keeper]
-    assert one.said.endswith(f": the {name} was stopped by a signal, for no longer than 90 ms")
+    assert one.sentence.endswith(f": the {name} was stopped by a signal, for no longer than 90 ms")
 
 
 def test_each_cause_has_a_clause_and_what_helps():
     assert set(why.CAUSES) == set(recorder.CAUSE_NAMES)
     for cause, (means, helps) in why.CAUSES.items():
         [one] = explained(stall(PUTS, "puts", cause, bytes=2048, major_faults=2, queued_ns=50 * MS, window_ns=200 * MS)).waits
-        assert one.said.startswith(means.format(kind="writer")) and helps
+        assert one.sentence.startswith(means.format(kind="writer")) and helps
 
 
 @pytest.mark.parametrize("one, said", [
@@ -85,7 +85,7 @@ def test_each_cause_has_a_clause_and_what_helps():
     (stall(native.WRITER, "blocked", "no_room", took_ms=0), "the disk was full, from here on")])
 def test_what_is_said_of_one(one, said):
     found = explained(one)
-    assert [each.said for each in found.waits + found.others] == [said]
+    assert [each.sentence for each in found.waits + found.others] == [said]
 
 
 def test_a_put_that_a_frozen_disk_held_up_is_not_put_down_to_memory_alone():

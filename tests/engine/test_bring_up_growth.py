@@ -10,7 +10,7 @@ from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import POOL_NOT_MADE
 from pyengine.native import control as native
 from pyengine.native import queue_table
-from said import Said
+from reported import Reported
 from waiting import eventually
 
 
@@ -80,10 +80,10 @@ def test_a_pool_that_cannot_grow_says_so_whatever_refused_it(make_owner, monkeyp
     owner = make_owner(mode=native.MODE_POOL, pool_buffers=2)
     for number in range(2):
         native.store(owner.control.pool[number], "segment_base", POOL_NOT_MADE)
-    said = Said()
-    growth = bring_up.PoolGrowth(owner.memory, said)
+    reported = Reported()
+    growth = bring_up.PoolGrowth(owner.memory, reported)
     monkeypatch.setattr(owner.memory.folder, "create", lambda *_: (_ for _ in ()).throw(OSError(24, "Too many open files")))
     growth.start()
-    eventually(lambda: said, "the thread has tried")
+    eventually(lambda: reported, "the thread has tried")
     growth.join()
-    assert len(said) == 1 and said[0].startswith("the pool stays smaller than asked") and "Too many open files" in said[0]
+    assert len(reported) == 1 and reported[0].startswith("the pool stays smaller than asked") and "Too many open files" in reported[0]

@@ -19,7 +19,7 @@ from pyengine.events import Event
 from pyengine.ipc.heartbeat import is_stopped
 from pyengine.native import blocked_reasons
 from pyengine.native import control as native
-from said import Said
+from reported import Reported
 from waiting import eventually
 
 FLUSHER = next(kind for kind in KINDS if kind.number == native.FLUSHER)
@@ -32,10 +32,10 @@ class Rig:
 
     def __init__(self, owner, *kinds, overrides=None) -> None:
         self.owner = owner
-        self.said = Said()
+        self.reported = Reported()
         self.selector = selectors.DefaultSelector()
         self.children = Children(owner.root, owner.memory, owner.lock, self.selector, kinds, overrides or {},
-                                 self.said)
+                                 self.reported)
 
     def pump(self, seconds: float = 0.02) -> None:
         for key, _ in self.selector.select(max(0.0, seconds)):
@@ -78,7 +78,7 @@ def test_a_worker_is_started_and_stopped(rig):
     made.children.start()
     made.go_until(lambda: made.children.all_ready, "ready")
     assert made.children.stop(made.pump, time.monotonic() + 30) == []
-    assert native.load(line(made), "state") == native.WORKER_ABSENT and made.said == []
+    assert native.load(line(made), "state") == native.WORKER_ABSENT and made.reported == []
 
 
 def test_a_worker_that_keeps_dying_is_restarted_after_growing_pauses(rig):
@@ -88,8 +88,8 @@ def test_a_worker_that_keeps_dying_is_restarted_after_growing_pauses(rig):
         made.go_until(lambda: made.children.all_ready, "ready")
         os.kill(native.load(line(made), "pid"), signal.SIGKILL)
         made.go_until(lambda deaths=deaths: native.load(line(made), "restarts") == deaths, "restarted")
-    assert made.said[0].endswith("starting it again") and set(made.said.events) == {Event.WORKER_ENDED}
-    assert made.said[1].endswith("in 0.1 s") and made.said[2].endswith("in 0.2 s")
+    assert made.reported[0].endswith("starting it again") and set(made.reported.events) == {Event.WORKER_ENDED}
+    assert made.reported[1].endswith("in 0.1 s") and made.reported[2].endswith("in 0.2 s")
     made.go_until(lambda: made.children.all_ready, "ready again")
 
 
@@ -102,14 +102,14 @@ def test_a_silent_worker_is_aborted_then_killed_and_replaced(rig, monkeypatch):
     first = native.load(line(made), "pid")
     os.kill(first, signal.SIGSTOP)
     made.go_until(lambda: native.load(line(made), "pid") != first and made.children.all_ready, "another one is up")
-    assert "made no progress" in made.said[0] and made.said.events == [Event.WORKER_STUCK, Event.WORKER_ENDED]
-    assert "SIGKILL" in made.said[1]
+    assert "made no progress" in made.reported[0] and made.reported.events == [Event.WORKER_STUCK, Event.WORKER_ENDED]
+    assert "SIGKILL" in made.reported[1]
 
 
 def test_a_worker_that_loops_leaves_a_trace(rig, monkeypatch, capfd):
     made = rig(replace(FLUSHER, heartbeat_timeout_s=0.7), overrides={"flush_interval_commit_log_ms": "3600000"})
     made.children.start()  # an idle flusher with so long an interval is silent for longer than heartbeat_timeout_s
-    made.go_until(lambda: any("SIGABRT" in text for text in made.said), "aborted")
+    made.go_until(lambda: any("SIGABRT" in text for text in made.reported), "aborted")
     assert "Fatal Python error: Aborted" in capfd.readouterr().err
 
 
@@ -188,7 +188,7 @@ def test_a_living_worker_of_another_supervisor_is_adopted(rig):
     stranger.kill()
     stranger.wait()
     made.go_until(lambda: made.children.all_ready and native.load(line(made), "incarnation") == 2, "replaced")
-    assert "an unknown code" in made.said[0]
+    assert "an unknown code" in made.reported[0]
 
 
 def test_a_twin_that_was_first_is_adopted(rig):
@@ -216,7 +216,7 @@ def test_a_stopped_worker_is_resumed_to_finish(rig):
     os.kill(pid := native.load(line(made), "pid"), signal.SIGSTOP)
     eventually(lambda: is_stopped(pid), "it stands still")
     assert made.children.stop(made.pump, time.monotonic() + 60) == []
-    assert native.load(line(made), "state") == native.WORKER_ABSENT and "SIGCONT" in made.said[0]
+    assert native.load(line(made), "state") == native.WORKER_ABSENT and "SIGCONT" in made.reported[0]
 
 
 def test_an_adopted_worker_that_is_stopped_is_resumed_and_its_silence_forgiven(rig):
@@ -229,7 +229,7 @@ def test_an_adopted_worker_that_is_stopped_is_resumed_and_its_silence_forgiven(r
     made.children.start()
     made.go_until(lambda: native.load(line(made), "heartbeat_ns") > 1, "it goes round")
     assert made.children.all_ready and worker.poll() is None and native.load(line(made), "incarnation") == 1
-    assert len(made.said) == 1 and "SIGCONT" in made.said[0]
+    assert len(made.reported) == 1 and "SIGCONT" in made.reported[0]
 
 
 def test_a_worker_that_dies_while_it_is_to_finish_is_started_once_more(rig, monkeypatch):
@@ -293,7 +293,7 @@ def test_a_system_without_processes_to_give_is_asked_again(rig, monkeypatch):
     monkeypatch.setattr("pyengine.engine.children.SPAWN_RETRY_S", 0.05)
     monkeypatch.setattr("pyengine.engine.children.subprocess.Popen", popen)
     made.children.start()
-    assert "temporarily unavailable" in made.said[0] and not made.children.all_ready
+    assert "temporarily unavailable" in made.reported[0] and not made.children.all_ready
     made.go_until(lambda: made.children.all_ready, "started after all")
 
 

@@ -54,7 +54,7 @@ class Held:
 def the_wait(root, cause: str, said: str = "") -> why.Entry:
     """The longest wait, of that cause, once its worker and who kept that one have recorded it."""
     def look():
-        waits = [one for one in told(root).waits if one.took_ms >= HELD_NS / 1e6 / 2 and said in one.said]
+        waits = [one for one in told(root).waits if one.took_ms >= HELD_NS / 1e6 / 2 and said in one.sentence]
         return max(waits, key=lambda one: one.took_ms) if waits else None
 
     found = eventually(look, f"the wait is recorded: {said}")
@@ -70,7 +70,7 @@ def test_a_stopped_writer(make_engine):
         held = Held(engine, "writer")
         assert held.while_waits(producer.put_async("T", b"x")).ok
     found = the_wait(engine.root, "stopped")
-    assert (found.worker, found.what, found.puts) == ("writer", "puts", 1) and "the writer was stopped by a signal" in found.said
+    assert (found.worker, found.what, found.puts) == ("writer", "puts", 1) and "the writer was stopped by a signal" in found.sentence
     assert "the writer was stopped by a signal" in told(engine.root).sentence
 
 
@@ -82,7 +82,7 @@ def test_a_stopped_flusher_in_sync_mode(make_engine):
         held = Held(engine, "flusher")
         assert held.while_waits(producer.put_async("T", b"x")).ok
     found = the_wait(engine.root, "stopped")
-    assert (found.worker, found.what) == ("flusher", "sync") and "the flusher was stopped by a signal" in found.said
+    assert (found.worker, found.what) == ("flusher", "sync") and "the flusher was stopped by a signal" in found.sentence
 
 
 def test_a_killed_writer_and_what_it_recorded_stays(make_engine):
@@ -96,8 +96,8 @@ def test_a_killed_writer_and_what_it_recorded_stays(make_engine):
         assert not future.done()
         os.kill(held._pid, signal.SIGKILL)
         assert future.result(60).ok
-    assert the_wait(engine.root, "restart").said == "the writer had died and was started again"
-    assert "the writer died, and was started again" in [one.said for one in told(engine.root).others]
+    assert the_wait(engine.root, "restart").sentence == "the writer had died and was started again"
+    assert "the writer died, and was started again" in [one.sentence for one in told(engine.root).others]
     engine.kill_all()
     the_wait(engine.root, "restart")  # nothing runs any more
     engine.start()
@@ -184,7 +184,7 @@ def test_a_slave_that_is_stopped(make_engine, tmp_path):
         held = Held(slave, "replicator")
         assert held.while_waits(producer.put_async("T", b"x")).ok
     found = the_wait(master.root, "slave")
-    assert (found.worker, found.what, found.said) == ("replicator", "confirm", "slaves took long to confirm")
+    assert (found.worker, found.what, found.sentence) == ("replicator", "confirm", "slaves took long to confirm")
 
 
 @pytest.mark.root
@@ -196,7 +196,7 @@ def test_a_full_disk(make_engine, make_small_disk):
     with pyengine.connect(engine.root) as producer:
         eventually(lambda: not producer.put("T", LARGE).ok, "a put is refused")
     full = eventually(lambda: [one for one in told(engine.root).others if one.cause == "no_room"], "it is recorded")
-    assert full[0].said == "the disk was full, from here on"
+    assert full[0].sentence == "the disk was full, from here on"
 
 
 @pytest.mark.block
@@ -229,7 +229,7 @@ def put_on_a_frozen_disk(folder):
 def test_a_disk_that_takes_long_to_sync(tmp_path):
     [found] = with_own_mounts(put_on_a_slow_disk, tmp_path)
     assert (found.worker, found.what, found.cause) == ("flusher", "sync", "sync")
-    assert found.said.startswith("the device took long to sync: ") and found.phases_ms["sync"] >= SLOW_FLUSH_US / 1000
+    assert found.sentence.startswith("the device took long to sync: ") and found.phases_ms["sync"] >= SLOW_FLUSH_US / 1000
 
 
 def put_on_a_slow_disk(folder):

@@ -12,7 +12,7 @@ import pytest
 
 from pyengine.engine import log_file
 from pyengine.engine.kinds import KINDS, WorkerExit, kinds_for, restart_pause_s
-from pyengine.engine.log_file import say
+from pyengine.engine.log_file import log_event
 from pyengine.events import Event
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import blocked_reasons
@@ -170,7 +170,7 @@ def test_a_log_that_cannot_be_written_stops_no_worker(monkeypatch):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(sys, "stderr", Full())
-    say(KIND, None, Event.WORK_BLOCKED, "the disk is full")
+    log_event(KIND, None, Event.WORK_BLOCKED, "the disk is full")
     assert asked
 
 

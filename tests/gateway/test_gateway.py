@@ -13,7 +13,7 @@ from fix_gateway import start_served
 from fix_replication import free_port
 from pyengine.errors import EngineError
 from pyengine.gateway.gateway import REPORT_WINDOW_S, REPORTS_MAX, Reports, repeat
-from said import Said
+from reported import Reported
 
 
 def test_it_listens_for_this_machine_alone_by_default(served):
@@ -45,19 +45,19 @@ def test_a_port_that_is_taken_is_told_at_the_start(make_engine):
 
 
 def test_sentences_about_clients_are_few():
-    said, clock = Said(), [0.0]
-    report = Reports(said, lambda: clock[0])
+    reported, clock = Reported(), [0.0]
+    report = Reports(reported, lambda: clock[0])
     for number in range(1000):
         report("h", f"sentence {number}\nsecond line" + "x" * 1000)
-    assert len(said) == REPORTS_MAX and all(len(text) < 600 and "\n" not in text for text in said)
+    assert len(reported) == REPORTS_MAX and all(len(text) < 600 and "\n" not in text for text in reported)
     clock[0] += REPORT_WINDOW_S
     report("h", "later")
-    assert said[REPORTS_MAX:] == [f"{1000 - REPORTS_MAX} more sentences about clients were left out", "client h: later"]
+    assert reported[REPORTS_MAX:] == [f"{1000 - REPORTS_MAX} more sentences about clients were left out", "client h: later"]
 
 
 def test_what_is_repeated_goes_on_after_any_failure_and_says_each_once():
     fails = [EngineError("no room"), EngineError("no room"), ValueError("odd"), None, ValueError("odd")]
-    said, done = Said(), []
+    reported, done = Reported(), []
 
     async def whole():
         over = asyncio.Event()
@@ -69,12 +69,12 @@ def test_what_is_repeated_goes_on_after_any_failure_and_says_each_once():
             elif (error := fails[len(done) - 1]) is not None:
                 raise error
 
-        task = asyncio.create_task(repeat(0, step, said, "it failed"))
+        task = asyncio.create_task(repeat(0, step, reported, "it failed"))
         await asyncio.wait_for(over.wait(), 60)
         task.cancel()
 
     asyncio.run(whole())
-    assert said == ["it failed: no room", "it failed: ValueError('odd')", "it failed: ValueError('odd')"]
+    assert reported == ["it failed: no room", "it failed: ValueError('odd')", "it failed: ValueError('odd')"]
 
 
 def test_it_may_open_a_file_for_each_connection(make_engine):

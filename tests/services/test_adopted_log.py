@@ -10,16 +10,16 @@ from pyengine.errors import DiskError, FlushError
 from pyengine.services import flush_consume_queue
 from pyengine.services.flush_consume_queue import AdoptedLog
 from pyengine.storage.message_store import MessageStore
-from said import Said
+from reported import Reported
 
 BODY_AT = 88
 
 
 def adopt(store, verified_from: int | None = None, min_offset: int = 0):
-    said = Said()
+    reported = Reported()
     log = AdoptedLog(MessageStore(store.root), store.end if verified_from is None else verified_from,
-                     lambda: min_offset, said)
-    return log, said
+                     lambda: min_offset, reported)
+    return log, reported
 
 
 def read_all(log: AdoptedLog) -> list[int]:
@@ -35,11 +35,11 @@ def read_all(log: AdoptedLog) -> list[int]:
 
 def test_segments_are_read_the_newest_first_until_all_is_covered(build_store):
     store = build_store(40, ours=False, spare=False)
-    log, said = adopt(store)
+    log, reported = adopt(store)
     starts = sorted((int(path.name) for path in (store.root / "commitlog").iterdir()), reverse=True)
     assert len(starts) > 2
     assert read_all(log) == [store.end, *starts]
-    assert log.blocked.text == "" and len(said) == 1 and "all of it" in said[0]
+    assert log.blocked.text == "" and len(reported) == 1 and "all of it" in reported[0]
 
 
 def test_slices_come_to_the_same(build_store, monkeypatch):
@@ -54,11 +54,11 @@ def test_damage_is_told_and_what_is_above_its_segment_stays_covered(build_store,
     store = build_store(40, ours=False, spare=False)
     record = store.records[number]
     store.flip(record.start + BODY_AT)
-    log, said = adopt(store)
+    log, reported = adopt(store)
     read_all(log)
     segment_end = record.start - record.start % store.size_bytes + store.size_bytes
     assert log.verified_from == min(segment_end, store.end)
-    assert f"damaged at {record.start}" in log.blocked.text and said == [log.blocked.text]
+    assert f"damaged at {record.start}" in log.blocked.text and reported == [log.blocked.text]
 
 
 def test_a_record_that_names_another_offset_is_damage_here_as_everywhere_in_our_stores(build_store):
@@ -117,7 +117,7 @@ def test_what_cannot_be_read_now_is_tried_again(build_store, monkeypatch):
         raise DiskError("no descriptor")
 
     monkeypatch.setattr(flush_consume_queue, "mapped", fail)
-    log, said = adopt(store)
+    log, reported = adopt(store)
     log.work()
     assert "no descriptor" in log.blocked.text and 0 < log.pause_s() <= 1
     monkeypatch.setattr(flush_consume_queue, "mapped", real)
@@ -127,5 +127,5 @@ def test_what_cannot_be_read_now_is_tried_again(build_store, monkeypatch):
 
 def test_there_is_nothing_to_read_where_the_log_begins_at_its_end(build_store):
     store = build_store(10, ours=False, spare=False)
-    log, said = adopt(store, verified_from=store.size_bytes, min_offset=store.size_bytes)
-    assert (log.verified_from, log.pause_s(), said) == (0, float("inf"), [])
+    log, reported = adopt(store, verified_from=store.size_bytes, min_offset=store.size_bytes)
+    assert (log.verified_from, log.pause_s(), reported) == (0, float("inf"), [])

@@ -21,7 +21,7 @@ from pyengine.services.allocate_mapped_file import AllocateMappedFileService, Pa
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import derived_room_bytes, free_bytes
 from pyengine.storage.message_store import MessageStore
-from said import Said
+from reported import Reported
 from waiting import eventually
 
 SEGMENT = 65536
@@ -45,9 +45,9 @@ def allocator(make_owner):
     owner = make_owner(mode=native.MODE_SYNC)
     owner.position(0)
     owner.publish()
-    said = Said()
-    service = AllocateMappedFileService(owner.context(EngineConfig(), report=said))
-    yield owner, service, said
+    reported = Reported()
+    service = AllocateMappedFileService(owner.context(EngineConfig(), report=reported))
+    yield owner, service, reported
     service.close()
 
 
@@ -59,7 +59,7 @@ def settle(service):
 
 
 def test_one_segment_to_write_and_one_after_it(allocator):
-    owner, service, said = allocator
+    owner, service, reported = allocator
     latch = owner.memory.latch(native.WRITER)
     latch.arm()
     settle(service)
@@ -72,7 +72,7 @@ def test_one_segment_to_write_and_one_after_it(allocator):
     native.store_position(owner.control.wrote, SEGMENT)
     settle(service)
     assert ready_end(owner) == 3 * SEGMENT
-    assert said == []
+    assert reported == []
 
 
 def test_as_many_as_the_writer_wants(allocator):
@@ -91,16 +91,16 @@ def test_a_segment_that_a_dead_allocator_made_is_taken_over(allocator):
 
 
 def test_a_foreign_file_in_the_way_is_told_not_used(allocator):
-    owner, service, said = allocator
+    owner, service, reported = allocator
     StorePaths(owner.root).commit_log.mkdir()
     (StorePaths(owner.root).commit_log / segment_name(0)).write_bytes(b"short")
     assert not service.work()
     assert error_number(owner) == errno.EIO and ready_end(owner) == 0
-    assert "has 5 bytes" in said[0]
+    assert "has 5 bytes" in reported[0]
 
 
 def test_a_full_disk_is_told_tried_again_and_got_over(allocator, monkeypatch):
-    owner, service, said = allocator
+    owner, service, reported = allocator
     settle(service)
     full = True
     real = allocate_mapped_file.create_file
@@ -120,11 +120,11 @@ def test_a_full_disk_is_told_tried_again_and_got_over(allocator, monkeypatch):
     assert latch.wait(10), "the writer is told, to answer CREATE_MAPEDFILE_FAILED"
     assert 0 < service.pause_s() <= 0.5
     eventually(lambda: service.work() or native.load(owner.control.allocator, "error_count") >= 3, "tried again")
-    assert len(said) == 1, "said once, not each time"
+    assert len(reported) == 1, "said once, not each time"
     full = False
     eventually(lambda: service.work() or ready_end(owner) == 3 * SEGMENT, "made at last")
     assert error_number(owner) == 0
-    assert said[1] == "segments can be made again"
+    assert reported[1] == "segments can be made again"
 
 
 def test_unused_segments_go_at_an_orderly_stop_and_used_ones_stay(allocator):
@@ -255,12 +255,12 @@ def test_a_memlock_limit_that_is_too_low_is_warned_of_once(make_owner, monkeypat
     owner = make_owner(mode=native.MODE_MAPPED)
     owner.position(0)
     owner.publish()
-    said = Said()
-    service = AllocateMappedFileService(owner.context(EngineConfig(warm_mapped_file_enable=True), report=said))
+    reported = Reported()
+    service = AllocateMappedFileService(owner.context(EngineConfig(warm_mapped_file_enable=True), report=reported))
     native.store(owner.control.writer, "wanted_end", 4 * SEGMENT)
     eventually(lambda: not service.work(), "all is made and warmed")
     assert ready_end(owner) == 4 * SEGMENT
-    assert len(said) == 1 and "memlock" in said[0] and f"{3 * SEGMENT:,}" in said[0]
+    assert len(reported) == 1 and "memlock" in reported[0] and f"{3 * SEGMENT:,}" in reported[0]
     service.close()
 
 
@@ -308,13 +308,13 @@ def test_room_is_left_for_queues_and_index(make_small_disk):
     try:
         owner.position(0)
         owner.publish()
-        said = Said()
-        service = AllocateMappedFileService(owner.context(EngineConfig(), report=said))
+        reported = Reported()
+        service = AllocateMappedFileService(owner.context(EngineConfig(), report=reported))
         native.store(owner.control.writer, "wanted_end", 50 * SEGMENT)
         eventually(lambda: not service.work() and error_number(owner) == errno.ENOSPC, "the disk counts as full")
         reached = ready_end(owner)
         assert free_bytes(disk) >= derived_room_bytes(reached) > SEGMENT
-        assert "for its queues and index" in said[0]
+        assert "for its queues and index" in reported[0]
         service._create(reached - SEGMENT)  # one that is there needs no room
         service.close()
     finally:

@@ -20,7 +20,7 @@ from pyengine.storage.config import EngineConfig
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.durable_writes import MANY_FILES
 from ready_store import SEGMENT, store_with_writer
-from said import Said
+from reported import Reported
 from waiting import eventually
 
 
@@ -34,7 +34,7 @@ class Rig:
             "mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes", "max_hash_slot_num",
             "max_index_num")}, flush_interval_consume_queue_ms=1, **changes)
         self.reputter = ReputMessageService(self.owner.context(self.config))
-        self.said = Said()
+        self.reported = Reported()
         self.synced: list[str] = []
         real = flush_consume_queue.fdatasync
 
@@ -46,7 +46,7 @@ class Rig:
         self.service = self.make()
 
     def make(self) -> FlushConsumeQueueService:
-        return FlushConsumeQueueService(self.owner.context(self.config, report=self.said))
+        return FlushConsumeQueueService(self.owner.context(self.config, report=self.reported))
 
     def dispatch(self) -> None:
         while self.reputter.work():
@@ -231,12 +231,12 @@ def test_a_full_disk_is_said_once_and_got_over(rig, monkeypatch):
     monkeypatch.setattr(flush_consume_queue, "write_watermark", full)
     rig.round()
     rig.round()
-    assert len(rig.said) == 1 and "no room" in rig.said[0]
+    assert len(rig.reported) == 1 and "no room" in rig.reported[0]
     assert native.load(rig.service._line, "error_count") == 2
     monkeypatch.setattr(flush_consume_queue, "write_watermark", real)
     rig.round()
     assert read_watermark(rig.owner.root).watermark.flushed == rig.writer.end
-    assert rig.said[1:] == ["checkpoint and watermark can be written again"]
+    assert rig.reported[1:] == ["checkpoint and watermark can be written again"]
 
 
 def test_the_watermark_is_written_at_most_once_a_second_but_always_at_stop(rig):
@@ -313,13 +313,13 @@ def test_a_bad_topics_file_does_not_keep_the_checkpoint_from_being_written(rig):
         rig.flush()
         rig.round()
     assert topics.path.read_text() == "{"
-    assert len(rig.said) == 1 and "new topics are not entered" in rig.said[0]
+    assert len(rig.reported) == 1 and "new topics are not entered" in rig.reported[0]
     assert read_checkpoint(rig.owner.root).logics_msg_timestamp_ms == rig.writer.clock_ms
     topics.path.unlink()
     rig.writer.put(b"3")
     rig.dispatch()
     rig.round()
-    assert "T" in topics.read().rows and "entered into topics.json again" in rig.said[1]
+    assert "T" in topics.read().rows and "entered into topics.json again" in rig.reported[1]
 
 
 def test_a_changed_interval_counts_at_once(rig):

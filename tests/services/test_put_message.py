@@ -20,7 +20,7 @@ from pyengine.native.writer import GATHER_BYTES_MIN, Segment
 from pyengine.results import PutStatus
 from pyengine.services import flush_commit_log, put_message
 from pyengine.services.put_message import WAKES, PutMessageService
-from said import Said
+from reported import Reported
 from waiting import eventually
 
 MODES = {"async": {}, "sync": {"mode": native.MODE_SYNC}, "pool": {"mode": native.MODE_POOL, "pool_buffers": 3}}
@@ -37,9 +37,9 @@ def test_a_pool_that_cannot_be_locked_is_warned_of_once(make_parts, monkeypatch)
     parts = make_parts(mode=native.MODE_POOL, pool_buffers=3)
     parts.kill(native.WRITER)
     monkeypatch.setattr(flush, "lock_memory", lambda base, length: errno.ENOMEM)
-    said = Said()
-    service_of(parts, report=said).close()
-    assert len(said) == 1 and "memlock" in said[0] and f"{3 * parts.owner.memory.identity.segment_bytes:,}" in said[0]
+    reported = Reported()
+    service_of(parts, report=reported).close()
+    assert len(reported) == 1 and "memlock" in reported[0] and f"{3 * parts.owner.memory.identity.segment_bytes:,}" in reported[0]
 
 
 class DeadPass:

@@ -18,7 +18,7 @@ from pyengine.services.reput_message import ReputMessageService
 from pyengine.services.schedule_message import DispatchedWatermark
 from pyengine.storage.store_reader import open_store
 from ready_store import SEGMENT, store_with_writer
-from said import Said
+from reported import Reported
 from waiting import eventually
 
 
@@ -34,8 +34,8 @@ def derived_files(root):
     return queues, [path.read_bytes() for path in sorted(paths.index.iterdir())]
 
 
-def service_of(owner, said=None):
-    return ReputMessageService(owner.context(report=Said() if said is None else said))
+def service_of(owner, reported=None):
+    return ReputMessageService(owner.context(report=Reported() if reported is None else reported))
 
 
 def test_what_is_committed_becomes_visible_and_consumers_are_woken(make_owner):
@@ -155,8 +155,8 @@ def test_a_successor_starts_where_the_position_stands_and_repeats_harmlessly(mak
 
 def test_a_full_disk_stops_dispatch_says_so_once_and_is_got_over(make_owner, monkeypatch):
     owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
-    said = Said()
-    service = service_of(owner, said)
+    reported = Reported()
+    service = service_of(owner, reported)
     monkeypatch.setattr(reput_message, "RETRY_NS", 1_000_000)
     full = True
     real = service._dispatcher.dispatch
@@ -172,26 +172,26 @@ def test_a_full_disk_stops_dispatch_says_so_once_and_is_got_over(make_owner, mon
     assert 0 < service.pause_s() <= 0.01
     errors = owner.control.workers[native.REPUTTER]
     eventually(lambda: service.work() or native.load(errors, "error_count") >= 3, "tried again")
-    assert len(said) == 1 and "no room" in said[0]
+    assert len(reported) == 1 and "no room" in reported[0]
     assert reput_from(owner) == 0
     full = False
     eventually(lambda: service.work(), "dispatched at last")
-    assert reput_from(owner) == writer.end and said[1] == "dispatching works again"
+    assert reput_from(owner) == writer.end and reported[1] == "dispatching works again"
     service.close()
 
 
 def test_rubbish_below_committed_is_told_and_not_passed_over(make_owner):
     owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
-    said = Said()
-    service = service_of(owner, said)
+    reported = Reported()
+    service = service_of(owner, reported)
     writer.put(b"good")
     good = writer.end
     writer._write(b"\xff" * 100, 100)
     writer.publish()
     service.work()
     assert reput_from(owner) == good
-    eventually(lambda: service.work() or said, "said")
-    assert f"at {good} cannot be dispatched" in said[0]
+    eventually(lambda: service.work() or reported, "said")
+    assert f"at {good} cannot be dispatched" in reported[0]
     service.close()
 
 
@@ -227,8 +227,8 @@ def test_at_a_stop_queues_are_written_beyond_confirm_and_no_reader_sees_it(make_
 def test_a_log_that_ends_inside_a_blank_is_waited_for_without_a_word(make_owner):
     """A slave of RocketMQ ends anywhere, and so does `confirm`."""
     owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
-    said = Said()
-    service = service_of(owner, said)
+    reported = Reported()
+    service = service_of(owner, reported)
     while writer.end < SEGMENT:
         blank, rolled_to = writer.end, writer.put(b"x" * 7000)
     assert rolled_to == SEGMENT
@@ -237,7 +237,7 @@ def test_a_log_that_ends_inside_a_blank_is_waited_for_without_a_word(make_owner)
         while service.work():
             pass
         assert reput_from(owner) == blank, end
-    assert said == [] and not service.blocked_reason
+    assert reported == [] and not service.blocked_reason
     assert native.load(owner.control.workers[native.REPUTTER], "error_count") == 0
     native.store_position(owner.control.committed, writer.end)
     eventually(lambda: service.work() or reput_from(owner) == writer.end, "the rest")

@@ -22,7 +22,7 @@ from pyengine.services.schedule_message import PAUSE_S_MAX, POLL_NS_MAX, RETRY_N
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.store_reader import open_store
-from said import Said
+from reported import Reported
 from waiting import eventually
 
 LEVELS = "1m 2m 1h"
@@ -65,7 +65,7 @@ class Rig:
         self.reputter = ReputMessageService(self.owner.context(self.config))
         self.wall_ms = 0
         self.steady_ns = 1_000_000_000
-        self.said = Said()
+        self.reported = Reported()
         self.services: list[ScheduleMessageService] = []
         self.connects = 0
         self.refuse: list[PutResult | None] = []  # answers to give instead of putting; None: put
@@ -84,7 +84,7 @@ class Rig:
     def service(self) -> ScheduleMessageService:
         """A scheduler as the worker makes it; an earlier one is dropped as kill -9 drops it."""
         self.services.append(ScheduleMessageService(
-            self.owner.context(self.config, report=self.said), self.connect, lambda: self.wall_ms, lambda: self.steady_ns))
+            self.owner.context(self.config, report=self.reported), self.connect, lambda: self.wall_ms, lambda: self.steady_ns))
         return self.services[-1]
 
     def connect(self):
@@ -302,7 +302,7 @@ def test_it_goes_on_where_the_note_says_and_a_bad_note_stops_no_delivery(make_ri
         if content is not None:
             (rig.root / "config" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     service = rig.service()
-    assert [says in sentence for sentence in rig.said] == ([True] if says else [])
+    assert [says in sentence for sentence in rig.reported] == ([True] if says else [])
     rig.wall_ms = put.store_timestamp_ms + 60_000
     rig.go(service)
     assert rig.delivered() == [b"%d" % number for number in range(first, 3)]
@@ -350,7 +350,7 @@ def test_what_can_never_be_delivered_stays_and_does_not_block_the_others(make_ri
     service = rig.service()
     rig.go(service)
     assert rig.delivered() == [b"good"]
-    assert [sentence.split(" is not delivered: ")[0] for sentence in rig.said] == [
+    assert [sentence.split(" is not delivered: ")[0] for sentence in rig.reported] == [
         f"the message at offset {offset} of {SCHEDULE_TOPIC} queue 0" for offset in (0, 1)]
     rig.flushed()
     service.drain()
@@ -370,7 +370,7 @@ def test_a_forged_message_stops_no_delivery(make_rig, monkeypatch, fields):
     put = rig.put(1, b"good")
     rig.wall_ms = put.store_timestamp_ms + 60_000
     rig.go(rig.service())
-    assert rig.delivered() == [b"good"] and len(rig.said) == 1 and "is not delivered" in rig.said[0]
+    assert rig.delivered() == [b"good"] and len(rig.reported) == 1 and "is not delivered" in rig.reported[0]
 
 
 def test_a_refusal_is_waited_for_and_the_order_kept(make_rig):
@@ -381,9 +381,9 @@ def test_a_refusal_is_waited_for_and_the_order_kept(make_rig):
     full = PutResult(PutStatus.CREATE_MAPEDFILE_FAILED, reason="the disk is full")
     rig.refuse = [None, full, full, full, full]
     service = rig.service()
-    for said in (["delayed messages wait: CREATE_MAPEDFILE_FAILED: the disk is full"],) * 2:
+    for reported in (["delayed messages wait: CREATE_MAPEDFILE_FAILED: the disk is full"],) * 2:
         rig.go(service)
-        assert rig.delivered() == [b"0"] and rig.said == said
+        assert rig.delivered() == [b"0"] and rig.reported == reported
         assert service.pause_s() == pytest.approx(RETRY_NS / 1e9)
         rig.steady_ns += RETRY_NS
     rig.go(service)
@@ -422,7 +422,7 @@ def test_an_answer_that_does_not_come_is_waited_for_and_not_asked_for_twice(make
         assert service.work(), "still under way"
     rig.parts.workers[native.WRITER].send_signal(signal.SIGCONT)
     rig.go(service)
-    assert rig.delivered() == [b"a"] and rig.said == []
+    assert rig.delivered() == [b"a"] and rig.reported == []
 
 
 def test_without_a_session_it_tries_again(make_rig):
@@ -432,7 +432,7 @@ def test_without_a_session_it_tries_again(make_rig):
     service = rig.service()
     connect, service._connect = service._connect, refuse_session
     rig.go(service)
-    assert rig.said == ["delayed messages wait: no slot is free"] and rig.delivered() == []
+    assert rig.reported == ["delayed messages wait: no slot is free"] and rig.delivered() == []
     service._connect = connect
     rig.steady_ns += RETRY_NS
     rig.go(service)
@@ -555,7 +555,7 @@ def test_a_full_disk_under_the_note_is_told_and_delivery_goes_on(make_rig, monke
     rig.go(service)
     rig.flushed()
     rig.go(service)
-    assert len(rig.said) == 1 and "cannot be noted" in rig.said[0] and "delivered again" in rig.said[0]
+    assert len(rig.reported) == 1 and "cannot be noted" in rig.reported[0] and "delivered again" in rig.reported[0]
     monkeypatch.undo()
     rig.wall_ms = puts[1].store_timestamp_ms + 120_000
     rig.steady_ns += 11 * 10**9
@@ -619,7 +619,7 @@ def test_what_a_broker_put_aside_is_taken_up_once(make_rig):
     service = rig.service()
     rig.go(service)
     assert rig.delivered() == [b"due"]
-    assert [line for line in rig.said if "offset 2 of RMQ_SYS_PYENGINE_TIMER" in line and "is not delivered" in line]
+    assert [line for line in rig.reported if "offset 2 of RMQ_SYS_PYENGINE_TIMER" in line and "is not delivered" in line]
     rig.flushed()
     assert ConsumerOffsets(rig.root).read(TIMER_TOPIC, TIMER_GROUP) == {}, "noted only when it is flushed"
     rig.steady_ns += 60_000_000_000

@@ -210,8 +210,8 @@ from pathlib import Path
 from pyengine.engine import log_file
 from pyengine.events import Event
 log_file.JOURNAL = sys.argv[1]
-log_file.say(1, Path("/a store"), Event.START_FAILED, "first\\nsecond")
-log_file.say(3, None, Event.PUTS_TAKEN, "third")
+log_file.log_event(1, Path("/a store"), Event.START_FAILED, "first\\nsecond")
+log_file.log_event(3, None, Event.PUTS_TAKEN, "third")
 """
 
 

@@ -110,7 +110,7 @@ class HAClient(Service):
         self._notes.start()
         self._replication = replication
         self._look: Link | None = None
-        self._said = ""
+        self._last_reported = ""
         self._tries = 0
         self._retry_ns = 0
         self._from_byte_1 = False
@@ -191,7 +191,7 @@ class HAClient(Service):
                     self._collect(self._writer, self._clock_ns() + ANSWER_NS_MAX)
                 self._acknowledge(self._link, self._clock_ns())
         except EngineError as error:  # the next start begins with what the log holds, reported or not
-            self._say(str(error))
+            self._report_once(str(error))
         finally:
             if self._link is not None:
                 self._disconnect()
@@ -262,7 +262,7 @@ class HAClient(Service):
         self._known_boundary = boundary
         return boundary or 1
 
-    def _drop(self, said: str, pause_s: float | None = None) -> None:
+    def _drop(self, reason: str, pause_s: float | None = None) -> None:
         """Close the connection, report the reason, and decide when to try again."""
         if self._has_appended or self._clock_ns() - self._linked_ns > HEALTHY_NS:
             self._tries = 0
@@ -273,11 +273,11 @@ class HAClient(Service):
         was_connected = self._link is not None
         self._disconnect()
         if was_connected and self._look is not None:
-            self._look.close(said)
+            self._look.close(reason)
             self._look = None
-        if said:
-            self._say(said)
-        self._show_connecting(said)
+        if reason:
+            self._report_once(reason)
+        self._show_connecting(reason)
 
     def _disconnect(self) -> None:
         if self._link is not None:
@@ -287,15 +287,15 @@ class HAClient(Service):
         self._abandon_entry()
         native.store(self._control.replicator, "linked", 0)
 
-    def _show_connecting(self, said: str) -> None:
+    def _show_connecting(self, reason: str) -> None:
         if self._look is None:
             self._look = self._replication.open_link(self._address, LINK_CONNECTING)
         if self._look is not None:
-            self._look.state(LINK_CONNECTING, said)
+            self._look.state(LINK_CONNECTING, reason)
 
-    def _say(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
+    def _report_once(self, text: str) -> None:
+        if text != self._last_reported:
+            self._last_reported = text
             self._report(Event.MASTER_LOST, f"master {self._address}: {text}")
 
     # ---- one round ------------------------------------------------------------------
@@ -403,7 +403,7 @@ class HAClient(Service):
         self._linked_ns = self._clock_ns()
         if self._look is not None:
             self._look.state(LINK_TRANSFER)
-        self._said = ""
+        self._last_reported = ""
         self._report(Event.MASTER_FOLLOWED, f"master {self._address}: follows from {self._stream.own_end}"
                      + ("" if link.seals.into else ", by RocketMQ's own protocol: what is sent has no checksum"))
 
@@ -502,8 +502,8 @@ class HAClient(Service):
             failpoint("raw_answered")
             self._stream.drop(end_offset)
             self._has_appended = True
-            if self._said:
-                self._said = ""
+            if self._last_reported:
+                self._last_reported = ""
                 if self._look is not None:
                     self._look.state(LINK_TRANSFER)
 
@@ -511,10 +511,10 @@ class HAClient(Service):
         if detail in (REFUSED_OFFSET, REFUSED_RAW):
             raise LinkLostError(f"the writer did not take what came for offset {self._under_way[0]}: {REFUSALS[detail]}")
         self._refused_until_ns = self._clock_ns() + REFUSED_PAUSE_NS
-        said = f"{PutStatus(status).name}: {REFUSALS.get(detail, '')}"
-        self._say(f"what it sends waits: {said}")
+        reason = f"{PutStatus(status).name}: {REFUSALS.get(detail, '')}"
+        self._report_once(f"what it sends waits: {reason}")
         if self._look is not None:
-            self._look.state(LINK_TRANSFER, said)
+            self._look.state(LINK_TRANSFER, reason)
 
     def _abandon_entry(self) -> None:
         """Forget the pending entry of a connection that ends; if it is appended, the own log's end shows it."""

@@ -136,13 +136,13 @@ class MasterGreeting:
         self.is_over = False
         self._secret = secret
         self._introduce = introduce
-        self._said = b""   # both sides' words so far
+        self._transcript = b""   # what both sides have sent so far
 
     def take(self, data: bytes) -> tuple[bytes, bytes]:
         """Return (the answer, unused bytes); call it again with those and the next bytes. GreetingError, SecretError."""
         if self.is_over:
             return b"", data
-        if not self._said:
+        if not self._transcript:
             if len(data) < ha_wire.REPORT_BYTES:
                 return b"", data
             return self._take_first(data)
@@ -169,21 +169,21 @@ class MasterGreeting:
         if not self._secret.is_set:
             raise GreetingError("it asks for a proof, and this store has no secret: set ha_secret_file")
         challenge = ha_wire.CHALLENGE + secrets.token_bytes(ha_wire.NONCE_BYTES)
-        self._said = first + challenge
+        self._transcript = first + challenge
         return challenge, rest
 
     def _take_proof(self, proof: bytes) -> bytes:
         secret = self._secret.read()
         introduced, mac = proof[: -ha_wire.MAC_BYTES], proof[-ha_wire.MAC_BYTES :]
-        self._said += introduced
-        if not hmac.compare_digest(mac, _mac(secret, _SLAVE, self._said)):
+        self._transcript += introduced
+        if not hmac.compare_digest(mac, _mac(secret, _SLAVE, self._transcript)):
             raise GreetingError("it does not have the secret of this store (ha_secret_file)")
         self.peer = ha_wire.unpack_introduction(introduced)
         welcome = ha_wire.pack_introduction(self._introduce())
-        self._said += welcome
-        self.seals = Seals(_seal(secret, _FRAMES, self._said), _seal(secret, _REPORTS, self._said))
+        self._transcript += welcome
+        self.seals = Seals(_seal(secret, _FRAMES, self._transcript), _seal(secret, _REPORTS, self._transcript))
         self.is_over = True
-        return welcome + _mac(secret, _MASTER, self._said)
+        return welcome + _mac(secret, _MASTER, self._transcript)
 
 
 def greet_master(exchange: Callable[[bytes, int], bytes], secret: bytes, own: Introduction) -> tuple[Introduction, Seals]:
@@ -192,22 +192,22 @@ def greet_master(exchange: Callable[[bytes, int], bytes], secret: bytes, own: In
     if challenge != ha_wire.CHALLENGE:
         raise GreetingError("it answers without asking for a proof: is it a master of RocketMQ? Then name its address in ha_allow_plain")
     challenge += exchange(b"", ha_wire.NONCE_BYTES)
-    said = ha_wire.HELLO + challenge + ha_wire.pack_introduction(own, secrets.token_bytes(ha_wire.NONCE_BYTES))
-    introduced = said[len(ha_wire.HELLO) + len(challenge) :]
-    welcome = exchange(introduced + _mac(secret, _SLAVE, said), ha_wire.WELCOME_BYTES)
-    said += welcome[: -ha_wire.MAC_BYTES]
-    if not hmac.compare_digest(welcome[-ha_wire.MAC_BYTES :], _mac(secret, _MASTER, said)):
+    transcript = ha_wire.HELLO + challenge + ha_wire.pack_introduction(own, secrets.token_bytes(ha_wire.NONCE_BYTES))
+    introduced = transcript[len(ha_wire.HELLO) + len(challenge) :]
+    welcome = exchange(introduced + _mac(secret, _SLAVE, transcript), ha_wire.WELCOME_BYTES)
+    transcript += welcome[: -ha_wire.MAC_BYTES]
+    if not hmac.compare_digest(welcome[-ha_wire.MAC_BYTES :], _mac(secret, _MASTER, transcript)):
         raise GreetingError("it cannot prove that it has the secret of this store (ha_secret_file)")
     peer = ha_wire.unpack_introduction(welcome[: -ha_wire.MAC_BYTES])
-    return peer, Seals(_seal(secret, _REPORTS, said), _seal(secret, _FRAMES, said))
+    return peer, Seals(_seal(secret, _REPORTS, transcript), _seal(secret, _FRAMES, transcript))
 
 
-def _mac(secret: bytes, label: bytes, said: bytes) -> bytes:
-    return hmac.new(secret, label + b"\0" + said, hashlib.sha256).digest()
+def _mac(secret: bytes, label: bytes, transcript: bytes) -> bytes:
+    return hmac.new(secret, label + b"\0" + transcript, hashlib.sha256).digest()
 
 
-def _seal(secret: bytes, label: bytes, said: bytes) -> Seal:
-    return Seal(_mac(secret, label, said)[: Seal.KEY_BYTES])
+def _seal(secret: bytes, label: bytes, transcript: bytes) -> Seal:
+    return Seal(_mac(secret, label, transcript)[: Seal.KEY_BYTES])
 
 
 INTERVAL_S = 1.0

@@ -349,7 +349,7 @@ class HAService(Service):
                                                  if other.acked >= 0))
             if connection.positioned != was_positioned:
                 self._publish_connected()
-                self._lines.say(connection.host, Event.SLAVE_FOLLOWS, f"{connection.address} follows from {connection.sent}", now_ns)
+                self._lines.report(connection.host, Event.SLAVE_FOLLOWS, f"{connection.address} follows from {connection.sent}", now_ns)
                 self._transfer(connection, self._source.end(), now_ns)
                 self._send_again()
         if event & select.EPOLLOUT and not connection.ended:
@@ -401,7 +401,7 @@ class HAService(Service):
         may_be_plain = host in self._plain_peers
         if not may_be_plain and not self._secret.is_set:
             self._replication.count("refused")
-            self._lines.say(host, Event.SLAVE_REFUSED, f"{name} is refused: this store has no secret (ha_secret_file), and "
+            self._lines.report(host, Event.SLAVE_REFUSED, f"{name} is refused: this store has no secret (ha_secret_file), and "
                             "ha_allow_plain does not name that address", now_ns)
             connected.close()
             return
@@ -493,9 +493,9 @@ class HAService(Service):
             self._epoll.unregister(descriptor)
         if connection.was_refused:
             self._replication.count("refused")
-            self._lines.say(connection.host, Event.SLAVE_REFUSED, f"{connection.address} is {connection.ended}", self._clock_ns())
+            self._lines.report(connection.host, Event.SLAVE_REFUSED, f"{connection.address} is {connection.ended}", self._clock_ns())
         elif connection.ended and connection.has_reported:  # those that only test whether the port answers are counted
-            self._lines.say(connection.host, Event.SLAVE_GONE, f"{connection.address} is gone: {connection.ended}", self._clock_ns())
+            self._lines.report(connection.host, Event.SLAVE_GONE, f"{connection.address} is gone: {connection.ended}", self._clock_ns())
         connection.close()
         failpoint("link_dropped")
         self._publish_connected()
@@ -548,22 +548,22 @@ class HostLines:
         self._report = report
         self._hosts: dict[str, _HostCount] = {}
 
-    def say(self, host: str, event: Event, text: str, now_ns: int) -> None:
+    def report(self, host: str, event: Event, text: str, now_ns: int) -> None:
         """An event and its sentence about a host."""
-        said = self._hosts.get(host)
-        if said is None:
+        count = self._hosts.get(host)
+        if count is None:
             if len(self._hosts) >= HOSTS_MAX:
                 host = _OTHERS
-            said = self._hosts.setdefault(host, _HostCount(now_ns + WINDOW_NS))
-        if said.lines < LINES_MAX:
-            said.lines += 1
+            count = self._hosts.setdefault(host, _HostCount(now_ns + WINDOW_NS))
+        if count.lines < LINES_MAX:
+            count.lines += 1
             self._report(event, text)
         else:
-            said.left_out += 1
+            count.left_out += 1
 
     def tick(self, now_ns: int) -> None:
         """Now and then: what was counted in minutes that are over."""
-        for host, said in [(host, said) for host, said in self._hosts.items() if now_ns >= said.until_ns]:
+        for host, count in [(host, count) for host, count in self._hosts.items() if now_ns >= count.until_ns]:
             del self._hosts[host]
-            if said.left_out:
-                self._report(Event.SLAVE_GONE, f"{host}: {said.left_out:,} more lines like those above within a minute")
+            if count.left_out:
+                self._report(Event.SLAVE_GONE, f"{host}: {count.left_out:,} more lines like those above within a minute")

@@ -348,7 +348,7 @@ class CleanCommitLogService:
         self._report = cleaned.report
         self.take_settings(config)
         self._retried_ns = -self._retry_ns
-        self._said = ""
+        self._last_reported = ""
         self.publish_min()
 
     def take_settings(self, config: EngineConfig) -> None:
@@ -467,12 +467,12 @@ class CleanCommitLogService:
         failpoint("removal_half_counted")
         native.increment(line, "removed_bytes", self._segment_bytes)
         failpoint("removal_counted")
-        self._said = ""
+        self._last_reported = ""
         yield from give_back(descriptor)
 
     def _report_once(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
+        if text != self._last_reported:
+            self._last_reported = text
             self._report(Event.SEGMENT_HELD, text)
 
 

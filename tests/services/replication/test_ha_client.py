@@ -11,7 +11,7 @@ from pyengine.services.replication.ha_stream import LinkLostError
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.replication_state import ReplicationStateFile
 from ready_store import SEGMENT, store_with_writer
-from said import Said
+from reported import Reported
 from scripted_master import OURS, ROCKETMQ, ScriptedMaster
 from waiting import eventually
 
@@ -41,7 +41,7 @@ class Rig:
         native.store(self.owner.control.replicator, "linked", 1)  # of a replicator that was killed
         self.master = ScriptedMaster(bytes(self.writer.log), SEGMENT, manner)
         self.now_ns = 10**12
-        self.said = Said()
+        self.reported = Reported()
         self.session = NoWriter()
         config = EngineConfig(broker_role="SLAVE", ha_master_address=self.master.address, **settings)
 
@@ -49,7 +49,7 @@ class Rig:
             client._session = client._writer = self.session
 
         monkeypatch.setattr(HAClient, "_begin_session", begin_session)
-        self.client = HAClient(self.owner.context(config, report=self.said), lambda ring_bytes: None,
+        self.client = HAClient(self.owner.context(config, report=self.reported), lambda ring_bytes: None,
                                replication.Replication(self.owner.folder, writable=True), lambda: self.now_ns)
 
     def until(self, condition, what) -> None:
@@ -57,10 +57,10 @@ class Rig:
 
     def listen(self) -> list[int]:
         """What the slave reports on this connection from now on."""
-        said: list[int] = []
+        reported: list[int] = []
         report = self.client._link.report
-        self.client._link.report = lambda offset: said.append(offset) or report(offset)
-        return said
+        self.client._link.report = lambda offset: reported.append(offset) or report(offset)
+        return reported
 
     @property
     def reports(self) -> list[int]:
@@ -97,7 +97,7 @@ def test_a_master_that_breaks_off_during_an_orderly_stop_is_no_failure(make_rig)
     rig.client._link.report = broken
     assert rig.client.drain() is False
     assert rig.session.closed and rig.client._link is None
-    assert "on purpose" in rig.said[-1]
+    assert "on purpose" in rig.reported[-1]
 
 
 def test_the_successor_of_a_killed_replicator_is_linked_when_it_has_compared_and_not_before(make_rig):
@@ -105,7 +105,7 @@ def test_the_successor_of_a_killed_replicator_is_linked_when_it_has_compared_and
     linked = native.loader(rig.owner.control.replicator, "linked")
     assert not linked()
     rig.until(lambda: rig.client._acked == rig.writer.end, "it follows")
-    assert linked() and any("follows from" in said for said in rig.said)
+    assert linked() and any("follows from" in reported for reported in rig.reported)
     with replication.Replication(rig.owner.folder) as links:
         assert [link.state for link in links.links()] == ["transfer"]
 
@@ -114,7 +114,7 @@ def test_the_successor_of_a_killed_replicator_is_linked_when_it_has_compared_and
 def test_each_connection_offers_seals_and_says_that_it_has_none(make_rig, manner):
     rig = make_rig(manner)
     rig.until(lambda: rig.client._acked == rig.writer.end, "it follows a master that knows of no seals")
-    assert rig.master.offers == 1 and "by RocketMQ's own protocol: what is sent has no checksum" in rig.said[-1]
+    assert rig.master.offers == 1 and "by RocketMQ's own protocol: what is sent has no checksum" in rig.reported[-1]
     rig.master.drop()
     rig.until(lambda: rig.master.offers == 2 and rig.client._acked == rig.writer.end, "the next one too")
 
@@ -124,12 +124,12 @@ def test_an_answer_to_the_offer_that_did_not_come_as_it_was_sent_ends_the_connec
     rig = make_rig()
     rig.master.script = lambda master, connected, offset, body: connected.sendall(answer) or True
 
-    def said() -> bool:
+    def reported() -> bool:
         rig.client.work()
         rig.now_ns += 10**9
-        return any("answer to the offer of seals" in line for line in rig.said)
+        return any("answer to the offer of seals" in line for line in rig.reported)
 
-    eventually(said, "it is said")
+    eventually(reported, "it is said")
     assert not native.load(rig.owner.control.replicator, "linked")
 
 
@@ -144,13 +144,13 @@ def test_nothing_is_said_again_before_the_master_has_said_anything(make_rig):
     rig.until(lambda: rig.reports, "it has reported")
     (begin,) = rig.reports
     assert begin < rig.writer.end
-    waits, said = [], rig.listen()
+    waits, reported = [], rig.listen()
     wait = rig.client._link.wait
     rig.client._link.wait = lambda timeout_s: waits.append(timeout_s) or wait(timeout_s)
     for _ in range(3):
         rig.now_ns += 5 * 10**9
         rig.client.work()
-    assert said == [] and min(waits) > 0, "and it sleeps meanwhile"
+    assert reported == [] and min(waits) > 0, "and it sleeps meanwhile"
     rig.master.is_silent = False
     rig.until(lambda: rig.reports[-1] == rig.writer.end, "what it has compared")
     assert set(rig.reports) == {begin, rig.writer.end}, "the first again, at most, while the master's bytes came in pieces"
@@ -160,10 +160,10 @@ def test_a_slave_that_is_at_its_masters_end_speaks_once_the_master_has(make_rig)
     rig = make_rig(ROCKETMQ, ha_compare_bytes=0)
     rig.master.is_silent = True
     rig.until(lambda: rig.reports == [rig.writer.end], "it has reported")
-    said = rig.listen()
+    reported = rig.listen()
     rig.now_ns += 5 * 10**9
     rig.client.work()
-    assert said == []
+    assert reported == []
     rig.master.is_silent = False
     rig.until(lambda: len(rig.reports) > 1, "a heartbeat for a heartbeat")
     assert set(rig.reports) == {rig.writer.end}

@@ -50,7 +50,7 @@ class Rig:
         self.connection = HAConnection(ours, "slave", log, self.replication.open_link("slave"),
                                        LinkLimits(5 * SECOND_NS, 20 * SECOND_NS, batch_bytes), self.now_ns)
 
-    def say(self, *reports: int) -> None:
+    def report(self, *reports: int) -> None:
         self.slave.sendall(b"".join(map(ha_wire.pack_report, reports)))
         self.connection.on_readable(self.now_ns)
 
@@ -105,7 +105,7 @@ def test_nothing_is_sent_before_the_first_report():
 
 def test_a_slave_gets_everything_from_where_it_stands_and_hears_where_the_log_ends():
     rig = Rig(Log(3 * SEGMENT + 100))
-    rig.say(1000)
+    rig.report(1000)
     frames = rig.frames()
     assert joined(frames[:-1]) == rig.log.data[1000:]
     assert frames[-1] == (rig.log.end(), b"")
@@ -118,32 +118,32 @@ def test_a_slave_gets_everything_from_where_it_stands_and_hears_where_the_log_en
 
 def test_a_slave_that_has_nothing_gets_the_last_segment():
     rig = Rig(Log(2 * SEGMENT + 5))
-    rig.say(0)
+    rig.report(0)
     frames = rig.frames()
     assert frames[0] == (2 * SEGMENT, rig.log.data[2 * SEGMENT:])
-    rig.say(0)  # RocketMQ's says so again while nothing has arrived
+    rig.report(0)  # RocketMQ's says so again while nothing has arrived
     assert rig.connection.acked == -1 and not rig.connection.ended
-    rig.say(2 * SEGMENT)
+    rig.report(2 * SEGMENT)
     assert rig.connection.acked == -1, "nothing of what was sent"
-    rig.say(2 * SEGMENT + 5)
+    rig.report(2 * SEGMENT + 5)
     assert rig.connection.acked == 2 * SEGMENT + 5
 
 
 def test_a_slave_that_asks_for_byte_one_gets_the_whole_log():
     rig = Rig(Log(2 * SEGMENT))
-    rig.say(1)
+    rig.report(1)
     assert joined(rig.frames()) == rig.log.data[1:]
 
 
 def test_a_slave_that_has_everything_hears_so_at_once():
     rig = Rig(Log(500))
-    rig.say(500)
+    rig.report(500)
     assert rig.frames() == [(500, b"")]
 
 
 def test_an_empty_log_is_served():
     rig = Rig(Log(0))
-    rig.say(0)
+    rig.report(0)
     assert rig.frames() == [(0, b"")]
     rig.log.data = b"first"
     assert rig.frames() == [(0, b"first")]
@@ -154,7 +154,7 @@ def test_an_empty_log_is_served():
 def test_what_cannot_be_served_is_answered_with_where_it_could_be(report, low, answer, why):
     log = Log(1000 if not low else SEGMENT + 1000, low)
     rig = Rig(log)
-    rig.say(report)
+    rig.report(report)
     assert rig.hear() == ha_wire.pack_header(answer, 0)
     assert rig.slave.recv(10) == b""  # and no more
     assert not rig.connection.positioned and not rig.connection.ended
@@ -165,7 +165,7 @@ def test_what_cannot_be_served_is_answered_with_where_it_could_be(report, low, a
 
 def test_a_refused_slave_that_stays_is_closed():
     rig = Rig(Log(10))
-    rig.say(11)
+    rig.report(11)
     rig.slave.sendall(b"whatever")
     rig.connection.on_readable(rig.now_ns)
     assert not rig.connection.ended
@@ -175,12 +175,12 @@ def test_a_refused_slave_that_stays_is_closed():
 
 def test_the_first_report_confirms_nothing_and_later_ones_do():
     rig = Rig(Log(1000))
-    rig.say(400)
+    rig.report(400)
     assert rig.connection.acked == -1
     rig.transfer()
-    rig.say(400, 400)
+    rig.report(400, 400)
     assert rig.connection.acked == rig.replication.links()[0].acked == -1, "said again it is no more than a claim"
-    rig.say(700, 900)
+    rig.report(700, 900)
     assert rig.connection.acked == 900
     assert rig.replication.links()[0].acked == 900
 
@@ -198,10 +198,10 @@ def test_a_report_may_come_in_pieces():
                                           ((-1,), "no slave"), ((100, -5), "no slave")])
 def test_a_report_that_cannot_be_ends_the_connection(reports, why):
     rig = Rig(Log(1000))
-    rig.say(reports[0])
+    rig.report(reports[0])
     rig.transfer()
     for report in reports[1:]:
-        rig.say(report)
+        rig.report(report)
     assert why in rig.connection.ended
     assert rig.connection.acked in (-1, 500)
 
@@ -209,12 +209,12 @@ def test_a_report_that_cannot_be_ends_the_connection(reports, why):
 def test_a_report_beyond_what_was_really_sent_ends_the_connection():
     rig = Rig(Log(4 << 20))
     rig.connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-    rig.say(7)
+    rig.report(7)
     rig.transfer()
     assert rig.connection.blocked
     sent = rig.connection.sent
     assert 7 < sent < 4 << 20
-    rig.say(sent + 1)
+    rig.report(sent + 1)
     assert f"only {sent} was sent" in rig.connection.ended
 
 
@@ -233,7 +233,7 @@ def test_what_was_sent_is_known_to_the_byte_however_slowly_the_slave_reads(seed)
     start = rng.randrange(1, log.end() + 1)
     rig = Rig(log, batch_bytes=rng.choice((1, 7, 1000, 32768, 100000)) if log.end() < 3000 else rng.choice((1000, 32768, 100000)))
     rig.connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-    rig.say(start)
+    rig.report(start)
     got, body, here = bytearray(), bytearray(), 0
     left_of_frame = 0
     while len(body) < log.end() - start:
@@ -268,7 +268,7 @@ def test_what_was_sent_is_known_to_the_byte_however_slowly_the_slave_reads(seed)
 
 def test_bytes_of_a_segment_that_is_being_deleted_are_not_sent():
     rig = Rig(Log(1000))
-    rig.say(1)
+    rig.report(1)
     rig.log.gone = True
     assert rig.hear() == b""
     assert "deleted before it was sent" in rig.connection.ended
@@ -276,7 +276,7 @@ def test_bytes_of_a_segment_that_is_being_deleted_are_not_sent():
 
 def test_a_heartbeat_after_a_while_without_one_write():
     rig = Rig(Log(100))
-    rig.say(100)
+    rig.report(100)
     assert rig.frames() == [(100, b"")]
     rig.pass_s(4.9)
     assert rig.frames() == []
@@ -294,7 +294,7 @@ def test_a_silent_slave_is_closed(positioned):
     rig = Rig(Log(100))
     if positioned:
         rig.pass_s(1)
-        rig.say(100)
+        rig.report(100)
     else:
         rig.slave.sendall(b"1234")
         rig.connection.on_readable(rig.now_ns)
@@ -320,17 +320,17 @@ def test_bytes_that_never_make_a_report_keep_no_connection():
 def test_a_slave_that_takes_no_bytes_gets_no_heartbeat_between_two_halves_of_a_frame():
     rig = Rig(Log(4 << 20))
     rig.connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-    rig.say(1)
+    rig.report(1)
     rig.transfer()
     rig.pass_s(6)
-    rig.say(1)
+    rig.report(1)
     rig.pass_s(6)
     assert joined([frame for frame in rig.frames() if frame[1]]) == rig.log.data[1:]
 
 
 def test_the_end_of_the_connection_is_seen():
     rig = Rig(Log(100))
-    rig.say(50)
+    rig.report(50)
     rig.slave.close()
     rig.connection.on_readable(rig.now_ns)
     assert rig.connection.ended
@@ -344,7 +344,7 @@ def test_garbage_never_does_more_than_end_its_connection(seed):
     rng = random.Random(seed)
     rig = Rig(Log(1000))
     if seed % 2:
-        rig.say(10)
+        rig.report(10)
         rig.transfer()
     for _ in range(20):
         data = rng.choice((rng.randbytes(rng.randrange(1, 100)), b"GET / HTTP/1.1\r\n\r\n", struct.pack(">q", rng.randrange(-5, 2000))))

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pyengine.native import control as native
 from pyengine.services.replication.ha_greeting import ReplicationNotes
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
-from said import Said
+from reported import Reported
 
 
 def test_a_note_that_cannot_be_written_blocks_until_it_can(make_owner):
     owner = make_owner("store", role=native.SYNC_MASTER, replicates=1)
     owner.publish()
-    said = Said()
-    notes = ReplicationNotes(owner.context(report=said))
+    reported = Reported()
+    notes = ReplicationNotes(owner.context(report=reported))
     file = ReplicationStateFile(owner.root)
     in_the_way = file.path.with_name(file.path.name + ".tmp")
     in_the_way.mkdir(parents=True)
     assert not notes.note() and not notes.note()
-    assert "cannot be noted" in notes.blocked.text and str(file.path) in notes.blocked.text and said == [notes.blocked.text]
+    assert "cannot be noted" in notes.blocked.text and str(file.path) in notes.blocked.text and reported == [notes.blocked.text]
     in_the_way.rmdir()
     assert notes.note() and not notes.blocked.text
     assert file.read().state == ReplicationState("SYNC_MASTER", 0)

@@ -31,7 +31,7 @@ from pyengine.services.replication.ha_stream import BadStreamError, LinkLostErro
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
-from said import Said
+from reported import Reported
 from waiting import eventually
 
 SEGMENT = 65536
@@ -53,19 +53,19 @@ class Rig:
         allocator.close()
         self.writer = PlainWriter(owner)
         self.config = EngineConfig(broker_role="SYNC_MASTER", **{"ha_allow_plain": "127.0.0.0/8, ::1", **settings})
-        self.said = Said()
+        self.reported = Reported()
         self.now_ns = 10**9
         self.slaves: list[WireSlave | SealedSlave] = []
         self.service = self.new_service()
 
     def new_service(self) -> HAService:
         shared = replication.Replication(self.owner.folder, writable=True)
-        return HAService(self.owner.context(self.config, report=self.said), shared, port=0, clock_ns=lambda: self.now_ns)
+        return HAService(self.owner.context(self.config, report=self.reported), shared, port=0, clock_ns=lambda: self.now_ns)
 
     def slave(self, *reports: int) -> WireSlave:
         self.slaves.append(WireSlave(self.service.port))
         if reports:
-            self.slaves[-1].say(*reports)
+            self.slaves[-1].report(*reports)
         return self.slaves[-1]
 
     def sealed_slave(self, call: MasterCall) -> SealedSlave:
@@ -156,13 +156,13 @@ def test_any_one_slave_confirms(make_rig):
     rig.until(lambda: rig.connected == 2 and one.heartbeats and two.heartbeats, "both are positioned")
     assert rig.confirm == 0
     before = native.load(rig.owner.control.confirm_seq, "value")
-    one.say(4000)
+    one.report(4000)
     rig.until(lambda: rig.confirm == 4000, "the first report behind the positioning one confirms")
     assert native.load(rig.owner.control.confirm_seq, "value") != before
-    two.say(3000)
+    two.report(3000)
     rig.turn()
     assert rig.confirm == 4000
-    two.say(rig.writer.end)
+    two.report(rig.writer.end)
     rig.until(lambda: rig.confirm == rig.writer.end, "the other confirms more")
 
 
@@ -171,13 +171,13 @@ def test_with_two_replicas_the_second_best_counts(make_rig):
     rig.fill(5000)
     slaves = [rig.slave(1) for _ in range(3)]
     rig.until(lambda: all(slave.heartbeats for slave in slaves), "all are positioned")
-    slaves[0].say(5000)
+    slaves[0].report(5000)
     for _ in range(5):
         rig.turn()
     assert rig.confirm == 0
-    slaves[1].say(3000)
+    slaves[1].report(3000)
     rig.until(lambda: rig.confirm == 3000, "two have it")
-    slaves[2].say(4000)
+    slaves[2].report(4000)
     rig.until(lambda: rig.confirm == 4000, "another two have it")
 
 
@@ -188,16 +188,16 @@ def test_two_links_of_one_host_are_one_slave_where_two_are_asked_for(make_rig):
     old, new = rig.slave(1), rig.slave(1)
     rig.until(lambda: old.heartbeats and new.heartbeats, "both are positioned")
     assert rig.connected == 1
-    old.say(4000)
-    new.say(5000)
+    old.report(4000)
+    new.report(5000)
     for _ in range(5):
         rig.turn()
     assert rig.confirm == 0 and rig.connected == 1
     other = WireSlave(rig.service.port, source="127.0.0.2")
     rig.slaves.append(other)
-    other.say(1)
+    other.report(1)
     rig.until(lambda: other.heartbeats and rig.connected == 2, "another host")
-    other.say(4500)
+    other.report(4500)
     rig.until(lambda: rig.confirm == 4500, "two hosts have it")
 
 
@@ -212,15 +212,15 @@ def test_a_slave_that_is_gone_takes_nothing_back_and_counts_no_more(make_rig):
     rig.fill(5000)
     slave = rig.slave(1)
     rig.until(lambda: slave.heartbeats, "positioned")
-    slave.say(4000)
+    slave.report(4000)
     rig.until(lambda: rig.confirm == 4000, "confirmed")
     slave.close()
     rig.until(lambda: rig.connected == 0, "seen to be gone")
     assert rig.confirm == 4000
-    assert "is gone" in rig.said[-1]
+    assert "is gone" in rig.reported[-1]
     again = rig.slave(2000)
     rig.until(lambda: again.heartbeats, "positioned again")
-    again.say(2500)
+    again.report(2500)
     rig.until(lambda: rig.service._replication.links()[0].acked == 2500, "its report came")
     assert not rig.service._confirm.move([2500])  # asked here: the report is shown before the service has weighed it
     assert rig.confirm == 4000
@@ -233,7 +233,7 @@ def test_dispatch_that_waits_for_slaves_is_woken(make_rig):
     slave = rig.slave(1)
     rig.until(lambda: slave.heartbeats, "positioned")
     latch.arm()
-    slave.say(900)
+    slave.report(900)
     rig.until(lambda: rig.confirm == 900, "confirmed")
     assert latch.wait(0)
 
@@ -276,12 +276,12 @@ def test_a_slave_that_reads_nothing_keeps_no_other_waiting(make_rig):
     rig = make_rig(segments=160)
     slow = WireSlave(rig.service.port, receive_buffer_bytes=131072)
     rig.slaves.append(slow)
-    slow.say(1)
+    slow.report(1)
     slow.take = lambda: True
     fast = rig.slave(1)
     rig.fill(150 * SEGMENT)
     rig.until(lambda: fast.end == rig.writer.end, "the fast one has everything")
-    fast.say(rig.writer.end)
+    fast.report(rig.writer.end)
     rig.until(lambda: rig.confirm == rig.writer.end, "and confirms")
     looks = rig.service._replication.links()
     assert min(look.sent for look in looks) < rig.writer.end
@@ -298,7 +298,7 @@ def test_silence_and_heartbeats_by_the_clock(make_rig):
     for _ in range(4):
         rig.now_ns += 5_100_000_000
         before = len(talks.heartbeats)
-        talks.say(rig.writer.end)
+        talks.report(rig.writer.end)
         rig.until(lambda: len(talks.heartbeats) > before, "a heartbeat")
     rig.until(lambda: not silent.take(), "the silent one is closed")
     assert talks.take() and rig.connected == 1
@@ -353,7 +353,7 @@ def test_a_segment_that_vanishes_under_a_slave_sends_no_zeros(make_rig):
     slave = rig.slave(1)
     rig.until(lambda: not slave.take(), "closed")
     assert slave.log == b""
-    assert "deleted before it was sent" in rig.said[-1]
+    assert "deleted before it was sent" in rig.reported[-1]
 
 
 def followed(rig, **named) -> tuple[WireSlave, HALink]:
@@ -361,7 +361,7 @@ def followed(rig, **named) -> tuple[WireSlave, HALink]:
     rig.fill(2000)
     slave = WireSlave(rig.service.port, **named)
     rig.slaves.append(slave)
-    slave.say(1)
+    slave.report(1)
     rig.until(lambda: slave.heartbeats and slave.end == rig.writer.end, "it follows")
     rig.writer.put(b"through Python, which opens the segment for C")
     rig.until(lambda: slave.end == rig.writer.end, "one more")
@@ -378,7 +378,7 @@ def test_single_records_need_no_python(make_rig, monkeypatch):
     for number in range(20):
         rig.writer.put(b"x" * number)
         rig.until(lambda: slave.end == rig.writer.end, "the record")
-        slave.say(slave.end)
+        slave.report(slave.end)
         rig.until(lambda: rig.confirm == rig.writer.end, "its report")
     (look,) = rig.service._replication.links()
     assert (look.sent, look.acked) == (rig.writer.end, rig.writer.end) and look.bytes == rig.writer.end - 1
@@ -393,7 +393,7 @@ def test_what_is_deleted_before_c_sends_it_does_not_leave(make_rig):
     native.store_position(rig.owner.control.min_offset, rig.writer.end)
     rig.until(lambda: not slave.take(), "closed")
     assert len(slave.log) == before
-    assert "deleted before it was sent" in rig.said[-1]
+    assert "deleted before it was sent" in rig.reported[-1]
 
 
 def test_a_full_socket_in_the_middle_of_a_frame_loses_nothing(make_rig, rng):
@@ -415,14 +415,14 @@ def test_a_full_socket_in_the_middle_of_a_frame_loses_nothing(make_rig, rng):
     assert bytes(slave.log) == bytes(rig.writer.log[1:])
 
 
-@pytest.mark.parametrize("offset, said", [(-1, "no slave's log ends there"), (5, "its log became shorter"), (1 << 40, "was sent")])
-def test_a_report_that_cannot_be_ends_a_connection_that_c_serves(make_rig, offset, said):
+@pytest.mark.parametrize("offset, reported", [(-1, "no slave's log ends there"), (5, "its log became shorter"), (1 << 40, "was sent")])
+def test_a_report_that_cannot_be_ends_a_connection_that_c_serves(make_rig, offset, reported):
     rig = make_rig()
     slave, _ = followed(rig)
     end = rig.writer.end
     slave.socket.sendall(struct.pack(">qqq", end - 10, end - 5, offset))
     rig.until(lambda: not slave.take(), "closed")
-    assert said in rig.said[-1]
+    assert reported in rig.reported[-1]
     assert rig.confirm == end - 5, "what came before it counts"
 
 
@@ -447,9 +447,9 @@ def test_what_is_confirmed_and_the_role_are_noted(make_rig):
     file = ReplicationStateFile(rig.owner.root)
     assert file.read().state == ReplicationState("SYNC_MASTER", 0)
     eventually(lambda: rig.service.work() or (slave.take() and slave.heartbeats), "positioned")
-    slave.say(4000)
+    slave.report(4000)
     eventually(lambda: file.read().state == ReplicationState("SYNC_MASTER", 4000), "noted while it runs")
-    slave.say(4500)
+    slave.report(4500)
     eventually(lambda: rig.confirm == 4500, "confirmed")
     rig.service.close()
     assert file.read().state == ReplicationState("SYNC_MASTER", 4500)
@@ -478,7 +478,7 @@ def test_an_orderly_stop_waits_for_the_slaves(make_rig):
     assert rig.service.drain()
     eventually(lambda: slave.take() and slave.end == rig.writer.end, "the last bytes arrived")
     assert rig.service.drain()
-    slave.say(rig.writer.end)
+    slave.report(rig.writer.end)
     rig.until(lambda: rig.confirm == rig.writer.end, "acknowledged")
     assert not rig.service.drain()
 
@@ -496,7 +496,7 @@ def test_an_orderly_stop_waits_for_a_slave_so_long_and_no_longer(make_rig):
 def test_a_taken_port_is_told(make_rig):
     rig = make_rig()
     with pytest.raises(EngineUnavailableError, match="cannot listen for slaves.*set ha_listen_host and ha_listen_port"):
-        HAService(rig.owner.context(rig.config, report=rig.said), replication.Replication.private(), port=rig.service.port)
+        HAService(rig.owner.context(rig.config, report=rig.reported), replication.Replication.private(), port=rig.service.port)
 
 
 def test_a_port_that_a_later_replicator_cannot_have_is_tried_again(make_rig):
@@ -504,13 +504,13 @@ def test_a_port_that_a_later_replicator_cannot_have_is_tried_again(make_rig):
     rig.fill(1000)
     holder, rig.service = rig.service, None
     service = rig.service = HAService(
-        rig.owner.context(rig.config, report=rig.said), replication.Replication.private(), port=holder.port,
+        rig.owner.context(rig.config, report=rig.reported), replication.Replication.private(), port=holder.port,
         must_listen=False, clock_ns=lambda: rig.now_ns)
     assert "cannot listen for slaves" in service.blocked_reason and "in use" in service.blocked_reason
     for _ in range(3):
         rig.now_ns += 10**9
         rig.turn()
-    assert service.blocked_reason and len([said for said in rig.said if "cannot listen" in said]) == 1
+    assert service.blocked_reason and len([reported for reported in rig.reported if "cannot listen" in reported]) == 1
     port = holder.port
     holder.close()
     rig.turn()
@@ -532,7 +532,7 @@ def test_an_address_that_cannot_be_had_is_told_or_tried_again(make_rig, monkeypa
     if host == "a-name":
         monkeypatch.setattr(socket, "getaddrinfo", no_such_name)
     config = dataclasses.replace(rig.config, ha_listen_host=host)
-    arguments = rig.owner.context(config, report=rig.said), replication.Replication.private()
+    arguments = rig.owner.context(config, report=rig.reported), replication.Replication.private()
     with pytest.raises(EngineUnavailableError, match="cannot listen for slaves"):
         HAService(*arguments, port=0)
     service = HAService(*arguments, port=0, must_listen=False, clock_ns=lambda: rig.now_ns)
@@ -563,7 +563,7 @@ def test_without_descriptors_the_listener_is_left_alone_for_a_second(make_rig):
     for _ in range(5):
         rig.service.turn()
     assert len(tries) == 2
-    assert rig.said == ["cannot take slaves: Too many open files"]
+    assert rig.reported == ["cannot take slaves: Too many open files"]
     rig.service._listener = real
     rig.now_ns += 10**9
     rig.until(lambda: slave.end == rig.writer.end, "served")
@@ -576,7 +576,7 @@ def test_peers_that_only_try_the_port_are_not_reported(make_rig):
         slave = rig.slave()
         slave.close()
     rig.until(lambda: rig.service._replication.look().closed == 20, "they came and went")
-    assert rig.said == []
+    assert rig.reported == []
 
 
 def test_a_peer_that_comes_again_and_again_does_not_fill_the_log(make_rig):
@@ -587,23 +587,23 @@ def test_a_peer_that_comes_again_and_again_does_not_fill_the_log(make_rig):
         rig.until(lambda: rig.connected == 1, "positioned")
         slave.close()
         rig.until(lambda number=number: rig.service._replication.look().closed == number, "gone")
-    assert len(rig.said) == 6
+    assert len(rig.reported) == 6
     rig.now_ns += 60 * 10**9
     rig.turn()
-    assert rig.said[6:] == ["127.0.0.1: 34 more lines like those above within a minute"]
+    assert rig.reported[6:] == ["127.0.0.1: 34 more lines like those above within a minute"]
     slave = rig.slave(1)
     rig.until(lambda: rig.connected == 1, "positioned")
-    assert "follows from" in rig.said[7]
+    assert "follows from" in rig.reported[7]
 
 
 def test_lines_are_few_however_many_hosts_there_are():
-    said = Said()
-    lines = HostLines(said)
+    reported = Reported()
+    lines = HostLines(reported)
     for number in range(1000):
-        lines.say(f"host-{number}", Event.SLAVE_GONE, "a line", 0)
-    assert len(said) == 64 + 6
+        lines.report(f"host-{number}", Event.SLAVE_GONE, "a line", 0)
+    assert len(reported) == 64 + 6
     lines.tick(60 * 10**9)
-    assert said[70:] == ["other hosts: 930 more lines like those above within a minute"]
+    assert reported[70:] == ["other hosts: 930 more lines like those above within a minute"]
 
 
 def test_deleted_segments_are_released_on_a_busy_link(make_rig):
@@ -613,7 +613,7 @@ def test_deleted_segments_are_released_on_a_busy_link(make_rig):
     rig.until(lambda: slave.end == rig.writer.end, "all was sent")
     native.store_position(rig.owner.control.min_offset, 2 * SEGMENT)
     rig.now_ns += 10**9
-    slave.say(rig.writer.end)
+    slave.report(rig.writer.end)
     before = rig.confirm
     rig.until(lambda: rig.confirm > before, "a turn with an event")
     assert min(rig.service._source._open) == 2 * SEGMENT
@@ -643,9 +643,9 @@ def test_the_worker_is_killed_and_the_next_one_serves(make_owner):
             owner.wait_ready(native.REPLICATOR, incarnation)
             assert shared.look().listening_port == rig.service.port
             slave = WireSlave(rig.service.port)
-            slave.say(1)
+            slave.report(1)
             eventually(lambda: slave.take() and slave.heartbeats, "everything was sent")
-            slave.say(rig.writer.end)
+            slave.report(rig.writer.end)
             eventually(lambda: rig.confirm == rig.writer.end, "confirmed")
             rig.writer.put(b"one more")
             owner.memory.wake(native.REPLICATOR)
@@ -674,7 +674,7 @@ def test_a_port_that_is_taken_while_the_replicator_is_down_halts_no_worker(make_
     with replication.Replication(owner.folder) as shared:
         eventually(lambda: shared.look().listening_port == port, "it listens")
     slave = WireSlave(port)
-    slave.say(1)
+    slave.report(1)
     eventually(lambda: slave.take() and slave.end == rig.writer.end, "and serves")
     eventually(lambda: not blocked_reasons.read(owner.memory.blocked_reasons, native.REPLICATOR), "nothing is wrong any more")
     slave.close()
@@ -719,12 +719,12 @@ def test_a_slave_with_the_secret_gets_the_log_and_confirms_it(make_rig, secret, 
     rig = make_rig(ha_secret_file=secret, ha_allow_plain="", ha_transfer_batch_size_bytes=batch_bytes)
     rig.fill(SEGMENT + 5000)
     slave = rig.sealed_slave(call_of(secret))
-    slave.say(1)
+    slave.report(1)
     rig.until(lambda: slave.heartbeats, "all of it was sent")
     for _ in range(20):  # by C, one frame and one report each
         rig.fill(rig.writer.end + 1)
         rig.until(lambda: slave.end == rig.writer.end, "it has everything")
-        slave.say(slave.end)
+        slave.report(slave.end)
         rig.until(lambda: rig.confirm == rig.writer.end, "its report counts")
     rig.fill(3 * SEGMENT)
     rig.until(lambda: slave.end == rig.writer.end, "a catch-up too")
@@ -739,13 +739,13 @@ def test_a_slave_without_a_secret_gets_the_log_sealed_and_no_tables(make_rig, ba
     rig.fill(SEGMENT + 5000)
     slave = rig.sealed_slave(call_of(""))
     assert slave.link.seals.into is None
-    slave.say(1)
+    slave.report(1)
     rig.until(lambda: slave.heartbeats, "all of it was sent")
     assert slave.link.seals.into is not None and slave.link.peer is None
     for _ in range(20):  # by C, one frame and one report each
         rig.fill(rig.writer.end + 1)
         rig.until(lambda: slave.end == rig.writer.end, "it has everything")
-        slave.say(slave.end)
+        slave.report(slave.end)
         rig.until(lambda: rig.confirm == rig.writer.end, "its report counts")
         rig.now_ns += 1_100_000_000
     assert bytes(slave.log) == bytes(rig.writer.log[1:]) and slave.tables == []
@@ -756,23 +756,23 @@ def test_a_report_that_was_changed_on_the_way_confirms_nothing_without_a_secret_
     rig.fill(5000)
     slave = rig.sealed_slave(call_of(""))
     rig.slaves.remove(slave)
-    slave.say(1)
+    slave.report(1)
     rig.until(lambda: slave.take() or slave.end == rig.writer.end, "it has everything")
     words = bytearray(slave.link.seals.out.sealed(ha_wire.pack_report(slave.end - 64)))
     words[7] ^= 32
     slave.link._socket.send(words)
-    rig.until(lambda: any("its seal does not fit" in line for line in rig.said), "it is seen")
+    rig.until(lambda: any("its seal does not fit" in line for line in rig.reported), "it is seen")
     assert rig.confirm == 0
     slave.close()
 
 
 def test_without_secret_and_allowed_addresses_every_slave_is_refused(make_rig):
     rig = make_rig(ha_allow_plain="")
-    assert "no slave can follow" in rig.said[0] and "ha_secret_file" in rig.said[0]
+    assert "no slave can follow" in rig.reported[0] and "ha_secret_file" in rig.reported[0]
     slave = rig.slave(1)
     rig.until(lambda: not slave.take(), "it is closed")
     assert slave.log == b"" and rig.connected == 0
-    assert any("is refused: this store has no secret (ha_secret_file)" in line for line in rig.said)
+    assert any("is refused: this store has no secret (ha_secret_file)" in line for line in rig.reported)
 
 
 @pytest.mark.parametrize("words", [struct.pack(">q", 1), b"\xff" * 8, b"GET / HTTP/1.1\r\n\r\n"])
@@ -783,7 +783,7 @@ def test_a_stranger_gets_nothing_where_there_is_a_secret(make_rig, secret, words
     stranger.socket.sendall(words)
     rig.until(lambda: not stranger.take(), "it is closed")
     assert stranger.log == b"" and stranger.heartbeats == [] and rig.connected == 0 and rig.confirm == 0
-    assert any("is refused" in line for line in rig.said)
+    assert any("is refused" in line for line in rig.reported)
     with replication.Replication(rig.owner.folder) as shared:
         assert shared.look().refused == 1
 
@@ -792,7 +792,7 @@ def test_a_slave_with_another_secret_is_refused_and_both_sides_say_why(make_rig,
     rig = make_rig(ha_secret_file=secret, ha_allow_plain="")
     with pytest.raises(LinkLostError, match="closed the connection during the greeting.*ha_secret_file"):
         rig.sealed_slave(call_of(secret_file(tmp_path, "another secret of 24 by", "other")))
-    assert any("refused: it does not have the secret of this store" in line for line in rig.said)
+    assert any("refused: it does not have the secret of this store" in line for line in rig.reported)
 
 
 def test_a_secret_that_cannot_be_read_refuses_slaves_until_it_can(make_rig, secret):
@@ -801,7 +801,7 @@ def test_a_secret_that_cannot_be_read_refuses_slaves_until_it_can(make_rig, secr
     call = call_of(secret_file(rig.owner.root, name="copy"))
     with pytest.raises(LinkLostError):
         rig.sealed_slave(call)
-    assert any("mode 0644" in line for line in rig.said)
+    assert any("mode 0644" in line for line in rig.reported)
     os.chmod(secret, 0o600)
     assert rig.sealed_slave(call).link.peer is not None
 
@@ -812,7 +812,7 @@ def test_strangers_that_say_nothing_are_closed_soon_and_make_room_for_others(mak
     first, second = rig.slave(), rig.slave()
     rig.turn()
     slave = rig.sealed_slave(call_of(secret))
-    slave.say(1)
+    slave.report(1)
     rig.until(lambda: slave.end == rig.writer.end, "a slave is served all the same")
     rig.until(lambda: not first.take(), "in the place of the oldest")
     assert second.take()
@@ -826,14 +826,14 @@ def test_a_flipped_bit_in_a_report_ends_the_link_and_confirms_nothing(make_rig, 
     rig = make_rig({"min_in_sync_replicas": 1 if by_c else 2}, ha_secret_file=secret, ha_allow_plain="")
     rig.fill(5000)
     slave = rig.sealed_slave(call_of(secret))
-    slave.say(1)
+    slave.report(1)
     rig.until(lambda: slave.heartbeats and slave.end == rig.writer.end, "all of it was sent")
     report = bytearray(slave.link.seals.out.sealed(struct.pack(">q", slave.end)))
     bit = rng.randrange(len(report) * 8)
     report[bit // 8] ^= 1 << bit % 8
     slave.link._socket.sendall(report)
     slave_was, rig.slaves = slave, []
-    rig.until(lambda: any("a report did not come as it was sent" in line for line in rig.said), "it is seen")
+    rig.until(lambda: any("a report did not come as it was sent" in line for line in rig.reported), "it is seen")
     assert rig.confirm == 0 and rig.connected == 0
     slave_was.close()
 
@@ -843,7 +843,7 @@ def test_a_flipped_bit_in_a_frame_is_seen_by_the_slave(make_rig, secret, where, 
     rig = make_rig(ha_secret_file=secret, ha_allow_plain="")
     rig.fill(5000)
     slave = rig.sealed_slave(call_of(secret))
-    slave.say(1)
+    slave.report(1)
     receive, at = slave.link.receive, {"header": rng.randrange(12), "body": 20 + rng.randrange(1000), "seal": 12 + rng.randrange(8)}[where]
 
     def receive_changed():
@@ -866,11 +866,11 @@ def test_links_of_one_store_count_once_whatever_address_they_come_from(make_rig,
     names = [b"one" + bytes(13), b"one" + bytes(13), b"two" + bytes(13)]
     links = [rig.sealed_slave(call_of(secret, Introduction(name, 0, is_master=False))) for name in names]
     for slave in links:
-        slave.say(1)
+        slave.report(1)
         rig.until(lambda slave=slave: slave.heartbeats, "all of it was sent")
     assert rig.connected == 2
     for slave, confirmed in zip(links, (0, 0, rig.writer.end), strict=True):
-        slave.say(slave.end)
+        slave.report(slave.end)
         reported = rig.service._by_descriptor.values
         rig.until(lambda: sum(one.acked == rig.writer.end for one in reported()) == links.index(slave) + 1, "its report came")
         assert rig.confirm == confirmed
@@ -887,7 +887,7 @@ def is_fenced(rig) -> bool:
 def test_a_master_that_meets_a_higher_term_refuses_puts_and_remembers_it(make_rig, secret, is_master):
     rig = make_rig(ha_secret_file=secret, ha_allow_plain="")
     rig.fill(5000)
-    rig.sealed_slave(call_of(secret, Introduction(b"o" * 16, 0, is_master=False))).say(1)
+    rig.sealed_slave(call_of(secret, Introduction(b"o" * 16, 0, is_master=False))).report(1)
     rig.until(lambda: rig.connected == 1, "slaves of its own term follow")
     assert not is_fenced(rig)
     peer = rig.sealed_slave(call_of(secret, Introduction(b"x" * 16, 3, is_master)))
@@ -896,7 +896,7 @@ def test_a_master_that_meets_a_higher_term_refuses_puts_and_remembers_it(make_ri
     rig.until(lambda: is_fenced(rig), "puts are refused")
     state = ReplicationStateFile(rig.owner.root).read().state
     assert (state.term, state.fenced_by, state.is_fenced) == (0, 3, True)
-    assert any("knows a master of term 3, and this one is of term 0: puts are refused" in line for line in rig.said)
+    assert any("knows a master of term 3, and this one is of term 0: puts are refused" in line for line in rig.reported)
     peer.close()
     other = rig.sealed_slave(call_of(secret))
     assert other.link.peer.is_fenced, "slaves are told"
@@ -926,7 +926,7 @@ def test_a_plain_peer_and_one_of_a_lower_or_equal_term_fence_nothing(make_rig, s
         rig.slaves.remove(peer := rig.sealed_slave(call))
         assert peer.link.peer.term == 2
         peer.close()
-    rig.until(lambda: any("is a master of the same term, 2" in line for line in rig.said), "two of one term: it says so")
+    rig.until(lambda: any("is a master of the same term, 2" in line for line in rig.reported), "two of one term: it says so")
     assert not is_fenced(rig)
 
 
@@ -957,7 +957,7 @@ def test_a_slave_with_the_secret_gets_tables_after_the_bytes_they_speak_of(make_
     plain = rig.slave(1)
     slave = rig.sealed_slave(call_of(secret))
     DelayOffsets(rig.owner.root).write({1: 5})
-    slave.say(1)
+    slave.report(1)
     rig.until(lambda: slave.heartbeats, "the log first")
     rig.now_ns += 1_100_000_000
     rig.until(lambda: slave.tables, "the table came")
@@ -971,7 +971,7 @@ def test_a_slave_with_the_secret_gets_tables_after_the_bytes_they_speak_of(make_
         rig.now_ns += 1_100_000_000
         rig.until(lambda number=number: len(slave.tables) == number - 4, "the next one, too")
         assert slave.tables[-1][2] >= end
-        slave.say(slave.end)
+        slave.report(slave.end)
         rig.until(lambda end=end: rig.confirm >= end, "reports go on")
     rig.until(lambda: plain.end == slave.end == rig.writer.end, "and the log")
     assert bytes(slave.log) == bytes(plain.log) == bytes(rig.writer.log[1:])
@@ -981,7 +981,7 @@ def test_a_large_table_goes_in_pieces_beside_the_log(make_rig, secret):
     rig = make_rig(ha_secret_file=secret, ha_allow_plain="")
     rig.fill(5000)
     slave = rig.sealed_slave(call_of(secret))
-    slave.say(1)
+    slave.report(1)
     rig.until(lambda: slave.heartbeats, "the log first")
     ConsumerOffsets(rig.owner.root).commit("T", "g", dict.fromkeys(range(200000), 1 << 40))
     rig.now_ns += 1_100_000_000
@@ -1005,7 +1005,7 @@ def test_a_link_tells_since_when_its_slave_lacks_something(make_rig):
     slave = rig.slave(1)
     rig.until(lambda: slave.end == rig.writer.end, "all was sent")
     first = rig.writer.end
-    slave.say(first)
+    slave.report(first)
     rig.until(lambda: rig.confirm == first, "and confirmed")
     at_s = rig.now_ns / 1e9
     assert caught_up_s(1) == at_s + 1
@@ -1015,6 +1015,6 @@ def test_a_link_tells_since_when_its_slave_lacks_something(make_rig):
     rig.fill(9000)
     assert caught_up_s(2) == at_s + 6
     rig.until(lambda: slave.end == rig.writer.end, "all was sent")
-    slave.say(slave.end)
+    slave.report(slave.end)
     rig.until(lambda: rig.confirm == rig.writer.end, "and confirmed")
     assert caught_up_s(1) == at_s + 19

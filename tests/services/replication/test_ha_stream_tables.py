@@ -9,7 +9,7 @@ import pytest
 from pyengine.services.replication.ha_stream import TABLES, WAITING_MAX, TableSink, TableSource
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
-from said import Said
+from reported import Reported
 
 TOPICS, GROUPS, OFFSETS, DELAYS = range(4)
 
@@ -22,9 +22,9 @@ class Sides:
         for root in (self.master, self.slave):
             (root / "config").mkdir(parents=True)
         self.end = self.flushed = 0
-        self.said = Said()
-        self.source = TableSource(self.master, lambda: self.end, self.said)
-        self.sink = TableSink(self.slave, lambda: self.flushed, self.said)
+        self.reported = Reported()
+        self.source = TableSource(self.master, lambda: self.end, self.reported)
+        self.sink = TableSink(self.slave, lambda: self.flushed, self.reported)
 
     def carry(self) -> list[int]:
         """Everything that is new goes over; the kinds."""
@@ -52,7 +52,7 @@ def test_a_slave_has_its_masters_topics_groups_and_offsets(sides):
     assert "billing" in SubscriptionGroups(sides.slave).read().rows
     assert ConsumerOffsets(sides.slave).read("orders", "billing") == {0: 7, 2: 9}
     assert DelayOffsets(sides.slave).read() == ({1: 4, 18: 2}, "")
-    assert sides.said == []
+    assert sides.reported == []
 
 
 def test_only_what_was_changed_goes_over_again(sides):

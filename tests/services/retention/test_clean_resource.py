@@ -31,7 +31,7 @@ from pyengine.storage.log_holds import LogHold, remove_log_hold, write_log_hold
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.store_reader import open_store
 from ready_store import SEGMENT, store_with_writer
-from said import Said
+from reported import Reported
 from waiting import eventually
 
 NOW_MS = 1_800_000_000_000
@@ -68,7 +68,7 @@ class Rig:
         self.cleaning = Cleaning(self.owner.folder)
         self.clock = FakeClock()
         self.percent = 10
-        self.said = Said()
+        self.reported = Reported()
         self.paused_s: list[float] = []
         number = 0
         while self.writer.end < segments * SEGMENT + 1000:
@@ -84,7 +84,7 @@ class Rig:
         self.service = self.make()
 
     def make(self) -> CleanResourceService:
-        return CleanResourceService(self.owner.context(self.config, report=self.said), self.cleaning.block, self.measure,
+        return CleanResourceService(self.owner.context(self.config, report=self.reported), self.cleaning.block, self.measure,
                                     self.clock)
 
     def measure(self) -> list[DiskUse]:
@@ -295,7 +295,7 @@ def test_a_held_segment_waits_and_goes_when_it_is_given_back(make_rig):
     assert holds.hold(0) and holds.hold(0)
     rig.clock.hour_now = 4
     assert rig.round() == 0
-    assert f"process {os.getpid()} holds it" in rig.said[-1] and rig.count("waited_for_holds") == 1
+    assert f"process {os.getpid()} holds it" in rig.reported[-1] and rig.count("waited_for_holds") == 1
     assert not SegmentHolds(rig.owner.folder).hold(0)  # its turn has come: nobody else gets one
     assert held_segments(rig.cleaning.block) == [(0, os.getpid())]
     holds.release(0)
@@ -329,7 +329,7 @@ def test_the_size_of_the_log_takes_no_segment_from_its_reader(make_rig):
         for _ in range(3):
             assert rig.round() == 0
             rig.clock.ns += 10**12
-        assert "the log is over log_retention_bytes" in rig.said[-1] and len(rig.said) == 1
+        assert "the log is over log_retention_bytes" in rig.reported[-1] and len(rig.reported) == 1
         assert rig.count("forced_holds") == 0 and rig.count("waited_for_holds") == 3
         assert others.hold(0)
         holds.release(0)
@@ -375,7 +375,7 @@ def test_a_held_segment_is_tried_again_after_the_hour_and_forced_at_last(make_ri
     assert 120e9 <= rig.clock.ns - began_ns <= 151e9
     assert tries + 3 <= rig.count("waited_for_holds") <= tries + 5  # each 30 s, not each round
     assert rig.segments()[0] == SEGMENT and rig.count("forced_holds") == 1
-    assert "although process" in rig.said[-1]
+    assert "although process" in rig.reported[-1]
     holds.close()
 
 
@@ -401,7 +401,7 @@ def test_a_dead_readers_hold_is_reaped(make_rig):
         "os.kill(os.getpid(), signal.SIGKILL)\n"), rig.owner.folder.path])
     assert reader.returncode == -9 and len(held_segments(rig.cleaning.block)) == 1
     rig.clock.hour_now = 4
-    assert rig.round() == 6 and held_segments(rig.cleaning.block) == [] and rig.said == []
+    assert rig.round() == 6 and held_segments(rig.cleaning.block) == [] and rig.reported == []
 
 
 def test_holds_are_of_one_process_and_one_engine(make_rig):
@@ -430,12 +430,12 @@ def test_a_folder_that_cannot_be_written_is_told_once_and_tried_again(make_rig, 
     monkeypatch.setattr(clean_files, "unlink_durably", refuse)
     rig.clock.hour_now = 4
     assert [rig.round(), rig.round()] == [0, 0]
-    assert len(rig.said) == 1 and "Read-only file system; trying again each 10 s" in rig.said[0]
+    assert len(rig.reported) == 1 and "Read-only file system; trying again each 10 s" in rig.reported[0]
     rig.ask()
     rig.round()
     assert (rig.count("answered"), rig.count("answer_errno")) == (1, errno.EROFS)
     monkeypatch.setattr(clean_files, "unlink_durably", real)
-    assert rig.round() == 6 and rig.said[-1] == "old files can be deleted again"
+    assert rig.round() == 6 and rig.reported[-1] == "old files can be deleted again"
 
 
 def test_a_stop_interrupts_a_deletion_and_leaves_the_rest(make_rig):
@@ -523,7 +523,7 @@ def test_a_log_hold_keeps_what_it_names_until_its_time_is_over(make_rig):
     write_log_hold(rig.root, LogHold("backup-1", "backup to /b (pid 7)", 2 * SEGMENT + 5, NOW_MS + 60_000))
     assert rig.round() == 2 and rig.segments()[0] == 2 * SEGMENT
     assert rig.round() == 0
-    assert [said for said in rig.said if "log hold" in said] == [
+    assert [reported for reported in rig.reported if "log hold" in reported] == [
         f"segment {segment_name(2 * SEGMENT)} should be deleted, but the log hold backup-1 of backup to /b (pid 7) keeps it, for 60 s "
         "more unless it is renewed"]
     rig.clock.ms += 60_000

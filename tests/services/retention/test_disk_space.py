@@ -13,7 +13,7 @@ from pyengine.native import control as native
 from pyengine.services.retention.clean_resource import DiskSpaceProbe, DiskSpaceWatch
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.file_system import UNKNOWN_PERCENT, DiskUse, measure
-from said import Said
+from reported import Reported
 from waiting import eventually
 
 
@@ -22,10 +22,10 @@ def probe(make_owner):
     owner = make_owner()
     create_cleaning(owner.folder, 1)
     cleaning = Cleaning(owner.folder)
-    said = Said()
-    made = DiskSpaceProbe(owner.context(EngineConfig(), report=said), cleaning.block, lambda: made.uses)
+    reported = Reported()
+    made = DiskSpaceProbe(owner.context(EngineConfig(), report=reported), cleaning.block, lambda: made.uses)
     made.uses = [DiskUse("/log", 50, 1 << 30), DiskUse("/queues", 60, 1 << 20)]
-    made.said = said
+    made.reported = reported
     made.owner, made.block = owner, cleaning.block
     yield made
     made.block = made._cleaning = None
@@ -42,10 +42,10 @@ def test_a_full_disk_refuses_and_room_brings_puts_back(probe):
     probe.uses = [DiskUse("/log", 91, 1 << 30), probe.uses[1]]
     assert not probe.look() and not probe.look()
     assert refused(probe) == native.REFUSE_SLAVE | native.REFUSE_DISK_FULL
-    assert "91 % used" in native_cleaning.reason(probe.block) == probe.said[0].removeprefix("puts are refused: ")
+    assert "91 % used" in native_cleaning.reason(probe.block) == probe.reported[0].removeprefix("puts are refused: ")
     probe.uses = [DiskUse("/log", 90, 1 << 30), probe.uses[1]]
     assert probe.look() and refused(probe) == native.REFUSE_SLAVE
-    assert native_cleaning.reason(probe.block) == "" and len(probe.said) == 2
+    assert native_cleaning.reason(probe.block) == "" and len(probe.reported) == 2
     assert native.load(probe.block, "used_percent") == 90 and native.load(probe.block, "queue_used_percent") == 60
     assert native.load(probe.block, "usable_bytes") == 1 << 30 and native.load(probe.block, "probes") == 4
 

@@ -1,11 +1,11 @@
-"""What a service reports, for a test to look at."""
+"""What a service reports, kept for a test."""
 
 from __future__ import annotations
 
 from pyengine.events import Event
 
 
-class Said(list[str]):
+class Reported(list[str]):
     """A report that keeps the sentences, and in `events` their events."""
 
     def __init__(self) -> None:
