@@ -8,7 +8,7 @@
 #define MS_REPLICATION_LAYOUT_VERSION 2
 #define MS_LINKS_MAX 256
 #define MS_LINK_ADDRESS_BYTES 64
-#define MS_LINK_SAID_BYTES 192
+#define MS_LINK_DETAIL_BYTES 192
 
 /* State of a link. */
 #define MS_LINK_NONE 0
@@ -31,7 +31,7 @@ struct ms_link {
     int64_t caught_up_ns;        /* master: the slave has everything that was committed here at that time; 0 unknown */
     int8_t pad[56];
     int8_t address[MS_LINK_ADDRESS_BYTES]; /* host:port of the other side; UTF-8, NUL-terminated */
-    int8_t said[MS_LINK_SAID_BYTES]; /* the problem, or what it does; UTF-8, NUL-terminated */
+    int8_t detail[MS_LINK_DETAIL_BYTES]; /* the problem, or what it does; UTF-8, NUL-terminated */
 };
 
 struct ms_replication {
@@ -42,13 +42,13 @@ struct ms_replication {
     uint64_t connections;        /* taken (master) or made (slave) since the engine started */
     uint64_t refused;            /* master: closed because there were too many; slave: tries that failed */
     uint64_t closed;             /* ended for the reason in `said`, not by a stop of this engine */
-    int64_t said_ms;             /* wall clock of it */
+    int64_t detail_ms;             /* wall clock of it */
     uint32_t text_seq;
     uint32_t reserved;
     int64_t listening_port;      /* master: where slaves may connect, 0 not yet */
     int8_t pad[56];
-    int8_t address[MS_LINK_ADDRESS_BYTES]; /* address and said: of the link that ended last */
-    int8_t said[MS_LINK_SAID_BYTES];
+    int8_t address[MS_LINK_ADDRESS_BYTES]; /* address and detail: of the link that ended last */
+    int8_t detail[MS_LINK_DETAIL_BYTES];
     struct ms_link links[MS_LINKS_MAX];
 };
 
@@ -59,8 +59,8 @@ int ms_replication_check(const struct ms_replication *replication, int64_t mappe
 /* The replicator, before its first link: remove the links of a dead replicator. */
 void ms_replication_clear(struct ms_replication *replication);
 /* The replicator: write both texts, so that readers see both or neither; truncate longer ones. */
-void ms_replication_write_texts(uint32_t *text_seq, int8_t *address, int8_t *said, const char *new_address,
-                                const char *new_said);
+void ms_replication_write_texts(uint32_t *text_seq, int8_t *address, int8_t *detail, const char *new_address,
+                                const char *new_detail);
 /* Any process: copy both (64 and 192 bytes, NUL-terminated); 0, or -EAGAIN if they were written meanwhile. */
-int ms_replication_read_texts(const uint32_t *text_seq, const int8_t *address, const int8_t *said, char *to_address,
-                              char *to_said);
+int ms_replication_read_texts(const uint32_t *text_seq, const int8_t *address, const int8_t *detail, char *to_address,
+                              char *to_detail);

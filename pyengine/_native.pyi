@@ -453,7 +453,7 @@ class ms_link(Struct):
     caught_up_ns: int
     pad: Array[int]
     address: Array[int]
-    said: Array[int]
+    detail: Array[int]
 
 class ms_mover(Struct):
     next_ns: int
@@ -706,13 +706,13 @@ class ms_replication(Struct):
     connections: int
     refused: int
     closed: int
-    said_ms: int
+    detail_ms: int
     text_seq: int
     reserved: int
     listening_port: int
     pad: Array[int]
     address: Array[int]
-    said: Array[int]
+    detail: Array[int]
     links: Array[ms_link]
 
 class ms_replicator_lines(Struct):
@@ -1259,10 +1259,10 @@ class _Lib:
     MS_LINKS_MAX: int
     MS_LINK_ADDRESS_BYTES: int
     MS_LINK_CONNECTING: int
+    MS_LINK_DETAIL_BYTES: int
     MS_LINK_HANDSHAKE: int
     MS_LINK_NONE: int
     MS_LINK_READY: int
-    MS_LINK_SAID_BYTES: int
     MS_LINK_SHUTDOWN: int
     MS_LINK_TRANSFER: int
     MS_METER_ENTRIES: int

@@ -385,11 +385,11 @@ def _behind_master_s(control: ms_control, master_end: int) -> float | None:
 
 def noted_replication(root: Path) -> dict[str, Any] | None:
     """Return the replication state in a stopped store's files; None if it never replicated."""
-    state, said = ReplicationStateFile(root).read()
+    state, problem = ReplicationStateFile(root).read()
     if state is None:
-        return {"said": said} if said else None
+        return {"problem": problem} if problem else None
     return {"role": state.role, "confirm": state.confirm, "dispatch_at": state.dispatch_at,
-            "master_end": state.master_end or None, "term": state.term, "fenced_by": state.fenced_by, "said": said}
+            "master_end": state.master_end or None, "term": state.term, "fenced_by": state.fenced_by, "problem": problem}
 
 
 def _link(look: LinkLook, committed: int) -> dict[str, Any]:
@@ -398,7 +398,7 @@ def _link(look: LinkLook, committed: int) -> dict[str, Any]:
         "address": look.address, "state": look.state, "since_ms": look.since_ms, "start": look.start, "sent": look.sent,
         "acked": look.acked, "acked_age_ms": max(0, now_ms() - look.acked_ms) if look.acked_ms else None,
         "behind_bytes": max(0, committed - known) if known >= 0 else None, "behind_s": _behind_s(look, committed, known),
-        "bytes": look.bytes, "frames": look.frames, "said": look.said}
+        "bytes": look.bytes, "frames": look.frames, "detail": look.detail}
 
 
 def _behind_s(look: LinkLook, committed: int, known: int) -> float | None:
@@ -409,6 +409,6 @@ def _behind_s(look: LinkLook, committed: int, known: int) -> float | None:
 
 
 def _last(figures: ReplicationLook) -> dict[str, Any] | None:
-    if not figures.last_said:
+    if not figures.last_detail:
         return None
-    return {"address": figures.last_address, "said": figures.last_said, "at_ms": figures.last_said_ms}
+    return {"address": figures.last_address, "detail": figures.last_detail, "at_ms": figures.last_detail_ms}

@@ -64,8 +64,8 @@ def launch_settings(root: Path, memory: EngineMemory) -> Start:
         arguments = parse_arguments(_arguments_of(psutil.Process(pid).cmdline(), _SUPERVISOR))
     except (psutil.Error, ValueError) as error:
         raise EngineUnavailableError(f"cannot tell how the engine on {root} was started (pid {pid}): {error}") from None
-    told = read_run_settings(memory.folder).overrides()
-    return Start(pid, _started_by(arguments), {name: value for name, value in told.items() if name not in FIXED_NAMES})
+    overrides = read_run_settings(memory.folder).overrides()
+    return Start(pid, _started_by(arguments), {name: value for name, value in overrides.items() if name not in FIXED_NAMES})
 
 
 def _started_by(arguments: Arguments) -> StartedBy:
@@ -179,8 +179,8 @@ def _by_hand(root: Path, start: Start, role: str) -> str:
         return (f"{root} runs under systemd. Take PYENGINE_BROKER_ROLE and PYENGINE_HA_MASTER_ADDRESS out of its settings "
                 f"(/etc/pyengine/{name}.env), then `systemctl stop {target} {unit}`, {command('promote', root, '--role', role)}, "
                 f"`systemctl start {target}`")
-    told = "stop the program that embeds it" if start.by is StartedBy.EMBEDDED else f"stop it (kill -TERM {start.pid})"
-    return (f"{root} was started by {start.by.value}, which this command cannot do for you: {told}, then "
+    advice = "stop the program that embeds it" if start.by is StartedBy.EMBEDDED else f"stop it (kill -TERM {start.pid})"
+    return (f"{root} was started by {start.by.value}, which this command cannot do for you: {advice}, then "
             f"{command('promote', root, '--role', role)}, then start it as before, without broker_role and ha_master_address")
 
 
@@ -229,10 +229,10 @@ def _promote_stopped(root: Path, settings: dict[str, str], role: str, force: boo
     """
     with owning(root):
         configured = load_config(root, settings).broker_role
-        noted, said = ReplicationStateFile(root).read()
+        noted, problem = ReplicationStateFile(root).read()
         last = noted.role if noted else configured
         is_fenced = noted is not None and noted.is_fenced
-        if SLAVE not in (last, configured) and not said and not (force and is_fenced):
+        if SLAVE not in (last, configured) and not problem and not (force and is_fenced):
             more = (": a master of a higher term has taken its place. Start it as that one's slave, or give --force to make it the master "
                     "again: then the other one refuses puts once both meet") if is_fenced else ""
             raise EngineError(f"{root} is no slave: its role is {last}{more}")
@@ -255,8 +255,8 @@ def _write_role(root: Path, role: str, notes: list[str], peers: dict[str, str]) 
     """Write the settings, then the note: after a crash in between the store starts in neither role until this runs again."""
     file = ReplicationStateFile(root)
     noted = file.read()
-    if noted.said:
-        notes.append(noted.said)
+    if noted.problem:
+        notes.append(noted.problem)
     set_in_file(config_path(root), {"broker_role": role, **peers}, ("ha_master_address",))
     failpoint("promotion_set")
     term = max(noted.state.term, noted.state.fenced_by) + 1 if noted.state else 1

@@ -11,7 +11,7 @@ from pyengine.cli import output
 from pyengine.cli.output import existing_store, store_command
 from pyengine.errors import ExitCode
 
-LINK_COLUMNS = ("link", "state", "since", "sent", "acked", "behind", "said")
+LINK_COLUMNS = ("link", "state", "since", "sent", "acked", "behind", "detail")
 
 
 @click.command()
@@ -111,7 +111,7 @@ def _times(figures: dict[str, Any], *names: str) -> str:
 def link_row(link: dict[str, Any]) -> tuple[object, ...]:
     """Return one link as a row of the table."""
     return (link["address"], link["state"], output.time_text(link["since_ms"]), _position(link["sent"]), _position(link["acked"]),
-            _behind(link["behind_bytes"], link["behind_s"]), link["said"])
+            _behind(link["behind_bytes"], link["behind_s"]), link["detail"])
 
 
 def _behind(size_bytes: int | None, seconds: float | None) -> str:

@@ -77,7 +77,7 @@ def _change(store: Path, action: str, topic: str, changes: dict[str, Any], as_js
     from pyengine.storage.config_table import TopicConfig, TopicConfigs
 
     configs = TopicConfigs(store)
-    _tell(configs.read().said)
+    _warn(configs.read().problem)
     if action == "delete":
         if changes:
             raise UsageError("delete takes no options")
@@ -104,7 +104,7 @@ def _list(store: Path, settings: dict[str, str], as_json: bool, sizes: bool) -> 
     from pyengine.storage.config_table import TopicConfigs
 
     table = TopicConfigs(store).read()
-    _tell(table.said)
+    _warn(table.problem)
     rows: list[dict[str, Any]] = []
     with reading(store, settings) as reader:
         found = reader.topics()
@@ -118,7 +118,7 @@ def _list(store: Path, settings: dict[str, str], as_json: bool, sizes: bool) -> 
         rows.sort(key=lambda row: -row["bytes"])
     if as_json:
         output.write_json({"topics": rows, "data_version": {"counter": table.counter, "timestamp_ms": table.timestamp_ms},
-                           "said": table.said})
+                           "problem": table.problem})
         return
     output.write_table(
         ("topic", "queues", "messages", *(["bytes"] if sizes else []), "to read", "to write", "perm", "ordered"),
@@ -136,9 +136,9 @@ def _topic_document(config: TopicConfig) -> dict[str, Any]:
             "perm_text": config.perm_text, "order": config.order}
 
 
-def _tell(said: str) -> None:
-    if said:
-        print(f"warning: {said}", file=sys.stderr)
+def _warn(problem: str) -> None:
+    if problem:
+        print(f"warning: {problem}", file=sys.stderr)
 
 
 GROUP_ACTIONS = ("list", "lag", "reset", "forget")

@@ -77,11 +77,11 @@ def judge(root: Path, memory: EngineMemory, living: Sequence[int], blocked_reaso
     control, identity, workers = memory.control, memory.identity, document["workers"]
     refused = native.load(control.state, "refuse_puts")
     frozen = native.load(control.state, "frozen") != 0 or memory.state == native.STATE_READ_ONLY
-    said = native.reason(control)
+    reason = native.reason(control)
     still = list(_why_still(control, identity, workers, document["positions"]))
     return [
-        Finding(Verdict.DEGRADED, (said or "recovery refused the store") if memory.state == native.STATE_DEGRADED else ""),
-        Finding(Verdict.READ_ONLY, (said or "the store is frozen") if frozen else ""),
+        Finding(Verdict.DEGRADED, (reason or "recovery refused the store") if memory.state == native.STATE_DEGRADED else ""),
+        Finding(Verdict.READ_ONLY, (reason or "the store is frozen") if frozen else ""),
         Finding(Verdict.STUCK, why_lost(root, memory.missing_names(), living)),
         Finding(Verdict.READ_ONLY, _why_full(refused, document["disk"])),
         Finding(Verdict.READ_ONLY, _why_fenced(refused)),
@@ -90,7 +90,7 @@ def judge(root: Path, memory: EngineMemory, living: Sequence[int], blocked_reaso
         Finding(Verdict.STUCK, "; ".join(still)),
         *_blocked_reasons(blocked_reasons),
         *_replication(identity, document["replication"]),
-        Finding(Verdict.WARNING, said),
+        Finding(Verdict.WARNING, reason),
         Finding(Verdict.WARNING, _why_clock(identity, document["last_store_timestamp_ms"])),
         Finding(Verdict.WARNING, _why_mixed(workers)),
     ]
@@ -215,8 +215,8 @@ def _link_to_master(replication: dict[str, Any]) -> Finding:
         return Finding(Verdict.OK, "")
     if any(link["state"] == "handshake" for link in links):
         return Finding(Verdict.WARNING, "it compares its log with its master's")
-    said = [link["said"] for link in links if link["said"]]
-    return Finding(Verdict.STUCK, "it is not linked to its master" + (f": {said[0]}" if said else ""))
+    details = [link["detail"] for link in links if link["detail"]]
+    return Finding(Verdict.STUCK, "it is not linked to its master" + (f": {details[0]}" if details else ""))
 
 
 def slaves_that_stay(role: int, look: Callable[[], dict[str, Any] | None]) -> list[Finding]:

@@ -141,8 +141,8 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         report, presence = _join_master(root, config, report, remembered, progress)
     confirm = 0
     if report.state is RecoveryState.RECOVERED:
-        confirm, said = settle_confirmed(root, config, report.end_offset, remembered)
-        report = replace(report, notes=report.notes + said + ask_peers(root, config))
+        confirm, confirm_notes = settle_confirmed(root, config, report.end_offset, remembered)
+        report = replace(report, notes=report.notes + confirm_notes + ask_peers(root, config))
     folder = SharedFolder.of(engine_id, config.shm_directory)
     folder.make()
     folder.sweep()
@@ -327,11 +327,11 @@ def check_role(root: str | os.PathLike[str], config: EngineConfig) -> None:
     """Raise UsageError when a store that was a slave, or whose last role cannot be read, is started as a master unpromoted."""
     if config.broker_role == SLAVE or not StorePaths(root).config.is_dir():  # a file of that name makes a later step of the start fail
         return
-    noted, said = ReplicationStateFile(root).read()
+    noted, problem = ReplicationStateFile(root).read()
     if noted is not None and noted.role == SLAVE:
         why = f"{root} ran as a slave last, and is not started as {config.broker_role}: start it as a slave again"
-    elif said:  # the copy that was read in place of the file may be older than the change of the role
-        why = (f"whether {root} ran as a slave last cannot be told ({said}), so it is not started as {config.broker_role}: put the "
+    elif problem:  # the copy that was read in place of the file may be older than the change of the role
+        why = (f"whether {root} ran as a slave last cannot be told ({problem}), so it is not started as {config.broker_role}: put the "
                "file back from a copy, start it as a slave")
     else:
         return

@@ -531,7 +531,7 @@ class _LatchBridge:
 def _problem_of_topics(root: Path) -> str:
     """Return what is wrong with topics.json, or "": the engine runs without that file, so it is a note and not an error."""
     try:
-        return TopicConfigs(root).read().said
+        return TopicConfigs(root).read().problem
     except EngineError as error:
         return str(error)
 

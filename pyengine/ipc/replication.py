@@ -49,7 +49,7 @@ class LinkLook:
     bytes: int
     frames: int
     caught_up_ns: int  # monotonic; 0: unknown
-    said: str
+    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class ReplicationLook:
     closed: int
     listening_port: int
     last_address: str
-    last_said: str
-    last_said_ms: int
+    last_detail: str
+    last_detail_ms: int
 
 
 def create_replication(folder: SharedFolder, epoch: int) -> None:
@@ -93,9 +93,9 @@ class Link:
         """The link's `struct ms_link`, for the C code that updates it."""
         return self._block
 
-    def state(self, state: int, said: str = "") -> None:
+    def state(self, state: int, detail: str = "") -> None:
         """Set the state, and a sentence for `status`."""
-        native.write_texts(self._block, self.address, said)
+        native.write_texts(self._block, self.address, detail)
         native_control.store(self._block, "state", state)
 
     def start(self, offset: int) -> None:
@@ -118,11 +118,11 @@ class Link:
         """Note that the peer has all that was committed here at the time `at_ns` (monotonic)."""
         native_control.store(self._block, "caught_up_ns", at_ns)
 
-    def close(self, said: str = "") -> None:
-        """Free the link; `said` is the reason if this process did not close it on purpose."""
+    def close(self, detail: str = "") -> None:
+        """Free the link; `detail` is the reason if this process did not close it on purpose."""
         native_control.store(self._block, "state", LINK_NONE)
-        if said:
-            self._owner.note_end(self.address, said)
+        if detail:
+            self._owner.note_end(self.address, detail)
         self._owner.give_back(self._number)
 
 
@@ -173,11 +173,11 @@ class Replication:
         """Note the port at which a master accepts slaves."""
         native_control.store(self.block, "listening_port", port)
 
-    def note_end(self, address: str, said: str) -> None:
+    def note_end(self, address: str, detail: str) -> None:
         """Note why the last link ended."""
         self.count("closed")
-        native.write_texts(self.block, address, said)
-        native_control.store(self.block, "said_ms", _now_ms())
+        native.write_texts(self.block, address, detail)
+        native_control.store(self.block, "detail_ms", _now_ms())
 
     # ---- `status` --------------------------------------------------------------
 
@@ -188,9 +188,9 @@ class Replication:
     def look(self) -> ReplicationLook:
         """Return a snapshot of the totals."""
         block = self.block
-        address, said = native.read_texts(block)
+        address, detail = native.read_texts(block)
         numbers = {field: native_control.load(block, field) for field in ("connections", "refused", "closed", "listening_port")}
-        return ReplicationLook(**numbers, last_address=address, last_said=said, last_said_ms=native_control.load(block, "said_ms"))
+        return ReplicationLook(**numbers, last_address=address, last_detail=detail, last_detail_ms=native_control.load(block, "detail_ms"))
 
     def close(self) -> None:
         if self._shared is not None:
@@ -209,10 +209,10 @@ def _look(block: ms_link) -> LinkLook | None:
     state = native_control.load(block, "state")
     if state not in LINK_STATE_NAMES:
         return None
-    address, said = native.read_texts(block)
+    address, detail = native.read_texts(block)
     numbers = {field: native_control.load(block, field)
                for field in ("since_ms", "start", "sent", "acked", "acked_ms", "bytes", "frames", "caught_up_ns")}
-    return LinkLook(address=address, state=LINK_STATE_NAMES[state], said=said, **numbers)
+    return LinkLook(address=address, state=LINK_STATE_NAMES[state], detail=detail, **numbers)
 
 
 def _now_ms() -> int:

@@ -60,19 +60,19 @@ def clear(replication: ms_replication) -> None:
     lib.ms_replication_clear(replication)
 
 
-def write_texts(owner: ms_replication | ms_link, address: str, said: str) -> None:
-    """Publish `address` and `said` of a link or of the whole block; texts that are too long are truncated."""
-    lib.ms_replication_write_texts(ffi.addressof(owner, "text_seq"), owner.address, owner.said,
-                                   _fitting(address, lib.MS_LINK_ADDRESS_BYTES), _fitting(said, lib.MS_LINK_SAID_BYTES))
+def write_texts(owner: ms_replication | ms_link, address: str, detail: str) -> None:
+    """Publish `address` and `detail` of a link or of the whole block; texts that are too long are truncated."""
+    lib.ms_replication_write_texts(ffi.addressof(owner, "text_seq"), owner.address, owner.detail,
+                                   _fitting(address, lib.MS_LINK_ADDRESS_BYTES), _fitting(detail, lib.MS_LINK_DETAIL_BYTES))
 
 
 def read_texts(owner: ms_replication | ms_link) -> tuple[str, str]:
-    """Return a consistent (address, said); both are empty if their writer died while it wrote them."""
+    """Return a consistent (address, detail); both are empty if their writer died while it wrote them."""
     address = ffi.new("char[]", lib.MS_LINK_ADDRESS_BYTES)
-    said = ffi.new("char[]", lib.MS_LINK_SAID_BYTES)
+    detail = ffi.new("char[]", lib.MS_LINK_DETAIL_BYTES)
     for _ in range(_TRIES):
-        if lib.ms_replication_read_texts(ffi.addressof(owner, "text_seq"), owner.address, owner.said, address, said) == 0:
-            return ffi.string(address).decode("utf-8", "replace"), ffi.string(said).decode("utf-8", "replace")
+        if lib.ms_replication_read_texts(ffi.addressof(owner, "text_seq"), owner.address, owner.detail, address, detail) == 0:
+            return ffi.string(address).decode("utf-8", "replace"), ffi.string(detail).decode("utf-8", "replace")
     return "", ""
 
 

@@ -156,9 +156,9 @@ class ScheduleMessageService(Service):
 
     def _load(self, config: EngineConfig) -> list[_Level]:
         """Return the levels of the setting, and further ones that have a queue in the store."""
-        self._written, said = self._offsets.read()
-        if said:
-            self._report(Event.TABLE_UNUSABLE, said)
+        self._written, problem = self._offsets.read()
+        if problem:
+            self._report(Event.TABLE_UNUSABLE, problem)
         delays = dict(enumerate(config.delay_levels_ms, start=1))
         queues = self._reader.topics().get(SCHEDULE_TOPIC, [])
         levels = []

@@ -68,12 +68,12 @@ class RowFormat(Generic[Row]):
 
 @dataclass(frozen=True, slots=True)
 class NamedRows(Generic[Row]):
-    """The content of a file; `said` is a sentence about a damaged file, `is_lost` whether no part of it could be used."""
+    """The content of a file; `problem` is a sentence about a damaged file, `is_lost` whether no part of it could be used."""
 
     rows: dict[str, Row]
     counter: int = 0
     timestamp_ms: int = 0
-    said: str = ""
+    problem: str = ""
     is_lost: bool = False
 
 
@@ -87,13 +87,13 @@ class ConfigTable(Generic[Row]):
         self.path = self._file.path
 
     def read(self) -> NamedRows[Row]:
-        """Read the file, or `.bak` if it is damaged, which `said` reports then. DiskError for lack of a descriptor or of memory."""
+        """Read the file, or `.bak` if it is damaged, which `problem` reports then. DiskError for lack of a descriptor or of memory."""
         return self._rows(self._file.read())
 
     def _rows(self, found: ReadConfig[NamedRows[Row]]) -> NamedRows[Row]:
         if found.value is None:
-            return NamedRows({}, said=found.said, is_lost=bool(found.said))
-        return replace(found.value, said=found.said)
+            return NamedRows({}, problem=found.problem, is_lost=bool(found.problem))
+        return replace(found.value, problem=found.problem)
 
     @contextlib.contextmanager
     def changed(self) -> Iterator[NamedRows[Row]]:
@@ -245,7 +245,7 @@ class TopicConfigs(ConfigTable[TopicConfig]):
             return []
         with self.changed() as table:
             if table.is_lost:
-                raise DiskError(f"{table.said}: new topics are not entered; repair the file or remove it", path=str(self.path))
+                raise DiskError(f"{table.problem}: new topics are not entered; repair the file or remove it", path=str(self.path))
             topics = table.rows
             lacking = _lacking(topics, wanted)
             for topic in lacking:

@@ -451,8 +451,8 @@ class DelayOffsets:
 
         DiskError for lack of a descriptor or of memory.
         """
-        table, said, *_ = self._file.read()
-        return table or {}, said
+        table, problem, *_ = self._file.read()
+        return table or {}, problem
 
     def write(self, table: Mapping[int, int]) -> None:
         """Replace the file, durably; the old one is kept as `.bak`. Raises DiskFullError, DiskError or FlushError."""

@@ -90,7 +90,7 @@ class ReadConfig(NamedTuple, Generic[Value]):
     may be undamaged although it could not be read, so that it must not be replaced; whether both files are absent or empty."""
 
     value: Value | None
-    said: str = ""
+    problem: str = ""
     from_backup: bool = False
     is_unread: bool = False
     is_empty: bool = False
@@ -119,8 +119,8 @@ class ConfigFile(Generic[Value]):
     def read_to_change(self) -> ReadConfig[Value]:
         """Like read(), before a write; DiskError also if the write would destroy content that could not be read or used."""
         found = self.read()
-        if found.is_unread or (found.value is None and found.said and not found.is_empty):
-            raise DiskError(f"{found.said}: it is not changed; repair the file or remove it", path=str(self.path))
+        if found.is_unread or (found.value is None and found.problem and not found.is_empty):
+            raise DiskError(f"{found.problem}: it is not changed; repair the file or remove it", path=str(self.path))
         return found
 
     def write(self, text: str) -> None:

@@ -58,7 +58,7 @@ class ReadState(NamedTuple):
     """The content of the file, None if no file can be used; a sentence about a damaged one."""
 
     state: ReplicationState | None
-    said: str
+    problem: str
 
 
 class ReplicationStateFile:
@@ -76,12 +76,12 @@ class ReplicationStateFile:
 
         Its role may be older too: if there is a sentence, the store does not start as a master (pyengine/engine/bring_up.py).
         """
-        state, said, _, is_unread, _ = self._file.read()
-        self._unread = said if is_unread else ""
+        state, problem, _, is_unread, _ = self._file.read()
+        self._unread = problem if is_unread else ""
         self._dispatch_at = (state and state.dispatch_at) or DISPATCH_AT[0]
         if state is not None:
             self._term, self._fenced_by = state.term, state.fenced_by
-        return ReadState(state, said)
+        return ReadState(state, problem)
 
     def write(self, state: ReplicationState) -> None:
         """Replace the file, durably; the old one is kept as `.bak`. Raises DiskFullError, DiskError or FlushError.

@@ -74,7 +74,7 @@ def test_a_master_shows_each_slave_and_what_is_not_confirmed(replicating):
     assert first["acked_age_ms"] >= 0 and (first["bytes"], first["frames"]) == (3096, 2)
     assert (second["acked"], second["acked_age_ms"], second["behind_bytes"]) == (-1, None, 1096)
     assert first["behind_s"] == 0 and 70 <= second["behind_s"] < 130
-    assert found["last_closed"]["said"] == "the reports went back" and found["closed"] == 1
+    assert found["last_closed"]["detail"] == "the reports went back" and found["closed"] == 1
     for shown in (run("status", owner.root).stdout, run("top", owner.root, "--count", 1).stdout):
         assert "2 connected, 1.1 KiB not confirmed" in shown and "10.0.0.3:4001" in shown
         assert re.search(r"1.1 KiB, (7|8|9|10|11|12)\d? s", " ".join(shown.split()))
@@ -156,7 +156,7 @@ def test_a_stopped_store_shows_what_it_noted(make_owner):
     owner.lock.close()
     document = status(owner)
     assert document["replication"] == {"role": "SLAVE", "confirm": 700, "dispatch_at": "committed", "master_end": 900, "term": 0,
-                                       "fenced_by": 0, "said": ""}
+                                       "fenced_by": 0, "problem": ""}
     assert document["positions"]["confirm"] == 0, "never beyond the log"
     assert document["role"] == "SLAVE", "as it ran last"
     assert run("status", owner.root, "--json", "--set", "broker_role=SYNC_MASTER").document["role"] == "SYNC_MASTER"

@@ -209,7 +209,7 @@ def test_nothing_is_reported_before_it_is_flushed_and_nothing_is_skipped_on_a_fu
         assert master.last_report == before == native.load_position(control.wrote)
         with Replication(memory.folder) as replication:
             (link,) = replication.links()
-            assert "disk is too full" in link.said and link.state == "transfer"
+            assert "disk is too full" in link.detail and link.state == "transfer"
         os.kill(slave.pid("cleaner"), signal.SIGCONT)
         native.refuse_puts(control, native.REFUSE_DISK_FULL, on=False)
         wait_equal(slave, master)

@@ -60,7 +60,7 @@ class Pair(Rig):
         """The failing side's; what is said of how a link ended is a reason as long as there is none."""
         status = engine_status(self.root, {})
         replication = status["replication"] or {}
-        said = (replication.get("last_closed") or {}).get("said", "")
+        said = (replication.get("last_closed") or {}).get("detail", "")
         if said and not status["reason"] and replication.get("slaves_connected") == 0 and self.role == "master":
             status["reason"] = f"no slave: {said}"
         return status

@@ -51,7 +51,7 @@ def written(root) -> dict:
 
 def test_a_brokers_file_is_read(tmp_path):
     table = configs(tmp_path, ROCKETMQ).read()
-    assert (table.counter, table.timestamp_ms, table.said) == (7, 1700000000000, "")
+    assert (table.counter, table.timestamp_ms, table.problem) == (7, 1700000000000, "")
     assert table.rows["orders"] == TopicConfig("orders", 4, 4, 6, True)
     assert table.rows["bare"] == TopicConfig("bare", 16, 16, 6, False), "what the file does not say is TopicConfig's default"
 
@@ -70,7 +70,7 @@ def test_a_change_keeps_what_others_wrote_and_counts_up(tmp_path):
 
 def test_create_update_and_delete(tmp_path):
     topics = configs(tmp_path)
-    assert topics.read().rows == {} and topics.read().said == ""
+    assert topics.read().rows == {} and topics.read().problem == ""
     topics.create(TopicConfig("a"))
     topics.create(TopicConfig("b", 1, 2, 2, True))
     with pytest.raises(UsageError, match="is there already"):
@@ -92,16 +92,16 @@ def test_create_update_and_delete(tmp_path):
 def test_a_bad_file_gives_way_to_its_backup_and_says_so(tmp_path, bad):
     topics = configs(tmp_path, bad, ROCKETMQ)
     table = topics.read()
-    assert set(table.rows) == {"orders", "bare"} and "topics.json.bak" in table.said
+    assert set(table.rows) == {"orders", "bare"} and "topics.json.bak" in table.problem
     topics.create(TopicConfig("new"))
-    assert set(written(tmp_path)["topicConfigTable"]) == {"orders", "bare", "new"} and topics.read().said == ""
+    assert set(written(tmp_path)["topicConfigTable"]) == {"orders", "bare", "new"} and topics.read().problem == ""
     assert (tmp_path / "config" / "topics.json.bak").read_text() == ROCKETMQ, "the bad file never takes the good one's place"
 
 
 def test_two_bad_files_are_no_topics_and_stay_until_they_are_repaired_or_removed(tmp_path):
     topics = configs(tmp_path, "{", "}")
     table = topics.read()
-    assert table.rows == {} and "nothing of it is used" in table.said
+    assert table.rows == {} and "nothing of it is used" in table.problem
     with pytest.raises(DiskError, match="repair the file or remove it"):
         topics.create(TopicConfig("new"))
     assert topics.path.read_text() == "{"

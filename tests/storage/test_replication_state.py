@@ -16,8 +16,8 @@ def test_what_was_written_is_read(tmp_path):
     assert file.read() == (None, "")
     file.write(ReplicationState("SYNC_MASTER", 4096))
     file.write(ReplicationState("SLAVE", 1 << 40))
-    state, said = ReplicationStateFile(tmp_path).read()
-    assert (state, said) == (ReplicationState("SLAVE", 1 << 40), "")
+    state, problem = ReplicationStateFile(tmp_path).read()
+    assert (state, problem) == (ReplicationState("SLAVE", 1 << 40), "")
     assert json.loads(file.path.read_text()) == {"role": "SLAVE", "confirm": 1 << 40}
 
 
@@ -43,9 +43,9 @@ def test_for_a_bad_file_the_one_before_stands_in(tmp_path, bad):
     file.write(ReplicationState("SLAVE", 100))
     file.write(ReplicationState("SLAVE", 200))
     file.path.write_text(bad)
-    state, said = file.read()
+    state, problem = file.read()
     assert state == ReplicationState("SLAVE", 100)
-    assert "replication.json" in said
+    assert "replication.json" in problem
     file.write(ReplicationState("SLAVE", 300))  # and the bad one does not become the one before
     file.path.write_text("")
     assert file.read().state == ReplicationState("SLAVE", 100)
@@ -57,8 +57,8 @@ def test_two_bad_files_are_no_state(tmp_path):
     file.write(ReplicationState("SLAVE", 200))
     for path in (file.path, file.path.with_name("replication.json.bak")):
         path.write_text("?")
-    state, said = file.read()
-    assert state is None and "nothing of it is used" in said
+    state, problem = file.read()
+    assert state is None and "nothing of it is used" in problem
 
 
 def test_a_term_never_falls_and_is_kept_by_those_that_do_not_know_it(tmp_path):
@@ -78,7 +78,7 @@ def test_what_is_no_term_is_damage(tmp_path, term):
     file = ReplicationStateFile(tmp_path)
     file.path.parent.mkdir(parents=True, exist_ok=True)
     file.path.write_text('{"role": "SLAVE", "confirm": 1, "term": %s}' % term)
-    assert file.read().state is None and "is no term" in file.read().said
+    assert file.read().state is None and "is no term" in file.read().problem
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO], ids=errno.errorcode.get)

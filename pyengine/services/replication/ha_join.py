@@ -161,9 +161,9 @@ def _old_store(store: MessageStore, config: EngineConfig, call: MasterCall, low:
 def _check_floor(store: MessageStore, config: EngineConfig, cut_at: int, end_offset: int, remembered: int,
                  why: str) -> None:
     """Raise JoinRefusedError if confirmed bytes would be truncated."""
-    state, said = ReplicationStateFile(store.root).read()
+    state, problem = ReplicationStateFile(store.root).read()
     floor = min(end_offset, max(remembered, state.confirm if state is not None else 0))
-    if said and state is None:
+    if problem and state is None:
         floor = end_offset  # what was confirmed is unknown
     if cut_at < floor and config.ha_cut != "any":
         raise JoinRefusedError(
