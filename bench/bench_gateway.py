@@ -112,16 +112,16 @@ def turn(side: str, java: str, folder: Path, quick: bool, guards: Guards, seen: 
     """One side's turn: warm up, send with each number of threads, consume all of it."""
     def work(name: str, ask: Callable[[], dict[str, Any]]) -> int:
         cpu_s = cpu()
-        told = ask()
-        if told.get("failed") or not told.get("whole", True):
-            raise SystemExit(f"{side}, {name}: {told}")
+        result = ask()
+        if result.get("failed") or not result.get("whole", True):
+            raise SystemExit(f"{side}, {name}: {result}")
         found = seen.setdefault(name, {}).setdefault(side, Seen())
-        found.rate.append(told["messages"] / told["seconds"])
-        found.cpu_us.append((cpu() - cpu_s) / told["messages"] * 1e6)
-        if "p50_us" in told:
-            found.p50_us.append(told["p50_us"])
-            found.p99_us.append(told["p99_us"])
-        return int(told["messages"])
+        found.rate.append(result["messages"] / result["seconds"])
+        found.cpu_us.append((cpu() - cpu_s) / result["messages"] * 1e6)
+        if "p50_us" in result:
+            found.p50_us.append(result["p50_us"])
+            found.p99_us.append(result["p99_us"])
+        return int(result["messages"])
 
     folder.mkdir()
     flags = (*CLIENT_FLAGS, "-Dtls.enable=true") if guards.tls else CLIENT_FLAGS

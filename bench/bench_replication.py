@@ -226,9 +226,9 @@ def bench_catch_up(folder: Path, pairs: list[str], rounds: int, size_bytes: int)
         for pair in pairs:
             found[pair].append(catch_up(folder, pair, made))
     limit = statistics.median(rate for rate, _ in found["real+real"]) if "real+real" in found else None
-    return [Row(f"catch-up of {size_bytes / 1e6:.0f} MB, {pair}", "MB/s", [rate for rate, _ in told], limit, "real+real",
-                notes={"CPU s a GB, both sides": statistics.median(cpu for _, cpu in told)})
-            for pair, told in found.items()]
+    return [Row(f"catch-up of {size_bytes / 1e6:.0f} MB, {pair}", "MB/s", [rate for rate, _ in result], limit, "real+real",
+                notes={"CPU s a GB, both sides": statistics.median(cpu for _, cpu in result)})
+            for pair, result in found.items()]
 
 
 def bench_sync(folder: Path, pairs: list[str], rounds: int, count: int) -> list[Row]:
@@ -237,20 +237,20 @@ def bench_sync(folder: Path, pairs: list[str], rounds: int, count: int) -> list[
         for pair in pairs:  # one at a time: a real store at rest still polls each millisecond
             with contextlib.closing(SyncPair(folder, pair)) as up:
                 cpu = up.cpu_s()
-                told = up.master.puts(count)
-                told["cpuUs"] = (up.cpu_s() - cpu) / count * 1e6
-            if set(told["statuses"]) != {"PUT_OK"}:
-                raise SystemExit(f"{pair}: {told['statuses']}")
-            found[pair].append(told)
+                result = up.master.puts(count)
+                result["cpuUs"] = (up.cpu_s() - cpu) / count * 1e6
+            if set(result["statuses"]) != {"PUT_OK"}:
+                raise SystemExit(f"{pair}: {result['statuses']}")
+            found[pair].append(result)
     rows = []
     for name, unit, of, better in (("rate", "puts/s", lambda one: count / one["seconds"], True),
                                    ("p50", "us", lambda one: one["p50Us"], False)):
         limit = statistics.median(map(of, found["real+real"])) if "real+real" in found else None
-        for pair, told in found.items():
-            notes = {"p99, us": statistics.median(one["p99Us"] for one in told)} if name == "p50" else {
-                "CPU us a put, both sides": statistics.median(one["cpuUs"] for one in told)}
+        for pair, result in found.items():
+            notes = {"p99, us": statistics.median(one["p99Us"] for one in result)} if name == "p50" else {
+                "CPU us a put, both sides": statistics.median(one["cpuUs"] for one in result)}
             floor, aim = (1, 2) if (name, pair) == ("rate", "ours+ours") else (None, None)
-            rows.append(Row(f"SYNC_MASTER, one producer, 1 KiB: {name}, {pair}", unit, list(map(of, told)), limit, "real+real",
+            rows.append(Row(f"SYNC_MASTER, one producer, 1 KiB: {name}, {pair}", unit, list(map(of, result)), limit, "real+real",
                             floor=floor, aim=aim, higher_is_better=better, notes=notes))
     return rows
 

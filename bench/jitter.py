@@ -210,36 +210,36 @@ def measure(folder: Path, seconds: float, arguments: argparse.Namespace) -> dict
             "recorded": recorded}
 
 
-def show(told: dict) -> None:
+def show(result: dict) -> None:
     """Tables for people."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console(width=None if sys.stdout.isatty() else 120)
-    beside = (f"{told['rolls']} rolls, {told['deletions']} deletions, {told['checkpoints']} checkpoints"
-              f"{', Spark reads' if told['spark'] else ''}")
-    table = Table(title=f"{told['puts']:,} puts of {told['body_bytes']} B in {told['seconds']:g} s; {beside}; "
-                        f"{told['cpus']} CPUs, load {told['load'][0]}")
+    beside = (f"{result['rolls']} rolls, {result['deletions']} deletions, {result['checkpoints']} checkpoints"
+              f"{', Spark reads' if result['spark'] else ''}")
+    table = Table(title=f"{result['puts']:,} puts of {result['body_bytes']} B in {result['seconds']:g} s; {beside}; "
+                        f"{result['cpus']} CPUs, load {result['load'][0]}")
     for name in ("p50", "p99", "p99.9", "p99.99"):
         table.add_column(f"{name}, us")
     table.add_column("longest, ms")
-    table.add_column(f"stalls of {told['stall_ms']:g} ms")
-    table.add_row(*(figure(told[f"{name}_us"]) for name in ("p50", "p99", "p99.9", "p99.99")), figure(told["longest_ms"]),
-                  str(len(told["stalls"])))
+    table.add_column(f"stalls of {result['stall_ms']:g} ms")
+    table.add_row(*(figure(result[f"{name}_us"]) for name in ("p50", "p99", "p99.9", "p99.99")), figure(result["longest_ms"]),
+                  str(len(result["stalls"])))
     console.print(table)
-    if told["stalls"]:
+    if result["stalls"]:
         table = Table("cause", "stalls", "longest, ms", "together, ms")
-        causes = {stall["cause"] for stall in told["stalls"]}
-        of = {cause: [stall["ms"] for stall in told["stalls"] if stall["cause"] == cause] for cause in causes}
+        causes = {stall["cause"] for stall in result["stalls"]}
+        of = {cause: [stall["ms"] for stall in result["stalls"] if stall["cause"] == cause] for cause in causes}
         for cause in sorted(of, key=lambda cause: -sum(of[cause])):
             table.add_row(cause, str(len(of[cause])), figure(max(of[cause])), figure(sum(of[cause])))
         console.print(table)
         table = Table("at, s", "longest stalls, ms", "cause", "evidence, ms")
-        for stall in sorted(told["stalls"], key=lambda stall: -stall["ms"])[:SHOWN]:
+        for stall in sorted(result["stalls"], key=lambda stall: -stall["ms"])[:SHOWN]:
             table.add_row(f"{stall['at_s']:.1f}", figure(stall["ms"]), stall["cause"],
                           ", ".join(f"{name} {ms:g}" for name, ms in stall["evidence_ms"].items()))
         console.print(table)
-    write_stalls("the flight recorder", {"all puts": told["recorded"]})
+    write_stalls("the flight recorder", {"all puts": result["recorded"]})
 
 
 def main() -> None:
@@ -258,12 +258,12 @@ def main() -> None:
         read_with_spark(arguments.read_with_spark)
     folder = Path(tempfile.mkdtemp(dir=arguments.folder or Path.cwd(), prefix="bench-"))
     try:
-        told = measure(folder, QUICK_S if arguments.quick else arguments.minutes * 60, arguments)
+        result = measure(folder, QUICK_S if arguments.quick else arguments.minutes * 60, arguments)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    show(told)
+    show(result)
     if arguments.json:
-        arguments.json.write_text(json.dumps(told, indent=1) + "\n")
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -514,8 +514,8 @@ class EngineConfig:
     def overrides(self) -> dict[str, str]:
         """What a child process must be given, as text: what came by environment or --set, and the store's sizes,
         which the environment that it inherits may contradict."""
-        told = {name for name, origin in self.origins.items() if origin in ("environment", "--set")}
-        return {name: SETTINGS[name].show(getattr(self, name)) for name in SETTINGS if name in told or name in FIXED_NAMES}
+        given = {name for name, origin in self.origins.items() if origin in ("environment", "--set")}
+        return {name: SETTINGS[name].show(getattr(self, name)) for name in SETTINGS if name in given or name in FIXED_NAMES}
 
     def explain(self) -> list[tuple[str, str, str, str]]:
         """(name, value, default, where from) of every setting, in the table's order."""

@@ -238,10 +238,10 @@ def run_together(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
             stdin.flush()
         answers = []
         for child in children:
-            told, errors = child.communicate()
+            stdout, errors = child.communicate()
             if child.returncode:
                 raise EngineError(f"a producer ended with {child.returncode}: {errors[-2000:]}")
-            answers.append(json.loads(told.strip().splitlines()[-1]))
+            answers.append(json.loads(stdout.strip().splitlines()[-1]))
         return answers
     finally:
         for child in children:

@@ -23,12 +23,12 @@ from pyengine.storage.config import (
     SET,
     SETTINGS,
     EngineConfig,
+    changing_engine,
     config_path,
     load_config,
     set_durably,
     setting_name,
     settings_to_set,
-    telling_engine,
 )
 
 broker_conf_option = click.option(
@@ -76,11 +76,11 @@ def explain(store: Path | None, settings: dict[str, str], as_json: bool, broker_
     """
     if store is not None:
         _look_at(store)
-    told = None if broker_conf is None else read_broker_conf(broker_conf, store, settings)
-    running = None if settings or store is None or told is not None else _running(store)
-    loaded = running or load_config(store, settings if told is None else told.settings)
-    of_broker = set() if told is None else told.settings.keys() - settings.keys()
-    rows = [(name, value, default, told.name if told is not None and name in of_broker else origin)
+    conf = None if broker_conf is None else read_broker_conf(broker_conf, store, settings)
+    running = None if settings or store is None or conf is not None else _running(store)
+    loaded = running or load_config(store, settings if conf is None else conf.settings)
+    of_broker = set() if conf is None else conf.settings.keys() - settings.keys()
+    rows = [(name, value, default, conf.name if conf is not None and name in of_broker else origin)
             for name, value, default, origin in loaded.explain() if not changed or value != default]
     if as_json:
         output.write_json({
@@ -89,10 +89,10 @@ def explain(store: Path | None, settings: dict[str, str], as_json: bool, broker_
                  "unit": SETTINGS[name].unit, "key": SETTINGS[name].key or None, "fixed": SETTINGS[name].fixed,
                  "live": bool(SETTINGS[name].live), "takes_effect": _takes_effect(SETTINGS[name]),
                  "without_effect_because": SETTINGS[name].inert or None, "meaning": SETTINGS[name].meaning}
-                for name, _, _, origin in rows]} | ({} if told is None else {"broker_conf": [asdict(row) for row in told.rows]}))
+                for name, _, _, origin in rows]} | ({} if conf is None else {"broker_conf": [asdict(row) for row in conf.rows]}))
         return
-    if told is not None:
-        output.write_table((f"in {told.name}", "value", "here"), [(row.key, row.value, row.outcome) for row in told.rows])
+    if conf is not None:
+        output.write_table((f"in {conf.name}", "value", "here"), [(row.key, row.value, row.outcome) for row in conf.rows])
         print()
     output.write_table(("setting", "value", "default", "from", "a change takes effect"),
                        [(*row, _takes_effect(SETTINGS[row[0]])) for row in rows])
@@ -131,7 +131,7 @@ def set_command(store: Path, settings: dict[str, str], as_json: bool, pairs: Seq
     running = _running(existing_store(store))
     set_durably(store, values)
     if running is not None:
-        _tell(store, {name: SETTINGS[name].show(value) for name, value in values.items() if SETTINGS[name].live})
+        _change_engine(store, {name: SETTINGS[name].show(value) for name, value in values.items() if SETTINGS[name].live})
     rows = [_changed(name, SETTINGS[name].show(value), running) for name, value in values.items()]
     if as_json:
         output.write_json({"store": str(store), "running": running is not None, "settings": rows})
@@ -173,11 +173,11 @@ def _running(store: Path) -> EngineConfig | None:
         return None
 
 
-def _tell(store: Path, live: dict[str, str]) -> None:
+def _change_engine(store: Path, live: dict[str, str]) -> None:
     """Tell the engine to use the settings `live`, and wait until each worker does."""
     from pyengine.ipc.session_client import ask_for_settings
 
-    with telling_engine(store):
+    with changing_engine(store):
         number = ask_for_settings(store, live)["number"]
         slow = _slow(store, number)
     if slow:
@@ -239,8 +239,8 @@ def with_broker_conf(path: Path | None, root: Path, given: dict[str, str]) -> tu
     """Return the settings to start an engine with, from --set and a broker's file if given, and notes for the user."""
     if path is None:
         return given, []
-    told = read_broker_conf(path, root, given)
-    return told.settings, told.notes
+    conf = read_broker_conf(path, root, given)
+    return conf.settings, conf.notes
 
 
 def read_broker_conf(path: Path, root: Path | None, given: Mapping[str, str]) -> BrokerConf:

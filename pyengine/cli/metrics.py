@@ -189,7 +189,7 @@ class Exposition:
         """Return whether a process of the store's engine lives, also while it recovers or is in trouble, and a sentence."""
         live = live_status(self._root)
         if live is not None:
-            return True, _told(live[0])
+            return True, _sentence(live[0])
         try:
             living = living_kinds(self._root)
         except DiskError as error:
@@ -205,10 +205,10 @@ class Exposition:
             return False, self.health()[1]
         document = live[0]
         if Verdict(document["verdict"]).is_trouble or document["takes_puts"]:
-            return document["takes_puts"] and not Verdict(document["verdict"]).is_trouble, _told(document)
+            return document["takes_puts"] and not Verdict(document["verdict"]).is_trouble, _sentence(document)
         if document["role"] == "SLAVE":
-            return False, f"a SLAVE takes no puts; {_told(document)}"
-        return False, f"it takes no puts now; {_told(document)}"
+            return False, f"a SLAVE takes no puts; {_sentence(document)}"
+        return False, f"it takes no puts now; {_sentence(document)}"
 
     def _groups(self) -> Iterator[Metric]:
         """Yield the next offset and the lag of each consumer group."""
@@ -277,7 +277,7 @@ def _application(exposition: Exposition) -> WSGIApplication:
     return answer
 
 
-def _told(document: dict[str, Any]) -> str:
+def _sentence(document: dict[str, Any]) -> str:
     return f"{document['verdict']}: {document['summary']}"
 
 

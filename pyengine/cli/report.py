@@ -88,9 +88,9 @@ def bars(labels: Sequence[str], layers: Sequence[Layer], shown: Callable[[float]
                 continue
             height = (HEIGHT - TOP - BOTTOM) * value / top
             y -= height
-            told = f"{label}: {shown(value)}" if len(layers) == 1 else f"{label} {layer.name}: {shown(value)} of {shown(totals[at])}"
+            title = f"{label}: {shown(value)}" if len(layers) == 1 else f"{label} {layer.name}: {shown(value)} of {shown(totals[at])}"
             parts.append(f'<rect x="{x:.2f}" y="{y:.2f}" width="{bar:.2f}" height="{max(height, 0.4):.2f}" class="c{layer.colour}">'
-                         f"<title>{escaped(told)}</title></rect>")
+                         f"<title>{escaped(title)}</title></rect>")
     return _svg(parts, what)
 
 

@@ -6,7 +6,7 @@ A segment's name is the offset of its first byte in the whole log (or queue), in
 The log is in one folder or several. RocketMQ's storePathCommitLog lists the folders, separated by `,`, in which new
 segments are created in turn; readOnlyCommitLogStorePaths lists folders that hold segments of the log but get no new ones.
 Without these settings the log is in STORE/commitlog. The store's config/engine.toml holds both settings; a process with
-other values (--set, environment) calls `tell_log_folders`.
+other values (--set, environment) calls `set_log_folders`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LogFolders:
         return by_name[start_offset // size_bytes % len(by_name)]
 
 
-_told: dict[str, LogFolders] = {}
+_given: dict[str, LogFolders] = {}
 _read: dict[str, tuple[tuple[int, int, int], LogFolders]] = {}
 
 
@@ -66,31 +66,31 @@ def split_folders(root: Root, text: str) -> tuple[Path, ...]:
     return tuple(Path(root) / piece.strip() for piece in text.split(PATH_SEPARATOR) if piece.strip())
 
 
-def made_of(root: Root, store_path: str, read_only: str) -> LogFolders:
+def folders_of(root: Root, store_path: str, read_only: str) -> LogFolders:
     """Return the folders that the two settings name; an empty text names none."""
     writable = split_folders(root, store_path) or (Path(root) / "commitlog",)
     return LogFolders(writable, split_folders(root, read_only))
 
 
-def tell_log_folders(root: Root, store_path: str, read_only: str) -> None:
+def set_log_folders(root: Root, store_path: str, read_only: str) -> None:
     """Set the log folders of the store at `root` for this process, in place of those in its engine.toml."""
-    _told[os.path.abspath(root)] = made_of(root, store_path, read_only)
+    _given[os.path.abspath(root)] = folders_of(root, store_path, read_only)
 
 
 def log_folders(root: Root) -> LogFolders:
     """Return the log folders of the store at `root`."""
     key = os.path.abspath(root)
-    if key in _told:
-        return _told[key]
+    if key in _given:
+        return _given[key]
     path = os.path.join(root, "config", "engine.toml")
     try:
         now = os.stat(path)
     except OSError:
-        return made_of(root, "", "")
+        return folders_of(root, "", "")
     version = now.st_mtime_ns, now.st_ino, now.st_size  # not the time alone: it has only the resolution of the kernel's tick
     known = _read.get(key)
     if known is None or known[0] != version:
-        known = _read[key] = version, made_of(root, *_settings(path))
+        known = _read[key] = version, folders_of(root, *_settings(path))
     return known[1]
 
 

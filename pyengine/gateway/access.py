@@ -268,14 +268,14 @@ class AccessList:
                     content = file.read(LIST_BYTES_MAX + 1)
             except OSError as error:
                 raise AccessError(f"the access list in {path} cannot be read: {error.strerror} (gateway_acl_file)") from None
-            told = _document(content)
-            changed = copy.deepcopy(told)
+            document = _document(content)
+            changed = copy.deepcopy(document)
             edit(changed)
             versions = _list(changed, "dataVersion")
             version = versions[0] if versions and isinstance(versions[0], dict) else {}
             changed["dataVersion"] = [version | {"counter": _number(version.get("counter")) + 1,
                                                  "timestamp": time.time_ns() // 1_000_000}, *versions[1:]]
-            new = _rewritten(content, told, changed)
+            new = _rewritten(content, document, changed)
             _read_rules(new, 0)
             write_config(path, new, keep_backup=False, mode=LOCK_MODE)
             return self._look()
@@ -284,21 +284,22 @@ class AccessList:
         """Return handlers for mqadmin's clusterAclConfigVersion, updateAclConfig, deleteAclConfig and updateGlobalWhiteAddr."""
         async def change(request: Request, what: str, failed: int, edit: Callable[[dict[str, Any]], None]) -> Answer:
             try:
-                told = await asyncio.get_running_loop().run_in_executor(executor, self.change, edit)
+                sentence = await asyncio.get_running_loop().run_in_executor(executor, self.change, edit)
             except EngineError as error:
                 return Answer(failed, str(error))
             key = request.frame.fields.get("AccessKey", "without an access key")
-            report(Event.GATEWAY_ACCESS, f"client {request.connection.host} ({printable(key)}) has changed {printable(what)}: {told}")
+            report(Event.GATEWAY_ACCESS, f"client {request.connection.host} ({printable(key)}) has changed {printable(what)}: {sentence}")
             return Answer()
 
         async def put_account(request: Request) -> Answer:
             fields = request.frame.fields
             return await change(request, f"the account {fields.get('accessKey')}", codes.UPDATE_AND_CREATE_ACL_CONFIG_FAILED,
-                                lambda told: _put_account(told, fields))
+                                lambda document: _put_account(document, fields))
 
         async def delete_account(request: Request) -> Answer:
             key = request.frame.fields.get("accessKey", NOTHING)
-            return await change(request, f"the account {key}", codes.DELETE_ACL_CONFIG_FAILED, lambda told: _delete_account(told, key))
+            return await change(request, f"the account {key}", codes.DELETE_ACL_CONFIG_FAILED,
+                                lambda document: _delete_account(document, key))
 
         async def put_addresses(request: Request) -> Answer:
             text, named = request.frame.fields.get("globalWhiteAddrs"), request.frame.fields.get("aclFileFullPath")
@@ -307,12 +308,12 @@ class AccessList:
                 return Answer(codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED,
                               f"The globalWhiteAddresses[{text or NOTHING}] has been updated failed. (the access list is {self._path})")
             return await change(request, "the addresses that need no key", codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED,
-                                lambda told: told.update(globalWhiteRemoteAddresses=[
+                                lambda document: document.update(globalWhiteRemoteAddresses=[
                                     piece for piece in _WHITE_ADDRESS.findall(text) if piece.strip()]))
 
         def version(request: Request) -> Answer:
-            said = write_json(self._rules.version).decode()
-            return Answer(fields={"version": said, "allAclFileVersion": write_json({str(self._path): self._rules.version}).decode(),
+            version_text = write_json(self._rules.version).decode()
+            return Answer(fields={"version": version_text, "allAclFileVersion": write_json({str(self._path): self._rules.version}).decode(),
                                   "brokerName": address.broker_name, "brokerAddr": address.broker, "clusterName": address.cluster})
 
         return {codes.GET_BROKER_CLUSTER_ACL_INFO: version, codes.UPDATE_AND_CREATE_ACL_CONFIG: put_account,
@@ -383,16 +384,16 @@ def _needed(frame: Frame) -> dict[str, int]:
     elif code in (codes.UNREGISTER_CLIENT, codes.GET_CONSUMER_LIST_BY_GROUP):
         needs_group(fields.get("consumerGroup"))
     elif code == codes.HEART_BEAT:
-        told = read_json(frame.body)
-        for consumer in _rows(told, "consumerDataSet"):
+        document = read_json(frame.body)
+        for consumer in _rows(document, "consumerDataSet"):
             needs_group(consumer.get("groupName"))
             for subscription in _rows(consumer, "subscriptionDataSet"):
                 needs(subscription.get("topic"), SUB)
     return needed
 
 
-def _rows(told: object, name: str) -> list[dict[str, object]]:
-    found = told.get(name) or [] if isinstance(told, dict) else None
+def _rows(document: object, name: str) -> list[dict[str, object]]:
+    found = document.get(name) or [] if isinstance(document, dict) else None
     if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
         raise WireError(f"a heartbeat whose {name} is no list of objects")
     return found
@@ -413,24 +414,24 @@ def _document(content: bytes) -> dict[str, Any]:
     if len(content) > LIST_BYTES_MAX:
         raise AccessError(f"it is longer than {LIST_BYTES_MAX:,} bytes")
     try:
-        told = yaml.load(content, _loader())
+        document = yaml.load(content, _loader())
     except yaml.YAMLError as error:  # its text may have a piece of the file with a secret
         mark = getattr(error, "problem_mark", None)
         raise AccessError("it is no YAML" + (f" from line {mark.line + 1}, column {mark.column + 1} on" if mark else "")) from None
     except (ValueError, RecursionError):
         raise AccessError("it is no YAML that can be read") from None
-    if not isinstance(told, dict) or not told:
+    if not isinstance(document, dict) or not document:
         raise AccessError("it is empty: give it `accounts`, `globalWhiteRemoteAddresses`, or both")
-    return told
+    return document
 
 
 def _read_rules(content: bytes, changed_ms: int) -> _Rules:
     """Read the rules of a plain_acl.yml. AccessError, whose text has no secret, for what RocketMQ would not accept either.
 
     A file without a version has its time of change as version."""
-    told = _document(content)
+    document = _document(content)
     accounts: dict[str, _Account] = {}
-    for number, row in enumerate(_list(told, "accounts"), 1):
+    for number, row in enumerate(_list(document, "accounts"), 1):
         if not isinstance(row, dict):
             raise AccessError(f"its account {number} is no map")
         try:
@@ -438,10 +439,10 @@ def _read_rules(content: bytes, changed_ms: int) -> _Rules:
         except AccessError as error:
             raise AccessError(f"its account {number}: {error}") from None
         accounts.setdefault(account.access_key, account)  # RocketMQ uses the first of two with the same key
-    white = tuple(Addresses(_text(each, "an address")) for each in _list(told, "globalWhiteRemoteAddresses"))
-    versions = _list(told, "dataVersion")
-    said = versions[0] if versions and isinstance(versions[0], dict) else {}
-    version = {name: _number(said.get(name), other) for name, other in (("counter", 0), ("timestamp", changed_ms))}
+    white = tuple(Addresses(_text(each, "an address")) for each in _list(document, "globalWhiteRemoteAddresses"))
+    versions = _list(document, "dataVersion")
+    row = versions[0] if versions and isinstance(versions[0], dict) else {}
+    version = {name: _number(row.get(name), other) for name, other in (("counter", 0), ("timestamp", changed_ms))}
     return _Rules(accounts, white, version)
 
 
@@ -472,8 +473,8 @@ def _rights(row: Mapping[str, object], name: str) -> list[tuple[str, int]]:
     return found
 
 
-def _list(told: Mapping[str, object], name: str) -> list[object]:
-    found = told.get(name) or []
+def _list(document: Mapping[str, object], name: str) -> list[object]:
+    found = document.get(name) or []
     if not isinstance(found, list):
         raise AccessError(f"{name} is no list")
     return found
@@ -497,7 +498,7 @@ def _stamp(status: os.stat_result) -> tuple[int, ...]:
 
 # ---- changing the list ---------------------------------------------------------------
 
-def _put_account(told: dict[str, Any], fields: Mapping[str, str]) -> None:
+def _put_account(document: dict[str, Any], fields: Mapping[str, str]) -> None:
     """Add or change the account of a request; fields that it does not name stay. RocketMQ: updateAccessConfig."""
     key, secret = fields.get("accessKey", ""), fields.get("secretKey", "")
     if len(key) < KEY_CHARS_MIN or len(secret) < KEY_CHARS_MIN:
@@ -514,8 +515,8 @@ def _put_account(told: dict[str, Any], fields: Mapping[str, str]) -> None:
         if pieces[1].strip() not in _RIGHTS:
             raise AccessError(f"Parse resource permission error for {each}.\nThe expected permissions are 'SUB' or 'PUB' or "
                               "'SUB|PUB' or 'PUB|SUB'.")
-    accounts: list[Any] = _list(told, "accounts")
-    told["accounts"] = accounts
+    accounts: list[Any] = _list(document, "accounts")
+    document["accounts"] = accounts
     at = _place_of(accounts, key)
     if at < 0:
         accounts.append({})
@@ -525,8 +526,8 @@ def _put_account(told: dict[str, Any], fields: Mapping[str, str]) -> None:
                          **rights, **lists})
 
 
-def _delete_account(told: dict[str, Any], key: str) -> None:
-    accounts = _list(told, "accounts")
+def _delete_account(document: dict[str, Any], key: str) -> None:
+    accounts = _list(document, "accounts")
     at = _place_of(accounts, key)
     if at < 0:
         raise AccessError(f"The accesskey[{key}] corresponding to accessConfig has been deleted failed.")
@@ -538,7 +539,7 @@ def _place_of(accounts: list[Any], key: str) -> int:
     return next((at for at, row in enumerate(accounts) if isinstance(row, dict) and str(row.get("accessKey")) == key), -1)
 
 
-def _rewritten(content: bytes, told: dict[str, Any], changed: dict[str, Any]) -> bytes:
+def _rewritten(content: bytes, document: dict[str, Any], changed: dict[str, Any]) -> bytes:
     """Return the file with the changes, and all else byte for byte, with comments; if its style does not allow that, the whole
     document without comments."""
     import yaml
@@ -546,7 +547,7 @@ def _rewritten(content: bytes, told: dict[str, Any], changed: dict[str, Any]) ->
     text = content.decode("utf-8-sig")
     edits: list[tuple[int, int, str]] = []
     try:
-        _edit(text, yaml.compose(text, Loader=_loader()), told, changed, edits)
+        _edit(text, yaml.compose(text, Loader=_loader()), document, changed, edits)
         for start, end, piece in sorted(edits, reverse=True):
             text = text[:start] + piece + text[end:]
         if yaml.load(text, _loader()) == changed:

@@ -46,7 +46,7 @@ from pyengine.ipc.statistics import WINDOWS_S, Statistics, read_statistics
 from pyengine.services.retention.clean_files import Request as CleanRequest
 from pyengine.services.retention.clean_resource import ask_to_clean
 from pyengine.storage.commit_log import measure_log
-from pyengine.storage.config import SETTINGS, set_durably, settings_to_set, telling_engine
+from pyengine.storage.config import SETTINGS, changing_engine, set_durably, settings_to_set
 from pyengine.storage.config_table import PERM_READ, PERM_WRITE, TopicConfig, group_of
 from pyengine.storage.consumer_offset import DelayOffsets
 from pyengine.storage.file_system import measure
@@ -521,7 +521,7 @@ class Admin:
             if later := [SETTINGS[name].key or name for name in values if SETTINGS[name].live != AT_ONCE]:
                 raise UsageError(f"{', '.join(later)}: taken at a start only: pyengine config set, then stop and start the engine")
             set_durably(self._reader.root, values)
-            with telling_engine(self._reader.root):
+            with changing_engine(self._reader.root):
                 ask_for_settings(self._reader.root, {name: SETTINGS[name].show(value) for name, value in values.items()}, SETTINGS_WAIT_S)
 
         try:

@@ -32,7 +32,7 @@ REQUESTS_MAX = 2048         # pending requests of one connection, with held pull
 REQUEST_BYTES, FIELD_BYTES = 2048, 200  # approximate memory of a pending request without its frame, and of each header field
 FRAMES_AT_ONCE = 32         # of one connection, before other connections are served
 TICK_S = 1.0
-ASK_TIMEOUT_S = 10.0        # for a client's answer to a request of the gateway (RocketMQ: Broker2Client)
+INVOKE_TIMEOUT_S = 10.0        # for a client's answer to a request of the gateway (RocketMQ: Broker2Client)
 INT32_MASK = 0x7FFFFFFF
 
 
@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
         self._is_full = False       # the client does not read
         self._is_paused = False
         self._opaque = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[Frame]] = {}
+        self._invoked: dict[int, asyncio.Future[Frame]] = {}
         self.host, self.address, self.born_host = "", "", b""
         self.frame_bytes_max = owner.limits.frame_bytes_max
         self.active_s = time.monotonic()
@@ -231,11 +231,11 @@ class Connection(asyncio.Protocol):
         self._owner.open.discard(self)
         self._buffer.clear()
         self._count(0)
-        for coming in self._asked.values():
+        for coming in self._invoked.values():
             if not coming.done():
                 coming.set_exception(ConnectionResetError(f"the connection of {self.address} has ended"))
-        for told in self._owner.when_closed:
-            told(self)
+        for listener in self._owner.when_closed:
+            listener(self)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -286,7 +286,7 @@ class Connection(asyncio.Protocol):
 
     def _handle(self, frame: Frame, size_bytes: int) -> None:
         if frame.is_answer:
-            coming = self._asked.get(frame.opaque)
+            coming = self._invoked.get(frame.opaque)
             if coming is not None and not coming.done():
                 coming.set_result(frame)
             return
@@ -353,12 +353,12 @@ class Connection(asyncio.Protocol):
         """Return one of those requests that is answered later, as a Request, whose reply counts it as ended."""
         return Request(self, Frame(code, opaque=opaque), size_bytes + REQUEST_BYTES)
 
-    def tell(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> None:
+    def invoke_oneway(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> None:
         """Send the client a one-way request."""
         if not self.is_closed:
             self._write(Frame(code, fields, body, next(self._opaque) & INT32_MASK, ONE_WAY))
 
-    async def ask(self, code: int, fields: Mapping[str, str], body: bytes = b"", timeout_s: float = ASK_TIMEOUT_S) -> Frame:
+    async def invoke(self, code: int, fields: Mapping[str, str], body: bytes = b"", timeout_s: float = INVOKE_TIMEOUT_S) -> Frame:
         """Send the client a request and wait for its answer. OSError if it does not read, disconnects, or does not answer."""
         if self.is_closed or self._transport is None:
             raise ConnectionError(f"the client at {self.address} has gone")
@@ -368,14 +368,14 @@ class Connection(asyncio.Protocol):
         if self._owner.held_bytes + len(body) > self._limits.memory_bytes_max:
             raise ConnectionError("too many bytes wait in the gateway (gateway_memory_max_bytes)")
         opaque = next(self._opaque) & INT32_MASK
-        coming = self._asked[opaque] = asyncio.get_running_loop().create_future()
+        coming = self._invoked[opaque] = asyncio.get_running_loop().create_future()
         try:
             self._write(Frame(code, fields, body, opaque))
             return await asyncio.wait_for(coming, timeout_s)
         except TimeoutError:
             raise TimeoutError(f"the client at {self.address} did not answer within {timeout_s:g} s") from None
         finally:
-            del self._asked[opaque]
+            del self._invoked[opaque]
 
     def _write(self, frame: Frame) -> None:
         self._send(encode_frame(frame))

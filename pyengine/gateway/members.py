@@ -167,20 +167,20 @@ class Members:
                 self._register_producer(request.connection, name, client)
         return Answer()
 
-    def _register(self, connection: Connection, told: Group, client: Client) -> None:
-        group = self.consumers.get(told.name)
-        grows = group is None or told.weight > group.weight
+    def _register(self, connection: Connection, sent: Group, client: Client) -> None:
+        group = self.consumers.get(sent.name)
+        grows = group is None or sent.weight > group.weight
         if (group is None and len(self.consumers) >= GROUPS_MAX) or (grows and self._weight > SUBSCRIPTION_BYTES_MAX):
             raise UsageError(f"{len(self.consumers)} groups with {self._weight} bytes of subscriptions are connected already")
         if group is None:
-            group = self.consumers[told.name] = Group(told.name)
-        group.consume_type, group.message_model = told.consume_type, told.message_model
-        group.consume_from_where = told.consume_from_where
+            group = self.consumers[sent.name] = Group(sent.name)
+        group.consume_type, group.message_model = sent.consume_type, sent.message_model
+        group.consume_from_where = sent.consume_from_where
         known = group.clients.get(connection)
         is_new = known is None or known.client_id != client.client_id
         group.clients[connection] = client
         self._groups_of.setdefault(connection, (set(), set()))[0].add(group.name)
-        if self._subscribe(group, told.subscriptions) or is_new:
+        if self._subscribe(group, sent.subscriptions) or is_new:
             self._notify(group)
 
     def _register_producer(self, connection: Connection, name: str, client: Client) -> None:
@@ -189,22 +189,22 @@ class Members:
         clients = self.producers.setdefault(name, {})
         before, clients[connection] = clients.get(connection), client
         if before is None or before.client_id != client.client_id:
-            told = connection, client.client_id
-            self._id_counts[told] = self._id_counts.get(told, 0) + 1
+            sent = connection, client.client_id
+            self._id_counts[sent] = self._id_counts.get(sent, 0) + 1
             if before is not None:
                 self._forget_id(connection, before.client_id)
         self._connection_of[client.client_id] = connection  # the newest one, since an older connection may be dead and not closed yet
         self._groups_of.setdefault(connection, (set(), set()))[1].add(name)
 
-    def _subscribe(self, group: Group, told: dict[str, Subscription]) -> bool:
+    def _subscribe(self, group: Group, sent: dict[str, Subscription]) -> bool:
         """Set the group's subscriptions from a heartbeat, with the newest version of each topic; return whether topics changed."""
-        changed = group.subscriptions.keys() != told.keys()
+        changed = group.subscriptions.keys() != sent.keys()
         self._weight -= group.weight
-        for topic, subscription in told.items():
+        for topic, subscription in sent.items():
             known = group.subscriptions.get(topic)
             if known is None or subscription.version > known.version:
                 group.subscriptions[topic] = subscription
-        for topic in group.subscriptions.keys() - told.keys():
+        for topic in group.subscriptions.keys() - sent.keys():
             del group.subscriptions[topic]
         self._weight += group.weight
         return changed
@@ -214,7 +214,7 @@ class Members:
         config = self._names.group(group.name)
         if config is None or config.notify_consumer_ids_changed_enable:
             for connection in list(group.clients):
-                connection.tell(codes.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group.name})
+                connection.invoke_oneway(codes.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group.name})
 
     def unregister(self, request: Request) -> Answer:
         """Remove a client from its groups, on its request."""
@@ -295,10 +295,10 @@ class Members:
 
     def check_client_config(self, request: Request) -> Answer:
         """Check a subscription that is no tag expression; a client requests this before it consumes."""
-        told = _object(read_json(request.frame.body)).get("subscriptionData")
-        if told is None:
+        sent = _object(read_json(request.frame.body)).get("subscriptionData")
+        if sent is None:
             return Answer()
-        fault = expression_fault(_object(told).get("expressionType"), _object(told).get("subString"))
+        fault = expression_fault(_object(sent).get("expressionType"), _object(sent).get("subString"))
         return fault or Answer()
 
     # ---- locks of ordered queues --------------------------------------------------
@@ -344,8 +344,8 @@ def _queues(request: Request) -> tuple[str, str, list[dict[str, Any]]]:
     return _client_id(body.get("clientId")), _name(body.get("consumerGroup"), group_fault), found
 
 
-def _group_of(told: object) -> Group:
-    fields = _object(told)
+def _group_of(sent: object) -> Group:
+    fields = _object(sent)
     subscriptions: dict[str, Subscription] = {}
     for each in _iterate(fields.get("subscriptionDataSet"), SUBSCRIPTIONS_MAX):
         one = _object(each)

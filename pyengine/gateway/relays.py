@@ -75,14 +75,14 @@ class Relays:
             return Answer(codes.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
         fields = {**request.frame.fields, "brokerName": self._address.broker_name}
         try:
-            told = await connection.ask(request.frame.code, fields, body)
+            answer = await connection.invoke(request.frame.code, fields, body)
         except TimeoutError as error:
             return Answer(codes.CONSUME_MSG_TIMEOUT, f"consumer <{group}> <{client_id}> Timeout: {error}")
         except OSError as error:
             return Answer(codes.SYSTEM_ERROR, f"invoke consumer <{group}> <{client_id}> Exception: {error}")
-        if not 0 <= told.code <= CODE_MAX:
-            return Answer(codes.SYSTEM_ERROR, f"consumer <{group}> <{client_id}> answered with the code {told.code}")
-        return Answer(told.code, told.remark, told.fields, told.body)
+        if not 0 <= answer.code <= CODE_MAX:
+            return Answer(codes.SYSTEM_ERROR, f"consumer <{group}> <{client_id}> answered with the code {answer.code}")
+        return Answer(answer.code, answer.remark, answer.fields, answer.body)
 
     async def consumer_status(self, request: Request) -> Answer:
         """Return the progress in a topic that each member of a group reports."""
@@ -97,16 +97,16 @@ class Relays:
         async def ask(connection: Connection) -> bytes:
             nonlocal kept
             try:
-                told = await connection.ask(codes.GET_CONSUMER_STATUS_FROM_CLIENT, {"topic": topic, "group": group},
+                answer = await connection.invoke(codes.GET_CONSUMER_STATUS_FROM_CLIENT, {"topic": topic, "group": group},
                                             timeout_s=STATUS_TIMEOUT_S)
             except OSError:
                 return b""
-            size_bytes = len(told.body)
-            if told.code != codes.SUCCESS or size_bytes > min(JSON_BYTES_MAX, STATUS_BYTES_MAX - self._status_bytes):
+            size_bytes = len(answer.body)
+            if answer.code != codes.SUCCESS or size_bytes > min(JSON_BYTES_MAX, STATUS_BYTES_MAX - self._status_bytes):
                 return b""
             self._status_bytes += size_bytes
             kept += size_bytes
-            return told.body
+            return answer.body
 
         try:
             bodies = await asyncio.gather(*(ask(connection) for _, connection in asked[:MEMBERS_ASKED_MAX]))
@@ -146,11 +146,11 @@ class Relays:
         broker_name = self._address.broker_name
         table = write_json({"offsetTable": ObjectKeys(
             {(("brokerName", broker_name), ("queueId", queue_id), ("topic", topic)): offset for queue_id, offset in offsets.items()})})
-        told = table if request.frame.language != "CPP" else write_json({"offsetTable": [  # its JSON does not support objects as keys
+        body = table if request.frame.language != "CPP" else write_json({"offsetTable": [  # its JSON does not support objects as keys
             {"brokerName": broker_name, "offset": offset, "queueId": queue_id, "topic": topic} for queue_id, offset in offsets.items()]})
         fields = {"topic": topic, "group": group, "timestamp": str(time_ms), "isForce": str(is_forced).lower()}
         for connection in list(members.clients):
-            connection.tell(codes.RESET_CONSUMER_CLIENT_OFFSET, fields, told)
+            connection.invoke_oneway(codes.RESET_CONSUMER_CLIENT_OFFSET, fields, body)
         return Answer(body=table)
 
     async def _in_executor(self, call: Callable[[], Found]) -> Found:

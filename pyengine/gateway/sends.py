@@ -376,10 +376,10 @@ class Sends:
             coming: asyncio.Future[PutResult] = asyncio.get_running_loop().create_future()
             self._puts.submit(message, lambda result: None if coming.done() else coming.set_result(result))
             stored = await coming
-        told = REGION | {"msgId": "0", "queueId": str(sent.queue_id), "queueOffset": "0"}
+        answer_fields = REGION | {"msgId": "0", "queueId": str(sent.queue_id), "queueOffset": "0"}
         if stored is not None and stored.status in _STORED:
-            told |= {"msgId": stored.msg_id, "queueOffset": str(stored.queue_offset)}
-        return Answer(codes.SYSTEM_ERROR, fault, told) if fault else Answer(fields=told)
+            answer_fields |= {"msgId": stored.msg_id, "queueOffset": str(stored.queue_offset)}
+        return Answer(codes.SYSTEM_ERROR, fault, answer_fields) if fault else Answer(fields=answer_fields)
 
     async def _push_reply(self, request: Request, sent: _Sent) -> str:
         """Forward a reply to its producer; return why that failed, or ""."""
@@ -390,11 +390,11 @@ class Sends:
         if connection is None:
             return f"push reply message fail, channel of <{client_id}> not found."
         names, fields, now_ms = _names_of(request), request.frame.fields, str(time.time_ns() // 1_000_000)
-        told = {name: fields[names[name]] for name in _REPLY_FIELDS if names[name] in fields}
-        told |= {"properties": encode_properties(sent.properties | {PROPERTY_PUSH_REPLY_TIME: now_ms}), "storeTimestamp": now_ms,
+        answer_fields = {name: fields[names[name]] for name in _REPLY_FIELDS if names[name] in fields}
+        answer_fields |= {"properties": encode_properties(sent.properties | {PROPERTY_PUSH_REPLY_TIME: now_ms}), "storeTimestamp": now_ms,
                  "bornHost": request.connection.address, "storeHost": self._address.broker}
         try:
-            answer = await connection.ask(codes.PUSH_REPLY_MESSAGE_TO_CLIENT, told, request.frame.body)
+            answer = await connection.invoke(codes.PUSH_REPLY_MESSAGE_TO_CLIENT, answer_fields, request.frame.body)
         except OSError:
             return f"push reply message to {client_id} fail."
         return "" if answer.code == codes.SUCCESS else f"push reply message to {client_id} fail."
@@ -630,7 +630,7 @@ class Ends:
         topic, queue_id = real_place(half)
         unique = half.uniq_key or ""
         times = int(half.properties[PROPERTY_TRANSACTION_CHECK_TIMES])
-        clients[times % len(clients)].tell(codes.CHECK_TRANSACTION_STATE, {
+        clients[times % len(clients)].invoke_oneway(codes.CHECK_TRANSACTION_STATE, {
             "commitLogOffset": str(half.physical_offset), "msgId": unique, "offsetMsgId": half.msg_id,
             "tranStateTableOffset": str(half.queue_offset), "transactionId": unique,
         }, encode_message(replace(half, topic=topic, queue_id=queue_id)))

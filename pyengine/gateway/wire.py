@@ -167,9 +167,9 @@ def _text(data: bytes) -> str:
 
 def _encode_json(frame: Frame) -> bytes:
     fields = ",".join([f"{_json(name)}:{_json(value)}" for name, value in frame.fields.items()])
-    told = f'"extFields":{{{fields}}},' if fields else ""
+    ext_fields = f'"extFields":{{{fields}}},' if fields else ""
     remark = "" if frame.remark is None else f'"remark":{_json(frame.remark)},'
-    return (f'{{"code":{frame.code},{told}"flag":{frame.flag},"language":{_json(frame.language)},"opaque":{frame.opaque},{remark}'
+    return (f'{{"code":{frame.code},{ext_fields}"flag":{frame.flag},"language":{_json(frame.language)},"opaque":{frame.opaque},{remark}'
             f'"serializeTypeCurrentRPC":"JSON","version":{frame.version}}}').encode("utf-8", "replace")
 
 

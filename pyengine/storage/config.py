@@ -20,7 +20,7 @@ from typing import Any
 
 from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES, SETTINGS, EngineConfig
 from pyengine.errors import ConfigError, EngineError
-from pyengine.formats.paths import tell_log_folders
+from pyengine.formats.paths import set_log_folders
 from pyengine.formats.small_file import read_small_text
 from pyengine.settings import Value
 
@@ -126,8 +126,8 @@ def load_config(
         asked[name] = SETTINGS[name].read(given, SET), SET
 
     if root is not None and not asked.keys().isdisjoint(LOG_PATHS):
-        told = from_file | {name: value for name, (value, _) in asked.items()}
-        tell_log_folders(root, *(str(told.get(name, "")) for name in LOG_PATHS))  # the sizes are derived from the files there
+        given = from_file | {name: value for name, (value, _) in asked.items()}
+        set_log_folders(root, *(str(given.get(name, "")) for name in LOG_PATHS))  # the sizes are derived from the files there
     values = {name: (value, FILE) for name, value in from_file.items()}
     if root is not None:
         values |= _sizes_from_files(root, from_file, asked)
@@ -263,7 +263,7 @@ def set_durably(root: str | os.PathLike[str], values: Mapping[str, Value]) -> No
 
 
 @contextlib.contextmanager
-def telling_engine(root: str | os.PathLike[str]) -> Iterator[None]:
+def changing_engine(root: str | os.PathLike[str]) -> Iterator[None]:
     """Wrap the call that gives the settings of set_durably() to a running engine: its EngineError then says that the file has them."""
     try:
         yield

@@ -215,7 +215,7 @@ def scan_log(
     total_bytes = (log_end if limit is None else min(limit, log_end)) - at
     scan = before_blank = LogScan(at, at, CaseLabel.RANGE_END)
 
-    def tell(done: int) -> None:
+    def report_done(done: int) -> None:
         if progress is not None:
             progress(done, total_bytes)
 
@@ -224,9 +224,9 @@ def scan_log(
         if base > scan.end_offset and not over_gaps:
             return replace(scan, reason=MISSING_SEGMENT) if log.owner is Owner.OURS else before_blank
         end = segment_end if limit is None else min(segment_end, limit)
-        scan = _scan_segment(log, segment, max(at, base), end, scan, check_crc, tell)
+        scan = _scan_segment(log, segment, max(at, base), end, scan, check_crc, report_done)
         if scan.reason != CaseLabel.BLANK and scan.end_offset < (resumed := min(log.verified_from, end)):
-            scan = _scan_segment(log, segment, resumed, end, scan, check_crc, tell)
+            scan = _scan_segment(log, segment, resumed, end, scan, check_crc, report_done)
             if scan.end_offset == segment_end:
                 continue
         if scan.reason != CaseLabel.BLANK:

@@ -33,17 +33,17 @@ _NOTHING = (errno.ELOOP, errno.ENOENT, errno.ENOTDIR)
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
     """Whether the entry is a folder, or a link to one. OSError if that is unknown now."""
-    return _told(entry.is_dir)
+    return _is_kind(entry.is_dir)
 
 
 def is_plain_file(entry: os.DirEntry[str]) -> bool:
     """Whether the entry is a regular file, or a link to one. OSError if that is unknown now."""
-    return _told(entry.is_file)
+    return _is_kind(entry.is_file)
 
 
-def _told(look: Callable[[], bool]) -> bool:
+def _is_kind(check: Callable[[], bool]) -> bool:
     try:
-        return look()
+        return check()
     except OSError as error:
         if error.errno in _NOTHING:
             return False
@@ -306,7 +306,7 @@ def _drop(path: str, flushed: int) -> bool:
 
 _CHUNK_BYTES = 1 << 17
 _ZERO_PAGE_BYTES = 4096
-_CANNOT_TELL = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS))
+_NO_SEEK_DATA = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS))
 _ZEROS = bytes(_CHUNK_BYTES)
 
 
@@ -386,7 +386,7 @@ def _data_ranges(descriptor: int, start: int) -> list[tuple[int, int]]:
         except OSError as error:
             if error.errno == errno.ENXIO:  # only a hole is left
                 return ranges
-            if error.errno not in _CANNOT_TELL:
+            if error.errno not in _NO_SEEK_DATA:
                 raise
             return [*ranges, (end, os.fstat(descriptor).st_size)]
         ranges.append((position, end))

@@ -756,7 +756,7 @@ def test_limits_hold_for_tls_connections(tmp_path):
             (connection,) = [each for each in connections.open
                              if each.address.endswith(f":{deaf_writer.get_extra_info('sockname')[1]}")]
             while not connection.is_closed:
-                connection.tell(7, {}, bytes(1 << 20))
+                connection.invoke_oneway(7, {}, bytes(1 << 20))
                 await asyncio.sleep(0)
             assert "does not read" in said[1]
             assert await silent[0].read() == b"" and "nothing whole came" in said[2]

@@ -287,32 +287,32 @@ def test_a_client_is_asked_and_one_that_is_silent_deaf_or_gone_is_not_waited_for
         peer = await rig.connect()
         assert (await peer.ask(ECHO)).code == 0
         (connection,) = rig.connections.open
-        coming = asyncio.ensure_future(connection.ask(77, {"a": "b"}, b"what?"))
+        coming = asyncio.ensure_future(connection.invoke(77, {"a": "b"}, b"what?"))
         asked = await peer.receive()
         assert (asked.code, asked.fields, asked.body, asked.flag) == (77, {"a": "b"}, b"what?", 0)
         peer.writer.write(encode_frame(Frame(0, opaque=asked.opaque + 1, flag=ANSWER)))  # an answer to no question
         peer.writer.write(encode_frame(Frame(0, body=b"that", opaque=asked.opaque, flag=ANSWER)))
         assert (await coming).body == b"that"
         with pytest.raises(TimeoutError, match="did not answer within 0.01 s"):
-            await connection.ask(77, {}, timeout_s=0.01)
+            await connection.invoke(77, {}, timeout_s=0.01)
         peer.writer.transport.pause_reading()
         rig.connections.held_bytes += 1 << 40
         with pytest.raises(ConnectionError, match="gateway_memory_max_bytes"):
-            await connection.ask(77, {}, b"it would be closed for what another asks of it")
+            await connection.invoke(77, {}, b"it would be closed for what another asks of it")
         rig.connections.held_bytes -= 1 << 40
         limits = connection._limits
         while connection._transport.get_write_buffer_size() <= limits.connection_bytes_max // 4:
-            connection.tell(78, {}, bytes(1 << 20))
+            connection.invoke_oneway(78, {}, bytes(1 << 20))
         with pytest.raises(ConnectionError, match="does not read"):
-            await connection.ask(77, {})
+            await connection.invoke(77, {})
         connection._limits = replace(limits, connection_bytes_max=1 << 40)
-        coming = asyncio.ensure_future(connection.ask(77, {}))
+        coming = asyncio.ensure_future(connection.invoke(77, {}))
         await asyncio.sleep(0)
         peer.writer.transport.abort()
         with pytest.raises(ConnectionError, match="has ended"):
             await coming
         with pytest.raises(ConnectionError, match="has gone"):
-            await connection.ask(77, {})
-        assert connection._asked == {}
+            await connection.invoke(77, {})
+        assert connection._invoked == {}
 
     run({}, steps)

@@ -9,7 +9,7 @@ import pytest
 
 from fix_golden import compare_inspect
 from pyengine.errors import CorruptionError, StoreRefusedError
-from pyengine.formats.paths import LogFolders, StorePaths, log_folders, tell_log_folders, without_log_folders
+from pyengine.formats.paths import LogFolders, StorePaths, log_folders, set_log_folders, without_log_folders
 from pyengine.storage import commit_log
 from pyengine.storage.check.check import check
 from pyengine.storage.commit_log import list_log, new_segment_folder
@@ -37,7 +37,7 @@ def test_new_segments_go_round_as_in_rocketmq(folders, full, expected):
 
 
 def test_a_folder_on_a_nearly_full_disk_is_passed_over(tmp_path, monkeypatch):
-    tell_log_folders(tmp_path, "one,two", "")
+    set_log_folders(tmp_path, "one,two", "")
     monkeypatch.setattr(commit_log, "is_nearly_full", lambda folder: folder.name == "one")
     assert [new_segment_folder(tmp_path, n * 64, 64).name for n in range(3)] == ["two"] * 3
     monkeypatch.undo()
@@ -70,7 +70,7 @@ def spread(store, tmp_path, *, kept: bool):
     if kept:
         config = load_config(store.root, settings | store.sizes, {})
         keep_sizes(store.root, config)
-        tell_log_folders(store.root, *settings.values())
+        set_log_folders(store.root, *settings.values())
     return settings
 
 
@@ -98,7 +98,7 @@ def test_recovery_rebuild_and_salvage_work_on_a_spread_log(golden, tmp_path):
         folder.mkdir()
     for number, path in enumerate(sorted((store.root / "commitlog").iterdir())):
         shutil.move(path, folders[number % 2] / path.name)
-    tell_log_folders(store.root, f"log-a,{folders[1]}", "")
+    set_log_folders(store.root, f"log-a,{folders[1]}", "")
     geometry = discover(store.root, store.sizes)
     spares = sum(len(list(folder.iterdir())) for folder in folders)
     report = recover(MessageStore(store.root, geometry))
@@ -156,5 +156,5 @@ def test_a_folder_on_a_disk_that_is_not_mounted_stops_recovery(golden, tmp_path)
 
 def test_folders_that_are_new_to_a_store_need_not_be_there(golden):
     store = golden("roll")
-    tell_log_folders(store.root, "commitlog,not-made-yet", "")
+    set_log_folders(store.root, "commitlog,not-made-yet", "")
     assert not recover(MessageStore(store.root, discover(store.root, store.sizes))).changed

@@ -92,7 +92,7 @@ class HAConnection:
         self._buffer_start = 0    # place in the log of the buffer's first body
         self._pushed = self._filled = self._frames = 0
         self._refusal = ""
-        self._told_end = False     # was told once where this log ends
+        self._announced_end = False     # the slave has heard where this log ends
         self._greeting = greeting
         self._greet_until_ns = now_ns + GREETING_NS
         self._head_bytes = ha_wire.HEADER_BYTES  # of a frame, before its body, with its seal
@@ -132,7 +132,7 @@ class HAConnection:
         """Whose turn it is from now on: C's where the next thing may be ordinary."""
         if self.ended or not self.positioned or self._refused_until_ns or self.blocked:
             self._fields.turn = replication.QUIET
-        elif self._pushed == self._filled and self._told_end and not self._half_report:
+        elif self._pushed == self._filled and self._announced_end and not self._half_report:
             self._fields.turn = replication.PLAIN
         else:
             self._fields.turn = replication.PYTHON
@@ -293,8 +293,8 @@ class HAConnection:
                 return False
         if self._fields.next < end:
             return True
-        if not self._told_end:
-            self._told_end = True
+        if not self._announced_end:
+            self._announced_end = True
             self._heartbeat(now_ns)
         return False
 
@@ -360,7 +360,7 @@ class HAConnection:
     def send_tables(self, tables: Mapping[int, Table], now_ns: int) -> None:
         """To a slave with the secret: the tables that it was not given yet, each once the bytes of the log it belongs to have gone."""
         seal = self._seals.out
-        if seal is None or self._peer is None or not self.positioned or self.ended or self._refused_until_ns or not self._told_end:
+        if seal is None or self._peer is None or not self.positioned or self.ended or self._refused_until_ns or not self._announced_end:
             return
         self._take_half_frame()
         for kind, table in dict(tables).items():  # another thread may add to them

@@ -245,10 +245,10 @@ class _Comparison:
         """Return (None, "") if the own log is the beginning of the master's; else (the boundary for the cut, the reason)."""
         span = max(1, self._config.ha_compare_bytes)
         begin = self._boundary(self._end - span)
-        told_end = seen = -1
+        announced_end = seen = -1
         for _ in range(LOOKS_MAX):
             with contextlib.closing(_Look(self._config, self._call, begin or _FIRST)) as look:
-                outcome = look.compare(self._log, self._end, told_end)
+                outcome = look.compare(self._log, self._end, announced_end)
             if outcome is _Outcome.EQUAL:
                 return None, ""
             if outcome in (_Outcome.DIFFERS, _Outcome.ENDS):
@@ -257,7 +257,7 @@ class _Comparison:
                     if boundary == seen:
                         return boundary, self._why(outcome, look.at)
                     seen = boundary  # once may have been the network: look again
-                    told_end = look.at if outcome is _Outcome.ENDS else told_end
+                    announced_end = look.at if outcome is _Outcome.ENDS else announced_end
                     continue
                 if begin == self._low:
                     raise self._nothing_in_common()
@@ -268,7 +268,7 @@ class _Comparison:
             elif look.at < begin:
                 if look.at <= self._low:
                     raise self._nothing_in_common()
-                told_end = look.at
+                announced_end = look.at
                 begin = self._boundary(look.at - max(1, self._config.ha_compare_bytes))
             else:
                 begin = self._served_from(look.at)
@@ -330,12 +330,12 @@ class _Look:
         """Whether, after first_offset(), the master sends bytes, and not only the same heartbeat again."""
         return self._has_body or len(next(self._pieces)[1]) > 0
 
-    def compare(self, log: LocalLog, end: int, told_end: int) -> _Outcome:
-        """Compare the own log up to `end` with the received bytes. `told_end`: the end that the master has reported before."""
+    def compare(self, log: LocalLog, end: int, announced_end: int) -> _Outcome:
+        """Compare the own log up to `end` with the received bytes. `announced_end`: the end that the master has reported before."""
         # Nothing beyond the own end is kept, so that no record is too long.
         stream = RecordStream(self._report, end, log, self._segment_bytes, end)
         self._link.report(self._report)
-        is_first, last_heartbeat = True, told_end
+        is_first, last_heartbeat = True, announced_end
         for self.at, piece in self._pieces:
             if is_first and self.at != self._report:
                 return _Outcome.ELSEWHERE

@@ -360,14 +360,14 @@ class DiffReport:
     def to_dict(self) -> dict[str, Any]:
         """For --json: plain values."""
         found = self.found
-        told = len(found.differences)
+        shown = len(found.differences)
         return {
             "is_equal": self.is_equal, "exit_code": int(self.exit_code), "sentence": self.sentence,
             "store": asdict(self.store), "other": asdict(self.other), "start": self.start, "end": self.end,
             "behind_bytes": self.behind_bytes, "first_difference": self.first_difference,
             "records": {name: getattr(found, name) for name in ("equal", "differing", "only_in_store", "only_in_other")},
             "differences": [asdict(one) for one in found.differences],
-            "left_out": found.differing + found.only_in_store + found.only_in_other - told,
+            "left_out": found.differing + found.only_in_store + found.only_in_other - shown,
             "queues": [asdict(one) for one in self.queues],
             "topics": [{"topic": topic, **asdict(counts)} for topic, counts in sorted(found.topics.items())],
             "damaged": dict(zip(("store", "other"), found.damaged)),

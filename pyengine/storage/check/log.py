@@ -104,11 +104,11 @@ class _LogLook:
             if used is None:  # read the rest of the segment once, even if it is damaged in many places
                 used = used_end(segment.path, at - segment.start_offset)
             following = _whole_record_after(segment, log.size_bytes, at, stop, used)
-            self._tell(segment, at, reason, following)
+            self._report(segment, at, reason, following)
             log.lost.append((at, following or segment.start_offset + log.size_bytes))
             at = following or stop
 
-    def _tell(self, segment: MappedFile, at: int, reason: str, following: int | None) -> None:
+    def _report(self, segment: MappedFile, at: int, reason: str, following: int | None) -> None:
         name, position = shown(segment.path, self._store.root), at - segment.start_offset
         after = f"whole records follow from {following} on" if following is not None else "no whole record follows in this segment"
         ours = self._store.watermark
