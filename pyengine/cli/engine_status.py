@@ -32,12 +32,12 @@ from pyengine.ipc.control_block import MODE_NAMES, ROLE_NAMES, STATE_NAMES, Engi
 from pyengine.ipc.crashed_engine_memory import left_memory
 from pyengine.ipc.heartbeat import build_id, is_alive
 from pyengine.ipc.live_reader import LiveWatermark
-from pyengine.ipc.replication import LinkLook, Replication, ReplicationLook
+from pyengine.ipc.replication import LinkSnapshot, Replication, ReplicationSnapshot
 from pyengine.ipc.sessions import producers_attached
 from pyengine.ipc.shared_objects import CONTROL, KIND_NAMES, find_folder
 from pyengine.ipc.statistics import Statistics, put_totals, read_statistics, schedule_offsets
 from pyengine.ipc.statistics import document as document_of
-from pyengine.ipc.store_lock import living_kinds, look
+from pyengine.ipc.store_lock import living_kinds, read_holder
 from pyengine.native import blocked_reasons as native_blocked_reasons
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
@@ -252,7 +252,7 @@ def _sessions(control: ms_control) -> list[dict[str, Any]]:
 
 def _from_files(root: Path, settings: dict[str, str], living: list[int], why_unseen: str) -> dict[str, Any]:
     config = load_config(root, settings)
-    holder = look(root)
+    holder = read_holder(root)
     unclean = abort_file_exists(root)
     state, reason, undrained_bytes = "stopped", "", 0
     if holder.kind == "foreign":
@@ -366,7 +366,7 @@ def live_replication(memory: EngineMemory) -> dict[str, Any] | None:
     }
     try:
         with Replication(memory.folder) as replication:
-            figures = replication.look()
+            figures = replication.snapshot()
             links = [_link(one, committed) for one in replication.links()]
     except EngineUnavailableError:
         return document | {"links": []}
@@ -392,23 +392,23 @@ def noted_replication(root: Path) -> dict[str, Any] | None:
             "master_end": state.master_end or None, "term": state.term, "fenced_by": state.fenced_by, "problem": problem}
 
 
-def _link(look: LinkLook, committed: int) -> dict[str, Any]:
-    known = look.acked if look.acked >= 0 else look.start
+def _link(link: LinkSnapshot, committed: int) -> dict[str, Any]:
+    known = link.acked if link.acked >= 0 else link.start
     return {
-        "address": look.address, "state": look.state, "since_ms": look.since_ms, "start": look.start, "sent": look.sent,
-        "acked": look.acked, "acked_age_ms": max(0, now_ms() - look.acked_ms) if look.acked_ms else None,
-        "behind_bytes": max(0, committed - known) if known >= 0 else None, "behind_s": _behind_s(look, committed, known),
-        "bytes": look.bytes, "frames": look.frames, "detail": look.detail}
+        "address": link.address, "state": link.state, "since_ms": link.since_ms, "start": link.start, "sent": link.sent,
+        "acked": link.acked, "acked_age_ms": max(0, now_ms() - link.acked_ms) if link.acked_ms else None,
+        "behind_bytes": max(0, committed - known) if known >= 0 else None, "behind_s": _behind_s(link, committed, known),
+        "bytes": link.bytes, "frames": link.frames, "detail": link.detail}
 
 
-def _behind_s(look: LinkLook, committed: int, known: int) -> float | None:
+def _behind_s(link: LinkSnapshot, committed: int, known: int) -> float | None:
     """Return how long ago the log ended at a slave's position; None if that is unknown, as for a slave's own link."""
-    if known < 0 or not look.caught_up_ns:
+    if known < 0 or not link.caught_up_ns:
         return None
-    return max(0.0, (monotonic_ns() - look.caught_up_ns) / 1e9) if known < committed else 0.0
+    return max(0.0, (monotonic_ns() - link.caught_up_ns) / 1e9) if known < committed else 0.0
 
 
-def _last(figures: ReplicationLook) -> dict[str, Any] | None:
+def _last(figures: ReplicationSnapshot) -> dict[str, Any] | None:
     if not figures.last_detail:
         return None
     return {"address": figures.last_address, "detail": figures.last_detail, "at_ms": figures.last_detail_ms}

@@ -280,7 +280,7 @@ def put(
     return ExitCode.OK
 
 
-LOOK_AGAIN_S = 0.5  # also the time until a new queue is seen
+POLL_INTERVAL_S = 0.5  # also the time until a new queue is seen
 COMMIT_INTERVAL_S = 1.0
 PULL_MESSAGES = 32
 _SYNONYMS = {"begin": "first", "end": "last"}
@@ -304,7 +304,7 @@ class Follower:
         self._tags = tags
         self._sql = sql
         self._level = level
-        self._first_look = True
+        self._is_first_round = True
         self.next_offsets: dict[int, int] = {}
 
     def messages(self, *, follow: bool, max_messages: int | None, idle: Callable[[], None]) -> Iterator[Message]:
@@ -328,12 +328,12 @@ class Follower:
                 if found.status is not GetStatus.OFFSET_OVERFLOW_ONE:
                     self.next_offsets[queue_id] = found.next_begin_offset
                 moved = moved or self.next_offsets[queue_id] != before
-            self._first_look = False
+            self._is_first_round = False
             idle()
             if not moved:
                 if not follow:
                     return
-                self._reader.wait_for_arrival(LOOK_AGAIN_S, seen)
+                self._reader.wait_for_arrival(POLL_INTERVAL_S, seen)
 
     def _next_offset(self, queue_id: int) -> int:
         if queue_id not in self.next_offsets:
@@ -342,7 +342,7 @@ class Follower:
 
     def _first_offset(self, queue_id: int) -> int:
         low, high = self._reader.queue_range(self._topic, queue_id)
-        if self._start == "first" or not self._first_look:
+        if self._start == "first" or not self._is_first_round:
             return low
         return high if self._start == "last" else int(self._start)
 

@@ -125,9 +125,9 @@ def preview_alone(
 
 
 def _require_unused(root: Path) -> None:
-    from pyengine.ipc.store_lock import living_kinds, look
+    from pyengine.ipc.store_lock import living_kinds, read_holder
 
-    holder = look(root)
+    holder = read_holder(root)
     if holder.kind != "none" or living_kinds(root):
         who = holder.who if holder.kind == "foreign" else "an engine, or a command that owns it"
         raise StoreBusyError(f"{root} is in use by {who}: stop it first; while it runs nothing is to be recovered")

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pyengine._native import ms_control
 
 STILL_MS = 10_000      # workers do a round at least every five seconds (pyengine/engine/worker.py)
-SLAVE_LOOK_S = 2.0     # in which a slave that is behind acknowledges something
-LOOK_STEP_S = 0.02
+SLAVE_WAIT_S = 2.0     # in which a slave that is behind acknowledges something
+POLL_INTERVAL_S = 0.02
 MOVES = {"flusher": ("flushed", "committed"), "committer": ("committed", "wrote"), "reputter": ("reput_from", "committed")}
 NEEDED = {"writer", "allocator", *MOVES}  # the workers that store a message, make it durable, and put it into its queue
 CLOCK_AHEAD_MS = 60_000
@@ -219,19 +219,19 @@ def _link_to_master(replication: dict[str, Any]) -> Finding:
     return Finding(Verdict.STUCK, "it is not linked to its master" + (f": {details[0]}" if details else ""))
 
 
-def slaves_that_stay(role: int, look: Callable[[], dict[str, Any] | None]) -> list[Finding]:
-    """Return findings for slaves that lag and acknowledge nothing within SLAVE_LOOK_S; return at once if none lags.
+def slaves_that_stay(role: int, read: Callable[[], dict[str, Any] | None]) -> list[Finding]:
+    """Return findings for slaves that lag and acknowledge nothing within SLAVE_WAIT_S; return at once if none lags.
 
-    `look` reads the state of the replication.
+    `read` reads the state of the replication.
     """
-    first = _lagging(look())
-    stay, deadline_s = first, time.monotonic() + SLAVE_LOOK_S
+    first = _lagging(read())
+    stay, deadline_s = first, time.monotonic() + SLAVE_WAIT_S
     while stay and time.monotonic() < deadline_s:
-        time.sleep(LOOK_STEP_S)
-        now = _lagging(look())
+        time.sleep(POLL_INTERVAL_S)
+        now = _lagging(read())
         stay = {address: link for address, link in stay.items() if address in now and now[address]["acked"] == link["acked"]}
     verdict = Verdict.STUCK if role == native.SYNC_MASTER else Verdict.WARNING
-    return [Finding(verdict, f"the slave {address} is {link['behind_bytes']} bytes behind and acknowledged nothing for {SLAVE_LOOK_S:g} s: "
+    return [Finding(verdict, f"the slave {address} is {link['behind_bytes']} bytes behind and acknowledged nothing for {SLAVE_WAIT_S:g} s: "
                              "look at its disk and at the network") for address, link in stay.items()]
 
 

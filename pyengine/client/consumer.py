@@ -137,7 +137,7 @@ class Consumer:
         self._settings = settings
         self._turn = 0
         self._asker = -1
-        self._first_look = True
+        self._is_first_take = True
         self._background_error: BaseException | None = None
         self._commit_due_s = time.monotonic() + commit_interval_s
         self._closing = threading.Event()
@@ -153,7 +153,7 @@ class Consumer:
                 self._session = GroupSession(path, topic, group, queue_ids=self._queues, session_timeout_s=session_timeout_s)
             self._epoch = self._session.epoch if self._session else read_epoch(path)
             self._begin()
-            self._look()
+            self._housekeep()
         except BaseException:
             if self._session is not None:
                 self._session.close()
@@ -576,13 +576,13 @@ class Consumer:
 
     def _keep_once(self) -> None:
         try:
-            self._look()
+            self._housekeep()
         except StoreBusyError as error:  # it is recovered, or a broker has it open: a later try may succeed
             self._note(str(error))
         except Exception as error:  # noqa: BLE001 - the program gets any error, and the thread tries again
             self._background_error = error
 
-    def _look(self) -> None:
+    def _housekeep(self) -> None:
         """Send a heartbeat, check for a recovery of the store and for changes of the members, commit what is due."""
         with self._work:
             if self._session is not None:
@@ -596,11 +596,11 @@ class Consumer:
                 self._commit_due_s = time.monotonic() + self._commit_interval_s
                 self._commit_done()
             if self._retried is not None:
-                self._retried._look()
+                self._retried._housekeep()
             else:
-                self._look_for_retries()
+                self._find_retry_topic()
 
-    def _look_for_retries(self) -> None:
+    def _find_retry_topic(self) -> None:
         """Start to read the retry topic, from its first message, as soon as it has a queue."""
         if self._retry_topic is not None and self._reader.queue_ids(self._retry_topic):
             self._retried = Consumer(
@@ -660,7 +660,7 @@ class Consumer:
                                                      is_acked_singly=not self._auto_commit)
 
     def _take_all(self, queue_ids: Iterable[int]) -> None:
-        is_first, self._first_look = self._first_look, False
+        is_first, self._is_first_take = self._is_first_take, False
         for queue_id in queue_ids:
             if queue_id not in self._held:
                 # All messages of a queue that was created later are new: deleted ones count as missed.

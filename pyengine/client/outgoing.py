@@ -263,7 +263,7 @@ def delayed(topic: str, queue_id: int, text: str, level: int, levels: int) -> tu
     return SCHEDULE_TOPIC, level - 1, PROPERTY_SEPARATOR.join(pieces[name] for name in hash_map_order(pieces))
 
 
-LOOK_S = 5.0  # interval at which topics.json is read again for a topic
+RELOAD_INTERVAL_S = 5.0  # interval at which topics.json is read again for a topic
 
 
 class QueueChoice:
@@ -295,5 +295,5 @@ class QueueChoice:
                 queues = self._topics.ensure(TopicConfig(topic, self._default_queue_nums, self._default_queue_nums)).write_queue_nums
             except (DiskError, StoreBusyError):  # the topic cannot be entered now, but the put works without an entry
                 queues = queues or self._default_queue_nums
-            self._known[topic] = max(1, queues), self._clock() + LOOK_S
+            self._known[topic] = max(1, queues), self._clock() + RELOAD_INTERVAL_S
         return max(1, queues)

@@ -33,7 +33,7 @@ from pyengine.native.session import AGAIN, Claim, ProducerSession, Sends
 from pyengine.native.writer import REFUSALS
 from pyengine.results import PutManyResult, PutResult, PutStatus
 
-LOOK_NS = 250_000_000
+POLL_INTERVAL_NS = 250_000_000
 
 
 class PutFuture(PendingPut, Future[Any]):
@@ -328,7 +328,7 @@ class PendingPuts(_Line):
             claim = Claim(self._session, claim)
         code, found = 0, given or ()
         while not given:
-            code, found = self._session.wait_acked(claim.sequence, self._give_up_ns or monotonic_ns() + LOOK_NS)
+            code, found = self._session.wait_acked(claim.sequence, self._give_up_ns or monotonic_ns() + POLL_INTERVAL_NS)
             if code != AGAIN or self._give_up_ns and monotonic_ns() >= self._give_up_ns:
                 break
             if self._is_replaced():
@@ -346,7 +346,7 @@ class PendingPuts(_Line):
 
     def end(self) -> None:
         """Let the thread resolve the remaining puts (answered or indeterminate) and end the session. Does not wait for it."""
-        self._give_up_ns = monotonic_ns() + LOOK_NS
+        self._give_up_ns = monotonic_ns() + POLL_INTERVAL_NS
         with self._collecting:
             self._hand_to_thread()
             self._hand_over_round()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pyengine import arguments
 from pyengine._front import Lock, SessionFront, SubmitterFront
 from pyengine.client.pending_puts import (
-    LOOK_NS,
+    POLL_INTERVAL_NS,
     LaterPuts,
     PendingPuts,
     PutAnswer,
@@ -401,7 +401,7 @@ class Submitter(SubmitterFront):
                     replaced += 1
             if replaced == _REPLACED_MAX:
                 return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, "the engine was replaced twice: put again")
-            if monotonic_ns() >= min(deadline_ns, self.closed + LOOK_NS if self.closed else deadline_ns):
+            if monotonic_ns() >= min(deadline_ns, self.closed + POLL_INTERVAL_NS if self.closed else deadline_ns):
                 return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, _no_room(limit_s))
             if session is self.native and self.session is not None:
                 time.sleep(_ROOM_STEP_S)

@@ -253,10 +253,10 @@ class Children:
                 child.due_s = NEVER_S
                 self._start(child)
             elif child.pid and slept_s < ABORT_TIMEOUT_S:  # after a longer sleep of this process the whole host may have slept
-                self._look_at_heart(child, now_s)
+                self._check_heartbeat(child, now_s)
         self._renew_next(now_s)
 
-    def _look_at_heart(self, child: _Child, now_s: float) -> None:
+    def _check_heartbeat(self, child: _Child, now_s: float) -> None:
         line = self._memory.control.workers[child.kind.number]
         if native.load(line, "pid") != child.pid:
             return  # it has not attached yet

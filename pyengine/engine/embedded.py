@@ -41,7 +41,7 @@ from pyengine.formats.small_file import open_regular
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.ipc.store_lock import kind_holder, living_kinds, look, name_processes, require_startable
+from pyengine.ipc.store_lock import kind_holder, living_kinds, name_processes, read_holder, require_startable
 from pyengine.native import control as native
 from pyengine.storage.commit_log import look_at_log
 from pyengine.storage.config import check_keywords, load_config, set_words
@@ -288,7 +288,7 @@ def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
     require_startable(root)
     prepare_root(root)
     config = load_config(root, settings)
-    if look(root).kind == "none":
+    if read_holder(root).kind == "none":
         look_at_log(root, config.mapped_file_size_commit_log_bytes)
     if native.SUPERVISOR in living_kinds(root, 1):
         raise StoreBusyError(f"an engine is running on {root} already")

@@ -218,7 +218,7 @@ def _serve(root: Path, channel: socket.socket) -> int:
         request, descriptors, _, _ = socket.recv_fds(channel, REQUEST_BYTES_MAX, 1)
         if not request:
             return 0
-        log.look()  # a worker inherits the stderr of this process
+        log.check()  # a worker inherits the stderr of this process
         with socket.socket(fileno=descriptors[0]) as gate:
             _fork_worker(json.loads(request), channel, gate)
 

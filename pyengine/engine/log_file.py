@@ -28,7 +28,7 @@ from pyengine.ipc.shared_objects import KIND_NAMES
 
 NAME = "engine.log"
 BYTES_MAX = 16 << 20
-LOOK_S = 1.0  # interval at which a process checks its own stderr
+CHECK_INTERVAL_S = 1.0  # interval at which a process checks its own stderr
 JOURNAL = "/run/systemd/journal/socket"
 _STDOUT, _STDERR = 1, 2
 
@@ -100,16 +100,16 @@ class LogFile:
         self._turns = turns
         self._is_ours = False
         self._due_s = 0.0
-        self.look()
+        self.check()
 
     def tick(self) -> None:
-        """Call look(), at most once in LOOK_S."""
+        """Call check(), at most once in CHECK_INTERVAL_S."""
         now_s = time.monotonic()
         if now_s >= self._due_s:
-            self._due_s = now_s + LOOK_S
-            self.look()
+            self._due_s = now_s + CHECK_INTERVAL_S
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Rotate a large log if that is this process's task, and reopen one that was renamed; after a failure the next call tries again."""
         with contextlib.suppress(OSError):
             target = _target(_STDERR)

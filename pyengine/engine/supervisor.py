@@ -136,7 +136,7 @@ class Supervisor:
         if signal.SIGHUP in came:
             self._reload_asked = True
         if signal.SIGUSR1 in came:
-            self._log.look()
+            self._log.check()
 
     def _lose_embedder(self, descriptor: int) -> None:
         """The process that embeds the engine has ended (its pidfd), or runs another program by exec (the end of its pipe)."""
@@ -420,7 +420,7 @@ class Supervisor:
             children.start()
             children.may_start = may_start
         problems = children.stop(self._pump, deadline_s)
-        problems += self._look_whether_clean(degraded)
+        problems += self._stop_problems(degraded)
         server.close()
         for problem in problems:
             self._log_event(Event.STOP_UNCLEAN, problem)
@@ -450,19 +450,19 @@ class Supervisor:
         while sessions.producers_attached(semaphore_id) and time.monotonic() < until_s:
             self._pump(0.02)
 
-    def _look_whether_clean(self, degraded: bool) -> list[str]:
+    def _stop_problems(self, degraded: bool) -> list[str]:
         control = self._memory.control
         if degraded:
             return [native.reason(control)]
         if native.load(control.state, "frozen"):
             return [native.reason(control)]
         wrote, _ = native.committed_slot(control)
-        behind = [f"{name} is at {native.load_position(getattr(control, name))}, not at {wrote}"
+        problems = [f"{name} is at {native.load_position(getattr(control, name))}, not at {wrote}"
                   for name in ("wrote", "committed", "flushed", "reput_from")
                   if native.load_position(getattr(control, name)) != wrote]
         if native.load(control.writer, "intent_end") > wrote:
-            behind.append("the writer left an unfinished pass")
-        return behind
+            problems.append("the writer left an unfinished pass")
+        return problems
 
     def _remove_objects(self) -> None:
         memory = self._memory

@@ -142,14 +142,14 @@ class Worker:
         """Record a heartbeat; call it once a round, so that the heartbeat means progress."""
         self.heart.beat(worked=worked)
         self._log.tick()
-        self._look_for_names()
+        self._check_names()
         if self._watchdog_s is not None:
             now_s = time.monotonic()
             if now_s >= self._watchdog_due_s:
                 self._watchdog_due_s = now_s + self._watchdog_s
                 notify("WATCHDOG=1")
 
-    def _look_for_names(self) -> None:
+    def _check_names(self) -> None:
         """End in order if the supervisor is dead and no successor can attach to this engine, since names were removed."""
         now_s = time.monotonic()
         if now_s < self._names_due_s or self._asked_to_stop:

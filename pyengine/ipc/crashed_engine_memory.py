@@ -101,7 +101,7 @@ class CrashedEngineMemory:
         sessions.remove_attach_count(self._semaphore_id)
         return bool(self._folder.sweep())
 
-    def _look(self, folder: SharedFolder, root: str | os.PathLike[str], engine_id: EngineId) -> None:
+    def _inspect(self, folder: SharedFolder, root: str | os.PathLike[str], engine_id: EngineId) -> None:
         try:
             memory = self._memory = EngineMemory.attach(folder)
         except EngineUnavailableError as error:
@@ -178,7 +178,7 @@ def left_memory(root: str | os.PathLike[str]) -> Iterator[CrashedEngineMemory]:
     folder = find_folder(root)
     left = CrashedEngineMemory(folder)
     try:
-        left._look(folder, root, engine_id)
+        left._inspect(folder, root, engine_id)
         yield left
     finally:
         left._close()

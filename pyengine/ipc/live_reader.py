@@ -24,7 +24,7 @@ from pyengine.ipc.cleaning import SegmentHolds
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.sessions import ended_sessions, is_drained
 from pyengine.ipc.shared_objects import SharedObject, find_folder
-from pyengine.ipc.store_lock import look
+from pyengine.ipc.store_lock import read_holder
 from pyengine.native import control as native
 from pyengine.native import waiting
 from pyengine.results import ReadLevel
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyengine.storage.check.report import CheckProgress, CheckReport
     from pyengine.storage.check.work import CheckWork
 
-LOOK_FOR_ENGINE_S = 1.0   # interval at which a reader looks for a running engine
+ENGINE_CHECK_INTERVAL_S = 1.0   # interval at which a reader looks for a running engine
 WAIT_STEP_S = 1.0         # longest wait: a process that is killed before it wakes the others loses their wake-up
 FLUSH_WAIT_S = 30.0
 FLUSH_STEP_S = 0.02       # poll interval: the sequence of arrivals does not rise with `flushed`
@@ -199,7 +199,7 @@ class LiveStoreReader(StoreReader):
         self._holds: SegmentHolds | None = None
         self._holds_of: EngineMemory | None = None
         self._all_holds: list[SegmentHolds] = []
-        self._look_again_s = 0.0
+        self._engine_check_due_s = 0.0
         self._memory_lock = threading.Lock()
 
     @property
@@ -299,16 +299,16 @@ class LiveStoreReader(StoreReader):
             self._replaced.clear()
 
     def _engine_memory(self) -> EngineMemory | None:
-        """Return the running engine's memory, None if none runs; it looks for an engine at most every LOOK_FOR_ENGINE_S."""
+        """Return the running engine's memory, None if none runs; it looks for an engine at most every ENGINE_CHECK_INTERVAL_S."""
         self._require_open()
         with self._memory_lock:
             now_s = time.monotonic()
-            if now_s >= self._look_again_s or (self._memory is not None and self._memory.retired):
-                self._look_again_s = now_s + LOOK_FOR_ENGINE_S
-                self._look_for_engine()
+            if now_s >= self._engine_check_due_s or (self._memory is not None and self._memory.retired):
+                self._engine_check_due_s = now_s + ENGINE_CHECK_INTERVAL_S
+                self._check_engine()
             return self._memory
 
-    def _look_for_engine(self) -> None:
+    def _check_engine(self) -> None:
         lives = store_use(self.root) is StoreUse.ENGINE
         if self._memory is not None and (not lives or self._memory.retired):
             self._set_aside()
@@ -371,7 +371,7 @@ def check_now(root: Path, config: EngineConfig, acked: Path | None = None, progr
         return check(store, acked=acked, limit=limit, progress=progress, work=work, beside=beside,
                      message_index_enable=config.message_index_enable, enable_multi_dispatch=config.enable_multi_dispatch)
 
-    holder = look(root)
+    holder = read_holder(root)
     if holder.kind == "foreign":
         return _settled(root, lambda: _log_begin(store), lambda: checked_below(_flushed_by_broker(store), holder.who))
     if dispatched_end(root) is None:
@@ -486,7 +486,7 @@ def dispatched_end(root: Path) -> int | None:
     StoreBusyError while the store is recovered or open in another program: its unfinished
     writes would look like damage.
     """
-    holder = look(root)
+    holder = read_holder(root)
     if holder.kind == "none":
         return None
     if holder.kind != "engine":

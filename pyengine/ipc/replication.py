@@ -36,7 +36,7 @@ LINK_STATE_NAMES = {LINK_CONNECTING: "connecting", LINK_READY: "ready", LINK_HAN
 
 
 @dataclass(frozen=True, slots=True)
-class LinkLook:
+class LinkSnapshot:
     """A snapshot of one link. A position is -1 until the peer has reported it; times are wall clock ms."""
 
     address: str
@@ -53,7 +53,7 @@ class LinkLook:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicationLook:
+class ReplicationSnapshot:
     """A snapshot of the totals of all links since the engine started, and why the last link ended."""
 
     connections: int
@@ -181,16 +181,17 @@ class Replication:
 
     # ---- `status` --------------------------------------------------------------
 
-    def links(self) -> list[LinkLook]:
+    def links(self) -> list[LinkSnapshot]:
         """Return a snapshot of every open link."""
-        return [look for block in self.block.links if (look := _look(block)) is not None]
+        return [snapshot for block in self.block.links if (snapshot := _snapshot(block)) is not None]
 
-    def look(self) -> ReplicationLook:
+    def snapshot(self) -> ReplicationSnapshot:
         """Return a snapshot of the totals."""
         block = self.block
         address, detail = native.read_texts(block)
         numbers = {field: native_control.load(block, field) for field in ("connections", "refused", "closed", "listening_port")}
-        return ReplicationLook(**numbers, last_address=address, last_detail=detail, last_detail_ms=native_control.load(block, "detail_ms"))
+        detail_ms = native_control.load(block, "detail_ms")
+        return ReplicationSnapshot(**numbers, last_address=address, last_detail=detail, last_detail_ms=detail_ms)
 
     def close(self) -> None:
         if self._shared is not None:
@@ -205,14 +206,14 @@ class Replication:
         self.close()
 
 
-def _look(block: ms_link) -> LinkLook | None:
+def _snapshot(block: ms_link) -> LinkSnapshot | None:
     state = native_control.load(block, "state")
     if state not in LINK_STATE_NAMES:
         return None
     address, detail = native.read_texts(block)
     numbers = {field: native_control.load(block, field)
                for field in ("since_ms", "start", "sent", "acked", "acked_ms", "bytes", "frames", "caught_up_ns")}
-    return LinkLook(address=address, state=LINK_STATE_NAMES[state], detail=detail, **numbers)
+    return LinkSnapshot(address=address, state=LINK_STATE_NAMES[state], detail=detail, **numbers)
 
 
 def _now_ms() -> int:

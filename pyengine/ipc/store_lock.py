@@ -38,7 +38,7 @@ from pyengine.storage.ofd_lock import EXCLUSIVE, OFD_PID, SHARED, UNLOCKED, find
 LETTERS = b"lock"
 OWNER_BYTE = 0
 KIND_BYTE = 16
-WORKER_LOOKS = 25
+WORKER_CHECKS_MAX = 25
 POLL_STEP_S = 0.02
 # The file does not exist, cannot be locked, or is another user's.
 _NO_LOCK_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.EACCES, errno.EPERM)
@@ -116,7 +116,7 @@ class StoreLock:
 
         EXCLUSIVE when that process has ended meanwhile; None when it is not a worker.
         """
-        for _ in range(WORKER_LOOKS):
+        for _ in range(WORKER_CHECKS_MAX):
             if any(self.kind_taken(kind) for kind in range(1, len(KIND_NAMES))):
                 return Ownership.ADOPTED
             if self._set(OWNER_BYTE, EXCLUSIVE):
@@ -173,7 +173,7 @@ class StoreLock:
             os.fsync(self._descriptor)
 
 
-def look(root: str | os.PathLike[str]) -> Holder:
+def read_holder(root: str | os.PathLike[str]) -> Holder:
     """Return the holder of the store's byte 0, without opening the file for writing; "none" for a store that was never started."""
     try:
         descriptor = open_regular(Path(root) / "lock")
@@ -187,7 +187,7 @@ def look(root: str | os.PathLike[str]) -> Holder:
 
 def require_startable(root: str | os.PathLike[str]) -> None:
     """Raise StoreBusyError while another program than an engine has the store open, StoreRefusedError as own(). Creates no file."""
-    holder = look(root)
+    holder = read_holder(root)
     if holder.kind == "foreign":
         raise StoreBusyError(f"{root} is open in {holder.who}: stop that first")
     require_known_format(root)

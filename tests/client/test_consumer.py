@@ -205,7 +205,7 @@ def test_a_queue_that_comes_later_and_has_lost_its_beginning_is_read_from_what_i
     consumer = consume(from_="last", group=group)
     builder.fill_queue("orders", 2, 7)
     later = fill(builder, 4, queue_id=2)
-    consumer._look()
+    consumer._housekeep()
     got = []
     while len(got) < 4:
         got += bodies(consumer.pull(timeout_s=60))
@@ -257,10 +257,10 @@ def test_only_what_the_program_came_back_from_is_remembered(builder, consume):
     fill(builder, 10)
     consumer = consume(commit_interval_s=0)
     consumer.pull(4)
-    consumer._look()
+    consumer._housekeep()
     assert stored(builder) == {0: 0}
     consumer.pull(4)
-    consumer._look()
+    consumer._housekeep()
     assert stored(builder) == {0: 4}
     consumer.close()
     assert stored(builder) == {0: 8}
@@ -284,7 +284,7 @@ def test_without_auto_commit_only_commit_remembers(builder, consume):
     messages = []
     while found := consumer.pull(6, timeout_s=0):
         messages += found
-    consumer._look()
+    consumer._housekeep()
     assert stored(builder) == {0: 0, 1: 0}
     third = next(message for message in messages if (message.queue_id, message.queue_offset) == (1, 2))
     assert consumer.commit(third) == {0: 0, 1: 3} == stored(builder)
@@ -330,10 +330,10 @@ def test_acknowledged_messages_move_the_offset_up_to_the_first_that_is_not(build
     consumer = consume(auto_commit=False, commit_interval_s=0)
     messages = consumer.pull(6)
     consumer.ack([messages[4], messages[1]])
-    consumer._look()
+    consumer._housekeep()
     assert stored(builder) == {0: 0}
     consumer.ack(messages[0])
-    consumer._look()
+    consumer._housekeep()
     assert stored(builder) == {0: 2}
     consumer.ack([messages[3], messages[2], messages[2]])
     consumer.close()
@@ -358,7 +358,7 @@ def test_acknowledgements_of_another_place_change_nothing(builder, consume):
     consumer.ack([first[0], first[3]])           # before the place, and not given since
     (again,) = consumer.pull(1)
     consumer.ack(again)
-    consumer._look()
+    consumer._housekeep()
     assert stored(builder) == {0: 2} and consumer.pull(1)[0].queue_offset == 2
 
 
@@ -370,7 +370,7 @@ def test_messages_between_filtered_ones_are_acknowledged_too(builder, consume):
     assert [message.queue_offset for message in messages] == [0, 2, 4]
     consumer.ack(messages[1:])
     consumer.ack(messages[0])
-    consumer._look()
+    consumer._housekeep()
     assert stored(builder) == {0: 6}
 
 
@@ -378,7 +378,7 @@ def test_with_auto_commit_an_acknowledgement_alone_stores_nothing(builder, consu
     fill(builder, 3)
     consumer = consume(commit_interval_s=0)
     consumer.ack(consumer.pull(3))
-    consumer._look()
+    consumer._housekeep()
     assert stored(builder) == {0: 0}
     consumer.close()
     assert stored(builder) == {0: 3}
@@ -531,7 +531,7 @@ def test_a_recovery_that_kept_the_log_changes_nothing(builder, consume):
     consumer = consume()
     consumer.pull(4)
     raise_epoch(builder.root)
-    consumer._look()
+    consumer._housekeep()
     assert consumer.positions == {0: 4} and len(consumer.pull(10)) == 2
 
 
@@ -544,7 +544,7 @@ def test_after_a_recovery_that_cut_the_log_the_new_messages_are_given(builder, c
     builder.end, builder.queue_offsets["orders", 0] = messages[4].physical_offset, 4
     later = [builder.put("orders", b"new %d" % number).body for number in range(2)]
     raise_epoch(builder.root)
-    consumer._look()
+    consumer._housekeep()
     assert bodies(consumer.pull(10)) == [b"old 3", *later]
     consumer.commit()
     assert stored(builder) == {0: 6}
@@ -634,7 +634,7 @@ def test_a_removed_members_file_costs_a_redelivery_at_most(builder, consume):
     consumer = consume()
     consumer.pull(3)
     (builder.root / "config" / "consumers" / "orders@billing").unlink()
-    consumer._look()
+    consumer._housekeep()
     assert bodies(consumer.pull(10)) in (expected, expected[3:])
 
 

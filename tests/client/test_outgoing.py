@@ -85,7 +85,7 @@ def test_a_change_of_the_topic_is_seen_after_a_while(choice):
     assert choice.queue_of("four", "a") == 1
     choice.topics.update("four", write_queue_nums=1)
     assert choice.queue_of("four", "a") == 1
-    choice.now[0] = outgoing.LOOK_S
+    choice.now[0] = outgoing.RELOAD_INTERVAL_S
     assert choice.queue_of("four", "a") == 0
 
 

@@ -96,7 +96,7 @@ log_file.BYTES_MAX = 10
 log = log_file.LogFile(Path(sys.argv[1]), turns=True)
 print("x" * 100, file=sys.stderr, flush=True)
 {act}
-log.look()
+log.check()
 print("y", flush=True)
 print("z", file=sys.stderr, flush=True)
 """

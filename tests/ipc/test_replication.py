@@ -28,16 +28,16 @@ def test_links_come_and_go(folder):
         first.sent(9000, 808, 1)
         first.acked(8192)
         first.state(native.LINK_TRANSFER, "follows")
-        looks = {look.address: look for look in reader.links()}
-        look = looks["127.0.0.1:1111"]
-        assert (look.state, look.start, look.sent, look.acked, look.bytes, look.frames, look.detail) == \
+        links = {link.address: link for link in reader.links()}
+        link = links["127.0.0.1:1111"]
+        assert (link.state, link.start, link.sent, link.acked, link.bytes, link.frames, link.detail) == \
             ("transfer", 4096, 9000, 8192, 4904, 3, "follows")
-        assert look.since_ms > 0 and look.acked_ms >= look.since_ms
-        assert (looks["[::1]:2222"].state, looks["[::1]:2222"].acked) == ("connecting", -1)
+        assert link.since_ms > 0 and link.acked_ms >= link.since_ms
+        assert (links["[::1]:2222"].state, links["[::1]:2222"].acked) == ("connecting", -1)
         second.close("no answer")
         first.close()
         assert reader.links() == []
-        total = reader.look()
+        total = reader.snapshot()
         assert (total.closed, total.last_address, total.last_detail) == (1, "[::1]:2222", "no answer")
 
 
@@ -50,8 +50,8 @@ def test_a_link_that_is_used_again_knows_nothing_of_the_one_before(folder):
         old.state(native.LINK_TRANSFER, "follows")
         old.close()
         writer.open_link("b:2")
-        (look,) = writer.links()
-        assert (look.address, look.state, look.start, look.acked, look.bytes, look.detail) == ("b:2", "ready", -1, -1, 0, "")
+        (link,) = writer.links()
+        assert (link.address, link.state, link.start, link.acked, link.bytes, link.detail) == ("b:2", "ready", -1, -1, 0, "")
 
 
 def test_there_are_no_more_links_than_room(folder):
@@ -75,7 +75,7 @@ def test_the_next_replicator_clears_what_a_dead_one_left(folder):
         with Replication(folder, writable=True) as successor:
             assert reader.links() == []
             successor.open_link("b:2").close("gone")
-        assert reader.look().last_detail == "gone"
+        assert reader.snapshot().last_detail == "gone"
 
 
 def test_texts_are_cut_between_characters(folder):
@@ -83,9 +83,9 @@ def test_texts_are_cut_between_characters(folder):
     with Replication(folder, writable=True) as writer:
         link = writer.open_link("x" * 200)
         link.state(native.LINK_SHUTDOWN, "ä" * 200 + "\0")
-        (look,) = writer.links()
-        assert look.address == "x" * 63
-        assert look.detail == "ä" * 95
+        (link,) = writer.links()
+        assert link.address == "x" * 63
+        assert link.detail == "ä" * 95
 
 
 def test_something_else_is_refused(folder):

@@ -16,7 +16,7 @@ import pytest
 from pyengine.engine.embedded import supervisor_pid
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError
 from pyengine.ipc import store_lock
-from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, kind_holder, living_kinds, lock_modified_ns, look
+from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, kind_holder, living_kinds, lock_modified_ns, read_holder
 
 # RocketMQ's way: an exclusive POSIX record lock on byte 0, then the four letters.
 ROCKETMQ = """
@@ -65,10 +65,10 @@ def test_a_first_owner_gets_the_store_and_writes_the_four_letters(root):
     with StoreLock(root, create=True) as lock:
         assert lock.own() is Ownership.EXCLUSIVE
         assert (root / "lock").read_bytes() == b"lock"
-        assert look(root).kind == "owner"
+        assert read_holder(root).kind == "owner"
         assert lock.share()
-        assert look(root).kind == "engine"
-    assert look(root).kind == "none"
+        assert read_holder(root).kind == "engine"
+    assert read_holder(root).kind == "none"
 
 
 def test_the_file_is_not_rewritten_by_us_but_is_by_rocketmq(root):
@@ -86,7 +86,7 @@ def test_the_file_is_not_rewritten_by_us_but_is_by_rocketmq(root):
 def test_a_store_that_was_never_started_has_no_lock(tmp_path):
     with pytest.raises(NotAStoreError, match="lock"):
         StoreLock(tmp_path / "nothing")
-    assert look(tmp_path / "nothing").kind == "none"
+    assert read_holder(tmp_path / "nothing").kind == "none"
     assert living_kinds(tmp_path / "nothing") == []
     assert lock_modified_ns(tmp_path / "nothing") == 0
 
@@ -124,7 +124,7 @@ def test_a_supervisor_that_was_refused_keeps_no_lock(root, monkeypatch):
     StoreLock(root, create=True).close()
     in_the_way = os.open(root / "lock", os.O_RDWR)
     fcntl.fcntl(in_the_way, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
-    monkeypatch.setattr(store_lock, "WORKER_LOOKS", 1)
+    monkeypatch.setattr(store_lock, "WORKER_CHECKS_MAX", 1)
     with StoreLock(root) as refused, StoreLock(root) as later:
         with pytest.raises(StoreBusyError, match="no worker"):
             refused.own()
@@ -164,7 +164,7 @@ def test_the_last_worker_that_ends_while_a_successor_looks_for_it_leaves_it_the_
         assert dying.share()
         monkeypatch.setattr("pyengine.ipc.store_lock.time.sleep", lambda seconds: dying.close())
         assert successor.own() is Ownership.EXCLUSIVE
-        assert look(root).kind == "owner" and (root / "lock").read_bytes() == b"lock"
+        assert read_holder(root).kind == "owner" and (root / "lock").read_bytes() == b"lock"
 
 
 def test_two_workers_of_a_kind_cannot_run_and_a_killed_one_frees_its_byte(root):
@@ -212,7 +212,7 @@ def test_we_are_refused_while_rocketmq_runs_and_told_its_pid(root):
     broker, said = run(ROCKETMQ, root / "lock")
     assert said == "locked"
     try:
-        assert (look(root).kind, look(root).pid) == ("foreign", broker.pid)
+        assert (read_holder(root).kind, read_holder(root).pid) == ("foreign", broker.pid)
         with StoreLock(root) as lock:
             with pytest.raises(StoreBusyError, match=str(broker.pid)):
                 lock.own()

@@ -11,7 +11,7 @@ from pyengine.engine.log_file import open_log
 from pyengine.errors import DiskError, EngineError
 from pyengine.formats.small_file import Checkpoint, read_small_file
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.ipc.store_lock import StoreLock, living_kinds, look
+from pyengine.ipc.store_lock import StoreLock, living_kinds, read_holder
 from pyengine.storage.checkpoint import create_abort_file, read_checkpoint, read_watermark, write_checkpoint
 from pyengine.storage.config import load_config
 from pyengine.storage.config_table import TopicConfigs
@@ -68,7 +68,7 @@ PIPES = {f"config/{name}": reader for name, reader in READERS.items()} | {
     "checkpoint": lambda root: (raw_checkpoint(root), read_checkpoint(root)),
     "abort": create_abort_file,
     "engine.log": open_log_told,
-    "lock": lambda root: (store_use(root), look(root), living_kinds(root), StoreLock(root)),
+    "lock": lambda root: (store_use(root), read_holder(root), living_kinds(root), StoreLock(root)),
 }
 
 

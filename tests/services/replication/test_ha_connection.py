@@ -336,7 +336,7 @@ def test_the_end_of_the_connection_is_seen():
     assert rig.connection.ended
     rig.connection.close()
     assert rig.replication.links() == []
-    assert rig.replication.look().last_detail == rig.connection.ended
+    assert rig.replication.snapshot().last_detail == rig.connection.ended
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -250,7 +250,7 @@ def test_there_are_no_more_slaves_than_allowed(make_rig):
     four = rig.slave(1)
     rig.until(lambda: rig.connected == 2, "there is room again")
     assert four.take() and two.take()
-    assert rig.service._replication.look().refused == 1
+    assert rig.service._replication.snapshot().refused == 1
 
 
 def test_garbage_on_the_port_disturbs_no_slave(make_rig):
@@ -575,7 +575,7 @@ def test_peers_that_only_try_the_port_are_not_reported(make_rig):
     for _ in range(20):
         slave = rig.slave()
         slave.close()
-    rig.until(lambda: rig.service._replication.look().closed == 20, "they came and went")
+    rig.until(lambda: rig.service._replication.snapshot().closed == 20, "they came and went")
     assert rig.reported == []
 
 
@@ -586,7 +586,7 @@ def test_a_peer_that_comes_again_and_again_does_not_fill_the_log(make_rig):
         slave = rig.slave(1)
         rig.until(lambda: rig.connected == 1, "positioned")
         slave.close()
-        rig.until(lambda number=number: rig.service._replication.look().closed == number, "gone")
+        rig.until(lambda number=number: rig.service._replication.snapshot().closed == number, "gone")
     assert len(rig.reported) == 6
     rig.now_ns += 60 * 10**9
     rig.turn()
@@ -641,7 +641,7 @@ def test_the_worker_is_killed_and_the_next_one_serves(make_owner):
         for incarnation in (1, 2):
             child = owner.spawn("pyengine.workers.replicator", *settings)
             owner.wait_ready(native.REPLICATOR, incarnation)
-            assert shared.look().listening_port == rig.service.port
+            assert shared.snapshot().listening_port == rig.service.port
             slave = WireSlave(rig.service.port)
             slave.report(1)
             eventually(lambda: slave.take() and slave.heartbeats, "everything was sent")
@@ -672,7 +672,7 @@ def test_a_port_that_is_taken_while_the_replicator_is_down_halts_no_worker(make_
     eventually(lambda: "cannot listen for slaves" in blocked_reasons.read(owner.memory.blocked_reasons, native.REPLICATOR), "it says so")
     holder.close()
     with replication.Replication(owner.folder) as shared:
-        eventually(lambda: shared.look().listening_port == port, "it listens")
+        eventually(lambda: shared.snapshot().listening_port == port, "it listens")
     slave = WireSlave(port)
     slave.report(1)
     eventually(lambda: slave.take() and slave.end == rig.writer.end, "and serves")
@@ -785,7 +785,7 @@ def test_a_stranger_gets_nothing_where_there_is_a_secret(make_rig, secret, words
     assert stranger.log == b"" and stranger.heartbeats == [] and rig.connected == 0 and rig.confirm == 0
     assert any("is refused" in line for line in rig.reported)
     with replication.Replication(rig.owner.folder) as shared:
-        assert shared.look().refused == 1
+        assert shared.snapshot().refused == 1
 
 
 def test_a_slave_with_another_secret_is_refused_and_both_sides_say_why(make_rig, secret, tmp_path):
