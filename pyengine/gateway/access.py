@@ -39,7 +39,7 @@ from pyengine.gateway.wire import Frame, WireError, read_json, write_json
 from pyengine.storage.config_table import LOCK_MODE, exclusive
 from pyengine.storage.durable_writes import write_config
 
-LOOK_S = 1.0                # between two checks of the files
+RELOAD_INTERVAL_S = 1.0                # between two checks of the files
 LIST_BYTES_MAX = 4 << 20
 KEY_CHARS_MIN = 7           # of access keys and secrets, as in RocketMQ
 HANDSHAKE_S = 10.0          # longest TLS handshake
@@ -181,7 +181,7 @@ class _Rules:
 class AccessList:
     """Checks each request by the rules of a `plain_acl.yml`; it refuses every request until the file can be read."""
 
-    TROUBLE = "the access list cannot be used (a broken one changes nothing, without one every client is refused)"
+    FAILURE = "the access list cannot be used (a broken one changes nothing, without one every client is refused)"
 
     def __init__(self, root: str | os.PathLike[str], config: EngineConfig) -> None:
         self._path = Path(root) / config.gateway_acl_file
@@ -190,14 +190,14 @@ class AccessList:
         self._fault: AccessError | None = None
         self._lock = threading.RLock()
 
-    def look(self) -> str:
+    def reload(self) -> str:
         """Read the file if it has changed; return a sentence for the log if it was read. AccessError while it cannot be used.
 
         Without a readable file all requests are refused; with one that cannot be parsed the previous rules apply."""
         with self._lock:
-            return self._look()
+            return self._reload()
 
-    def _look(self) -> str:
+    def _reload(self) -> str:
         try:
             with open_private(self._path, "the gateway's access list", "gateway_acl_file", AccessError) as file:
                 stamp = _stamp(os.fstat(file.fileno()))
@@ -256,7 +256,7 @@ class AccessList:
         return account.fault(frame.code, needed)
 
     def change(self, edit: Callable[[dict[str, Any]], None]) -> str:
-        """Change the file durably and apply it before this returns; return look()'s sentence. `edit` changes the document.
+        """Change the file durably and apply it before this returns; return reload()'s sentence. `edit` changes the document.
 
         AccessError if the new content would be wrong, or the present one cannot be parsed; also exceptions of `edit`. The file does
         not change then. DiskFullError, DiskError or FlushError.
@@ -278,7 +278,7 @@ class AccessList:
             new = _rewritten(content, document, changed)
             _read_rules(new, 0)
             write_config(path, new, keep_backup=False, mode=LOCK_MODE)
-            return self._look()
+            return self._reload()
 
     def handlers(self, address: Address, executor: Executor, report: Report) -> Handlers:
         """Return handlers for mqadmin's clusterAclConfigVersion, updateAclConfig, deleteAclConfig and updateGlobalWhiteAddr."""
@@ -610,10 +610,10 @@ def _on_one_line(value: object) -> str:
 
 # ---- TLS -----------------------------------------------------------------------------
 
-class Door:
-    """Makes each connection a TLS or a plain one by its first byte, like RocketMQ's ports; call look() first."""
+class TlsHandler:
+    """Makes each connection a TLS or a plain one by its first byte, like RocketMQ's HandshakeHandler; call look() first."""
 
-    TROUBLE = "the changed certificate cannot be used; new connections get the one before"
+    FAILURE = "the changed certificate cannot be used; new connections get the one before"
 
     def __init__(self, root: str | os.PathLike[str], config: EngineConfig) -> None:
         self._mode = config.gateway_tls_mode
@@ -622,7 +622,7 @@ class Door:
             config.gateway_tls_cert_file, config.gateway_tls_key_file, config.gateway_tls_client_ca_file))
         self._context: ssl.SSLContext | None = None
         self._stamps: list[tuple[int, ...]] = []
-        self.arriving: set[_Arrival] = set()
+        self.undecided: set[_HandshakeHandler] = set()
         self.tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -636,7 +636,7 @@ class Door:
         assert self._context is not None
         return self._context
 
-    def look(self) -> str:
+    def reload(self) -> str:
         """Read certificate and key if they have changed; return a sentence if they were read. AccessError if they cannot be
         used."""
         assert self._certificate is not None and self._key is not None
@@ -663,29 +663,29 @@ class Door:
         """Close the connections that have sent nothing yet."""
         for task in list(self.tasks):
             task.cancel()
-        for arrival in list(self.arriving):
-            arrival.leave()
+        for connection in list(self.undecided):
+            connection.abort()
 
     def protocol(self, owner: Connections, make: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
         """Return the protocol of a new connection; `make` makes the one that follows when its kind is known."""
-        return _Arrival(self, owner, make)
+        return _HandshakeHandler(self, owner, make)
 
 
 def _no_password() -> str:
     raise ValueError("the key has a password; give a key without one, which its file's mode protects")
 
 
-class _Arrival(asyncio.Protocol):
+class _HandshakeHandler(asyncio.Protocol):
     """A connection before its first byte: it counts as open, and is closed if it stays silent."""
 
-    def __init__(self, door: Door, owner: Connections, make: Callable[[], asyncio.Protocol]) -> None:
-        self._door = door
+    def __init__(self, tls: TlsHandler, owner: Connections, make: Callable[[], asyncio.Protocol]) -> None:
+        self._tls = tls
         self._owner = owner
         self._make = make
         self._transport: asyncio.Transport | None = None
         self._peek: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._early = b""           # bytes that arrived between the handshake and its callback
+        self._early_data = b""           # bytes that arrived between the handshake and its callback
         self._is_lost = False
         self.host = ""
 
@@ -696,7 +696,7 @@ class _Arrival(asyncio.Protocol):
         if why := self._owner.refusal(self.host):
             self._fail(why)
             return
-        self._door.arriving.add(self)
+        self._tls.undecided.add(self)
         loop = asyncio.get_running_loop()
         loop.call_soon(self._pause_again)
         idle_s = self._owner.limits.idle_s
@@ -722,61 +722,61 @@ class _Arrival(asyncio.Protocol):
             return
         except OSError:
             first = b""
-        self._stop_looking()
+        self._stop_peeking()
         if not first:
-            self.leave()
+            self.abort()
         elif first == TLS_FIRST_BYTE:
-            task = asyncio.get_running_loop().create_task(self._shake_hands())
-            self._door.tasks.add(task)
-            task.add_done_callback(self._door.tasks.discard)
-        elif self._door.is_enforcing:
+            task = asyncio.get_running_loop().create_task(self._start_tls())
+            self._tls.tasks.add(task)
+            task.add_done_callback(self._tls.tasks.discard)
+        elif self._tls.is_enforcing:
             self._fail("it does not begin with TLS (gateway_tls_mode is enforcing)")
         else:
-            self._go_in(self._transport)
+            self._set_protocol(self._transport)
             self._transport.resume_reading()
 
-    async def _shake_hands(self) -> None:
+    async def _start_tls(self) -> None:
         assert self._transport is not None
         try:
             secured = await asyncio.get_running_loop().start_tls(
-                self._transport, self, self._door.context, server_side=True, ssl_handshake_timeout=HANDSHAKE_S,
+                self._transport, self, self._tls.context, server_side=True, ssl_handshake_timeout=HANDSHAKE_S,
                 ssl_shutdown_timeout=HANDSHAKE_S)
         except OSError as error:  # SSLError and TimeoutError too
             self._fail(f"the TLS handshake failed: {os_error_sentence(error)}")
             return
         if secured is None or self._is_lost:
-            self.leave()
+            self.abort()
             return
-        self._go_in(secured)
+        self._set_protocol(secured)
 
-    def _go_in(self, transport: asyncio.Transport) -> None:
-        self._door.arriving.discard(self)
+    def _set_protocol(self, transport: asyncio.Transport) -> None:
+        self._tls.undecided.discard(self)
         protocol = self._make()
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
-        if self._early:
-            protocol.data_received(self._early)
+        if self._early_data:
+            protocol.data_received(self._early_data)
 
     def data_received(self, data: bytes) -> None:
-        self._early += data
+        self._early_data += data
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_lost = True
-        self._stop_looking()
-        self._door.arriving.discard(self)
+        self._stop_peeking()
+        self._tls.undecided.discard(self)
 
     def _fail(self, why: str) -> None:
         self._owner.report(self.host, f"a connection is closed: {why}")
-        self.leave()
+        self.abort()
 
-    def leave(self) -> None:
+    def abort(self) -> None:
         """Close it."""
-        self._stop_looking()
-        self._door.arriving.discard(self)
+        self._stop_peeking()
+        self._tls.undecided.discard(self)
         if self._transport is not None:
             self._transport.abort()
 
-    def _stop_looking(self) -> None:
+    def _stop_peeking(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._peek is not None:

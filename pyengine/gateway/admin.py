@@ -78,7 +78,7 @@ class Counts:
         self._clock_s = clock_s
         self._got: dict[Counter, int] = {(ALL_GETS, ALL_GETS): 0}
         self._put: dict[Counter, int] = {}
-        self._looked_s: float | None = None
+        self._counts_read_s: float | None = None
         # By window: its length, the interval of its samples, and the samples, of which the first is its begin.
         self._windows = [(60.0, COUNT_S, deque[tuple[float, dict[Counter, int]]]()), (3600.0, 600.0, deque()), (86400.0, 3600.0, deque())]
         self.sample()
@@ -101,16 +101,16 @@ class Counts:
         now: dict[Counter, int] | None = None
         for length_s, pause_s, samples in self._windows:
             if not samples or now_s - samples[-1][0] >= pause_s:
-                now = now if now is not None else self._look() | self._got
+                now = now if now is not None else self._read_counts() | self._got
                 samples.append((now_s, now))
             while len(samples) > 1 and now_s - samples[1][0] >= length_s:
                 samples.popleft()
 
-    def _look(self) -> dict[Counter, int]:
+    def _read_counts(self) -> dict[Counter, int]:
         """Return the engine's counters."""
         now_s = self._clock_s()
-        if self._looked_s is None or now_s - self._looked_s >= COUNTS_KEPT_S:
-            self._looked_s = now_s
+        if self._counts_read_s is None or now_s - self._counts_read_s >= COUNTS_KEPT_S:
+            self._counts_read_s = now_s
             try:
                 self._put = {(TOPIC_PUTS, topic): number for topic, number in self._puts().items()}
             except (EngineError, OSError):  # it does not run: its last counts stay
@@ -119,7 +119,7 @@ class Counts:
 
     def windows(self, name: str, key: str) -> list[tuple[int, float]] | None:
         """Return (messages, messages a second) of the last minute, hour and day; None if nothing was counted."""
-        number = (self._look() if name == TOPIC_PUTS else self._got).get((name, key))
+        number = (self._read_counts() if name == TOPIC_PUTS else self._got).get((name, key))
         if number is None:
             return None
         found = []
@@ -229,7 +229,7 @@ class Admin:
         if topic is None:
             return Answer(codes.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
 
-        def look() -> ObjectKeys:
+        def collect() -> ObjectKeys:
             rows = ObjectKeys()
             for queue_id in range(min(max(topic.read_queue_nums, topic.write_queue_nums), QUEUES_SHOWN_MAX)):
                 low, high = self._reader.queue_range(name, queue_id, LEVEL)
@@ -237,7 +237,7 @@ class Admin:
                                                      "minOffset": low}
             return rows
 
-        return Answer(body=write_json({"offsetTable": await self._in_executor(look)}))
+        return Answer(body=write_json({"offsetTable": await self._in_executor(collect)}))
 
     # ---- groups -------------------------------------------------------------------
 
@@ -293,14 +293,14 @@ class Admin:
         if subscribed:
             topics = [name for name in topics if name in subscribed]
 
-        def look() -> ObjectKeys:
+        def collect() -> ObjectKeys:
             rows = ObjectKeys()
             for name in topics:
                 rows.update(self._progress(name, offsets.get(name, {}), QUEUES_SHOWN_MAX - len(rows)))
             return rows
 
         tps = sum((self._consume_tps(name, group) for name in topics), 0.0)
-        return Answer(body=write_json({"consumeTps": tps, "offsetTable": await self._in_executor(look)}))
+        return Answer(body=write_json({"consumeTps": tps, "offsetTable": await self._in_executor(collect)}))
 
     def _consume_tps(self, topic: str, group: str) -> float:
         """Return how many messages of a topic were delivered to a group per second, in the last minute."""
@@ -325,7 +325,7 @@ class Admin:
         offsets = {name: by_group.get(name, {}) for name in sorted(self._names.groups())}
         tps = {(group, name): self._consume_tps(name, group) for group, topics in offsets.items() for name in topics}
 
-        def look() -> tuple[list[object], int]:
+        def collect() -> tuple[list[object], int]:
             groups: list[object] = []
             behind = shown = 0
             for group, topics in offsets.items():
@@ -341,7 +341,7 @@ class Admin:
                 groups.append({group: stats})
             return groups, behind
 
-        groups, behind = await self._in_executor(look)
+        groups, behind = await self._in_executor(collect)
         return Answer(body=write_json({"brokerAddr": self._address.broker, "consumeStatsList": groups, "totalDiff": behind}))
 
     async def time_spans(self, request: Request) -> Answer:
@@ -352,7 +352,7 @@ class Admin:
             return Answer(codes.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
         offsets = self._offsets.of_group(group).get(name, {})
 
-        def look() -> list[object]:
+        def collect() -> list[object]:
             rows: list[object] = []
             for queue_id in range(min(topic.write_queue_nums, QUEUES_SHOWN_MAX)):
                 low, high = self._reader.queue_range(name, queue_id, LEVEL)
@@ -365,7 +365,7 @@ class Admin:
                              "minTimeStamp": first_ms})
             return rows
 
-        return Answer(body=write_json({"consumeTimeSpanSet": await self._in_executor(look)}))
+        return Answer(body=write_json({"consumeTimeSpanSet": await self._in_executor(collect)}))
 
     def correction_offsets(self, request: Request) -> Answer:
         """Return the lowest offset of other groups in each queue of a topic; the largest number if the compared group is behind."""
@@ -453,7 +453,7 @@ class Admin:
         gets = self.counts.windows(ALL_GETS, ALL_GETS) or [(0, 0.0)]
         get_tps = " ".join(f"{tps:.2f}" for _, tps in (gets[0], *gets[:2]))
 
-        def look() -> dict[str, str]:
+        def collect() -> dict[str, str]:
             disk = os.statvfs(self._reader.root)
             log, queues = measure_log(self._reader.root), measure(StorePaths(self._reader.root).consume_queue)
             low, high = self._reader.min_physical_offset, self._reader.max_physical_offset(LEVEL)
@@ -481,7 +481,7 @@ class Admin:
                 "runtime": f"{(time.time_ns() // 1_000_000 - self._began_ms) // 1000} s",
             }
 
-        return Answer(body=write_json({"table": await self._in_executor(look)}))
+        return Answer(body=write_json({"table": await self._in_executor(collect)}))
 
     def _figures(self) -> Statistics:
         """Return the engine's statistics; EngineError if it does not run."""
@@ -556,7 +556,7 @@ class Admin:
         members = self._members.consumers.get(group or "")
         wanted = members.subscriptions.get(name) if members is not None else None
 
-        def look() -> Answer:
+        def collect() -> Answer:
             queue = self._reader.queue(name, queue_id)
             if queue is None:
                 return Answer(codes.SYSTEM_ERROR, f"{queue_id}@{name} is not exist!")
@@ -571,7 +571,7 @@ class Admin:
                                   "tagsCode": entry.tags_code} for entry in entries if entry is not None]
             return Answer(codes.SUCCESS, None if entries else f"Index {index} of {queue_id}@{name} is not exist!", body=write_json(body))
 
-        return await self._in_executor(look)
+        return await self._in_executor(collect)
 
     def statistics(self, request: Request) -> Answer:
         """Return the recent messages of a topic or of a group. RocketMQ has more statistics, which no tool requests."""
@@ -601,12 +601,12 @@ class Admin:
         await self.clean(request)
         known = self._names.topic_table().keys()
 
-        def look() -> list[str]:
+        def collect() -> list[str]:
             return sorted(
                 name for name, queues in self._reader.topics().items() if name not in known and not name.startswith(LMQ_PREFIX)
                 and any(low < high for low, high in (self._reader.queue_range(name, queue_id, LEVEL) for queue_id in queues)))
 
-        left = await self._in_executor(look)
+        left = await self._in_executor(collect)
         if not left:
             return Answer()
         names = ", ".join(left[:UNUSED_SHOWN_MAX]) + (f" and {len(left) - UNUSED_SHOWN_MAX} others" if len(left) > UNUSED_SHOWN_MAX else "")

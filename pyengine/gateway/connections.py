@@ -25,7 +25,7 @@ from pyengine.gateway import codes
 from pyengine.gateway.wire import ANSWER, ONE_WAY, Frame, WireError, decode_frame, encode_frame, frame_length
 
 if TYPE_CHECKING:
-    from pyengine.gateway.access import Door
+    from pyengine.gateway.access import TlsHandler
 
 SMALL_BYTES = 64 << 10      # a connection with no more is not closed for the memory of others
 REQUESTS_MAX = 2048         # pending requests of one connection, with held pulls
@@ -118,10 +118,10 @@ TakeFirst = Callable[["Connection", bytearray, int], tuple[int, int]]
 class Connections:
     """All connections of the gateway, at all of its ports."""
 
-    def __init__(self, limits: Limits, report: Callable[[str, str], None], door: Door | None = None) -> None:
-        """`report(host, sentence)` gets the reason why the gateway closes a connection. With a `door`, connections may use TLS."""
+    def __init__(self, limits: Limits, report: Callable[[str, str], None], tls: TlsHandler | None = None) -> None:
+        """`report(host, sentence)` gets the reason why the gateway closes a connection. With a `tls`, connections may use TLS."""
         self.limits = limits
-        self._door = door
+        self._tls = tls
         self.report = report
         self.open: set[Connection] = set()
         self.held_bytes = 0
@@ -133,13 +133,13 @@ class Connections:
     async def listen(self, host: str, port: int, handlers: Mapping[int, Handler], take_first: TakeFirst | None = None) -> int:
         """Bind an address, to serve these codes after start(); return the port, which the system chooses for 0. OSError if that
         fails. `take_first` is called before a frame is read."""
-        door = self._door
+        tls = self._tls
 
         def make() -> asyncio.Protocol:
             return Connection(self, handlers, take_first)
 
         server = await asyncio.get_running_loop().create_server(
-            make if door is None else lambda: door.protocol(self, make), host, port, backlog=1024, reuse_address=True, start_serving=False)
+            make if tls is None else lambda: tls.protocol(self, make), host, port, backlog=1024, reuse_address=True, start_serving=False)
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 
@@ -152,8 +152,8 @@ class Connections:
     def refusal(self, host: str) -> str:
         """Return why one more connection from that host is refused, "" if it is not."""
         limits, taken = self.limits, [each.host for each in self.open]
-        if self._door is not None:
-            taken += [each.host for each in self._door.arriving]
+        if self._tls is not None:
+            taken += [each.host for each in self._tls.undecided]
         if len(taken) >= limits.connections_max:
             return f"{limits.connections_max} connections are open already (gateway_connections_max)"
         if taken.count(host) >= limits.address_connections_max:
@@ -168,8 +168,8 @@ class Connections:
     async def close(self) -> None:
         """Accept no more connections, and close the open ones once their answers are sent."""
         self.give_back()
-        if self._door is not None:
-            self._door.close()
+        if self._tls is not None:
+            self._tls.close()
         if self._watch is not None:
             self._watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -21,7 +21,7 @@ from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, os_error_sentence
 from pyengine.events import Event, Report
 from pyengine.gateway import codes
-from pyengine.gateway.access import LOOK_S, AccessList, Door, printable, without_list
+from pyengine.gateway.access import RELOAD_INTERVAL_S, AccessList, TlsHandler, printable, without_list
 from pyengine.gateway.admin import COUNT_S, Admin
 from pyengine.gateway.connections import Connection, Connections, Handlers, Limits
 from pyengine.gateway.members import Members
@@ -88,8 +88,8 @@ class Gateway:
             config.gateway_connection_max_bytes, config.gateway_memory_max_bytes,
             config.gateway_address_connections_max or max(1, config.gateway_connections_max // 2))
         self._access = AccessList(reader.root, config) if config.acl_enable else None
-        self._door = Door(reader.root, config) if config.gateway_tls_mode != "disabled" else None
-        self.connections = Connections(self.limits, Reports(report), self._door)
+        self._tls = TlsHandler(reader.root, config) if config.gateway_tls_mode != "disabled" else None
+        self.connections = Connections(self.limits, Reports(report), self._tls)
         self._puts = Puts(connect)
         self._offsets = GroupOffsets(reader, self._executor)
         self.pulls: Pulls | None = None
@@ -100,10 +100,10 @@ class Gateway:
     async def start(self) -> Ports:
         """Begin to listen and serve; OSError if a port or a certificate is not available."""
         config, reader, executor = self._config, self._reader, self._executor
-        access, door = self._access, self._door
-        if door is not None:
+        access, tls = self._access, self._tls
+        if tls is not None:
             try:
-                await self._look(door)
+                await self._reload(tls)
             except EngineError as error:
                 raise OSError(errno.EINVAL, str(error)) from error
         host = config.gateway_listen_host
@@ -139,7 +139,7 @@ class Gateway:
             broker.update(without_list())
         else:
             with contextlib.suppress(EngineError):  # reported by the next look(); until the list can be read every client is refused
-                await self._look(access)
+                await self._reload(access)
             broker.update(access.handlers(address, executor, self._report))
             refusals = Reports(self._report, about="refused requests")  # counted apart, so that they do not hide other sentences
             broker.update({code: access.guard(handler, refusals) for code, handler in broker.items()})
@@ -154,19 +154,19 @@ class Gateway:
             repeat(COUNT_S, admin.counts.sample, self._report, "messages cannot be counted"),
             repeat(EXPIRE_S, members.expire, self._report, "clients that are silent cannot be left out"),
             repeat(ends.interval_s, ends.ask_for_ends, self._report, "transactions could not be checked"),
-            *(repeat(LOOK_S, partial(self._look, watched), self._report, watched.TROUBLE) for watched in self._watched))]
+            *(repeat(RELOAD_INTERVAL_S, partial(self._reload, watched), self._report, watched.FAILURE) for watched in self._watched))]
         self._report(Event.GATEWAY_LISTENS, f"name server at {host}:{name_port}, broker {address.broker_name} at {host}:{broker_port}, "
                      f"known to clients as {address.broker}, TLS {config.gateway_tls_mode}, "
                      f"access list {'off' if access is None else 'on'}")
         return Ports(name_port, broker_port)
 
     @property
-    def _watched(self) -> list[AccessList | Door]:
-        return [each for each in (self._door, self._access) if each is not None]
+    def _watched(self) -> list[AccessList | TlsHandler]:
+        return [each for each in (self._tls, self._access) if each is not None]
 
-    async def _look(self, watched: AccessList | Door) -> None:
-        if told := await asyncio.get_running_loop().run_in_executor(self._executor, watched.look):
-            self._report(Event.GATEWAY_ACCESS, told)
+    async def _reload(self, watched: AccessList | TlsHandler) -> None:
+        if sentence := await asyncio.get_running_loop().run_in_executor(self._executor, watched.reload):
+            self._report(Event.GATEWAY_ACCESS, sentence)
 
     async def close(self) -> None:
         """End in order: take no more requests, then write the committed offsets."""

@@ -100,16 +100,16 @@ class _CachedFile(Generic[Table]):
         self._read = read
         self._stamp: tuple[int, int, int] | None = (0, 0, 0)
         self._table: Table | None = None
-        self._looked_s = 0.0
+        self._checked_s = 0.0
 
     def recent(self) -> Table:
         """Return the content, at most RECENT_S old, because a check of the file takes nearly a tenth of a send."""
-        if self._table is not None and time.monotonic() - self._looked_s < RECENT_S:
+        if self._table is not None and time.monotonic() - self._checked_s < RECENT_S:
             return self._table
         return self.table()
 
     def table(self) -> Table:
-        self._looked_s = time.monotonic()
+        self._checked_s = time.monotonic()
         try:
             status = os.stat(self._path)
             stamp = (status.st_ino, status.st_mtime_ns, status.st_size)

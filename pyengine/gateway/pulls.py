@@ -30,7 +30,7 @@ from pyengine.storage.config_table import PERM_READ, SubscriptionGroup
 COMMIT_FLAG, SUSPEND_FLAG, SUBSCRIPTION_FLAG = 1, 2, 4  # of a pull's sysFlag
 SUSPEND_MS_MAX = 120_000
 TICK_S = 0.2              # precision of the end of a held pull
-LOOK_S = 0.05             # of one turn of the loop, for held pulls
+ANSWER_SLICE_S = 0.05             # of one turn of the loop, for held pulls
 _CODES = {
     GetStatus.FOUND: codes.SUCCESS,
     GetStatus.MESSAGE_WAS_REMOVING: codes.PULL_RETRY_IMMEDIATELY,
@@ -74,8 +74,8 @@ class Pulls:
         self._held_of: dict[Connection, int] = {}
         self._anything_held = threading.Event()
         self._leaves = threading.Event()
-        self._looked = threading.Event()  # the loop has done what the thread requested
-        self._look_s = 0.0                # and took so long for it
+        self._answered = threading.Event()  # the loop has answered what the thread requested
+        self._answer_s = 0.0                # and took so long for it
         self._going = True
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -207,7 +207,7 @@ class Pulls:
         """Stop waiting for arrivals; the reader may be closed afterwards."""
         self._going = False
         self._anything_held.set()
-        self._looked.set()
+        self._answered.set()
         self._leaves.set()
         if self._thread is not None:
             self._thread.join()
@@ -216,7 +216,7 @@ class Pulls:
         """End the held pulls of a connection that has ended."""
         if self._held_of.pop(connection, 0):
             for key, pulls in list(self._held.items()):
-                self._keep(key, [pull for pull in pulls if pull.request.connection is not connection])
+                self._set_held(key, [pull for pull in pulls if pull.request.connection is not connection])
 
     def _hold(self, pull: Pull, suspend_s: float) -> None:
         if not pull.request.is_open:
@@ -225,9 +225,9 @@ class Pulls:
         self._held.setdefault((pull.topic, pull.queue_id), []).append(pull)
         self._held_of[pull.request.connection] = self._held_of.get(pull.request.connection, 0) + 1
         self._anything_held.set()
-        self._look_at((pull.topic, pull.queue_id), self._dispatched())  # messages since the read have woken no pull
+        self._answer_queue((pull.topic, pull.queue_id), self._dispatched())  # messages since the read have woken no pull
 
-    def _keep(self, key: tuple[str, int], pulls: list[Pull]) -> None:
+    def _set_held(self, key: tuple[str, int], pulls: list[Pull]) -> None:
         if pulls:
             self._held[key] = pulls
         else:
@@ -247,18 +247,18 @@ class Pulls:
             try:
                 self._reader.wait_for_arrival(TICK_S, seen)
                 seen = self._reader.arrivals()
-            except Exception:  # noqa: BLE001 - the store is recovered, or has no descriptor left: the look tells the clients
+            except Exception:  # noqa: BLE001 - the store is recovered, or has no descriptor left: _answer_held() tells the clients
                 self._leaves.wait(TICK_S)
-            self._looked.clear()
+            self._answered.clear()
             if self._going:
                 try:
-                    self._loop.call_soon_threadsafe(self._look)
+                    self._loop.call_soon_threadsafe(self._answer_held)
                 except RuntimeError:  # the loop has ended
                     return
-                self._looked.wait()
-                self._leaves.wait(4 * self._look_s)
+                self._answered.wait()
+                self._leaves.wait(4 * self._answer_s)
 
-    def _look(self, keys: list[tuple[str, int]] | None = None, spent_s: float = 0.0) -> None:
+    def _answer_held(self, keys: list[tuple[str, int]] | None = None, spent_s: float = 0.0) -> None:
         """Answer the held pulls with messages and those whose time is over, in several turns of the loop if it takes long.
 
         `keys`: the remaining queues; None at the beginning, for all."""
@@ -268,16 +268,16 @@ class Pulls:
         try:
             limit = self._dispatched()
             while keys:
-                self._look_at(keys.pop(), limit)
+                self._answer_queue(keys.pop(), limit)
                 took_s = time.monotonic() - began_s
-                if keys and took_s >= LOOK_S:
-                    asyncio.get_running_loop().call_soon(self._look, keys, spent_s + took_s)
+                if keys and took_s >= ANSWER_SLICE_S:
+                    asyncio.get_running_loop().call_soon(self._answer_held, keys, spent_s + took_s)
                     goes_on = True
                     break
         finally:
             if not goes_on:  # the thread waits for it
-                self._look_s = spent_s + time.monotonic() - began_s
-                self._looked.set()
+                self._answer_s = spent_s + time.monotonic() - began_s
+                self._answered.set()
 
     def _dispatched(self) -> int:
         try:
@@ -285,7 +285,7 @@ class Pulls:
         except (EngineError, OSError):
             return 0  # during a recovery of the store they wait on
 
-    def _look_at(self, key: tuple[str, int], limit: int) -> None:
+    def _answer_queue(self, key: tuple[str, int], limit: int) -> None:
         """Answer the held pulls of one queue; an error ends these only."""
         now_s = time.monotonic()
         pulls = self._held.get(key, [])
@@ -298,7 +298,7 @@ class Pulls:
             for pull in pulls:
                 if pull.request.is_open:
                     self._end(pull, self._failed(pull, error))
-        self._keep(key, left)
+        self._set_held(key, left)
 
     def _finish(self, pull: Pull, now_s: float) -> bool:
         """Answer a held pull; return False if it must wait on, and while another thread reads for it."""
@@ -318,7 +318,7 @@ class Pulls:
         pull.is_read = False
         if pull.request.is_open and self._try(pull, time.monotonic(), coming.result):
             key = pull.topic, pull.queue_id
-            self._keep(key, [each for each in self._held.get(key, ()) if each is not pull])
+            self._set_held(key, [each for each in self._held.get(key, ()) if each is not pull])
 
     def _try(self, pull: Pull, now_s: float, get: Callable[[], GetRecords]) -> bool:
         try:

@@ -20,7 +20,7 @@ from pyengine.engine_config import EngineConfig
 from pyengine.errors import ConfigError, EngineError
 from pyengine.gateway import access as access_module
 from pyengine.gateway import codes
-from pyengine.gateway.access import AccessError, AccessList, Addresses, Door
+from pyengine.gateway.access import AccessError, AccessList, Addresses, TlsHandler
 from pyengine.gateway.connections import Answer, Connections, Limits
 from pyengine.gateway.gateway import REPORTS_MAX
 from pyengine.gateway.wire import BINARY_FORM, Frame, decode_frame, encode_frame
@@ -54,7 +54,7 @@ def access(tmp_path):
     """A list that is read."""
     write_list(tmp_path / "plain_acl.yml")
     found = AccessList(tmp_path, EngineConfig(gateway_acl_file="plain_acl.yml"))
-    found.look()
+    found.reload()
     return found
 
 
@@ -204,28 +204,28 @@ def test_an_address_of_the_list_needs_no_key_and_one_of_an_account_no_signature(
 
 def test_a_changed_list_counts_and_a_broken_one_leaves_what_was_there(access, tmp_path):
     path = tmp_path / "plain_acl.yml"
-    assert access.look() == "", "it is read where it has changed"
+    assert access.reload() == "", "it is read where it has changed"
     write_list(path, LIST.replace("user-secret", "other-secret"))
-    assert "2 accounts, 1 addresses" in access.look()
+    assert "2 accounts, 1 addresses" in access.reload()
     assert fault(access, codes.GET_MAX_OFFSET) != "" and fault(access, codes.GET_MAX_OFFSET, account=("user-key", "other-secret")) == ""
     for broken in ("accounts: [", "", "accounts: 7", "- 1"):
         write_list(path, broken)
         for _ in range(2):  # said each time, so that it is known that it still is so
             with pytest.raises(AccessError, match="is not used"):
-                access.look()
+                access.reload()
         assert fault(access, codes.GET_MAX_OFFSET, account=("user-key", "other-secret")) == ""
         assert access.fault(Frame(codes.GET_MAX_OFFSET), HOST) != ""
     write_list(path)
-    assert access.look() and fault(access, codes.GET_MAX_OFFSET) == ""
+    assert access.reload() and fault(access, codes.GET_MAX_OFFSET) == ""
 
 
 def test_a_list_that_is_not_there_refuses_every_client(access, tmp_path):
     (tmp_path / "plain_acl.yml").unlink()
     with pytest.raises(AccessError, match="cannot be read: No such file"):
-        access.look()
+        access.reload()
     assert fault(access, codes.GET_MAX_OFFSET) != "" and access.fault(Frame(codes.GET_MAX_OFFSET), "198.51.100.7") != ""
     write_list(tmp_path / "plain_acl.yml")
-    assert access.look() and fault(access, codes.GET_MAX_OFFSET) == ""
+    assert access.reload() and fault(access, codes.GET_MAX_OFFSET) == ""
 
 
 def test_a_list_that_others_may_read_or_that_cannot_be_read_at_first_refuses_every_client(tmp_path):
@@ -233,7 +233,7 @@ def test_a_list_that_others_may_read_or_that_cannot_be_read_at_first_refuses_eve
         write_list(tmp_path / "plain_acl.yml", text, mode)
         found = AccessList(tmp_path, EngineConfig(gateway_acl_file="plain_acl.yml"))
         with pytest.raises(AccessError, match=why):
-            found.look()
+            found.reload()
         assert fault(found, codes.GET_MAX_OFFSET, account=ADMIN) != ""
 
 
@@ -255,7 +255,7 @@ def test_a_list_that_others_may_read_or_that_cannot_be_read_at_first_refuses_eve
 def test_a_wrong_list_is_told_without_its_secrets(tmp_path, line, why):
     write_list(tmp_path / "plain_acl.yml", line)
     with pytest.raises(AccessError, match=why) as caught:
-        AccessList(tmp_path, EngineConfig(gateway_acl_file="plain_acl.yml")).look()
+        AccessList(tmp_path, EngineConfig(gateway_acl_file="plain_acl.yml")).reload()
     assert "verysecret" not in str(caught.value) and caught.value.__cause__ is None
 
 
@@ -263,7 +263,7 @@ def test_keys_may_be_numbers_and_unknown_rights_are_none(tmp_path):
     write_list(tmp_path / "plain_acl.yml", "accounts: [{accessKey: 12345678, secretKey: 87654321, admin: 'true', defaultTopicPerm: pub,\n"
                                            "topicPerms: [a=PUB|SUB , b = SUB|PUB, c=ALL]}, {accessKey: 12345678, secretKey: another-one}]")
     found = AccessList(tmp_path, EngineConfig(gateway_acl_file="plain_acl.yml"))
-    found.look()
+    found.reload()
     account = ("12345678", "87654321")
     assert [topic for topic in "abcd" if fault(found, codes.SEND_MESSAGE_V2, {"b": topic}, account=account) == ""] == ["a", "b"]
     assert fault(found, codes.UPDATE_AND_CREATE_TOPIC, account=account) == ""
@@ -275,7 +275,7 @@ def test_the_list_and_the_settings_that_the_page_shows_are_taken(tmp_path):
     (text,) = re.findall(r"^```yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     write_list(tmp_path / "plain_acl.yml", text)
     found = AccessList(tmp_path, EngineConfig(gateway_acl_file="plain_acl.yml"))
-    assert "2 accounts, 1 addresses" in found.look()
+    assert "2 accounts, 1 addresses" in found.reload()
     shop = ("shop-key", "a-secret-of-the-shop")
     assert [topic for topic in ("orders", "prices", "others") if fault(found, 310, {"b": topic}, account=shop) == ""] == ["orders"]
     assert fault(found, codes.UPDATE_AND_CREATE_TOPIC, account=("operator", "a-secret-of-the-operator")) == ""
@@ -300,7 +300,7 @@ def test_a_changed_account_counts_at_once_and_the_rest_of_the_file_is_as_it_was(
                .replace("- accessKey: user-key", "# shop's own\n- accessKey: user-key")
                .replace("203.0.113.*", "203.0.113.*\n  note: [kept]"))
     write_list(path, written)
-    access.look()
+    access.reload()
     assert "3 accounts" in put_account(access, topicPerms="fresh=PUB", defaultGroupPerm="SUB", admin="false")
     assert fault(access, 310, {"b": "fresh"}, account=("new-key", "new-secret")) == ""
     before, after = yaml.safe_load(written), document(path)
@@ -645,19 +645,19 @@ def test_settings_of_tls_that_do_not_fit_are_refused():
 
 @contextlib.asynccontextmanager
 async def door_rig(tmp_path, mode="permissive", **limits):
-    """(connections behind a door, its port, what it said, its authority), in this process."""
+    """(connections of a port that takes TLS, that port, what it said, its authority), in this process."""
     authority, said = trustme.CA(), []
     put_certificate(tmp_path, authority)
-    door = Door(tmp_path, EngineConfig(gateway_tls_mode=mode, gateway_tls_cert_file="cert.pem", gateway_tls_key_file="key.pem"))
-    assert "cert.pem" in door.look() and door.look() == ""
-    connections = Connections(Limits(**limits), lambda host, text: said.append(text), door)
+    tls = TlsHandler(tmp_path, EngineConfig(gateway_tls_mode=mode, gateway_tls_cert_file="cert.pem", gateway_tls_key_file="key.pem"))
+    assert "cert.pem" in tls.reload() and tls.reload() == ""
+    connections = Connections(Limits(**limits), lambda host, text: said.append(text), tls)
     port = await connections.listen("127.0.0.1", 0, {1: lambda request: Answer(body=request.frame.body)})
     await connections.start()
     try:
-        yield connections, port, said, door, authority
+        yield connections, port, said, tls, authority
     finally:
         await connections.close()
-        assert not door.arriving
+        assert not tls.undecided
 
 
 async def until(condition):
@@ -691,18 +691,18 @@ def test_a_frame_that_comes_with_the_handshake_or_in_pieces_is_answered(tmp_path
 
 def test_connections_that_say_nothing_or_do_not_finish_their_handshake_count_and_are_closed(tmp_path):
     async def whole():
-        async with door_rig(tmp_path, idle_s=0.5, connections_max=2) as (connections, port, said, door, _):
+        async with door_rig(tmp_path, idle_s=0.5, connections_max=2) as (connections, port, said, tls, _):
             silent, half, third = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
             half[1].write(b"\x16\x03")
             assert await third[0].read() == b"" and "2 connections are open already" in said[0]
-            assert len(door.arriving) == 2
+            assert len(tls.undecided) == 2
             assert await silent[0].read() == b"" and "nothing whole came" in said[1]
             half[1].transport.abort()  # it has not finished its handshake
-            await until(lambda: not door.arriving and not door.tasks)
+            await until(lambda: not tls.undecided and not tls.tasks)
             _, writer = await asyncio.open_connection("127.0.0.1", port)
-            await until(lambda: door.arriving)
+            await until(lambda: tls.undecided)
             writer.close()
-            await until(lambda: not door.arriving)
+            await until(lambda: not tls.undecided)
             assert not connections.open
 
     asyncio.run(whole())
@@ -710,13 +710,13 @@ def test_connections_that_say_nothing_or_do_not_finish_their_handshake_count_and
 
 def test_connections_of_which_no_byte_is_read_yet_count_for_their_address(tmp_path):
     async def whole():
-        async with door_rig(tmp_path, connections_max=4, address_connections_max=1) as (connections, port, said, door, _):
+        async with door_rig(tmp_path, connections_max=4, address_connections_max=1) as (connections, port, said, tls, _):
             silent = await asyncio.open_connection("127.0.0.1", port)
-            await until(lambda: door.arriving)
+            await until(lambda: tls.undecided)
             refused = await asyncio.open_connection("127.0.0.1", port)
             assert await refused[0].read() == b"" and "1 connections from there are open already" in said[0]
             other = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
-            await until(lambda: len(door.arriving) == 2)
+            await until(lambda: len(tls.undecided) == 2)
             silent[1].write(b"\0")
             await until(lambda: len(connections.open) == 1)
             refused = await asyncio.open_connection("127.0.0.1", port)
@@ -731,13 +731,13 @@ def test_a_handshake_has_its_time(tmp_path, monkeypatch):
     monkeypatch.setattr(access_module, "HANDSHAKE_S", 0.2)
 
     async def whole():
-        async with door_rig(tmp_path) as (_, port, said, door, _):
+        async with door_rig(tmp_path) as (_, port, said, tls, _):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"\x16\x03")
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
             await until(lambda: said)
-            assert "TLS handshake" in said[0] and not door.arriving
+            assert "TLS handshake" in said[0] and not tls.undecided
 
     asyncio.run(whole())
 

@@ -269,7 +269,7 @@ def test_a_held_pull_with_a_condition_is_read_in_another_thread():
                 async with asyncio.timeout(60):
                     while pulls.held:
                         await asyncio.sleep(0.001)
-                        pulls._look()
+                        pulls._answer_held()
                 statuses.append(GetStatus.FOUND)
             else:
                 request.connection.is_closed = True
@@ -285,7 +285,7 @@ def test_a_held_pull_with_a_condition_is_read_in_another_thread():
 
 
 def test_a_look_at_many_queues_gives_others_their_turn(monkeypatch):
-    monkeypatch.setattr("pyengine.gateway.pulls.LOOK_S", 0.0)
+    monkeypatch.setattr("pyengine.gateway.pulls.ANSWER_SLICE_S", 0.0)
     answers, turns = [], []
 
     async def whole():
@@ -294,12 +294,12 @@ def test_a_look_at_many_queues_gives_others_their_turn(monkeypatch):
         for queue_id in range(10):
             pulls._hold(Pull(Asked(answers), "good", queue_id, 0, 32, subscription_of("good", "*", 0, None), 0), 100_000.0)
         reader.has_messages = True
-        pulls._look()
+        pulls._answer_held()
         while pulls.held:
-            assert not pulls._looked.is_set()
+            assert not pulls._answered.is_set()
             turns.append(len(answers))
             await asyncio.sleep(0)
-        assert pulls._looked.is_set()
+        assert pulls._answered.is_set()
 
     asyncio.run(whole())
     assert turns == list(range(1, 10)) and len(answers) == 10
