@@ -109,7 +109,7 @@ class HAClient(Service):
         self._notes.also = self._tables.apply
         self._notes.start()
         self._replication = replication
-        self._look: Link | None = None
+        self._link_status: Link | None = None
         self._last_reported = ""
         self._tries = 0
         self._retry_ns = 0
@@ -177,8 +177,8 @@ class HAClient(Service):
     def close(self) -> None:
         self._disconnect()
         self._end_session()
-        if self._look is not None:
-            self._look.close()
+        if self._link_status is not None:
+            self._link_status.close()
         self._replication.close()
         self._notes.close()
         self._log.close()
@@ -224,11 +224,11 @@ class HAClient(Service):
             raise
         failpoint("slave_connected")
         self._replication.count("connections")
-        if self._look is not None:
-            self._look.close()
-        self._look = self._replication.open_link(self._address, LINK_HANDSHAKE)
-        if self._look is not None:
-            self._look.start(begin)
+        if self._link_status is not None:
+            self._link_status.close()
+        self._link_status = self._replication.open_link(self._address, LINK_HANDSHAKE)
+        if self._link_status is not None:
+            self._link_status.start(begin)
         self._cutter = FrameCutter(self._segment_bytes)
         self._stream = RecordStream(begin, end, self._log, self._segment_bytes,
                                     self._writer.entry_limit - RUN_BYTES - ENTRY_HEAD_BYTES)
@@ -272,9 +272,9 @@ class HAClient(Service):
         self._retry_ns = self._clock_ns() + int(pause_s * 1e9)
         was_connected = self._link is not None
         self._disconnect()
-        if was_connected and self._look is not None:
-            self._look.close(reason)
-            self._look = None
+        if was_connected and self._link_status is not None:
+            self._link_status.close(reason)
+            self._link_status = None
         if reason:
             self._report_once(reason)
         self._show_connecting(reason)
@@ -288,10 +288,10 @@ class HAClient(Service):
         native.store(self._control.replicator, "linked", 0)
 
     def _show_connecting(self, reason: str) -> None:
-        if self._look is None:
-            self._look = self._replication.open_link(self._address, LINK_CONNECTING)
-        if self._look is not None:
-            self._look.state(LINK_CONNECTING, reason)
+        if self._link_status is None:
+            self._link_status = self._replication.open_link(self._address, LINK_CONNECTING)
+        if self._link_status is not None:
+            self._link_status.state(LINK_CONNECTING, reason)
 
     def _report_once(self, text: str) -> None:
         if text != self._last_reported:
@@ -308,7 +308,7 @@ class HAClient(Service):
     def _follow_in_c(self, link: MasterLink, writer: producing.ProducerSession, follow: FollowLoop) -> None:
         """Let C receive, append and report, for a step or until a case that it does not handle; then handle that case."""
         due_ns = self._sent_ns + self._heartbeat_ns - self._clock_ns()
-        row = self._look.row if self._look is not None else None
+        row = self._link_status.row if self._link_status is not None else None
         before = self._stream.own_end
         why = follow.run(link.descriptor, row, before, monotonic_ns() + max(0, min(READ_STEP_NS, due_ns)))
         now_ns = self._clock_ns()
@@ -329,7 +329,7 @@ class HAClient(Service):
             self._sequence, self._under_way = done.sequence, (done.end, self._stream.position)
             self._collect(writer, now_ns)
         self._acknowledge(link, now_ns)
-        self._look_for_silence(now_ns)
+        self._check_silence(now_ns)
 
     def _go_round(self, link: MasterLink, writer: producing.ProducerSession) -> None:
         """Read, submit, take the answer and report, as far as each is possible now."""
@@ -360,9 +360,9 @@ class HAClient(Service):
                 link.wait(READ_STEP_S)  # nothing will be flushed any more
         now_ns = self._clock_ns()
         self._acknowledge(link, now_ns)
-        self._look_for_silence(now_ns)
+        self._check_silence(now_ns)
 
-    def _look_for_silence(self, now_ns: int) -> None:
+    def _check_silence(self, now_ns: int) -> None:
         if now_ns - self._heard_ns > self._silence_ns and not self._is_held_up():
             raise LinkLostError(f"the master was silent for {self._silence_ns / 1e9:g} s")
 
@@ -390,8 +390,8 @@ class HAClient(Service):
         failpoint("received_moved")
         if position > self._load_master_end():
             self._store_master_end(position)
-        if self._look is not None:
-            self._look.sent(position, len(data), frames)
+        if self._link_status is not None:
+            self._link_status.sent(position, len(data), frames)
         if self._stream.is_equal and not self._load_linked():
             self._set_linked(link)
 
@@ -401,8 +401,8 @@ class HAClient(Service):
         native.store(self._control.replicator, "linked", 1)
         failpoint("slave_linked")
         self._linked_ns = self._clock_ns()
-        if self._look is not None:
-            self._look.state(LINK_TRANSFER)
+        if self._link_status is not None:
+            self._link_status.state(LINK_TRANSFER)
         self._last_reported = ""
         self._report(Event.MASTER_FOLLOWED, f"master {self._address}: follows from {self._stream.own_end}"
                      + ("" if link.seals.into else ", by RocketMQ's own protocol: what is sent has no checksum"))
@@ -504,8 +504,8 @@ class HAClient(Service):
             self._has_appended = True
             if self._last_reported:
                 self._last_reported = ""
-                if self._look is not None:
-                    self._look.state(LINK_TRANSFER)
+                if self._link_status is not None:
+                    self._link_status.state(LINK_TRANSFER)
 
     def _retry_refused(self, status: int, detail: int) -> None:
         if detail in (REFUSED_OFFSET, REFUSED_RAW):
@@ -513,8 +513,8 @@ class HAClient(Service):
         self._refused_until_ns = self._clock_ns() + REFUSED_PAUSE_NS
         reason = f"{PutStatus(status).name}: {REFUSALS.get(detail, '')}"
         self._report_once(f"what it sends waits: {reason}")
-        if self._look is not None:
-            self._look.state(LINK_TRANSFER, reason)
+        if self._link_status is not None:
+            self._link_status.state(LINK_TRANSFER, reason)
 
     def _abandon_entry(self) -> None:
         """Forget the pending entry of a connection that ends; if it is appended, the own log's end shows it."""
@@ -547,8 +547,8 @@ class HAClient(Service):
             link.report(goal)
             failpoint("slave_reported")
             self._sent_ns = now_ns
-            if self._look is not None:
-                self._look.acked(goal)
+            if self._link_status is not None:
+                self._link_status.acked(goal)
         elif now_ns - self._sent_ns >= self._heartbeat_ns and not self._is_first_header:
             link.report(max(self._acked, self._begin))
             self._sent_ns = now_ns

@@ -259,7 +259,7 @@ class HAConnection:
         except OSError:
             self._end(why)
 
-    def look_how_late(self, ends: EndTimes) -> None:
+    def note_lag(self, ends: EndTimes) -> None:
         """Note since when it lacks something."""
         if self.positioned:
             self._link.caught_up(ends.last_at_or_below(self.reported))
@@ -395,10 +395,10 @@ class HAConnection:
     def tick(self, now_ns: int) -> None:
         """Heartbeats and silence."""
         self._take_half_frame()
-        self._look_at_time(now_ns)
+        self._check_deadlines(now_ns)
         self._take_turn()
 
-    def _look_at_time(self, now_ns: int) -> None:
+    def _check_deadlines(self, now_ns: int) -> None:
         if self._refused_until_ns:
             if now_ns >= self._refused_until_ns:
                 self._end(self._refusal)
@@ -474,8 +474,8 @@ class EndTimes:
         self._ends = [self._ends[at] for at in kept]
 
     def last_at_or_below(self, offset: int) -> int:
-        """The last look (ns) at which all was below `offset`, as far as is remembered; the first look where there was none, which
-        makes the delay look shorter than it is. 0 before any look."""
+        """The last time (ns) at which all was below `offset`, as far as is remembered; the first look where there was none, which
+        makes the delay look shorter than it is. 0 before the first note."""
         at = bisect.bisect_right(self._ends, offset)
         return self._times_ns[max(0, at - 1)] if self._ends else 0
 

@@ -43,8 +43,8 @@ from pyengine.storage.engine_id import ensure_engine_id
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.replication_state import ROLES, ReplicationState, ReplicationStateFile
 
-STEP_BACK = 8        # each look that finds nothing equal begins so many times as far below the end
-LOOKS_MAX = 40
+STEP_BACK = 8        # each probe that finds nothing equal begins so many times as far below the end
+PROBES_MAX = 40
 RATE_MIN = 8192      # bytes per second: a master that sends less for long would delay the start
 PEER_TIMEOUT_S = 2.0
 _FIRST = 1           # a report that asks for a log's first bytes; 0 asks for the last segment
@@ -199,11 +199,11 @@ def _not_reached(config: EngineConfig, error: EngineError) -> EngineUnavailableE
 
 def _first_offset(config: EngineConfig, call: MasterCall) -> int:
     """Return the start of the master's whole log."""
-    with contextlib.closing(_Look(config, call, _FIRST)) as look:
-        first = look.first_offset()
+    with contextlib.closing(_Probe(config, call, _FIRST)) as probe:
+        first = probe.first_offset()
         if first != _FIRST:
             return first  # this engine's master names its beginning, or has nothing yet
-        if look.sends_something():
+        if probe.sends_something():
             return 0
     if _begin_of_last_segment(config, call) == 0:
         return 0
@@ -213,8 +213,8 @@ def _first_offset(config: EngineConfig, call: MasterCall) -> int:
 
 
 def _begin_of_last_segment(config: EngineConfig, call: MasterCall) -> int:
-    with contextlib.closing(_Look(config, call, 0)) as look:
-        return look.first_offset()
+    with contextlib.closing(_Probe(config, call, 0)) as probe:
+        return probe.first_offset()
 
 
 # ---- a store that has a log -----------------------------------------------------------
@@ -246,18 +246,18 @@ class _Comparison:
         span = max(1, self._config.ha_compare_bytes)
         begin = self._boundary(self._end - span)
         announced_end = seen = -1
-        for _ in range(LOOKS_MAX):
-            with contextlib.closing(_Look(self._config, self._call, begin or _FIRST)) as look:
-                outcome = look.compare(self._log, self._end, announced_end)
+        for _ in range(PROBES_MAX):
+            with contextlib.closing(_Probe(self._config, self._call, begin or _FIRST)) as probe:
+                outcome = probe.compare(self._log, self._end, announced_end)
             if outcome is _Outcome.EQUAL:
                 return None, ""
             if outcome in (_Outcome.DIFFERS, _Outcome.ENDS):
-                boundary = self._log.record_boundary(look.at, begin)
+                boundary = self._log.record_boundary(probe.at, begin)
                 if boundary > begin:
                     if boundary == seen:
-                        return boundary, self._why(outcome, look.at)
-                    seen = boundary  # once may have been the network: look again
-                    announced_end = look.at if outcome is _Outcome.ENDS else announced_end
+                        return boundary, self._why(outcome, probe.at)
+                    seen = boundary  # once may have been the network: probe again
+                    announced_end = probe.at if outcome is _Outcome.ENDS else announced_end
                     continue
                 if begin == self._low:
                     raise self._nothing_in_common()
@@ -265,13 +265,13 @@ class _Comparison:
                 span *= STEP_BACK
             elif outcome is _Outcome.NOTHING:
                 begin = self._beside(begin)
-            elif look.at < begin:
-                if look.at <= self._low:
+            elif probe.at < begin:
+                if probe.at <= self._low:
                     raise self._nothing_in_common()
-                announced_end = look.at
-                begin = self._boundary(look.at - max(1, self._config.ha_compare_bytes))
+                announced_end = probe.at
+                begin = self._boundary(probe.at - max(1, self._config.ha_compare_bytes))
             else:
-                begin = self._served_from(look.at)
+                begin = self._served_from(probe.at)
         raise LinkLostError(f"{self._address} answers something else each time")
 
     def _beside(self, begin: int) -> int:
@@ -306,7 +306,7 @@ class _Comparison:
                                 "ha_master_address, or start the slave anew with an empty directory")
 
 
-class _Look:
+class _Probe:
     """One connection: begin at an offset and compare what the master sends. `at` is the offset of the outcome."""
 
     def __init__(self, config: EngineConfig, call: MasterCall, report: int) -> None:

@@ -245,7 +245,7 @@ class HAService(Service):
         now_ns = self._clock_ns()
         if not self._drain_until_ns:
             self._drain_until_ns = now_ns + self._drain_ns
-            self._tables.look()
+            self._tables.reload()
         if now_ns >= self._drain_until_ns:
             return False
         self.work()
@@ -304,7 +304,7 @@ class HAService(Service):
             self._links.use_clock(self._clock_ns())
         events = self._links.listen(monotonic_ns() + int(wait_s * 1e9))
         if self._clock_ns() >= self._forget_ns:
-            self._tables.look()  # before the lock: it reads files
+            self._tables.reload()  # before the lock: it reads files
         with self._links:
             now_ns = self._clock_ns()
             for descriptor, event in events:
@@ -323,13 +323,13 @@ class HAService(Service):
                 self._forget_ns = now_ns + FORGET_NS
                 self._source.forget_deleted()
                 self._send_tables(now_ns)
-                self._look_how_late(now_ns)
+                self._note_lags(now_ns)
                 self._lines.tick(now_ns)
 
-    def _look_how_late(self, now_ns: int) -> None:
+    def _note_lags(self, now_ns: int) -> None:
         self._ends.note(now_ns, self._source.end())
         for connection in self._by_descriptor.values():
-            connection.look_how_late(self._ends)
+            connection.note_lag(self._ends)
 
     def _send_tables(self, now_ns: int) -> None:
         for connection in list(self._by_descriptor.values()):

@@ -13,7 +13,7 @@ them reach the writer.
 The tables have the topics, the groups and the offsets of groups and delay levels, so that a promoted slave can
 continue from them.
 
-    master   once a second: TableSource.look() reads the files that were changed, HAConnection sends them as messages
+    master   once a second: TableSource.reload() reads the files that were changed, HAConnection sends them as messages
     slave    TableSink.take(kind, content, position) keeps them, apply() makes them durable
 
 They are sent only on links whose ends have proven that they have the secret. A table belongs to the master's log up to its end at
@@ -523,7 +523,7 @@ TABLES: tuple[tuple[str, Callable[[str | os.PathLike[str], bytes], None]], ...] 
 
 
 class TableSource:
-    """The files of a master. One thread calls look(); `tables` is what was read last, by kind."""
+    """The files of a master. One thread calls reload(); `tables` is what was read last, by kind."""
 
     def __init__(self, root: str | os.PathLike[str], load_end: Callable[[], int], report: Report) -> None:
         self._folder = StorePaths(root).config
@@ -532,8 +532,8 @@ class TableSource:
         self.tables: dict[int, Table] = {}
         self._blocked = BlockedReason(report)
 
-    def look(self) -> None:
-        """Read what was changed since the last look; a file that is not there, is empty, or cannot be read now, is left out."""
+    def call(self) -> None:
+        """Read what was changed since the last call; a file that is not there, is empty, or cannot be read now, is left out."""
         why = ""
         for kind, (name, _) in enumerate(TABLES):
             path = self._folder / name

@@ -297,8 +297,8 @@ def test_a_slow_master_is_waited_for(tmp_path, masters, monkeypatch):
             return memoryview(next(self.pieces))
 
     monkeypatch.setattr(ha_join, "MasterLink", SlowLink)
-    look = ha_join._Look(config_of(tmp_path, masters(b"", OURS), mapped_file_size_commit_log_bytes=1 << 20), None, 0)
-    assert sum(len(piece) for _, piece in itertools.islice(look._pieces, 110)) > 900_000
+    probe = ha_join._Probe(config_of(tmp_path, masters(b"", OURS), mapped_file_size_commit_log_bytes=1 << 20), None, 0)
+    assert sum(len(piece) for _, piece in itertools.islice(probe._pieces, 110)) > 900_000
 
 
 def test_one_heartbeat_is_no_end(tmp_path, masters):

@@ -283,8 +283,8 @@ def test_a_slave_that_reads_nothing_keeps_no_other_waiting(make_rig):
     rig.until(lambda: fast.end == rig.writer.end, "the fast one has everything")
     fast.report(rig.writer.end)
     rig.until(lambda: rig.confirm == rig.writer.end, "and confirms")
-    looks = rig.service._replication.links()
-    assert min(look.sent for look in looks) < rig.writer.end
+    links = rig.service._replication.links()
+    assert min(link.sent for link in links) < rig.writer.end
     del slow.take
     rig.until(lambda: slow.end == rig.writer.end, "the slow one catches up")
     assert bytes(slow.log) == bytes(rig.writer.log[1:])
@@ -380,8 +380,8 @@ def test_single_records_need_no_python(make_rig, monkeypatch):
         rig.until(lambda: slave.end == rig.writer.end, "the record")
         slave.report(slave.end)
         rig.until(lambda: rig.confirm == rig.writer.end, "its report")
-    (look,) = rig.service._replication.links()
-    assert (look.sent, look.acked) == (rig.writer.end, rig.writer.end) and look.bytes == rig.writer.end - 1
+    (link,) = rig.service._replication.links()
+    assert (link.sent, link.acked) == (rig.writer.end, rig.writer.end) and link.bytes == rig.writer.end - 1
     assert bytes(slave.log) == bytes(rig.writer.log[1:])
 
 

@@ -29,7 +29,7 @@ class Sides:
     def carry(self) -> list[int]:
         """Everything that is new goes over; the kinds."""
         before = dict(self.source.tables)
-        self.source.look()
+        self.source.reload()
         new = [table for kind, table in self.source.tables.items() if before.get(kind) is not table]
         for table in new:
             self.sink.take(*table)
