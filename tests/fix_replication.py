@@ -50,10 +50,10 @@ class Load:
         self.statuses: dict[str, int] = {}
         self.errors: list[BaseException] = []
         self._going = True
-        self._thread = threading.Thread(target=self._go, daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def _go(self) -> None:
+    def _run(self) -> None:
         while self._going:
             try:
                 with pyengine.connect(self._root) as producer:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyengine.formats import ha_wire
 from pyengine.formats.ha_wire import Introduction
-from pyengine.services.replication.ha_greeting import PlainPeers, Secret
+from pyengine.services.replication.ha_handshake import PlainPeers, Secret
 from pyengine.services.replication.ha_stream import FrameCutter, MasterCall, MasterLink
 from pyengine.storage.config import EngineConfig
 
@@ -33,7 +33,7 @@ def call_of(file: str, introduction: Introduction | None = None, **settings) -> 
 
 
 class SealedSlave:
-    """A WireSlave with the secret: it greets, and what it says and hears is sealed."""
+    """A WireSlave with the secret: it shakes hands, and what it sends and receives is sealed."""
 
     def __init__(self, port: int, call: MasterCall, segment_bytes: int = 65536) -> None:
         self.link = MasterLink(f"127.0.0.1:{port}", call)

@@ -46,7 +46,7 @@ from pyengine.native import control as native
 from pyengine.native import queue_table
 from pyengine.native.failpoint import failpoint
 from pyengine.native.waiting import spin_us
-from pyengine.services.replication.ha_greeting import Secret, SecretError
+from pyengine.services.replication.ha_handshake import Secret, SecretError
 from pyengine.services.replication.ha_join import ask_peers, join
 from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.checkpoint import create_abort_file, read_checkpoint

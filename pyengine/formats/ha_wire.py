@@ -1,15 +1,15 @@
-"""The replication wire of RocketMQ 4.9 (HAConnection, HAClient): two kinds of frame, and this engine's greeting before them.
+"""The replication wire of RocketMQ 4.9 (HAConnection, HAClient): two kinds of frame, and this engine's handshake before them.
 
     slave -> master   report   i64 how far the slave's log reaches                        8 bytes
     master -> slave   header   i64 where the body begins, i32 its size; then the body    12 + size
                       a size of 0 is a heartbeat; it names the next position to be sent
 
-All numbers are big-endian. RocketMQ's own protocol has no greeting, version, checksum or name. A body is raw bytes of the
+All numbers are big-endian. RocketMQ's own protocol has no handshake, version, checksum or name. A body is raw bytes of the
 commit log, from any offset on, but never across a segment boundary. The master sends nothing before the first report,
 which is the offset at which to begin; 0 means "at the start of your last segment". A later report says that the slave has
 everything below it.
 
-Stores with a secret greet each other first (services/replication/ha_greeting.py): HELLO is eight bytes that would be a
+Stores with a secret shake hands first (services/replication/ha_handshake.py): HELLO is eight bytes that would be a
 negative report, and CHALLENGE begins with bytes that would be a negative offset in a header.
 
     HELLO      slave -> master   magic 8

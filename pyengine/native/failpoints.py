@@ -432,7 +432,7 @@ _TABLE = (
         _("source_read", "bytes to send are read; whether they were deleted meanwhile is not looked at", side=MASTER,
           after="confirm_stored", scene=REPLICATED),
     ),
-    *_steps("pyengine/services/replication/ha_greeting.py", "replicator",
+    *_steps("pyengine/services/replication/ha_handshake.py", "replicator",
         _("replication_noted", "replication.json is new and durable", scene=REPLICATED),
     ),
     *_steps("pyengine/storage/recovery/log.py", "supervisor",

@@ -31,7 +31,7 @@ from pyengine.native.flush import monotonic_ns
 from pyengine.native.replication import LINK_CONNECTING, LINK_HANDSHAKE, LINK_TRANSFER, FollowLoop
 from pyengine.native.writer import REFUSALS, REFUSED_OFFSET, REFUSED_RAW
 from pyengine.results import PutStatus
-from pyengine.services.replication.ha_greeting import GreetingError, PlainPeers, ReplicationNotes, Secret, SecretError, may_follow
+from pyengine.services.replication.ha_handshake import HandshakeError, PlainPeers, ReplicationNotes, Secret, SecretError, may_follow
 from pyengine.services.replication.ha_stream import (
     READ_BYTES,
     RUN_BYTES,
@@ -96,7 +96,7 @@ class HAClient(Service):
         self._store_master_end = native.storer(control.replicator, "master_end")
         self._config = config
         self._address = config.ha_master_address
-        self._call = MasterCall(Secret(context.store.root, config), PlainPeers(config), self._introduce, self._meet)
+        self._call = MasterCall(Secret(context.store.root, config), PlainPeers(config), self._introduce, self._check_peer)
         self._open_session = open_session
         self._clock_ns = clock_ns
         self._heartbeat_ns = config.ha_send_heartbeat_interval_ms * 1_000_000
@@ -106,7 +106,7 @@ class HAClient(Service):
         self._notes = ReplicationNotes(context)
         self._notes.note()  # from now on the note says that the store is a slave
         self._tables = TableSink(context.store.root, self._load_flushed, context.report)
-        self._notes.also = self._tables.apply
+        self._notes.after_note = self._tables.apply
         self._notes.start()
         self._replication = replication
         self._link_status: Link | None = None
@@ -135,7 +135,7 @@ class HAClient(Service):
         now_ns = self._clock_ns()
         try:
             if self._memory.state == native.STATE_STOPPING:
-                self._leave()
+                self._finish()
             elif self._link is None or self._writer is None:
                 if now_ns < self._retry_ns or not self._is_settled():
                     return False
@@ -171,7 +171,7 @@ class HAClient(Service):
         return max(0.01, min(1.0, (self._retry_ns - self._clock_ns()) / 1e9))
 
     def drain(self) -> bool:
-        self._leave()
+        self._finish()
         return False
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class HAClient(Service):
         self._notes.close()
         self._log.close()
 
-    def _leave(self) -> None:
+    def _finish(self) -> None:
         """Finish and report the current entry, then close connection and session, since the engine stops."""
         try:
             if self._link is not None:
@@ -238,18 +238,18 @@ class HAClient(Service):
         self._linked_ns = NEVER_NS
         self._last_heartbeat = -1
         self._acked = begin if begin != 1 else 0
-        self._heard_ns = self._sent_ns = self._clock_ns()
+        self._received_ns = self._sent_ns = self._clock_ns()
         self._link.report(begin)
         failpoint("slave_asked")
 
     def _introduce(self) -> Introduction:
         return Introduction(self._memory.identity.store_uuid.bytes, self._notes.known_term, is_master=False)
 
-    def _meet(self, master: Introduction) -> None:
+    def _check_peer(self, master: Introduction) -> None:
         may_follow(master, self._notes.known_term)
         self._notes.follow(master.term)
         if self._notes.blocked.text:
-            raise GreetingError(f"its term cannot be noted: {self._notes.blocked.text}")
+            raise HandshakeError(f"its term cannot be noted: {self._notes.blocked.text}")
 
     def _begin_of(self, end: int) -> int:
         """Return the first report: a record boundary at least `ha_compare_bytes` below the own end; 1 in place of 0, which has a use."""
@@ -317,7 +317,7 @@ class HAClient(Service):
             self._stream.skip_to(done.end)
             self._has_appended = True
         if done.has_heard:
-            self._heard_ns = now_ns
+            self._received_ns = now_ns
         if done.has_reported:
             self._acked, self._sent_ns = done.acked, now_ns
             link.was_reported(follow.unsent)
@@ -338,7 +338,7 @@ class HAClient(Service):
         if not self._sequence:
             self._submit(writer, now_ns)
         if self._stream.waiting_bytes < BACKLOG_BYTES or not self._sequence and self._stream.whole() is None:
-            is_waiting = self._sequence or self._acked < self._goal()
+            is_waiting = self._sequence or self._acked < self._ack_target()
             data = link.receive()
             if data is None and not is_waiting:
                 due_s = READ_STEP_S if self._is_first_header else (self._sent_ns + self._heartbeat_ns - now_ns) / 1e9
@@ -347,7 +347,7 @@ class HAClient(Service):
                 now_ns = self._clock_ns()
             if data is not None:
                 has_read = True
-                self._heard_ns = now_ns
+                self._received_ns = now_ns
                 self._take(link, data)
         if not self._sequence:
             self._submit(writer, now_ns)
@@ -355,18 +355,18 @@ class HAClient(Service):
             self._collect(writer, now_ns + (0 if has_read else ANSWER_STEP_NS))
         elif now_ns < self._refused_until_ns:
             time.sleep(ANSWER_STEP_NS / 1e9)
-        elif not has_read and self._acks_flushed and self._acked < self._goal():
-            if writer.wait_kept(self._goal(), producing.DURABLE, now_ns + ANSWER_STEP_NS, 0) not in (0, producing.AGAIN):
+        elif not has_read and self._acks_flushed and self._acked < self._ack_target():
+            if writer.wait_kept(self._ack_target(), producing.DURABLE, now_ns + ANSWER_STEP_NS, 0) not in (0, producing.AGAIN):
                 link.wait(READ_STEP_S)  # nothing will be flushed any more
         now_ns = self._clock_ns()
         self._acknowledge(link, now_ns)
         self._check_silence(now_ns)
 
     def _check_silence(self, now_ns: int) -> None:
-        if now_ns - self._heard_ns > self._silence_ns and not self._is_held_up():
+        if now_ns - self._received_ns > self._silence_ns and not self._has_backlog():
             raise LinkLostError(f"the master was silent for {self._silence_ns / 1e9:g} s")
 
-    def _is_held_up(self) -> bool:
+    def _has_backlog(self) -> bool:
         """Whether received bytes wait here, so that a silent master is not a lost one."""
         return self._stream.waiting_bytes >= BACKLOG_BYTES
 
@@ -527,7 +527,7 @@ class HAClient(Service):
 
     # ---- reports --------------------------------------------------------------------
 
-    def _goal(self) -> int:
+    def _ack_target(self) -> int:
         """Return the offset to report, now or once it is flushed."""
         return self._stream.own_end if self._stream.is_equal else self._acked
 
@@ -536,7 +536,7 @@ class HAClient(Service):
 
         It does so only after the master has sent bytes: until then it is unknown whether the master has this log at all.
         """
-        goal = self._goal()
+        goal = self._ack_target()
         if self._acks_flushed:
             goal = min(goal, self._load_flushed())
         if goal > self._acked:

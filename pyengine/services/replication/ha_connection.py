@@ -7,9 +7,9 @@ what was sent, otherwise the connection ends. A first report, and a repetition o
 nothing: a report confirms when it is beyond the offset at which this
 connection began (docs/decisions/0102). Only a complete report counts as a heartbeat.
 
-With a `greeting` the peer is a stranger until it has proven that it has the secret, or has used RocketMQ's own protocol
-from an address that may; until then its bytes are passed to the greeting (ha_greeting.py). Frames and reports of a link that began
-with a greeting, or with a slave's offer, have seals.
+With a `handshake` the peer is unidentified until it has proven that it has the secret, or has used RocketMQ's own protocol
+from an address that may; until then its bytes are passed to the handshake (ha_handshake.py). Frames and reports of a link that began
+with a handshake, or with a slave's offer, have seals.
 
 The object owns a non-blocking socket and does nothing by itself: its owner calls
 `on_readable`, `transfer` and `tick`, and closes it when `ended` has a reason. `native` is its struct
@@ -35,12 +35,12 @@ from pyengine.native import control as native
 from pyengine.native import replication
 from pyengine.native.failpoint import failpoint
 from pyengine.native.replication import LINK_SHUTDOWN, LINK_TRANSFER, Seal
-from pyengine.services.replication.ha_greeting import GreetingError, MasterGreeting, Seals, SecretError
+from pyengine.services.replication.ha_handshake import HandshakeError, MasterHandshake, Seals, SecretError
 from pyengine.services.replication.ha_stream import Table
 from pyengine.storage.message_store import MessageStore
 
 BUFFER_BYTES = 512 << 10  # so many bytes of frames are sent in one system call
-GREETING_NS = 5_000_000_000  # so long a stranger may take for its greeting
+HANDSHAKE_NS = 5_000_000_000  # so long a peer may take for its handshake
 REFUSAL_NS = 2_000_000_000  # so long a slave may take to read why it is not served
 _READ_BYTES = 4096
 SEGMENTS_OPEN_MAX = 32
@@ -65,8 +65,8 @@ class HAConnection:
     """
 
     def __init__(self, connected: socket.socket, address: str, source: TransferSource, link: Link, limits: LinkLimits,
-                 now_ns: int, host: str = "", greeting: MasterGreeting | None = None) -> None:
-        """`host`: the peer that several connections may come from. Without a `greeting` it may speak RocketMQ's own protocol."""
+                 now_ns: int, host: str = "", handshake: MasterHandshake | None = None) -> None:
+        """`host`: the peer that several connections may come from. Without a `handshake` it may speak RocketMQ's own protocol."""
         connected.setblocking(False)
         if connected.family in (socket.AF_INET, socket.AF_INET6):
             with contextlib.suppress(OSError):  # it has gone already
@@ -77,7 +77,7 @@ class HAConnection:
         self.native = replication.HALink(link.row, connected.fileno(), limits.batch_bytes, now_ns)
         self._fields = self.native.fields
         self.has_reported = False  # a whole report came, whatever it said
-        self.was_refused = False   # as a stranger: nothing of the log was sent
+        self.was_refused = False   # while unidentified: nothing of the log was sent
         self.positioned = False
         self.blocked = False
         self.ended = ""
@@ -93,8 +93,8 @@ class HAConnection:
         self._pushed = self._filled = self._frames = 0
         self._refusal = ""
         self._announced_end = False     # the slave has heard where this log ends
-        self._greeting = greeting
-        self._greet_until_ns = now_ns + GREETING_NS
+        self._handshake = handshake
+        self._handshake_until_ns = now_ns + HANDSHAKE_NS
         self._head_bytes = ha_wire.HEADER_BYTES  # of a frame, before its body, with its seal
         self._tail_bytes = 0                     # the body's seal
         self._report_bytes = ha_wire.REPORT_BYTES
@@ -104,9 +104,9 @@ class HAConnection:
         self._take_turn()
 
     @property
-    def is_stranger(self) -> bool:
+    def is_unidentified(self) -> bool:
         """Whether it must prove that it has the secret, and has not yet."""
-        return self._greeting is not None and not self._greeting.may_be_plain
+        return self._handshake is not None and not self._handshake.may_be_plain
 
     @property
     def peer(self) -> Introduction | None:
@@ -172,9 +172,9 @@ class HAConnection:
         if self._refused_until_ns:
             return
         data = self._half_report + data
-        if self._greeting is not None:
-            self._half_report, data = b"", self._greet(self._greeting, data)
-            if self._greeting is not None or self.ended:
+        if self._handshake is not None:
+            self._half_report, data = b"", self._shake_hands(self._handshake, data)
+            if self._handshake is not None or self.ended:
                 self._half_report = data
                 return
         step = self._report_bytes
@@ -194,24 +194,24 @@ class HAConnection:
         except FormatError as error:
             self._end(str(error))
 
-    def _greet(self, greeting: MasterGreeting, data: bytes) -> bytes:
-        """Take words of the greeting; what is left of `data`. The greeting is None once it is over, or `ended` says why it failed."""
+    def _shake_hands(self, handshake: MasterHandshake, data: bytes) -> bytes:
+        """Take words of the handshake; what is left of `data`. The handshake is None once it is over, or `ended` says why it failed."""
         try:
-            while not greeting.is_over:
-                answer, rest = greeting.take(data)
-                if len(rest) == len(data) and not greeting.is_over:
+            while not handshake.is_over:
+                answer, rest = handshake.take(data)
+                if len(rest) == len(data) and not handshake.is_over:
                     return data
                 data = rest
                 if answer and self.socket.send(answer) != len(answer):
-                    raise GreetingError("it does not read what it is told")
-        except (GreetingError, SecretError) as error:
-            self._refuse_stranger(str(error))
+                    raise HandshakeError("it does not read what it is told")
+        except (HandshakeError, SecretError) as error:
+            self._refuse_unidentified(str(error))
             return b""
         except OSError as error:
             self._end(f"the connection broke: {error.strerror}")
             return b""
-        self._greeting = None
-        self._peer, self._seals = greeting.peer, greeting.seals
+        self._handshake = None
+        self._peer, self._seals = handshake.peer, handshake.seals
         self.native.seal(*self._seals)
         if self._seals.out is not None:
             self._head_bytes += Seal.BYTES
@@ -402,8 +402,8 @@ class HAConnection:
         if self._refused_until_ns:
             if now_ns >= self._refused_until_ns:
                 self._end(self._refusal)
-        elif self.is_stranger and now_ns > self._greet_until_ns:
-            self._refuse_stranger(f"it has proven nothing within {GREETING_NS / 1e9:g} s")
+        elif self.is_unidentified and now_ns > self._handshake_until_ns:
+            self._refuse_unidentified(f"it has proven nothing within {HANDSHAKE_NS / 1e9:g} s")
         elif now_ns - self._fields.read_ns > self._limits.housekeeping_ns:
             self._end(f"the slave said nothing for {(now_ns - self._fields.read_ns) / 1e9:.0f} s")
         elif (self.positioned and self._pushed == self._filled
@@ -414,8 +414,8 @@ class HAConnection:
         """When tick() has something to do, as far as can be told now."""
         if self._refused_until_ns:
             return self._refused_until_ns
-        if self.is_stranger:
-            return self._greet_until_ns + 1
+        if self.is_unidentified:
+            return self._handshake_until_ns + 1
         silence_ns = self._fields.read_ns + self._limits.housekeeping_ns + 1
         if self.positioned and self._pushed == self._filled:
             return min(silence_ns, self._fields.written_ns + self._limits.heartbeat_ns)
@@ -423,7 +423,7 @@ class HAConnection:
 
     # ---- end --------------------------------------------------------------------
 
-    def _refuse_stranger(self, why: str) -> None:
+    def _refuse_unidentified(self, why: str) -> None:
         self.was_refused = True
         self._end(f"refused: {why}")
 
@@ -458,11 +458,11 @@ class EndTimes:
             self._times_ns[-1] = now_ns
             return
         if len(self._ends) >= END_TIMES_MAX:
-            self._thin_out(now_ns)
+            self._drop_old(now_ns)
         self._times_ns.append(now_ns)
         self._ends.append(end)
 
-    def _thin_out(self, now_ns: int) -> None:
+    def _drop_old(self, now_ns: int) -> None:
         kept, later_ns = [0], now_ns
         for at in range(len(self._ends) - 1, 0, -1):
             time_ns = self._times_ns[at]

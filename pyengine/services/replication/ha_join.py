@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from pyengine.errors import CorruptionError, EngineError, EngineUnavailableError
 from pyengine.formats.ha_wire import Introduction
 from pyengine.native.flush import monotonic_ns
-from pyengine.services.replication.ha_greeting import PlainPeers, Secret, may_follow
+from pyengine.services.replication.ha_handshake import PlainPeers, Secret, may_follow
 from pyengine.services.replication.ha_stream import (
     BadStreamError,
     FrameCutter,
@@ -78,7 +78,7 @@ def join(store: MessageStore, config: EngineConfig, min_offset: int, end_offset:
     starts without its master; the replicator compares when it has connected. JoinRefusedError.
     """
     call = MasterCall(Secret(store.root, config), PlainPeers(config), lambda: _introduce(store.root, is_master=False),
-                      lambda master: _meet(store.root, config, master))
+                      lambda master: _check_peer(store.root, config, master))
     try:
         presence = MasterLink(config.ha_master_address, call)
     except LinkLostError as error:
@@ -100,7 +100,7 @@ def _introduce(root: str | os.PathLike[str], *, is_master: bool) -> Introduction
     return Introduction(ensure_engine_id(root).uuid.bytes, term, is_master, is_master and state.is_fenced)
 
 
-def _meet(root: str | os.PathLike[str], config: EngineConfig, master: Introduction) -> None:
+def _check_peer(root: str | os.PathLike[str], config: EngineConfig, master: Introduction) -> None:
     """As a slave, note the master's term before this store uses its log.
 
     A store that was a master stays a fenced one until its replicator follows (ReplicationNotes.follow): a start

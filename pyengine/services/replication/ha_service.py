@@ -46,7 +46,7 @@ from pyengine.native.flush import monotonic_ns
 from pyengine.native.replication import LINKS_MAX, HALinks
 from pyengine.native.waiting import Latch
 from pyengine.services.replication.ha_connection import EndTimes, HAConnection, LinkLimits, TransferSource
-from pyengine.services.replication.ha_greeting import MasterGreeting, PlainPeers, ReplicationNotes, Secret
+from pyengine.services.replication.ha_handshake import MasterHandshake, PlainPeers, ReplicationNotes, Secret
 from pyengine.services.replication.ha_join import call_peer
 from pyengine.services.replication.ha_stream import TableSource
 from pyengine.services.service import Service, ServiceContext
@@ -343,7 +343,7 @@ class HAService(Service):
             was_known = connection.peer is not None
             connection.on_readable(now_ns)
             if not was_known and connection.peer is not None:
-                self._meet(connection, connection.peer)
+                self._check_peer(connection, connection.peer)
             if connection.acked != acked:
                 self._confirm.move(self._counted((other.counts_as, other.acked) for other in self._by_descriptor.values()
                                                  if other.acked >= 0))
@@ -406,7 +406,7 @@ class HAService(Service):
             connected.close()
             return
         if len(self._by_descriptor) >= self._connections_max:
-            self._drop_stranger()
+            self._drop_unidentified()
         link = self._replication.open_link(name) if len(self._by_descriptor) < self._connections_max else None
         if link is None:
             self._replication.count("refused")
@@ -414,16 +414,16 @@ class HAService(Service):
             return
         failpoint("link_opened")
         self._replication.count("connections")
-        greeting = MasterGreeting(self._secret, self._introduce, may_be_plain=may_be_plain)
-        connection = HAConnection(connected, name, self._source, link, self._limits, now_ns, host, greeting)
+        handshake = MasterHandshake(self._secret, self._introduce, may_be_plain=may_be_plain)
+        connection = HAConnection(connected, name, self._source, link, self._limits, now_ns, host, handshake)
         self._by_descriptor[connected.fileno()] = connection
         self._links.add(connection.native)
         self._epoll.register(connected, _WATCHED)
 
-    def _drop_stranger(self) -> None:
-        """All links are taken: the stranger that has proven nothing for longest makes room for the next peer."""
+    def _drop_unidentified(self) -> None:
+        """All links are taken: the unidentified peer that has been open for longest makes room for the next peer."""
         for connection in self._by_descriptor.values():
-            if connection.is_stranger:
+            if connection.is_unidentified:
                 connection.end("refused: it had proven nothing when another peer came")
                 self._drop(connection)
                 return
@@ -431,15 +431,15 @@ class HAService(Service):
     def _introduce(self) -> Introduction:
         return Introduction(self._memory.identity.store_uuid.bytes, self._notes.term, is_master=True, is_fenced=self._notes.is_fenced)
 
-    def _meet(self, connection: HAConnection, peer: Introduction) -> None:
+    def _check_peer(self, connection: HAConnection, peer: Introduction) -> None:
         """Who has just proven to have the secret: a slave that may follow, or one that ends the rule of this master."""
-        self._hear(connection.address, peer)
+        self._check_term(connection.address, peer)
         if peer.is_master:
             connection.end("it was a master, which has heard this one's term")
         elif self._notes.is_fenced:
             connection.end("refused: a master of a higher term has taken this one's place")
 
-    def _hear(self, address: str, peer: Introduction) -> None:
+    def _check_term(self, address: str, peer: Introduction) -> None:
         """From either thread: what another store that has the secret says of its term."""
         own = self._notes.term
         if peer.term > own:
@@ -464,7 +464,7 @@ class HAService(Service):
                 with contextlib.suppress(EngineError), contextlib.closing(
                         call_peer(self._store.root, self._config, address, self._introduce)) as link:
                     if link.peer is not None:
-                        self._hear(address, link.peer)
+                        self._check_term(address, link.peer)
             self._has_ended.wait(PEER_PAUSE_S)
 
     # ---- both, under the lock ---------------------------------------------------

@@ -53,7 +53,7 @@ from pyengine.formats.record_case import CaseLabel
 from pyengine.formats.small_file import read_small_file
 from pyengine.native.replication import Seal
 from pyengine.native.scan import walk
-from pyengine.services.replication.ha_greeting import GreetingError, PlainPeers, Seals, Secret, greet_master
+from pyengine.services.replication.ha_handshake import HandshakeError, PlainPeers, Seals, Secret, slave_handshake
 from pyengine.services.service import BlockedReason
 from pyengine.settings import split_address
 from pyengine.storage import config_table, consumer_offset
@@ -328,12 +328,12 @@ class LinkLostError(EngineError):
 
 class MasterCall(NamedTuple):
     """How a store calls a master: its secret, whom it needs no proof of, who it is itself by now, and what it does with the
-    master's own words; GreetingError of `meet` ends the link."""
+    master's own words; HandshakeError of `check_peer` ends the link."""
 
     secret: Secret
     plain_peers: PlainPeers
     introduce: Callable[[], Introduction]
-    meet: Callable[[Introduction], None]
+    check_peer: Callable[[Introduction], None]
 
 
 class MasterLink:
@@ -344,7 +344,7 @@ class MasterLink:
     """
 
     def __init__(self, address: str, call: MasterCall | None = None, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Connect, and greet the master as `call` says; LinkLostError says why not."""
+        """Connect, and shake hands with the master as `call` says; LinkLostError says why not."""
         try:
             self._socket = socket.create_connection(split_address(address), timeout_s)
         except TimeoutError:
@@ -355,7 +355,7 @@ class MasterLink:
         self.peer: Introduction | None = None
         self.seals = Seals()
         try:
-            self._greet(address, call, timeout_s)
+            self._shake_hands(address, call, timeout_s)
         except BaseException:
             self._socket.close()
             raise
@@ -369,25 +369,25 @@ class MasterLink:
         self._unsent = b""      # of a report of which a part went
         self._waiting: int | None = None  # the newest report of which nothing went
 
-    def _greet(self, address: str, call: MasterCall | None, timeout_s: float) -> None:
+    def _shake_hands(self, address: str, call: MasterCall | None, timeout_s: float) -> None:
         if call is None or not call.secret.is_set:
             return
         try:
             if self._socket.getpeername()[0] in call.plain_peers:
                 return
             deadline_s = time.monotonic() + timeout_s
-            self.peer, self.seals = greet_master(lambda words, size: self._exchange(words, size, deadline_s), call.secret.read(),
-                                                 call.introduce())
-            call.meet(self.peer)
+            self.peer, self.seals = slave_handshake(lambda words, size: self._exchange(words, size, deadline_s), call.secret.read(),
+                                                    call.introduce())
+            call.check_peer(self.peer)
         except TimeoutError:
-            raise LinkLostError(f"{address} does not answer the greeting within {timeout_s:g} s") from None
+            raise LinkLostError(f"{address} does not answer the handshake within {timeout_s:g} s") from None
         except OSError as error:
             raise LinkLostError(f"the connection broke: {os_error_sentence(error)}") from None
-        except GreetingError as error:
+        except HandshakeError as error:
             raise LinkLostError(f"{address}: {error}") from None
 
     def _exchange(self, words: bytes, size_bytes: int, deadline_s: float) -> bytes:
-        """Send, and receive so many bytes; only for the greeting."""
+        """Send, and receive so many bytes; only for the handshake."""
         self._socket.sendall(words)
         found = b""
         while len(found) < size_bytes:
@@ -397,8 +397,8 @@ class MasterLink:
             self._socket.settimeout(left_s)
             piece = self._socket.recv(size_bytes - len(found))
             if not piece:
-                raise GreetingError("it closed the connection during the greeting; its engine.log says why: have both the same secret "
-                                    "(ha_secret_file)?")
+                raise HandshakeError("it closed the connection during the handshake; its engine.log says why: have both the same secret "
+                                     "(ha_secret_file)?")
             found += piece
         return found
 

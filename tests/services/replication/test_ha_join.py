@@ -14,7 +14,7 @@ from pyengine.formats import ha_wire
 from pyengine.formats.ha_wire import Introduction
 from pyengine.formats.paths import segment_name
 from pyengine.services.replication import ha_join
-from pyengine.services.replication.ha_greeting import Seals
+from pyengine.services.replication.ha_handshake import Seals
 from pyengine.services.replication.ha_join import Join, JoinRefusedError, join
 from pyengine.storage.config import load_config
 from pyengine.storage.message_store import MessageStore
@@ -224,11 +224,11 @@ def test_a_master_that_is_started_as_a_slave_does_not_have_the_new_term_before_i
     file = ReplicationStateFile(tmp_path)
     file.write(ReplicationState("ASYNC_MASTER", 100, term=0, fenced_by=fenced_by))
     config = load_config(tmp_path, {"broker_role": "SLAVE", "ha_master_address": "127.0.0.1:9"})
-    ha_join._meet(tmp_path, config, Introduction(b"m" * 16, 1, is_master=True))
+    ha_join._check_peer(tmp_path, config, Introduction(b"m" * 16, 1, is_master=True))
     state = file.read().state
     assert state == ReplicationState("ASYNC_MASTER", 100, term=0, fenced_by=1) and state.is_fenced and state.known_term == 1
     ReplicationStateFile(tmp_path).write(ReplicationState("SLAVE", 100, term=0))
-    ha_join._meet(tmp_path, config, Introduction(b"m" * 16, 2, is_master=True))
+    ha_join._check_peer(tmp_path, config, Introduction(b"m" * 16, 2, is_master=True))
     assert ReplicationStateFile(tmp_path).read().state.term == 2, "a slave has it at once"
 
 

@@ -69,7 +69,7 @@ class Rig:
         return self.slaves[-1]
 
     def sealed_slave(self, call: MasterCall) -> SealedSlave:
-        """A slave that has greeted, or what MasterLink says of it; the master goes on meanwhile."""
+        """A slave after its handshake, or what MasterLink says of it; the master goes on meanwhile."""
         with ThreadPoolExecutor(1) as other:
             made = other.submit(SealedSlave, self.service.port, call)
             while not made.done():
@@ -790,7 +790,7 @@ def test_a_stranger_gets_nothing_where_there_is_a_secret(make_rig, secret, words
 
 def test_a_slave_with_another_secret_is_refused_and_both_sides_say_why(make_rig, secret, tmp_path):
     rig = make_rig(ha_secret_file=secret, ha_allow_plain="")
-    with pytest.raises(LinkLostError, match="closed the connection during the greeting.*ha_secret_file"):
+    with pytest.raises(LinkLostError, match="closed the connection during the handshake.*ha_secret_file"):
         rig.sealed_slave(call_of(secret_file(tmp_path, "another secret of 24 by", "other")))
     assert any("refused: it does not have the secret of this store" in line for line in rig.reported)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pyengine.native import control as native
-from pyengine.services.replication.ha_greeting import ReplicationNotes
+from pyengine.services.replication.ha_handshake import ReplicationNotes
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from reported import Reported
 

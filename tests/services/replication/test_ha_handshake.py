@@ -1,4 +1,4 @@
-"""The greeting: who has the secret is known on both sides, who has not gets nothing, and nothing of it can be used again."""
+"""The handshake: who has the secret is known on both sides, who has not gets nothing, and nothing of it can be used again."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pyengine.engine_config import EngineConfig
 from pyengine.errors import ConfigError
 from pyengine.formats import ha_wire
 from pyengine.formats.ha_wire import Introduction
-from pyengine.services.replication.ha_greeting import (
-    GreetingError,
-    MasterGreeting,
+from pyengine.services.replication.ha_handshake import (
+    HandshakeError,
+    MasterHandshake,
     PlainPeers,
     Seals,
     Secret,
     SecretError,
-    greet_master,
     may_follow,
+    slave_handshake,
 )
 
 MASTER = Introduction(b"m" * 16, 7, is_master=True)
@@ -38,8 +38,8 @@ def secret(tmp_path) -> Secret:
 class Wire:
     """Lets the two sides talk, keeps the words of both, and may change them: `change(number, words)`."""
 
-    def __init__(self, greeting: MasterGreeting, change=lambda number, words: words) -> None:
-        self.greeting, self.change = greeting, change
+    def __init__(self, handshake: MasterHandshake, change=lambda number, words: words) -> None:
+        self.handshake, self.change = handshake, change
         self.words: list[bytes] = []
         self._unread = b""
 
@@ -49,7 +49,7 @@ class Wire:
 
     def exchange(self, words: bytes, size: int) -> bytes:
         if words:
-            answer, rest = self.greeting.take(self._pass(words))
+            answer, rest = self.handshake.take(self._pass(words))
             assert not rest
             self._unread += self._pass(answer) if answer else b""
         found, self._unread = self._unread[:size], self._unread[size:]
@@ -57,23 +57,23 @@ class Wire:
 
 
 def test_both_know_each_other_and_have_the_same_keys_afterwards(secret):
-    greeting = MasterGreeting(secret, lambda: MASTER, may_be_plain=False)
-    peer, seals = greet_master(Wire(greeting).exchange, secret.read(), SLAVE)
-    assert (peer, greeting.peer, greeting.is_over) == (MASTER, SLAVE, True)
-    for sender, receiver in ((seals.out, greeting.seals.into), (greeting.seals.out, seals.into)):
+    handshake = MasterHandshake(secret, lambda: MASTER, may_be_plain=False)
+    peer, seals = slave_handshake(Wire(handshake).exchange, secret.read(), SLAVE)
+    assert (peer, handshake.peer, handshake.is_over) == (MASTER, SLAVE, True)
+    for sender, receiver in ((seals.out, handshake.seals.into), (handshake.seals.out, seals.into)):
         for part in (b"12345678", b"", b"x" * 1000):
             assert receiver.take(sender.sealed(part))
         part = bytearray(sender.sealed(b"report"))
         part[2] ^= 1
         assert not receiver.take(bytes(part))
-    assert not greeting.seals.into.take(greeting.seals.out.sealed(b"12345678")), "what is sent back does not fit"
+    assert not handshake.seals.into.take(handshake.seals.out.sealed(b"12345678")), "what is sent back does not fit"
 
 
-def test_the_secret_is_not_in_what_is_said_and_each_greeting_is_another(secret):
+def test_the_secret_is_not_in_what_is_said_and_each_handshake_is_another(secret):
     said = []
     for _ in range(2):
-        wire = Wire(MasterGreeting(secret, lambda: MASTER, may_be_plain=False))
-        greet_master(wire.exchange, secret.read(), SLAVE)
+        wire = Wire(MasterHandshake(secret, lambda: MASTER, may_be_plain=False))
+        slave_handshake(wire.exchange, secret.read(), SLAVE)
         said.append(wire.words)
         assert SECRET.encode() not in b"".join(wire.words)
     for number in (1, 2, 3):  # HELLO is always the same
@@ -81,42 +81,42 @@ def test_the_secret_is_not_in_what_is_said_and_each_greeting_is_another(secret):
 
 
 def test_words_may_come_in_any_pieces(secret):
-    greeting = MasterGreeting(secret, lambda: MASTER, may_be_plain=False)
+    handshake = MasterHandshake(secret, lambda: MASTER, may_be_plain=False)
 
     def exchange(words: bytes, size: int) -> bytes:
         nonlocal unread, kept
         for byte in words:
-            answer, kept = greeting.take(kept + bytes([byte]))
+            answer, kept = handshake.take(kept + bytes([byte]))
             unread += answer
         found, unread = unread[:size], unread[size:]
         return found
 
     unread = kept = b""
-    assert greet_master(exchange, secret.read(), SLAVE)[0] == MASTER and greeting.peer == SLAVE and kept == b""
+    assert slave_handshake(exchange, secret.read(), SLAVE)[0] == MASTER and handshake.peer == SLAVE and kept == b""
 
 
 def test_a_slave_with_another_secret_gets_a_number_and_nothing_else(secret, tmp_path):
-    wire = Wire(MasterGreeting(secret, lambda: MASTER, may_be_plain=False))
+    wire = Wire(MasterHandshake(secret, lambda: MASTER, may_be_plain=False))
     other = secret_of(secret_file(tmp_path, "another secret of 24 by", "other"))
-    with pytest.raises(GreetingError, match="does not have the secret of this store"):
-        greet_master(wire.exchange, other.read(), SLAVE)
-    assert wire.greeting.peer is None and not wire.greeting.is_over
+    with pytest.raises(HandshakeError, match="does not have the secret of this store"):
+        slave_handshake(wire.exchange, other.read(), SLAVE)
+    assert wire.handshake.peer is None and not wire.handshake.is_over
     assert [len(words) for words in wire.words] == [8, 8 + ha_wire.NONCE_BYTES, ha_wire.PROOF_BYTES]
 
 
 def test_a_master_with_another_secret_is_not_followed(secret, tmp_path):
-    class Believes(MasterGreeting):
+    class Believes(MasterHandshake):
         """A false master: it takes any proof."""
 
         def _take_proof(self, proof: bytes) -> bytes:
             return ha_wire.pack_introduction(MASTER) + os.urandom(ha_wire.MAC_BYTES)
 
-    with pytest.raises(GreetingError, match="cannot prove that it has the secret"):
-        greet_master(Wire(Believes(secret, lambda: MASTER, may_be_plain=False)).exchange, secret.read(), SLAVE)
+    with pytest.raises(HandshakeError, match="cannot prove that it has the secret"):
+        slave_handshake(Wire(Believes(secret, lambda: MASTER, may_be_plain=False)).exchange, secret.read(), SLAVE)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_changed_word_of_either_side_ends_the_greeting(secret, number, rng):
+def test_a_changed_word_of_either_side_ends_the_handshake(secret, number, rng):
     for _ in range(50):
         def change(at: int, words: bytes) -> bytes:
             if at != number:
@@ -124,43 +124,43 @@ def test_a_changed_word_of_either_side_ends_the_greeting(secret, number, rng):
             bit = rng.randrange(len(words) * 8)
             return (int.from_bytes(words, "big") ^ 1 << bit).to_bytes(len(words), "big")
 
-        with pytest.raises(GreetingError):
-            greet_master(Wire(MasterGreeting(secret, lambda: MASTER, may_be_plain=False), change).exchange, secret.read(), SLAVE)
+        with pytest.raises(HandshakeError):
+            slave_handshake(Wire(MasterHandshake(secret, lambda: MASTER, may_be_plain=False), change).exchange, secret.read(), SLAVE)
 
 
-def test_an_old_greeting_fits_no_new_one(secret):
-    old = Wire(MasterGreeting(secret, lambda: MASTER, may_be_plain=False))
-    greet_master(old.exchange, secret.read(), SLAVE)
+def test_an_old_handshake_fits_no_new_one(secret):
+    old = Wire(MasterHandshake(secret, lambda: MASTER, may_be_plain=False))
+    slave_handshake(old.exchange, secret.read(), SLAVE)
     hello, _, proof, _ = old.words
-    greeting = MasterGreeting(secret, lambda: MASTER, may_be_plain=False)
-    greeting.take(hello)
-    with pytest.raises(GreetingError, match="does not have the secret"):
-        greeting.take(proof)
+    handshake = MasterHandshake(secret, lambda: MASTER, may_be_plain=False)
+    handshake.take(hello)
+    with pytest.raises(HandshakeError, match="does not have the secret"):
+        handshake.take(proof)
     answers = iter((old.words[1][:8], old.words[1][8:], old.words[3]))
-    with pytest.raises(GreetingError, match="cannot prove"):
-        greet_master(lambda words, size: next(answers), secret.read(), SLAVE)
+    with pytest.raises(HandshakeError, match="cannot prove"):
+        slave_handshake(lambda words, size: next(answers), secret.read(), SLAVE)
 
 
 def test_what_comes_right_after_the_proof_is_left(secret):
-    greeting = MasterGreeting(secret, lambda: MASTER, may_be_plain=False)
-    wire = Wire(greeting)
+    handshake = MasterHandshake(secret, lambda: MASTER, may_be_plain=False)
+    wire = Wire(handshake)
 
     def exchange(words: bytes, size: int) -> bytes:
         if len(words) != ha_wire.PROOF_BYTES:
             return wire.exchange(words, size)
-        answer, rest = greeting.take(words + b"a report")
-        assert rest == b"a report" and greeting.take(rest) == (b"", rest)
+        answer, rest = handshake.take(words + b"a report")
+        assert rest == b"a report" and handshake.take(rest) == (b"", rest)
         return answer
 
-    assert greet_master(exchange, secret.read(), SLAVE)[0] == MASTER
+    assert slave_handshake(exchange, secret.read(), SLAVE)[0] == MASTER
 
 
 def test_a_slave_follows_no_master_whose_place_was_taken():
     may_follow(MASTER, 7)
     may_follow(MASTER, 5)
-    with pytest.raises(GreetingError, match="a master of term 7, and this store has followed one of term 8"):
+    with pytest.raises(HandshakeError, match="a master of term 7, and this store has followed one of term 8"):
         may_follow(MASTER, 8)
-    with pytest.raises(GreetingError, match="a master of a higher term has taken its place"):
+    with pytest.raises(HandshakeError, match="a master of a higher term has taken its place"):
         may_follow(MASTER._replace(is_fenced=True), 7)
 
 
@@ -169,9 +169,9 @@ def test_a_slave_follows_no_master_whose_place_was_taken():
 
 def test_a_plain_report_is_refused_unless_it_may_be_plain(secret):
     report = ha_wire.pack_report(4096)
-    with pytest.raises(GreetingError, match="ha_allow_plain does not name its address"):
-        MasterGreeting(secret, lambda: MASTER, may_be_plain=False).take(report)
-    allowed = MasterGreeting(secret, lambda: MASTER, may_be_plain=True)
+    with pytest.raises(HandshakeError, match="ha_allow_plain does not name its address"):
+        MasterHandshake(secret, lambda: MASTER, may_be_plain=False).take(report)
+    allowed = MasterHandshake(secret, lambda: MASTER, may_be_plain=True)
     assert allowed.take(report[:5]) == (b"", report[:5]) and not allowed.is_over
     assert allowed.take(report) == (b"", report) and allowed.is_over
     assert allowed.peer is None and allowed.seals == (None, None)
@@ -179,17 +179,17 @@ def test_a_plain_report_is_refused_unless_it_may_be_plain(secret):
 
 def test_an_offer_of_seals_is_taken_where_rocketmqs_protocol_would_be(secret):
     words = ha_wire.OFFER + ha_wire.pack_report(4096)
-    with pytest.raises(GreetingError, match="ha_allow_plain does not name its address"):
-        MasterGreeting(secret, lambda: MASTER, may_be_plain=False).take(words)
-    greeting, kept = MasterGreeting(secret_of(""), lambda: MASTER, may_be_plain=True), b""
+    with pytest.raises(HandshakeError, match="ha_allow_plain does not name its address"):
+        MasterHandshake(secret, lambda: MASTER, may_be_plain=False).take(words)
+    handshake, kept = MasterHandshake(secret_of(""), lambda: MASTER, may_be_plain=True), b""
     for byte in words[:-1]:
-        answer, kept = greeting.take(kept + bytes([byte]))
-        assert answer == b"" and not greeting.is_over
-    assert greeting.take(kept + words[-1:] + b"a report") == (ha_wire.SEALED, b"a report")
-    assert greeting.is_over and greeting.peer is None
+        answer, kept = handshake.take(kept + bytes([byte]))
+        assert answer == b"" and not handshake.is_over
+    assert handshake.take(kept + words[-1:] + b"a report") == (ha_wire.SEALED, b"a report")
+    assert handshake.is_over and handshake.peer is None
     slaves = Seals.of_everyone(is_master=False)
-    assert greeting.seals.into.take(slaves.out.sealed(b"12345678")) and slaves.into.take(greeting.seals.out.sealed(b"frame"))
-    assert not greeting.seals.into.take(greeting.seals.out.sealed(b"12345678")), "what is sent back does not fit"
+    assert handshake.seals.into.take(slaves.out.sealed(b"12345678")) and slaves.into.take(handshake.seals.out.sealed(b"frame"))
+    assert not handshake.seals.into.take(handshake.seals.out.sealed(b"12345678")), "what is sent back does not fit"
 
 
 def test_the_first_word_is_no_report_and_the_answer_no_frame():
@@ -201,15 +201,15 @@ def test_the_first_word_is_no_report_and_the_answer_no_frame():
 
 
 def test_another_version_and_a_store_without_a_secret_say_so(secret):
-    with pytest.raises(GreetingError, match="another version"):
-        MasterGreeting(secret, lambda: MASTER, may_be_plain=True).take(b"\xffpyhell2")
-    with pytest.raises(GreetingError, match="set ha_secret_file"):
-        MasterGreeting(secret_of(""), lambda: MASTER, may_be_plain=True).take(ha_wire.HELLO)
+    with pytest.raises(HandshakeError, match="another version"):
+        MasterHandshake(secret, lambda: MASTER, may_be_plain=True).take(b"\xffpyhell2")
+    with pytest.raises(HandshakeError, match="set ha_secret_file"):
+        MasterHandshake(secret_of(""), lambda: MASTER, may_be_plain=True).take(ha_wire.HELLO)
 
 
 def test_a_master_of_rocketmq_is_told_from_one_that_asks_for_a_proof(secret):
-    with pytest.raises(GreetingError, match="is it a master of RocketMQ.*ha_allow_plain"):
-        greet_master(lambda words, size: ha_wire.pack_header(0, 0)[:size], secret.read(), SLAVE)
+    with pytest.raises(HandshakeError, match="is it a master of RocketMQ.*ha_allow_plain"):
+        slave_handshake(lambda words, size: ha_wire.pack_header(0, 0)[:size], secret.read(), SLAVE)
 
 
 @pytest.mark.parametrize("text, host, is_allowed", [

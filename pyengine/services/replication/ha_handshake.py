@@ -1,4 +1,4 @@
-"""The greeting by which two stores with the same secret authenticate each other (docs/replication.md has the wire format).
+"""The handshake by which two stores with the same secret authenticate each other (docs/replication.md has the wire format).
 
     slave                                            master
     HELLO      8 bytes that no report begins with  ->
@@ -7,8 +7,8 @@
                HMAC-SHA256 over all so far         ->
                                                    <- WELCOME    UUID, role and term, HMAC-SHA256 over all so far
 
-The secret is never sent. A peer that does not have it gets only the CHALLENGE, and a recorded greeting cannot be replayed,
-since the numbers differ. Both ends derive the keys of the link's seals (csrc/seal.cdef.h) from secret and greeting. Only HELLO
+The secret is never sent. A peer that does not have it gets only the CHALLENGE, and a recorded handshake cannot be replayed,
+since the numbers differ. Both ends derive the keys of the link's seals (csrc/seal.cdef.h) from secret and handshake. Only HELLO
 is sent to a peer that may not know this protocol: RocketMQ's master reads it as a report of a negative offset, which confirms
 nothing there.
 
@@ -53,12 +53,12 @@ class SecretError(EngineError):
     """The file of `ha_secret_file` cannot be used; the text says why, and what to do."""
 
 
-class GreetingError(EngineError):
+class HandshakeError(EngineError):
     """The peer may not connect, or cannot prove that it has the secret."""
 
 
 class Secret:
-    """The file of the setting `ha_secret_file`. It is read at each greeting, so that a new secret needs no restart."""
+    """The file of the setting `ha_secret_file`. It is read at each handshake, so that a new secret needs no restart."""
 
     def __init__(self, root: str | os.PathLike[str], config: EngineConfig) -> None:
         self._path = Path(root) / config.ha_secret_file if config.ha_secret_file else None
@@ -115,15 +115,15 @@ class Seals(NamedTuple):
 
 
 def may_follow(master: Introduction, term: int) -> None:
-    """Raise GreetingError if a slave that has followed a master of `term` must not follow this one."""
+    """Raise HandshakeError if a slave that has followed a master of `term` must not follow this one."""
     if master.term < term:
-        raise GreetingError(f"it is a master of term {master.term}, and this store has followed one of term {term}, which took its place")
+        raise HandshakeError(f"it is a master of term {master.term}, and this store has followed one of term {term}, which took its place")
     if master.is_fenced:
-        raise GreetingError("a master of a higher term has taken its place: give ha_master_address that one's address")
+        raise HandshakeError("a master of a higher term has taken its place: give ha_master_address that one's address")
 
 
-class MasterGreeting:
-    """The master's side of a greeting: pass the received bytes to `take` until the peer is known.
+class MasterHandshake:
+    """The master's side of a handshake: pass the received bytes to `take` until the peer is known.
 
     `introduce` returns this store's current introduction. Afterwards `peer` is the introduction that the peer has proven, None
     for one that uses RocketMQ's own protocol.
@@ -139,7 +139,7 @@ class MasterGreeting:
         self._transcript = b""   # what both sides have sent so far
 
     def take(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return (the answer, unused bytes); call it again with those and the next bytes. GreetingError, SecretError."""
+        """Return (the answer, unused bytes); call it again with those and the next bytes. HandshakeError, SecretError."""
         if self.is_over:
             return b"", data
         if not self._transcript:
@@ -155,7 +155,7 @@ class MasterGreeting:
         is_offer = first == ha_wire.OFFER
         if is_offer or not ha_wire.is_hello(first):
             if not self.may_be_plain:
-                raise GreetingError("it speaks RocketMQ's own protocol, and ha_allow_plain does not name its address")
+                raise HandshakeError("it speaks RocketMQ's own protocol, and ha_allow_plain does not name its address")
             if not is_offer:
                 self.is_over = True
                 return b"", data
@@ -165,9 +165,9 @@ class MasterGreeting:
             self.is_over = True
             return ha_wire.SEALED, rest[ha_wire.REPORT_BYTES :]  # the report that RocketMQ would need
         if first != ha_wire.HELLO:
-            raise GreetingError("it speaks another version of pyengine's replication protocol")
+            raise HandshakeError("it speaks another version of pyengine's replication protocol")
         if not self._secret.is_set:
-            raise GreetingError("it asks for a proof, and this store has no secret: set ha_secret_file")
+            raise HandshakeError("it asks for a proof, and this store has no secret: set ha_secret_file")
         challenge = ha_wire.CHALLENGE + secrets.token_bytes(ha_wire.NONCE_BYTES)
         self._transcript = first + challenge
         return challenge, rest
@@ -177,7 +177,7 @@ class MasterGreeting:
         introduced, mac = proof[: -ha_wire.MAC_BYTES], proof[-ha_wire.MAC_BYTES :]
         self._transcript += introduced
         if not hmac.compare_digest(mac, _mac(secret, _SLAVE, self._transcript)):
-            raise GreetingError("it does not have the secret of this store (ha_secret_file)")
+            raise HandshakeError("it does not have the secret of this store (ha_secret_file)")
         self.peer = ha_wire.unpack_introduction(introduced)
         welcome = ha_wire.pack_introduction(self._introduce())
         self._transcript += welcome
@@ -186,18 +186,18 @@ class MasterGreeting:
         return welcome + _mac(secret, _MASTER, self._transcript)
 
 
-def greet_master(exchange: Callable[[bytes, int], bytes], secret: bytes, own: Introduction) -> tuple[Introduction, Seals]:
-    """Greet a master. `exchange(words, size)` sends, and returns the next `size` bytes. GreetingError, and errors of `exchange`."""
+def slave_handshake(exchange: Callable[[bytes, int], bytes], secret: bytes, own: Introduction) -> tuple[Introduction, Seals]:
+    """The slave's side. `exchange(words, size)` sends, and returns the next `size` bytes. HandshakeError, and errors of `exchange`."""
     challenge = exchange(ha_wire.HELLO, len(ha_wire.CHALLENGE))
     if challenge != ha_wire.CHALLENGE:
-        raise GreetingError("it answers without asking for a proof: is it a master of RocketMQ? Then name its address in ha_allow_plain")
+        raise HandshakeError("it answers without asking for a proof: is it a master of RocketMQ? Then name its address in ha_allow_plain")
     challenge += exchange(b"", ha_wire.NONCE_BYTES)
     transcript = ha_wire.HELLO + challenge + ha_wire.pack_introduction(own, secrets.token_bytes(ha_wire.NONCE_BYTES))
     introduced = transcript[len(ha_wire.HELLO) + len(challenge) :]
     welcome = exchange(introduced + _mac(secret, _SLAVE, transcript), ha_wire.WELCOME_BYTES)
     transcript += welcome[: -ha_wire.MAC_BYTES]
     if not hmac.compare_digest(welcome[-ha_wire.MAC_BYTES :], _mac(secret, _MASTER, transcript)):
-        raise GreetingError("it cannot prove that it has the secret of this store (ha_secret_file)")
+        raise HandshakeError("it cannot prove that it has the secret of this store (ha_secret_file)")
     peer = ha_wire.unpack_introduction(welcome[: -ha_wire.MAC_BYTES])
     return peer, Seals(_seal(secret, _REPORTS, transcript), _seal(secret, _FRAMES, transcript))
 
@@ -227,21 +227,21 @@ class ReplicationNotes:
         self._file = ReplicationStateFile(context.store.root)
         self._written, _ = self._file.read()
         self.blocked = BlockedReason(context.report)
-        self.also: Callable[[], None] | None = None  # called by the same thread, after each note
+        self.after_note: Callable[[], None] | None = None  # called by the same thread, after each note
         self._lock = threading.Lock()
         self._term = self._written.term if self._written is not None else 0
         self._fenced_by = self._written.fenced_by if self._written is not None else 0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._go, name="notes", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="notes", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def _go(self) -> None:
+    def _run(self) -> None:
         while not self._stop.wait(INTERVAL_S):
             self.note()
-            if self.also is not None:
-                self.also()
+            if self.after_note is not None:
+                self.after_note()
 
     @property
     def term(self) -> int:
@@ -298,6 +298,6 @@ class ReplicationNotes:
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
-            if self.also is not None:
-                self.also()
+            if self.after_note is not None:
+                self.after_note()
         self.note()
