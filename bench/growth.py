@@ -36,7 +36,7 @@ from pyengine.ipc.shared_objects import find_folder  # noqa: E402
 from run import SETTINGS, kill_all, private_bytes, processes_of, recover  # noqa: E402
 
 QUEUES_OF_A_TOPIC = 8
-UNDER_WAY = 1000  # put_async that wait for their answers
+IN_FLIGHT = 1000  # put_async that wait for their answers
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Measured:
         for number in range(messages):
             topic, body, more = arguments(number)
             pending.append(producer.put_async(topic, body, **more))
-            if len(pending) > UNDER_WAY:
+            if len(pending) > IN_FLIGHT:
                 pending.popleft().result(60).raise_for_status()
         for future in pending:
             future.result(60).raise_for_status()

@@ -118,7 +118,7 @@ static int take(struct ms_ha_follow *follow)
     follow->sequence = producer->sequence;
     if (ms_producer_wait_acked(producer, follow->sequence, ms_monotonic_ns() + MS_HA_ANSWER_NS, &answer) != 0 ||
         answer.status != PUT_OK || answer.physical_offset != follow->end || answer.end_offset != end)
-        return MS_FOLLOW_UNDER_WAY;
+        return MS_FOLLOW_SUBMITTED;
     ms_producer_finish(producer, follow->sequence);
     producer->unclaimed = 0;
     MS_FAILPOINT("run_answered");
@@ -150,7 +150,7 @@ int ms_ha_follow_run(struct ms_ha_follow *follow, int64_t until_ns)
             follow->got = follow->got < 0 ? -errno : 0;
             return MS_FOLLOW_LOST;
         }
-        follow->has_heard = 1;
+        follow->has_received = 1;
         const int what = take(follow);
         if (what != MS_FOLLOW_IDLE)
             return what;

@@ -12,7 +12,7 @@
 
 #define MS_FOLLOW_IDLE 0         /* the time is over, or a signal came; nothing is left in `buffer` */
 #define MS_FOLLOW_TAKE 1         /* `got` bytes in `buffer` are for Python */
-#define MS_FOLLOW_UNDER_WAY 2    /* the same, and the writer has them already, as the entry `sequence` */
+#define MS_FOLLOW_SUBMITTED 2    /* the same, and the writer has them already, as the entry `sequence` */
 #define MS_FOLLOW_LOST 3         /* the connection ended (`got` 0) or broke (`got` -errno) */
 #define MS_FOLLOW_REPORT 4       /* appended; Python reports it, or the rest of its report */
 
@@ -31,7 +31,7 @@ struct ms_ha_follow {
     uint64_t sequence;
     int32_t fd;
     int32_t acks_flushed;
-    int32_t has_heard;           /* 1: bytes have arrived */
+    int32_t has_received;           /* 1: bytes have arrived */
     int32_t has_appended;
     int32_t has_reported;
     int32_t unsent_bytes;        /* bytes at the end of `report` that the socket did not take */

@@ -298,7 +298,7 @@ class ms_ha_follow(Struct):
     sequence: int
     fd: int
     acks_flushed: int
-    has_heard: int
+    has_received: int
     has_appended: int
     has_reported: int
     unsent_bytes: int
@@ -1225,8 +1225,8 @@ class _Lib:
     MS_FOLLOW_IDLE: int
     MS_FOLLOW_LOST: int
     MS_FOLLOW_REPORT: int
+    MS_FOLLOW_SUBMITTED: int
     MS_FOLLOW_TAKE: int
-    MS_FOLLOW_UNDER_WAY: int
     MS_GATEWAY: int
     MS_GATHER_BYTES_MIN: int
     MS_GROUP_FAILED: int

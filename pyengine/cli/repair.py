@@ -282,7 +282,7 @@ def _print_salvage(report: SalvageReport, dest: Path) -> None:
         print(f"note: {output.printable(note)}")
 
 
-UNDER_WAY_MAX = 256  # unanswered puts
+IN_FLIGHT_MAX = 256  # unanswered puts
 SETTLE_WAIT_S = 60.0  # until the writer has executed what a killed restore submitted
 FLUSH_WAIT_S = 30.0   # until the messages are durable
 FLUSH_STEP_S = 0.02
@@ -439,7 +439,7 @@ def _restore(entry: QuarantineEntry, reader: LiveStoreReader, producer: Producer
         wanted = settled_end(reader.root, SETTLE_WAIT_S)
         there.update(identity_of(message) for message in _messages_from(reader, entry.restoring_from))
     count = 0
-    under_way: deque[PutFuture] = deque()
+    in_flight: deque[PutFuture] = deque()
     for message in messages_in(entry):
         if not _is_wanted(message, entry, reader, ended):
             continue
@@ -447,10 +447,10 @@ def _restore(entry: QuarantineEntry, reader: LiveStoreReader, producer: Producer
         if there[identity_of(message)]:
             there[identity_of(message)] -= 1
             continue
-        under_way.append(_put(producer, message))
-        if len(under_way) == UNDER_WAY_MAX:
-            wanted = max(wanted, _stored_end(under_way.popleft(), entry))
-    for future in under_way:
+        in_flight.append(_put(producer, message))
+        if len(in_flight) == IN_FLIGHT_MAX:
+            wanted = max(wanted, _stored_end(in_flight.popleft(), entry))
+    for future in in_flight:
         wanted = max(wanted, _stored_end(future, entry))
     _wait_until_flushed(reader, wanted, entry)
     note_restore(entry, restored=count)

@@ -278,11 +278,11 @@ class Names:
 
     async def _once(self, key: str, make: Callable[[], Any]) -> Any:
         """Call `make` in the executor; concurrent calls with the same key share its result."""
-        under_way = self._making.get(key)
-        if under_way is None:
-            under_way = self._making[key] = asyncio.get_running_loop().run_in_executor(self._executor, make)
-            under_way.add_done_callback(lambda done: (self._making.pop(key, None), done.cancelled() or done.exception()))
-        return await asyncio.shield(under_way)
+        pending = self._making.get(key)
+        if pending is None:
+            pending = self._making[key] = asyncio.get_running_loop().run_in_executor(self._executor, make)
+            pending.add_done_callback(lambda done: (self._making.pop(key, None), done.cancelled() or done.exception()))
+        return await asyncio.shield(pending)
 
 
 class NameServer:

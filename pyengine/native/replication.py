@@ -237,7 +237,7 @@ class HALinks:
 
 IDLE: int = lib.MS_FOLLOW_IDLE
 TAKE: int = lib.MS_FOLLOW_TAKE
-UNDER_WAY: int = lib.MS_FOLLOW_UNDER_WAY
+SUBMITTED: int = lib.MS_FOLLOW_SUBMITTED
 LOST: int = lib.MS_FOLLOW_LOST
 REPORT: int = lib.MS_FOLLOW_REPORT
 
@@ -270,16 +270,16 @@ class FollowLoop:
         return bytes(ffi.buffer(self.fields.report, size))[size - self.fields.unsent_bytes :]
 
     def run(self, fd: int, row: ms_link | None, end: int, until_ns: int) -> int:
-        """Follow until CLOCK_MONOTONIC `until_ns`; return IDLE, TAKE, UNDER_WAY, LOST or REPORT.
+        """Follow until CLOCK_MONOTONIC `until_ns`; return IDLE, TAKE, SUBMITTED, LOST or REPORT.
 
         `end` is the own log's end, up to which everything is reported."""
         fields = self.fields
         fields.fd, fields.row = fd, ffi.NULL if row is None else ffi.addressof(row)
         fields.end = fields.acked = end
-        fields.has_heard = fields.has_appended = fields.has_reported = fields.unsent_bytes = 0
+        fields.has_received = fields.has_appended = fields.has_reported = fields.unsent_bytes = 0
         return lib.ms_ha_follow_run(fields, until_ns)
 
     @property
     def received(self) -> memoryview:
-        """Return the received bytes that C did not take (TAKE, UNDER_WAY), valid until the next call."""
+        """Return the received bytes that C did not take (TAKE, SUBMITTED), valid until the next call."""
         return memoryview(ffi.buffer(self._buffer, self.fields.got)).cast("B")

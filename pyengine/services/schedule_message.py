@@ -95,7 +95,7 @@ class _Step:
 class _Level:
     """One delay level and its queue; or the queue of TIMER_TOPIC, whose messages are all due.
 
-    `offset` is the next queue offset to deliver. `under_way` has the steps from there on that have no
+    `offset` is the next queue offset to deliver. `in_flight` has the steps from there on that have no
     answer yet, `ahead` the offsets that were stored although an earlier one was refused
     (offset -> end of the record). `unflushed` has (offset after a delivery, end of its
     record) in the order of offsets; `durable` is the offset up to which deliveries are flushed,
@@ -109,7 +109,7 @@ class _Level:
     due_ms: int = 0                     # of the message at `offset`; 0: not read yet
     head: int = 0                       # physical offset of that message
     poll_ns: int = 0                    # when to read the queue again after it was empty
-    under_way: deque[_Step] = field(default_factory=deque)
+    in_flight: deque[_Step] = field(default_factory=deque)
     ahead: dict[int, int] = field(default_factory=dict)
     unflushed: deque[tuple[int, int]] = field(default_factory=deque)
 
@@ -275,7 +275,7 @@ class ScheduleMessageService(Service):
 
     def _deliver_level(self, level: _Level) -> bool:
         """Put the messages of a level that are due, at most BATCH_MESSAGES; True if there may be more to do."""
-        if not level.under_way:
+        if not level.in_flight:
             if not self._is_to_be_read(level):
                 return False
             level.due_ms = 0
@@ -291,7 +291,7 @@ class ScheduleMessageService(Service):
         end = queue.max_offset(self._watermark.queue_limit(ReadLevel.COMMITTED))
         log_min_offset = self._reader.commit_log.min_offset
         cursor = level.offset
-        while len(level.under_way) < BATCH_MESSAGES and not self._retry_ns:
+        while len(level.in_flight) < BATCH_MESSAGES and not self._retry_ns:
             if cursor >= end:
                 self._poll_later(level)
                 return
@@ -309,13 +309,13 @@ class ScheduleMessageService(Service):
                 if submitted is None:
                     return
                 step = submitted
-            level.under_way.append(step)
+            level.in_flight.append(step)
             cursor = step.next_offset
 
     def _collect(self, level: _Level) -> bool:
         """Take the answers in order; True if some puts have no answer yet."""
-        while level.under_way:
-            step = level.under_way[0]
+        while level.in_flight:
+            step = level.in_flight[0]
             result = None
             if step.future is not None:
                 try:
@@ -325,7 +325,7 @@ class ScheduleMessageService(Service):
                 if result.physical_offset < 0 and result.status not in _NEVER_POSSIBLE:
                     self._retry_refused(level, result)
                     return False
-            level.under_way.popleft()
+            level.in_flight.popleft()
             failpoint("delivery_answered")
             self._step(level, step, result)
         return False
@@ -350,7 +350,7 @@ class ScheduleMessageService(Service):
         self._retry_later(f"{result.status.name}: {result.reason}")
         level.due_ms = level.poll_ns = 0
         offset = level.offset
-        for step in level.under_way:
+        for step in level.in_flight:
             if step.future is not None:
                 try:
                     later = step.future.result(ANSWER_STEP_S)
@@ -359,7 +359,7 @@ class ScheduleMessageService(Service):
                 if later.physical_offset >= 0:
                     level.ahead[offset] = later.physical_offset + later.size_bytes
             offset = step.next_offset
-        level.under_way.clear()
+        level.in_flight.clear()
 
     def _skip_deleted(self, level: _Level, queue: ConsumeQueue, cursor: int, log_min_offset: int, end: int) -> _Step:
         """Return the step to the first entry whose message is still in the log, or past a queue file that is missing."""

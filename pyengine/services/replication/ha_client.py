@@ -116,8 +116,8 @@ class HAClient(Service):
         self._from_byte_1 = False
         self._session: ProducerSession | None = None
         self._writer: producing.ProducerSession | None = None
-        self._sequence = 0             # of the entry under way, 0 none
-        self._under_way = (0, 0)
+        self._sequence = 0             # of the entry in flight, 0 none
+        self._in_flight = (0, 0)
         self._refused_until_ns = 0
         self._known_boundary: int | None = None
         self._served_from = 0          # the master has deleted what is below
@@ -143,7 +143,7 @@ class HAClient(Service):
             elif self._follow is not None and self._is_plain(self._link):
                 self._follow_in_c(self._link, self._writer, self._follow)
             else:
-                self._go_round(self._link, self._writer)
+                self._step(self._link, self._writer)
         except _ReconnectError:
             self._drop("", 0.0)
         except _MasterIsShortError as error:
@@ -316,22 +316,22 @@ class HAClient(Service):
         if done.end > before:
             self._stream.skip_to(done.end)
             self._has_appended = True
-        if done.has_heard:
+        if done.has_received:
             self._received_ns = now_ns
         if done.has_reported:
             self._acked, self._sent_ns = done.acked, now_ns
             link.was_reported(follow.unsent)
         if why == replication.LOST:
             link.lost(-done.got)
-        if why in (replication.TAKE, replication.UNDER_WAY):
+        if why in (replication.TAKE, replication.SUBMITTED):
             self._take(link, follow.received)
-        if why == replication.UNDER_WAY:  # `done.end` is where the entry begins
-            self._sequence, self._under_way = done.sequence, (done.end, self._stream.position)
+        if why == replication.SUBMITTED:  # `done.end` is where the entry begins
+            self._sequence, self._in_flight = done.sequence, (done.end, self._stream.position)
             self._collect(writer, now_ns)
         self._acknowledge(link, now_ns)
         self._check_silence(now_ns)
 
-    def _go_round(self, link: MasterLink, writer: producing.ProducerSession) -> None:
+    def _step(self, link: MasterLink, writer: producing.ProducerSession) -> None:
         """Read, submit, take the answer and report, as far as each is possible now."""
         now_ns = self._clock_ns()
         has_read = False
@@ -482,7 +482,7 @@ class HAClient(Service):
             failpoint("raw_submitted")
             self._refused_until_ns = 0
             self._sequence = writer.sequence
-            self._under_way = (run.offset, run.end)
+            self._in_flight = (run.offset, run.end)
 
     def _collect(self, writer: producing.ProducerSession, deadline_ns: int) -> None:
         """Take the answer to the pending entry, if it arrives in time."""
@@ -496,8 +496,8 @@ class HAClient(Service):
         _, physical_offset, end_offset, _, _, status, detail, _, _ = answer
         if physical_offset < 0 or status != PutStatus.PUT_OK:
             self._retry_refused(status, detail)
-        elif (physical_offset, end_offset) != self._under_way:
-            raise LinkLostError(f"the writer put [{physical_offset}, {end_offset}) where {self._under_way} was asked for")
+        elif (physical_offset, end_offset) != self._in_flight:
+            raise LinkLostError(f"the writer put [{physical_offset}, {end_offset}) where {self._in_flight} was asked for")
         else:
             failpoint("raw_answered")
             self._stream.drop(end_offset)
@@ -509,7 +509,7 @@ class HAClient(Service):
 
     def _retry_refused(self, status: int, detail: int) -> None:
         if detail in (REFUSED_OFFSET, REFUSED_RAW):
-            raise LinkLostError(f"the writer did not take what came for offset {self._under_way[0]}: {REFUSALS[detail]}")
+            raise LinkLostError(f"the writer did not take what came for offset {self._in_flight[0]}: {REFUSALS[detail]}")
         self._refused_until_ns = self._clock_ns() + REFUSED_PAUSE_NS
         reason = f"{PutStatus(status).name}: {REFUSALS.get(detail, '')}"
         self._report_once(f"what it sends waits: {reason}")
