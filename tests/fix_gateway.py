@@ -193,7 +193,7 @@ def subscription(topic: str, text: str = "*", version: int = 1, kind: str = "TAG
             "topic": topic}
 
 
-def beat(client: Client, client_id: str, group: str, *subscriptions: dict[str, object], model: str = "CLUSTERING",
+def heartbeat(client: Client, client_id: str, group: str, *subscriptions: dict[str, object], model: str = "CLUSTERING",
          is_of_unit: bool = False) -> Frame:
     """A consumer's heartbeat."""
     return client.ask(codes.HEART_BEAT, body={"clientID": client_id, "producerDataSet": [{"groupName": "CLIENT_INNER_PRODUCER"}],

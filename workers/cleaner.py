@@ -32,7 +32,7 @@ class CleanerService(CleanResourceService):
         self._shared = Cleaning(attached.memory.folder)
         super().__init__(attached.context, self._shared.block, uses)
         self._probe = DiskSpaceProbe(attached.context, self._shared.block, uses)
-        self._probe.look()  # before READY, so that a start on a full disk reports it at once
+        self._probe.check()  # before READY, so that a start on a full disk reports it at once
         self._watch = DiskSpaceWatch(self._probe)
         self._watch.start()
 

@@ -35,7 +35,7 @@ def serve(attached: worker.Worker) -> None:
                           lambda: connect(attached.root, timeout_s=SESSION_WAIT_S, **settings), report=attached.report)
         try:
             asyncio.run(serve_clients(
-                gateway, must_listen=attached.incarnation == 1, is_over=lambda: attached.stopping, beat=attached.beat,
+                gateway, must_listen=attached.incarnation == 1, must_stop=lambda: attached.stopping, heartbeat=attached.heartbeat,
                 ready=attached.ready, blocked=attached.set_blocked_reason))
         except OSError as error:
             raise worker.BootFailedError(f"the gateway cannot listen: {os_error_sentence(error)}") from error

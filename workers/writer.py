@@ -26,11 +26,11 @@ def serve(attached: worker.Worker) -> None:
         service.share_cpu()
         attached.ready()
         while not attached.stopping:
-            attached.beat(worked=service.work())
+            attached.heartbeat(worked=service.work())
             attached.publish_blocked_reason(service)
-        attached.heart.state(native.WORKER_STOPPING)
+        attached.control_line.state(native.WORKER_STOPPING)
         while not attached.memory.retired and not service.drained:
-            attached.beat(worked=service.work())
+            attached.heartbeat(worked=service.work())
     finally:
         service.close()
 

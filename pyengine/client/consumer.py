@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pyengine import arguments
 from pyengine.client.consumer_groups import QueueLag, Start, check_start, queue_lags, start_offset
-from pyengine.client.group_session import BEAT_S, AssignedQueue, GroupSession, HistoryChangedError
+from pyengine.client.group_session import HEARTBEAT_INTERVAL_S, AssignedQueue, GroupSession, HistoryChangedError
 from pyengine.client.retries import MAX_RECONSUME_TIMES, RetriedMessage, Retries, has_retries, retry_topic
 from pyengine.errors import StoreBusyError, UsageError
 from pyengine.formats.record import Message
@@ -39,7 +39,7 @@ from pyengine.storage.store_reader import FETCH_BYTES_MAX
 if TYPE_CHECKING:
     from pyengine.ipc.group_members import Claim
 
-POLL_INTERVAL_S = BEAT_S       # interval at which a member checks for members that joined or left and for released queues
+POLL_INTERVAL_S = HEARTBEAT_INTERVAL_S       # interval at which a member checks for members that joined or left and for released queues
 FETCH_MESSAGES = 32            # least number of messages of a fetch; if the program asks for fewer, within the store's transfer limits
 FETCH_MESSAGES_MAX = 1024
 READ_AHEAD_MESSAGES = 256      # most messages, and most bytes, that are read ahead of a queue whose fetches are full
@@ -108,8 +108,8 @@ class Consumer:
             arguments.text(group, "group")
         arguments.truth(auto_commit, "auto_commit")
         arguments.number(commit_interval_s, "commit_interval_s")
-        if arguments.number(session_timeout_s, "session_timeout_s") < 4 * BEAT_S:
-            raise UsageError(f"session_timeout_s is {session_timeout_s:g}; give at least {4 * BEAT_S:g}")
+        if arguments.number(session_timeout_s, "session_timeout_s") < 4 * HEARTBEAT_INTERVAL_S:
+            raise UsageError(f"session_timeout_s is {session_timeout_s:g}; give at least {4 * HEARTBEAT_INTERVAL_S:g}")
         if arguments.integer(max_reconsume_times, "max_reconsume_times") < 0:
             raise UsageError(f"max_reconsume_times is {max_reconsume_times}; give 0 or more")
         self.topic = topic
@@ -586,7 +586,7 @@ class Consumer:
         """Send a heartbeat, check for a recovery of the store and for changes of the members, commit what is due."""
         with self._work:
             if self._session is not None:
-                self._session.beat()
+                self._session.heartbeat()
                 if self._session.rejoin_if_removed():
                     with self._state:
                         self._held.clear()

@@ -1,6 +1,6 @@
 """One member of a consumer group: its share of the queues, its claims on them, their offsets.
 
-    session.beat()                      # often, so that other members know that this process lives
+    session.heartbeat()                 # often, so that other members know that this process lives
     session.share(queue_ids)            # the queues that are this member's now
     session.take(queues without claim)  # claims the free ones, and returns the offsets to start from
     session.commit(...)                 # stores the offsets of the queues that it still holds
@@ -27,7 +27,7 @@ from pyengine.storage.engine_id import read_epoch
 if TYPE_CHECKING:
     from pyengine.formats.record import Message
 
-BEAT_S = 0.5
+HEARTBEAT_INTERVAL_S = 0.5
 
 
 class HistoryChangedError(Exception):
@@ -51,10 +51,10 @@ class GroupSession:
         self._key = group_key(topic, group)
         self._only = None if queue_ids is None else sorted(set(queue_ids))
         self._clock = clock
-        self._beaten_s = float("-inf")
+        self._heartbeat_s = float("-inf")
         self._liveness = LivenessTracker(session_timeout_s, clock)
         self._silent: set[int] = set()  # incarnations of members that got no share in the last share()
-        self._offsets = ConsumerOffsets(root, while_waiting=self.beat)
+        self._offsets = ConsumerOffsets(root, while_waiting=self.heartbeat)
         self.epoch = read_epoch(root)  # before any offset is read
         self._members, self._slot = self._joined()
 
@@ -76,11 +76,11 @@ class GroupSession:
 
         return self._offsets.update(change).notes
 
-    def beat(self) -> None:
-        """Send a heartbeat if the last one is BEAT_S old."""
-        if self._clock() - self._beaten_s >= BEAT_S:
-            self._beaten_s = self._clock()
-            self._members.beat()
+    def heartbeat(self) -> None:
+        """Send a heartbeat if the last one is HEARTBEAT_INTERVAL_S old."""
+        if self._clock() - self._heartbeat_s >= HEARTBEAT_INTERVAL_S:
+            self._heartbeat_s = self._clock()
+            self._members.heartbeat()
 
     def rejoin_if_removed(self) -> bool:
         """Join again if the members' file was removed, which ends all claims; return whether it was."""

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 BOOT_FAILURES_MAX = 5     # in a row, by a worker that had come up before
 ABORT_TIMEOUT_S = 5.0    # from SIGABRT to SIGKILL
 BYTE_STEP_S = 0.01
-STEP_S = 0.02            # poll interval while a worker comes up, beats or finishes
+STEP_S = 0.02            # poll interval while a worker comes up, records a heartbeat or finishes
 SPAWN_RETRY_S = 1.0
 RENEW_TIMEOUT_S = 5.0    # for a worker of another build to finish; then it is killed, since under load it might never finish
 ALIVE_TIMEOUT_S = 5.0    # for a worker to complete one round when an orderly stop begins
@@ -65,7 +65,7 @@ class _Child:
     boot_failures: int = 0
     was_ready: bool = False
     aborted_s: float = NEVER_S
-    resumed_s: float = -NEVER_S              # when it was resumed: it could not beat before
+    resumed_s: float = -NEVER_S              # when it was resumed: it could not record a heartbeat before
     exit_code: int | None = None
 
 
@@ -328,7 +328,7 @@ class Children:
                 line = self._memory.control.workers[child.kind.number]
                 is_silent = now_s < alive_by_s and native.load(line, "heartbeat_ns") < asked_ns
                 if is_silent:
-                    self._memory.wake(child.kind.number)  # the wake-up makes it run a round, in which it beats
+                    self._memory.wake(child.kind.number)  # the wake-up makes it run a round, with a heartbeat
                 waits = waits or bool(child.pid) and (is_silent or not self._is_ready(child))
             if not waits:
                 return

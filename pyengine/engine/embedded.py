@@ -104,7 +104,7 @@ class Engine:
             ready = _wait_until_ready(process, reading, START_TIMEOUT_S, progress)
         except BaseException:
             self._process = None
-            _ask_to_stop(process)
+            _request_stop(process)
             process.wait()
             raise
         self.state, self.reason = str(ready["state"]), str(ready["reason"])
@@ -116,7 +116,7 @@ class Engine:
         if process is None:
             return
         self.state = "stopped"
-        _ask_to_stop(process)
+        _request_stop(process)
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -294,7 +294,7 @@ def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
         raise StoreBusyError(f"an engine is running on {root} already")
 
 
-def _ask_to_stop(process: subprocess.Popen[bytes]) -> None:
+def _request_stop(process: subprocess.Popen[bytes]) -> None:
     """Ask the supervisor to stop, by SIGTERM too: a child that C code forked may still have the pipe to its stdin open."""
     process.terminate()
     _close_stdin(process)

@@ -101,10 +101,10 @@ class Supervisor:
         self._arguments = arguments
         self._root = arguments.root
         self._selector = selectors.DefaultSelector()
-        self._stop_asked = arguments.stop
-        self._reload_asked = False
+        self._stop_requested = arguments.stop
+        self._reload_requested = False
         self._log = LogFile(arguments.root, turns=True)
-        self._again = ""  # why the engine must be stopped in order and started again
+        self._restart_reason = ""  # why the engine must be stopped in order and started again
         self._last_logged: dict[Event, str] = {}
         self._memory: EngineMemory
         self._fork_server: ForkServer | None = None
@@ -120,7 +120,7 @@ class Supervisor:
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         self._selector.register(reading, selectors.EVENT_READ, lambda: self._read_signals(reading))
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask_to_stop)
+            signal.signal(number, self._request_stop)
         for number in (signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, lambda *_: None)  # _read_signals() answers it
         if self._arguments.embedder_descriptor >= 0:
@@ -128,20 +128,20 @@ class Supervisor:
                 self._selector.register(descriptor, selectors.EVENT_READ,
                                         lambda descriptor=descriptor: self._lose_embedder(descriptor))
 
-    def _ask_to_stop(self, *_: object) -> None:
-        self._stop_asked = True
+    def _request_stop(self, *_: object) -> None:
+        self._stop_requested = True
 
     def _read_signals(self, reading: int) -> None:
         came = os.read(reading, 4096)
         if signal.SIGHUP in came:
-            self._reload_asked = True
+            self._reload_requested = True
         if signal.SIGUSR1 in came:
             self._log.check()
 
     def _lose_embedder(self, descriptor: int) -> None:
         """The process that embeds the engine has ended (its pidfd), or runs another program by exec (the end of its pipe)."""
         self._selector.unregister(descriptor)
-        self._stop_asked = True
+        self._stop_requested = True
 
     # ---- run --------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class Supervisor:
     @property
     def starts_again(self) -> bool:
         """Whether the engine that was stopped must be started again, in this process or by the service manager."""
-        return bool(self._again) and not self._stop_asked
+        return bool(self._restart_reason) and not self._stop_requested
 
     def _own(self, lock: StoreLock) -> EngineMemory | None:
         """Become the store's owner; return the memory of living workers whose supervisor died, None if there are none.
@@ -204,7 +204,7 @@ class Supervisor:
                                      "them over with its own `pyengine start` (docs/upgrades.md)") from None
             except EngineUnavailableError as error:
                 living = name_processes(self._root, [kind for kind in living_kinds(self._root) if kind != native.SUPERVISOR])
-                if time.monotonic() >= deadline_s or self._stop_asked and not self._arguments.stop:
+                if time.monotonic() >= deadline_s or self._stop_requested and not self._arguments.stop:
                     raise StoreBusyError(f"processes of an engine that cannot be taken over hold {self._root} ({error}): {living}: "
                                          "end them (kill -9), then start again; the next start recovers") from None
                 self._log_change(Event.ENGINE_WAITS,
@@ -224,7 +224,7 @@ class Supervisor:
                 if not self._arguments.no_children:
                     raise StoreBusyError(f"workers of {self._root} are alive and run with other settings: {'; '.join(clauses)}: "
                                          f"{command('stop', self._root)}, then start")
-                self._again = f"the settings have changed: {'; '.join(clauses)}"
+                self._restart_reason = f"the settings have changed: {'; '.join(clauses)}"
         except EngineError:
             memory.close()
             raise
@@ -236,7 +236,7 @@ class Supervisor:
         native.refuse_puts(memory.control, native.REFUSE_STOPPING, False)
         self._log_event(Event.ENGINE_ADOPTED, "adopted living workers, without recovery")
         self._memory = memory
-        if asked is not None and not self._again:
+        if asked is not None and not self._restart_reason:
             self._take_settings({}, asked)
         return overrides_of(running, asked)
 
@@ -255,7 +255,7 @@ class Supervisor:
 
     def _reload(self) -> None:
         """Answer SIGHUP: read the settings again and log the result."""
-        self._reload_asked = False
+        self._reload_requested = False
         try:
             found = self._take_settings({})
         except EngineError as error:
@@ -265,8 +265,8 @@ class Supervisor:
                 self._log_event(Event.SETTINGS_READ, "settings were read again: nothing has changed")
 
     def _serve(self, overrides: Mapping[str, str], lock: StoreLock, outcome: dict[str, object]) -> ExitCode:
-        heart = Heartbeat(self._memory.control.workers[native.SUPERVISOR])
-        heart.state(native.WORKER_READY)
+        line = Heartbeat(self._memory.control.workers[native.SUPERVISOR])
+        line.state(native.WORKER_READY)
         degraded = self._memory.state == native.STATE_DEGRADED
         kinds = () if degraded or self._arguments.no_children else self._kinds()
         self._recorder = self._memory.recorder_of(native.SUPERVISOR)
@@ -285,7 +285,7 @@ class Supervisor:
                                                   "reason": native.reason(self._memory.control)}})
                 self._pool.start()
                 children.renew()
-                self._go_round(children, server, heart)
+                self._supervise(children, server, line)
             return self._stop(children, server, lock)
         finally:
             self._leave_master_to_replicator(now=True)
@@ -297,33 +297,33 @@ class Supervisor:
     def _become_ready(self, children: Children) -> bool:
         """Wait until every worker is ready; False if one cannot come up, or the engine must stop."""
         deadline_s = time.monotonic() + READY_TIMEOUT_S
-        while not children.all_ready and not self._is_over and not children.halted:
+        while not children.all_ready and not self._must_stop and not children.halted:
             if time.monotonic() > deadline_s:
                 children.halted = f"not up after {READY_TIMEOUT_S:g} s: {', '.join(children.not_ready())}"
-            self._pump(min(0.5, children.next_due_s() - time.monotonic()))
+            self._process_events(min(0.5, children.next_due_s() - time.monotonic()))
             children.tick()
         if children.halted:
             self._report({"error": children.halted, "exit_code": int(ExitCode.FAILED)})
-        return children.all_ready and not self._again and not children.halted
+        return children.all_ready and not self._restart_reason and not children.halted
 
     @property
-    def _is_over(self) -> bool:
-        return self._stop_asked or bool(self._again)
+    def _must_stop(self) -> bool:
+        return self._stop_requested or bool(self._restart_reason)
 
-    def _go_round(self, children: Children, server: SessionServer, heart: Heartbeat) -> None:
+    def _supervise(self, children: Children, server: SessionServer, line: Heartbeat) -> None:
         due_s = 0.0
         stats = StoreStatsService(self._memory)
-        while not self._is_over and not children.halted:
+        while not self._must_stop and not children.halted:
             now_s = time.monotonic()
             if now_s >= due_s:
                 due_s = now_s + TICK_S
                 if self._is_memory_lost():
                     return
                 if missing := self._missing_names(server):
-                    self._again = f"{removed_names(missing)}, so that no process can attach any more"
+                    self._restart_reason = f"{removed_names(missing)}, so that no process can attach any more"
                     children.may_start = False
                     return
-                heart.beat()
+                line.record_heartbeat()
                 self._log.tick()
                 server.tick()
                 stats.tick()
@@ -335,13 +335,13 @@ class Supervisor:
                 children.no_session = server.why_no_session()
                 if self._watchdog_s is not None:
                     notify("WATCHDOG=1")
-            if self._reload_asked:
+            if self._reload_requested:
                 self._reload()
             children.tick()
             until_s = min(due_s, children.next_due_s())
             if self._watchdog_s is not None:
                 until_s = min(until_s, now_s + self._watchdog_s)
-            self._pump(until_s - time.monotonic())
+            self._process_events(until_s - time.monotonic())
 
     def _is_memory_lost(self) -> bool:
         """Whether constant fields of the control block were overwritten: then no value in shared memory can be trusted."""
@@ -379,7 +379,7 @@ class Supervisor:
         identity = self._memory.identity
         return kinds_for(identity.mode, bool(identity.replicates), bool(identity.gateway))
 
-    def _pump(self, seconds: float) -> None:
+    def _process_events(self, seconds: float) -> None:
         for key, _ in self._selector.select(max(0.0, min(seconds, TICK_S))):
             key.data()
 
@@ -392,8 +392,8 @@ class Supervisor:
         """Stop in order; the store is clean if every byte that was written is durable and dispatched."""
         deadline_s = time.monotonic() + self._arguments.stop_timeout_s
         notify("STOPPING=1")
-        if self._again:
-            self._log_event(Event.ENGINE_RESTARTS, f"{self._again}; the engine is stopped in order and started again")
+        if self._restart_reason:
+            self._log_event(Event.ENGINE_RESTARTS, f"{self._restart_reason}; the engine is stopped in order and started again")
         if self._is_memory_lost():
             children.kill()
             if self._arguments.no_children:
@@ -419,7 +419,7 @@ class Supervisor:
                                  if lock.kind_taken(kind.number)], {}, self._log_event)
             children.start()
             children.may_start = may_start
-        problems = children.stop(self._pump, deadline_s)
+        problems = children.stop(self._process_events, deadline_s)
         problems += self._stop_problems(degraded)
         server.close()
         for problem in problems:
@@ -448,7 +448,7 @@ class Supervisor:
         """Wait, until `until_s`, for producers to detach, which they do when their puts are refused."""
         semaphore_id = self._memory.identity.sysv_semaphore_id
         while sessions.producers_attached(semaphore_id) and time.monotonic() < until_s:
-            self._pump(0.02)
+            self._process_events(0.02)
 
     def _stop_problems(self, degraded: bool) -> list[str]:
         control = self._memory.control

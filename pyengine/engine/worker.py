@@ -48,7 +48,7 @@ from pyengine.storage.message_store import MessageStore
 OWNER_WAIT_S = 30.0
 POLL_STEP_S = 0.02
 NAMES_STEP_S = 1.0   # interval of the check that the names in shared memory exist
-PAUSE_S_MAX = 5.0    # longest sleep of a worker, whatever its interval: it must check the names and beat
+PAUSE_S_MAX = 5.0    # longest sleep of a worker, whatever its interval: it must check the names and record a heartbeat
 # Errors whose cause may be gone at the next try.
 TRANSIENT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
 # A worker attaches while the engine stops, too: the supervisor starts a worker that died once more, so that it finishes.
@@ -76,11 +76,11 @@ class Worker:
         count_resumes()
         self.recorder = memory.recorder_of(kind)
         self.context = ServiceContext(memory, MessageStore(root, self.config.geometry), self.config,
-                                      self.report, self.beat, self.recorder)
-        self.heart = Heartbeat(memory.control.workers[kind])
-        self.incarnation = self.heart.begin(os.getpid(), process_start_ms(os.getpid()) or 0)
+                                      self.report, self.heartbeat, self.recorder)
+        self.control_line = Heartbeat(memory.control.workers[kind])
+        self.incarnation = self.control_line.begin(os.getpid(), process_start_ms(os.getpid()) or 0)
         native.store(memory.control.workers[kind], "settings_seq", self._settings_seq)
-        self._asked_to_stop = False
+        self._stop_requested = False
         self._blocked_reason = blocked_reasons.read(memory.blocked_reasons, kind)
         self._blocked_ns = 0   # when it was blocked first, 0: not blocked, or unknown
         self._blocked_errno = 0
@@ -93,16 +93,16 @@ class Worker:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: object) -> None:
-        self._asked_to_stop = True
+        self._stop_requested = True
 
     @property
     def stopping(self) -> bool:
         """Whether to finish and end: a signal came, the names were removed, or another engine took over the store."""
-        return self._asked_to_stop or self.memory.retired
+        return self._stop_requested or self.memory.retired
 
     def ready(self) -> None:
         """Tell the supervisor, and systemd if it started this worker, that the worker is ready."""
-        self.heart.state(native.WORKER_READY)
+        self.control_line.state(native.WORKER_READY)
         self.memory.wake(native.SUPERVISOR)
         self.set_blocked_reason("")
         notify("READY=1")
@@ -138,9 +138,9 @@ class Worker:
             self._settings_seq = number
             native.store(self.memory.control.workers[self.kind], "settings_seq", number)
 
-    def beat(self, *, worked: bool = False) -> None:
+    def heartbeat(self, *, worked: bool = False) -> None:
         """Record a heartbeat; call it once a round, so that the heartbeat means progress."""
-        self.heart.beat(worked=worked)
+        self.control_line.record_heartbeat(worked=worked)
         self._log.tick()
         self._check_names()
         if self._watchdog_s is not None:
@@ -152,7 +152,7 @@ class Worker:
     def _check_names(self) -> None:
         """End in order if the supervisor is dead and no successor can attach to this engine, since names were removed."""
         now_s = time.monotonic()
-        if now_s < self._names_due_s or self._asked_to_stop:
+        if now_s < self._names_due_s or self._stop_requested:
             return
         self._names_due_s = now_s + NAMES_STEP_S
         if not self._is_lost:
@@ -168,9 +168,9 @@ class Worker:
                                           "what is published, then ending")
         rank = next(kind.stop_rank for kind in KINDS if kind.number == self.kind)
         if not any(self.lock.kind_taken(kind.number) for kind in KINDS if kind.stop_rank < rank):
-            self._asked_to_stop = True
+            self._stop_requested = True
 
-    def go_round(self, service: Service) -> None:
+    def run(self, service: Service) -> None:
         """Run the waiting loop (native/waiting.py) until the worker must stop: arm, check again, sleep. Then drain.
 
         While there is work the latch stays unarmed, so that other processes need not wake this one.
@@ -189,22 +189,22 @@ class Worker:
                 if armed:
                     self.latch.disarm()
                     armed = False
-                self.beat(worked=True)
+                self.heartbeat(worked=True)
                 continue
             self.publish_blocked_reason(service)
-            self.beat()
+            self.heartbeat()
             if not armed:
                 self.latch.arm()
                 armed = True  # and check once more: a wake-up before arming was not posted
                 continue
             if service.wait(self.latch, min(service.pause_s(), PAUSE_S_MAX)):
-                self.beat(worked=True)
+                self.heartbeat(worked=True)
             armed = False
-        self.heart.state(native.WORKER_STOPPING)
+        self.control_line.state(native.WORKER_STOPPING)
         notify("STOPPING=1")
         self.recorder.check_stopped(monotonic_ns())
         while not self.memory.retired and service.drain():
-            self.beat(worked=True)
+            self.heartbeat(worked=True)
 
     def publish_blocked_reason(self, service: Service) -> None:
         """Set the blocked reason to the service's."""
@@ -212,7 +212,7 @@ class Worker:
 
     def close(self, *, failed: bool = False) -> None:
         """Note in the control block that this worker ends, and release the lock."""
-        self.heart.state(native.WORKER_FAILED if failed else native.WORKER_ABSENT)
+        self.control_line.state(native.WORKER_FAILED if failed else native.WORKER_ABSENT)
         self.memory.wake(native.SUPERVISOR)
         if self._is_lost and not any(self.lock.kind_taken(kind.number) for kind in KINDS if kind.number != self.kind):
             self.memory.retire()  # the last worker tells producers to detach: no next engine finds the memory that they have mapped
@@ -294,7 +294,7 @@ def main(kind: int, what: str, make_service: Callable[[Worker], Service], argv: 
 
 
 def run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[str] | None = None) -> int:
-    """Like main(), for a worker with its own loop: serve(worker) calls ready() and beat(), and reads `stopping`."""
+    """Like main(), for a worker with its own loop: serve(worker) calls ready() and heartbeat(), and reads `stopping`."""
     faulthandler.enable()  # a worker that is aborted for an old heartbeat (SIGABRT) prints a stack trace
     for number in (signal.SIGHUP, signal.SIGUSR1):  # the supervisor reads the settings; each worker checks its log by itself
         signal.signal(number, signal.SIG_IGN)
@@ -361,6 +361,6 @@ def _serve(worker: Worker, make_service: Callable[[Worker], Service]) -> None:
         raise BootFailedError(str(error)) from error
     try:
         worker.ready()
-        worker.go_round(service)
+        worker.run(service)
     finally:
         service.close()

@@ -208,23 +208,23 @@ def _sentence(error: Exception) -> str:
 
 
 LISTEN_RETRY_S = 1.0
-BEAT_S = 0.25
+HEARTBEAT_INTERVAL_S = 0.25
 
 
-async def serve(gateway: Gateway, *, must_listen: bool, is_over: Callable[[], bool], beat: Callable[[], None],
+async def serve(gateway: Gateway, *, must_listen: bool, must_stop: Callable[[], bool], heartbeat: Callable[[], None],
                 ready: Callable[[], None], blocked: Callable[[str], None]) -> None:
-    """Run a gateway until `is_over`. If a port is not available: OSError with `must_listen`; otherwise it tries again every
+    """Run a gateway until `must_stop`. If a port is not available: OSError with `must_listen`; otherwise it tries again every
     second and passes the reason to `blocked`. It calls `ready` once at the beginning, `beat` several times a second."""
     waiting = asyncio.get_running_loop().create_task(_listen(gateway, must_listen, blocked))
     try:
         if must_listen:
             await waiting
         ready()
-        while not is_over():
-            beat()
+        while not must_stop():
+            heartbeat()
             if waiting.done():
                 waiting.result()
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
     finally:
         if not waiting.done():
             waiting.cancel()

@@ -147,10 +147,10 @@ class Members:
 
     async def heart_beat(self, request: Request) -> Answer:
         """Register a client in the groups that it names; create new groups and their retry topics."""
-        beat = _object(read_json(request.frame.body))
-        client_id = _client_id(beat.get("clientID"))
-        consumers = [_group_of(each) for each in _list(beat.get("consumerDataSet"))]
-        producers = [_name(_object(each).get("groupName"), group_fault) for each in _list(beat.get("producerDataSet"))]
+        heartbeat = _object(read_json(request.frame.body))
+        client_id = _client_id(heartbeat.get("clientID"))
+        consumers = [_group_of(each) for each in _list(heartbeat.get("consumerDataSet"))]
+        producers = [_name(_object(each).get("groupName"), group_fault) for each in _list(heartbeat.get("producerDataSet"))]
         for group in consumers:
             config = await self._names.group_or_new(group.name)
             if config is None:

@@ -11,7 +11,7 @@ what locks cannot express: each member's heartbeat, and which claims are no long
 
 | bytes | contents | written by |
 |---|---|---|
-| slot records, SLOTS_AT + 64 * slot | incarnation, beats, pid | the slot's holder |
+| slot records, SLOTS_AT + 64 * slot | incarnation, heartbeats, pid | the slot's holder |
 | queue records, RECORDS_AT + 32 * queue id | fence, incarnation of the holder | the holder of the lock on the groups' offsets |
 
 A member holds a queue as long as the queue's record has its incarnation and the fence
@@ -48,7 +48,7 @@ QUEUES = 1 << 61
 SLOTS_AT = 4096
 RECORDS_AT = 1 << 20
 _SLOT_STRIDE, _RECORD_STRIDE = 64, 32
-_SLOT = struct.Struct("<QQII")    # incarnation, beats, pid, 0; then a CRC-32 over them
+_SLOT = struct.Struct("<QQII")    # incarnation, heartbeats, pid, 0; then a CRC-32 over them
 _RECORD = struct.Struct("<QQ")    # fence, incarnation; then a CRC-32 over them
 _CRC = struct.Struct("<I")
 _FENCES = 1 << 24
@@ -70,7 +70,7 @@ class SlotRecord:
     """A member's own record. `beats` rises while the member lives and is not stopped."""
 
     incarnation: int = _NOBODY
-    beats: int = 0
+    heartbeats: int = 0
     pid: int = 0
 
 
@@ -102,7 +102,7 @@ class GroupMembers:
         self._descriptor = _open(self._path, may_create)
         self._slot = -1
         self._base = MEMBERS
-        self._beats = 0
+        self._heartbeats = 0
         self.incarnation = secrets.randbits(63) | 1
         _living.add(self)
 
@@ -117,14 +117,14 @@ class GroupMembers:
         for slot in range(SLOTS_MAX):
             if self._try_lock(self._base + slot):
                 self._slot = slot
-                self.beat()
+                self.heartbeat()
                 return slot
         raise EngineError(f"{self._path.name} has {SLOTS_MAX} members already")
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Raise this member's heartbeat: it lives and is not stopped."""
-        self._beats += 1
-        self._put(self._slot_at(self._base, self._slot), _SLOT.pack(self.incarnation, self._beats, os.getpid(), 0))
+        self._heartbeats += 1
+        self._put(self._slot_at(self._base, self._slot), _SLOT.pack(self.incarnation, self._heartbeats, os.getpid(), 0))
 
     def sharing(self) -> list[int]:
         """Return the slots of the living members that get a share, this one included, sorted."""

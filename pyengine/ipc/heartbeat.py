@@ -100,10 +100,10 @@ class Heartbeat:
         native.store(self._worker, "incarnation", incarnation)
         failpoint("worker_line_counted")
         native.store(self._worker, "pid", pid)
-        self.beat()
+        self.record_heartbeat()
         return incarnation
 
-    def beat(self, *, worked: bool = False) -> None:
+    def record_heartbeat(self, *, worked: bool = False) -> None:
         """Record the time of this round; `worked` counts it as a round with work."""
         self._store_heartbeat_ns(monotonic_ns())
         if worked:

@@ -48,7 +48,7 @@ BUSY_STEP_BYTES = 4 << 20
 BUSY_NS = 100_000_000
 WINDOW_BYTES = 64 << 20
 STEP_BYTES = 16 << 20   # populate when this much of the window has been written
-PIECE_BYTES = 4 << 20   # of one call; between two calls the worker beats and checks for signals
+PIECE_BYTES = 4 << 20   # of one call; between two calls the worker records a heartbeat and checks for signals
 PAGE_BYTES = mmap.PAGESIZE
 
 

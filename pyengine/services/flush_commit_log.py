@@ -265,7 +265,7 @@ class UnflushedSegments:
         first = start - start % self.segment_bytes
         return list(range(first, end, self.segment_bytes))
 
-    def write_again(self, start: int, end: int, beat: Callable[[], None]) -> None:
+    def write_again(self, start: int, end: int, heartbeat: Callable[[], None]) -> None:
         """Rewrite the records of [start, end) in place, durably, and read them back. No process may write there meanwhile.
 
         This repairs bytes whose sync may have failed before these descriptors were opened. DiskFullError when the disk is
@@ -277,7 +277,7 @@ class UnflushedSegments:
             path = self._store.commit_log_segment(base)
             for at in range(start - base, stop - base, WRITE_AGAIN_BYTES):
                 rewrite(path, at, min(at + WRITE_AGAIN_BYTES, stop - base))
-                beat()
+                heartbeat()
             with mapped(path) as view:
                 walked = scan.walk(view, base, start, stop)
             if walked.reason not in ("range_end", "blank"):

@@ -159,12 +159,12 @@ class FlushConsumeQueueService(Service):
                 low, high = spans.get((queue.topic, queue.queue_id), (queue.min_queue_offset, queue.max_queue_offset))
                 spans[queue.topic, queue.queue_id] = min(low, queue.min_queue_offset), max(high, queue.max_queue_offset)
             start = stop
-            self._beat()
+            self._heartbeat()
         self._enter_topics(spans)
         is_synced = len(spans) >= MANY_FILES and sync_file_system(self._store.consume_queue)
         for (topic, queue_id), (low, high) in spans.items():
             self._sync_queue(topic, queue_id, low, high, is_synced)
-            self._beat()
+            self._heartbeat()
         return last_ms
 
     def _enter_topics(self, queues: Iterable[tuple[str, int]]) -> None:
@@ -247,7 +247,7 @@ class FlushConsumeQueueService(Service):
             with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
                 index_ms = unpack_header(file.read(INDEX_HEADER_BYTES)).end_timestamp_ms
             self._synced_index = name
-            self._beat()
+            self._heartbeat()
         if final and names:
             self._sync_derived(str(self._store.index / names[-1]))
         return index_ms
@@ -293,7 +293,7 @@ class AdoptedLog:
         """`min_offset` returns the current start of the log; `report` gets a sentence at the end of the work."""
         self.verified_from = verified_from if verified_from > min_offset() else 0
         self.blocked = BlockedReason(report)  # the damage, or why the log cannot be read at present
-        self._is_over = not self.verified_from
+        self._is_done = not self.verified_from
         self._store = store
         self._segment_bytes = store.segment_bytes
         self._min_offset = min_offset
@@ -309,20 +309,20 @@ class AdoptedLog:
         try:
             self._read()
         except FlushError:
-            self._is_over = True
+            self._is_done = True
             raise
         except DiskError as error:
             self.blocked.set(str(error), f"what was there before this engine is not read: {error}; "
                                          f"trying again each {RETRY_NS / 1e9:g} s")
             self._due_ns = monotonic_ns() + RETRY_NS
         else:
-            if not self._is_over:
+            if not self._is_done:
                 self.blocked.clear()
             self._due_ns = 2 * monotonic_ns() - began_ns
 
     def pause_s(self) -> float:
         """Return the time until the next slice is due; infinity when the work is done."""
-        return math.inf if self._is_over else max(0.0, (self._due_ns - monotonic_ns()) / 1e9)
+        return math.inf if self._is_done else max(0.0, (self._due_ns - monotonic_ns()) / 1e9)
 
     def _read(self) -> None:
         top = self.verified_from
@@ -347,7 +347,7 @@ class AdoptedLog:
             failpoint("adopted_segment_read")
             self._move_to(base)
         elif not self._is_deleted(base):
-            self._is_over = True
+            self._is_done = True
             damage = (
                 f"the log is {why}, in what was there before this engine; everything from {top} on was read and is whole. "
                 "Restore that segment from a copy and start again, or make a store without the damage: stop, then "
@@ -365,7 +365,7 @@ class AdoptedLog:
         self._at = -1
         self.verified_from = base if base > self._min_offset() else 0
         if not self.verified_from:
-            self._is_over = True
+            self._is_done = True
             self._report(Event.OLD_LOG_READ, "the log that was there before this engine is read and whole: the watermark covers all of it")
 
 

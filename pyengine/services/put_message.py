@@ -111,7 +111,7 @@ class PutMessageService(Service):
                 base = start - start % self._segment_bytes
                 end = min(intent_end, base + self._segment_bytes)
                 self._zero(base, start, end)
-                self._beat()
+                self._heartbeat()
                 start = end
             failpoint("dead_pass_zeroed")
         pass_.rolled_back(self._control)
@@ -215,7 +215,7 @@ class PutMessageService(Service):
                 self._writer.pointer.refuse_segment = 1
                 break
             waited_for_pool |= not short
-            self._beat()
+            self._heartbeat()
             self._latch.wait(POLL_INTERVAL_S)
         self._writer.pointer.waited_for_pool = waited_for_pool
         if waited_for_pool:
@@ -340,7 +340,7 @@ class PutMessageService(Service):
                 self._writer.pointer.queues_refused = 1
                 return
             self._latch.arm()
-            self._beat()
+            self._heartbeat()
             self._latch.wait(POLL_INTERVAL_S)
 
     # ---- durability -------------------------------------------------------------
@@ -356,7 +356,7 @@ class PutMessageService(Service):
         try:
             if not self._is_frozen and not self._is_last_sync_made_good():
                 self._latch.arm()
-                self._beat()
+                self._heartbeat()
                 self._latch.wait(POLL_INTERVAL_S)
                 return  # the next run returns RUN_FLUSHER again at once
             self._writer.pointer.skip_verify_incarnation = incarnation
@@ -396,7 +396,7 @@ class PutMessageService(Service):
             return False
         failpoint("unseen_sync_found")
         try:
-            self._unflushed.write_again(flushed, committed, self._beat)
+            self._unflushed.write_again(flushed, committed, self._heartbeat)
         except DiskError as error:
             if not isinstance(error, DiskFullError) and error.errno not in TRANSIENT_ERRNOS:
                 raise

@@ -52,7 +52,7 @@ from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from pyengine.storage.store_reader import StoreReader
 
 BATCH_MESSAGES = 64            # most unanswered puts of one level, before the other levels have their turn
-ANSWER_STEP_S = 1.0            # longest wait for an answer in one round, so that the worker beats
+ANSWER_STEP_S = 1.0            # longest wait for an answer in one round, so that the worker records a heartbeat
 POLL_NS_MIN = 50_000_000       # of an empty level
 POLL_NS_MAX = 5_000_000_000
 PAUSE_S_MAX = 1.0              # the wall clock may be set during a sleep

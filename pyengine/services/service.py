@@ -44,7 +44,7 @@ def _ignore(event: Event, text: str) -> None:
 class ServiceContext:
     """What a service works with: the memory of its engine, the store, and the engine's settings.
 
-    `report` takes an event and its sentence for the log. A service calls `beat` during long work and waits, so that the
+    `report` takes an event and its sentence for the log. A service calls `heartbeat` during long work and waits, so that the
     supervisor does not take the worker for dead. `recorder` records stalls.
     """
 
@@ -52,7 +52,7 @@ class ServiceContext:
     store: MessageStore
     config: EngineConfig
     report: Report = _ignore
-    beat: Callable[[], None] = lambda: None
+    heartbeat: Callable[[], None] = lambda: None
     recorder: Recorder = field(default_factory=Recorder)
 
 
@@ -95,7 +95,7 @@ class Service(ABC):
         self._store = context.store
         self._segment_bytes = context.store.segment_bytes
         self._report = context.report
-        self._beat = context.beat
+        self._heartbeat = context.heartbeat
         self._recorder = context.recorder
         self._blocked = BlockedReason(context.report)
 

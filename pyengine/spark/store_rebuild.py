@@ -375,12 +375,12 @@ class WorkersRebuild(RebuildWork):
         found = run_units(self._spark, units, None, task_bytes=self._task_bytes, progress=self._progress)
         keys = {(unit.walk.segment, counted.part.begin): counted.keys for unit, counted in zip(units, found) if counted}
         walked = WalkedLog([(unit.walk, counted and counted.part) for unit, counted in zip(units, found)])
-        parts, is_over = _Parts(), False
+        parts, has_ended = _Parts(), False
         self._is_whole = True
         for segment, expected in zip(log.segments, itertools.count(log.min_offset, log.size_bytes)):
-            if is_over or segment.start_offset != expected:
-                self._is_whole = self._is_whole and is_over and used_end(segment.path) == 0
-                is_over = True
+            if has_ended or segment.start_offset != expected:
+                self._is_whole = self._is_whole and has_ended and used_end(segment.path) == 0
+                has_ended = True
                 continue
             at, reason = segment.start_offset, ""
             for part in walked.of_segment(segment, segment.start_offset):
@@ -391,7 +391,7 @@ class WorkersRebuild(RebuildWork):
                     parts.add(one, part.queues, _count(one) if known is None else known)
             position = at - segment.start_offset
             if reason != "blank" and position != log.size_bytes:
-                is_over = True
+                has_ended = True
                 self._is_whole = used_end(segment.path, position) == position
         return parts
 

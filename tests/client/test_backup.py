@@ -38,14 +38,14 @@ class Acked:
 
     def __init__(self, engine) -> None:
         self._engine = engine
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._put)
         self.results: list[tuple[int, bytes]] = []  # physical offset, body
 
     def _put(self) -> None:
         with pyengine.connect(self._engine.root) as producer:
             number = 0
-            while not self._over.is_set():
+            while not self._stopped.is_set():
                 body = b"%08d" % number * 20
                 result = producer.put("live", body, queue_id=number % 3, keys=f"live-{number}")
                 if result.ok:
@@ -57,7 +57,7 @@ class Acked:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stopped.set()
         self._thread.join()
 
 

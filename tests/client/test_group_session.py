@@ -84,7 +84,7 @@ def test_a_member_that_shows_no_life_is_passed_over_and_its_claims_are_void(sess
     assert other.take([1]) == {}
     stopped.commit({claim: 5 for claim, _ in taken.values()})
     other_clock.now_s += 11  # the other's clock goes on; the stopped one never beats
-    other.beat()
+    other.heartbeat()
     assert other.share([0, 1]) == [0, 1]
     found = other.take([0, 1])
     assert {queue_id: offset for queue_id, (_, offset) in found.items()} == {0: 5, 1: 5}
@@ -92,7 +92,7 @@ def test_a_member_that_shows_no_life_is_passed_over_and_its_claims_are_void(sess
     assert stopped.commit({claim: 9 for claim, _ in taken.values()}) == set()
     assert other.stored() == {0: 5, 1: 5}
     clock.now_s += 12
-    stopped.beat()
+    stopped.heartbeat()
     assert other.share([0, 1]) == [1], "it is back"
 
 
@@ -103,7 +103,7 @@ def test_a_member_that_beats_is_never_passed_over(session):
     for _ in range(10):
         clock.now_s += 5
         other_clock.now_s += 5
-        busy.beat()
+        busy.heartbeat()
         assert other.share([0, 1]) == [1] and other.take([1]) == {}
 
 
@@ -188,8 +188,8 @@ def test_a_member_whose_file_was_removed_joins_again_when_that_succeeds_at_last(
         patch.setattr(group_session, "GroupMembers", _cannot_open)
         with pytest.raises(DiskError):
             mine.rejoin_if_removed()
-    mine._beaten_s = float("-inf")
-    mine.beat()
+    mine._heartbeat_s = float("-inf")
+    mine.heartbeat()
     assert mine.rejoin_if_removed() and mine.share([0]) == [0]
 
 
@@ -197,7 +197,7 @@ def test_a_member_that_could_not_join_leaves_nothing(session, monkeypatch):
     living = session()
     descriptors = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
-        patch.setattr(group_session.GroupMembers, "beat", _cannot_open)
+        patch.setattr(group_session.GroupMembers, "heartbeat", _cannot_open)
         with pytest.raises(DiskError):
             session()
     assert living.share([0, 1]) == [0, 1] and len(os.listdir("/proc/self/fd")) == descriptors

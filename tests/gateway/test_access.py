@@ -15,7 +15,17 @@ import pytest
 import trustme
 import yaml
 
-from fix_gateway import Client, beat, pull_fields, put_certificate, put_private, send_fields, signed, start_served, subscription
+from fix_gateway import (
+    Client,
+    heartbeat,
+    pull_fields,
+    put_certificate,
+    put_private,
+    send_fields,
+    signed,
+    start_served,
+    subscription,
+)
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import ConfigError, EngineError
 from pyengine.gateway import access as access_module
@@ -137,13 +147,13 @@ def test_what_a_member_does_needs_its_group(access, code, name):
 
 
 def test_a_heartbeat_needs_each_group_and_each_topic(access):
-    def heart(group, *topics):
+    def heartbeat(group, *topics):
         return (f'{{"clientID":"c","producerDataSet":[{{"groupName":"shut"}}],"consumerDataSet":[{{"groupName":"{group}",'
                 f'"subscriptionDataSet":[{",".join(f"""{{"topic":"{topic}"}}""" for topic in topics)}]}}]}}').encode()
 
-    assert fault(access, codes.HEART_BEAT, body=heart("any", "reads", "both")) == ""
-    assert fault(access, codes.HEART_BEAT, body=heart("any", "reads", "writes")) == no("topic:writes")
-    assert fault(access, codes.HEART_BEAT, body=heart("shut", "reads")) == no("group:shut")
+    assert fault(access, codes.HEART_BEAT, body=heartbeat("any", "reads", "both")) == ""
+    assert fault(access, codes.HEART_BEAT, body=heartbeat("any", "reads", "writes")) == no("topic:writes")
+    assert fault(access, codes.HEART_BEAT, body=heartbeat("shut", "reads")) == no("group:shut")
     assert fault(access, codes.HEART_BEAT, body=b'{"clientID":"c"}') == ""
     for body in (b"", b"[1]", b'{"consumerDataSet":7}', b'{"consumerDataSet":[7]}', b'{"consumerDataSet":[{"subscriptionDataSet":7}]}'):
         assert fault(access, codes.HEART_BEAT, body=body) != "", body
@@ -444,7 +454,7 @@ def test_what_is_refused_is_not_done_and_the_connection_goes_on(guarded):
     assert ask(client, codes.GET_ALL_TOPIC_CONFIG, account=ADMIN).body.count(b'"topicName":"writes"') == 0
     topics = ask(client, codes.GET_ALL_TOPIC_CONFIG, account=ADMIN).body
     assert b'"topicName":"made"' not in topics and b'"topicName":"reads"' not in topics
-    assert beat(client, "c", "g", subscription("kept")).remark == REFUSED + "No accessKey is configured"
+    assert heartbeat(client, "c", "g", subscription("kept")).remark == REFUSED + "No accessKey is configured"
     assert "user-secret" not in guarded.engine.log()
 
 

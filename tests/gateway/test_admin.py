@@ -12,7 +12,7 @@ import pytest
 
 import pyengine
 from fix_engine import SMALL
-from fix_gateway import beat, pull_fields, send_fields, subscription
+from fix_gateway import heartbeat, pull_fields, send_fields, subscription
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineUnavailableError, UsageError
 from pyengine.gateway import admin as admin_module
@@ -119,7 +119,7 @@ def test_queues_and_groups_are_shown_as_the_tools_read_them(served, topic):
     assert '"queueId":1,"topic":"' + topic + '"}:{"brokerOffset":1,"consumerOffset":1,' in shown
     nothing = b'{"consumeTps":0.0,"offsetTable":{}}'
     assert client.ask(codes.GET_CONSUME_STATS, {"consumerGroup": "nobody"}).body == nothing
-    beat(client, "one", "shown", subscription("another"))
+    heartbeat(client, "one", "shown", subscription("another"))
     assert client.ask(codes.GET_CONSUME_STATS, {"consumerGroup": "shown"}).body == nothing, "it has left the topic"
     client.ask(codes.UNREGISTER_CLIENT, {"clientID": "one", "consumerGroup": "shown"})
     assert json.loads(client.ask(codes.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": topic}).body) == {"groupList": ["shown"]}
@@ -127,7 +127,7 @@ def test_queues_and_groups_are_shown_as_the_tools_read_them(served, topic):
 
 def test_who_is_connected_is_shown(served):
     client = served.broker()
-    beat(client, "me", "connected", subscription("T", "a || b", 3))
+    heartbeat(client, "me", "connected", subscription("T", "a || b", 3))
     shown = json.loads(client.ask(codes.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "connected"}).body)
     assert [row["clientId"] for row in shown["connectionSet"]] == ["me"]
     assert shown["connectionSet"][0]["clientAddr"] == "%s:%d" % client.socket.getsockname()
@@ -242,7 +242,7 @@ def test_no_more_groups_are_counted_than_there_is_room_for(monkeypatch):
 
 def test_a_groups_progress_is_told_in_all_the_ways_of_the_tools(served, topic):
     client = served.broker()
-    beat(client, "me", "spanned", subscription(topic))
+    heartbeat(client, "me", "spanned", subscription(topic))
     for body in (b"x", b"y"):
         client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), body)
     with pyengine.open_store(served.root) as store:
@@ -279,7 +279,7 @@ def test_a_group_gets_the_offsets_of_another(served, topic):
     client.ask(codes.UPDATE_CONSUMER_OFFSET, {"topic": topic, "queueId": 1, "consumerGroup": "original", "commitOffset": 7})
     assert client.ask(codes.CLONE_GROUP_OFFSET, {"srcGroup": "original", "destGroup": "copy", "topic": topic}).code == codes.SUCCESS
     assert ConsumerOffsets(served.root).read(topic, "copy") == {1: 7}
-    beat(client, "me", "original", subscription("another"))
+    heartbeat(client, "me", "original", subscription("another"))
     fields = {"srcGroup": "original", "destGroup": "second", "topic": "", "offline": "false"}
     assert client.ask(codes.CLONE_GROUP_OFFSET, fields).code == codes.SUCCESS
     assert ConsumerOffsets(served.root).read(topic, "second") == {}, "the group does not consume that topic now"
@@ -291,7 +291,7 @@ def test_a_group_gets_the_offsets_of_another(served, topic):
 
 def test_entries_of_a_queue_are_shown(served, topic):
     client = served.broker()
-    beat(client, "me", "queue_readers", subscription(topic))
+    heartbeat(client, "me", "queue_readers", subscription(topic))
     sent = client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1, "TAGS\x01a"), b"x").fields
     with pyengine.open_store(served.root) as store:
         assert store.wait_for_message(topic, 1, 0, timeout_s=30, level="committed")
@@ -307,7 +307,7 @@ def test_entries_of_a_queue_are_shown(served, topic):
 
 def test_all_producers_and_the_systems_topics_are_told(served):
     client = served.broker()
-    beat(client, "this producer", "any")
+    heartbeat(client, "this producer", "any")
     rows = json.loads(client.ask(codes.GET_ALL_PRODUCER_INFO).body)["data"]["CLIENT_INNER_PRODUCER"]
     (row,) = [row for row in rows if row["clientId"] == "this producer"]
     assert (row["remoteIP"], row["language"]) == ("/%s:%d" % client.socket.getsockname(), "JAVA")

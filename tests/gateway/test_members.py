@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fix_gateway import beat, subscription
+from fix_gateway import heartbeat, subscription
 from pyengine.errors import UsageError
 from pyengine.gateway import codes
 from pyengine.gateway.members import LOCK_S, SUBSCRIPTIONS_MAX, Client, Group, Members, Subscription
@@ -21,16 +21,16 @@ def members_of(client, group):
 
 def test_members_come_and_go_and_the_others_are_told(served):
     first, second = served.broker(), served.broker()
-    beat(first, "one", "crew", subscription("T"))
+    heartbeat(first, "one", "crew", subscription("T"))
     assert members_of(first, "crew") == ["one"] and first.wait_told(codes.NOTIFY_CONSUMER_IDS_CHANGED)
-    beat(second, "two", "crew", subscription("T"))
+    heartbeat(second, "two", "crew", subscription("T"))
     assert members_of(first, "crew") == ["one", "two"]
     assert first.wait_told(codes.NOTIFY_CONSUMER_IDS_CHANGED).fields == {"consumerGroup": "crew"}
     second.close()
     first.wait_told(codes.NOTIFY_CONSUMER_IDS_CHANGED)
     assert members_of(first, "crew") == ["one"]
     third = served.broker()
-    beat(third, "three", "crew", subscription("T"))
+    heartbeat(third, "three", "crew", subscription("T"))
     first.wait_told(codes.NOTIFY_CONSUMER_IDS_CHANGED)
     assert third.ask(codes.UNREGISTER_CLIENT, {"clientID": "three", "consumerGroup": "crew"}).code == codes.SUCCESS
     first.wait_told(codes.NOTIFY_CONSUMER_IDS_CHANGED)
@@ -39,12 +39,12 @@ def test_members_come_and_go_and_the_others_are_told(served):
 
 def test_a_second_heartbeat_of_the_same_changes_nothing(served):
     client = served.broker()
-    beat(client, "one", "steady", subscription("T"))
+    heartbeat(client, "one", "steady", subscription("T"))
     client.wait_told(codes.NOTIFY_CONSUMER_IDS_CHANGED)
-    beat(client, "one", "steady", subscription("T"))
+    heartbeat(client, "one", "steady", subscription("T"))
     members_of(client, "steady")
     assert client.told == []
-    beat(client, "one", "steady", subscription("T"), subscription("U"))
+    heartbeat(client, "one", "steady", subscription("T"), subscription("U"))
     client.wait_told(codes.NOTIFY_CONSUMER_IDS_CHANGED)
 
 

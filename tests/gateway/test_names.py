@@ -8,7 +8,7 @@ import json
 import pytest
 
 import pyengine
-from fix_gateway import beat, pull_fields, send_fields, start_served
+from fix_gateway import heartbeat, pull_fields, send_fields, start_served
 from pyengine.errors import DiskError
 from pyengine.gateway import codes
 from pyengine.gateway.names import GROUP_CHARS_MAX, Names, group_fault, topic_fault
@@ -123,7 +123,7 @@ def test_the_cluster_has_one_broker(served):
 
 
 def test_a_group_that_comes_is_entered_with_its_retry_topic(served):
-    assert beat(served.broker(), "me", "newcomers").code == codes.SUCCESS
+    assert heartbeat(served.broker(), "me", "newcomers").code == codes.SUCCESS
     group = SubscriptionGroups(served.root).read().rows["newcomers"]
     assert (group.retry_max_times, group.retry_queue_nums, group.consume_enable) == (16, 1, True)
     assert TopicConfigs(served.root).read().rows["%RETRY%newcomers"] == TopicConfig("%RETRY%newcomers", 1, 1)
@@ -132,7 +132,7 @@ def test_a_group_that_comes_is_entered_with_its_retry_topic(served):
 def test_topics_that_clients_of_a_unit_make_are_the_units(served):
     client = served.broker()
     assert client.ask(codes.SEND_MESSAGE_V2, send_fields("units", k="true"), b"hello").code == codes.SUCCESS
-    assert beat(client, "me", "unit_readers", is_of_unit=True).code == codes.SUCCESS
+    assert heartbeat(client, "me", "unit_readers", is_of_unit=True).code == codes.SUCCESS
     topics = TopicConfigs(served.root).read().rows
     assert (topics["units"].topic_sys_flag, topics["%RETRY%unit_readers"].topic_sys_flag) == (1, 2)
     for name in ("units", "%RETRY%unit_readers"):

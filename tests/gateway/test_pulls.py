@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import pyengine
-from fix_gateway import beat, pull_fields, send_fields, subscription
+from fix_gateway import heartbeat, pull_fields, send_fields, subscription
 from pyengine.errors import StoreBusyError
 from pyengine.formats.record import decode_record
 from pyengine.gateway import codes
@@ -100,10 +100,10 @@ def test_a_pull_without_a_subscription_goes_by_its_groups_heartbeat(served, topi
     fields = pull_fields(topic, 0, 1, "beaters", sysFlag=0)
     answer = client.ask(codes.PULL_MESSAGE, fields)
     assert answer.code == codes.SUBSCRIPTION_NOT_EXIST and "group info not exist" in answer.remark
-    beat(client, "me", "beaters", subscription("another"))
+    heartbeat(client, "me", "beaters", subscription("another"))
     answer = client.ask(codes.PULL_MESSAGE, fields)
     assert answer.code == codes.SUBSCRIPTION_NOT_EXIST and "subscription not exist" in answer.remark
-    beat(client, "me", "beaters", subscription(topic, "b", 5))
+    heartbeat(client, "me", "beaters", subscription(topic, "b", 5))
     assert bodies_of(client.ask(codes.PULL_MESSAGE, fields)) == [b"b"]
     answer = client.ask(codes.PULL_MESSAGE, fields | {"subVersion": 6})
     assert (answer.code, answer.remark) == (codes.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
@@ -312,7 +312,7 @@ def test_a_group_that_may_not_consume_or_not_by_broadcast_is_refused(served, top
     by_heartbeat = pull_fields(topic, group="shared", sysFlag=0)
     groups.put(SubscriptionGroup("shared", consume_broadcast_enable=False))
     for model, code in (("CLUSTERING", codes.SUCCESS), ("BROADCASTING", codes.NO_PERMISSION)):
-        beat(client, "me", "shared", subscription(topic), model=model)
+        heartbeat(client, "me", "shared", subscription(topic), model=model)
         eventually(lambda: client.ask(codes.PULL_MESSAGE, by_heartbeat).code != codes.PULL_NOT_FOUND, "the message is in its queue")
         answer = client.ask(codes.PULL_MESSAGE, by_heartbeat)
         assert answer.code == code

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pyengine
-from fix_gateway import beat, send_fields, subscription
+from fix_gateway import heartbeat, send_fields, subscription
 from pyengine.gateway import codes
 from pyengine.gateway.relays import _queue_table
 from pyengine.gateway.wire import ANSWER, JSON_FORM, Frame, encode_frame
@@ -19,7 +19,7 @@ def test_a_connected_group_is_set_back_and_told_so(served, topic):
         assert store.wait_for_message(topic, 1, 0, timeout_s=30, level="committed")
     fields = {"topic": topic, "group": "backwards", "timestamp": 0, "isForce": "true"}
     assert client.ask(codes.INVOKE_BROKER_TO_RESET_OFFSET, fields).code == codes.SYSTEM_ERROR, "there is no such group"
-    beat(client, "me", "backwards", subscription(topic))
+    heartbeat(client, "me", "backwards", subscription(topic))
     client.ask(codes.UPDATE_CONSUMER_OFFSET, {"topic": topic, "queueId": 1, "consumerGroup": "backwards", "commitOffset": 1})
     answer = served.broker().ask(codes.INVOKE_BROKER_TO_RESET_OFFSET, fields)
     assert answer.code == codes.SUCCESS and b'"queueId":1,"topic":"' + topic.encode() + b'"}:0' in answer.body
@@ -48,7 +48,7 @@ def reply(client, asked, body=b"", code=codes.SUCCESS, **more):
 
 def test_a_members_answer_is_handed_on(served):
     member, tool = served.broker(), served.broker()
-    beat(member, "me", "relayed", subscription("T"))
+    heartbeat(member, "me", "relayed", subscription("T"))
     fields = {"consumerGroup": "relayed", "clientId": "me", "jstackEnable": "true"}
     asked = tool.send(codes.GET_CONSUMER_RUNNING_INFO, fields, b"not handed on: it would fill the other's connection")
     told = member.wait_told(codes.GET_CONSUMER_RUNNING_INFO)
@@ -67,7 +67,7 @@ def test_a_member_consumes_one_message_now(served, topic):
     sent = tool.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"this one").fields
     with pyengine.open_store(served.root) as store:
         assert store.wait_for_message(topic, 1, 0, timeout_s=30, level="committed")
-    beat(member, "me", "direct", subscription(topic))
+    heartbeat(member, "me", "direct", subscription(topic))
     fields = {"consumerGroup": "direct", "clientId": "me", "msgId": sent["msgId"]}
     asked = tool.send(codes.CONSUME_MESSAGE_DIRECTLY, fields)
     told = member.wait_told(codes.CONSUME_MESSAGE_DIRECTLY)
@@ -80,7 +80,7 @@ def test_a_member_consumes_one_message_now(served, topic):
 
 def test_a_member_that_is_not_there_or_goes_is_told_to_the_tool(served):
     member, tool = served.broker(), served.broker()
-    beat(member, "me", "leaving", subscription("T"))
+    heartbeat(member, "me", "leaving", subscription("T"))
     fields = {"consumerGroup": "leaving", "clientId": "you"}
     answer = tool.ask(codes.GET_CONSUMER_RUNNING_INFO, fields)
     assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, "The Consumer <leaving> <you> not online")
@@ -92,8 +92,8 @@ def test_a_member_that_is_not_there_or_goes_is_told_to_the_tool(served):
 
 def test_each_member_says_how_far_it_is(served):
     one, other, tool = served.broker(), served.broker(), served.broker()
-    beat(one, "one", "asked", subscription("T"))
-    beat(other, "other", "asked", subscription("T"))
+    heartbeat(one, "one", "asked", subscription("T"))
+    heartbeat(other, "other", "asked", subscription("T"))
     asked = tool.send(codes.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"topic": "T", "group": "asked"})
     table = b'{{"brokerName":"broker-a","queueId":0,"topic":"T"}:5}'
     reply(one, one.wait_told(codes.GET_CONSUMER_STATUS_FROM_CLIENT), b'{"messageQueueTable":' + table + b"}")

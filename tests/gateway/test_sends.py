@@ -12,7 +12,7 @@ import pytest
 
 import pyengine
 from fix_engine import SMALL
-from fix_gateway import beat, send_fields, start_served
+from fix_gateway import heartbeat, send_fields, start_served
 from fix_replication import free_port
 from pyengine.formats.record import BatchMember, decode_message_id, encode_batch
 from pyengine.gateway import codes
@@ -347,7 +347,7 @@ def reply_text(client_id):
 
 def test_a_reply_reaches_the_producer_that_waits_and_is_stored_as_the_broker_stores_it(served):
     asker, replier = served.broker(), served.broker()
-    beat(asker, "asker@1", "readers_of_replies")
+    heartbeat(asker, "asker@1", "readers_of_replies")
     sent = replier.send(codes.SEND_REPLY_MESSAGE_V2, send_fields(REPLIES, 0, reply_text("asker@1"), f=1), b"yes")
     pushed = asker.wait_told(codes.PUSH_REPLY_MESSAGE_TO_CLIENT)
     assert (pushed.body, pushed.is_one_way) == (b"yes", False)
@@ -374,7 +374,7 @@ def test_a_reply_that_reaches_no_producer_says_so(served, text, remark):
 
 def test_a_reply_whose_producer_refuses_it_or_ends_says_so(served):
     asker, replier = served.broker(), served.broker()
-    beat(asker, "asker@2", "readers_of_replies")
+    heartbeat(asker, "asker@2", "readers_of_replies")
     names = {"producerGroup": "test", "topic": REPLIES, "defaultTopic": "TBW102", "defaultTopicQueueNums": 4, "queueId": 0, "sysFlag": 0,
              "bornTimestamp": 1, "flag": 0, "properties": reply_text("asker@2")}
     sent = replier.send(codes.SEND_REPLY_MESSAGE, names, b"yes")

@@ -30,12 +30,12 @@ class Putting:
         engine.settings = {name: value for name, value in engine.settings.items() if name not in OURS}
         engine.start()
         self.engine, self.count = engine, 0
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._put)
 
     def _put(self) -> None:
         with pyengine.connect(self.engine.root) as producer:
-            while not self._over.is_set():
+            while not self._stopped.is_set():
                 assert producer.put("T", b"%d" % self.count * 100, queue_id=self.count % 2, tags="a", keys=f"k{self.count % 50}").ok
                 self.count += 1
 
@@ -47,7 +47,7 @@ class Putting:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stopped.set()
         self._thread.join()
 
 

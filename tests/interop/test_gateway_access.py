@@ -144,7 +144,7 @@ def both_brokers(tmp_path_factory):
 
 
 def cases():
-    def heart(group, topic):
+    def heartbeat(group, topic):
         return {"clientID": "c", "producerDataSet": [], "consumerDataSet": [{
             "groupName": group, "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING", "consumeFromWhere":
             "CONSUME_FROM_FIRST_OFFSET", "unitMode": False, "subscriptionDataSet": [subscription(topic)]}]}
@@ -159,7 +159,7 @@ def cases():
     for topic, group in (("both", "any"), ("reads", "any"), ("writes", "any"), ("reads", "shut")):
         yield codes.PULL_MESSAGE, pull_fields(topic, group=group), b"", USER
         yield codes.UPDATE_CONSUMER_OFFSET, {"consumerGroup": group, "topic": topic, "queueId": 0, "commitOffset": 0}, b"", USER
-        yield codes.HEART_BEAT, {}, json.dumps(heart(group, topic)).encode(), USER
+        yield codes.HEART_BEAT, {}, json.dumps(heartbeat(group, topic)).encode(), USER
     yield codes.HEART_BEAT, {}, b"", USER
     for group in ("any", "shut"):
         yield codes.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group}, b"", USER

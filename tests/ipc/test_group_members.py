@@ -128,7 +128,7 @@ def test_a_fenced_off_queue_is_free_for_all(member):
 def test_a_beat_moves_the_record(member):
     first, second = member(), member()
     seen = first.record_of(1)
-    second.beat()
+    second.heartbeat()
     assert first.record_of(1) != seen and first.record_of(1).incarnation == second.incarnation
 
 
@@ -145,7 +145,7 @@ def test_a_scribbled_record_ends_a_hold_and_nothing_worse(member, path, junk):
     os.pwrite(descriptor, (junk * 64)[:32], group_members.RECORDS_AT + 2 * 32)
     os.close(descriptor)
     assert not first.holds(claim)
-    first.beat()
+    first.heartbeat()
     assert first.sharing() == [0, 1], "who lives is the kernel's to say"
     again = first.claim(2)
     assert again is not None and second.claim(2) is None

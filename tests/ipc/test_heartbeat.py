@@ -62,17 +62,17 @@ def test_a_build_is_known_by_its_files_alone(tmp_path):
 def test_a_worker_line_says_who_and_how_it_goes():
     block = ffi.new("struct ms_worker *")
     worker = block[0]
-    heart = Heartbeat(worker)
-    assert heart.begin(1234, 5678) == 1
+    heartbeat = Heartbeat(worker)
+    assert heartbeat.begin(1234, 5678) == 1
     assert (worker.pid, worker.start_time_ms, worker.state) == (1234, 5678, native.WORKER_STARTING)
     assert f"{worker.build_id:016x}" == build_id()
     first = worker.heartbeat_ns
     assert first > 0
-    heart.beat(worked=True)
-    heart.beat()
+    heartbeat.record_heartbeat(worked=True)
+    heartbeat.record_heartbeat()
     assert worker.passes == 1 and worker.heartbeat_ns >= first
-    heart.error()
-    heart.state(native.WORKER_READY)
+    heartbeat.error()
+    heartbeat.state(native.WORKER_READY)
     assert (worker.error_count, worker.state) == (1, native.WORKER_READY)
     assert Heartbeat(worker).begin(99, 1) == 2
     assert (worker.pid, worker.error_count, worker.passes) == (99, 0, 1)
@@ -85,10 +85,10 @@ def test_a_process_that_has_released_a_store_is_not_taken_for_its_engine(make_ow
     owner.publish()
     line = owner.control.workers[native.FLUSHER]
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as worker:
-        heart = Heartbeat(line)
-        heart.begin(worker.pid, process_start_ms(worker.pid))
+        heartbeat = Heartbeat(line)
+        heartbeat.begin(worker.pid, process_start_ms(worker.pid))
         with left_memory(owner.root) as left:
             with pytest.raises(StoreBusyError, match=str(worker.pid)):
                 left.require_dead()
-            heart.state(native.WORKER_FAILED)
+            heartbeat.state(native.WORKER_FAILED)
             left.require_dead()

@@ -197,9 +197,9 @@ class HAConnection:
     def _shake_hands(self, handshake: MasterHandshake, data: bytes) -> bytes:
         """Take words of the handshake; what is left of `data`. The handshake is None once it is over, or `ended` says why it failed."""
         try:
-            while not handshake.is_over:
+            while not handshake.is_finished:
                 answer, rest = handshake.take(data)
-                if len(rest) == len(data) and not handshake.is_over:
+                if len(rest) == len(data) and not handshake.is_finished:
                     return data
                 data = rest
                 if answer and self.socket.send(answer) != len(answer):

@@ -133,14 +133,14 @@ class MasterHandshake:
         self.peer: Introduction | None = None
         self.seals = Seals()
         self.may_be_plain = may_be_plain
-        self.is_over = False
+        self.is_finished = False
         self._secret = secret
         self._introduce = introduce
         self._transcript = b""   # what both sides have sent so far
 
     def take(self, data: bytes) -> tuple[bytes, bytes]:
         """Return (the answer, unused bytes); call it again with those and the next bytes. HandshakeError, SecretError."""
-        if self.is_over:
+        if self.is_finished:
             return b"", data
         if not self._transcript:
             if len(data) < ha_wire.REPORT_BYTES:
@@ -157,12 +157,12 @@ class MasterHandshake:
             if not self.may_be_plain:
                 raise HandshakeError("it speaks RocketMQ's own protocol, and ha_allow_plain does not name its address")
             if not is_offer:
-                self.is_over = True
+                self.is_finished = True
                 return b"", data
             if len(rest) < ha_wire.REPORT_BYTES:
                 return b"", data
             self.seals = Seals.of_everyone(is_master=True)
-            self.is_over = True
+            self.is_finished = True
             return ha_wire.SEALED, rest[ha_wire.REPORT_BYTES :]  # the report that RocketMQ would need
         if first != ha_wire.HELLO:
             raise HandshakeError("it speaks another version of pyengine's replication protocol")
@@ -182,7 +182,7 @@ class MasterHandshake:
         welcome = ha_wire.pack_introduction(self._introduce())
         self._transcript += welcome
         self.seals = Seals(_seal(secret, _FRAMES, self._transcript), _seal(secret, _REPORTS, self._transcript))
-        self.is_over = True
+        self.is_finished = True
         return welcome + _mac(secret, _MASTER, self._transcript)
 
 

@@ -2,7 +2,7 @@
 
 A round starts each clean_resource_interval_ms: the log first, then queues and index. It consists of
 small steps with pauses in between, so that deletion does not use all of the disk's time,
-the worker beats, and a stop can interrupt it at any step. A request by hand (`pyengine clean`)
+the worker records a heartbeat, and a stop can interrupt it at any step. A request by hand (`pyengine clean`)
 starts a round at once and is answered when that is complete. In a frozen store nothing is deleted:
 recovery must find the files as they were.
 
@@ -57,7 +57,7 @@ from pyengine.storage.ofd_lock import try_lock
 if TYPE_CHECKING:
     from pyengine._native import ms_cleaning
 
-PAUSE_S_MAX = 1.0  # the worker beats at least this often
+PAUSE_S_MAX = 1.0  # the worker records a heartbeat at least this often
 PROBE_INTERVAL_S = 1.0
 _OURS = native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE
 
@@ -198,7 +198,7 @@ class DiskSpaceProbe:
         """Take the limits, from the next check on; called by another thread than look()."""
         self._rules = CleanRules.of(config)
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Check the disks once; return whether puts are accepted."""
         uses = self._measure()
         line = self._cleaning
@@ -230,19 +230,19 @@ class DiskSpaceWatch:
     def __init__(self, probe: DiskSpaceProbe, interval_s: float = PROBE_INTERVAL_S) -> None:
         self._probe = probe
         self._interval_s = interval_s
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._go_round, name="disk space", daemon=True)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="disk space", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def _go_round(self) -> None:
-        while not self._over.is_set():
-            self._probe.look()
-            self._over.wait(self._interval_s)
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self._probe.check()
+            self._stopped.wait(self._interval_s)
 
     def close(self) -> None:
-        self._over.set()
+        self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
 

@@ -59,7 +59,7 @@ class Wire:
 def test_both_know_each_other_and_have_the_same_keys_afterwards(secret):
     handshake = MasterHandshake(secret, lambda: MASTER, may_be_plain=False)
     peer, seals = slave_handshake(Wire(handshake).exchange, secret.read(), SLAVE)
-    assert (peer, handshake.peer, handshake.is_over) == (MASTER, SLAVE, True)
+    assert (peer, handshake.peer, handshake.is_finished) == (MASTER, SLAVE, True)
     for sender, receiver in ((seals.out, handshake.seals.into), (handshake.seals.out, seals.into)):
         for part in (b"12345678", b"", b"x" * 1000):
             assert receiver.take(sender.sealed(part))
@@ -100,7 +100,7 @@ def test_a_slave_with_another_secret_gets_a_number_and_nothing_else(secret, tmp_
     other = secret_of(secret_file(tmp_path, "another secret of 24 by", "other"))
     with pytest.raises(HandshakeError, match="does not have the secret of this store"):
         slave_handshake(wire.exchange, other.read(), SLAVE)
-    assert wire.handshake.peer is None and not wire.handshake.is_over
+    assert wire.handshake.peer is None and not wire.handshake.is_finished
     assert [len(words) for words in wire.words] == [8, 8 + ha_wire.NONCE_BYTES, ha_wire.PROOF_BYTES]
 
 
@@ -172,8 +172,8 @@ def test_a_plain_report_is_refused_unless_it_may_be_plain(secret):
     with pytest.raises(HandshakeError, match="ha_allow_plain does not name its address"):
         MasterHandshake(secret, lambda: MASTER, may_be_plain=False).take(report)
     allowed = MasterHandshake(secret, lambda: MASTER, may_be_plain=True)
-    assert allowed.take(report[:5]) == (b"", report[:5]) and not allowed.is_over
-    assert allowed.take(report) == (b"", report) and allowed.is_over
+    assert allowed.take(report[:5]) == (b"", report[:5]) and not allowed.is_finished
+    assert allowed.take(report) == (b"", report) and allowed.is_finished
     assert allowed.peer is None and allowed.seals == (None, None)
 
 
@@ -184,9 +184,9 @@ def test_an_offer_of_seals_is_taken_where_rocketmqs_protocol_would_be(secret):
     handshake, kept = MasterHandshake(secret_of(""), lambda: MASTER, may_be_plain=True), b""
     for byte in words[:-1]:
         answer, kept = handshake.take(kept + bytes([byte]))
-        assert answer == b"" and not handshake.is_over
+        assert answer == b"" and not handshake.is_finished
     assert handshake.take(kept + words[-1:] + b"a report") == (ha_wire.SEALED, b"a report")
-    assert handshake.is_over and handshake.peer is None
+    assert handshake.is_finished and handshake.peer is None
     slaves = Seals.of_everyone(is_master=False)
     assert handshake.seals.into.take(slaves.out.sealed(b"12345678")) and slaves.into.take(handshake.seals.out.sealed(b"frame"))
     assert not handshake.seals.into.take(handshake.seals.out.sealed(b"12345678")), "what is sent back does not fit"

@@ -38,13 +38,13 @@ def refused(probe) -> int:
 
 def test_a_full_disk_refuses_and_room_brings_puts_back(probe):
     native.refuse_puts(probe.owner.control, native.REFUSE_SLAVE)  # another process's bit
-    assert probe.look() and refused(probe) == native.REFUSE_SLAVE
+    assert probe.check() and refused(probe) == native.REFUSE_SLAVE
     probe.uses = [DiskUse("/log", 91, 1 << 30), probe.uses[1]]
-    assert not probe.look() and not probe.look()
+    assert not probe.check() and not probe.check()
     assert refused(probe) == native.REFUSE_SLAVE | native.REFUSE_DISK_FULL
     assert "91 % used" in native_cleaning.reason(probe.block) == probe.reported[0].removeprefix("puts are refused: ")
     probe.uses = [DiskUse("/log", 90, 1 << 30), probe.uses[1]]
-    assert probe.look() and refused(probe) == native.REFUSE_SLAVE
+    assert probe.check() and refused(probe) == native.REFUSE_SLAVE
     assert native_cleaning.reason(probe.block) == "" and len(probe.reported) == 2
     assert native.load(probe.block, "used_percent") == 90 and native.load(probe.block, "queue_used_percent") == 60
     assert native.load(probe.block, "usable_bytes") == 1 << 30 and native.load(probe.block, "probes") == 4
@@ -52,17 +52,17 @@ def test_a_full_disk_refuses_and_room_brings_puts_back(probe):
 
 def test_from_full_to_read_only_the_cause_that_is_named_changes(probe):
     probe.uses = [DiskUse("/log", 91, 1 << 30)] * 2
-    probe.look()
+    probe.check()
     probe.uses = [DiskUse("/log", 91, 1 << 30, "the file system of /log is mounted read-only")] * 2
-    probe.look()
+    probe.check()
     assert refused(probe) == native.REFUSE_UNWRITABLE and "mounted read-only" in native_cleaning.reason(probe.block)
     probe.uses = [DiskUse("/log", UNKNOWN_PERCENT, 0)] * 2
-    assert probe.look() and refused(probe) == 0
+    assert probe.check() and refused(probe) == 0
 
 
 def test_a_new_probe_takes_back_what_a_dead_one_had_set(probe):
     native.refuse_puts(probe.owner.control, native.REFUSE_DISK_FULL | native.REFUSE_STOPPING)
-    assert probe.look() and refused(probe) == native.REFUSE_STOPPING
+    assert probe.check() and refused(probe) == native.REFUSE_STOPPING
 
 
 def test_the_watch_looks_by_itself_and_ends_when_asked(probe):
@@ -113,6 +113,6 @@ def test_a_file_system_that_does_not_answer_is_unknown_and_no_reason_to_refuse(t
 
 def test_changed_limits_count_from_the_next_look_on(probe):
     probe.uses = [DiskUse("/log", 91, 1 << 30)] * 2
-    assert not probe.look()
+    assert not probe.check()
     probe.take_settings(EngineConfig(disk_space_warning_level_ratio=95))
-    assert probe.look() and refused(probe) == 0
+    assert probe.check() and refused(probe) == 0
