@@ -118,7 +118,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     check_role(root, config)
     check_secret(root, config)
     store = MessageStore(root, config.geometry)
-    store.look_at_log()
+    store.list_complete_log()
     for writable in store.commit_log_folders.writable:
         make_folders(writable)
     keep_sizes(root, config)

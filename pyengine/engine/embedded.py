@@ -43,7 +43,7 @@ from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import kind_holder, living_kinds, name_processes, read_holder, require_startable
 from pyengine.native import control as native
-from pyengine.storage.commit_log import look_at_log
+from pyengine.storage.commit_log import list_complete_log
 from pyengine.storage.config import check_keywords, load_config, set_words
 from pyengine.storage.file_system import refuse_shared
 
@@ -289,7 +289,7 @@ def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
     prepare_root(root)
     config = load_config(root, settings)
     if read_holder(root).kind == "none":
-        look_at_log(root, config.mapped_file_size_commit_log_bytes)
+        list_complete_log(root, config.mapped_file_size_commit_log_bytes)
     if native.SUPERVISOR in living_kinds(root, 1):
         raise StoreBusyError(f"an engine is running on {root} already")
 

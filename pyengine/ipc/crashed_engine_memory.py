@@ -232,7 +232,7 @@ def rebuild_alone(
         if lock.own() is Ownership.ADOPTED:
             raise StoreBusyError(f"{root} still has living workers: {command('stop', root)} ends them")
         renew_copied_id(root)
-        store.look_at_log()
+        store.list_complete_log()
         keep_sizes(root, config)  # after the queue files are removed, their sizes could not be told any more
         with left_memory(root) as left:
             left.require_dead()

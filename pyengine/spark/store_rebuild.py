@@ -70,7 +70,7 @@ from pyengine.storage.recovery.dispatch import (
 from pyengine.storage.recovery.log import Work, plan_log, segments_between
 from pyengine.storage.recovery.markers import RebuildMarker, read_marker, read_rebuild_marker
 from pyengine.storage.recovery.queues import move_away
-from pyengine.storage.recovery.rebuild import Look, Queue, RebuildReport, RebuildWork
+from pyengine.storage.recovery.rebuild import Queue, RebuildReport, RebuildWork, Survey
 from pyengine.storage.recovery.report import GrowingProgress, Progress, RecoveryOptions, RecoveryPath
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class CountedPart(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LookUnit:
+class SurveyUnit:
     """Walks one range of the log, and counts its queues and keys."""
 
     walk: WalkUnit
@@ -281,16 +281,16 @@ class WorkersRebuild(RebuildWork):
         self._parts: _Parts | None = None
         self._is_late = False  # the files are made inside the recovery, from the recovered log
 
-    def look(self, store: MessageStore, options: RecoveryOptions, log: LogView, progress: Progress) -> Look:
+    def survey(self, store: MessageStore, options: RecoveryOptions, log: LogView, progress: Progress) -> Survey:
         if options.enable_consume_queue_ext:
             self.note = "made by one process: its queues have an extension, whose units are in the order of the log"
-            return super().look(store, options, log, progress)
+            return super().survey(store, options, log, progress)
         if not _was_cut_short(store):
             self._parts = self._walk(log, options)
             if self._is_regular(log) and self._parts.end == _end_of_recovery(store, log, options):
-                return Look(log, in_log={(queue.topic, queue.queue_id) for queues in self._parts.queues for queue in queues})
+                return Survey(log, in_log={(queue.topic, queue.queue_id) for queues in self._parts.queues for queue in queues})
         self._parts, self._is_late = None, True
-        return super().look(store, options, log, progress)
+        return super().survey(store, options, log, progress)
 
     def make(
         self, store: MessageStore, options: RecoveryOptions, made: Collection[Queue], marker: RebuildMarker
@@ -371,7 +371,7 @@ class WorkersRebuild(RebuildWork):
         checks_crc = options.check_crc_on_recover and log.watermark is not None
         walks = (walk_units(segment, log.size_bytes, None, self._task_bytes, checks_crc=checks_crc, multi_dispatch=True)
                  for segment in log.segments)
-        units = [LookUnit(unit) for of_segment in walks for unit in of_segment]
+        units = [SurveyUnit(unit) for of_segment in walks for unit in of_segment]
         found = run_units(self._spark, units, None, task_bytes=self._task_bytes, progress=self._progress)
         keys = {(unit.walk.segment, counted.part.begin): counted.keys for unit, counted in zip(units, found) if counted}
         walked = WalkedLog([(unit.walk, counted and counted.part) for unit, counted in zip(units, found)])

@@ -2,7 +2,7 @@
 
     CommitLog(root, ...)      a MappedFileQueue over all folders of the log
     list_log(root, size)      all segments, as list_segments
-    look_at_log(root, size)   the same, for a process that will change the store: a missing segment is an error
+    list_complete_log(root, size)   the same, for a process that will change the store: a missing segment is an error
     new_segment_folder(...)   round robin; skips folders on a disk that is nearly full
     LocalLog(root, size)      for a slave, which compares its log with its master's
 """
@@ -41,7 +41,7 @@ def list_log(root: str | os.PathLike[str], size_bytes: int) -> list[MappedFile]:
     return found
 
 
-def look_at_log(root: str | os.PathLike[str], size_bytes: int, *, accept_loss: bool = False) -> list[MappedFile]:
+def list_complete_log(root: str | os.PathLike[str], size_bytes: int, *, accept_loss: bool = False) -> list[MappedFile]:
     """Return the log's segments for a process that will change the store, and check that none is missing.
 
     StoreRefusedError as list_log. CorruptionError when one of several folders, or a segment in it, does not exist (a

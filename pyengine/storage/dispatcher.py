@@ -132,7 +132,7 @@ class Dispatcher:
         self._open_files_max = max(_OPEN_FILES_MIN, open_files_max or _default_open_files())
         self._open_files = 0
         self._multi_dispatch = options.enable_multi_dispatch
-        self._looked_to = -1  # the new queues are known up to this offset of the log
+        self._queues_known_to = -1  # the new queues are known up to this offset of the log
         self._begun: dict[tuple[str, int], int] = {}  # descriptors of queues whose first file was created before their first entry
         self._on_gap = on_gap
         progress = new_progress() if index_progress is None else progress_at(index_progress)
@@ -259,9 +259,9 @@ class Dispatcher:
         A queue that has a folder already may have entries, and is opened when it is needed.
         """
         wanted = _text(self._loop.wanted_topic()), self._loop.struct.wanted_queue_id
-        if start < self._looked_to or wanted in self._begun or not self._may_make_files or self._ext_bytes:
+        if start < self._queues_known_to or wanted in self._begun or not self._may_make_files or self._ext_bytes:
             return
-        self._looked_to = end
+        self._queues_known_to = end
         new = [(queue.topic, queue.queue_id)
                for queue in touched_queues(view, base_offset, start, end, multi_dispatch=self._multi_dispatch).queues
                if queue.min_queue_offset == 0 and is_queue_name(queue.topic.encode())
@@ -277,7 +277,7 @@ class Dispatcher:
             self._begun.update(zip(some, made, strict=True))
             self._open_files += len(made)
             if len(some) < len(new):
-                self._looked_to = start  # the next of the others that is needed looks again
+                self._queues_known_to = start  # the next of the others that is needed looks again
 
     def _add_queue(self, topic: bytes, queue_id: int, queue_offset: int) -> bool:
         """Add the queue to the loop; False when `on_gap` refuses it."""

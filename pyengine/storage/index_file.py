@@ -383,7 +383,7 @@ class IndexFiles:
         header = current.header()
         if len(names) > 1 and header.index_count == 1 and header.end_physical_offset == 0:
             # A process created this file and was killed before it copied the end of the previous one into the header.
-            current.inherit(self._look(names[-2], IndexFile.header))
+            current.inherit(self._with_file(names[-2], IndexFile.header))
         return current, self._indexed(names, current)
 
     def make_next(self) -> IndexFile:
@@ -429,7 +429,7 @@ class IndexFiles:
             return Indexed(header.end_physical_offset, 0)
         keys = 0
         for name in reversed(names):  # the keys of one record may fill several small files
-            found, entries = self._look(name, lambda file: (file.count_tail(offset), file.header().index_count - 1))
+            found, entries = self._with_file(name, lambda file: (file.count_tail(offset), file.header().index_count - 1))
             keys += found
             if found < entries:
                 break
@@ -438,10 +438,10 @@ class IndexFiles:
     def _undo(self, names: list[str], progress: ms_index_progress) -> None:
         if is_putting(progress):
             name = f"{progress.file_number:017d}"
-            if name not in names or not self._look(name, lambda file: file.roll_back(progress)):
+            if name not in names or not self._with_file(name, lambda file: file.roll_back(progress)):
                 forget(progress)  # the file of the unfinished put was deleted
 
-    def _look(self, name: str, what: Callable[[IndexFile], _T]) -> _T:
+    def _with_file(self, name: str, what: Callable[[IndexFile], _T]) -> _T:
         mapping, written_to = self._open(name)
         file = IndexFile(mapping, int(name), self._layout, written_to)
         try:

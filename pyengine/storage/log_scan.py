@@ -280,7 +280,7 @@ def _is_older_than(head: bytes, timestamp_ms: int) -> bool:
     return stored_ms != 0 and stored_ms <= timestamp_ms
 
 
-_LOOK_AGAIN_S = 1.0
+_RECHECK_INTERVAL_S = 1.0
 _TRIES = 16
 # Reasons that an appending process may cause for a moment; with any other reason the end is final.
 _UNFINISHED = frozenset((
@@ -299,7 +299,7 @@ def find_end(root: Root, log: LogView) -> LogScan:
         return LogScan(flushed, flushed, CaseLabel.RANGE_END)
     index = None if flushed is None else log.index_of(flushed)
     if flushed is None or index is None:
-        # A reader continues after a missing segment, as RocketMQ does; recovery refuses such a store (commit_log.look_at_log).
+        # A reader continues after a missing segment, as RocketMQ does; recovery refuses such a store (commit_log.list_complete_log).
         over_gaps = log.owner is Owner.THEIRS
         return scan_log(log, where_to_read(root, log, over_gaps=over_gaps)[1], over_gaps=over_gaps)
     label = log.label_at(log.segments[index], flushed)
@@ -373,7 +373,7 @@ class LogEnd:
         self._end: int | None = None
         self.last_store_timestamp_ms = -1  # of the last message below the end; -1 if none was read
         self._seen: tuple[list[int], LogView] | None = None
-        self._looked_again_s = 0.0
+        self._rechecked_s = 0.0
 
     def find(self) -> int:
         """Return the current end. The first call reads what `find_end` reads; later ones only what was appended since.
@@ -395,7 +395,7 @@ class LogEnd:
             self._end = None  # the segment was deleted, and may have been emptied, while it was read
         return max(self._log.min_offset, 0)
 
-    def _look(self, starts: list[int]) -> LogView:
+    def _current_view(self, starts: list[int]) -> LogView:
         """Return a view of the current log. It reads the watermark again if segments have changed, and for each new search."""
         if self._end is None or self._seen is None or self._seen[0] != starts:
             segments = [MappedFile(Path(segment_name(start)), start) for start in starts]
@@ -407,7 +407,7 @@ class LogEnd:
         return _FollowedLog(log.segments, log.size_bytes, log.watermark, log.verified_from, folder=self._log)
 
     def _find(self, starts: list[int]) -> int:
-        log = self._look(starts)
+        log = self._current_view(starts)
         if self._end is None or not starts[0] <= self._end <= starts[-1] + self._log.size_bytes:
             scan = find_end(self._root, log)
             self.last_store_timestamp_ms = scan.last_store_timestamp_ms
@@ -418,20 +418,20 @@ class LogEnd:
         if self._end >= log.verified_from and log.label_at(log.segments[index], self._end) == CaseLabel.ZEROES:
             return self._end  # no record was appended
         scan = scan_log(log, index, start=self._end, over_gaps=log.owner is Owner.THEIRS)
-        if scan.end_offset > self._end or scan.reason not in _UNFINISHED or not self._may_look_again():
+        if scan.end_offset > self._end or scan.reason not in _UNFINISHED or not self._may_recheck():
             return scan.end_offset
         # Either a process is writing there, or the writer was killed, and bytes that this reader has
         # passed were cleared and overwritten: the segment's start is safe.
         if log.owner is Owner.THEIRS:
             return scan_log(log, index, over_gaps=True).end_offset
         self._end = None
-        return find_end(self._root, self._look(starts)).end_offset
+        return find_end(self._root, self._current_view(starts)).end_offset
 
-    def _may_look_again(self) -> bool:
+    def _may_recheck(self) -> bool:
         now_s = time.monotonic()
-        if now_s - self._looked_again_s < _LOOK_AGAIN_S:
+        if now_s - self._rechecked_s < _RECHECK_INTERVAL_S:
             return False
-        self._looked_again_s = now_s
+        self._rechecked_s = now_s
         return True
 
 

@@ -25,7 +25,7 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.paths import StorePaths, is_queue_id_name, parse_segment_name
 from pyengine.formats.small_file import Checkpoint
 from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
-from pyengine.storage.commit_log import CommitLog, list_log, look_at_log
+from pyengine.storage.commit_log import CommitLog, list_complete_log, list_log
 from pyengine.storage.engine_id import EngineId, read_engine_id, read_epoch
 from pyengine.storage.index_file import find_layout
 from pyengine.storage.mapped_file import MappedFile, MappingCache, index_file_names, is_folder, is_plain_file
@@ -79,9 +79,9 @@ class MessageStore(StorePaths):
         """Return the log's segments in order. StoreRefusedError for a foreign file or a wrong length."""
         return list_log(self.root, self.segment_bytes)
 
-    def look_at_log(self, *, accept_loss: bool = False) -> list[MappedFile]:
+    def list_complete_log(self, *, accept_loss: bool = False) -> list[MappedFile]:
         """Return the log's segments for a process that will change the store: a missing one is an error (commit_log.py)."""
-        return look_at_log(self.root, self.segment_bytes, accept_loss=accept_loss)
+        return list_complete_log(self.root, self.segment_bytes, accept_loss=accept_loss)
 
     def open_log(self, cache: MappingCache) -> CommitLog:
         """Open the log, which is followed while other processes create and delete segments."""

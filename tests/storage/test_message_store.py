@@ -28,7 +28,7 @@ def test_sizes_come_from_the_configuration_or_from_the_files(tmp_path):
     for store in (MessageStore(tmp_path, SIZES), MessageStore(str(tmp_path))):
         assert store.segment_bytes == 4096
         assert [segment.start_offset for segment in store.list_log()] == [0, 4096]
-        assert [segment.start_offset for segment in store.look_at_log()] == [0, 4096]
+        assert [segment.start_offset for segment in store.list_complete_log()] == [0, 4096]
         assert store.open_log(MappingCache()).starts() == [0, 4096]
     assert MessageStore(tmp_path, SIZES).queue_file_bytes == 2000
     assert MessageStore(tmp_path).geometry.max_index_num == DEFAULTS.max_index_num

@@ -49,8 +49,8 @@ class LogFacts:
 def check_log(store: StoreUnderCheck, end: LogScan, progress: CheckProgress) -> LogFacts:
     """Walk the log up to `end`. Bytes beyond a running engine's end are not checked."""
     log, findings, report, watermark = store.log, store.findings, store.report, store.watermark
-    look = _LogLook(store, progress)
-    look.walk(end)
+    log_walk = _LogWalk(store, progress)
+    log_walk.run(end)
     report.bytes, report.min_offset = end.end_offset - log.min_offset, log.min_offset if log.segments else -1
     report.end_offset = end.end_offset
     is_damaged = bool(log.lost)
@@ -60,10 +60,10 @@ def check_log(store: StoreUnderCheck, end: LogScan, progress: CheckProgress) -> 
                        f"the log ends at {end.end_offset} ({end.reason}), but everything up to {watermark.flushed} had been synced")
     is_cut_short = not store.is_running and _judge_end(store, end)
     queues, further = _queues_in_log(store.work, log, findings)
-    return LogFacts(is_damaged or is_cut_short, is_cut_short, look.last_ms, queues, further)
+    return LogFacts(is_damaged or is_cut_short, is_cut_short, log_walk.last_ms, queues, further)
 
 
-class _LogLook:
+class _LogWalk:
     """The walk from the first segment to the end."""
 
     def __init__(self, store: StoreUnderCheck, progress: CheckProgress) -> None:
@@ -73,7 +73,7 @@ class _LogLook:
         self._progress = progress
         self.last_ms = -1
 
-    def walk(self, end: LogScan) -> None:
+    def run(self, end: LogScan) -> None:
         """Report every range without a complete record, and collect those ranges in `log.lost`."""
         log, reached = self._log, self._log.min_offset
         for segment in log.segments:

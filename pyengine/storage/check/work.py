@@ -116,7 +116,7 @@ class EntriesFound(NamedTuple):
 
 def check_queue_file(log: LogSegments, file: QueueFile, rules: QueueRules, after: int) -> EntriesFound:
     """Check every entry; `after`: the physical offset of the last entry of the previous files, -1 if there is none."""
-    return _Look(log, file, rules).run(after)
+    return _QueueFileCheck(log, file, rules).run(after)
 
 
 def guess_after(log: LogSegments, file: QueueFile) -> int:
@@ -130,7 +130,7 @@ def guess_after(log: LogSegments, file: QueueFile) -> int:
     return entry[0] if is_live(entry) and not is_filler(entry) and entry[0] >= log.min_offset else -1
 
 
-class _Look:
+class _QueueFileCheck:
     def __init__(self, log: LogSegments, file: QueueFile, rules: QueueRules) -> None:
         self._log = log
         self._file = file

@@ -4,7 +4,7 @@ RocketMQ can rebuild only all queues at once, after they were deleted; it does n
 queue that is missing or wrong. Here any queue, or the index, is moved to
 `quarantine/rebuild-N/` and rebuilt.
 
-    look       reads the log, and refuses damage below pyengine's watermark; changes nothing
+    survey     reads the log, and refuses damage below pyengine's watermark; changes nothing
     markers    config/recovery: the whole log must be dispatched; config/rebuild: the pieces to
                move, and where to
     recovery   moves queues and index away by rename, then dispatches as usual: it writes missing
@@ -51,7 +51,7 @@ from pyengine.storage.recovery.report import (
     SharedState,
 )
 
-_LOOK_BYTES = 4 << 20
+_SURVEY_BYTES = 4 << 20
 Queue = tuple[str, int]
 
 
@@ -114,7 +114,7 @@ class RebuildReport:
 
 
 @dataclass(slots=True)
-class Look:
+class Survey:
     """The state of the store before the rebuild: its log, and the queues that have messages in it."""
 
     log: LogView
@@ -132,16 +132,16 @@ class RebuildWork:
     note = ""        # why the other way could not be used
     made_bytes = 0   # bytes of the log that the other way has dispatched
 
-    def look(self, store: MessageStore, options: RecoveryOptions, log: LogView, progress: Progress) -> Look:
+    def survey(self, store: MessageStore, options: RecoveryOptions, log: LogView, progress: Progress) -> Survey:
         """Read the log: find its queues and, in pyengine's own store, damage below its durable end."""
-        look = Look(log)
+        survey = Survey(log)
         if log.watermark is not None:
             scan = scan_log(log, 0, check_crc=options.check_crc_on_recover, limit=log.watermark)
             if scan.end_offset < log.watermark:
-                look.damage_offset = scan.end_offset
-                return look
-        _look_at_queues(look, progress)
-        return look
+                survey.damage_offset = scan.end_offset
+                return survey
+        _survey_queues(survey, progress)
+        return survey
 
     def make(
         self, store: MessageStore, options: RecoveryOptions, made: Collection[Queue], marker: RebuildMarker
@@ -178,24 +178,24 @@ def rebuild(
         options = replace(options, enable_consume_queue_ext=True)
     steps = GrowingProgress(progress)
     work = work or RebuildWork()
-    look = work.look(store, options, _log_view(store), steps)
-    if look.damage_offset is not None:
-        return RebuildReport(RecoveryState.DEGRADED, ExitCode.CORRUPTION, damage_offset=look.damage_offset,
+    survey = work.survey(store, options, _log_view(store), steps)
+    if survey.damage_offset is not None:
+        return RebuildReport(RecoveryState.DEGRADED, ExitCode.CORRUPTION, damage_offset=survey.damage_offset,
                              seconds=time.monotonic() - started_s)
     index = selection.index and options.message_index_enable
     on_disk = {(topic.name, int(queue.name)) for topic in _folders(store.consume_queue)
                for queue in _folders(topic) if is_queue_id_name(queue.name)}
-    asked = {queue for queue in look.in_log | on_disk if selection.wants(queue)}
+    asked = {queue for queue in survey.in_log | on_disk if selection.wants(queue)}
     if selection.topic is not None and not asked:
         where = selection.topic if selection.queue_id is None else f"{selection.topic}, queue {selection.queue_id}"
         raise UsageError(f"neither the log nor the store's folders know {where}")
-    made = asked & look.in_log
+    made = asked & survey.in_log
     pieces = _pieces(on_disk, made, index)
     unfinished = read_rebuild_marker(store)
     _refuse_broken_neighbours(store, {*pieces, *(unfinished.pieces if unfinished else ())})
     marker = _merged(store, unfinished, pieces)
     on_step("rebuild")
-    _ask_for_the_whole_log(store, look.log)
+    _ask_for_the_whole_log(store, survey.log)
     write_rebuild_marker(store, marker)
     made_to = work.make(store, options, made, marker)
     if made_to is not None:
@@ -218,29 +218,29 @@ def rebuild(
     )
 
 
-# -- look -------------------------------------------------------------------------
+# -- survey -----------------------------------------------------------------------
 
 
 def _log_view(store: MessageStore) -> LogView:
-    segments = store.look_at_log()
+    segments = store.list_complete_log()
     if not segments:
         raise NotAStoreError(f"{store} has no commit log: there is nothing to make queues and index from")
     return LogView.of(segments, store.segment_bytes, own_watermark(store.read_watermark(), segments[0].start_offset))
 
 
-def _look_at_queues(look: Look, progress: Progress) -> None:
-    segments, size_bytes = look.log.segments, look.log.size_bytes
+def _survey_queues(survey: Survey, progress: Progress) -> None:
+    segments, size_bytes = survey.log.segments, survey.log.size_bytes
     total = len(segments) * size_bytes
     for number, segment in enumerate(segments):
         base, at = segment.start_offset, segment.start_offset
         end = base + size_bytes
         with mapped(segment.path) as view:
             while at < end:
-                touched = touched_queues(view, base, at, min(end, at + _LOOK_BYTES), multi_dispatch=True)
-                look.in_log |= {(queue.topic, queue.queue_id) for queue in touched.queues}
+                touched = touched_queues(view, base, at, min(end, at + _SURVEY_BYTES), multi_dispatch=True)
+                survey.in_log |= {(queue.topic, queue.queue_id) for queue in touched.queues}
                 if touched.reached == at:  # the record is longer than the slice, or the end or damage is reached
                     touched = touched_queues(view, base, at, end, multi_dispatch=True)
-                    look.in_log |= {(queue.topic, queue.queue_id) for queue in touched.queues}
+                    survey.in_log |= {(queue.topic, queue.queue_id) for queue in touched.queues}
                 if touched.reached == at:
                     following = sync(view, base, at + 1, end) if touched.reason not in ("blank", "zeroes") else None
                     if following is None:

@@ -161,7 +161,7 @@ def would_refuse(store: MessageStore) -> bool:
     reading = store.read_watermark()
     recovery = _Recovery(store, RecoveryOptions(), copied=reading.watermark if reading.is_copied else None)
     try:
-        segments = store.look_at_log()
+        segments = store.list_complete_log()
         log = LogView.of(segments, store.segment_bytes, own_watermark(reading, segments[0].start_offset if segments else 0))
         queues = list_queues(store)
         plan = recovery._decide(log, queues, None)
@@ -222,12 +222,12 @@ class _Recovery:
         self.sure_end = 0         # the log is durable below this offset in any case
 
     def run(self, shared: SharedState | None, accept_loss: bool) -> RecoveryReport:
-        if not _looks_like_a_store(self._store):
+        if not _is_store(self._store):
             raise NotAStoreError(f"{self._store} holds no store: there is no commitlog in it")
         reading = self._store.read_watermark()
-        self._look_for_failed_sync(reading.watermark, shared)
+        self._note_failed_sync(reading.watermark, shared)
         size_bytes = self._store.segment_bytes
-        segments = self._store.look_at_log(accept_loss=accept_loss)
+        segments = self._store.list_complete_log(accept_loss=accept_loss)
         cut, rebuilt = read_cut(self._store), read_rebuild_marker(self._store)
         is_rebuilding = rebuilt is not None and not rebuilt.is_made
         if self._is_dry_run and (cut is not None or is_rebuilding):
@@ -295,7 +295,7 @@ class _Recovery:
         is_cut_short = holds_no_record and plan.log.scan.reason != MISSING_SEGMENT
         return plan.log.end_offset < self._copied.flushed and not is_cut_short
 
-    def _look_for_failed_sync(self, watermark: DurableWatermark | None, shared: SharedState | None) -> None:
+    def _note_failed_sync(self, watermark: DurableWatermark | None, shared: SharedState | None) -> None:
         """If a sync has failed since the last boot, note that durably first, and drop cached pages, so that the disk is read."""
         left = shared if shared is not None and not shared.mismatch else SharedState(0, 0)
         self.sure_end = max(0 if watermark is None else watermark.flushed, left.flushed)
@@ -600,7 +600,7 @@ def _last_stored_ms(log: LogView, plan: LogPlan) -> int:
     return last_ms
 
 
-def _looks_like_a_store(paths: StorePaths) -> bool:
+def _is_store(paths: StorePaths) -> bool:
     return log_exists(paths.root) or any(path.exists() for path in (paths.checkpoint, paths.consume_queue))
 
 
