@@ -42,8 +42,8 @@ _ADVICE = {
 }
 FETCH_BYTES = 16 << 20
 # The first range that is fetched to find a record's begin: most records end within it.
-LOOK_BYTES = 256 << 10
-GLANCE_BYTES = 16 << 10  # at the probable end of the log
+RECORD_PROBE_BYTES = 256 << 10
+TAIL_PROBE_BYTES = 16 << 10  # at the probable end of the log
 # Records of queue entries at smaller distances are fetched together, since another request takes longer than these bytes.
 GAP_BYTES = 1 << 20
 BLOCK_BYTES = 64 << 10
@@ -269,13 +269,13 @@ class FetchedFile:
 
 def steps(segment: Segment, first: int, limit: int) -> Iterator[int]:
     """Yield the end of the available bytes from `first` on, each time further, up to `limit`."""
-    have, most = first, GLANCE_BYTES
+    have, most = first, TAIL_PROBE_BYTES
     while True:
         have = segment.fill(first, first + most, limit)
         yield have
         if have >= limit:
             return
-        most = max(LOOK_BYTES, 2 * (have - first))
+        most = max(RECORD_PROBE_BYTES, 2 * (have - first))
 
 
 def find_record(segment: Segment, first: int, end: int, limit: int) -> int | None:
@@ -286,7 +286,7 @@ def find_record(segment: Segment, first: int, end: int, limit: int) -> int | Non
     if isinstance(segment, MappedSegment):
         end = min(end, limit)
         return sync(segment.view, segment.base, first, end, limit=limit) if first < end else None
-    at, window = first, LOOK_BYTES
+    at, window = first, RECORD_PROBE_BYTES
     stop = min(limit, end + _BEGIN_BYTES - 1)  # the last candidate's magic ends here
     while at + _BEGIN_BYTES <= stop:
         have = segment.fill(at, min(at + window, stop), limit)
@@ -378,7 +378,7 @@ def _size_at(segment: FetchedSegment, at: int, limit: int, claimed: int) -> int:
 
 def walk_piece(segment: Segment, position: int, stop: int, *, limit: int, **checks: bool) -> WalkResult:
     """Walk [position, stop) with `checks`, as native.scan.walk."""
-    upto = min(limit, position + LOOK_BYTES)
+    upto = min(limit, position + RECORD_PROBE_BYTES)
     records = messages = 0
     first_ms = last_ms = -1
     while True:
@@ -401,4 +401,4 @@ def first_window(position: int, end: int) -> int:
 
 def next_window(position: int, have: int, end: int) -> int:
     """Return up to where to fetch after a stop at `position`: a window, but more than is available."""
-    return max(first_window(position, end), have + max(LOOK_BYTES, have - position))
+    return max(first_window(position, end), have + max(RECORD_PROBE_BYTES, have - position))

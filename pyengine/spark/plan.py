@@ -35,7 +35,7 @@ from pyengine.spark.partitions import (
     without_light_queues,
 )
 from pyengine.spark.presence import (
-    QueueLooks,
+    QueueExtents,
     missing_entries,
     require_entries,
     require_names,
@@ -64,22 +64,22 @@ def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
     DataLossError, NotAStoreError, StoreRefusedError; UsageError for a level that cannot be known.
     """
     with open_for_reading(options) as reader:
-        looks = QueueLooks(options, reader, _own_queues(options))
-        bounds = _bounds(options, reader, functools.partial(read_watermark, reader.root), looks)
+        extents = QueueExtents(options, reader, _own_queues(options))
+        bounds = _bounds(options, reader, functools.partial(read_watermark, reader.root), extents)
         require_names(options, reader)
         if bounds is None:
             return []
         start, stop, limit = bounds
         require_messages_of_times(options, reader, limit)
         require_offsets(options, reader)
-        parts = plan_queues(options, reader, start, stop, limit, looks)
+        parts = plan_queues(options, reader, start, stop, limit, extents)
         if parts is not None:
             return parts
         start, stop = _narrowed(options, reader, start, stop, limit)
         return [*cut(start, stop, limit, reader.commit_log.size_bytes, options.max_partition_bytes, options.min_partitions)]
 
 
-def _bounds(options: ReadOptions, store: LiveStoreReader | RemoteStore, watermark: Watermark, looks: QueueLooks
+def _bounds(options: ReadOptions, store: LiveStoreReader | RemoteStore, watermark: Watermark, extents: QueueExtents
             ) -> tuple[int, int, int] | None:
     """Return physical offsets: [start, stop) of the read and the limit of the log; None for a log without segments."""
     limit = store.max_physical_offset(options.read_level)
@@ -91,7 +91,7 @@ def _bounds(options: ReadOptions, store: LiveStoreReader | RemoteStore, watermar
             raise DataLossError(f"the log of {options.where} ends at {log_end}, below the level {options.read_level.value} at {limit}: "
                                 f"segments are missing; {REMEDY}")
         limit = log_end
-    limit = with_lost_end(options, store, watermark, limit, log_end, looks)
+    limit = with_lost_end(options, store, watermark, limit, log_end, extents)
     if not starts:
         return None
     gaps = [a + segment_bytes for a, b in itertools.pairwise(starts) if b != a + segment_bytes]
@@ -183,7 +183,7 @@ def _newest_ms(reader: LiveStoreReader | RemoteStore, topic: str, queue_id: int,
 
 
 def plan_queues(
-    options: ReadOptions, reader: LiveStoreReader | RemoteStore, start: int, stop: int, limit: int, looks: QueueLooks
+    options: ReadOptions, reader: LiveStoreReader | RemoteStore, start: int, stop: int, limit: int, extents: QueueExtents
 ) -> list[LogRange | QueuePart] | None:
     """Return the parts of a read through queues, None to scan; UsageError if `access=queue` is not possible."""
     if options.access == "scan" or options.access == "auto" and stop - start < LOG_BYTES_MIN:
@@ -193,16 +193,16 @@ def plan_queues(
         if options.access == "queue":
             raise UsageError(f"access=queue: {why_not}")
         return None
-    queues = looks.chosen()
+    queues = extents.chosen()
     if options.access == "auto" and len(queues) > (REMOTE_QUEUES_MAX if isinstance(reader, RemoteStore) else QUEUES_MAX):
         return None
-    slices = list(_slices(queue_chooser(select(options)), looks, dispatched))
+    slices = list(_slices(queue_chooser(select(options)), extents, dispatched))
     wanted_bytes = sum(one.log_bytes for one in slices)
     if options.access == "auto" and wanted_bytes > SHARE_MAX * (stop - start):
         return None
     if options.access == "queue":
-        require_entries(options, reader, looks, dispatched, can_scan=True)
-    elif missing := missing_entries(reader, looks, dispatched):
+        require_entries(options, reader, extents, dispatched, can_scan=True)
+    elif missing := missing_entries(reader, extents, dispatched):
         log.warning("%s: consume queues lack messages (%s), so the log is read", options.where, ", ".join(missing))
         return None
     most = partition_bytes(wanted_bytes, options.max_partition_bytes, options.min_partitions)
@@ -228,12 +228,12 @@ def _own_queues(options: ReadOptions) -> ChooseQueue | None:
     return None if choose is None or options.access == "scan" else without_light_queues(choose)
 
 
-def _slices(choose: ChooseQueue | None, looks: QueueLooks, dispatched: int) -> Iterator[QueueSlice]:
-    for queue, first, high, _ in looks.bounds(dispatched):
+def _slices(choose: ChooseQueue | None, extents: QueueExtents, dispatched: int) -> Iterator[QueueSlice]:
+    for queue, first, high, _ in extents.bounds(dispatched):
         wanted = choose(queue.topic, queue.queue_id) if choose else None
         begin, end = (max(wanted[0], first), min(wanted[1], high)) if wanted else (0, 0)
         if begin < end:
-            yield QueueSlice(queue.topic, queue.queue_id, begin, end, looks.slice_bytes(queue, begin, end, high, dispatched))
+            yield QueueSlice(queue.topic, queue.queue_id, begin, end, extents.slice_bytes(queue, begin, end, high, dispatched))
 
 
 def grouped(slices: list[QueueSlice], most_bytes: int) -> Iterator[list[QueueSlice]]:

@@ -28,7 +28,7 @@ from pyengine.spark.file_access import FETCH_BYTES, QUEUES, find_record, walk_pi
 from pyengine.spark.options import ReadOptions
 from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, Queue, offset_bounds
 from pyengine.spark.queue_entries import ENTRY, queue_entries, slice_bytes
-from pyengine.spark.remote_store import RemoteStore, consumer_groups, look_ahead, segment_of
+from pyengine.spark.remote_store import RemoteStore, consumer_groups, prefetch_queue_ends, segment_of
 from pyengine.spark.task_reader import scanned
 from pyengine.storage.arrow import allocate, to_array
 from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
@@ -212,7 +212,7 @@ _AHEAD_BYTES = 1 << 12
 _VOID = bytes(_BLOCK_BYTES + _AHEAD_BYTES)
 
 
-class QueueLook(NamedTuple):
+class QueueExtent(NamedTuple):
     """A queue, its entries [first, high), and the physical end of the last one's message; -1 if that entry is wrong."""
 
     queue: ConsumeQueue
@@ -221,14 +221,14 @@ class QueueLook(NamedTuple):
     max_physical: int
 
 
-class QueueLooks:
+class QueueExtents:
     """The begins and ends of one plan's queues; it reads each queue once, and opens its last file once."""
 
     def __init__(self, options: ReadOptions, store: LiveStoreReader | RemoteStore, choose: ChooseQueue | None = None) -> None:
         """`choose`: the queues of which more than the end is wanted."""
         self._options, self._store, self.choose = options, store, choose
         self._seen: dict[Queue, tuple[int, QueueEnd, int]] = {}  # first entry, end, bytes of the log between them
-        self._bounds: dict[int, list[QueueLook]] = {}
+        self._bounds: dict[int, list[QueueExtent]] = {}
 
     @functools.cached_property
     def _queues(self) -> dict[Queue, ConsumeQueue]:
@@ -238,7 +238,7 @@ class QueueLooks:
     def ends(self) -> Iterator[tuple[Queue, QueueEnd]]:
         """Yield the end of every queue's entries, right or wrong; leave out a queue with other content."""
         if isinstance(self._store, RemoteStore):
-            look_ahead(self._store, filter(_is_usable, self._queues.values()), INT64_MAX)
+            prefetch_queue_ends(self._store, filter(_is_usable, self._queues.values()), INT64_MAX)
         for key, queue in self._queues.items():
             with contextlib.suppress(StoreRefusedError):  # what such a queue holds is nothing to compare with
                 end = self._end(key, queue)
@@ -262,14 +262,14 @@ class QueueLooks:
         assert self.choose is not None
         return [queue for key, queue in self._queues.items() if self.choose(*key)]
 
-    def bounds(self, limit: int) -> Iterator[QueueLook]:
+    def bounds(self, limit: int) -> Iterator[QueueExtent]:
         """Yield each chosen queue with the entries of messages in the log below `limit`, by queue_begin and queue_end, one after
         another, so that other reads of the queue meanwhile use its open file."""
         if limit in self._bounds:
             yield from self._bounds[limit]
             return
         found = []
-        for one in self._look(limit):
+        for one in self._extents(limit):
             found.append(one)
             yield one
         self._bounds[limit] = found
@@ -287,9 +287,9 @@ class QueueLooks:
                     places = entries["physicalOffset"][entries["size"] > 0].astype(numpy.int64)
                     yield from numpy.intersect1d(places, offsets).tolist()
 
-    def _look(self, limit: int) -> Iterator[QueueLook]:
+    def _extents(self, limit: int) -> Iterator[QueueExtent]:
         queues = self.chosen()
-        look_ahead(self._store, [queue for queue in queues if not self._is_known(queue, limit)], limit)
+        prefetch_queue_ends(self._store, [queue for queue in queues if not self._is_known(queue, limit)], limit)
         for queue in queues:
             if self._is_known(queue, limit):
                 first, (high, max_physical), _ = self._seen[queue.topic, queue.queue_id]
@@ -299,7 +299,7 @@ class QueueLooks:
                 entry = queue.entry(high - 1, high) if high else None
                 is_known = entry is not None and is_live(entry) and not is_filler(entry)
                 max_physical = entry.physical_offset + entry.size_bytes if entry is not None and is_known else -1
-            yield QueueLook(queue, first, high, max_physical)
+            yield QueueExtent(queue, first, high, max_physical)
 
     def slice_bytes(self, queue: ConsumeQueue, first: int, end: int, high: int, limit: int) -> int:
         """Do as queue_entries.slice_bytes, but from the size of the whole queue if that is known."""
@@ -387,7 +387,7 @@ def _following(queue: ConsumeQueue, at: int) -> tuple[int, numpy.ndarray] | None
 
 # -- what queues lack ----------------------------------------------------------------
 
-LOOK_BACK_BYTES = 64 << 20      # the newest part of the log, whose messages are looked up in their queues
+SCAN_BYTES = 64 << 20      # the newest part of the log, whose messages are looked up in their queues
 LOST_QUEUE_BYTES = 256 << 20    # the same if an expected queue has no entry
 _LOST_MAX = 100_000             # most that are counted
 _PLACES = ("topic", "queueId", "queueOffset", "physicalOffset")
@@ -406,10 +406,10 @@ def why_not_dispatched(store: LiveStoreReader | RemoteStore) -> str:
     return ""
 
 
-def require_entries(options: ReadOptions, store: LiveStoreReader | RemoteStore, looks: QueueLooks, limit: int, *,
+def require_entries(options: ReadOptions, store: LiveStoreReader | RemoteStore, extents: QueueExtents, limit: int, *,
                     can_scan: bool = False) -> None:
     """Raise DataLossError for missing_entries, unless losses are allowed. `can_scan`: access=scan reads the same rows."""
-    missing = missing_entries(store, looks, limit) if options.fail_on_data_loss else []
+    missing = missing_entries(store, extents, limit) if options.fail_on_data_loss else []
     if missing:
         scan = ", access=scan reads the log itself" if can_scan else ""
         where = "STORE" if options.is_remote else store.root
@@ -417,24 +417,24 @@ def require_entries(options: ReadOptions, store: LiveStoreReader | RemoteStore, 
                             f"{command('rebuild', where, '--queues')} makes them again (stop the engine before){scan}; {REMEDY}")
 
 
-def missing_entries(store: LiveStoreReader | RemoteStore, looks: QueueLooks, limit: int) -> list[str]:
+def missing_entries(store: LiveStoreReader | RemoteStore, extents: QueueExtents, limit: int) -> list[str]:
     """Return the messages below `limit`, where all are dispatched, that the chosen queues' files lack: by queue, as texts.
 
     [] also if it is unknown which messages are in their queues.
 
     A deleted file leaves a queue that ends, or begins, at a file's border: then the log is read from the last entry's
-    message on, or up to the first one's. Of all other chosen queues LOOK_BACK_BYTES of the log's end tell whether entries
+    message on, or up to the first one's. Of all other chosen queues SCAN_BYTES of the log's end tell whether entries
     are missing; LOST_QUEUE_BYTES where a queue that topics.json names, or one between others, has none. Over
     a file system it is a window of FETCH_BYTES for both. A topic that topics.json does not name and that has no folder was deleted.
     """
-    choose = looks.choose
+    choose = extents.choose
     if choose is None or why_not_dispatched(store):
         return []
     low = max(0, store.min_physical_offset)
     ends: dict[Queue, tuple[int, int]] = {}    # the queue offset after its entries, and the physical end of the last one's message
     begins: dict[Queue, tuple[int, int]] = {}  # the queue offset of the first one, and the physical offset of its message
     begin = limit
-    for queue, first, high, max_physical in looks.bounds(limit):
+    for queue, first, high, max_physical in extents.bounds(limit):
         if high == 0:
             continue
         key = queue.topic, queue.queue_id
@@ -446,8 +446,8 @@ def missing_entries(store: LiveStoreReader | RemoteStore, looks: QueueLooks, lim
             begins[key] = first, entry.physical_offset if entry is not None else 0
     configured = TopicConfigs(store.root).read().rows
     topics = configured.keys() | _queue_folders(store) if configured else None
-    look_back = LOST_QUEUE_BYTES if _has_lost_queue(configured, ends, choose) else LOOK_BACK_BYTES
-    begin = max(low, min(begin, limit - (FETCH_BYTES if isinstance(store, RemoteStore) else look_back)))
+    scan_bytes = LOST_QUEUE_BYTES if _has_lost_queue(configured, ends, choose) else SCAN_BYTES
+    begin = max(low, min(begin, limit - (FETCH_BYTES if isinstance(store, RemoteStore) else scan_bytes)))
     none = INT64_MIN, -1
 
     def after(topic: str, queue_id: int) -> QueueBounds | None:
@@ -465,7 +465,7 @@ def missing_entries(store: LiveStoreReader | RemoteStore, looks: QueueLooks, lim
         (one for one in _records(store, begin, limit, after) if one.physical_offset >= ends.get(one.queue, none)[1])), _LOST_MAX)}
     is_all = len(lost) < _LOST_MAX
     if lost:
-        for offset in looks.named(numpy.fromiter(lost, numpy.int64)):
+        for offset in extents.named(numpy.fromiter(lost, numpy.int64)):
             lost.pop(offset, None)  # damage has changed the record's queue or offset, as its own entry shows
     found: dict[tuple[Queue, bool], list[int]] = {}
     for record in lost.values():
@@ -516,7 +516,7 @@ def _records(store: LiveStoreReader | RemoteStore, begin: int, end: int, choose:
 
 def with_lost_end(
     options: ReadOptions, store: LiveStoreReader | RemoteStore, watermark: Callable[[], WatermarkReading], limit: int, log_end: int,
-    looks: QueueLooks | None = None,
+    extents: QueueExtents | None = None,
 ) -> int:
     """Return the limit of the read. For a stopped store it was found by reading, so damage can end it too early.
 
@@ -529,7 +529,7 @@ def with_lost_end(
     reading = watermark()
     durable = reading.watermark
     if durable is None or reading.is_copied:
-        lost = _lost_by_queues(store, options.where, looks or QueueLooks(options, store)) or _lost_by_checkpoint(store, options.where)
+        lost = _lost_by_queues(store, options.where, extents or QueueExtents(options, store)) or _lost_by_checkpoint(store, options.where)
     elif durable.flushed <= limit or durable.flushed <= store.max_physical_offset(options.read_level):
         return limit  # an engine may have written more, and ended, since the limit was read
     else:
@@ -538,12 +538,12 @@ def with_lost_end(
     return limit if lost is None else _end_of_what_is_left(options, store, lost, limit, log_end)
 
 
-def require_end(options: ReadOptions, reader: LiveStoreReader | RemoteStore, looks: QueueLooks | None = None) -> None:
+def require_end(options: ReadOptions, reader: LiveStoreReader | RemoteStore, extents: QueueExtents | None = None) -> None:
     """Do the checks of with_lost_end for a stream that begins or continues, if the level is known now."""
     with contextlib.suppress(StoreBusyError, UsageError):
         limit, starts = max(0, reader.max_physical_offset(options.read_level)), reader.commit_log.starts()
         log_end = starts[-1] + reader.commit_log.size_bytes if starts else 0
-        with_lost_end(options, reader, functools.partial(read_watermark, reader.root), limit, log_end, looks)
+        with_lost_end(options, reader, functools.partial(read_watermark, reader.root), limit, log_end, extents)
 
 
 class Lost(NamedTuple):
@@ -554,11 +554,11 @@ class Lost(NamedTuple):
     sentence: str
 
 
-def _lost_by_queues(store: LiveStoreReader | RemoteStore, path: str, looks: QueueLooks) -> Lost | None:
+def _lost_by_queues(store: LiveStoreReader | RemoteStore, path: str, extents: QueueExtents) -> Lost | None:
     """Return what consume queues name beyond the log's end."""
     end = store.max_physical_offset(ReadLevel.COMMITTED)
     beyond: dict[Queue, QueueEnd] = {}
-    for key, found in looks.ends():
+    for key, found in extents.ends():
         if found.max_physical > end:
             beyond[key] = found
     furthest = max((found.max_physical for found in beyond.values()), default=end)

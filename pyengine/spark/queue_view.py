@@ -209,7 +209,7 @@ def types_of(view: str) -> dict[str, str]:
 
 def plan_view(options: QueueViewOptions) -> list[QueueRows]:
     """Return the read's partitions: every chosen queue up to the current end of the level."""
-    from pyengine.spark.presence import QueueLooks, require_end, require_entries, require_group, require_names
+    from pyengine.spark.presence import QueueExtents, require_end, require_entries, require_group, require_names
     from pyengine.spark.remote_store import open_for_reading
 
     read = options.read
@@ -218,11 +218,11 @@ def plan_view(options: QueueViewOptions) -> list[QueueRows]:
         require_names(read, reader, use="view")
         if options.group is not None:
             require_group(read, reader, options.group)
-        looks = QueueLooks(read, reader, choose or (lambda topic, queue_id: EVERY_OFFSET))
-        require_end(read, reader, looks)
+        extents = QueueExtents(read, reader, choose or (lambda topic, queue_id: EVERY_OFFSET))
+        require_end(read, reader, extents)
         limit = max(0, reader.dispatched_offset(read.read_level))
-        require_entries(read, reader, looks, limit)
-        found = [(queue.topic, queue.queue_id, first, high) for queue, first, high, _ in looks.bounds(limit)]
+        require_entries(read, reader, extents, limit)
+        found = [(queue.topic, queue.queue_id, first, high) for queue, first, high, _ in extents.bounds(limit)]
     groups = _groups(found, options.view, read.min_partitions)
     return [QueueRows(tuple(group), limit) for group in groups]
 

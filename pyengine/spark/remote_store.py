@@ -5,7 +5,7 @@ the end of each level comes from the files, by the rules of storage/read_level.p
 reader syncs nothing. A store is flushed up to its config/watermark; one without it up to its end, if it was stopped in order (no
 file `abort`) and no sync has failed (no config/sync-failure).
 
-It reads the state of the store once, and again at each `look_again`, so that it can follow a copy that is updated from time to
+It reads the state of the store once, and again at each `refresh`, so that it can follow a copy that is updated from time to
 time. It lists the files first, then fetches the small ones, then ranges: of segments the requested bytes, of queue files blocks
 around the requested entries. It caches blocks until a list shows that the file has changed, or may have.
 """
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 _CONFIG = ("watermark", "sync-failure", "engine.toml", "recovery", "recovered", "topics.json", "replication.json")
 OFFSETS, GROUPS = "config/consumerOffset.json", "config/subscriptionGroup.json"
 _SIZE = "mapped_file_size_commit_log_bytes"
-LOOK_INTERVAL_S = 1.0
+REFRESH_INTERVAL_S = 1.0
 # S3 has times in whole seconds: a file that was written just before the list may have been written again after it.
 SETTLED_NS = 60_000_000_000
 FILES_MAX = 1024
@@ -112,18 +112,18 @@ def segment_of(store: StoreReader | RemoteStore, start: int) -> Segment | None:
     return None if view is None else MappedSegment(view, start)
 
 
-def look_ahead(store: LiveStoreReader | RemoteStore, queues: Iterable[ConsumeQueue], limit: int) -> None:
+def prefetch_queue_ends(store: LiveStoreReader | RemoteStore, queues: Iterable[ConsumeQueue], limit: int) -> None:
     """Fetch the begins and ends of many queues at once; do nothing for mapped files."""
     if isinstance(store, RemoteStore):
         first = store.min_physical_offset
 
-        def look(queue: ConsumeQueue) -> None:
+        def prefetch(queue: ConsumeQueue) -> None:
             high = queue.max_offset(limit)
             if high:
                 queue.min_offset(first, high)
 
         with ThreadPoolExecutor(_THREADS) as pool:
-            for _ in pool.map(look, queues):
+            for _ in pool.map(prefetch, queues):
                 pass
 
 
@@ -135,9 +135,9 @@ class RemoteLog:
         self._wanted_size_bytes = wanted_size_bytes
         self.size_bytes = 0
         self._starts: list[int] = []
-        self.look_again()
+        self.refresh()
 
-    def look_again(self) -> None:
+    def refresh(self) -> None:
         """List the folder."""
         tree, wanted_size_bytes = self._tree, self._wanted_size_bytes
         found: dict[int, int] = {}
@@ -263,7 +263,7 @@ class _Fetched(NamedTuple):
     file: FetchedFile
     mark: FileMark
     fetched_ns: int
-    look: int
+    refreshes: int
 
 
 class RemoteStore:
@@ -285,7 +285,7 @@ class RemoteStore:
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._limits: dict[ReadLevel, int] = {}
         self._queue_limits: dict[ReadLevel, int] = {}
-        self._look = 0
+        self._refreshes = 0
         self._lock = Lock()
         try:
             self._fetch_small_files()
@@ -297,20 +297,20 @@ class RemoteStore:
             raise
         self._watermark = _RemoteWatermark(self.root, self.commit_log,  # type: ignore[arg-type]  # it has the members that are used
                                            end=RemoteLogEnd(self.root, self.commit_log))
-        self._looked_s = time.monotonic()
+        self._refreshed_s = time.monotonic()
 
-    def look_again(self) -> None:
-        """Read the state of the store again; at most once in LOOK_INTERVAL_S."""
-        if time.monotonic() - self._looked_s < LOOK_INTERVAL_S:
+    def refresh(self) -> None:
+        """Read the state of the store again; at most once in REFRESH_INTERVAL_S."""
+        if time.monotonic() - self._refreshed_s < REFRESH_INTERVAL_S:
             return
         # The watermark is put last, so what is listed after it reaches at least as far.
         self._fetch_small_files()
-        self.commit_log.look_again()
+        self.commit_log.refresh()
         self._queue_files = None
         self._limits.clear()
         self._queue_limits.clear()
-        self._look += 1
-        self._looked_s = time.monotonic()
+        self._refreshes += 1
+        self._refreshed_s = time.monotonic()
 
     # -- how far ------------------------------------------------------------------
 
@@ -413,7 +413,7 @@ class RemoteStore:
             return None
         with self._lock:
             known = self._fetched.get(path)
-            if known is not None and (known.look == self._look or _is_same(known.mark, known.fetched_ns, mark)):
+            if known is not None and (known.refreshes == self._refreshes or _is_same(known.mark, known.fetched_ns, mark)):
                 self._fetched.move_to_end(path)
                 return known.file
         fetched_ns = time.time_ns()
@@ -422,7 +422,7 @@ class RemoteStore:
         except FileNotFoundError:
             return None
         with self._lock:
-            self._fetched[path] = _Fetched(made, mark, fetched_ns, self._look)
+            self._fetched[path] = _Fetched(made, mark, fetched_ns, self._refreshes)
             if len(self._fetched) > FILES_MAX:
                 self._fetched.popitem(last=False)
         return made

@@ -21,7 +21,7 @@ from pyengine.errors import StoreBusyError, StoreRefusedError, UsageError
 from pyengine.spark.file_access import QUEUES
 from pyengine.spark.options import AUTO, ReadOptions, read_options
 from pyengine.spark.partitions import LogRange, QueuePart, queue_chooser, select, without_light_queues
-from pyengine.spark.presence import QueueLooks, has_no_queues, require_end, require_entries, require_names
+from pyengine.spark.presence import QueueExtents, has_no_queues, require_end, require_entries, require_names
 from pyengine.spark.queue_entries import queue_entries
 from pyengine.spark.remote_store import RemoteStore, open_for_reading
 from pyengine.spark.schema import columns_of_schema
@@ -166,9 +166,9 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Raise DataLossError if queues lack messages of the log; return if the level is unknown now."""
         choose = queue_chooser(select(self.options, with_offsets=False))
         assert choose is not None, "topics are chosen"
-        looks = QueueLooks(self.options, store, without_light_queues(choose))
+        extents = QueueExtents(self.options, store, without_light_queues(choose))
         with contextlib.suppress(StoreBusyError, UsageError):
-            require_entries(self.options, store, looks, max(0, store.dispatched_offset(self.options.read_level)))
+            require_entries(self.options, store, extents, max(0, store.dispatched_offset(self.options.read_level)))
 
 
 # -- progress ------------------------------------------------------------------------

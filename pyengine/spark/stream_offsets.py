@@ -38,7 +38,7 @@ from pyengine.spark.partitions import (
 from pyengine.spark.plan import grouped, require_messages_of_times, starting_time_ms
 from pyengine.spark.presence import queue_begin, queue_end
 from pyengine.spark.queue_entries import queue_entries, slice_bytes
-from pyengine.spark.remote_store import RemoteStore, look_ahead, segment_of
+from pyengine.spark.remote_store import RemoteStore, prefetch_queue_ends, segment_of
 from pyengine.spark.task_reader import scanned
 from pyengine.storage.arrow import allocate, to_array
 
@@ -64,7 +64,7 @@ class StreamOffsets(ABC):
     def available(self) -> Offset:
         """Return the current end of the stream."""
         if isinstance(self._reader, RemoteStore):
-            self._reader.look_again()
+            self._reader.refresh()
         return self._end_now()
 
     @abstractmethod
@@ -269,7 +269,7 @@ class QueueStream(StreamOffsets):
         limit = self._limit()
         require_messages_of_times(self._options, self._reader, limit)
         begin: QueueNumbers = {}
-        for key, queue in self._looked_at(limit):
+        for key, queue in self._prefetched_queues(limit):
             high = self._end_of(queue, limit)
             begin[key] = self._first(key, queue, self._low(queue, high), high)
         times = self._options.starting_timestamps or {}
@@ -281,7 +281,7 @@ class QueueStream(StreamOffsets):
 
     def _end_now(self) -> Offset:
         limit = self._limit()
-        found = _as_json({key: self._end_of(queue, limit) for key, queue in self._looked_at(limit)})
+        found = _as_json({key: self._end_of(queue, limit) for key, queue in self._prefetched_queues(limit)})
         self._has_begun = True
         return found
 
@@ -355,9 +355,9 @@ class QueueStream(StreamOffsets):
                 if queue is not None:
                     yield (topic, queue_id), queue
 
-    def _looked_at(self, limit: int) -> list[tuple[Queue, ConsumeQueue]]:
+    def _prefetched_queues(self, limit: int) -> list[tuple[Queue, ConsumeQueue]]:
         found = list(self._queues())
-        look_ahead(self._reader, [queue for _, queue in found], limit)
+        prefetch_queue_ends(self._reader, [queue for _, queue in found], limit)
         return found
 
     def _end_of(self, queue: ConsumeQueue, limit: int) -> int:

@@ -385,7 +385,7 @@ def test_how_far_back_the_log_is_looked_at(builder, monkeypatch):
     """From the last entry on where a queue ends at a file's border, a large part for a queue that has nothing left, else a smaller one."""
     for _ in range(30):
         builder.put("late", bytes(300))
-    monkeypatch.setattr(presence, "LOOK_BACK_BYTES", 0)
+    monkeypatch.setattr(presence, "SCAN_BYTES", 0)
     lose_last_file(builder)
     with pytest.raises(DataLossError, match=r"orders/1 from offset 10 on \(10\)"):
         view(builder, subscribe="orders")

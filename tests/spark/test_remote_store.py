@@ -38,8 +38,8 @@ FETCH, LOOK = 5000, 700
 def small_windows(monkeypatch):
     """Windows so small that golden stores take many, and records reach over their ends."""
     monkeypatch.setattr(file_access, "FETCH_BYTES", FETCH)
-    monkeypatch.setattr(file_access, "LOOK_BYTES", LOOK)
-    monkeypatch.setattr(file_access, "GLANCE_BYTES", LOOK)
+    monkeypatch.setattr(file_access, "RECORD_PROBE_BYTES", LOOK)
+    monkeypatch.setattr(file_access, "TAIL_PROBE_BYTES", LOOK)
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ def test_a_store_with_segments_of_several_lengths_is_refused(golden, recipe):
 
 def test_only_the_ranges_of_a_partition_are_read(tmp_path, monkeypatch, reads):
     monkeypatch.setattr(file_access, "FETCH_BYTES", 64 << 10)
-    monkeypatch.setattr(file_access, "LOOK_BYTES", 2 << 10)
-    monkeypatch.setattr(file_access, "GLANCE_BYTES", 2 << 10)
+    monkeypatch.setattr(file_access, "RECORD_PROBE_BYTES", 2 << 10)
+    monkeypatch.setattr(file_access, "TAIL_PROBE_BYTES", 2 << 10)
     segment, count = 1 << 20, 5
     offsets = write_log(tmp_path, [{"topic": "T", "body": b"x" * 900}] * (count * 1000), segment)
     assert offsets[-1] > (count - 1) * segment
@@ -300,7 +300,7 @@ def messages(root: Path) -> list[tuple]:
 
 @pytest.mark.parametrize("given", [{}, {"subscribePattern": "[AB]"}], ids=["log", "queues"])
 def test_a_stream_follows_a_copy_that_is_brought_up_to_date_up_to_its_watermark(tmp_path, monkeypatch, small_windows, given):
-    monkeypatch.setattr(remote_store, "LOOK_INTERVAL_S", 0)
+    monkeypatch.setattr(remote_store, "REFRESH_INTERVAL_S", 0)
     builder, far = StoreBuilder(tmp_path / "store"), tmp_path / "copy"
     first = put(builder, 20)
     write_watermark(builder.root, DurableWatermark("u", 1, first))
@@ -327,7 +327,7 @@ def test_a_stream_follows_a_copy_that_is_brought_up_to_date_up_to_its_watermark(
 
 
 def test_a_brokers_copy_has_to_be_of_an_orderly_stop_or_is_read_as_committed(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote_store, "LOOK_INTERVAL_S", 0)
+    monkeypatch.setattr(remote_store, "REFRESH_INTERVAL_S", 0)
     builder = StoreBuilder(tmp_path)
     put(builder, 20)
     for given in ({}, {"subscribe": "A"}):
@@ -341,7 +341,7 @@ def test_a_brokers_copy_has_to_be_of_an_orderly_stop_or_is_read_as_committed(tmp
 
 
 def test_a_file_that_is_being_copied_is_passed_over_or_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote_store, "LOOK_INTERVAL_S", 0)
+    monkeypatch.setattr(remote_store, "REFRESH_INTERVAL_S", 0)
     builder = StoreBuilder(tmp_path)
     put(builder, 20)
     for folder in (tmp_path / "commitlog", tmp_path / "consumequeue" / "A" / "0"):
@@ -360,7 +360,7 @@ def test_a_file_that_is_being_copied_is_passed_over_or_waited_for(tmp_path, monk
 
 @pytest.mark.parametrize("given", [{}, {"subscribe": "A,B"}], ids=["log", "queues"])
 def test_what_a_stream_has_lost_fails_it_as_on_its_own_host(tmp_path, monkeypatch, small_windows, given):
-    monkeypatch.setattr(remote_store, "LOOK_INTERVAL_S", 0)
+    monkeypatch.setattr(remote_store, "REFRESH_INTERVAL_S", 0)
     monkeypatch.setattr(stream, "TIMEOUT_S", 0)
     builder = StoreBuilder(tmp_path / "store")
     put(builder, 60)
@@ -391,10 +391,10 @@ def test_a_store_is_looked_at_once_in_an_interval_and_only_what_has_changed_is_f
     at = to_the_end(reader, reader.initialOffset())[1]
     put(builder, 30)
     write_watermark(tmp_path, DurableWatermark("u", 1, builder.end))
-    monkeypatch.setattr(remote_store, "LOOK_INTERVAL_S", 1e9)
+    monkeypatch.setattr(remote_store, "REFRESH_INTERVAL_S", 1e9)
     reads.all.clear()
     assert reader.reportLatestOffset() == at and reads.all == []
-    monkeypatch.setattr(remote_store, "LOOK_INTERVAL_S", 0)
+    monkeypatch.setattr(remote_store, "REFRESH_INTERVAL_S", 0)
     following = reader.reportLatestOffset()
     assert following != at
     for path in tmp_path.rglob("*"):  # times as of a file system that knows seconds: nothing shows the change
@@ -415,7 +415,7 @@ def test_a_store_is_looked_at_once_in_an_interval_and_only_what_has_changed_is_f
 
 
 def test_a_look_at_a_log_that_has_not_changed_is_a_glance(tmp_path, monkeypatch, reads):
-    monkeypatch.setattr(remote_store, "LOOK_INTERVAL_S", 0)
+    monkeypatch.setattr(remote_store, "REFRESH_INTERVAL_S", 0)
     builder = StoreBuilder(tmp_path, replace(SMALL, mapped_file_size_commit_log_bytes=4 << 20))
     put(builder, 20)
     write_watermark(tmp_path, DurableWatermark("u", 1, builder.end))
@@ -423,7 +423,7 @@ def test_a_look_at_a_log_that_has_not_changed_is_a_glance(tmp_path, monkeypatch,
     reader.initialOffset()
     reads.all.clear()
     assert reader.reportLatestOffset() == {"physicalOffset": builder.end}
-    assert reads.bytes_of("commitlog") == file_access.GLANCE_BYTES
+    assert reads.bytes_of("commitlog") == file_access.TAIL_PROBE_BYTES
     for _ in range(100):
         builder.put("T", b"x" * 20_000)
     write_watermark(tmp_path, DurableWatermark("u", 1, builder.end))
@@ -561,7 +561,7 @@ def test_no_window_changes_what_is_found(monkeypatch):
                 for end in (first + 40, first + 600, limit):
                     wanted = sync(view, 0, first, min(end, limit), limit=limit)
                     for window in (40, 150):
-                        monkeypatch.setattr(file_access, "LOOK_BYTES", window)
+                        monkeypatch.setattr(file_access, "RECORD_PROBE_BYTES", window)
                         monkeypatch.setattr(file_access, "FETCH_BYTES", window)
                         found = file_access.find_record(file_access.FetchedSegment(Bytes(view), 0), first, end, limit)
                         assert found == wanted, (limit, first, end, window)

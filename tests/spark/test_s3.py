@@ -63,7 +63,7 @@ def test_a_golden_store_reads_as_it_does_locally(golden, bucket, recipe):
 def test_a_stream_follows_a_copy_in_a_bucket(bucket, builder, monkeypatch):
     from pyengine.spark import remote_store
 
-    monkeypatch.setattr(remote_store, "LOOK_INTERVAL_S", 0)
+    monkeypatch.setattr(remote_store, "REFRESH_INTERVAL_S", 0)
     bucket.upload(builder.root, "store")
     reader = stream_reader(f"s3a://{bucket.name}/store", subscribe="orders,events", columns="topic,offset,value", maxOffsetsPerTrigger=1000)
     found, at = to_the_end(reader, reader.initialOffset())
