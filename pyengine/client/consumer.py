@@ -299,7 +299,7 @@ class Consumer:
                 if held is None or held.leaving_since_s is not None:
                     raise UsageError(f"queue {each} of {self.topic} is not held here now: {self.assignment} are")
             for each, offset in offsets.items():
-                self._held[each].go_to(offset)
+                self._held[each].seek(offset)
                 self._outstanding.discard(each)
 
     def pause(self, queues: Iterable[int] | None = None) -> None:
@@ -498,13 +498,13 @@ class Consumer:
             return False
         following = found.next_begin_offset
         if found.status is GetStatus.OFFSET_OVERFLOW_BADLY:
-            following = self._behind_the_end(held)
+            following = self._position_after_end(held)
         elif found.status in (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_FOUND_NULL):
             self.missed += following - held.position
             self._note(f"queue {held.queue_id}: messages {held.position} to {following - 1} were removed "
                        f"before the group came to them")
         elif self._tags is None and self._sql is None and len(found.messages) < following - held.position:
-            self._pass_over(held, set(range(held.position, following)).difference(found.queue_offsets))
+            self._count_missing(held, set(range(held.position, following)).difference(found.queue_offsets))
         messages = found.placed(held.queue_id)
         held.read_ahead = min(2 * len(messages), READ_AHEAD_MESSAGES)
         held.position = following
@@ -514,19 +514,19 @@ class Consumer:
         held.settle()
         return bool(messages)
 
-    def _pass_over(self, held: AssignedQueue, numbers: set[int]) -> None:
+    def _count_missing(self, held: AssignedQueue, numbers: set[int]) -> None:
         """Count queue entries without a message of the queue: it was deleted just now, or it is damaged."""
         self.missed += len(numbers)
         self._note(f"queue {held.queue_id}: {len(numbers)} messages from {min(numbers)} on cannot be read: "
                    f"removed just now, or damaged (`pyengine check` tells)")
 
-    def _behind_the_end(self, held: AssignedQueue) -> int:
+    def _position_after_end(self, held: AssignedQueue) -> int:
         """Return where to continue from a position after the end: the same, if only this level does not reach it yet."""
         end = self._reader.queue_end(self.topic, held.queue_id)
         if held.position <= end:
             return held.position
         self._note(f"queue {held.queue_id}: offset {held.position} is after the end {end}: going on there")
-        held.go_to(end)
+        held.seek(end)
         return end
 
     def _finish(self, messages: Iterable[Message] | None) -> None:
@@ -733,7 +733,7 @@ class Consumer:
             for held in self._held.values():
                 if not self._has_same_history(held):
                     end = self._reader.queue_end(self.topic, held.queue_id)
-                    held.go_to(min(stored.get(held.queue_id, held.position), end))
+                    held.seek(min(stored.get(held.queue_id, held.position), end))
                     held.committed = stored.get(held.queue_id, -1)
                     self._outstanding.discard(held.queue_id)
         self._epoch = epoch

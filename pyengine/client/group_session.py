@@ -349,7 +349,7 @@ class AssignedQueue:
         while self.open and self.open[-1] >= handed_end:
             self.acked.discard(self.open.pop())
 
-    def go_to(self, offset: int) -> None:
+    def seek(self, offset: int) -> None:
         """Continue at `offset`, whatever was delivered before."""
         self.buffer.clear()
         self.last = None

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 PROPERTY = "PYENGINE_SINK"
 MARKER_TOPIC = "PYENGINE_SPARK_SINK"
 MARKER_QUEUES = 8
-PATIENCE_S = 60.0         # how long an engine that starts again, or has no room, is waited for
+ENGINE_TIMEOUT_S = 60.0    # how long an engine that starts again, or has no room, is waited for
 ATTEMPT_WAIT_S = 600.0    # how long another attempt of the same task is waited for
 WAIT_STEP_S = 0.02
 GROUP_ROWS, GROUP_BYTES = 1000, 512 << 10  # of one put
@@ -210,9 +210,9 @@ class Sink:
         """Make the sink, before a task runs; UsageError, or EngineUnavailableError if no engine runs here."""
         options = read_sink_options(given, is_stream=is_stream)
         columns = sink_columns(schema, options)
-        patience_s = PATIENCE_S if is_stream and Path(options.path).is_dir() and abort_file_exists(options.path) else 0.0
+        timeout_s = ENGINE_TIMEOUT_S if is_stream and Path(options.path).is_dir() and abort_file_exists(options.path) else 0.0
         try:
-            _patiently(lambda: pyengine.connect(options.path).close(), patience_s)
+            _retry_until_running(lambda: pyengine.connect(options.path).close(), timeout_s)
         except EngineError as error:
             raise EngineUnavailableError(f"cannot write to {options.path}: the sink puts into a running engine, and only on its "
                                          f"host: {error}") from None
@@ -298,7 +298,7 @@ def put_rows(sink: Sink, task: SinkTask, batches: Iterable[pyarrow.RecordBatch])
 
     UsageError for a row that cannot be a message, after which the rows before it may be stored, and for other rows than those of an
     earlier attempt, before any is put. EngineUnavailableError on another host, PutError if the engine accepts no message for
-    PATIENCE_S, StoreBusyError if another attempt of the task runs for ATTEMPT_WAIT_S.
+    ENGINE_TIMEOUT_S, StoreBusyError if another attempt of the task runs for ATTEMPT_WAIT_S.
     """
     if sink.boot_id != read_boot_id():
         raise EngineUnavailableError(f"this task runs on another host than the driver and the engine of {sink.options.path}: the sink "
@@ -326,12 +326,12 @@ class _Attempt:
     def run(self, batches: Iterable[pyarrow.RecordBatch]) -> SinkCommit:
         """Put what is missing."""
         rows = 0
-        is_committed, begin = _patiently(self._look_up)
+        is_committed, begin = _retry_until_running(self._find_commit)
         if is_committed:
             rows = sum(batch.num_rows for batch in batches)
         else:
             self._begin = begin
-            present = _patiently(self._present)
+            present = _retry_until_running(self._present)
             rows = self._put_missing(batches, present) if present else self._put_batches(batches)
         return SinkCommit(self._task.query, self._task.batch, rows, self._put, is_committed)
 
@@ -343,11 +343,11 @@ class _Attempt:
 
     # -- what is there
 
-    def _look_up(self) -> tuple[bool, int | None]:
+    def _find_commit(self) -> tuple[bool, int | None]:
         """Return whether the batch was committed, and the physical offset of the task's first marker."""
         from pyengine.ipc.live_reader import settled_end
 
-        settled_end(Path(self._path), PATIENCE_S)
+        settled_end(Path(self._path), ENGINE_TIMEOUT_S)
         with pyengine.open_store(self._path) as store:
             return find_markers(store, self._task, self._sink.markers_from)
 
@@ -357,7 +357,7 @@ class _Attempt:
 
         if self._begin is None:
             return {}
-        end = settled_end(Path(self._path), PATIENCE_S)
+        end = settled_end(Path(self._path), ENGINE_TIMEOUT_S)
         with pyengine.open_store(self._path) as store:
             segment_bytes = store.geometry.mapped_file_size_commit_log_bytes
         found = {}
@@ -490,7 +490,7 @@ class _Attempt:
         if self._begin is None:
             text = f"begin {self._task.query} {self._task.batch} {self._task.task}"
             self._begin = put_marker(self._connected(), self._task.query, text).physical_offset
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + ENGINE_TIMEOUT_S
         while group:
             result = self._put_once(topic, queue_id, group)
             if result.stored:
@@ -498,14 +498,14 @@ class _Attempt:
                 return
             if result.indeterminate and time.monotonic() < deadline_s:
                 self.close()  # once settled_end returns, no submitted entry is pending
-                present = _patiently(self._present)
+                present = _retry_until_running(self._present)
                 there = [name for name, _ in group if int(name.split(":")[3]) in present]
                 self._put += len(there)
                 group = [(name, row) for name, row in group if name not in there]
             elif result.status in _TO_TRY_AGAIN and time.monotonic() < deadline_s:
                 time.sleep(WAIT_STEP_S)
             elif result.status in _TO_TRY_AGAIN or result.indeterminate:
-                raise PutError(f"the engine on {self._path} has taken no message for {PATIENCE_S:g} s: {result.reason}", result)
+                raise PutError(f"the engine on {self._path} has taken no message for {ENGINE_TIMEOUT_S:g} s: {result.reason}", result)
             elif len(group) > 1:  # it may be one of them, or all together
                 for one in group:
                     self._put_group(topic, queue_id, [one])
@@ -525,7 +525,7 @@ class _Attempt:
 
     def _connected(self) -> Producer:
         if self._producer is None:
-            self._producer = _patiently(lambda: pyengine.connect(self._path))
+            self._producer = _retry_until_running(lambda: pyengine.connect(self._path))
         return self._producer
 
 
@@ -564,8 +564,8 @@ def marker_queue(query: str) -> int:
 
 
 def put_marker(producer: Producer, query: str, text: str) -> PutResult:
-    """Put a marker of the query; a repeated one does no harm. PutError if the engine accepts none for PATIENCE_S."""
-    deadline_s = time.monotonic() + PATIENCE_S
+    """Put a marker of the query; a repeated one does no harm. PutError if the engine accepts none for ENGINE_TIMEOUT_S."""
+    deadline_s = time.monotonic() + ENGINE_TIMEOUT_S
     while True:
         result = producer.put(MARKER_TOPIC, text.encode(), queue_id=marker_queue(query))
         if result.stored:
@@ -585,14 +585,14 @@ def put_commit(path: str, query: str, batch: int, messages: Sequence[WriterCommi
     def find_last_task() -> int:
         from pyengine.ipc.live_reader import settled_end
 
-        settled_end(Path(path), PATIENCE_S)
+        settled_end(Path(path), ENGINE_TIMEOUT_S)
         with pyengine.open_store(path) as store:
             return max((task for word, (of_batch, *tasks), _ in _markers_back(store, query, markers_from)
                         if word == "begin" and of_batch == batch for task in tasks), default=-1)
 
     was_committed = any(isinstance(message, SinkCommit) and message.is_committed for message in messages)
-    last_task = -1 if was_committed else _patiently(find_last_task)
-    with _patiently(lambda: pyengine.connect(path)) as producer:
+    last_task = -1 if was_committed else _retry_until_running(find_last_task)
+    with _retry_until_running(lambda: pyengine.connect(path)) as producer:
         put_marker(producer, query, f"{'durable' if was_committed else 'commit'} {query} {batch}").raise_for_status()
     if last_task >= len(messages):
         raise UsageError(f"batch {batch} of query {query} has {len(messages)} task{'s' * (len(messages) != 1)} now, and an attempt before "
@@ -660,7 +660,7 @@ def _only_attempt(root: Path, task: SinkTask) -> Iterator[None]:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 if os.geteuid() == 0:  # for tasks of the engine's user
-                    owner = _patiently(lambda: _folder_status(root, folder.path))
+                    owner = _retry_until_running(lambda: _folder_status(root, folder.path))
                     os.fchown(descriptor, owner.st_uid, owner.st_gid)
                 while not try_lock(descriptor, byte, path):
                     if time.monotonic() >= deadline_s:
@@ -685,9 +685,9 @@ def _folder_status(root: Path, folder: Path) -> os.stat_result:
         raise EngineUnavailableError(f"no engine is running on {root}: start it with {command('start', root)}") from None
 
 
-def _patiently(call: Callable[[], _Found], patience_s: float | None = None) -> _Found:
-    """Return the result of `call`, which is repeated for PATIENCE_S while the engine restarts."""
-    deadline_s = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
+def _retry_until_running(call: Callable[[], _Found], timeout_s: float | None = None) -> _Found:
+    """Return the result of `call`, which is repeated for ENGINE_TIMEOUT_S while the engine restarts."""
+    deadline_s = time.monotonic() + (ENGINE_TIMEOUT_S if timeout_s is None else timeout_s)
     while True:
         try:
             return call()

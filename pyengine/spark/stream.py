@@ -87,14 +87,14 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             target = stream.available() if self._target is None else self._target
         except _TRANSIENT:
-            if start is None or not self._is_patient():
+            if start is None or not self._may_wait():
                 raise
             return start
         if start is None:
             return target
         if not stream.is_beyond(start, target):
             self._waiting_since_s = None
-        elif self._is_patient():
+        elif self._may_wait():
             return start
         if self._holds_back(stream, start, target):
             return start
@@ -141,7 +141,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return False
         return not stream.has_waiting(start, target, least)
 
-    def _is_patient(self) -> bool:
+    def _may_wait(self) -> bool:
         now_s = monotonic()
         if self._waiting_since_s is None:
             self._waiting_since_s = now_s

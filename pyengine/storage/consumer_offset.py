@@ -30,7 +30,7 @@ number to the file. This is why the old writer does no harm when it resumes:
 If the old writer created its file before the successor's removal, either its rename comes
 before that removal, and the successor reads the new content, or its rename fails, since the
 file is removed. If it created its file later, its check finds the newer generation. If it
-did not rename, it raises LockPassedOnError, and its change is repeated on the current content.
+did not rename, it raises LockTakenOverError, and its change is repeated on the current content.
 
 The generation may be any number, even one from a damaged lock file.
 
@@ -81,7 +81,7 @@ _TRIES_AHEAD = 16
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class LockPassedOnError(Exception):
+class LockTakenOverError(Exception):
     """Another process has become the writer: nothing was changed; repeat the change."""
 
 
@@ -97,7 +97,7 @@ class OffsetLock:
         self._target = target
         self._folder = folder
         self._path = folder / "lock"
-        self._patience_s = timeout_s
+        self._timeout_s = timeout_s
         self._while_waiting = while_waiting or (lambda: None)
 
     @contextlib.contextmanager
@@ -141,8 +141,8 @@ class OffsetLock:
             now_s = time.monotonic()
             if state != seen:
                 seen, since_s = state, now_s
-            elif now_s - since_s >= self._patience_s:
-                following = self._pass_over(descriptor, state[0])
+            elif now_s - since_s >= self._timeout_s:
+                following = self._take_over(descriptor, state[0])
                 if following is not None:
                     return following
                 seen = None
@@ -150,7 +150,7 @@ class OffsetLock:
             time.sleep(interval_s)
             interval_s = min(2 * interval_s, _POLL_INTERVAL_LAST_S)
 
-    def _pass_over(self, descriptor: int, generation: int) -> int | None:
+    def _take_over(self, descriptor: int, generation: int) -> int | None:
         """Take over with a later generation; None if another process has just done so, or if the writer made progress."""
         for ahead in range(1, _TRIES_AHEAD):
             following = (generation + ahead) % _GENERATIONS
@@ -172,14 +172,14 @@ class Writer:
         self._generation = generation
 
     def check(self) -> None:
-        """Raise LockPassedOnError if another process has taken over."""
+        """Raise LockTakenOverError if another process has taken over."""
         if _read_lock(self._descriptor)[0] != self._generation:
-            raise LockPassedOnError
+            raise LockTakenOverError
 
     def replace(self, content: bytes, *, keep_as: str) -> None:
         """Replace the content of the file, atomically and durably; keep the old content as `<name>.<keep_as>`.
 
-        Once the file exists it exists at every moment. After LockPassedOnError,
+        Once the file exists it exists at every moment. After LockTakenOverError,
         DiskFullError, DiskError or FlushError the old file is still in place.
         """
         unfinished = self._unfinished("")
@@ -189,7 +189,7 @@ class Writer:
             self.check()
             os.rename(unfinished, self._target)
         except FileNotFoundError:
-            raise LockPassedOnError from None
+            raise LockTakenOverError from None
         except OSError as error:
             raise disk_error(error, "write", self._target) from error
         finally:
@@ -358,7 +358,7 @@ class ConsumerOffsets:
                     if use is StoreUse.CLOSED:
                         require_known_format(self._root)
                     return self._change(writer, change)
-            except LockPassedOnError:
+            except LockTakenOverError:
                 continue
         raise DiskError(f"cannot write {self._path}: each try took so long that another process was let in before it",
                         path=str(self._path))

@@ -30,7 +30,7 @@ _MANIFEST = b"MANIFEST-"
 _SLOT = struct.Struct(">qqqii")  # time in units of the precision, first and last position, number, unused
 _SLOT_UNIT_MS = 1000             # the longest precision: a slot counts as passed only if it is passed at every precision
 _CHECK = struct.Struct(">qqq")   # TimerCheckpoint: last time that was read, timer log synced, next offset of the timer's queue
-_LOOKED_INTO_MAX = 1000          # most folders that are searched for databases
+_SEARCHED_MAX = 1000             # most folders that are searched for databases
 
 
 class Later(NamedTuple):
@@ -99,7 +99,7 @@ def _rocksdb_folders(paths: StorePaths) -> list[Path]:
     flat = {paths.consume_queue, paths.consume_queue_ext, paths.index, paths.quarantine, *paths.commit_log_folders.all}
     folders = _folders(paths.root)
     folders += [inner for folder in folders if folder not in flat for inner in _folders(folder)]
-    return [folder for folder in folders[:_LOOKED_INTO_MAX] if _is_rocksdb(folder)]
+    return [folder for folder in folders[:_SEARCHED_MAX] if _is_rocksdb(folder)]
 
 
 def _is_rocksdb(folder: Path) -> bool:

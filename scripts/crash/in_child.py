@@ -26,7 +26,7 @@ class InChild:
 
     def __init__(self, check: Callable[..., str | None], timeout_s: float = 30.0, calls: int = 1) -> None:
         self._check = check
-        self._patience_s = timeout_s
+        self._timeout_s = timeout_s
         self._calls = calls
         self._left = 0
         self._pid = 0
@@ -39,10 +39,10 @@ class InChild:
         self._left -= 1
         try:
             self._line.send(arguments)
-            if not self._line.poll(self._patience_s):
+            if not self._line.poll(self._timeout_s):
                 os.kill(self._pid, signal.SIGKILL)
                 self.close()
-                return Unjudged(f"no answer within {self._patience_s:g} s")
+                return Unjudged(f"no answer within {self._timeout_s:g} s")
             answer = self._line.recv()
         except (EOFError, ConnectionError):
             status = self.close()

@@ -490,7 +490,7 @@ def test_an_engine_that_does_not_come_back_ends_the_attempt(make_engine, topic, 
 
     engine = make_engine()
     engine.start()
-    monkeypatch.setattr(sink, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(sink, "ENGINE_TIMEOUT_S", 0.5)
 
     def meanwhile():
         yield from batches_of(topic, numbered(10))

@@ -11,14 +11,14 @@ import pytest
 
 from fix_cli import environment
 from pyengine.ipc.heartbeat import is_stopped
-from pyengine.storage.consumer_offset import LockPassedOnError, OffsetLock
+from pyengine.storage.consumer_offset import LockTakenOverError, OffsetLock
 from waiting import eventually
 
 # Stops itself, by SIGSTOP, at the system call named, in the middle of replacing the file.
 STOPS = """
 import os, signal, sys
 from pathlib import Path
-from pyengine.storage.consumer_offset import LockPassedOnError, OffsetLock
+from pyengine.storage.consumer_offset import LockTakenOverError, OffsetLock
 folder, where = Path(sys.argv[1]), sys.argv[2]
 real = getattr(os, where)
 def stop_once(*arguments, **named):
@@ -30,7 +30,7 @@ try:
         setattr(os, where, stop_once)
         writer.replace(b"of the stopped one", keep_as="bak")
     print("written")
-except LockPassedOnError:
+except LockTakenOverError:
     print("passed over")
 """
 
@@ -82,7 +82,7 @@ def test_who_was_passed_over_changes_nothing(tmp_path):
     with lock_of(tmp_path).held() as slow:
         with lock_of(tmp_path, timeout_s=0.05).held() as fast:
             fast.replace(b"fast", keep_as="bak")
-        with pytest.raises(LockPassedOnError):
+        with pytest.raises(LockTakenOverError):
             slow.replace(b"slow", keep_as="bak")
     assert (tmp_path / "file").read_bytes() == b"fast"
 
@@ -95,7 +95,7 @@ def test_whatever_stands_in_the_lock_file_it_locks(tmp_path, content):
         first.replace(b"1", keep_as="bak")
         with lock_of(tmp_path, timeout_s=0.05).held() as second:
             second.replace(b"2", keep_as="bak")
-        with pytest.raises(LockPassedOnError):
+        with pytest.raises(LockTakenOverError):
             first.check()
 
 

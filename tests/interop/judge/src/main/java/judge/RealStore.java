@@ -14,15 +14,15 @@ import org.apache.rocketmq.store.stats.BrokerStatsManager;
 
 /** DefaultMessageStore over one directory, quiet: it deletes nothing by age and serves a port of the system's choice. */
 final class RealStore {
-    private static final long DISPATCH_PATIENCE_MS = 30_000;
+    private static final long DISPATCH_TIMEOUT_MS = 30_000;
 
     final DefaultMessageStore store;
     final File root;
-    /** Stands still where it is put; null: the store runs on real time. */
-    final StandingClock clock;
+    /** Stalled at the time that is set; null: the store runs on real time. */
+    final StalledClock clock;
 
     /** The store clock that a replay sets by hand. */
-    static final class StandingClock extends SystemClock {
+    static final class StalledClock extends SystemClock {
         volatile long nowMs;
 
         @Override public long now() {
@@ -30,11 +30,11 @@ final class RealStore {
         }
     }
 
-    RealStore(File root, Map<String, Object> settings, StandingClock clock) throws Exception {
+    RealStore(File root, Map<String, Object> settings, StalledClock clock) throws Exception {
         this(root, settings, clock, new BrokerConfig());
     }
 
-    RealStore(File root, Map<String, Object> settings, StandingClock clock, BrokerConfig broker) throws Exception {
+    RealStore(File root, Map<String, Object> settings, StalledClock clock, BrokerConfig broker) throws Exception {
         this.root = root;
         this.clock = clock;
         MessageStoreConfig config = new MessageStoreConfig();
@@ -87,7 +87,7 @@ final class RealStore {
 
     /** Waits until the queues and the index have caught up with the log. */
     void awaitDispatch() throws InterruptedException {
-        long deadline = System.currentTimeMillis() + DISPATCH_PATIENCE_MS;
+        long deadline = System.currentTimeMillis() + DISPATCH_TIMEOUT_MS;
         while (store.dispatchBehindBytes() > 0) {
             if (System.currentTimeMillis() > deadline) {
                 throw new IllegalStateException("dispatch stays " + store.dispatchBehindBytes() + " bytes behind");

@@ -26,9 +26,9 @@ final class Writing {
     static Row of(JSONObject request) throws Exception {
         File root = new File(request.getString("store"));
         List<JSONObject> puts = request.getJSONArray("puts").toJavaList(JSONObject.class);
-        RealStore.StandingClock clock = null;
+        RealStore.StalledClock clock = null;
         if (!puts.isEmpty() && puts.get(0).containsKey("clock")) {
-            clock = new RealStore.StandingClock();
+            clock = new RealStore.StalledClock();
             clock.nowMs = puts.get(0).getLongValue("clock");
         }
         RealStore real = new RealStore(root, request.getJSONObject("settings"), clock);
