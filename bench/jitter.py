@@ -105,9 +105,9 @@ def watch(store: Path, producer_pid: int, talk: Connection) -> None:
         while not talk.poll(SAMPLE_S):
             counters.append(_counters(store, memory.control, producer_pid))
             if len(counters) % RECORDER_EACH == 0:
-                waits.look()
+                waits.collect()
         counters.append(_counters(store, memory.control, producer_pid))
-    waits.look()
+    waits.collect()
     talk.send((counters, waits))
 
 

@@ -75,7 +75,7 @@ def explain(store: Path | None, settings: dict[str, str], as_json: bool, broker_
       PYENGINE_FLUSH_DISK_TYPE=SYNC_FLUSH pyengine config explain --set syncFlushTimeout=2s
     """
     if store is not None:
-        _look_at(store)
+        _check_store(store)
     conf = None if broker_conf is None else read_broker_conf(broker_conf, store, settings)
     running = None if settings or store is None or conf is not None else _running(store)
     loaded = running or load_config(store, settings if conf is None else conf.settings)
@@ -98,7 +98,7 @@ def explain(store: Path | None, settings: dict[str, str], as_json: bool, broker_
                        [(*row, _takes_effect(SETTINGS[row[0]])) for row in rows])
 
 
-def _look_at(store: Path) -> None:
+def _check_store(store: Path) -> None:
     """Print a note if `store` holds no store yet; NotAStoreError if it is a file."""
     try:
         existing_store(store)

@@ -258,18 +258,18 @@ def serve(exposition: Exposition, host: str, port: int) -> WSGIServer:
 
 def _application(exposition: Exposition) -> WSGIApplication:
     scrape: WSGIApplication = make_wsgi_app(exposition.registry)
-    looks = {"/healthz": exposition.health, "/readyz": exposition.readiness}
+    checks = {"/healthz": exposition.health, "/readyz": exposition.readiness}
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if path == "/metrics":
             return scrape(environ, start_response)
-        if path not in looks:
-            status, text = "404 Not Found", f"nothing is here: ask for /metrics, {' or '.join(looks)}"
+        if path not in checks:
+            status, text = "404 Not Found", f"nothing is here: ask for /metrics, {' or '.join(checks)}"
         elif environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             status, text = "405 Method Not Allowed", "use GET or HEAD"
         else:
-            good, text = looks[path]()
+            good, text = checks[path]()
             status = "200 OK" if good else "503 Service Unavailable"
         start_response(status, [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")])
         return [] if environ["REQUEST_METHOD"] == "HEAD" else [f"{text}\n".encode()]

@@ -224,7 +224,7 @@ class ModeRun(KillRounds):
         return self.proof.failures
 
     def end_round(self) -> None:
-        self._waits.look()
+        self._waits.collect()
         self._advance(self.proof)
 
     # -- producers
@@ -239,7 +239,7 @@ class ModeRun(KillRounds):
         self._ending.set()
         for thread in self._producers:
             thread.join(HANG_S)
-        self._waits.look()
+        self._waits.collect()
         self._acked.write()
 
     def acked_count(self) -> int:
@@ -292,7 +292,7 @@ class ModeRun(KillRounds):
 
     # -- judgement
 
-    def look_over(self, *, final: bool = False) -> None:
+    def check_store(self, *, final: bool = False) -> None:
         found = check_acked(self.store, self._acked_path)
         self.proof.checked, self.proof.lost = found.checked, found.lost
         if found.failure or found.checked != self.proof.acknowledged:

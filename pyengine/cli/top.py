@@ -23,7 +23,7 @@ from pyengine.cli.status import LINK_COLUMNS, link_row, replication_facts
 from pyengine.ipc.statistics import Statistics
 from pyengine.native import store_stats
 
-DrawLook = Callable[["Look"], None]
+DrawSample = Callable[["Sample"], None]
 RATES = ("put_messages", "put_bytes", "wrote", "committed", "flushed", "reput_from", "confirm", "syncs", "refused_puts")
 SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 
@@ -47,19 +47,19 @@ def top(store: Path, settings: dict[str, str], as_json: bool, interval_s: float,
       pyengine top STORE --interval 0.5 --count 10 --json
     """
     watcher = Watcher(existing_store(store), settings)
-    looks = 0
+    samples = 0
     with _drawing(as_json) as draw:
         while True:
-            draw(watcher.look())
-            looks += 1
-            if looks == count:
+            draw(watcher.sample())
+            samples += 1
+            if samples == count:
                 return
             time.sleep(interval_s)
 
 
 @contextmanager
-def _drawing(as_json: bool) -> Iterator[DrawLook]:
-    """Yield a function that shows a look: as a JSON line, as the whole screen of a terminal, or after the previous one."""
+def _drawing(as_json: bool) -> Iterator[DrawSample]:
+    """Yield a function that shows a sample: as a JSON line, as the whole screen of a terminal, or after the previous one."""
     if as_json:
         yield _print_json
         return
@@ -67,8 +67,8 @@ def _drawing(as_json: bool) -> Iterator[DrawLook]:
 
     console = output.console()
     if not sys.stdout.isatty():
-        def draw(look: Look) -> None:
-            console.print(screen(look))
+        def draw(sample: Sample) -> None:
+            console.print(screen(sample))
             sys.stdout.flush()
 
         yield draw
@@ -76,19 +76,19 @@ def _drawing(as_json: bool) -> Iterator[DrawLook]:
     from rich.live import Live
 
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        yield lambda look: live.update(screen(look), refresh=True)
+        yield lambda sample: live.update(screen(sample), refresh=True)
 
 
-def _print_json(look: Look) -> None:
-    document: dict[str, Any] = {**look.document, "rates_per_s": look.rates_per_s, "between_looks": look.latencies_ms,
-                                "topic_rates_per_s": look.topic_rates_per_s}
+def _print_json(sample: Sample) -> None:
+    document: dict[str, Any] = {**sample.document, "rates_per_s": sample.rates_per_s, "between_samples": sample.latencies_ms,
+                                "topic_rates_per_s": sample.topic_rates_per_s}
     output.write_json(document)
     sys.stdout.flush()
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """One look at a store; rates are empty in the first one, after a restart, and for a stopped store."""
+class Sample:
+    """One sample of a store; rates are empty in the first one, after a restart, and for a stopped store."""
 
     at_s: float
     document: dict[str, Any]
@@ -105,10 +105,10 @@ class Watcher:
         self._root = root
         self._settings = settings
         self._clock_s = clock_s
-        self._before: Look | None = None
+        self._before: Sample | None = None
 
-    def look(self) -> Look:
-        """Return a look at the store now."""
+    def sample(self) -> Sample:
+        """Return a sample of the store now."""
         live = live_status(self._root)
         if live is None:
             before = self._before
@@ -117,23 +117,23 @@ class Watcher:
                 document = before.document
             else:
                 document = engine_status(self._root, self._settings)
-            now = Look(self._clock_s(), document, None)
+            now = Sample(self._clock_s(), document, None)
         else:
-            now = between(self._before, Look(self._clock_s(), *live))
+            now = between(self._before, Sample(self._clock_s(), *live))
         self._before = now
         return now
 
 
-def between(before: Look | None, now: Look) -> Look:
+def between(before: Sample | None, now: Sample) -> Sample:
     """Return `now` with the rates since `before`."""
     if before is None or before.document.get("epoch") != now.document.get("epoch") or now.at_s <= before.at_s:
         return now
     seconds = now.at_s - before.at_s
     rates = {name: round((_counter(now.document, name) - _counter(before.document, name)) / seconds, 1) for name in RATES}
     if before.figures is None or now.figures is None:
-        return Look(now.at_s, now.document, now.figures, rates)
+        return Sample(now.at_s, now.document, now.figures, rates)
     rates["dispatched"] = round((now.figures.dispatched - before.figures.dispatched) / seconds, 1)
-    return Look(now.at_s, now.document, now.figures, rates, _topic_rates(before.figures, now.figures, seconds),
+    return Sample(now.at_s, now.document, now.figures, rates, _topic_rates(before.figures, now.figures, seconds),
                 _latencies(before.figures, now.figures))
 
 
@@ -166,12 +166,12 @@ def _latencies(before: Statistics, now: Statistics) -> dict[str, dict[str, float
 TOPICS_SHOWN = 10
 
 
-def screen(look: Look) -> RenderableType:
-    """Render a look; topics come last, because they may not all fit."""
-    document = look.document
-    parts: list[RenderableType] = [_facts(look), Text()]
+def screen(sample: Sample) -> RenderableType:
+    """Render a sample; topics come last, because they may not all fit."""
+    document = sample.document
+    parts: list[RenderableType] = [_facts(sample), Text()]
     parts.append(_table(("position", "offset", "per second"), [
-        (name, f"{value:,}", _size(look.rates_per_s.get(name))) for name, value in document["positions"].items()]))
+        (name, f"{value:,}", _size(sample.rates_per_s.get(name))) for name, value in document["positions"].items()]))
     if document["workers"]:
         parts += [Text(), _table(("worker", "pid", "state", "restarts", "errors", "heartbeat ms ago"), [
             (one["kind"], str(one["pid"]), _state(one["state"]), f"{one['restarts']:,}", f"{one['errors']:,}",
@@ -179,13 +179,13 @@ def screen(look: Look) -> RenderableType:
     links = (document["replication"] or {}).get("links")
     if links:
         parts += [Text(), _table(LINK_COLUMNS, [[output.printable(str(cell)) for cell in link_row(one)] for one in links])]
-    if look.figures is not None and look.figures.topics:
-        parts += [Text(), _topics(look)]
+    if sample.figures is not None and sample.figures.topics:
+        parts += [Text(), _topics(sample)]
     return Group(*parts)
 
 
-def _facts(look: Look) -> RenderableType:
-    document, rates = look.document, look.rates_per_s
+def _facts(sample: Sample) -> RenderableType:
+    document, rates = sample.document, sample.rates_per_s
     table = Table.grid(padding=(0, 2))
     state = Text(document["state"], style="green" if document["state"] == "running" and not document["read_only"] else "red")
     if document["reason"]:
@@ -193,14 +193,14 @@ def _facts(look: Look) -> RenderableType:
     table.add_row("store", Text(output.printable(document["store"])))
     table.add_row("state", state)
     table.add_row("mode", f"{document['mode']}, {document['role']}, {document['sessions']} producers")
-    if look.figures is not None:
-        windows = "  ".join(f"{window_s} s {output.number_text(value)}" for window_s, value in look.figures.put_tps.items())
+    if sample.figures is not None:
+        windows = "  ".join(f"{window_s} s {output.number_text(value)}" for window_s, value in sample.figures.put_tps.items())
         table.add_row("puts/s", f"{output.number_text(rates.get('put_messages'))}   {_size(rates.get('put_bytes'))}/s   "
                                 f"({windows})   refused/s {output.number_text(rates.get('refused_puts'))}")
-        table.add_row("put time", _latency(look, "put"))
-        table.add_row("sync time", f"{_latency(look, 'sync')}   {output.number_text(rates.get('syncs'))}/s")
-        table.add_row("dispatched/s", f"{output.number_text(rates.get('dispatched'))}   lag {_latency(look, 'lag')}"
-                                      f"   out of order {look.figures.dispatch_out_of_order:,}")
+        table.add_row("put time", _latency(sample, "put"))
+        table.add_row("sync time", f"{_latency(sample, 'sync')}   {output.number_text(rates.get('syncs'))}/s")
+        table.add_row("dispatched/s", f"{output.number_text(rates.get('dispatched'))}   lag {_latency(sample, 'lag')}"
+                                      f"   out of order {sample.figures.dispatch_out_of_order:,}")
     for name, text in replication_facts(document["replication"]):
         table.add_row(name, Text(output.printable(str(text))))
     if "epoch" in document:
@@ -210,23 +210,23 @@ def _facts(look: Look) -> RenderableType:
     return table
 
 
-def _latency(look: Look, what: str) -> str:
-    found = look.latencies_ms.get(what)
+def _latency(sample: Sample, what: str) -> str:
+    found = sample.latencies_ms.get(what)
     if not found or found["p50"] is None:
         return "-"
     return "  ".join(f"{name} {output.number_text(value)}" for name, value in found.items()) + " ms"
 
 
-def _topics(look: Look) -> RenderableType:
+def _topics(sample: Sample) -> RenderableType:
     """Render the busiest topics now, or the largest so far if there are no new messages."""
-    counts = look.figures.topics if look.figures is not None else {}
-    busy = list(look.topic_rates_per_s)
-    rest = sorted((topic for topic in counts if topic not in look.topic_rates_per_s),
+    counts = sample.figures.topics if sample.figures is not None else {}
+    busy = list(sample.topic_rates_per_s)
+    rest = sorted((topic for topic in counts if topic not in sample.topic_rates_per_s),
                   key=lambda topic: (-counts[topic].messages, topic))
     shown = [*busy, *rest][:TOPICS_SHOWN]
     rows = []
     for topic in shown:
-        rate = look.topic_rates_per_s.get(topic, {})
+        rate = sample.topic_rates_per_s.get(topic, {})
         rows.append((output.printable(topic), output.number_text(rate.get("messages", 0)), f"{_size(rate.get('bytes', 0))}",
                      f"{counts[topic].messages:,}", output.size_text(counts[topic].size_bytes)))
     title = f"topic ({len(counts)})" if len(counts) > len(shown) else "topic"

@@ -299,7 +299,7 @@ class KillRounds:
         self.wait_for_acks()
         self.settle()
         self.stop_engine()
-        self.look_over(final=True)
+        self.check_store(final=True)
 
     # -- what a subclass has
 
@@ -324,7 +324,7 @@ class KillRounds:
         """Kill or disturb the engine; afterwards it runs again."""
         raise NotImplementedError
 
-    def look_over(self, *, final: bool = False) -> None:
+    def check_store(self, *, final: bool = False) -> None:
         """Check the stopped store."""
         raise NotImplementedError
 

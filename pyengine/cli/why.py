@@ -175,10 +175,10 @@ class Waits:
         self._began_ns = monotonic_ns()
         self._stalls: list[dict[tuple[int, int], Stall]] = [{} for _ in range(recorder.PUTS_RING + 1)]
         self._minutes: list[dict[int, int]] = [{} for _ in range(recorder.PUTS_RING + 1)]
-        self.look()
+        self.collect()
         self._counted_before = [dict(minutes) for minutes in self._minutes]
 
-    def look(self) -> None:
+    def collect(self) -> None:
         """Add the new entries; if there is no record at this moment, keep the old ones."""
         with contextlib.suppress(EngineUnavailableError):
             for kind, ring in enumerate(read_recorder(self._root)):
@@ -187,8 +187,8 @@ class Waits:
                     self._minutes[kind][row.minute] = max(row.stalls, self._minutes[kind].get(row.minute, 0))
 
     def why(self) -> Why:
-        """Return all waits, after one more look()."""
-        self.look()
+        """Return all waits, after one more collect()."""
+        self.collect()
         rings = []
         for stalls, minutes, before in zip(self._stalls, self._minutes, self._counted_before, strict=True):
             rows = [Minute(minute, count - before.get(minute, 0), 0, None) for minute, count in minutes.items()]

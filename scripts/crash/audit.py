@@ -94,9 +94,9 @@ def audit(store: Path, rows: Sequence[dict], level: str = "committed", topics: C
                         break
                     for message in got.messages:
                         if topic in (SCHEDULE_TOPIC, DELAYED_TOPIC):
-                            _look_at_delayed(message, topic, queue_id, found)
+                            _check_delayed(message, topic, queue_id, found)
                         else:
-                            _look_at(message, at, topic, queue_id, expected, found)
+                            _check_message(message, at, topic, queue_id, expected, found)
                         at += 1
     found.redelivered = found.delivered.total() - len(found.delivered)
     if delayed_are_due:
@@ -116,7 +116,7 @@ def audit_kept(store: Path, rows: Sequence[dict], **options) -> tuple[Audit, Seq
             return found, rows
 
 
-def _look_at_delayed(message, topic: str, queue_id: int, found: Audit) -> None:
+def _check_delayed(message, topic: str, queue_id: int, found: Audit) -> None:
     """Whole, wherever it stands; as long as it waits (SCHEDULE_TOPIC) it is not delivered."""
     found.messages += 1
     try:
@@ -139,7 +139,7 @@ class _Expected:
     seen: set[tuple[str, int]] = field(default_factory=set)
 
 
-def _look_at(message: Message, at: int, topic: str, queue_id: int, expected: _Expected, found: Audit) -> None:
+def _check_message(message: Message, at: int, topic: str, queue_id: int, expected: _Expected, found: Audit) -> None:
     last_of, seen = expected.last_of, expected.seen
     found.messages += 1
     if message.queue_offset != at:

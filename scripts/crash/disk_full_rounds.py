@@ -143,7 +143,7 @@ class DiskFullRun(CrashRun):
                                          f"{done.stderr[-1000:]}")
         self.disk.give_room()
         self.recover()
-        self.look_over()
+        self.check_store()
         self.start_engine()
 
 

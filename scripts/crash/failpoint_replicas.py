@@ -50,13 +50,13 @@ class ReplicatedRun(FailpointRun, ReplicatorRun):
         self._crashes = 0
 
     def start_slave(self) -> dict[str, object]:
-        with looking_at(self.boards[SLAVE]):
+        with using_board(self.boards[SLAVE]):
             return super().start_slave()
 
-    def look_over(self, *, final: bool = False) -> None:
+    def check_store(self, *, final: bool = False) -> None:
         self._crashes += 1
         if final or self._crashes % CRASHES_SEEN_MAX == 0:
-            super().look_over(final=final)
+            super().check_store(final=final)
 
     def steps_of(self, point: Failpoint, way: str) -> list[tuple[Failpoint, str, str]]:
         return [(point, way, side) for side in ([point.side] if point.side else [MASTER, SLAVE])]
@@ -223,7 +223,7 @@ def not_kept(store: Path, tail: dict[int, bytes]) -> list[str]:
 
 
 @contextlib.contextmanager
-def looking_at(board: Board) -> Iterator[None]:
+def using_board(board: Board) -> Iterator[None]:
     """What is started meanwhile looks at that board."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = str(board.path)

@@ -172,7 +172,7 @@ class FailpointRun(CrashRun):
             if way == CRASH:
                 self.kill_all_around(pid)
                 self.recover(self.victim)
-                self.look_over()
+                self.check_store()
                 self.start_engine()
             else:
                 time.sleep(MOMENT_S)
@@ -278,7 +278,7 @@ class FailpointRun(CrashRun):
             self.start_engine()
             raise NotReachedError
         self.recover()
-        self.look_over()
+        self.check_store()
         self.start_engine()
 
     def kill_everything_now(self) -> None:

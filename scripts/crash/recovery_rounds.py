@@ -61,7 +61,7 @@ class RecoveryRun(CrashRun):
         for number in range(self.summary.depth):
             self.kill_one_recovery(sure=number == 0)
         self.recover()
-        self.look_over()
+        self.check_store()
         self.start_engine()
 
     def kill_everything_at_once(self) -> None:

@@ -83,7 +83,7 @@ class ReplicatorRun(CrashRun):
                 kill(pid)
             self.summary.kills += len(victims) + 1
 
-    def look_over(self, *, final: bool = False) -> None:
+    def check_store(self, *, final: bool = False) -> None:
         """Both run until the slave has everything, then both are stopped."""
         if not living_kinds(self.store):
             start_engine(self.store, self.settings, timeout_s=COMMAND_TIMEOUT_S)
@@ -95,7 +95,7 @@ class ReplicatorRun(CrashRun):
         finally:
             stop_engine(self.store)
         stop_engine(self.slave)
-        super().look_over(final=final)
+        super().check_store(final=final)
         rows = read_acked(self.acked)
         found = audit(self.slave, rows)
         self.summary.lost += found.lost

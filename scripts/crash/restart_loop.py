@@ -71,7 +71,7 @@ class RestartRun(CrashRun):
     def die_and_recover(self) -> None:
         self.die()
         self.recover()
-        self.look_over()
+        self.check_store()
         self.start_engine()
 
 

@@ -229,12 +229,12 @@ class CrashRun(KillRounds):
             if "committer" in pids:
                 self.summary.undrained_bytes += now.wrote - now.committed
         self.recover()
-        self.look_over()
+        self.check_store()
         self.start_engine()
 
     # -- judgement
 
-    def look_over(self, *, final: bool = False) -> None:
+    def check_store(self, *, final: bool = False) -> None:
         rows = read_acked(self.acked)
         if self.kind == "cleaner":
             all_rows = rows

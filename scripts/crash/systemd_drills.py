@@ -501,9 +501,9 @@ class TwoStores(Drill):
         self._other.stop_engine()
         super().stop_engine()
 
-    def look_over(self, *, final: bool = False) -> None:
-        self._other.look_over(final=final)
-        super().look_over(final=final)
+    def check_store(self, *, final: bool = False) -> None:
+        self._other.check_store(final=final)
+        super().check_store(final=final)
         ours, theirs = self.summary, self._other.summary
         ours.acknowledged += theirs.acknowledged
         ours.checked += theirs.checked
@@ -544,7 +544,7 @@ class RestoreOver(Drill):
         self.end_producers()
         self.stop_engine()
         self._refused("the stopped store", self.as_user("restore", backup, self.store))
-        self.look_over()
+        self.check_store()
         lost = self.store.with_name(f"{self.instance}-lost")
         self.store.rename(lost)
         self.store.mkdir(mode=0o700)

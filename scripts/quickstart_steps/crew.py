@@ -131,8 +131,8 @@ class Kill:
         os.kill(self.pid, signal.SIGKILL)
         self.killed_s = time.monotonic()
 
-    def look(self) -> bool:
-        """True at the first look that finds the replacement ready."""
+    def check_replaced(self) -> bool:
+        """True at the first call that finds the replacement ready."""
         if not self.pid or self.back_pid:
             return False
         worker = self._worker()

@@ -110,7 +110,7 @@ def put_everything(asked: argparse.Namespace, store: Path, jobs: list, total_byt
                 if not kill.pid and report.read_bytes >= KILL_AT * total_bytes:
                     kill.strike()
                     show.say(f"SIGKILL to the {kill.kind}, process {kill.pid}, after {report.messages:,} acknowledged messages")
-                if kill.look():
+                if kill.check_replaced():
                     show.say(f"the {kill.kind} is back after {kill.back_after_ms} ms as process {kill.back_pid}; no other process "
                              f"was restarted")
                 show.report(report)
@@ -129,7 +129,7 @@ def put_everything(asked: argparse.Namespace, store: Path, jobs: list, total_byt
 def wait_until_back(kill: Kill) -> None:
     deadline_s = time.monotonic() + 30
     while not kill.back_pid and time.monotonic() < deadline_s:
-        if kill.look():
+        if kill.check_replaced():
             print(f"the {kill.kind} is back after {kill.back_after_ms} ms as process {kill.back_pid}")
         time.sleep(0.02)
     if not kill.back_pid:

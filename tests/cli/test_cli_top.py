@@ -1,4 +1,4 @@
-"""`pyengine top`: what lies between two looks, and the three ways of showing it: a terminal, lines, JSON."""
+"""`pyengine top`: what lies between two samples, and the three ways of showing it: a terminal, lines, JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 import pyengine
 from fix_cli import command_line, environment, run
 from pyengine.cli.engine_status import live_status
-from pyengine.cli.top import Look, Watcher, between
+from pyengine.cli.top import Sample, Watcher, between
 from pyengine.errors import DiskError
 from pyengine.native import control as native
 from pyengine.native import store_stats
@@ -44,7 +44,7 @@ class Clock:
         return self.now_s
 
 
-def test_rates_and_percentiles_are_those_between_two_looks(owner):
+def test_rates_and_percentiles_are_those_between_two_samples(owner):
     clock = Clock()
     watcher = Watcher(owner.root, {}, clock)
     stats = owner.memory.counters
@@ -52,14 +52,14 @@ def test_rates_and_percentiles_are_those_between_two_looks(owner):
     store_stats.add_sync(stats, 900_000_000)  # before the first look: not in the percentiles
     slot = topics.slot[0]
     slot.topic, slot.topic_bytes, slot.messages, slot.bytes = b"orders", 6, 100, 1000
-    first = watcher.look()
+    first = watcher.sample()
     assert (first.rates_per_s, first.latencies_ms, first.topic_rates_per_s) == ({}, {}, {})
     clock.now_s += 2
     native.store_position(owner.control.wrote, 8096)
     store_stats.add_sync(stats, 3_000_000)
     stats.dispatch.messages = 50
     slot.messages, slot.bytes = 150, 6000
-    second = watcher.look()
+    second = watcher.sample()
     assert second.rates_per_s["wrote"] == 2000 and second.rates_per_s["committed"] == 0
     assert second.rates_per_s["dispatched"] == 25
     assert second.topic_rates_per_s == {"orders": {"messages": 25, "bytes": 2500}}
@@ -70,8 +70,8 @@ def test_rates_and_percentiles_are_those_between_two_looks(owner):
 
 def test_there_are_no_rates_across_a_restart(owner):
     document, figures = live_status(owner.root)
-    now = Look(12.0, document | {"epoch": document["epoch"] + 1}, figures)
-    assert between(Look(10.0, document, figures), now) == now
+    now = Sample(12.0, document | {"epoch": document["epoch"] + 1}, figures)
+    assert between(Sample(10.0, document, figures), now) == now
     assert between(None, now) == now
 
 
@@ -94,7 +94,7 @@ def test_the_files_of_a_stopped_store_are_read_once(owner, monkeypatch):
                         lambda root, settings: reads.append(root) or {"state": "stopped", "positions": {}, "workers": []})
     watcher = Watcher(owner.root, {})
     for _ in range(3):
-        assert watcher.look().document["state"] == "stopped"
+        assert watcher.sample().document["state"] == "stopped"
     assert len(reads) == 1
 
 
@@ -102,7 +102,7 @@ def test_json_is_a_document_a_line(owner):
     ran = run("top", owner.root, "--count", 2, "--interval", 0.05, "--json")
     first, second = [json.loads(line) for line in ran.stdout.splitlines()]
     assert first["rates_per_s"] == {} and second["rates_per_s"]["wrote"] == 0
-    assert second["between_looks"]["put"]["p50"] is None and second["statistics"]["put_message_times_total"] == 0
+    assert second["between_samples"]["put"]["p50"] is None and second["statistics"]["put_message_times_total"] == 0
 
 
 def test_without_a_terminal_looks_follow_each_other(owner):

@@ -198,8 +198,8 @@ def test_what_was_overwritten_between_two_looks_is_counted_and_nothing_else(monk
     looks = iter([rings(40), rings(43, 41, 42), rings(47, 45, 46), rings(47, 45, 46)])
     monkeypatch.setattr(why, "read_recorder", lambda root: next(looks))
     waits = why.Waits("somewhere")
-    waits.look()
-    waits.look()
+    waits.collect()
+    waits.collect()
     found = waits.why()
     assert (len(found.waits), found.forgotten) == (4, 3), "40 were there before, 44 and two more were never seen"
 

@@ -53,11 +53,11 @@ class Held:
 
 def the_wait(root, cause: str, said: str = "") -> why.Entry:
     """The longest wait, of that cause, once its worker and who kept that one have recorded it."""
-    def look():
+    def collect():
         waits = [one for one in told(root).waits if one.took_ms >= HELD_NS / 1e6 / 2 and said in one.sentence]
         return max(waits, key=lambda one: one.took_ms) if waits else None
 
-    found = eventually(look, f"the wait is recorded: {said}")
+    found = eventually(collect, f"the wait is recorded: {said}")
     assert found.cause == cause, told(root)
     return found
 
@@ -154,11 +154,11 @@ def test_a_writer_without_a_processor(make_engine):
     spinning = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
     try:
         with pyengine.connect(engine.root) as producer:
-            def look():
+            def collect():
                 assert producer.put("T", b"x").ok
                 return any((one.cause, one.worker) == ("cpu", "writer") for one in told(engine.root).waits)
 
-            eventually(look, "a put waits for a processor", 60)
+            eventually(collect, "a put waits for a processor", 60)
     finally:
         for process in spinning:
             process.kill()
