@@ -46,7 +46,7 @@ from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import DurableWatermark, abort_file_exists, read_watermark
 from pyengine.storage.config import EngineConfig, load_config
 from pyengine.storage.file_system import used_ratio
-from pyengine.storage.later_format import later_things
+from pyengine.storage.later_format import find_later_features
 from pyengine.storage.log_holds import read_log_holds
 from pyengine.storage.recovery.report import copy_note
 from pyengine.storage.replication_state import ReplicationStateFile
@@ -271,7 +271,7 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
         reason = "it was not stopped in an orderly way: the next start recovers it"
         if undrained_bytes:
             reason += f"; {undrained_bytes:,} acknowledged bytes are in shared memory only and are drained then"
-    later = "; ".join(one.sentence for one in later_things(root))
+    later = "; ".join(one.sentence for one in find_later_features(root))
     if later and not reason:
         reason = f"RocketMQ 5 has written to it, so no engine starts here: {later}"
     watermark = read_watermark(root)

@@ -213,7 +213,7 @@ class _RemoteLogView(LogView):
                 if start >= stop:
                     continue
                 result = walk_piece(fetched, start, stop, limit=limit, check_crc=check_crc, strict=strict,
-                                    check_offset=self.owner is Owner.OURS)
+                                    check_offset=self.owner is Owner.PYENGINE)
                 yield result
                 start = result.end_offset
                 if result.reason != CaseLabel.RANGE_END or start < stop:

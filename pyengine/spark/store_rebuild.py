@@ -52,20 +52,20 @@ from pyengine.storage.consume_queue import find_queue_end, open_queue_file, remo
 from pyengine.storage.dispatcher import is_queue_name
 from pyengine.storage.durable_writes import make_folders, sibling_of, sync_folder
 from pyengine.storage.index_file import IndexFiles
-from pyengine.storage.log_scan import LogView, Owner, where_to_read
+from pyengine.storage.log_scan import LogView, Owner, find_recovery_start
 from pyengine.storage.mapped_file import MappedFile, mapped, used_end
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.dispatch import (
     FilledIndex,
     KeyPlace,
     LogRange,
-    Passed,
+    UndispatchedRange,
     key_place,
     put_entries,
     put_keys,
     read_index_header,
     run_into,
-    step_over,
+    skip_damage,
 )
 from pyengine.storage.recovery.log import Work, plan_log, segments_between
 from pyengine.storage.recovery.markers import RebuildMarker, read_marker, read_rebuild_marker
@@ -143,7 +143,7 @@ class PartsFound(NamedTuple):
 
     begin: int
     parts: list[tuple[LogRange, list[TouchedQueue], int]]
-    passed: list[Passed]
+    passed: list[UndispatchedRange]
     end: int
 
 
@@ -189,7 +189,7 @@ class PartsUnit:
                 elif len(found.passed) == _PARTS_MAX:
                     return None
                 else:
-                    found.passed.append(step_over(view, base, at, self.segment_stop, walked.reason))
+                    found.passed.append(skip_damage(view, base, at, self.segment_stop, walked.reason))
                     at = found.passed[-1].following
         return found._replace(end=at)
 
@@ -344,7 +344,7 @@ class WorkersRebuild(RebuildWork):
             _name_index_files(folder, names, filled)
         return ""
 
-    def _parts_between(self, store: MessageStore, log: LogView, start: int, end: int) -> tuple[_Parts | None, list[Passed]]:
+    def _parts_between(self, store: MessageStore, log: LogView, start: int, end: int) -> tuple[_Parts | None, list[UndispatchedRange]]:
         """Return the parts of [start, end) and the ranges between them, as one walk finds them; None for too many parts."""
         units = [PartsUnit(segment, first, min(first + self._task_bytes, stop), stop, segment.start_offset + log.size_bytes)
                  for segment in segments_between(store, start, end)
@@ -419,8 +419,8 @@ def _was_cut_short(store: MessageStore) -> bool:
 
 def _end_of_recovery(store: MessageStore, log: LogView, options: RecoveryOptions) -> int:
     """Return where the recovery of a store that was stopped in order will end its log; an earlier rebuild may have begun one."""
-    _, first = where_to_read(store.root, log)
-    if log.owner is Owner.THEIRS and read_marker(store) is None:
+    _, first = find_recovery_start(store.root, log)
+    if log.owner is Owner.ROCKETMQ and read_marker(store) is None:
         first = len(log.segments) - 1  # rebuild's marker will say so
     return plan_log(log, first, None, check_crc=options.check_crc_on_recover).end_offset
 

@@ -43,7 +43,7 @@ from pyengine.storage.check.work import (
 )
 from pyengine.storage.config import EngineConfig, load_config
 from pyengine.storage.mapped_file import MappedFile, mapped
-from pyengine.storage.recovery.dispatch import makes_sense, read_index_header
+from pyengine.storage.recovery.dispatch import is_plausible, read_index_header
 from pyengine.storage.recovery.queues import QueueState
 from pyengine.storage.recovery.report import GrowingProgress
 
@@ -354,4 +354,4 @@ def _sound_header(path: Path, layout: IndexLayout) -> IndexHeader | None:
     if path.stat().st_size != layout.size_bytes:
         return None
     header = read_index_header(path)
-    return header if makes_sense(header, layout) else None
+    return header if is_plausible(header, layout) else None

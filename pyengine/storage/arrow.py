@@ -116,9 +116,9 @@ class LogScanner:
                 yield self._to_arrow(batch)
             if self._scanner.reason in _IN_ORDER:
                 return
-            position = self._pass_damage(view, base_offset, end, limit)
+            position = self._skip_damage(view, base_offset, end, limit)
 
-    def _pass_damage(self, view: Buffer, base_offset: int, end: int, limit: int) -> int | None:
+    def _skip_damage(self, view: Buffer, base_offset: int, end: int, limit: int) -> int | None:
         """Return the first record after the damage at which the scan stopped, None if there is none."""
         position, reason = self._scanner.position, self._scanner.reason
         following = sync(view, base_offset, position + 1, end, limit=limit) if position + 1 < end else None

@@ -42,7 +42,7 @@ def find_layout(files: Sequence[Path], wanted: IndexLayout) -> IndexLayout | Non
     None if the files have no keys: then only `wanted` can be right, if it has
     their length.
     """
-    with_keys = [view for view in map(_map_for_layout, _spread(files)) if view is not None and unpack_header(view).index_count > 1]
+    with_keys = [view for view in map(_map_for_layout, _sample_files(files)) if view is not None and unpack_header(view).index_count > 1]
     if not with_keys:
         return None
     if all(fits(view, wanted) for view in with_keys):
@@ -145,7 +145,7 @@ def _used_words(view: mmap.mmap) -> Iterator[int]:
                 yield first_word + number
 
 
-def _spread(files: Sequence[Path]) -> list[Path]:
+def _sample_files(files: Sequence[Path]) -> list[Path]:
     """Return a few of the files: the first, the last, and some between."""
     if len(files) <= _FILES_CHECKED:
         return list(files)

@@ -33,7 +33,7 @@ _CHECK = struct.Struct(">qqq")   # TimerCheckpoint: last time that was read, tim
 _SEARCHED_MAX = 1000             # most folders that are searched for databases
 
 
-class Later(NamedTuple):
+class LaterFeature(NamedTuple):
     """One feature of a later version: its path relative to the root, and a clause about it."""
 
     path: str
@@ -44,7 +44,7 @@ class Later(NamedTuple):
         return f"{self.path}: {self.what}"
 
 
-def later_things(root: str | os.PathLike[str]) -> list[Later]:
+def find_later_features(root: str | os.PathLike[str]) -> list[LaterFeature]:
     """Return the features of RocketMQ 5 in the store at `root`; empty for a store of 4.9 or of this engine.
 
     The contents of files never make it raise an error.
@@ -53,16 +53,17 @@ def later_things(root: str | os.PathLike[str]) -> list[Later]:
     found = []
     for folder in _rocksdb_folders(paths):
         what = "its consume queues are" if folder == paths.consume_queue else "it is"
-        found.append(Later(str(folder.relative_to(paths.root)), f"{what} a RocksDB database, which only RocketMQ 5 reads"))
+        found.append(LaterFeature(str(folder.relative_to(paths.root)), f"{what} a RocksDB database, which only RocketMQ 5 reads"))
     pending = _pending_timers(paths)
     if pending:
-        found.append(Later("timerwheel", f"{pending} delayed messages wait there, which only RocketMQ 5 delivers"))
+        found.append(LaterFeature("timerwheel", f"{pending} delayed messages wait there, which only RocketMQ 5 delivers"))
     if _holds_files(paths.root / "compaction"):
-        found.append(Later("compaction", "topics are compacted, which only RocketMQ 5 does and reads"))
+        found.append(LaterFeature("compaction", "topics are compacted, which only RocketMQ 5 does and reads"))
     if (paths.config / "tieredStoreMetadata.json").is_file():
-        found.append(Later("config/tieredStoreMetadata.json", "a part of its messages lies in tiered storage, which only RocketMQ 5 reads"))
+        found.append(LaterFeature("config/tieredStoreMetadata.json",
+                                  "a part of its messages lies in tiered storage, which only RocketMQ 5 reads"))
     if _holds_files(paths.root / "batchconsumequeue"):
-        found.append(Later("batchconsumequeue", "it has queues of batches, which only RocketMQ 5 reads"))
+        found.append(LaterFeature("batchconsumequeue", "it has queues of batches, which only RocketMQ 5 reads"))
     return found
 
 
@@ -74,7 +75,7 @@ def require_known_format(root: str | os.PathLike[str]) -> None:
     if StorePaths(root).restoring.exists():
         raise StoreRefusedError(f"a restore into {root} has not finished: run the same {command('restore', 'DEST', root)} again, or "
                                 "delete the directory")
-    found = later_things(root)
+    found = find_later_features(root)
     if found:
         raise StoreRefusedError(
             f"{root} is a store of RocketMQ 5, and nothing is written into it. " + "; ".join(one.sentence for one in found)

@@ -50,8 +50,8 @@ Piece = tuple[int, bool]  # (end, whether topic and properties are checked too: 
 class Owner(enum.Enum):
     """The program that wrote the log: a valid config/watermark means pyengine."""
 
-    OURS = "ours"
-    THEIRS = "theirs"  # RocketMQ's log, or pyengine's without its watermark
+    PYENGINE = "pyengine"
+    ROCKETMQ = "rocketmq"  # RocketMQ's log, or pyengine's without its watermark
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class LogView:
 
     @property
     def owner(self) -> Owner:
-        return Owner.THEIRS if self.watermark is None else Owner.OURS
+        return Owner.ROCKETMQ if self.watermark is None else Owner.PYENGINE
 
     @property
     def min_offset(self) -> int:
@@ -107,7 +107,7 @@ class LogView:
         with mapped(segment.path) as view:
             return classify(view, offset - start, start + self.size_bytes - offset, offset, check_crc=False)
 
-    def keeping(self) -> LogView:
+    def with_kept_mappings(self) -> LogView:
         """Return a view that keeps its mappings from one step to the next, so that a page is faulted in only once."""
         return replace(self, kept={})
 
@@ -134,7 +134,7 @@ class LogView:
         """Call walk_pieces() for one segment."""
         with self.mapped(segment) as view:
             view.madvise(mmap.MADV_SEQUENTIAL)
-            part = SegmentWalk(view, segment.start_offset, limit, check_crc, check_offset=self.owner is Owner.OURS)
+            part = SegmentWalk(view, segment.start_offset, limit, check_crc, check_offset=self.owner is Owner.PYENGINE)
             yield from walk_pieces(part, start, pieces)
 
 
@@ -149,7 +149,7 @@ class LogScan:
     messages: int = 0
     last_store_timestamp_ms: int = -1
 
-    def carried_on(self, result: WalkResult, end_offset: int, reason: str) -> LogScan:
+    def extended_by(self, result: WalkResult, end_offset: int, reason: str) -> LogScan:
         """Return this scan, extended by one more walk."""
         return replace(
             self,
@@ -177,7 +177,7 @@ def first_segment_to_scan(log: LogView, path: RecoveryPath, checkpoint: Checkpoi
     first = 0
     if path is RecoveryPath.NORMAL:
         first = first_after_orderly_stop(log, count)
-        kept = None if kept_from is None or log.owner is Owner.OURS else log.index_of(kept_from)
+        kept = None if kept_from is None or log.owner is Owner.PYENGINE else log.index_of(kept_from)
         first = max(first, kept or 0)
     else:
         for index in range(count - 1, 0, -1):
@@ -193,7 +193,7 @@ def first_segment_to_scan(log: LogView, path: RecoveryPath, checkpoint: Checkpoi
 def first_after_orderly_stop(log: LogView, count: int) -> int:
     """Return the index at which reading begins in the first `count` segments after an orderly stop, without a watermark."""
     segments_read = NORMAL_SEGMENTS
-    if log.owner is Owner.OURS:
+    if log.owner is Owner.PYENGINE:
         segments_read = min(NORMAL_SEGMENTS, max(1, CLEAN_VERIFY_BYTES_MAX // log.size_bytes))
     return max(0, count - segments_read)
 
@@ -222,7 +222,7 @@ def scan_log(
     for segment in log.segments[first:]:
         base, segment_end = segment.start_offset, segment.start_offset + log.size_bytes
         if base > scan.end_offset and not over_gaps:
-            return replace(scan, reason=MISSING_SEGMENT) if log.owner is Owner.OURS else before_blank
+            return replace(scan, reason=MISSING_SEGMENT) if log.owner is Owner.PYENGINE else before_blank
         end = segment_end if limit is None else min(segment_end, limit)
         scan = _scan_segment(log, segment, max(at, base), end, scan, check_crc, report_done)
         if scan.reason != CaseLabel.BLANK and scan.end_offset < (resumed := min(log.verified_from, end)):
@@ -231,7 +231,7 @@ def scan_log(
                 continue
         if scan.reason != CaseLabel.BLANK:
             return scan
-        if segment is log.segments[-1] and log.owner is Owner.THEIRS and limit is None:
+        if segment is log.segments[-1] and log.owner is Owner.ROCKETMQ and limit is None:
             return scan  # RocketMQ ends the log before such a blank; a commit slot may be after it
         before_blank, scan = scan, replace(scan, end_offset=segment_end, reason=CaseLabel.RANGE_END)
     return scan
@@ -255,7 +255,7 @@ def _scan_segment(
     results = log.walk(segment, at, list(_slices(at, end, log.watermark)), limit=end, check_crc=check_crc)
     with contextlib.closing(results):  # the walk ends when `progress` raises
         for result in results:
-            scan = scan.carried_on(result, result.end_offset, result.reason)
+            scan = scan.extended_by(result, result.end_offset, result.reason)
             progress(scan.end_offset - scan.scan_from)
     return scan
 
@@ -300,8 +300,8 @@ def find_end(root: Root, log: LogView) -> LogScan:
     index = None if flushed is None else log.index_of(flushed)
     if flushed is None or index is None:
         # A reader continues after a missing segment, as RocketMQ does; recovery refuses such a store (commit_log.list_complete_log).
-        over_gaps = log.owner is Owner.THEIRS
-        return scan_log(log, where_to_read(root, log, over_gaps=over_gaps)[1], over_gaps=over_gaps)
+        over_gaps = log.owner is Owner.ROCKETMQ
+        return scan_log(log, find_recovery_start(root, log, over_gaps=over_gaps)[1], over_gaps=over_gaps)
     label = log.label_at(log.segments[index], flushed)
     # The watermark may be inside a torn record or, if RocketMQ has appended since, inside a valid one: the segment's start is safe.
     scan = scan_log(log, index, start=None if label in _UNFINISHED else flushed)
@@ -315,19 +315,19 @@ def own_watermark(reading: WatermarkReading, min_offset: int) -> DurableWatermar
     return replace(reading.watermark, flushed=max(min_offset, 0))
 
 
-def where_to_read(root: Root, log: LogView, *, over_gaps: bool = False,
-                  is_doubted: bool = False) -> tuple[RecoveryPath, int]:
+def find_recovery_start(root: Root, log: LogView, *, over_gaps: bool = False,
+                        has_failed_sync: bool = False) -> tuple[RecoveryPath, int]:
     """Return RocketMQ's recovery path for this store, and the index of the segment in which recovery begins to read.
 
-    `is_doubted`: a sync has failed, so recovery reads as after a crash.
+    `has_failed_sync`: a sync has failed, so recovery reads as after a crash.
     """
     marker = read_marker(root)
-    is_abnormal = abort_file_exists(root) or is_doubted or (marker is not None and marker.path is RecoveryPath.ABNORMAL)
+    is_abnormal = abort_file_exists(root) or has_failed_sync or (marker is not None and marker.path is RecoveryPath.ABNORMAL)
     path = RecoveryPath.ABNORMAL if is_abnormal else RecoveryPath.NORMAL
     first = first_segment_to_scan(log, path, read_checkpoint(root), read_kept_from(root), over_gaps=over_gaps)
     if marker is not None:  # in RocketMQ's store a second recovery that reads more would truncate what the first one kept
         unfinished = log.index_of(marker.scan_from) or 0
-        first = unfinished if log.owner is Owner.THEIRS else min(first, unfinished)
+        first = unfinished if log.owner is Owner.ROCKETMQ else min(first, unfinished)
     return path, first
 
 
@@ -417,12 +417,12 @@ class LogEnd:
             return self._end
         if self._end >= log.verified_from and log.label_at(log.segments[index], self._end) == CaseLabel.ZEROES:
             return self._end  # no record was appended
-        scan = scan_log(log, index, start=self._end, over_gaps=log.owner is Owner.THEIRS)
+        scan = scan_log(log, index, start=self._end, over_gaps=log.owner is Owner.ROCKETMQ)
         if scan.end_offset > self._end or scan.reason not in _UNFINISHED or not self._may_recheck():
             return scan.end_offset
         # Either a process is writing there, or the writer was killed, and bytes that this reader has
         # passed were cleared and overwritten: the segment's start is safe.
-        if log.owner is Owner.THEIRS:
+        if log.owner is Owner.ROCKETMQ:
             return scan_log(log, index, over_gaps=True).end_offset
         self._end = None
         return find_end(self._root, self._current_view(starts)).end_offset
@@ -458,7 +458,7 @@ class _FollowedLog(LogView):
         self, segment: MappedFile, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool
     ) -> Generator[WalkResult, None, None]:
         return walk_pieces(SegmentWalk(self._bytes(segment), segment.start_offset, limit, check_crc,
-                                       check_offset=self.owner is Owner.OURS), start, pieces)
+                                       check_offset=self.owner is Owner.PYENGINE), start, pieces)
 
 
 # -- a walk over a long range by two processors ----------------------------------------

@@ -10,7 +10,7 @@ from fix_cli import changes, picture, run
 from pyengine.errors import StoreRefusedError
 from pyengine.formats.consume_queue import pack_entry
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.later_format import MESSAGE_MAGIC_V2, later_things
+from pyengine.storage.later_format import MESSAGE_MAGIC_V2, find_later_features
 
 SLOTS, NOW_S = 2 * 60, 1_700_000_000
 WRITING = (("start",), ("recover",), ("recover", "--accept-loss"), ("rebuild", "--queues"), ("clean", "--older-than", "1"),
@@ -70,7 +70,7 @@ def test_what_only_rocketmq_5_keeps_is_named_and_nothing_is_written(golden, tmp_
     (store.root / "abort").write_bytes(b"")  # there is something to recover
     KINDS[kind](store.root)
     path = kind.partition(",")[0]
-    assert [one.path for one in later_things(store.root)] == [path]
+    assert [one.path for one in find_later_features(store.root)] == [path]
     before = picture(store.root)
     for command in WRITING:
         ran = run(command[0], store.root, *command[1:])
@@ -95,7 +95,7 @@ def test_its_log_is_read_checked_and_carved_out_all_the_same(golden, tmp_path, k
     ran = run("salvage", store.root, tmp_path / "new", "--json")
     assert ran.code == 0 and ran.document["records"] == messages
     assert any(note.startswith(f"{path}: ") for note in ran.document["notes"])
-    assert later_things(tmp_path / "new") == [] and run("check", tmp_path / "new").code == 0
+    assert find_later_features(tmp_path / "new") == [] and run("check", tmp_path / "new").code == 0
 
 
 def test_queues_in_rocksdb_are_not_missing_queues(golden):
@@ -114,7 +114,7 @@ def test_queues_in_rocksdb_are_not_missing_queues(golden):
 def test_a_wheel_without_waiting_messages_keeps_nothing_from_its_store(golden):
     store = golden("basic")
     timer_wheel(store.root, slot_s=NOW_S - 60, read_s=NOW_S)
-    assert later_things(store.root) == []
+    assert find_later_features(store.root) == []
     assert run("recover", store.root).code == 0
 
 
@@ -123,7 +123,7 @@ def test_a_name_alone_is_no_database(golden, names):
     store = golden("basic")
     for name in names:
         (store.root / "consumequeue" / name).mkdir()
-    assert later_things(store.root) == []
+    assert find_later_features(store.root) == []
 
 
 def test_a_record_of_rocketmq_5_is_not_cut_off(build_store):

@@ -38,7 +38,7 @@ from pyengine.storage.check.work import CheckWork, LogSegments, StoreUnderCheck
 from pyengine.storage.checkpoint import read_checkpoint, read_sync_failure
 from pyengine.storage.commit_log import log_exists, shown
 from pyengine.storage.consumer_offset import decode_delay_offsets, decode_offsets
-from pyengine.storage.later_format import later_things, queues_are_elsewhere
+from pyengine.storage.later_format import find_later_features, queues_are_elsewhere
 from pyengine.storage.log_scan import LogScan, LogView, find_end, own_watermark
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.dispatch import list_index_files
@@ -109,7 +109,7 @@ def check(
             findings.error("lost messages", "commitlog", log.end, known)
     queue_check = QueueCheck(checked, facts)
     work.log_is_known(log, queues, queue_check.rules, root)
-    for one in later_things(root):
+    for one in find_later_features(root):
         findings.warning("later format", one.path, None, one.what)
     if not queues_are_elsewhere(root):
         queue_check.check(queues)

@@ -144,7 +144,8 @@ def _judge_end(store: StoreUnderCheck, end: LogScan) -> bool:
         return False
     elif store.was_stopped:
         findings.error("tail", name, start, f"{reason} at {at}, although the store was stopped in order")
-    elif is_later_used or tail_case(content, Owner.OURS if store.is_ours else Owner.THEIRS, End.SCAN).decision is TailDecision.QUARANTINE:
+    elif is_later_used or tail_case(
+            content, Owner.PYENGINE if store.is_ours else Owner.ROCKETMQ, End.SCAN).decision is TailDecision.QUARANTINE:
         findings.error("tail", name, start, f"{reason} at {at}: {used_bytes} bytes that may have been a message")
     else:
         findings.warning("tail", name, start, f"{reason} at {at}: a put that was cut short; `recover` clears it")

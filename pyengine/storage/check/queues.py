@@ -21,7 +21,7 @@ from pyengine.storage.check.report import Findings, Severity
 from pyengine.storage.check.work import LogSegments, QueueFile, QueueRules, StoreUnderCheck
 from pyengine.storage.consume_queue import ConsumeQueue
 from pyengine.storage.mapped_file import MappedFileQueue, MappingCache
-from pyengine.storage.recovery.dispatch import list_index_files, makes_sense, read_index_header
+from pyengine.storage.recovery.dispatch import is_plausible, list_index_files, read_index_header
 from pyengine.storage.recovery.queues import QueueState
 
 
@@ -179,7 +179,7 @@ def check_index(store: StoreUnderCheck, layout: IndexLayout, files: Sequence[Pat
                            f"{path.stat().st_size} bytes, not {layout.size_bytes} as its slots and entries need")
             continue
         header = read_index_header(path)
-        if not makes_sense(header, layout):
+        if not is_plausible(header, layout):
             findings.error("index header", name, 0, f"the header makes no sense: {header}")
             continue
         broken = work.broken_chain(path, layout, header.index_count)

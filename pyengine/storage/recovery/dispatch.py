@@ -198,7 +198,7 @@ class LogDispatch:
             try:
                 is_done = self._elsewhere is not None and self._index_progress is None and self._elsewhere(
                     self._work, self._log, start, end)
-                while not is_done and (gap := self._until_gap(start)) is not None:
+                while not is_done and (gap := self._dispatch_until_gap(start)) is not None:
                     log_min = max(self._log.min_offset, 0)
                     earlier = record_start(self._log, max(log_min, gap.max_physical))
                     if earlier >= start:  # the queue lacks an entry and has later ones: only the log's first record is early enough
@@ -232,7 +232,7 @@ class LogDispatch:
         failpoint("recovery_derived_synced")
         return start, queues
 
-    def _until_gap(self, start: int) -> QueueGap | None:
+    def _dispatch_until_gap(self, start: int) -> QueueGap | None:
         """Dispatch [start, end); stop and return the gap if a queue would have one that the log can fill."""
         end = self._plan.end_offset
         scanned_bytes = self._plan.scan.end_offset - self._plan.scan.scan_from
@@ -254,13 +254,13 @@ class LogDispatch:
                             reached = dispatcher.dispatch(view, base, at, stop)
                         if dispatcher.stopped_by == GAP:
                             return gaps[-1]
-                        at = reached if reached > at else self._step_over(view, base, at, stop, dispatcher.stopped_by)
+                        at = reached if reached > at else self._skip_damage(view, base, at, stop, dispatcher.stopped_by)
                         self._work.progress(scanned_bytes + min(at, end) - start, scanned_bytes + end - start)
         return None
 
-    def _step_over(self, view: mmap.mmap, base: int, at: int, stop: int, reason: str) -> int:
+    def _skip_damage(self, view: mmap.mmap, base: int, at: int, stop: int, reason: str) -> int:
         """Return where dispatch continues after damage at `at`: RocketMQ's log may have damage that its recovery never reads."""
-        passed = step_over(view, base, at, stop, reason)
+        passed = skip_damage(view, base, at, stop, reason)
         self._work.notes.append(passed.note)
         return passed.following
 
@@ -295,7 +295,7 @@ class KeyPlace(NamedTuple):
     store_timestamp_ms: int
 
 
-class Passed(NamedTuple):
+class UndispatchedRange(NamedTuple):
     """A range of the log that cannot be dispatched."""
 
     at: int
@@ -307,10 +307,10 @@ class Passed(NamedTuple):
         return f"nothing between {self.at} and {self.following} could be dispatched ({self.reason})"
 
 
-def step_over(view: mmap.mmap, base: int, at: int, stop: int, reason: str) -> Passed:
+def skip_damage(view: mmap.mmap, base: int, at: int, stop: int, reason: str) -> UndispatchedRange:
     """Return where complete records follow the damage at `at`; `stop` if there are none before it."""
     following = sync(view, base, at + 1, stop) if at + 1 < stop else None
-    return Passed(at, stop if following is None else following, reason)
+    return UndispatchedRange(at, stop if following is None else following, reason)
 
 
 def run_into(queue: TouchedQueue, next_offset: int) -> int:
@@ -536,7 +536,7 @@ def synced_index_time_ms(store: MessageStore) -> int:
     return newest
 
 
-def makes_sense(header: IndexHeader, layout: IndexLayout) -> bool:
+def is_plausible(header: IndexHeader, layout: IndexLayout) -> bool:
     """Whether counts and offsets are possible ones. Times may decrease, since RocketMQ uses the wall clock."""
     return (
         0 <= header.begin_physical_offset <= header.end_physical_offset
@@ -552,7 +552,7 @@ def _judge(
         return IndexFileState(file, IndexHeader(), label or "short")
     header = read_index_header(file)
     if not label:
-        if not makes_sense(header, layout):
+        if not is_plausible(header, layout):
             label = "senseless"
         elif synced_time_ms is not None and header.end_timestamp_ms > synced_time_ms:
             label = "unsynced"

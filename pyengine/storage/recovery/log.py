@@ -115,8 +115,8 @@ TAIL_CASES = (
     TailCase("unpublished", Content.OTHER,              _ANY,         End.SLOT, TailDecision.CLEAR),
     TailCase("roll",        Content.BLANK,              _ANY,         End.SCAN, TailDecision.CLEAR),
     TailCase("torn",        Content.INCOMPLETE_RECORD,  _ANY,         End.SCAN, TailDecision.CLEAR),
-    TailCase("torn",        Content.SPOILED_RECORD,     Owner.OURS,   End.SCAN, TailDecision.CLEAR),
-    TailCase("spoiled",     Content.SPOILED_RECORD,     Owner.THEIRS, End.SCAN, TailDecision.QUARANTINE),
+    TailCase("torn",        Content.SPOILED_RECORD,     Owner.PYENGINE,   End.SCAN, TailDecision.CLEAR),
+    TailCase("spoiled",     Content.SPOILED_RECORD,     Owner.ROCKETMQ, End.SCAN, TailDecision.QUARANTINE),
     TailCase("unknown",     Content.OTHER,              _ANY,         End.SCAN, TailDecision.QUARANTINE),
 )
 
@@ -255,7 +255,7 @@ def _with_pool(log: LogView, plan: LogPlan, shared: SharedState) -> LogPlan:
             drains.append((start, buffer[start - base : written - base]))
         if reached < end:
             undrained.append((reached, buffer[reached - base : end - base]))
-        scan = scan.carried_on(result, reached, result.reason)
+        scan = scan.extended_by(result, reached, result.reason)
     return replace(plan, scan=scan, end_offset=scan.end_offset, drains=tuple(drains), undrained=tuple(undrained))
 
 
@@ -329,13 +329,13 @@ class Work:
 class LogChange:
     """Executes the plan of the log. A crash may interrupt each step; the next recovery repeats it."""
 
-    def __init__(self, work: Work, log: LogView, plan: LogPlan, sure_end: int | None, *, is_doubted: bool) -> None:
-        """`sure_end`: bytes after that offset may not be on the disk; None: all are, or will be after one sync.
+    def __init__(self, work: Work, log: LogView, plan: LogPlan, durable_end: int | None, *, has_failed_sync: bool) -> None:
+        """`durable_end`: bytes after that offset may not be on the disk; None: all are, or will be after one sync.
 
-        `is_doubted`: a sync has failed since the last boot, so that clean pages and names may not be on the disk either.
+        `has_failed_sync`: a sync has failed since the last boot, so that clean pages and names may not be on the disk either.
         """
         self._work, self._log, self._plan = work, log, plan
-        self._sure_end, self._is_doubted = sure_end, is_doubted
+        self._durable_end, self._has_failed_sync = durable_end, has_failed_sync
 
     def remove_spares(self) -> None:
         """Remove segments of zeros after the end: on a full disk that frees space for the other steps."""
@@ -408,10 +408,10 @@ class LogChange:
         zeros after the end and the names are written again too.
         """
         end, size_bytes = self._plan.end_offset, self._log.size_bytes
-        sure = end if self._sure_end is None else max(self._sure_end, self._plan.scan.scan_from)
+        sure = end if self._durable_end is None else max(self._durable_end, self._plan.scan.scan_from)
         if sure < end:
             self._log.forget()  # so that it is read again from the disk
-        if self._is_doubted:
+        if self._has_failed_sync:
             holder = self._log.index_of(end)
             if holder is not None:
                 clear_file_from(self._log.segments[holder].path, end - self._log.segments[holder].start_offset, zeros_too=True)
@@ -425,7 +425,7 @@ class LogChange:
                 sync_file(segment.path)
         if sure < end:
             self._read_again(sure, end)
-        if self._log.owner is Owner.THEIRS:
+        if self._log.owner is Owner.ROCKETMQ:
             self._sync_names()
 
     def _read_again(self, start: int, end: int) -> None:

@@ -176,7 +176,7 @@ def plan_cut(queue: QueueState, log_end: int, *, keep_place: bool) -> QueueCut:
     return cut
 
 
-def entries_of_nothing(queues: Sequence[QueueState], gone_from: int, files_end: int) -> int:
+def count_entries_beyond_log(queues: Sequence[QueueState], gone_from: int, files_end: int) -> int:
     """Count the queue entries that point to messages at or after offset `gone_from`, where the log has no bytes.
 
     A single entry may be damaged: it counts only if it points exactly to `gone_from`, or to the start of the first

@@ -195,13 +195,13 @@ def rebuild(
     _refuse_broken_neighbours(store, {*pieces, *(unfinished.pieces if unfinished else ())})
     marker = _merged(store, unfinished, pieces)
     on_step("rebuild")
-    _ask_for_the_whole_log(store, survey.log)
+    _mark_log_for_recovery(store, survey.log)
     write_rebuild_marker(store, marker)
     made_to = work.make(store, options, made, marker)
     if made_to is not None:
         on_step("made")
         write_rebuild_marker(store, replace(marker, is_made=True))
-        _ask_for_the_rest(store, made_to)
+        _mark_rest_for_recovery(store, made_to)
     report = recover(store, options=options, shared=shared, progress=_second_half(steps), on_step=on_step,
                      elsewhere=work.dispatch)
     steps.finish()
@@ -297,7 +297,7 @@ def _merged(store: MessageStore, unfinished: RebuildMarker | None, pieces: list[
     return RebuildMarker(f"rebuild-{number}", tuple(pieces))
 
 
-def _ask_for_the_whole_log(store: MessageStore, log: LogView) -> None:
+def _mark_log_for_recovery(store: MessageStore, log: LogView) -> None:
     """Write the marker of a recovery that reads the log as it would otherwise, and dispatches all of it."""
     before = read_marker(store)
     path = RecoveryPath.ABNORMAL if store.abort_exists() else RecoveryPath.NORMAL
@@ -307,7 +307,7 @@ def _ask_for_the_whole_log(store: MessageStore, log: LogView) -> None:
     write_marker(store, RecoveryMarker(path, scan_from, max(log.min_offset, 0)))
 
 
-def _ask_for_the_rest(store: MessageStore, made_to: int) -> None:
+def _mark_rest_for_recovery(store: MessageStore, made_to: int) -> None:
     """Write the marker for a recovery that dispatches only from `made_to` on, since everything below is rebuilt."""
     before = read_marker(store)
     if before is not None:

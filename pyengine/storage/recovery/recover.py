@@ -52,11 +52,11 @@ from pyengine.storage.log_scan import (
     LogView,
     Owner,
     find_end,
+    find_recovery_start,
     first_after_orderly_stop,
     own_watermark,
     scan_before,
     scan_log,
-    where_to_read,
 )
 from pyengine.storage.mapped_file import MappedFile, forget_cached, mapped
 from pyengine.storage.message_store import MessageStore
@@ -100,7 +100,7 @@ from pyengine.storage.recovery.queues import (
     apply_cut,
     clamp_delay_offsets,
     clamp_offsets,
-    entries_of_nothing,
+    count_entries_beyond_log,
     list_queues,
     measured_from,
     move_away,
@@ -147,7 +147,7 @@ def recover(
     try:
         report = recovery.run(shared, accept_loss)
     except FlushError as error:
-        if note_sync_failure(store, recovery.sure_end, str(error.path), os.strerror(error.errno)):
+        if note_sync_failure(store, recovery.durable_end, str(error.path), os.strerror(error.errno)):
             raise
         raise FlushError(f"{error}. That could not be noted in {sync_failure_path(store)}: start the machine again before you "
                          "recover, for the page cache tells nothing true now", errno=error.errno, path=error.path) from error
@@ -218,8 +218,8 @@ class _Recovery:
         self._was_cut = False
         self._copied = copied  # the original's watermark in a copied store
         self._failure: SyncFailure | None = None
-        self._is_doubted = False  # a sync has failed since the last boot: clean pages may not be on the disk
-        self.sure_end = 0         # the log is durable below this offset in any case
+        self._has_failed_sync = False  # a sync has failed since the last boot: clean pages may not be on the disk
+        self.durable_end = 0      # the log is durable below this offset in any case
 
     def run(self, shared: SharedState | None, accept_loss: bool) -> RecoveryReport:
         if not _is_store(self._store):
@@ -238,8 +238,8 @@ class _Recovery:
             self._notes.append(carry_out_cut(self._store, cut, self._quarantine, self._on_step))
             self._was_cut, shared = True, None
             segments, reading = self._store.list_log(), self._store.read_watermark()
-        reading = self._own_reading(reading, segments)
-        log = LogView.of(segments, size_bytes, reading.watermark).keeping()
+        reading = self._valid_watermark(reading, segments)
+        log = LogView.of(segments, size_bytes, reading.watermark).with_kept_mappings()
         if rebuilt is not None and is_rebuilding:
             self._on_step("move")
             move_away(self._store.root, rebuilt)
@@ -272,7 +272,7 @@ class _Recovery:
         report = self._report(log, plan, queues, RecoveryState.RECOVERED, changed is not None)
         return replace(report, queue_ends={**report.queue_ends, **next_offsets})
 
-    def _own_reading(self, reading: WatermarkReading, segments: Sequence[MappedFile]) -> WatermarkReading:
+    def _valid_watermark(self, reading: WatermarkReading, segments: Sequence[MappedFile]) -> WatermarkReading:
         """Return the watermark; for a copy that has an identity of its own by now, one that covers no bytes yet."""
         identity = self._store.read_engine_id()
         own = own_watermark(reading, segments[0].start_offset if segments else 0)
@@ -280,7 +280,7 @@ class _Recovery:
         if own is None or not reading.is_copied or identity is None or not is_renewed:
             return reading
         self._copied = reading.watermark
-        self.sure_end = own.flushed
+        self.durable_end = own.flushed
         return replace(reading, watermark=replace(own, uuid=str(identity.uuid)))
 
     def _is_degraded(self, log: LogView, plan: _Plan) -> bool:
@@ -298,19 +298,20 @@ class _Recovery:
     def _note_failed_sync(self, watermark: DurableWatermark | None, shared: SharedState | None) -> None:
         """If a sync has failed since the last boot, note that durably first, and drop cached pages, so that the disk is read."""
         left = shared if shared is not None and not shared.mismatch else SharedState(0, 0)
-        self.sure_end = max(0 if watermark is None else watermark.flushed, left.flushed)
+        self.durable_end = max(0 if watermark is None else watermark.flushed, left.flushed)
         if left.sync_failed and not self._is_dry_run:
-            note_sync_failure(self._store, self.sure_end, "", "its engine has seen a sync fail")
+            note_sync_failure(self._store, self.durable_end, "", "its engine has seen a sync fail")
         self._failure = read_sync_failure(self._store)
-        self._is_doubted = left.sync_failed or self._failure is not None and self._failure.is_of_this_boot
-        if self._is_doubted:
+        self._has_failed_sync = left.sync_failed or self._failure is not None and self._failure.is_of_this_boot
+        if self._has_failed_sync:
             self._notes.append("a sync had failed: what may not have reached the disk was read from it and written again")
             is_all_ours = watermark is not None and not watermark.verified_from
-            forget_cached(self._store, self.sure_end if is_all_ours else 0)  # files that the sync could not write may be any of the others
+            # The files that the sync could not write may be any of the others.
+            forget_cached(self._store, self.durable_end if is_all_ours else 0)
 
     def _next_offsets(self, log: LogView, plan: _Plan, queues: list[QueueState]) -> dict[tuple[str, int], int]:
         """Call next_offsets_from_log(); not in RocketMQ's stores, where an entry's position is its offset, whatever the record has."""
-        if log.owner is not Owner.OURS:
+        if log.owner is not Owner.PYENGINE:
             return {}
         given = next_offsets_from_log(log, queues, plan.log.scan.scan_from, plan.log.end_offset)
         for topic, queue_id in sorted(given):
@@ -323,15 +324,15 @@ class _Recovery:
     def _decide(self, log: LogView, queues: list[QueueState], shared: SharedState | None) -> _Plan:
         marker = read_marker(self._store)
         checkpoint = self._store.read_checkpoint()
-        path, first = where_to_read(self._store, log, is_doubted=self._is_doubted)
+        path, first = find_recovery_start(self._store, log, has_failed_sync=self._has_failed_sync)
         log_plan = plan_log(log, first, shared, check_crc=self._options.check_crc_on_recover, progress=self._progress)
         # An earlier recovery, interrupted or complete (then `abort` is gone), has put keys that the undo in shared memory does not have.
         is_untouched = path is RecoveryPath.ABNORMAL and marker is None
-        undo = shared if log_plan.decided_by is End.SLOT and is_untouched and not self._is_doubted else None
+        undo = shared if log_plan.decided_by is End.SLOT and is_untouched and not self._has_failed_sync else None
         plan = self._decide_from(log, queues, log_plan, path, checkpoint, undo)
         # Read what is dispatched now, and what the next start would read: damage there is damage below the watermark.
         read_from = min(plan.dispatch_from, _next_read_from(log, log_plan))
-        if log.owner is Owner.OURS and read_from < log_plan.scan.scan_from:
+        if log.owner is Owner.PYENGINE and read_from < log_plan.scan.scan_from:
             first = log.index_of(read_from) or 0
             extended = scan_before(log, log_plan.scan, first, check_crc=self._options.check_crc_on_recover)
             if extended is None:
@@ -350,7 +351,7 @@ class _Recovery:
         end = log_plan.end_offset
         if path is RecoveryPath.ABNORMAL:  # the checkpoint, by which scan_from was chosen, covers older records
             queues = [measured_from(queue, log_plan.scan.scan_from) for queue in queues]
-        cuts = tuple(plan_cut(queue, end, keep_place=log.owner is Owner.OURS) for queue in queues)
+        cuts = tuple(plan_cut(queue, end, keep_place=log.owner is Owner.PYENGINE) for queue in queues)
         reput_from = undo.reput_from if undo is not None and undo.index_progress is not None else None
         progress = undo.index_progress if undo is not None and reput_from is not None else None
         is_crash = path is RecoveryPath.ABNORMAL and progress is None
@@ -367,7 +368,7 @@ class _Recovery:
 
         It is for RocketMQ's stores, which have no watermark to tell the loss; RocketMQ's own recovery empties the queues.
         """
-        if log.owner is Owner.OURS or read_marker(self._store) is not None:
+        if log.owner is Owner.PYENGINE or read_marker(self._store) is not None:
             return
         was_emptied = plan.path is RecoveryPath.NORMAL and plan.log.tail_label in ("nothing", "roll") and all(
             label == SPARE for _, _, label in plan.log.extra)
@@ -402,8 +403,8 @@ class _Recovery:
         """Change the store as planned; return the queues afterwards, None if only syncs were needed."""
         end = plan.log.end_offset
         has_work = self._has_work(log, plan, watermark)
-        sure_end = self.sure_end if self._is_unsure(log, plan) else None
-        change = LogChange(self._work, log, plan.log, sure_end, is_doubted=self._is_doubted)
+        durable_end = self.durable_end if self._may_have_failed_sync(log, plan) else None
+        change = LogChange(self._work, log, plan.log, durable_end, has_failed_sync=self._has_failed_sync)
         if not has_work:
             change.sync()
             sweep_unfinished(self._store)
@@ -448,15 +449,15 @@ class _Recovery:
         """Return the report of what _carry_out would do with this plan."""
         changed = self._has_work(log, plan, watermark)
         if changed:
-            LogChange(self._work, log, plan.log, None, is_doubted=self._is_doubted).preview()
+            LogChange(self._work, log, plan.log, None, has_failed_sync=self._has_failed_sync).preview()
             self._keep_orphans(plan)
             self._dispatched_from = plan.dispatch_from
         self._progress.finish()
         return self._report(log, plan, [], RecoveryState.RECOVERED, changed)
 
-    def _is_unsure(self, log: LogView, plan: _Plan) -> bool:
+    def _may_have_failed_sync(self, log: LogView, plan: _Plan) -> bool:
         """Whether a failed sync may have gone unnoticed. In a copy it cannot: no engine has ever synced it."""
-        return self._is_doubted or log.owner is Owner.OURS and plan.path is RecoveryPath.ABNORMAL and self._copied is None
+        return self._has_failed_sync or log.owner is Owner.PYENGINE and plan.path is RecoveryPath.ABNORMAL and self._copied is None
 
     def _change_queues_and_index(self, plan: _Plan) -> None:
         self._keep_orphans(plan)
@@ -489,7 +490,7 @@ class _Recovery:
             self._on_step("watermark")
             write_watermark(self._store, watermark.moved_to(plan.log.end_offset))
             failpoint("recovery_watermark_written")
-        if log.owner is Owner.THEIRS and _next_read_from(log, plan.log) < plan.log.scan.scan_from:
+        if log.owner is Owner.ROCKETMQ and _next_read_from(log, plan.log) < plan.log.scan.scan_from:
             self._on_step("kept from")
             write_kept_from(self._store, plan.log.scan.scan_from)
         failpoint("recovery_kept_noted")
@@ -577,7 +578,7 @@ def lost_messages(store: MessageStore, log: LogView, queues: Sequence[QueueState
     last messages may never have reached the disk, but their segment has.
     """
     files_end = log.segments[-1].start_offset + log.size_bytes if log.segments else 0
-    entries = entries_of_nothing(queues, end if was_emptied else files_end, files_end)
+    entries = count_entries_beyond_log(queues, end if was_emptied else files_end, files_end)
     keys = 0 if log.segments else keys_in_index(store)
     if not entries and not keys:
         return ""

@@ -32,7 +32,7 @@ from pyengine.storage.check.check import NOT_KEPT, why_unusable
 from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.commit_log import log_exists
 from pyengine.storage.durable_writes import make_folders, write_config
-from pyengine.storage.later_format import LEFT_BY_SALVAGE, later_things
+from pyengine.storage.later_format import LEFT_BY_SALVAGE, find_later_features
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.quarantine import list_quarantine
 from pyengine.storage.recovery.recover import recover
@@ -174,7 +174,7 @@ def _salvage(
     durable = reading.watermark
     if durable is not None and end < durable.flushed:
         skipped.append(Skipped(end, durable.flushed, LOST))
-    notes += [f"{one.sentence}; nothing of that comes over" for one in later_things(root)]
+    notes += [f"{one.sentence}; nothing of that comes over" for one in find_later_features(root)]
     report = recover(MessageStore(destination, geometry), options=options)
     if report.end_offset < log.end_offset:
         notes.append(f"the new log was written to {log.end_offset:,}, and its recovery ended it at {report.end_offset:,}: "

@@ -402,14 +402,14 @@ def test_a_queue_that_lacks_an_entry_and_knows_later_ones_is_made_again(build_st
     entries = path.read_bytes()
     path.write_bytes(entries[:40] + entries[60:] + bytes(20))
     rounds = []
-    until_gap = LogDispatch._until_gap
+    until_gap = LogDispatch._dispatch_until_gap
 
     def counted(dispatch, start):
         rounds.append(start)
         assert len(rounds) < 5, f"no end of it: {rounds}"
         return until_gap(dispatch, start)
 
-    monkeypatch.setattr(LogDispatch, "_until_gap", counted)
+    monkeypatch.setattr(LogDispatch, "_dispatch_until_gap", counted)
     report = recovered(store)
     assert (report.end_offset, report.exit_code, len(report.quarantined)) == (store.end, ExitCode.REPAIRED, 1)
     assert rounds == [rounds[0], 0] and path.read_bytes() == entries

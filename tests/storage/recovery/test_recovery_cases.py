@@ -41,7 +41,7 @@ def test_every_row_is_reached(case):
 def test_what_may_hold_messages_is_kept_unless_the_slot_says_that_no_producer_was_told(owner):
     assert tail_case(Content.OTHER, owner, End.SCAN).decision is TailDecision.QUARANTINE
     assert file_case(False, End.SCAN).decision is FileDecision.QUARANTINE
-    assert tail_case(Content.SPOILED_RECORD, Owner.THEIRS, End.SCAN).decision is TailDecision.QUARANTINE
+    assert tail_case(Content.SPOILED_RECORD, Owner.ROCKETMQ, End.SCAN).decision is TailDecision.QUARANTINE
 
 
 def test_the_page_about_recovery_names_every_row():
