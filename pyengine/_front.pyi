@@ -82,7 +82,7 @@ class SubmitterFront:
 
     lock: Lock
     front: SessionFront | None
-    later_puts: Collection[object]
+    queued_puts: Collection[object]
     body_bytes_max: int
     payload_bytes_max: int
     waits: int

@@ -24,7 +24,7 @@
 struct submitter_object {
     PyObject_HEAD PyObject *lock;              /* Lock: held while something is submitted */
     PyObject *session;           /* SessionFront, or None */
-    PyObject *later;             /* deque: puts that another thread will submit */
+    PyObject *queued;            /* deque: puts that another thread will submit */
     long long body_bytes_max;    /* of one message on the fast path */
     long long payload_bytes_max; /* of an entry with many */
     int how;                     /* what a put waits for: MS_PUT_DURABLE, MS_PUT_CONFIRMED */
@@ -255,7 +255,7 @@ static PyObject *front_put_async(PyObject *object, PyObject *const *arguments, P
     char *body;
     Py_ssize_t body_bytes;
     if (found == 0 || !PyBytes_CheckExact(request.body) || PyBytes_AsStringAndSize(request.body, &body, &body_bytes) != 0 ||
-        body_bytes > puts->body_bytes_max || PySequence_Size(puts->later) > 0) {
+        body_bytes > puts->body_bytes_max || PySequence_Size(puts->queued) > 0) {
         Py_XDECREF(request.prefix);
         return slow_path(object, name_async_any, arguments, count, names);
     }
@@ -510,7 +510,7 @@ static PyType_Spec spec = {
 static PyMemberDef submitter_members[] = {
     {"lock", T_OBJECT_EX, AT(lock), 0, NULL},
     {"front", T_OBJECT_EX, AT(session), 0, NULL},
-    {"later_puts", T_OBJECT_EX, AT(later), 0, NULL},
+    {"queued_puts", T_OBJECT_EX, AT(queued), 0, NULL},
     {"body_bytes_max", T_LONGLONG, AT(body_bytes_max), 0, NULL},
     {"payload_bytes_max", T_LONGLONG, AT(payload_bytes_max), 0, NULL},
     {"waits", T_INT, AT(how), 0, NULL},
@@ -526,8 +526,8 @@ static PyObject *submitter_new(PyTypeObject *type, PyObject *arguments, PyObject
         return NULL;
     puts->session = Py_NewRef(Py_None);
     puts->lock = lock_new();
-    puts->later = PyTuple_New(0);
-    if (puts->lock == NULL || puts->later == NULL)
+    puts->queued = PyTuple_New(0);
+    if (puts->lock == NULL || puts->queued == NULL)
         Py_CLEAR(puts);
     return (PyObject *)puts;
 }
@@ -537,7 +537,7 @@ static int submitter_traverse(PyObject *object, visitproc visit, void *arg)
     struct submitter_object *puts = (struct submitter_object *)object;
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(puts->session);
-    Py_VISIT(puts->later);
+    Py_VISIT(puts->queued);
     return 0;
 }
 
@@ -546,7 +546,7 @@ static void submitter_dealloc(PyObject *object)
     struct submitter_object *puts = (struct submitter_object *)object;
     PyObject_GC_UnTrack(object);
     Py_CLEAR(puts->session);
-    Py_CLEAR(puts->later);
+    Py_CLEAR(puts->queued);
     Py_CLEAR(puts->lock);
     free_object(object);
 }

@@ -53,7 +53,7 @@ from pyengine.storage.config import LOG_PATHS, keep_sizes, load_config
 from pyengine.storage.durable_writes import create_file, make_folders, pwrite_all, sync_descriptor, sync_folder, write_config
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch, read_engine_id
 from pyengine.storage.file_system import refuse_shared
-from pyengine.storage.log_holds import KeptHold, log_kept
+from pyengine.storage.log_holds import RenewedHold, log_kept
 from pyengine.storage.recovery.report import RecoveryState
 from pyengine.storage.replication_state import NAME as REPLICATION
 
@@ -147,7 +147,7 @@ class _Backup:
         self.rewritten_bytes = 0  # of the log, where an earlier backup had different bytes
         self.damage: list[int] = []
 
-    def run(self, hold: KeptHold) -> Manifest:
+    def run(self, hold: RenewedHold) -> Manifest:
         before, unfinished = read_manifest(self._dest), read_progress(self._dest)
         uuid = store_identity(self._root)
         self._refuse_foreign(before or unfinished, uuid)
@@ -274,7 +274,7 @@ class _Backup:
                 crc = zlib.crc32(bytes_[at : min(at + CHUNK_BYTES, piece.end - piece.segment)], crc)
         return crc == piece.crc
 
-    def _copy_log(self, manifest: Manifest, hold: KeptHold) -> Manifest:
+    def _copy_log(self, manifest: Manifest, hold: RenewedHold) -> Manifest:
         ends: dict[int, int] = {}
         for piece in manifest.pieces:
             ends[piece.segment] = piece.end
@@ -291,7 +291,7 @@ class _Backup:
             failpoint("backup_piece_noted")
         return manifest
 
-    def _copy_piece(self, segment: int, start: int, end: int, number: int, hold: KeptHold, total: int) -> Piece:
+    def _copy_piece(self, segment: int, start: int, end: int, number: int, hold: RenewedHold, total: int) -> Piece:
         log = self._store.commit_log
         path, view = Path(log.path(segment)), log.view(segment)
         if view is None:
@@ -308,7 +308,7 @@ class _Backup:
                         crc = zlib.crc32(chunk, crc)
                         yield chunk
                         self.new_bytes += len(chunk)
-                        hold.keep()
+                        hold.renew()
                         self._progress(self.new_bytes, total)
 
         if piece.size_bytes == self._segment_bytes and self._dest.clone(piece.name, path):

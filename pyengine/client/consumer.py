@@ -159,9 +159,9 @@ class Consumer:
                 self._session.close()
             self._reader.close()
             raise
-        self._keeper = threading.Thread(target=self._heartbeat_loop, name=f"pyengine-consumer-{topic}", daemon=True)
+        self._heartbeat_thread = threading.Thread(target=self._heartbeat_loop, name=f"pyengine-consumer-{topic}", daemon=True)
         if not is_inner:
-            self._keeper.start()
+            self._heartbeat_thread.start()
 
     # -- ask for messages ---------------------------------------------------------
 
@@ -228,7 +228,7 @@ class Consumer:
         without a group.
         """
         self._require_group()
-        own, retried = (None, None) if messages is None else _parted([messages] if isinstance(messages, Message) else messages)
+        own, retried = (None, None) if messages is None else _split_by_topic([messages] if isinstance(messages, Message) else messages)
         with self._work:
             committed = self._commit_own(own)
             if self._retried is not None:
@@ -251,7 +251,7 @@ class Consumer:
         and at the end. Not needed with auto_commit. UsageError without a group.
         """
         self._require_group()
-        own, retried = _parted([messages] if isinstance(messages, Message) else messages)
+        own, retried = _split_by_topic([messages] if isinstance(messages, Message) else messages)
         with self._state:
             self._require_open()
             self._acknowledge(own)
@@ -296,7 +296,7 @@ class Consumer:
             self._require_open()
             for each in chosen:
                 held = self._held.get(each)
-                if held is None or held.leaving_since_s is not None:
+                if held is None or held.releasing_since_s is not None:
                     raise UsageError(f"queue {each} of {self.topic} is not held here now: {self.assignment} are")
             for each, offset in offsets.items():
                 self._held[each].seek(offset)
@@ -342,7 +342,7 @@ class Consumer:
     def assignment(self) -> list[int]:
         """Return the queues that this consumer reads now."""
         with self._state:
-            return sorted(queue_id for queue_id, held in self._held.items() if held.leaving_since_s is None)
+            return sorted(queue_id for queue_id, held in self._held.items() if held.releasing_since_s is None)
 
     @property
     def positions(self) -> dict[int, int]:
@@ -377,8 +377,8 @@ class Consumer:
         if self._pid != os.getpid():
             return
         self._closing.set()
-        if self._keeper.ident is not None and threading.current_thread() is not self._keeper:
-            self._keeper.join()
+        if self._heartbeat_thread.ident is not None and threading.current_thread() is not self._heartbeat_thread:
+            self._heartbeat_thread.join()
         with self._pulling, self._work:
             if self._is_closed:
                 return
@@ -410,7 +410,7 @@ class Consumer:
         if inner is None:
             return self._next_own(max_messages)
         self._is_retried_turn = not self._is_retried_turn
-        self._take_up(inner)
+        self._begin_delivery(inner)
         has_moved = False
         for consumer in (inner, self) if self._is_retried_turn else (self, inner):
             if consumer is inner and self._is_retried_paused:
@@ -421,7 +421,7 @@ class Consumer:
                 return [RetriedMessage.of(message) for message in messages] if consumer is inner else messages, True
         return [], has_moved
 
-    def _take_up(self, inner: Consumer) -> None:
+    def _begin_delivery(self, inner: Consumer) -> None:
         """Note that this thread asks for messages; with auto_commit, what both consumers have delivered is done."""
         for consumer in (self, inner):
             with consumer._state:
@@ -434,31 +434,31 @@ class Consumer:
         """Like _next(), from this consumer's own topic only."""
         with self._state:
             self._require_open()
-            self._raise_trouble()
+            self._raise_background_error()
             self._asker = threading.get_ident()
             if self._auto_commit:
                 self._finish(None)
             messages: list[Message] = []
             has_moved = False
-            queues = self._in_turn()
-            before = [(held, held.next_offset, held.handed_end, held.done) for held in queues]
+            queues = self._queues_in_turn()
+            before = [(held, held.next_offset, held.delivered_end, held.done) for held in queues]
             try:
                 for held in queues:
-                    if held.leaving_since_s is not None or held.queue_id in self._paused:
+                    if held.releasing_since_s is not None or held.queue_id in self._paused:
                         continue
                     if held.claim is not None and not self._group_session.holds(held.claim):
                         self._revoke(held)
                         continue
-                    has_moved = self._hand_out(held, max_messages, messages) or has_moved
+                    has_moved = self._deliver(held, max_messages, messages) or has_moved
                     if len(messages) >= max_messages:
                         break
             except BaseException:  # of a disk or a signal handler: the program does not get `messages`
                 for held, *was in before:
-                    held.go_back(*was)
+                    held.restore(*was)
                 raise
             return messages, has_moved
 
-    def _in_turn(self) -> list[AssignedQueue]:
+    def _queues_in_turn(self) -> list[AssignedQueue]:
         """Return the queues, the one whose turn it is first; a turn ends when the fetched messages of the queue are delivered."""
         queues = [self._held[queue_id] for queue_id in sorted(self._held)]
         if not queues:
@@ -468,13 +468,13 @@ class Consumer:
             self._turn = at = (at + 1) % len(queues)
         return queues[at:] + queues[:at]
 
-    def _hand_out(self, held: AssignedQueue, max_messages: int, messages: list[Message]) -> bool:
+    def _deliver(self, held: AssignedQueue, max_messages: int, messages: list[Message]) -> bool:
         """Add messages of one queue to `messages`, up to `max_messages`; return whether its position moved."""
         before = held.position
         while len(messages) < max_messages:
             if not held.buffer and not self._fetch(held, max_messages - len(messages)):
                 break
-            given = held.hand_out(max_messages - len(messages))
+            given = held.deliver(max_messages - len(messages))
             if given:
                 self._outstanding.add(held.queue_id)
                 messages += given
@@ -572,9 +572,9 @@ class Consumer:
 
     def _heartbeat_loop(self) -> None:
         while not self._closing.wait(POLL_INTERVAL_S):
-            self._keep_once()
+            self._housekeep_once()
 
-    def _keep_once(self) -> None:
+    def _housekeep_once(self) -> None:
         try:
             self._housekeep()
         except StoreBusyError as error:  # it is recovered, or a broker has it open: a later try may succeed
@@ -634,23 +634,23 @@ class Consumer:
                 if not self._group_session.holds(held.grant):
                     self._revoke(held)
                 elif held.queue_id in wanted:
-                    held.leaving_since_s = None
-                elif held.leaving_since_s is None:
-                    held.leaving_since_s = time.monotonic()
+                    held.releasing_since_s = None
+                elif held.releasing_since_s is None:
+                    held.releasing_since_s = time.monotonic()
                     held.put_back()
-            leaving = [held for held in self._held.values() if held.leaving_since_s is not None and self._may_leave(held)]
+            leaving = [held for held in self._held.values() if held.releasing_since_s is not None and self._may_release(held)]
             missing = wanted - self._held.keys()
         if leaving:
             self._give_back(leaving)
         if missing:
             self._take(missing)
 
-    def _may_leave(self, held: AssignedQueue) -> bool:
+    def _may_release(self, held: AssignedQueue) -> bool:
         """Whether a queue may be released to its next member.
 
         It may when the program has no unfinished message of it or, if only commit() tells, after session_timeout_s.
         """
-        waited_s = 0.0 if held.leaving_since_s is None else time.monotonic() - held.leaving_since_s
+        waited_s = 0.0 if held.releasing_since_s is None else time.monotonic() - held.releasing_since_s
         return not held.is_outstanding or (not self._auto_commit and waited_s >= self._session_timeout_s)
 
     def _take(self, queue_ids: Iterable[int]) -> None:
@@ -673,7 +673,7 @@ class Consumer:
         with self._state:
             offsets = {held.grant: held.done for held in queues}
         try:
-            offsets = self._within_the_log(offsets)
+            offsets = self._require_in_log(offsets)
             self._group_session.give_back(offsets)
         except HistoryChangedError:  # the messages may be lost: the next holder starts from the stored offset
             pass
@@ -690,7 +690,7 @@ class Consumer:
             if not offsets:
                 return
             try:
-                kept = self._group_session.commit(self._within_the_log(offsets))
+                kept = self._group_session.commit(self._require_in_log(offsets))
             except HistoryChangedError:
                 self._follow_history(certain=True)
                 continue
@@ -704,7 +704,7 @@ class Consumer:
                             self._revoke(held)
             return
 
-    def _within_the_log(self, offsets: dict[Claim, int]) -> dict[Claim, int]:
+    def _require_in_log(self, offsets: dict[Claim, int]) -> dict[Claim, int]:
         """Return `offsets`; HistoryChangedError if one is beyond the end of its queue, since then the log was truncated."""
         for claim in offsets:
             held = self._held.get(claim.queue_id)
@@ -761,10 +761,10 @@ class Consumer:
         if self._pid != os.getpid():
             raise UsageError("this consumer was made before a fork: make a new one in the child")
 
-    def _raise_trouble(self) -> None:
-        trouble, self._background_error = self._background_error, None
-        if trouble is not None:
-            raise trouble
+    def _raise_background_error(self) -> None:
+        error, self._background_error = self._background_error, None
+        if error is not None:
+            raise error
 
     def _note(self, sentence: str) -> None:
         if sentence not in self.notes[-3:]:
@@ -790,7 +790,7 @@ def _queue_ids(queues: Iterable[int]) -> list[int]:
     return ids
 
 
-def _parted(messages: Iterable[Message]) -> tuple[list[Message], list[Message]]:
+def _split_by_topic(messages: Iterable[Message]) -> tuple[list[Message], list[Message]]:
     """Divide messages into (those of the topic, those of the retry topic)."""
     parts: tuple[list[Message], list[Message]] = [], []
     for message in messages:

@@ -257,10 +257,10 @@ def allocate_averagely(queue_ids: Sequence[int], members: Sequence[int], me: int
 
 @dataclass(slots=True)
 class AssignedQueue:
-    """A queue that this consumer reads, with its offsets; `done <= handed_end <= position` outside of its methods.
+    """A queue that this consumer reads, with its offsets; `done <= delivered_end <= position` outside of its methods.
 
     position     the next entry to fetch
-    handed_end   the offset after the last message that was delivered to the program
+    delivered_end   the offset after the last message that was delivered to the program
     done         all messages below are done: a commit stores this offset
     committed    the offset that is stored; -1 for none
     open         offsets that were delivered and are not done, in order; `acked` are those that were acknowledged while an
@@ -272,17 +272,17 @@ class AssignedQueue:
     position: int
     committed: int = -1
     done: int = -1
-    handed_end: int = -1
+    delivered_end: int = -1
     buffer: deque[Message] = field(default_factory=deque)
     read_ahead: int = 0                   # least number of messages that the next fetch asks for: twice as many as the last one found
     last: Message | None = None           # the last one fetched: by it a recovery that has lost messages is noticed
-    leaving_since_s: float | None = None  # since when it is another member's share: no more messages are delivered
+    releasing_since_s: float | None = None  # since when it is another member's share: no more messages are delivered
     is_acked_singly: bool = False
     open: deque[int] = field(default_factory=deque)
     acked: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.done = self.handed_end = self.position
+        self.done = self.delivered_end = self.position
 
     @property
     def grant(self) -> Claim:
@@ -293,25 +293,25 @@ class AssignedQueue:
     @property
     def is_outstanding(self) -> bool:
         """Whether messages were delivered to the program that are not done."""
-        return self.done < self.handed_end
+        return self.done < self.delivered_end
 
     @property
     def next_offset(self) -> int:
         """The offset of the next message to deliver, or at which to search for it."""
         return self.buffer[0].queue_offset if self.buffer else self.position
 
-    def hand_out(self, count: int) -> list[Message]:
+    def deliver(self, count: int) -> list[Message]:
         """Take up to `count` messages to deliver to the program."""
         messages = [self.buffer.popleft() for _ in range(min(count, len(self.buffer)))]
         if messages:
-            self.handed_end = messages[-1].queue_offset + 1
+            self.delivered_end = messages[-1].queue_offset + 1
             if self.is_acked_singly:
                 self.open.extend(message.queue_offset for message in messages)
         return messages
 
     def finish(self, end: int | None = None) -> None:
         """Note that all delivered messages are done; with `end`, those below it."""
-        self.done = self.handed_end if end is None else max(self.done, min(end, self.handed_end))
+        self.done = self.delivered_end if end is None else max(self.done, min(end, self.delivered_end))
         if self.is_acked_singly:
             while self.open and self.open[0] < self.done:
                 self.acked.discard(self.open.popleft())
@@ -320,7 +320,7 @@ class AssignedQueue:
 
     def acknowledge(self, offset: int) -> None:
         """Note that the message at `offset` is done, even if earlier ones are not."""
-        if self.done <= offset < self.handed_end:
+        if self.done <= offset < self.delivered_end:
             self.acked.add(offset)
             self._pass_acked()
             self.settle()
@@ -329,12 +329,12 @@ class AssignedQueue:
         """Move `done` up to the first message that is not done."""
         while self.open and self.open[0] in self.acked:
             self.acked.discard(self.open.popleft())
-            self.done = self.open[0] if self.open else self.handed_end
+            self.done = self.open[0] if self.open else self.delivered_end
 
     def settle(self) -> None:
         """Move `done` past filtered entries, if no earlier message is open."""
         if not self.is_outstanding and not self.buffer:
-            self.done = self.handed_end = self.position
+            self.done = self.delivered_end = self.position
 
     def put_back(self) -> None:
         """Drop the messages that were fetched but not delivered."""
@@ -342,11 +342,11 @@ class AssignedQueue:
         self.buffer.clear()
         self.settle()
 
-    def go_back(self, next_offset: int, handed_end: int, done: int) -> None:
+    def restore(self, next_offset: int, delivered_end: int, done: int) -> None:
         """Restore the offsets from before a delivery that failed; its messages are fetched again."""
         self.buffer.clear()
-        self.position, self.handed_end, self.done = next_offset, handed_end, done
-        while self.open and self.open[-1] >= handed_end:
+        self.position, self.delivered_end, self.done = next_offset, delivered_end, done
+        while self.open and self.open[-1] >= delivered_end:
             self.acked.discard(self.open.pop())
 
     def seek(self, offset: int) -> None:
@@ -355,4 +355,4 @@ class AssignedQueue:
         self.last = None
         self.open.clear()
         self.acked.clear()
-        self.position = self.handed_end = self.done = offset
+        self.position = self.delivered_end = self.done = offset

@@ -249,7 +249,7 @@ class HalfMessages:
                 reader.close()
 
     @contextmanager
-    def alone(self) -> Iterator[bool]:
+    def lock_check(self) -> Iterator[bool]:
         """Lock the check of half messages for the block; yields False if another process has the lock."""
         path = StorePaths(self.root).config / LOCK_NAME
         make_folders(path.parent)
@@ -284,7 +284,7 @@ class HalfMessages:
 
 
 @dataclass(slots=True)
-class _Reached:
+class _RoundProgress:
     """The progress of a round: the next offset of each (topic, queue), to be stored once the log is flushed up to `log_end`."""
 
     epoch: int
@@ -301,7 +301,7 @@ class PreparedCheck:
         self._check_max = check_max
         self._reserved_ms = reserved_ms
         self._offsets = ConsumerOffsets(halves.root)
-        self._reached = _Reached(0)
+        self._reached = _RoundProgress(0)
 
     def round(self, can_ask: Callable[[str], bool]) -> list[Message]:
         """Run a round: return the half messages whose producers must be asked now, put back with the check counted.
@@ -313,7 +313,7 @@ class PreparedCheck:
         could lose copies whose originals are not read again. Empty while another process runs a round, and while the log is not
         dispatched to its end. PutError if the engine refuses a put.
         """
-        with self._halves.alone() as may:
+        with self._halves.lock_check() as may:
             if not may:
                 return []
             self._store_reached(0.0)
@@ -343,7 +343,7 @@ class PreparedCheck:
             if flushed_end is None or time.monotonic() >= deadline_s:
                 return
             time.sleep(FLUSHED_STEP_S)
-        self._reached = _Reached(read_epoch(self._halves.root))
+        self._reached = _RoundProgress(read_epoch(self._halves.root))
 
     def _sees_all_ends(self) -> bool:
         """Wait until the log is dispatched up to its current end; False if it is not in time.
@@ -377,7 +377,7 @@ class PreparedCheck:
                 if not found.messages or found.messages[0].queue_offset != offset:
                     offset = max(offset + 1, found.next_begin_offset)  # deleted, or damaged
                     continue
-                if not self._dealt_with(found.messages[0], start_ms, ended, can_ask, asked):
+                if not self._resolve_half(found.messages[0], start_ms, ended, can_ask, asked):
                     break
                 offset += 1
         finally:
@@ -391,7 +391,7 @@ class PreparedCheck:
             if op_end != op_begin:
                 reached.offsets[TRANSACTION_OP_TOPIC, queue_id] = op_end
 
-    def _dealt_with(self, half: Message, start_ms: int, ended: Mapping[int, list[int]], can_ask: Callable[[str], bool],
+    def _resolve_half(self, half: Message, start_ms: int, ended: Mapping[int, list[int]], can_ask: Callable[[str], bool],
                     asked: list[Message]) -> bool:
         """Put an undecided message back or aside; return whether the round may continue after it. PutError."""
         times = _number(half.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES, "0"), 0)
@@ -487,7 +487,7 @@ class Transaction:
 
     def end(self, outcome: Outcome) -> None:
         """End all messages; raises the first error after all were tried. The check-back asks later about those that failed."""
-        trouble: EngineError | None = None
+        first_error: EngineError | None = None
         for half in self._halves:
             try:
                 result = self._owner.end(half, outcome)
@@ -496,9 +496,9 @@ class Transaction:
                 if not result.stored:
                     result.raise_for_status()
             except EngineError as error:
-                trouble = trouble or error
-        if trouble is not None:
-            raise trouble
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
 
 
 class GroupTransactions:

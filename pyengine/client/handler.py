@@ -55,7 +55,7 @@ def run_consumer(
         if concurrency == 1:
             while not stopping.is_set():
                 for message in consumer.pull(1, timeout_s=PULL_S):
-                    work.deal_with(message)
+                    work.handle(message)
         else:
             work.in_threads(concurrency)
 
@@ -82,7 +82,7 @@ async def run_consumer_async(
                         await asyncio.wait({*tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
                     else:
                         for message in await consumer.pull_async(concurrency - len(tasks), timeout_s=PULL_S):
-                            tasks.add(asyncio.ensure_future(_deal_with_async(consumer, handler, delay_level, stopped, message)))
+                            tasks.add(asyncio.ensure_future(_handle_async(consumer, handler, delay_level, stopped, message)))
                     tasks -= _ended(tasks)
                 while tasks:
                     await asyncio.wait(tasks)
@@ -104,7 +104,7 @@ class _Work:
         self._delay_level = delay_level
         self._stopping = stopping
 
-    def deal_with(self, message: Message) -> None:
+    def handle(self, message: Message) -> None:
         """Handle a message until it is done or given back, or until the call must end."""
         while True:
             try:
@@ -132,7 +132,7 @@ class _Work:
                         wait(busy, PULL_S, FIRST_COMPLETED)
                     else:
                         for message in self._consumer.pull(concurrency - len(busy), timeout_s=PULL_S):
-                            busy.add(pool.submit(self.deal_with, message))
+                            busy.add(pool.submit(self.handle, message))
                     busy -= _ended(busy)
                 while busy:
                     wait(busy)
@@ -142,7 +142,7 @@ class _Work:
                 raise
 
 
-async def _deal_with_async(
+async def _handle_async(
     consumer: Consumer, handler: Callable[[Message], Awaitable[object]], delay_level: int | None,
     stopped: asyncio.Future[Any], message: Message,
 ) -> None:

@@ -3,7 +3,7 @@
 A producer has at most two threads, started when they are first needed. `PendingPuts` takes
 the answers of one session in the order of submission and resolves their Futures. A put
 whose caller's timeout has passed stays pending: its Future is resolved when the engine answers
-later, or when the session ends. `LaterPuts` submits puts for which the ring was full
+later, or when the session ends. `QueuedPuts` submits puts for which the ring was full
 where the caller must not wait: in an event loop, in a callback.
 
 A signal handler runs in the main thread between any two instructions, and an exception in it must
@@ -186,7 +186,7 @@ class _Line:
         """Clean up after the last entry. May be called more than once."""
 
     @property
-    def in_own_thread(self) -> bool:
+    def is_current_thread(self) -> bool:
         """Whether the caller runs in this thread, that is in a callback of a future."""
         return self._ident == threading.get_ident()
 
@@ -200,7 +200,7 @@ class _Line:
 
     def join(self) -> None:
         """Wait, after end(), for the thread, unless the caller runs in it."""
-        if not self.in_own_thread:
+        if not self.is_current_thread:
             self._done.get()
             self._done.put(None)
 
@@ -353,7 +353,7 @@ class PendingPuts(_Line):
             super().end()
 
 
-class LaterPuts(_Line):
+class QueuedPuts(_Line):
     """Puts that wait, in order and in a thread of their own, until the ring has room."""
 
     def __init__(self) -> None:
@@ -409,21 +409,21 @@ def outcome(session: native.ProducerSession, code: int, stage: int, answer: tupl
     if stage == native.SUBMITTED:
         ended = ("no process of the engine is alive any more (`pyengine start` recovers the store)" if session.engine_died
                  else "the session ended before the answer" if code == native.CLOSED else "not answered in time")
-        return unknown_fate(context, f"submitted, but {ended}: it may or may not be stored")
+        return unknown_outcome(context, f"submitted, but {ended}: it may or may not be stored")
     status = PutStatus(answer[5])
     reason = REFUSALS.get(answer[6], "")
     indeterminate = False
     if code:
-        status = _LATE.get(code, PutStatus.FLUSH_DISK_TIMEOUT)
+        status = _STATUS_IF_LATE.get(code, PutStatus.FLUSH_DISK_TIMEOUT)
         indeterminate = code == native.CLOSED
-        reason = _why_late(session, code, context, flush_timeout_s)
+        reason = _why_unconfirmed(session, code, context, flush_timeout_s)
     return _result(context, status, answer, reason, indeterminate)
 
 
-_LATE = {native.NO_SLAVE: PutStatus.SLAVE_NOT_AVAILABLE, native.UNCONFIRMED: PutStatus.FLUSH_SLAVE_TIMEOUT}
+_STATUS_IF_LATE = {native.NO_SLAVE: PutStatus.SLAVE_NOT_AVAILABLE, native.UNCONFIRMED: PutStatus.FLUSH_SLAVE_TIMEOUT}
 
 
-def _why_late(session: native.ProducerSession, code: int, context: PutContext, flush_timeout_s: float) -> str:
+def _why_unconfirmed(session: native.ProducerSession, code: int, context: PutContext, flush_timeout_s: float) -> str:
     """Return why a stored message was not durable or confirmed in time."""
     control = session.control
     if code == native.FROZEN:
@@ -474,7 +474,7 @@ def busy_refusal(context: PutContext, session: native.ProducerSession) -> PutOut
                    "(os_page_cache_busy_timeout_ms)")
 
 
-def unknown_fate(context: PutContext, reason: str) -> PutOutcome:
+def unknown_outcome(context: PutContext, reason: str) -> PutOutcome:
     """Return the indeterminate result of a put that was submitted and has no answer (docs/promises.md, 9)."""
     if context.kind == native.MANY:
         return PutManyResult(PutStatus.UNKNOWN_ERROR, topic=context.topic, queue_id=context.queue_id, reason=reason,

@@ -517,7 +517,7 @@ class Producer(ProducerFront):
         queue_id = message.queue_id
         common = message.is_common and type(message.topic) is str and (message.tags is None or type(message.tags) is str)
         if common and type(queue_id) is int:  # True is not queue 1
-            _keep(self._prefixes, (message.topic, queue_id, message.tags, 0), self._puts.native.prefix(name, text, queue_id, 0))
+            _remember(self._prefixes, (message.topic, queue_id, message.tags, 0), self._puts.native.prefix(name, text, queue_id, 0))
 
     def _with_members(self, entry: PutEntry, members: list[BatchMember]) -> PutResult | None:
         """Add the members to a batch's entry; return a refusal if they are too large together."""
@@ -594,14 +594,14 @@ class Producer(ProducerFront):
         name = self._topics.get(topic) if isinstance(topic, str) else None
         if name is None:
             name = outgoing.topic_bytes(topic)
-            _keep(self._topics, topic, name)
+            _remember(self._topics, topic, name)
         return name
 
     def _properties(self, message: OutgoingMessage) -> bytes:
         data = outgoing.properties_bytes(
             outgoing.properties_text(message.tags, message.keys, message.properties, message.unique_key))
         if message.is_plain:
-            _keep(self._tags, message.tags, data)
+            _remember(self._tags, message.tags, data)
         return data
 
     def _delay(self, topic: str, queue_id: int, text: str, message: OutgoingMessage) -> tuple[str, int, str]:
@@ -625,7 +625,7 @@ def _host_flags(born_host: bytes, store_host: bytes) -> int:
     return flags | (SYS_FLAG_STORE_HOST_V6 if len(store_host) == HOST_V6_BYTES else 0)
 
 
-def _keep(memory: dict[_Key, bytes], key: _Key, value: bytes) -> None:
+def _remember(memory: dict[_Key, bytes], key: _Key, value: bytes) -> None:
     """Remember a value; a full dictionary is cleared first, so that tags which are no longer used make room for current ones."""
     if len(memory) >= _REMEMBERED_MAX:
         memory.clear()

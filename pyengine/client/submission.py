@@ -23,17 +23,17 @@ from pyengine import arguments
 from pyengine._front import Lock, SessionFront, SubmitterFront
 from pyengine.client.pending_puts import (
     POLL_INTERVAL_NS,
-    LaterPuts,
     PendingPuts,
     PutAnswer,
     PutCall,
     PutContext,
     PutFuture,
     PutOutcome,
+    QueuedPuts,
     busy_refusal,
     outcome,
     refusal,
-    unknown_fate,
+    unknown_outcome,
 )
 from pyengine.errors import EngineError
 from pyengine.ipc.shared_objects import remove_object, side_name
@@ -92,7 +92,7 @@ class Submitter(SubmitterFront):
     """
 
     __slots__ = ("_open_session", "_constants", "_opening", "session", "_pid", "closed", "native", "max_message_bytes",
-                 "timeout_s", "_flush_timeout_s", "_slave_timeout_s", "_lines", "_later", "root", "_finalizer", "__weakref__")
+                 "timeout_s", "_flush_timeout_s", "_slave_timeout_s", "_lines", "_queued", "root", "_finalizer", "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], ProducerSession], constants: tuple[bytes, bytes, int]) -> None:
         self._open_session = open_session
@@ -101,9 +101,9 @@ class Submitter(SubmitterFront):
         self.session: ProducerSession | None = None
         self._pid = os.getpid()
         self.closed = 0  # time of close(), on the monotonic clock in ns; 0: open
-        self._later = LaterPuts()
-        self.later_puts = self._later.waiting
-        self._lines: dict[str, PendingPuts | LaterPuts | SessionFront] = {"later": self._later}
+        self._queued = QueuedPuts()
+        self.queued_puts = self._queued.waiting
+        self._lines: dict[str, PendingPuts | QueuedPuts | SessionFront] = {"later": self._queued}
         self._finalizer = weakref.finalize(self, _end_lines, self._lines)
         self._finalizer.atexit = False  # daemon threads and exit handlers may put until the process ends, which the supervisor notices
         self._attach(None)
@@ -193,16 +193,16 @@ class Submitter(SubmitterFront):
         if self.front is not None:
             self.front.forget()
             self.front = None
-        self._later = LaterPuts()  # a new one: the old one's thread is the parent's
-        self.later_puts = self._later.waiting
+        self._queued = QueuedPuts()  # a new one: the old one's thread is the parent's
+        self.queued_puts = self._queued.waiting
         self._finalizer.detach()
 
     def close(self) -> None:
         """Wait for the answers of all puts, then close the session. A second call does nothing."""
         self.closed = self.closed or monotonic_ns()
         if os.getpid() == self._pid:
-            self._later.end()
-            self._later.join()
+            self._queued.end()
+            self._queued.join()
             with self.lock:
                 self._set_aside()
                 self._pending.end()  # repeated, in case an exception interrupted an earlier call
@@ -219,7 +219,7 @@ class Submitter(SubmitterFront):
 
         def attempt(session: native.ProducerSession) -> object:
             if size_bytes > session.entry_limit:
-                if self._pending.in_own_thread:
+                if self._pending.is_current_thread:
                     return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE,
                                    "a put this large cannot be made in a callback of put_async: make it in another thread")
                 return self._submit_now(session, entry, deadline_ns, PutAnswer())
@@ -237,7 +237,7 @@ class Submitter(SubmitterFront):
         session = self.native
         if code == native.UNFINISHED:
             claim = session.claim()
-            if self._pending.in_own_thread:  # this thread would wait for itself forever
+            if self._pending.is_current_thread:  # this thread would wait for itself forever
                 return partial(self._pending.result_here, claim, context)
             return self._pending.add(claim, context, PutAnswer())
         if session.stage == native.NOT_SUBMITTED and code in (native.CLOSED, native.AGAIN):
@@ -248,18 +248,18 @@ class Submitter(SubmitterFront):
         """Wait for a result that settle() did not have: of a PutAnswer, or of a function that is called with the deadline."""
         if isinstance(found, partial):
             result = found(deadline_ns)
-            return unknown_fate(context, _not_answered(limit_s)) if result is None else result
+            return unknown_outcome(context, _not_answered(limit_s)) if result is None else result
         if not isinstance(found, PutAnswer):
             return cast(PutOutcome, found)
         try:
             return cast(PutOutcome, found.result((deadline_ns - monotonic_ns()) / 1e9))
         except Empty:
             if not found.is_answered:
-                return unknown_fate(context, _not_answered(limit_s))
+                return unknown_outcome(context, _not_answered(limit_s))
         try:
             return cast(PutOutcome, found.result(max(self._flush_timeout_s, self._slave_timeout_s) + _GRACE_S))
         except Empty:
-            return unknown_fate(context, _not_answered(limit_s))
+            return unknown_outcome(context, _not_answered(limit_s))
 
     # ---- called by csrc/front, which handles the common case in C -----------------
 
@@ -295,7 +295,7 @@ class Submitter(SubmitterFront):
 
     def may_wait(self) -> bool:
         """Whether put_async may wait for room: it may not in an event loop or in a callback of a future."""
-        return not (_in_event_loop() or self._pending.in_own_thread)
+        return not (_in_event_loop() or self._pending.is_current_thread)
 
     def _limit_s(self, timeout_s: float | None) -> float:
         return min(self.timeout_s if timeout_s is None else arguments.number(timeout_s, "timeout_s"), _TIMEOUT_S_MAX)
@@ -336,7 +336,7 @@ class Submitter(SubmitterFront):
 
         Returns the bytes that were taken: 0 if other puts must be submitted first, or if answers wait for disk or slaves.
         """
-        if self._later.waiting or self._opening.locked() or self.lock.locked():
+        if self._queued.waiting or self._opening.locked() or self.lock.locked():
             return 0
 
         def left(number: int, topic: str, queue_id: int, frame_bytes: int) -> tuple[PutContext, Callable[[Any], None]]:
@@ -363,17 +363,17 @@ class Submitter(SubmitterFront):
         def submit() -> object:
             return self._until_submitted(attempt, entry.context, deadline_ns, limit_s)
 
-        if not (_in_event_loop() or self._pending.in_own_thread):
+        if not (_in_event_loop() or self._pending.is_current_thread):
             found = submit()
-        elif self._later.waiting or self._opening.locked() or self.lock.locked():
-            return self._later.add(submit, future)
+        elif self._queued.waiting or self._opening.locked() or self.lock.locked():
+            return self._queued.add(submit, future)
         else:
             found = None
             with self.lock:
                 if self.session is not None and not self.closed:
                     found = self._submit_now(self.native, entry, 0, future, is_collected=True)
             if found is None:
-                return self._later.add(submit, future)
+                return self._queued.add(submit, future)
         return found
 
     def _until_submitted(self, attempt: Callable[[native.ProducerSession], object], context: PutContext, deadline_ns: int,
@@ -487,10 +487,10 @@ class _FrontOwner:
     def lost(self, topic: str, queue_id: int) -> PutOutcome:
         """Return the result of a put of the parent's session, which this forked child does not have."""
         context = PutContext(native.PUT, topic, queue_id, self._store_host, 0)
-        return unknown_fate(context, "submitted by the parent of this process: it may or may not be stored")
+        return unknown_outcome(context, "submitted by the parent of this process: it may or may not be stored")
 
 
-def _end_lines(lines: dict[str, PendingPuts | LaterPuts | SessionFront]) -> None:
+def _end_lines(lines: dict[str, PendingPuts | QueuedPuts | SessionFront]) -> None:
     """End the threads and the session of a producer that was dropped, without waiting."""
     for line in lines.values():
         line.end()

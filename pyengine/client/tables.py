@@ -60,7 +60,7 @@ from pyengine.storage.arrow import schema as scan_schema
 from pyengine.storage.backup_files import locked_folder, store_identity
 from pyengine.storage.config_table import BROKERS_TOPICS, DEFAULT_TOPIC, TopicConfigs
 from pyengine.storage.durable_writes import make_folders, sync_file, sync_folder, write_config
-from pyengine.storage.log_holds import HOLD_MS_MAX, KeptHold, remove_log_hold
+from pyengine.storage.log_holds import HOLD_MS_MAX, RenewedHold, remove_log_hold
 
 if TYPE_CHECKING:
     import pyarrow
@@ -158,7 +158,7 @@ def write_tables(
         if not allow_loss:
             _require_end(store)
         hold_ms = max(round(hold_hours * HOUR_MS), HOLD_MS_MIN, round(3000 * interval_s) if follow else 0)
-        hold = KeptHold(root, name, f"tables in {dest}", min(hold_ms, HOLD_MS_MAX))
+        hold = RenewedHold(root, name, f"tables in {dest}", min(hold_ms, HOLD_MS_MAX))
         if not hold.is_written and store.is_live:
             raise EngineError(f"this user may not write the hold in {root}/config/log-holds that keeps the cleaner from what is not "
                               "in the tables yet")
@@ -242,7 +242,7 @@ def _require_end(store: LiveStoreReader) -> None:
 class _Filling:
     """One run; the folder is locked."""
 
-    def __init__(self, store: LiveStoreReader, open_sink: Callable[[], TableSink], dest: Path, hold: KeptHold,
+    def __init__(self, store: LiveStoreReader, open_sink: Callable[[], TableSink], dest: Path, hold: RenewedHold,
                  pattern: re.Pattern[str] | None, report: TablesReport, piece_bytes: int) -> None:
         from pyengine.client.tables import COLUMNS
         from pyengine.storage.arrow import LogScanner
@@ -288,7 +288,7 @@ class _Filling:
             self._state = replace(self._state, offset=border, before=self._crc_before(border))
             self._note()
             progress(border - begin, end - begin)
-        self._hold.keep()
+        self._hold.renew()
         self._report.offset = self._state.offset
 
     def _note(self) -> None:
@@ -332,7 +332,7 @@ class _Filling:
                 self._sink.append(topic, rows, begin, border)
                 self._report.commits += 1
                 self._report.messages[topic] = self._report.messages.get(topic, 0) + rows.num_rows
-                self._hold.keep()
+                self._hold.renew()
         return border
 
     def _crc_before(self, offset: int) -> int | None:

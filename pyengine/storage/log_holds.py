@@ -100,8 +100,8 @@ def lowest_log_hold(root: Root, now_ms: int) -> LogHold | None:
     return next((hold for hold in read_log_holds(root, may_miss=False) if hold.is_active(now_ms)), None)
 
 
-class KeptHold:
-    """A hold of this process, which keep() renews while the process works."""
+class RenewedHold:
+    """A hold of this process, which renew() extends while the process works."""
 
     def __init__(self, root: Root, name: str, owner: str, duration_ms: int) -> None:
         """Write the hold, from offset 0 on, until move() sets the offset that is needed. Removes holds that expired long ago."""
@@ -115,7 +115,7 @@ class KeptHold:
             if not old.damage and old.expires_ms + CLOCK_GRACE_MS <= _now_ms():
                 remove_log_hold(root, old.name)
 
-    def keep(self) -> None:
+    def renew(self) -> None:
         """Renew the hold once half of its time is over. Cheap until then."""
         if self._hold.expires_ms - _now_ms() < self._duration_ms // 2:
             self._write()
@@ -136,9 +136,9 @@ class KeptHold:
 
 
 @contextlib.contextmanager
-def log_kept(root: Root, name: str, owner: str, duration_ms: int) -> Iterator[KeptHold]:
+def log_kept(root: Root, name: str, owner: str, duration_ms: int) -> Iterator[RenewedHold]:
     """Hold the log during the block, and remove the hold at its end. After kill -9 it expires within `duration_ms`."""
-    hold = KeptHold(root, name, owner, duration_ms)
+    hold = RenewedHold(root, name, owner, duration_ms)
     try:
         yield hold
     finally:

@@ -599,7 +599,7 @@ def test_a_broker_that_owns_the_store_keeps_the_offsets(builder, consume):
             consumer.commit()
         with pytest.raises(StoreBusyError):
             consume(group="other")
-        consumer._keep_once()
+        consumer._housekeep_once()
     assert stored(builder) == {0: 0}
     assert consumer.commit() == {0: 3}
 

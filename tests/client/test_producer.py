@@ -24,7 +24,7 @@ import pytest
 from pyengine.client import pending_puts
 from pyengine.client import producer as producer_module
 from pyengine.client.outgoing import BatchMessage, RawMessage
-from pyengine.client.pending_puts import LaterPuts, PutFuture
+from pyengine.client.pending_puts import PutFuture, QueuedPuts
 from pyengine.client.producer import Producer
 from pyengine.engine.children import child_environment
 from pyengine.errors import UsageError
@@ -443,7 +443,7 @@ def test_two_threads_start_one_thread_for_what_is_submitted_later(monkeypatch):
         start(run, arguments)
 
     monkeypatch.setattr(pending_puts, "_thread", SimpleNamespace(start_new_thread=start_slowly))
-    later = LaterPuts()
+    later = QueuedPuts()
     futures = [PutFuture(), PutFuture()]
     adding = [threading.Thread(target=later.add, args=(lambda: "put", future)) for future in futures]
     for thread in adding:

@@ -11,8 +11,8 @@ from pyengine.storage import log_holds
 from pyengine.storage.log_holds import (
     CLOCK_GRACE_MS,
     HOLD_MS_MAX,
-    KeptHold,
     LogHold,
+    RenewedHold,
     log_kept,
     lowest_log_hold,
     read_log_holds,
@@ -85,15 +85,15 @@ def test_a_copied_file_under_another_name_and_unfinished_ones_do_not_count(tmp_p
 
 
 def test_a_hold_is_renewed_when_half_of_its_time_is_over(tmp_path, clock):
-    hold = KeptHold(tmp_path, "a", "backup", 1000)
+    hold = RenewedHold(tmp_path, "a", "backup", 1000)
     hold.move(700)
     (first,) = read_log_holds(tmp_path)
     assert (first.offset, first.expires_ms) == (700, NOW_MS + 1000) and "backup (pid " in first.owner
     clock[0] += 500
-    hold.keep()
+    hold.renew()
     assert read_log_holds(tmp_path) == [first]
     clock[0] += 1
-    hold.keep()
+    hold.renew()
     assert read_log_holds(tmp_path)[0].expires_ms == NOW_MS + 1501
 
 
@@ -103,11 +103,11 @@ def test_a_hold_as_long_as_allowed_counts_though_its_owners_clock_is_ahead(tmp_p
 
 
 def test_a_hold_whose_owner_is_late_can_still_be_renewed(tmp_path, clock):
-    late = KeptHold(tmp_path, "late", "backup", 1000)
+    late = RenewedHold(tmp_path, "late", "backup", 1000)
     clock[0] += 2000
     with log_kept(tmp_path, "mine", "backup", 1000):
         assert {hold.name for hold in read_log_holds(tmp_path)} == {"mine", "late"}
-    late.keep()
+    late.renew()
     assert lowest_log_hold(tmp_path, clock[0]) is not None
 
 
