@@ -16,7 +16,7 @@ import pyengine
 from fix_golden import usual
 from pyengine.client.producer import connect
 from pyengine.engine import embedded, log_file
-from pyengine.engine.children import child_environment, silent
+from pyengine.engine.children import child_environment, without_systemd
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError
 from pyengine.ipc import sessions
@@ -195,7 +195,7 @@ def forked_supervisors(request):
 
 
 def _fork_supervisor(by_exec, root, settings, *, stdin, embedder=None, options=()):
-    environment = silent(child_environment())
+    environment = without_systemd(child_environment())
     if not forked.suits(environment):
         return by_exec(root, settings, stdin=stdin, embedder=embedder, options=options)
     reading, writing = os.pipe2(os.O_CLOEXEC)

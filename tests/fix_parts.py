@@ -45,7 +45,7 @@ class Parts:
         owner.publish()
         self._selector = selectors.DefaultSelector()
         self._server = SessionServer(owner.memory, self._selector, Sessions(owner.memory))
-        self._going = True
+        self._running = True
         self._thread = threading.Thread(target=self._loop)
         self._thread.start()
         self.workers = {}
@@ -60,7 +60,7 @@ class Parts:
             raise
 
     def _loop(self) -> None:
-        while self._going:
+        while self._running:
             for key, _ in self._selector.select(0.02):
                 key.data()
             self._server.tick()
@@ -84,7 +84,7 @@ class Parts:
         return b"".join(path.read_bytes() for path in files)
 
     def close(self) -> None:
-        self._going = False
+        self._running = False
         self._thread.join()
         self._server.close()
         self._selector.close()

@@ -49,15 +49,15 @@ class Load:
         self.confirmed: list[tuple[int, int, bytes]] = []  # physical offset, its end, body
         self.statuses: dict[str, int] = {}
         self.errors: list[BaseException] = []
-        self._going = True
+        self._running = True
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while self._going:
+        while self._running:
             try:
                 with pyengine.connect(self._root) as producer:
-                    while self._going:
+                    while self._running:
                         self._put(producer)
             except EngineError:
                 threading.Event().wait(0.02)  # the engine is down
@@ -81,7 +81,7 @@ class Load:
         assert not self.errors, self.errors
 
     def stop(self) -> None:
-        self._going = False
+        self._running = False
         self._thread.join(30)
         assert not self._thread.is_alive() and not self.errors, self.errors
 

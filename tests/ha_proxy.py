@@ -52,7 +52,7 @@ class FaultProxy:
         self._passing.set()
         self._lock = threading.Lock()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        self._going = True
+        self._running = True
         self._listener = socket.create_server((host, 0))
         self.port = self._listener.getsockname()[1]
         self._threads = [threading.Thread(target=self._accept, name="proxy", daemon=True)]
@@ -84,7 +84,7 @@ class FaultProxy:
         self._passing.set()
 
     def close(self) -> None:
-        self._going = False
+        self._running = False
         self.release()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -100,7 +100,7 @@ class FaultProxy:
         self.close()
 
     def _accept(self) -> None:
-        while self._going:
+        while self._running:
             try:
                 slave, _ = self._listener.accept()
             except OSError:

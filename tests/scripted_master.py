@@ -49,7 +49,7 @@ class ScriptedMaster:
         self.reports: list[list[int]] = []
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
-        self._going = True
+        self._running = True
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -62,7 +62,7 @@ class ScriptedMaster:
         return self.reports[-1][-1] if self.reports and self.reports[-1] else -1
 
     def _serve(self) -> None:
-        while self._going:
+        while self._running:
             if select.select([self._listening], [], [], 0.02)[0]:
                 connected, _ = self._listening.accept()
                 self._threads.append(threading.Thread(target=self._serve_one, args=(connected, self._drops), daemon=True))
@@ -82,7 +82,7 @@ class ScriptedMaster:
     def _follow(self, connected: socket.socket, drops: int) -> None:
         position, half, reports = -1, b"", []
         heard_s = 0.0
-        while self._going and self._drops == drops:
+        while self._running and self._drops == drops:
             if select.select([connected], [], [], 0 if position >= 0 else 0.02)[0]:
                 data = connected.recv(4096)
                 if not data:
@@ -130,7 +130,7 @@ class ScriptedMaster:
         self._drops += 1
 
     def close(self) -> None:
-        self._going = False
+        self._running = False
         self._thread.join()
         for thread in self._threads:
             thread.join()

@@ -20,7 +20,7 @@ class Confirmer:
     """A slave that confirms what is committed, `behind` bytes of it not."""
 
     def __init__(self, parts) -> None:
-        self._parts, self._going = parts, True
+        self._parts, self._running = parts, True
         native.store(parts.control.replicator, "slaves_connected", 1)
         self._thread = threading.Thread(target=self._confirm)
         self._thread.start()
@@ -28,7 +28,7 @@ class Confirmer:
     def _confirm(self) -> None:
         control, memory = self._parts.control, self._parts.owner.memory
         latch = memory.latch(native.REPLICATOR)
-        while self._going:
+        while self._running:
             latch.arm()
             committed = native.load_position(control.committed)
             if committed > native.load_position(control.confirm):
@@ -37,7 +37,7 @@ class Confirmer:
                 latch.wait(0.2)
 
     def close(self) -> None:
-        self._going = False
+        self._running = False
         self._thread.join()
 
 

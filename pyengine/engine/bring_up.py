@@ -82,7 +82,7 @@ DESCRIPTORS_RAISED_TO = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class BroughtUp:
+class StartedEngine:
     """A published engine without workers.
 
     `presence` is a slave's connection to its master (services/replication/ha_join.py), to be closed once its replicator is connected.
@@ -107,7 +107,7 @@ def prepare_root(root: Path) -> None:
         raise NotAStoreError(f"{root} is not empty and holds no store: give a new or an empty directory")
 
 
-def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progress | None = None) -> BroughtUp:
+def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progress | None = None) -> StartedEngine:
     """Recover the store and publish its engine's memory. The caller holds the lock exclusively; afterwards the lock is shared.
 
     Raises what recovery raises, and DiskFullError when shared memory has no room. A store
@@ -178,7 +178,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     lock.share()
     if report.state is RecoveryState.RECOVERED and report.path is RecoveryPath.ABNORMAL:
         report = replace(report, notes=report.notes + _enter_topics(store, config, report))
-    return BroughtUp(memory, report, time.monotonic() - began_s, presence)
+    return StartedEngine(memory, report, time.monotonic() - began_s, presence)
 
 
 def _enter_topics(store: MessageStore, config: EngineConfig, report: RecoveryReport) -> tuple[str, ...]:
@@ -479,7 +479,7 @@ class PoolGrowth:
         self._memory = memory
         self.buffers = list(memory.open_pool(writable=False).values())
         self._report = report
-        self._going = True
+        self._running = True
         self._thread = threading.Thread(target=self._make, name="pool", daemon=True)
 
     def start(self) -> None:
@@ -490,7 +490,7 @@ class PoolGrowth:
     def _make(self) -> None:
         try:
             for number in missing_pool_buffers(self._memory):
-                if not self._going:
+                if not self._running:
                     return
                 make_pool_buffer(self._memory, number)
                 self.buffers.append(self._memory.folder.attach(pool_name(number), writable=False))
@@ -500,6 +500,6 @@ class PoolGrowth:
 
     def join(self) -> None:
         """End the thread once the buffer that it is making is complete."""
-        self._going = False
+        self._running = False
         if self._thread.ident is not None:
             self._thread.join()

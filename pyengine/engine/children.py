@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 BOOT_FAILURES_MAX = 5     # in a row, by a worker that had come up before
 ABORT_TIMEOUT_S = 5.0    # from SIGABRT to SIGKILL
-BYTE_STEP_S = 0.01
+LOCK_POLL_INTERVAL_S = 0.01
 STEP_S = 0.02            # poll interval while a worker comes up, records a heartbeat or finishes
 SPAWN_RETRY_S = 1.0
 RENEW_TIMEOUT_S = 5.0    # for a worker of another build to finish; then it is killed, since under load it might never finish
@@ -59,7 +59,7 @@ class _Child:
     process: subprocess.Popen[bytes] | ForkedWorker | None = None  # None: adopted
     pid: int = 0                             # 0: not running
     pidfd: int = -1
-    born_s: float = 0.0
+    started_s: float = 0.0
     due_s: float = NEVER_S                   # when to start it again
     crashes: int = 0
     boot_failures: int = 0
@@ -156,21 +156,21 @@ class Children:
         except OSError as error:
             self._set_down_reason(f"the {child.kind.name} (pid {pid}) cannot be watched: {error.strerror}")
             return False
-        child.pid, child.born_s, child.due_s = pid, time.monotonic(), NEVER_S
+        child.pid, child.started_s, child.due_s = pid, time.monotonic(), NEVER_S
         child.aborted_s, child.exit_code = NEVER_S, None
-        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._died(child))
+        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._on_exit(child))
         return True
 
     def _start(self, child: _Child) -> None:
         if self._lock.kind_taken(child.kind.number):  # a thread of the dead worker still exists, or another worker of this kind runs
             if not self._adopt(child):
-                child.due_s = time.monotonic() + BYTE_STEP_S
+                child.due_s = time.monotonic() + LOCK_POLL_INTERVAL_S
             return
         words = [sys.executable, "-P", "-m", child.kind.module, str(self._root), *set_words(self._overrides)]
         try:
             child.process = self._fork_server.start_worker(words) if self._fork_server else None
             if child.process is None:
-                child.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=silent(child_environment()), process_group=0)
+                child.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=without_systemd(child_environment()), process_group=0)
         except OSError as error:  # no memory or too many processes for the moment
             self._report(Event.WORKER_NOT_STARTED,
                       f"the {child.kind.name} could not be started: {error}; trying again in {SPAWN_RETRY_S:g} s")
@@ -183,11 +183,11 @@ class Children:
 
     # ---- watch ------------------------------------------------------------------
 
-    def _died(self, child: _Child) -> None:
+    def _on_exit(self, child: _Child) -> None:
         self._selector.unregister(child.pidfd)
         os.close(child.pidfd)
         code = child.process.wait() if child.process else None
-        lived_s = time.monotonic() - child.born_s
+        lived_s = time.monotonic() - child.started_s
         pid, child.pid, child.pidfd, child.exit_code = child.pid, 0, -1, code
         if code == WorkerExit.ALREADY_RUNNING and self._adopt(child):
             return
@@ -368,7 +368,7 @@ class Children:
         for child in self._children.values():
             if child.pid:
                 selectors_wait(child.pidfd)
-                self._died(child)
+                self._on_exit(child)
 
     def _signal(self, child: _Child, number: int) -> None:
         try:
@@ -405,7 +405,7 @@ def child_environment() -> dict[str, str]:
     return environment
 
 
-def silent(environment: dict[str, str]) -> dict[str, str]:
+def without_systemd(environment: dict[str, str]) -> dict[str, str]:
     """Return `environment` without systemd's variables, for a process whose starter reports to the service manager."""
     return {name: value for name, value in environment.items()
             if name not in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")}

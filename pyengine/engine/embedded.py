@@ -123,7 +123,7 @@ class Engine:
             raise _still_stopping(self.path, process.pid, timeout_s) from None
         if code not in (ExitCode.OK, ExitCode.DEGRADED):
             raise EngineError(f"the engine on {self.path} could not stop in order (exit code {code}): "
-                              f"{_last_words(self.path)}; the next start recovers it")
+                              f"{_last_log_lines(self.path)}; the next start recovers it")
 
     def connect(self, **options: Any) -> Producer:
         """Return a producer that is connected to this engine; options as for pyengine.connect."""
@@ -204,9 +204,9 @@ def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             raise _still_stopping(root, process.pid, timeout_s) from None
     if living := living_kinds(root):
-        raise EngineError(f"the engine on {root} is not stopped: {name_processes(root, living)} live on: {_last_words(root)}")
+        raise EngineError(f"the engine on {root} is not stopped: {name_processes(root, living)} live on: {_last_log_lines(root)}")
     if (root / "abort").exists():
-        raise EngineError(f"the engine on {root} stopped, but not clean: {_last_words(root)}; the next start recovers it")
+        raise EngineError(f"the engine on {root} stopped, but not clean: {_last_log_lines(root)}; the next start recovers it")
     return True
 
 
@@ -308,7 +308,7 @@ def _close_stdin(process: subprocess.Popen[bytes]) -> None:
 def _spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int, embedder: int | None = None,
                       options: tuple[str, ...] = ()) -> tuple[subprocess.Popen[bytes], int]:
     """Start a supervisor: (process, descriptor on which it reports). `embedder`: pidfd of the process that it must not outlive."""
-    from pyengine.engine.children import child_environment, silent
+    from pyengine.engine.children import child_environment, without_systemd
 
     reading, writing = os.pipe2(os.O_CLOEXEC)
     kept: tuple[int, ...] = (writing,)
@@ -319,7 +319,7 @@ def _spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int, em
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(root), "--report-fd", str(writing), *options,
                  *set_words(settings)],
-                stdin=stdin, stdout=log, stderr=log, pass_fds=kept, env=silent(child_environment()), start_new_session=True)
+                stdin=stdin, stdout=log, stderr=log, pass_fds=kept, env=without_systemd(child_environment()), start_new_session=True)
     except BaseException:
         os.close(reading)
         raise
@@ -370,7 +370,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], reading: int, timeout_s:
                     return dict(document["ready"])
 
 
-def _last_words(root: Path) -> str:
+def _last_log_lines(root: Path) -> str:
     """Return the last lines of the engine's log, for an error message."""
     try:
         with open(open_regular(root / log_file.NAME), "rb") as log:

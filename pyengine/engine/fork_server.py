@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from pyengine.engine.children import child_environment, silent
+from pyengine.engine.children import child_environment, without_systemd
 from pyengine.engine.kinds import HEALTHY_AFTER_S, KINDS
 from pyengine.engine.log_file import LogFile
 from pyengine.ipc.heartbeat import build_id
@@ -73,10 +73,10 @@ class ForkServer:
         self._pid = 0  # 0: no fork server runs
         self._channel: socket.socket
         self._groups: list[int] = []  # process groups of fork servers, dead ones too, that may have children of this process
-        self._born_s = 0.0
+        self._started_s = 0.0
         self._timeout_s = LOAD_TIMEOUT_S
-        self._is_wanted = _suits_this_interpreter()
-        if self._is_wanted:
+        self._may_fork = _suits_this_interpreter()
+        if self._may_fork:
             with contextlib.suppress(OSError):  # no memory or too many processes for the moment
                 self._fork()
 
@@ -93,13 +93,13 @@ class ForkServer:
 
     def _replace(self) -> None:
         """Start another by exec: a fork would inherit this process's shared memory, and locks held by threads it lacks."""
-        self._born_s = time.monotonic()
+        self._started_s = time.monotonic()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
-            words = [*_words(self._root), "--channel-fd", str(theirs.fileno())]
+            words = [*_command(self._root), "--channel-fd", str(theirs.fileno())]
             try:
-                pid = os.posix_spawn(sys.executable, words, silent(child_environment()), setpgroup=0)
+                pid = os.posix_spawn(sys.executable, words, without_systemd(child_environment()), setpgroup=0)
             except OSError:
                 ours.close()
                 raise
@@ -109,7 +109,7 @@ class ForkServer:
         with contextlib.suppress(OSError):  # the child does the same: whichever comes first
             os.setpgid(pid, pid)
         channel.settimeout(ANSWER_TIMEOUT_S)
-        self._pid, self._channel, self._born_s, self._timeout_s = pid, channel, time.monotonic(), LOAD_TIMEOUT_S
+        self._pid, self._channel, self._started_s, self._timeout_s = pid, channel, time.monotonic(), LOAD_TIMEOUT_S
         self._groups.append(pid)
 
     def start_worker(self, words: Sequence[str]) -> ForkedWorker | None:
@@ -141,10 +141,10 @@ class ForkServer:
                 while (ended := os.waitpid(-group, os.WNOHANG))[0]:
                     if ended[0] == self._pid:
                         self._forget()
-                        self._is_wanted = os.WIFSIGNALED(ended[1])  # a fork server that ended by itself cannot work in this environment
+                        self._may_fork = os.WIFSIGNALED(ended[1])  # a fork server that ended by itself cannot work in this environment
             except ChildProcessError:
                 self._groups.remove(group)
-        if self._pid == 0 and self._is_wanted and time.monotonic() - self._born_s >= HEALTHY_AFTER_S:
+        if self._pid == 0 and self._may_fork and time.monotonic() - self._started_s >= HEALTHY_AFTER_S:
             with contextlib.suppress(OSError):
                 self._replace()
 
@@ -160,7 +160,7 @@ class ForkServer:
 
     def close(self) -> None:
         """End the fork server; the workers continue."""
-        self._is_wanted = False
+        self._may_fork = False
         if self._pid:
             self._end()
 
@@ -174,7 +174,7 @@ def _suits_this_interpreter() -> bool:
     return "LD_PRELOAD" not in os.environ and bool(sys.flags.safe_path)
 
 
-def _words(root: Path) -> list[str]:
+def _command(root: Path) -> list[str]:
     return [sys.executable, "-P", "-m", _MODULE, str(root)]
 
 
@@ -201,11 +201,11 @@ def _serve(root: Path, channel: socket.socket) -> int:
     nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(nothing, 0)
     os.close(nothing)
-    environment = silent(child_environment())
+    environment = without_systemd(child_environment())
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
-    waiting.show_command(_words(root), environment)
+    waiting.show_command(_command(root), environment)
     gc.disable()
     for kind in KINDS:
         importlib.import_module(kind.module)

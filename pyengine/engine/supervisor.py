@@ -505,13 +505,13 @@ class _LatchBridge:
         self._selector = selector
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._memory = memory
-        self._going = True
+        self._running = True
         selector.register(self._event, selectors.EVENT_READ, self._woken)
         self._thread = threading.Thread(target=self._wait, name="latch", daemon=True)
         self._thread.start()
 
     def _wait(self) -> None:
-        while self._going:
+        while self._running:
             self._latch.arm()
             if self._latch.wait(TICK_S):
                 os.eventfd_write(self._event, 1)
@@ -521,7 +521,7 @@ class _LatchBridge:
         grow_queue_table(self._memory)
 
     def close(self) -> None:
-        self._going = False
+        self._running = False
         self._latch.wakeup()
         self._thread.join()
         self._selector.unregister(self._event)

@@ -76,7 +76,7 @@ class Pulls:
         self._leaves = threading.Event()
         self._answered = threading.Event()  # the loop has answered what the thread requested
         self._answer_s = 0.0                # and took so long for it
-        self._going = True
+        self._running = True
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -205,7 +205,7 @@ class Pulls:
 
     def close(self) -> None:
         """Stop waiting for arrivals; the reader may be closed afterwards."""
-        self._going = False
+        self._running = False
         self._anything_held.set()
         self._answered.set()
         self._leaves.set()
@@ -242,7 +242,7 @@ class Pulls:
         """
         assert self._loop is not None
         seen = 0
-        while self._going:
+        while self._running:
             self._anything_held.wait()
             try:
                 self._reader.wait_for_arrival(TICK_S, seen)
@@ -250,7 +250,7 @@ class Pulls:
             except Exception:  # noqa: BLE001 - the store is recovered, or has no descriptor left: _answer_held() tells the clients
                 self._leaves.wait(TICK_S)
             self._answered.clear()
-            if self._going:
+            if self._running:
                 try:
                     self._loop.call_soon_threadsafe(self._answer_held)
                 except RuntimeError:  # the loop has ended

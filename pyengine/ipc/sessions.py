@@ -400,11 +400,11 @@ class SessionServer:
             self._sessions.close(slot, generation)
             return
         self._pidfds[pidfd] = slot, generation, pid
-        self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._died(pidfd))
+        self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._on_exit(pidfd))
         if not self._sessions.owner_lives(slot):  # it ended before the pidfd was opened, and another process got its pid
-            self._died(pidfd)
+            self._on_exit(pidfd)
 
-    def _died(self, pidfd: int) -> None:
+    def _on_exit(self, pidfd: int) -> None:
         slot, generation, _ = self._pidfds[pidfd]
         self._sessions.close(slot, generation)
         self._forget(pidfd)

@@ -138,7 +138,7 @@ class HAService(Service):
         self._tables = TableSource(context.store.root, native.loader(memory.control.wrote, "value"), context.report)
         self._by_descriptor: dict[int, HAConnection] = {}
         self._failure: BaseException | None = None
-        self._going = True
+        self._running = True
         self._host = config.ha_listen_host
         self.port = config.ha_port if port is None else port
         self._listener: socket.socket | None = None
@@ -258,7 +258,7 @@ class HAService(Service):
         return waits
 
     def close(self) -> None:
-        self._going = False
+        self._running = False
         os.eventfd_write(self._waker, 1)
         if self._thread.ident is not None:
             self._thread.join()
@@ -283,7 +283,7 @@ class HAService(Service):
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the worker's
         waiting.schedule_interactive()  # a put waits for the report that this thread reads
         try:
-            while self._going:
+            while self._running:
                 self.turn(self._wait_s())
         except BaseException as error:  # noqa: BLE001 - the worker raises it
             self._failure = error
@@ -459,7 +459,7 @@ class HAService(Service):
     def _call_peers(self) -> None:
         """Tell the other masters this one's term, and hear theirs, again and again."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        while self._going:
+        while self._running:
             for address in self._peers:
                 with contextlib.suppress(EngineError), contextlib.closing(
                         call_peer(self._store.root, self._config, address, self._introduce)) as link:
