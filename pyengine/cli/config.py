@@ -179,13 +179,13 @@ def _change_engine(store: Path, live: dict[str, str]) -> None:
 
     with changing_engine(store):
         number = ask_for_settings(store, live)["number"]
-        slow = _slow(store, number)
+        slow = _workers_behind(store, number)
     if slow:
         raise EngineError(f"{config_path(store)} gives it now, and the engine was told, but not yet taken by: {', '.join(slow)}: "
                           "`pyengine status` says what keeps them")
 
 
-def _slow(store: Path, number: int) -> list[str]:
+def _workers_behind(store: Path, number: int) -> list[str]:
     """Return the workers that do not use settings number `number` in time; [] if all do."""
     from pyengine.ipc.control_block import EngineMemory
     from pyengine.ipc.shared_objects import KIND_NAMES, find_folder

@@ -96,7 +96,7 @@ def ingest(
     jobs, total_bytes = _share_out(whole, [] if STDIN in files else find_files(files, pattern) * repeat, producers)
     started = time.monotonic()
     with byte_bar(f"ingest into {topic}", total_bytes) as show:
-        tally = _produce_here(jobs[0], show) if len(jobs) == 1 else run_crew(jobs, lambda now: show(now.read_bytes))
+        tally = _produce_here(jobs[0], show) if len(jobs) == 1 else run_jobs(jobs, lambda now: show(now.read_bytes))
     _print(tally, time.monotonic() - started, len(jobs), topic, as_json)
     return ExitCode.FAILED if tally.unconfirmed else ExitCode.OK
 
@@ -180,7 +180,7 @@ def size_of(path: Path) -> int:
     return state.st_size
 
 
-def run_crew(jobs: Sequence[Job], report: Callable[[Tally], None]) -> Tally:
+def run_jobs(jobs: Sequence[Job], report: Callable[[Tally], None]) -> Tally:
     """Run each job in a process of its own to the end; return the tally of all.
 
     If one fails, stop the others and raise its EngineError. No producer process remains in any case, also after Ctrl-C.

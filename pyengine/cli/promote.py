@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _SUPERVISOR = "pyengine.workers.supervisor"
 SLAVE = "SLAVE"
 POLL_INTERVAL_S = 0.05
-STILL_S = 0.5          # a linked slave that receives nothing for so long has everything
+QUIET_S = 0.5          # a linked slave that receives nothing for so long has everything
 UNLINKED_WAIT_S = 1.0  # for the writer to append what arrived before the link was lost
 OF_A_SLAVE = ("broker_role", "ha_master_address")
 
@@ -82,7 +82,7 @@ def _arguments_of(words: list[str], module: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class SlaveProgress:
     """The position of a slave. `master_end`: the newest known end of its master's log since it started, 0 if none."""
 
     linked: bool
@@ -149,7 +149,7 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
             raise EngineError(f"{root} is a master already ({ROLE_NAMES[memory.identity.role]})")
         start = launch_settings(root, memory)
         if start.by is not StartedBy.BACKGROUND:
-            raise StoreBusyError(_by_hand(root, start, role))
+            raise StoreBusyError(_manual_steps(root, start, role))
         kept = {name: value for name, value in start.settings.items() if name not in OF_A_SLAVE} | settings
         kept["broker_role"] = role
         peers = _peers(load_config(root, start.settings))
@@ -172,7 +172,7 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
             "master_end": standing.master_end or None, "was_linked": standing.linked, "missing_bytes": standing.missing_bytes}
 
 
-def _by_hand(root: Path, start: Start, role: str) -> str:
+def _manual_steps(root: Path, start: Start, role: str) -> str:
     if start.by is StartedBy.UNITS:
         name = root.absolute().name
         target, unit = quote(f"pyengine@{name}.target"), quote(f"pyengine-store@{name}.service")
@@ -184,28 +184,28 @@ def _by_hand(root: Path, start: Start, role: str) -> str:
             f"{command('promote', root, '--role', role)}, then start it as before, without broker_role and ha_master_address")
 
 
-def _standing(control: ms_control) -> Standing:
-    return Standing(native.load(control.replicator, "linked") != 0, native.load_position(control.wrote),
+def _progress(control: ms_control) -> SlaveProgress:
+    return SlaveProgress(native.load(control.replicator, "linked") != 0, native.load_position(control.wrote),
                     native.load(control.replicator, "master_end"))
 
 
-def _wait_until_caught_up(control: ms_control, timeout_s: float) -> Standing:
-    """Wait until the slave has all known bytes and, while linked, receives nothing for STILL_S; or until the timeout."""
+def _wait_until_caught_up(control: ms_control, timeout_s: float) -> SlaveProgress:
+    """Wait until the slave has all known bytes and, while linked, receives nothing for QUIET_S; or until the timeout."""
     began_s = still_since_s = time.monotonic()
-    standing = _standing(control)
+    standing = _progress(control)
     while True:
         now_s = time.monotonic()
         limit_s = timeout_s if standing.linked else min(timeout_s, UNLINKED_WAIT_S)
-        still = not standing.linked or now_s - still_since_s >= STILL_S
+        still = not standing.linked or now_s - still_since_s >= QUIET_S
         if (not standing.missing_bytes and still) or now_s - began_s >= limit_s:
             return standing
         time.sleep(POLL_INTERVAL_S)
-        before, standing = standing, _standing(control)
+        before, standing = standing, _progress(control)
         if (standing.end, standing.master_end) != (before.end, before.master_end):
             still_since_s = time.monotonic()
 
 
-def _judge(standing: Standing, force: bool, notes: list[str]) -> None:
+def _judge(standing: SlaveProgress, force: bool, notes: list[str]) -> None:
     """Raise EngineError if bytes are known to be missing and `force` is not set; otherwise add notes."""
     if standing.missing_bytes:
         text = (f"{standing.missing_bytes:,} bytes are missing here: it has its master's log up to {standing.end}, and that was "
@@ -237,7 +237,7 @@ def _promote_stopped(root: Path, settings: dict[str, str], role: str, force: boo
                     "again: then the other one refuses puts once both meet") if is_fenced else ""
             raise EngineError(f"{root} is no slave: its role is {last}{more}")
         if noted is not None and noted.role == SLAVE:
-            _judge(Standing(False, noted.confirm, noted.master_end), force, notes)
+            _judge(SlaveProgress(False, noted.confirm, noted.master_end), force, notes)
         else:
             notes.append("it does not run, so it is unknown how far its master's log went")
         _write_role(root, role, notes, _peers(load_config(root, settings)))

@@ -49,7 +49,7 @@ HANG_S = 60.0             # without an acknowledgement for so long the run fails
 LOG_BYTES_MAX = 1 << 30   # of one mode's store: then the next mode follows
 RETRY_INTERVAL_S = 0.01
 EVERYTHING = "everything"
-HONEST_US_MIN = 15.0  # no known medium that survives power loss syncs faster
+DURABLE_SYNC_US_MIN = 15.0  # no known medium that survives power loss syncs faster
 
 
 @dataclass
@@ -161,7 +161,7 @@ class DiskMeasure:
         """Return what the figures say about the durability of a sync."""
         if self.file_system in ("tmpfs", "ramfs"):
             return f"{self.file_system} is memory: nothing survives a power cut here"
-        if self.sync_p50_us < HONEST_US_MIN:
+        if self.sync_p50_us < DURABLE_SYNC_US_MIN:
             return (f"fdatasync answers after {self.sync_p50_us:.1f} us: it may not wait for the medium; a power cut may take "
                     "what it called safe")
         return f"fdatasync answers after {self.sync_p50_us:.0f} us: it waits for something"
@@ -278,7 +278,7 @@ class ModeRun(KillRounds):
             else:
                 kill(pids[victim])
         if victim == EVERYTHING:
-            self.end_whatever_lives()  # a worker that was just being started
+            self.kill_remaining()  # a worker that was just being started
             began_s = time.monotonic()
             self.start_engine()
             self.proof.recoveries += 1
@@ -286,9 +286,9 @@ class ModeRun(KillRounds):
         elif victim == "supervisor":
             self.start_successor()
 
-    def end_everything(self) -> None:
+    def clean_up(self) -> None:
         self.end_producers()
-        super().end_everything()
+        super().clean_up()
 
     # -- judgement
 

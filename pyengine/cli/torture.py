@@ -123,10 +123,10 @@ class EngineWatch:
             if kind == "writer":
                 if native.load(self._memory.control.writer, "pass_started_ms"):
                     return
-            elif self.in_the_middle(kind, pid):
+            elif self.is_mid_operation(kind, pid):
                 return
 
-    def in_the_middle(self, kind: str, pid: int) -> bool:
+    def is_mid_operation(self, kind: str, pid: int) -> bool:
         """Return whether the worker, which is stopped, has begun work that it has not finished."""
         now = self.positions()
         if kind == "writer":  # it has given out queue offsets too, which its successor must take back
@@ -282,7 +282,7 @@ class KillRounds:
         except Exception as error:  # noqa: BLE001 - whatever it was, the run has not held, and its summary says so
             self.failures.append(as_failure(error))
         finally:
-            self.end_everything()
+            self.clean_up()
         return round(time.monotonic() - began_s, 1)
 
     def _run_rounds(self, go_on: Callable[[], bool]) -> None:
@@ -361,15 +361,15 @@ class KillRounds:
         before = self.acked_count()
         wait_for("acknowledgements move", lambda: self.acked_count() > before, self.ack_timeout_s)
 
-    def end_everything(self) -> None:
+    def clean_up(self) -> None:
         """Kill the living processes of this run and remove its shared memory; the store stays as it is."""
         try:
-            self.end_whatever_lives()
+            self.kill_remaining()
             remove_memory(self.store)
         except Exception as error:  # noqa: BLE001 - the run is over, and this is one more thing that did not hold
             self.failures.append(f"not all of it could be ended: {as_failure(error)}")
 
-    def end_whatever_lives(self) -> None:
+    def kill_remaining(self) -> None:
         """Kill the engine's processes; HangError if one of them keeps the store's lock."""
         kill_engine(self.store)
         wait_for("the store has no owner", lambda: not living_kinds(self.store))

@@ -26,7 +26,7 @@ from pyengine.storage.config import DEFAULT, FILE, LIVE, SETTINGS, EngineConfig,
 if TYPE_CHECKING:
     from pyengine._native import ms_control
 
-STILL_MS = 10_000      # workers do a round at least every five seconds (pyengine/engine/worker.py)
+STUCK_ROUND_MS = 10_000      # workers do a round at least every five seconds (pyengine/engine/worker.py)
 SLAVE_WAIT_S = 2.0     # in which a slave that is behind acknowledges something
 POLL_INTERVAL_S = 0.02
 MOVES = {"flusher": ("flushed", "committed"), "committer": ("committed", "wrote"), "reputter": ("reput_from", "committed")}
@@ -78,7 +78,7 @@ def judge(root: Path, memory: EngineMemory, living: Sequence[int], blocked_reaso
     refused = native.load(control.state, "refuse_puts")
     frozen = native.load(control.state, "frozen") != 0 or memory.state == native.STATE_READ_ONLY
     reason = native.reason(control)
-    still = list(_why_still(control, identity, workers, document["positions"]))
+    still = list(_stuck_workers(control, identity, workers, document["positions"]))
     return [
         Finding(Verdict.DEGRADED, (reason or "recovery refused the store") if memory.state == native.STATE_DEGRADED else ""),
         Finding(Verdict.READ_ONLY, (reason or "the store is frozen") if frozen else ""),
@@ -165,7 +165,7 @@ def _supervisor(memory: EngineMemory, living: Sequence[int], workers: Sequence[d
     return Finding(Verdict.WARNING, sentence)
 
 
-def _why_still(control: ms_control, identity: Identity, workers: Sequence[dict[str, Any]], positions: dict[str, int]) -> Iterable[str]:
+def _stuck_workers(control: ms_control, identity: Identity, workers: Sequence[dict[str, Any]], positions: dict[str, int]) -> Iterable[str]:
     """Yield sentences about workers that a signal has stopped, or whose round (or the writer's pass) takes longer than a
     working disk needs."""
     pass_ms = native.load(control.writer, "pass_started_ms")
@@ -176,10 +176,10 @@ def _why_still(control: ms_control, identity: Identity, workers: Sequence[dict[s
         age_ms = one["heartbeat_age_ms"] or 0
         refuses = one["kind"] == "writer" and pass_age_ms > identity.os_page_cache_busy_timeout_ms
         stopped = is_stopped(one["pid"])
-        if age_ms < STILL_MS and not refuses and not stopped:
+        if age_ms < STUCK_ROUND_MS and not refuses and not stopped:
             continue
         text = f"the {one['kind']} (pid {one['pid']}) "
-        is_silent = age_ms >= STILL_MS or refuses
+        is_silent = age_ms >= STUCK_ROUND_MS or refuses
         text += f"has not finished a round for {max(age_ms, pass_age_ms * refuses) / 1000:.0f} s" if is_silent else "goes no rounds"
         text += ", and puts are refused (OS_PAGECACHE_BUSY)" if refuses else ""
         moved, until = MOVES.get(one["kind"], ("", ""))

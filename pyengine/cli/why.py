@@ -57,7 +57,7 @@ CAUSES = {
     "unknown": ("nothing is known of the cause", "please report it"),
 }
 # The workers that can have delayed the writer, by the cause that it recorded.
-KEEPERS = {"segment": native.ALLOCATOR, "pool": native.COMMITTER, "lock": native.SUPERVISOR}
+WAITED_FOR = {"segment": native.ALLOCATOR, "pool": native.COMMITTER, "lock": native.SUPERVISOR}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Cause:
     total_ms: float
     longest_ms: float
     means: str
-    helps: str
+    advice: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +144,11 @@ def explain(rings: Sequence[Ring], living: Iterable[int], since_ns: int, now_ns:
     """Explain the waits from `since_ns` to `now_ns` (CLOCK_MONOTONIC); `now_ns` is `now_ms` since 1970."""
     def entry(stall: Stall) -> Entry:
         sentence = _sentence(stall)
-        keeper = KEEPERS.get(stall.cause)
-        behind = _behind(rings[keeper], stall) if keeper is not None and stall.kind in (native.WRITER, recorder.PUTS_RING) else None
-        if behind is not None:
-            sentence += f": {_sentence(behind)}"
+        waited_for = WAITED_FOR.get(stall.cause)
+        is_writers = stall.kind in (native.WRITER, recorder.PUTS_RING)
+        cause = _underlying(rings[waited_for], stall) if waited_for is not None and is_writers else None
+        if cause is not None:
+            sentence += f": {_sentence(cause)}"
         return Entry(now_ms - (now_ns - stall.ended_ns) / 1e6, stall.took_ns / 1e6, KIND_NAMES[_worker(stall)], stall.what, stall.cause,
                      stall.entries, sentence, {name: ns / 1e6 for name, ns in stall.phase_ns.items()})
 
@@ -240,7 +241,7 @@ def _sentence(stall: Stall) -> str:
     return sentence
 
 
-def _behind(ring: Ring, stall: Stall) -> Stall | None:
+def _underlying(ring: Ring, stall: Stall) -> Stall | None:
     """Return the stall of another worker that explains most of the writer's stall."""
     def shared_ns(one: Stall) -> int:
         return _shared_ns(one, stall.began_ns, stall.ended_ns)
@@ -342,7 +343,7 @@ def _show(found: Why, *, shows_all: bool) -> None:
     if found.causes:
         print()
         output.write_table(("cause", "waits", "in all", "longest", "what helps"), [
-            (cause.cause, cause.waits, _span(cause.total_ms), _span(cause.longest_ms), cause.helps) for cause in found.causes])
+            (cause.cause, cause.waits, _span(cause.total_ms), _span(cause.longest_ms), cause.advice) for cause in found.causes])
     shown = sorted(found.waits + found.others, key=lambda one: one.ended_ms) if shows_all else found.waits[-SHOWN:]
     if shown:
         print()

@@ -32,7 +32,7 @@ from pyengine.storage.recovery.report import Progress, RecoveryOptions, Recovery
 if TYPE_CHECKING:
     from pyengine.storage.recovery.rebuild import RebuildReport, RebuildWork, Selection
 
-DYING_S = 2.0  # a process that was killed releases its lock a moment before it disappears
+EXIT_WAIT_S = 2.0  # a process that was killed releases its lock a moment before it disappears
 POLL_STEP_S = 0.02
 
 
@@ -61,7 +61,7 @@ class CrashedEngineMemory:
         Once they are dead, the memory is retired: otherwise producers and readers that have it mapped would wait until
         recovery has ended. `retire` False is for callers that only read.
         """
-        deadline_s = time.monotonic() + DYING_S
+        deadline_s = time.monotonic() + EXIT_WAIT_S
         while pids := self._living():
             if time.monotonic() >= deadline_s:
                 raise StoreBusyError(f"an engine still runs on this store, although its file `lock` was removed or replaced: end its "

@@ -222,7 +222,7 @@ class _Window:
             os.close(descriptor)
         self._address = ffi.cast("uint8_t *", ffi.from_buffer(self._mapping)) if self._mapping is not None else None
 
-    def bring_in(self, start: int, stop: int, *, lock: bool) -> tuple[int, int]:
+    def populate(self, start: int, stop: int, *, lock: bool) -> tuple[int, int]:
         """Populate (and lock) bytes [start, stop) of the segment; return the errno of each step, 0 for success."""
         if self._address is None:
             return 0, 0
@@ -264,7 +264,7 @@ class PageWarmer:
         stop = min(end, at + PIECE_BYTES, start + size)
         if start not in self._windows:
             self._windows[start] = _Window(self._store.commit_log_segment(start), size)
-        refused, lock_refused = self._windows[start].bring_in(at - start, stop - start, lock=self._whole)
+        refused, lock_refused = self._windows[start].populate(at - start, stop - start, lock=self._whole)
         self.lock_refused = lock_refused or self.lock_refused
         self.refused = lock_refused or refused or self.refused
         self.populated_end = stop

@@ -69,7 +69,7 @@ class PutMessageService(Service):
         self._pool = TransientStorePool(memory, writable=True)
         self._locked: set[int] = set()
         self._sessions: dict[int, SharedObject] = {}    # by slot
-        self._dying: set[int] = set()
+        self._detaching: set[int] = set()
         self._room_retry_ns = 0
         self._worked_ns = 0  # when a pass was made last
         self._to_roll_back = False  # a pass that met a full disk is not rolled back yet
@@ -242,7 +242,7 @@ class PutMessageService(Service):
             if state != native.SESSION_FREE and slot not in self._sessions:
                 self._attach_session(slot)
             if state == native.SESSION_DEAD:
-                self._dying.add(slot)
+                self._detaching.add(slot)
         self._free_dead_sessions()
 
     def _attach_session(self, slot: int) -> None:
@@ -267,10 +267,10 @@ class PutMessageService(Service):
     def _end_session(self, slot: int) -> None:
         """End a session whose shared object is unusable, as if its producer had died."""
         native.compare_and_swap(self._control.sessions[slot], "state", native.SESSION_OPEN, native.SESSION_DEAD)
-        self._dying.add(slot)
+        self._detaching.add(slot)
 
     def _free_dead_sessions(self) -> None:
-        for slot in tuple(self._dying):
+        for slot in tuple(self._detaching):
             if slot in self._sessions:
                 if not self._writer.session_drained(slot):
                     continue
@@ -280,7 +280,7 @@ class PutMessageService(Service):
             self._memory.folder.unlink(shared_objects.session_name(self._identity.epoch, slot, generation))
             failpoint("session_unlinked")
             native.compare_and_swap(self._control.sessions[slot], "state", native.SESSION_DEAD, native.SESSION_FREE)
-            self._dying.discard(slot)
+            self._detaching.discard(slot)
 
     def _detach_session(self, slot: int) -> None:
         self._writer.detach_session(slot)
@@ -345,7 +345,7 @@ class PutMessageService(Service):
 
     # ---- durability -------------------------------------------------------------
 
-    def _vouch_for_flusher(self) -> None:
+    def _sync_for_new_flusher(self) -> None:
         """RUN_FLUSHER: sync this writer's descriptors, so that a new flusher may move `flushed`.
 
         The kernel may have reported a failed write-back to the dead flusher's descriptors, and does not report it to new
@@ -354,7 +354,7 @@ class PutMessageService(Service):
         """
         incarnation = native.load(self._control.flusher, "incarnation")
         try:
-            if not self._is_frozen and not self._is_last_sync_made_good():
+            if not self._is_frozen and not self._is_last_sync_rewritten():
                 self._latch.arm()
                 self._heartbeat()
                 self._latch.wait(POLL_INTERVAL_S)
@@ -381,7 +381,7 @@ class PutMessageService(Service):
             flush.fdatasync(self._unflushed.descriptors[start], self._unflushed.path(start))
         native.store(lines, "sync_target", announced)
 
-    def _is_last_sync_made_good(self) -> bool:
+    def _is_last_sync_rewritten(self) -> bool:
         """Rewrite the bytes of a sync that may have failed before this writer opened its descriptors; False: not possible yet.
 
         A flusher died in such a sync if `sync_target` is still beyond `flushed` and has not changed since the descriptors were
@@ -484,7 +484,7 @@ class PutMessageService(Service):
             return False
         before = native.load_position(self._control.slot_pass)
         now_ns = flush.monotonic_ns()
-        is_idle = now_ns - self._worked_ns >= IDLE_NS and self._writer.ahead_count > 0 and not self._dying
+        is_idle = now_ns - self._worked_ns >= IDLE_NS and self._writer.ahead_count > 0 and not self._detaching
         why = self._writer.run(now_ns + (IDLE_RUN_NS if is_idle else RUN_NS))
         if why == pass_.RUN_SEGMENT:
             self._wait_for_segments()
@@ -497,7 +497,7 @@ class PutMessageService(Service):
         elif why == pass_.RUN_QUEUES:
             self._wait_for_table()
         elif why == pass_.RUN_FLUSHER:
-            self._vouch_for_flusher()
+            self._sync_for_new_flusher()
         elif why == pass_.RUN_FAILED:
             self._roll_back_failed()
         elif why == pass_.RUN_CUT_SHORT:
@@ -514,7 +514,7 @@ class PutMessageService(Service):
         for slot in self._sessions:
             if session.is_broken(slot):
                 self._end_session(slot)
-        if self._dying:
+        if self._detaching:
             self._free_dead_sessions()
         if self._writer.ahead_count == 0:
             self._attach_ahead(1)

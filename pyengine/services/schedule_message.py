@@ -62,7 +62,7 @@ SESSION_IDLE_NS = 10_000_000_000
 DRAIN_NS = 2_000_000_000       # longest wait of an orderly stop for the last deliveries to be flushed
 DRAIN_STEP_S = 0.02
 NEVER_NS = (1 << 63) - 1
-PUT_ASIDE = 0                  # in place of a level: the queue of TIMER_TOPIC, into which a broker moves messages with a delivery time
+TIMER = 0                      # in place of a level: the queue of TIMER_TOPIC, into which a broker moves messages with a delivery time
 _NEVER_POSSIBLE = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
 STALLED_SAMPLE_NS = 1_000_000_000
 
@@ -115,11 +115,11 @@ class _Level:
 
     @property
     def topic(self) -> str:
-        return TIMER_TOPIC if self.number == PUT_ASIDE else SCHEDULE_TOPIC
+        return TIMER_TOPIC if self.number == TIMER else SCHEDULE_TOPIC
 
     @property
     def queue_id(self) -> int:
-        return 0 if self.number == PUT_ASIDE else self.number - 1
+        return 0 if self.number == TIMER else self.number - 1
 
 
 class ScheduleMessageService(Service):
@@ -143,7 +143,7 @@ class ScheduleMessageService(Service):
         self._delays_ms = config.delay_levels_ms
         self.take_settings(config)
         self._written: dict[int, int] = {}
-        self._taken_up = 0
+        self._timer_offset = 0
         self._last_reported = ""
         self._unsaved = BlockedReason(context.report)
         self._producer: Producer | None = None
@@ -171,14 +171,14 @@ class ScheduleMessageService(Service):
                              f"delay level {number} is said to be delivered up to {offset}, but its queue reaches from {low} to "
                              f"{high}: going on at {inside}")
             levels.append(_Level(number, delays.get(number), inside, inside))
-        return levels + self._put_aside()
+        return levels + self._timer_level()
 
-    def _put_aside(self) -> list[_Level]:
+    def _timer_level(self) -> list[_Level]:
         """Return the queue of TIMER_TOPIC, if there is one: only a broker that had the store open puts into it."""
         low, high = self._range(TIMER_TOPIC, 0)
-        self._taken_up = self._group_offsets.read(TIMER_TOPIC, TIMER_GROUP).get(0, 0)
-        offset = max(low, min(self._taken_up, high))
-        return [_Level(PUT_ASIDE, None, offset, offset)] if offset < high else []
+        self._timer_offset = self._group_offsets.read(TIMER_TOPIC, TIMER_GROUP).get(0, 0)
+        offset = max(low, min(self._timer_offset, high))
+        return [_Level(TIMER, None, offset, offset)] if offset < high else []
 
     def _range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """Return (first offset, end) of a queue. The end may be beyond what is shown, for what was delivered before
@@ -397,7 +397,7 @@ class ScheduleMessageService(Service):
 
     def _due_ms(self, level: _Level, queue: ConsumeQueue, entry: ConsumeQueueEntry) -> int:
         """Return the due time from the entry or from its extension unit; 1, which is long ago, if it is unknown."""
-        if level.number == PUT_ASIDE:
+        if level.number == TIMER:
             return 1
         code = entry.tags_code
         if is_ext_address(code):
@@ -480,8 +480,8 @@ class ScheduleMessageService(Service):
             while level.unflushed and level.unflushed[0][1] <= flushed:
                 level.durable = level.unflushed.popleft()[0]
         table = self._written | {level.number: level.durable for level in self._levels
-                                 if level.number != PUT_ASIDE and (level.durable or level.number in self._written)}
-        if not self._save_put_aside():
+                                 if level.number != TIMER and (level.durable or level.number in self._written)}
+        if not self._save_timer_offset():
             return False
         if table == self._written:
             return False
@@ -496,17 +496,17 @@ class ScheduleMessageService(Service):
         self._unsaved.clear()
         return True
 
-    def _save_put_aside(self) -> bool:
+    def _save_timer_offset(self) -> bool:
         """Commit the offset up to which the queue of TIMER_TOPIC is delivered; False if that failed."""
-        durable = next((level.durable for level in self._levels if level.number == PUT_ASIDE), self._taken_up)
-        if durable == self._taken_up:
+        durable = next((level.durable for level in self._levels if level.number == TIMER), self._timer_offset)
+        if durable == self._timer_offset:
             return True
         try:
             self._group_offsets.commit(TIMER_TOPIC, TIMER_GROUP, {0: durable})
         except (DiskError, StoreBusyError) as error:
             self._note_failed(error)
             return False
-        self._taken_up = durable
+        self._timer_offset = durable
         return True
 
     def _note_failed(self, error: EngineError) -> None:

@@ -103,7 +103,7 @@ class RecoveryRun(CrashRun):
         except EngineError:
             pass
         died = bool(self.board.struck_pid) or not is_armed
-        self.end_whatever_lives()
+        self.kill_remaining()
         return died
 
     def is_armed(self) -> bool:

@@ -103,11 +103,11 @@ class ReplicatorRun(CrashRun):
         self.summary.failures += [f"on the slave: {sentence}" for sentence in check(self.slave, rows, self.scratch)]
         self.summary.failures += differences(self.store, self.slave, int(self.settings["mapped_file_size_commit_log_bytes"]))
 
-    def end_everything(self) -> None:
-        super().end_everything()
+    def clean_up(self) -> None:
+        super().clean_up()
         master, self.store = self.store, self.slave
         try:
-            super().end_everything()
+            super().clean_up()
         finally:
             self.store = master
 

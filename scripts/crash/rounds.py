@@ -199,7 +199,7 @@ class CrashRun(KillRounds):
             if aim:
                 watch.await_work(kind, pid, AIM_TIMEOUT_S)
             with stopped(pid):
-                middle = watch.in_the_middle(kind, pid)
+                middle = watch.is_mid_operation(kind, pid)
                 if middle or not aim or attempt == AIM_TRIES - 1:
                     self.summary.kills += 1
                     self.summary.kills_in_the_middle += middle
@@ -250,11 +250,11 @@ class CrashRun(KillRounds):
         self.summary.failures += found.failures
         self.summary.failures += check(self.store, rows, self.scratch)
 
-    def end_everything(self) -> None:
+    def clean_up(self) -> None:
         for process in self.producers:
             process.kill()
             process.wait()
-        super().end_everything()
+        super().clean_up()
 
     def leave(self, *, held: bool) -> None:
         """Called once, after everything; what the run has outside its folder goes."""

@@ -211,7 +211,7 @@ class Drill(CrashRun):
         self.ack_timeout_s = BACK_S
         super().wait_for_acks()
 
-    def end_whatever_lives(self) -> None:
+    def kill_remaining(self) -> None:
         """Also of a run that was interrupted: nothing is asked to end in order, so that it takes no second."""
         if self._has_units:
             systemctl("stop", "--no-block", self.target, *self.units, check=False)
@@ -441,8 +441,8 @@ class MemoryFull(Drill):
         self.wait_all_active()
         tell("  with room again it came up by itself, puts go on")
 
-    def end_whatever_lives(self) -> None:
-        super().end_whatever_lives()
+    def kill_remaining(self) -> None:
+        super().kill_remaining()
         self._ballast.unlink(missing_ok=True)
 
     def leave(self, *, held: bool) -> None:
@@ -510,9 +510,9 @@ class TwoStores(Drill):
         ours.lost += theirs.lost
         ours.failures += theirs.failures
 
-    def end_everything(self) -> None:
-        self._other.end_everything()
-        super().end_everything()
+    def clean_up(self) -> None:
+        self._other.clean_up()
+        super().clean_up()
 
     def leave(self, *, held: bool) -> None:
         self._other.leave(held=held)

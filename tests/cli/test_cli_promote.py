@@ -14,7 +14,16 @@ from broker_lock import held_by_a_broker
 from damage import flip
 from fix_cli import changes, command_line, environment, picture, run
 from fix_engine import SMALL
-from pyengine.cli.promote import Standing, Start, StartedBy, _by_hand, _judge, _promote_stopped, _started_by, _wait_until_caught_up
+from pyengine.cli.promote import (
+    SlaveProgress,
+    Start,
+    StartedBy,
+    _judge,
+    _manual_steps,
+    _promote_stopped,
+    _started_by,
+    _wait_until_caught_up,
+)
 from pyengine.engine.embedded import supervisor_pid
 from pyengine.engine.supervisor import parse_arguments
 from pyengine.errors import ConfigError, EngineError, EngineUnavailableError
@@ -137,7 +146,7 @@ def test_who_keeps_an_engine_stands_in_its_supervisors_command_line(words, by, t
     root = Path("/srv/store")
     assert _started_by(parse_arguments([str(root), *words, "--set", "broker_role=SLAVE"])) is by
     if told:
-        sentence = _by_hand(root, Start(42, by, {}), "SYNC_MASTER")
+        sentence = _manual_steps(root, Start(42, by, {}), "SYNC_MASTER")
         assert told in sentence and f"pyengine promote {root} --role SYNC_MASTER" in sentence
 
 
@@ -177,10 +186,10 @@ def standing(owner, **lines):
 
 def test_what_is_missing_is_what_was_heard_of_and_not_written(make_owner):
     owner = make_owner(role=2)
-    assert standing(owner, wrote=500) == Standing(False, 500, 0)
+    assert standing(owner, wrote=500) == SlaveProgress(False, 500, 0)
     assert standing(owner, master_end=500).missing_bytes == 0
     found = standing(owner, master_end=900)
-    assert found == Standing(False, 500, 900) and found.missing_bytes == 400
+    assert found == SlaveProgress(False, 500, 900) and found.missing_bytes == 400
     with pytest.raises(EngineError, match="400 bytes are missing here: it has its master's log up to 500, and that was heard of at 900"):
         _judge(found, False, [])
     notes: list[str] = []
@@ -200,9 +209,9 @@ def test_a_stopped_slave_knows_what_it_had_heard_of(tmp_path):
 
 def test_a_master_that_lives_and_one_that_was_never_heard_of_are_told_apart():
     linked: list[str] = []
-    _judge(Standing(True, 10, 10), False, linked)
+    _judge(SlaveProgress(True, 10, 10), False, linked)
     silent: list[str] = []
-    _judge(Standing(False, 10, 0), False, silent)
+    _judge(SlaveProgress(False, 10, 0), False, silent)
     assert "takes no puts" in linked[0] and "heard nothing" in silent[0]
 
 

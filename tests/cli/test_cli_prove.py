@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fix_cli import run
-from pyengine.cli.prove import EVERYTHING, HONEST_US_MIN, DiskMeasure, ModeRun, measure_disk
+from pyengine.cli.prove import DURABLE_SYNC_US_MIN, EVERYTHING, DiskMeasure, ModeRun, measure_disk
 from pyengine.storage.file_system import file_system_of
 
 SECONDS = 0.1  # one round of each mode
@@ -70,5 +70,5 @@ def test_the_disk_is_measured_and_judged(tmp_path):
     assert found.syncs >= 1 and 0 < found.sync_p50_us <= found.sync_p99_us and found.file_system == file_system_of(tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert file_system_of("/proc/self") == "proc"
-    for kind, p50_us, says in (("tmpfs", 1.0, "is memory"), ("ext4", HONEST_US_MIN / 2, "may not wait"), ("ext4", 90.0, "waits for")):
+    for kind, p50_us, says in (("tmpfs", 1.0, "is memory"), ("ext4", DURABLE_SYNC_US_MIN / 2, "may not wait"), ("ext4", 90.0, "waits for")):
         assert says in DiskMeasure(kind, 1, 1.0, p50_us, p50_us).verdict

@@ -70,9 +70,9 @@ def test_who_kept_the_writer_waiting_is_named(cause, keeper):
 
 def test_each_cause_has_a_clause_and_what_helps():
     assert set(why.CAUSES) == set(recorder.CAUSE_NAMES)
-    for cause, (means, helps) in why.CAUSES.items():
+    for cause, (means, advice) in why.CAUSES.items():
         [one] = explained(stall(PUTS, "puts", cause, bytes=2048, major_faults=2, queued_ns=50 * MS, window_ns=200 * MS)).waits
-        assert one.sentence.startswith(means.format(kind="writer")) and helps
+        assert one.sentence.startswith(means.format(kind="writer")) and advice
 
 
 @pytest.mark.parametrize("one, said", [
@@ -90,7 +90,7 @@ def test_what_is_said_of_one(one, said):
 
 def test_a_put_that_a_frozen_disk_held_up_is_not_put_down_to_memory_alone():
     [cause] = explained(stall(PUTS, "puts", "fault", took_ms=16_000, minor_faults=2)).causes
-    assert "made writable" in cause.means and cause.helps.startswith("a disk that hangs, or is frozen")
+    assert "made writable" in cause.means and cause.advice.startswith("a disk that hangs, or is frozen")
 
 
 def test_what_lasts_just_now_is_told_of_living_workers():

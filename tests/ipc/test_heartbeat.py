@@ -80,7 +80,7 @@ def test_a_worker_line_says_who_and_how_it_goes():
 
 def test_a_process_that_has_released_a_store_is_not_taken_for_its_engine(make_owner, monkeypatch):
     """Under systemd a worker that lacks something sleeps a while before it ends, its locks given up."""
-    monkeypatch.setattr("pyengine.ipc.crashed_engine_memory.DYING_S", 0.0)
+    monkeypatch.setattr("pyengine.ipc.crashed_engine_memory.EXIT_WAIT_S", 0.0)
     owner = make_owner()
     owner.publish()
     line = owner.control.workers[native.FLUSHER]

@@ -218,5 +218,5 @@ def test_an_engine_that_is_only_starting_is_found_and_ended(tmp_path):
     process = subprocess.Popen([sys.executable, "-m", "pyengine.workers.supervisor", str(store), "--report-fd", "5"], cwd=tmp_path)
     run = CrashRun(store, tmp_path, "writer", "async", 5)
     wait_for("its command line", lambda: process.pid in processes_of(store, b"pyengine.workers."))
-    run.end_everything()
+    run.clean_up()
     assert process.wait(60) == -9 and run.summary.failures == []

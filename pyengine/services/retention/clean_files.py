@@ -178,7 +178,7 @@ def deletable_end(segment_bytes: int, wrote: int, *others: int) -> int:
     return max(0, min(last - last % segment_bytes, *others))
 
 
-def next_to_go(
+def next_to_delete(
     segments: Sequence[tuple[int, int]], segment_bytes: int, end: int, decision: Decision, now_ms: int, removing_end: int = 0
 ) -> int | None:
     """Return the start of the segment to delete next, None if there is none: always the oldest, as in RocketMQ.
@@ -390,7 +390,7 @@ class CleanCommitLogService:
         if not decision.why and self._clock.monotonic_ns() - self._retried_ns < self._retry_ns:
             removing_end = 0  # a segment that was held has its own, longer interval
         end, now_ms = self._deletable_end(), self._clock.now_ms()
-        segment = next_to_go(self._segments(), self._segment_bytes, end, decision, now_ms, removing_end)
+        segment = next_to_delete(self._segments(), self._segment_bytes, end, decision, now_ms, removing_end)
         hold = None if segment is None or decision.passes_log_holds else lowest_log_hold(self._store.root, now_ms)
         if segment is not None and hold is not None and segment + self._segment_bytes > hold.offset:
             self._report_once(f"segment {segment_name(segment)} should be deleted, but the log hold {hold.name} of {hold.owner} keeps "

@@ -14,7 +14,7 @@ from pyengine.services.retention.clean_files import (
     Request,
     decide,
     deletable_end,
-    next_to_go,
+    next_to_delete,
     refusal,
 )
 from pyengine.storage.config import EngineConfig
@@ -129,7 +129,7 @@ OLD = Decision("time", RESERVED_MS)
     ([(0, 10**15)], 200, NOTHING, 0, 300, None),             # no such deletion was begun: somebody scribbled
 ])
 def test_only_ever_the_oldest_segment_goes(segments, end, decision, now_ms, removing_end, expected):
-    assert next_to_go(segments, 100, end, decision, now_ms, removing_end) == expected
+    assert next_to_delete(segments, 100, end, decision, now_ms, removing_end) == expected
 
 
 def test_a_log_over_its_size_loses_its_oldest_whatever_their_age_and_the_disk():
