@@ -70,7 +70,7 @@ void ms_hold_release(struct ms_cleaning *cleaning, int32_t slot, uint64_t owner)
     ms_store_release(&cleaning->holds[slot].owner, (uint64_t)0);
 }
 
-void ms_cleaning_shut(struct ms_cleaning *cleaning, int64_t end)
+void ms_cleaning_refuse_holds(struct ms_cleaning *cleaning, int64_t end)
 {
     if (end > ms_load_relaxed(&cleaning->removing_end))
         ms_store_release(&cleaning->removing_end, end);

@@ -67,7 +67,7 @@ int32_t ms_hold_take(struct ms_cleaning *cleaning, uint64_t owner, int64_t segme
 /* A reader: release its hold, unless the hold has another owner by now. */
 void ms_hold_release(struct ms_cleaning *cleaning, int32_t slot, uint64_t owner);
 /* The cleaner: refuse new holds below `end`, which never decreases. */
-void ms_cleaning_shut(struct ms_cleaning *cleaning, int64_t end);
+void ms_cleaning_refuse_holds(struct ms_cleaning *cleaning, int64_t end);
 /* The cleaner: return the first owned slot from `from` on, with a segment below `end` unless that is negative; -1: none. */
 int32_t ms_hold_find(const struct ms_cleaning *cleaning, int32_t from, int64_t end);
 /* The cleaner: clear the hold of a dead owner; 1 cleared, 0 it was released meanwhile. */

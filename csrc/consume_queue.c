@@ -134,7 +134,7 @@ static int load_chunk(const struct ms_queue_set *set, struct ms_queue_chunk *chu
 }
 
 /* Return whether the position has an entry, of this message or of another one (RocketMQ too keeps the first). */
-static int stands_already(const uint8_t *entry, int64_t physical_offset, int32_t size_bytes, int64_t tags_code)
+static int is_taken(const uint8_t *entry, int64_t physical_offset, int32_t size_bytes, int64_t tags_code)
 {
     const int64_t there = ms_get_i64(entry);
     const int32_t there_bytes = ms_get_i32(entry + 8);
@@ -215,7 +215,7 @@ int ms_queue_put(struct ms_queue_set *set, int32_t number, int64_t queue_offset,
     uint8_t *const entry = chunk->entries + chunk->count * MS_QUEUE_ENTRY_BYTES;
     queue->last_used = set->tick;
     chunk->count++;
-    if (repeated && stands_already(entry, physical_offset, size_bytes, tags_code)) {
+    if (repeated && is_taken(entry, physical_offset, size_bytes, tags_code)) {
         set->ignored++;
         return 0;
     }

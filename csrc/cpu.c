@@ -61,62 +61,62 @@ void ms_mover_note(struct ms_mover *mover, int same_cpu, int64_t now_ns)
         mover->pause_ns *= 2;
 }
 
-_Static_assert(sizeof(cpu_set_t) == sizeof(((struct ms_home *)0)->allowed), "as many CPUs as sched_setaffinity knows");
+_Static_assert(sizeof(cpu_set_t) == sizeof(((struct ms_affinity *)0)->allowed), "as many CPUs as sched_setaffinity knows");
 
-void ms_home_begin(struct ms_home *home)
+void ms_affinity_begin(struct ms_affinity *affinity)
 {
-    home->cpu = -1;
-    home->is_kept = 1;
+    affinity->cpu = -1;
+    affinity->is_enabled = 1;
 }
 
 /* Return whether the mask is still the one that was set here. */
-static int is_own_mask(const struct ms_home *home, const cpu_set_t *mask)
+static int is_own_mask(const struct ms_affinity *affinity, const cpu_set_t *mask)
 {
-    return home->is_bound && CPU_COUNT(mask) == 1 && CPU_ISSET((size_t)home->cpu, mask);
+    return affinity->is_bound && CPU_COUNT(mask) == 1 && CPU_ISSET((size_t)affinity->cpu, mask);
 }
 
-static void bind(struct ms_home *home, int cpu)
+static void bind(struct ms_affinity *affinity, int cpu)
 {
     cpu_set_t mask, only;
     if (sched_getaffinity(0, sizeof mask, &mask) != 0)
         return;
-    if (is_own_mask(home, &mask))
-        memcpy(&mask, home->allowed, sizeof mask);
-    home->is_bound = 0;
-    home->cpu = cpu;
+    if (is_own_mask(affinity, &mask))
+        memcpy(&mask, affinity->allowed, sizeof mask);
+    affinity->is_bound = 0;
+    affinity->cpu = cpu;
     if (cpu < 0 || cpu >= CPU_SETSIZE || CPU_COUNT(&mask) < 2 || !CPU_ISSET((size_t)cpu, &mask))
         return;
     CPU_ZERO(&only);
     CPU_SET((size_t)cpu, &only);
-    memcpy(home->allowed, &mask, sizeof mask);
-    home->is_bound = sched_setaffinity(0, sizeof only, &only) == 0;
+    memcpy(affinity->allowed, &mask, sizeof mask);
+    affinity->is_bound = sched_setaffinity(0, sizeof only, &only) == 0;
 }
 
-static void leave(struct ms_home *home)
+static void leave(struct ms_affinity *affinity)
 {
     cpu_set_t mask;
-    if (sched_getaffinity(0, sizeof mask, &mask) == 0 && is_own_mask(home, &mask)) {
-        memcpy(&mask, home->allowed, sizeof mask);
+    if (sched_getaffinity(0, sizeof mask, &mask) == 0 && is_own_mask(affinity, &mask)) {
+        memcpy(&mask, affinity->allowed, sizeof mask);
         sched_setaffinity(0, sizeof mask, &mask);
     }
-    home->is_bound = 0;
-    home->cpu = -1;
+    affinity->is_bound = 0;
+    affinity->cpu = -1;
 }
 
-void ms_home_note(struct ms_home *home, int cpu, int64_t now_ns)
+void ms_affinity_note(struct ms_affinity *affinity, int cpu, int64_t now_ns)
 {
-    if (!home->is_kept)
+    if (!affinity->is_enabled)
         return;
-    if (home->cpu < 0) {
-        bind(home, cpu);
-        home->until_ns = now_ns + MS_HOME_NS;
-    } else if (now_ns >= home->until_ns) {
-        leave(home);
+    if (affinity->cpu < 0) {
+        bind(affinity, cpu);
+        affinity->until_ns = now_ns + MS_AFFINITY_NS;
+    } else if (now_ns >= affinity->until_ns) {
+        leave(affinity);
     }
 }
 
-void ms_home_follow(struct ms_home *home, int cpu)
+void ms_affinity_follow(struct ms_affinity *affinity, int cpu)
 {
-    if (home->is_kept && cpu != home->cpu)
-        bind(home, cpu);
+    if (affinity->is_enabled && cpu != affinity->cpu)
+        bind(affinity, cpu);
 }

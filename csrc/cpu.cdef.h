@@ -8,7 +8,7 @@
  * and leaves it there: then each hand-off is a context switch. Moving away once ends that state.
  *
  * In sync mode writer and flusher work in turns, so they share a CPU: waking a process on another CPU is an interrupt
- * there, five times as long as a switch, and longer in a virtual machine. The writer stays for MS_HOME_NS on the CPU that
+ * there, five times as long as a switch, and longer in a virtual machine. The writer stays for MS_AFFINITY_NS on the CPU that
  * the scheduler chose, then lets it choose again; the flusher follows. A mask that another process has set is
  * respected.
  */
@@ -26,10 +26,10 @@ struct ms_mover {
 /* Note after each pass whether it ran on its producer's CPU; move to another CPU if that lasts. */
 void ms_mover_note(struct ms_mover *mover, int same_cpu, int64_t now_ns);
 
-#define MS_HOME_NS 1000000000
+#define MS_AFFINITY_NS 1000000000
 
-struct ms_home {
-    uint32_t is_kept;               /* in: 0: the scheduler chooses the CPU */
+struct ms_affinity {
+    uint32_t is_enabled;               /* in: 0: the scheduler chooses the CPU */
     int32_t cpu;                    /* the CPU chosen last; -1 none */
     int64_t until_ns;               /* the writer's: when the scheduler chooses again */
     uint32_t is_bound;              /* 1: the mask is `cpu` alone, set here */
@@ -38,11 +38,11 @@ struct ms_home {
 };
 
 /* No CPU is chosen yet: writer and flusher of sync mode will share one. */
-void ms_home_begin(struct ms_home *home);
+void ms_affinity_begin(struct ms_affinity *affinity);
 /* The writer, after each pass, which it made on `cpu`. */
-void ms_home_note(struct ms_home *home, int cpu, int64_t now_ns);
+void ms_affinity_note(struct ms_affinity *affinity, int cpu, int64_t now_ns);
 /* The flusher: move to the writer's CPU. */
-void ms_home_follow(struct ms_home *home, int cpu);
+void ms_affinity_follow(struct ms_affinity *affinity, int cpu);
 
 /* Set how the kernel schedules this process; 0 or -errno. */
 #define MS_CPU_INTERACTIVE 0        /* short slices: when woken it preempts a process with longer ones (Linux 6.12) */

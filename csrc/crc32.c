@@ -84,7 +84,7 @@ FOLDS static inline __m128i take(uint8_t *to, const uint8_t *from)
 }
 
 /* Advance `to` with `from`; NULL stays NULL. */
-static inline uint8_t *onward(uint8_t *to, int64_t bytes) { return to != NULL ? to + bytes : NULL; }
+static inline uint8_t *offset_or_null(uint8_t *to, int64_t bytes) { return to != NULL ? to + bytes : NULL; }
 
 /* Fold whole 16-byte pieces, `length` >= 64; the tables process the rest.
  * The constants are those of the published method for the reflected polynomial
@@ -99,17 +99,17 @@ FOLDS static inline __attribute__((always_inline)) uint32_t run_folding(uint32_t
     const __m128i low_32 = _mm_setr_epi32(-1, 0, -1, 0);
 
     __m128i a = _mm_xor_si128(take(to, from), _mm_cvtsi32_si128((int)state));
-    __m128i b = take(onward(to, 16), from + 16), c = take(onward(to, 32), from + 32), d = take(onward(to, 48), from + 48);
+    __m128i b = take(offset_or_null(to, 16), from + 16), c = take(offset_or_null(to, 32), from + 32), d = take(offset_or_null(to, 48), from + 48);
     from += 64;
-    to = onward(to, 64);
+    to = offset_or_null(to, 64);
     length -= 64;
     while (length >= 64) {
         a = fold(a, by_64, take(to, from));
-        b = fold(b, by_64, take(onward(to, 16), from + 16));
-        c = fold(c, by_64, take(onward(to, 32), from + 32));
-        d = fold(d, by_64, take(onward(to, 48), from + 48));
+        b = fold(b, by_64, take(offset_or_null(to, 16), from + 16));
+        c = fold(c, by_64, take(offset_or_null(to, 32), from + 32));
+        d = fold(d, by_64, take(offset_or_null(to, 48), from + 48));
         from += 64;
-        to = onward(to, 64);
+        to = offset_or_null(to, 64);
         length -= 64;
     }
     a = fold(a, by_16, b);
@@ -118,7 +118,7 @@ FOLDS static inline __attribute__((always_inline)) uint32_t run_folding(uint32_t
     while (length >= 16) {
         a = fold(a, by_16, take(to, from));
         from += 16;
-        to = onward(to, 16);
+        to = offset_or_null(to, 16);
         length -= 16;
     }
     /* Reduce 128 bits to 64, then to 32 and a remainder, then by Barrett reduction. */

@@ -130,7 +130,7 @@ int ms_group_commit_run(struct ms_group_commit *group, int64_t deadline_ns, int6
         }
         woken = 0;
         if (moved) {
-            ms_home_follow(&group->home, ms_load_relaxed(&group->control->workers[MS_WRITER].cpu));
+            ms_affinity_follow(&group->affinity, ms_load_relaxed(&group->control->workers[MS_WRITER].cpu));
             continue;
         }
         woken = ms_latch_wait(latch, group->semaphore, deadline_ns - now_ns);

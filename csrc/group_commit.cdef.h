@@ -24,7 +24,7 @@ struct ms_group_commit {
     int32_t error_number;
     int64_t failed_base;
     int64_t last_ns;             /* when `flushed` moved last */
-    struct ms_home home;         /* beside the writer */
+    struct ms_affinity affinity;         /* beside the writer */
     struct ms_latency *latency;  /* where each fdatasync is counted; NULL: nowhere */
     struct ms_recorder_handle *recorder; /* NULL: nothing is recorded */
     int64_t sync_ns;             /* time in fdatasync in the current round */

@@ -179,7 +179,7 @@ void ms_producer_claim(struct ms_producer *producer, uint64_t *sequence)
 }
 
 /* Advance the tail over a complete entry. */
-static void pass_over(struct ms_producer *producer, uint64_t bytes)
+static void note_submitted(struct ms_producer *producer, uint64_t bytes)
 {
     /* Relaxed: a thread that reads it without the producer's lock (csrc/front/session.c) uses it as a bound, and sees its
      * own puts in program order. */
@@ -207,7 +207,7 @@ static void publish(struct ms_producer *producer, uint64_t bytes)
 {
     if (producer->unclaimed != 0) /* an exception occurred between its submission and its claim */
         ms_producer_finish(producer, producer->unclaimed);
-    pass_over(producer, bytes);
+    note_submitted(producer, bytes);
     producer->unclaimed = producer->sequence;
     announce(producer);
 }
@@ -247,7 +247,7 @@ int ms_producer_fill(struct ms_producer *producer, struct ms_entry *header, cons
     header->entry_bytes = (uint32_t)bytes;
     header->sequence = producer->sequence + 1;
     ms_entry_fill(to, header, topic, properties, payload, header->payload_bytes, NULL, 0);
-    pass_over(producer, bytes);
+    note_submitted(producer, bytes);
     return 0;
 }
 
@@ -355,8 +355,8 @@ static int slaves_may_confirm(const struct ms_control *control, int64_t end_offs
                ms_load_relaxed(&control->identity.ha_slave_fallbehind_max_bytes);
 }
 
-int ms_producer_wait_kept(struct ms_producer *producer, int64_t end_offset, int how, int64_t flush_deadline_ns,
-                          int64_t slave_deadline_ns)
+int ms_producer_wait_persisted(struct ms_producer *producer, int64_t end_offset, int how, int64_t flush_deadline_ns,
+                               int64_t slave_deadline_ns)
 {
     const struct ms_control *control = producer->control;
     int no_slave = (how & MS_PUT_CONFIRMED) != 0 && ms_load_acquire(&control->confirm.value) < end_offset &&
@@ -429,8 +429,8 @@ static int wait_for_put(struct ms_producer *producer, int64_t slice_end_ns, int6
         if ((how & (MS_PUT_DURABLE | MS_PUT_CONFIRMED)) && producer->answer.status == 0) {
             int64_t now_ns = ms_monotonic_ns();
             int64_t flush_ns = now_ns + producer->flush_timeout_ns, slave_ns = now_ns + producer->slave_timeout_ns;
-            why = ms_producer_wait_kept(producer, producer->answer.end_offset, how, earlier(slice_end_ns, flush_ns),
-                                        earlier(slice_end_ns, slave_ns));
+            why = ms_producer_wait_persisted(producer, producer->answer.end_offset, how, earlier(slice_end_ns, flush_ns),
+                                             earlier(slice_end_ns, slave_ns));
             if ((why == MS_PRODUCER_AGAIN && slice_end_ns < flush_ns) ||
                 (why == MS_PRODUCER_UNCONFIRMED && slice_end_ns < slave_ns))
                 return MS_PRODUCER_UNFINISHED;
@@ -533,7 +533,7 @@ const struct ms_producer_calls *ms_producer_calls(void)
         ms_producer_await,
         ms_producer_wait_acked,
         ms_producer_stored_ns,
-        ms_producer_wait_kept,
+        ms_producer_wait_persisted,
         ms_producer_finish,
         ms_producer_is_closed,
     };

@@ -90,7 +90,7 @@ int64_t ms_producer_stored_ns(int64_t submitted_ns, int64_t store_timestamp_ms);
 /* Wait until `flushed` (DURABLE) and `confirm` (CONFIRMED) reach end_offset, each until its deadline: 0, FROZEN, CLOSED,
  * NO_SLAVE, UNCONFIRMED, or AGAIN if only the disk was late. As in CommitLog.putMessage the slaves' outcome replaces the
  * disk's. */
-int ms_producer_wait_kept(struct ms_producer *producer, int64_t end_offset, int how, int64_t flush_deadline_ns,
+int ms_producer_wait_persisted(struct ms_producer *producer, int64_t end_offset, int how, int64_t flush_deadline_ns,
                           int64_t slave_deadline_ns);
 /* Write the common beginning of entries with one topic, queue, flag and properties: header (with hosts and sysFlag of
  * producer->header), topic, properties, padding. Returns its bytes; `to` has
@@ -120,8 +120,8 @@ struct ms_producer_calls {
     int (*await)(struct ms_producer *producer, int how);
     int (*wait_acked)(struct ms_producer *producer, uint64_t sequence, int64_t deadline_ns, struct ms_completion *answer);
     int64_t (*stored_ns)(int64_t submitted_ns, int64_t store_timestamp_ms);
-    int (*wait_kept)(struct ms_producer *producer, int64_t end_offset, int how, int64_t flush_deadline_ns,
-                     int64_t slave_deadline_ns);
+    int (*wait_persisted)(struct ms_producer *producer, int64_t end_offset, int how, int64_t flush_deadline_ns,
+                          int64_t slave_deadline_ns);
     void (*finish)(struct ms_producer *producer, uint64_t sequence);
     int (*is_closed)(const struct ms_producer *producer);
 };

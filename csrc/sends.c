@@ -262,7 +262,7 @@ struct property {
     uint32_t bucket;                 /* in a java.util.HashMap */
 };
 
-static int decides_more(struct ms_text name)
+static int is_handled_apart(struct ms_text name)
 {
     return ms_text_equals(name, "DELAY", 5) || ms_text_equals(name, "TRAN_MSG", 8) || ms_text_equals(name, "CLUSTER", 7);
 }
@@ -276,7 +276,7 @@ static int64_t order_properties(struct ms_sends *sends, struct ms_text text)
     const uint8_t *at = text.at, *const end = text.at + text.bytes;
     struct ms_text name, value;
     while (ms_property_next(&at, end, &name, &value)) {
-        if (count == MS_SEND_PROPERTIES_MAX || decides_more(name) || !ms_is_ascii(name.at, name.bytes))
+        if (count == MS_SEND_PROPERTIES_MAX || is_handled_apart(name) || !ms_is_ascii(name.at, name.bytes))
             return -1;
         for (uint32_t i = 0; i < count; i++)
             if (found[i].name.bytes == name.bytes && memcmp(found[i].name.at, name.at, (size_t)name.bytes) == 0)

@@ -871,7 +871,7 @@ static int run(struct ms_writer *writer, int64_t deadline_ns)
             if (writer->mode == MS_MODE_SYNC) {
                 writer->spinning = 0; /* the next one comes after the sync */
                 publish_beside_producer(writer);
-                ms_home_note(&writer->home, ms_load_relaxed(&control->workers[MS_WRITER].cpu), writer->last_work_ns);
+                ms_affinity_note(&writer->affinity, ms_load_relaxed(&control->workers[MS_WRITER].cpu), writer->last_work_ns);
             } else if (writer->spin_us > 0)
                 ms_mover_note(&writer->mover, writer->last_producer_same_cpu, writer->last_work_ns);
             if (writer->last_work_ns >= deadline_ns)

@@ -117,7 +117,7 @@ struct ms_writer {
     uint32_t spinning;           /* 1: entries arrive so fast that spinning for the next one is worthwhile */
     uint32_t no_room;            /* in: the disk has no room for the log: refuse each put */
     struct ms_mover mover;
-    struct ms_home home;         /* sync mode */
+    struct ms_affinity affinity;         /* sync mode */
     uint64_t skip_verify_incarnation; /* flusher incarnation already reported to Python */
     struct ms_light_queues light; /* offsets in further queues; off until Python sets light.enabled */
     struct ms_put_meter meter;   /* counts into shared memory once Python has set meter.stats */

@@ -206,7 +206,7 @@ int pending_hand_over(struct pending_object *pending)
 }
 
 /* Return whether the wait for the disk and for slaves is over: 1 and *code, or 0. It waits for a slice at most. */
-static int is_kept(struct pending_object *pending, int64_t slice_ns, int *code)
+static int is_persisted(struct pending_object *pending, int64_t slice_ns, int *code)
 {
     struct session_object *session = pending->session;
     const struct ms_producer_calls *calls = session->calls;
@@ -217,8 +217,8 @@ static int is_kept(struct pending_object *pending, int64_t slice_ns, int *code)
     int why;
     session->users++;
     Py_BEGIN_ALLOW_THREADS
-        why = calls->wait_kept(producer, end_offset, how, flush_ns < until_ns ? flush_ns : until_ns,
-                               slave_ns < until_ns ? slave_ns : until_ns);
+        why = calls->wait_persisted(producer, end_offset, how, flush_ns < until_ns ? flush_ns : until_ns,
+                                    slave_ns < until_ns ? slave_ns : until_ns);
     Py_END_ALLOW_THREADS
         session->users--;
     *code = why;
@@ -246,7 +246,7 @@ static int advance(struct pending_object *pending, int64_t slice_ns)
     if (!failed && pending->state == PENDING_ANSWERED) {
         int is_over = pending->how == 0 || pending->answer.status != 0;
         if (!is_over && session->producer != NULL)
-            is_over = is_kept(pending, slice_ns, &code);
+            is_over = is_persisted(pending, slice_ns, &code);
         if (is_over && pending->state == PENDING_ANSWERED)
             failed = resolve_answered(pending, code) != 0;
         else if (slice_ns > 0)
@@ -319,7 +319,7 @@ static PyObject *pending_exception(PyObject *object, PyObject *const *arguments,
 
 /* Check without waiting, perhaps repeatedly. A late future goes to the thread of answers, which checks whether the engine
  * lives. */
-static int look(struct pending_object *pending)
+static int poll_answer(struct pending_object *pending)
 {
     if (pending->state != PENDING_HANDED && advance(pending, 0) != 0)
         return -1;
@@ -332,7 +332,7 @@ static PyObject *pending_done(PyObject *object, PyObject *none)
 {
     (void)none;
     struct pending_object *pending = (struct pending_object *)object;
-    if (look(pending) != 0)
+    if (poll_answer(pending) != 0)
         return NULL;
     if (pending->state == PENDING_HANDED)
         return PyObject_CallFunctionObjArgs(future_done, object, NULL);
@@ -343,7 +343,7 @@ static PyObject *pending_running(PyObject *object, PyObject *none)
 {
     (void)none;
     struct pending_object *pending = (struct pending_object *)object;
-    if (look(pending) != 0)
+    if (poll_answer(pending) != 0)
         return NULL;
     if (pending->state == PENDING_HANDED)
         return PyObject_CallFunctionObjArgs(future_running, object, NULL);

@@ -47,7 +47,7 @@ static int64_t format(int which, uint8_t *at)
     }
 }
 
-static void look(int which, uint8_t *at, int64_t bytes)
+static void use(int which, uint8_t *at, int64_t bytes)
 {
     int64_t wrote, time;
     char text[MS_BLOCKED_REASON_BYTES];
@@ -109,7 +109,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const int64_t laid = input.left < bytes - at ? input.left : bytes - at;
     memcpy(good + at, input.at, (size_t)(laid > 0 ? laid : 0));
     objects[which] = guarded_copy(good, bytes);
-    look(which, objects[which].at, bytes);
+    use(which, objects[which].at, bytes);
     guarded_free(&objects[which]);
     return 0;
 }

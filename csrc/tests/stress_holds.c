@@ -50,7 +50,7 @@ int main(void)
     while (ms_load_acquire(&started) < READERS) /* or a busy machine deletes all before a reader has looked */
         ms_pause();
     for (int64_t segment = 0; segment < SEGMENTS; segment++) {
-        ms_cleaning_shut(&cleaning, segment + 1);
+        ms_cleaning_refuse_holds(&cleaning, segment + 1);
         while (ms_hold_find(&cleaning, 0, segment + 1) >= 0)
             ms_pause();
         ms_store_release(&deleted[segment], 1u);

@@ -133,7 +133,7 @@ static void *produce(void *number)
             int64_t deadline_ns = ms_monotonic_ns() + 20000000000;
             why = ms_producer_wait_acked(producer, sequence, deadline_ns, &producer->answer);
             if (why == 0 && durable)
-                why = ms_producer_wait_kept(producer, producer->answer.end_offset, MS_PUT_DURABLE, deadline_ns, deadline_ns);
+                why = ms_producer_wait_persisted(producer, producer->answer.end_offset, MS_PUT_DURABLE, deadline_ns, deadline_ns);
             ms_producer_finish(producer, sequence);
         }
         CHECK(why == 0);

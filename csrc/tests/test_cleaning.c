@@ -49,11 +49,11 @@ static void below_the_deletion_nobody_gets_a_hold(void)
 {
     begin();
     int32_t held = ms_hold_take(&cleaning, ALICE, 0);
-    ms_cleaning_shut(&cleaning, 100);
+    ms_cleaning_refuse_holds(&cleaning, 100);
     CHECK(ms_hold_take(&cleaning, BOB, 0) == -ENOENT);
     CHECK(ms_hold_take(&cleaning, BOB, 100) >= 0);
     CHECK(ms_hold_find(&cleaning, 0, 100) == held);
-    ms_cleaning_shut(&cleaning, 50); /* never back */
+    ms_cleaning_refuse_holds(&cleaning, 50); /* never back */
     CHECK(ms_hold_take(&cleaning, BOB, 50) == -ENOENT);
 }
 

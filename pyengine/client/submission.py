@@ -506,7 +506,7 @@ def _finish(flush_timeout_s: float, session: native.ProducerSession, code: int, 
     if context.waits and answer[5] == 0:
         flush_ns, slave_ns = session.deadlines_ns(context.submitted_ns, answer[4])
         give_up_ns = give_up_ns or max(flush_ns, slave_ns)
-        code = session.wait_kept(answer[2], context.waits, min(flush_ns, give_up_ns), min(slave_ns, give_up_ns))
+        code = session.wait_persisted(answer[2], context.waits, min(flush_ns, give_up_ns), min(slave_ns, give_up_ns))
     return outcome(session, code, native.ANSWERED, answer, context, flush_timeout_s)
 
 

@@ -59,9 +59,9 @@ def release(cleaning: ms_cleaning, slot: int, owner: int) -> None:
     lib.ms_hold_release(cleaning, slot, owner)
 
 
-def shut(cleaning: ms_cleaning, end: int) -> None:
+def refuse_holds(cleaning: ms_cleaning, end: int) -> None:
     """Refuse new holds below `end`; afterwards the cleaner, which calls it, sees every older hold."""
-    lib.ms_cleaning_shut(cleaning, end)
+    lib.ms_cleaning_refuse_holds(cleaning, end)
 
 
 def find(cleaning: ms_cleaning, from_slot: int, end: int = -1) -> int:

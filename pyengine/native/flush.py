@@ -175,7 +175,7 @@ class GroupCommit:
 
     def follow_writer(self) -> None:
         """Keep this thread on the writer's CPU (csrc/cpu.cdef.h)."""
-        lib.ms_home_begin(ffi.addressof(self._state, "home"))
+        lib.ms_affinity_begin(ffi.addressof(self._state, "affinity"))
 
     def use(self, descriptors: Mapping[int, int]) -> None:
         """Set the open segments (start offset -> descriptor); only the oldest GROUP_SEGMENTS_MAX are used."""

@@ -273,11 +273,11 @@ class ProducerSession:
             lib.ms_producer_finish(self._producer, sequence)
         return why, answer
 
-    def wait_kept(self, end_offset: int, how: int, flush_deadline_ns: int, slave_deadline_ns: int) -> int:
+    def wait_persisted(self, end_offset: int, how: int, flush_deadline_ns: int, slave_deadline_ns: int) -> int:
         """Wait until everything below `end_offset` is durable (DURABLE) and confirmed (CONFIRMED); any thread may call it.
 
         Return 0, AGAIN (not durable in time), NO_SLAVE, UNCONFIRMED, FROZEN or CLOSED."""
-        return lib.ms_producer_wait_kept(self._producer, end_offset, how, flush_deadline_ns, slave_deadline_ns)
+        return lib.ms_producer_wait_persisted(self._producer, end_offset, how, flush_deadline_ns, slave_deadline_ns)
 
     def deadlines_ns(self, submitted_ns: int, store_timestamp_ms: int) -> tuple[int, int]:
         """Return until when an answered put may wait for the disk, and until when for slaves."""

@@ -127,7 +127,7 @@ class Writer:
 
     def share_cpu(self) -> None:
         """Keep this thread on one CPU for a second at a time, so that the flusher can share it (csrc/cpu.cdef.h)."""
-        lib.ms_home_begin(ffi.addressof(self.pointer, "home"))
+        lib.ms_affinity_begin(ffi.addressof(self.pointer, "affinity"))
 
     def _need_stage(self) -> None:
         """Allocate the buffer that gathers a pass for a segment without memory."""

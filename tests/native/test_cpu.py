@@ -22,41 +22,41 @@ def allowed() -> Iterator[set[int]]:
     os.sched_setaffinity(0, before)
 
 
-def new_home():
-    home = ffi.new("struct ms_home *")
-    lib.ms_home_begin(home)
-    return home
+def new_affinity():
+    affinity = ffi.new("struct ms_affinity *")
+    lib.ms_affinity_begin(affinity)
+    return affinity
 
 
 def test_a_home_that_was_not_begun_binds_nothing(allowed):
-    home = ffi.new("struct ms_home *")
-    lib.ms_home_note(home, min(allowed), SECOND_NS)
-    lib.ms_home_follow(home, max(allowed))
+    affinity = ffi.new("struct ms_affinity *")
+    lib.ms_affinity_note(affinity, min(allowed), SECOND_NS)
+    lib.ms_affinity_follow(affinity, max(allowed))
     assert os.sched_getaffinity(0) == allowed
 
 
 def test_the_writer_stays_for_a_second_and_then_lets_the_scheduler_choose(allowed):
-    home, now_ns = new_home(), 5 * SECOND_NS
-    lib.ms_home_note(home, min(allowed), now_ns)
+    affinity, now_ns = new_affinity(), 5 * SECOND_NS
+    lib.ms_affinity_note(affinity, min(allowed), now_ns)
     assert os.sched_getaffinity(0) == {min(allowed)}
-    lib.ms_home_note(home, min(allowed), now_ns + lib.MS_HOME_NS - 1)
+    lib.ms_affinity_note(affinity, min(allowed), now_ns + lib.MS_AFFINITY_NS - 1)
     assert os.sched_getaffinity(0) == {min(allowed)}
-    lib.ms_home_note(home, min(allowed), now_ns + lib.MS_HOME_NS)
+    lib.ms_affinity_note(affinity, min(allowed), now_ns + lib.MS_AFFINITY_NS)
     assert os.sched_getaffinity(0) == allowed
-    lib.ms_home_note(home, max(allowed), now_ns + lib.MS_HOME_NS + 1)
+    lib.ms_affinity_note(affinity, max(allowed), now_ns + lib.MS_AFFINITY_NS + 1)
     assert os.sched_getaffinity(0) == {max(allowed)}
 
 
 def test_the_flusher_is_where_the_writer_is(allowed):
-    home = new_home()
+    affinity = new_affinity()
     for cpu in (min(allowed), max(allowed), min(allowed)):
-        lib.ms_home_follow(home, cpu)
+        lib.ms_affinity_follow(affinity, cpu)
         assert os.sched_getaffinity(0) == {cpu}
 
 
 @pytest.mark.parametrize("cpu", [-1, 1 << 30])
 def test_a_cpu_that_there_is_not_binds_nothing(allowed, cpu):
-    lib.ms_home_follow(new_home(), cpu)
+    lib.ms_affinity_follow(new_affinity(), cpu)
     assert os.sched_getaffinity(0) == allowed
 
 
@@ -79,11 +79,11 @@ def in_thread(work: Callable[[], None]) -> None:
 def test_a_mask_of_one_cpu_that_someone_else_has_set_is_kept(allowed):
     def work() -> None:
         os.sched_setaffinity(0, {max(allowed)})
-        home = new_home()
-        lib.ms_home_follow(home, min(allowed))
+        affinity = new_affinity()
+        lib.ms_affinity_follow(affinity, min(allowed))
         assert os.sched_getaffinity(0) == {max(allowed)}
-        lib.ms_home_note(home, max(allowed), SECOND_NS)
-        lib.ms_home_note(home, max(allowed), 9 * SECOND_NS)
+        lib.ms_affinity_note(affinity, max(allowed), SECOND_NS)
+        lib.ms_affinity_note(affinity, max(allowed), 9 * SECOND_NS)
         assert os.sched_getaffinity(0) == {max(allowed)}
 
     in_thread(work)
@@ -91,10 +91,10 @@ def test_a_mask_of_one_cpu_that_someone_else_has_set_is_kept(allowed):
 
 def test_a_mask_that_was_changed_meanwhile_is_not_put_back(allowed):
     def work() -> None:
-        home = new_home()
-        lib.ms_home_note(home, min(allowed), SECOND_NS)
+        affinity = new_affinity()
+        lib.ms_affinity_note(affinity, min(allowed), SECOND_NS)
         os.sched_setaffinity(0, {max(allowed)})
-        lib.ms_home_note(home, max(allowed), 9 * SECOND_NS)
+        lib.ms_affinity_note(affinity, max(allowed), 9 * SECOND_NS)
         assert os.sched_getaffinity(0) == {max(allowed)}
 
     in_thread(work)

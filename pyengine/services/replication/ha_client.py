@@ -356,7 +356,7 @@ class HAClient(Service):
         elif now_ns < self._refused_until_ns:
             time.sleep(ANSWER_STEP_NS / 1e9)
         elif not has_read and self._acks_flushed and self._acked < self._ack_target():
-            if writer.wait_kept(self._ack_target(), producing.DURABLE, now_ns + ANSWER_STEP_NS, 0) not in (0, producing.AGAIN):
+            if writer.wait_persisted(self._ack_target(), producing.DURABLE, now_ns + ANSWER_STEP_NS, 0) not in (0, producing.AGAIN):
                 link.wait(READ_STEP_S)  # nothing will be flushed any more
         now_ns = self._clock_ns()
         self._acknowledge(link, now_ns)

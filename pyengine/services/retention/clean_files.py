@@ -431,7 +431,7 @@ class CleanCommitLogService:
                 return False
             native.store(line, "removing_since_ns", 0)
             failpoint("segment_chosen")
-            native_cleaning.shut(line, end)
+            native_cleaning.refuse_holds(line, end)
         held_by = holders(line, end)
         if not held_by:
             return True
