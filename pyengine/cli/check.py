@@ -124,7 +124,7 @@ def _print_diff(report: DiffReport) -> None:
     document = report.to_dict()
     if report.found.differences:
         output.write_table(("offset", "topic", "queue", "number", "what"), [
-            (one.physical_offset, one.topic, one.queue_id, one.queue_offset, _unlike(one.kind, one.fields, one.bad_crc))
+            (one.physical_offset, one.topic, one.queue_id, one.queue_offset, _difference_text(one.kind, one.fields, one.bad_crc))
             for one in report.found.differences], title="records")
     if document["left_out"]:
         print(f"{document['left_out']:,} more records that differ are not shown")
@@ -145,8 +145,8 @@ def _print_diff(report: DiffReport) -> None:
         ("read", f"{output.size_text(2 * max(0, report.end - report.start))} in {report.seconds:.2f} s")])
 
 
-def _unlike(kind: str, fields: tuple[str, ...], bad_crc: tuple[str, ...]) -> str:
+def _difference_text(kind: str, fields: tuple[str, ...], bad_crc: tuple[str, ...]) -> str:
     """Return for example `only in STORE` or `body differs; the body does not fit its checksum in OTHER`."""
-    said = f"{', '.join(fields)} {'differ' if len(fields) > 1 else 'differs'}" if kind == "differs" else kind.replace("_", " ")
-    return said.replace("only in store", "only in STORE").replace("only in other", "only in OTHER") + "".join(
+    text = f"{', '.join(fields)} {'differ' if len(fields) > 1 else 'differs'}" if kind == "differs" else kind.replace("_", " ")
+    return text.replace("only in store", "only in STORE").replace("only in other", "only in OTHER") + "".join(
         f"; the body does not fit its checksum in {where.upper()}" for where in bad_crc)

@@ -256,7 +256,7 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
     unclean = abort_file_exists(root)
     state, reason, undrained_bytes = "stopped", "", 0
     if holder.kind == "foreign":
-        reason = f"it is open in {holder.who}: no engine can start here until that is stopped"
+        reason = f"it is open in {holder.description}: no engine can start here until that is stopped"
     elif any(kind != native.SUPERVISOR for kind in living):
         state, reason = "running", f"its counters cannot be seen: {why_unseen}"
         with contextlib.suppress(EngineUnavailableError, PermissionError):  # another user's may not be listed

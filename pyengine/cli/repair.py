@@ -129,7 +129,7 @@ def _require_unused(root: Path) -> None:
 
     holder = read_holder(root)
     if holder.kind != "none" or living_kinds(root):
-        who = holder.who if holder.kind == "foreign" else "an engine, or a command that owns it"
+        who = holder.description if holder.kind == "foreign" else "an engine, or a command that owns it"
         raise StoreBusyError(f"{root} is in use by {who}: stop it first; while it runs nothing is to be recovered")
 
 

@@ -52,7 +52,7 @@ _SLOT = struct.Struct("<QQII")    # incarnation, heartbeats, pid, 0; then a CRC-
 _RECORD = struct.Struct("<QQ")    # fence, incarnation; then a CRC-32 over them
 _CRC = struct.Struct("<I")
 _FENCES = 1 << 24
-_NOBODY = 0
+_NO_OWNER = 0
 _READS = 4                        # a read during a write may be torn, but not four times in a row
 _living: weakref.WeakSet[GroupMembers] = weakref.WeakSet()
 
@@ -69,7 +69,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 class SlotRecord:
     """A member's own record. `beats` rises while the member lives and is not stopped."""
 
-    incarnation: int = _NOBODY
+    incarnation: int = _NO_OWNER
     heartbeats: int = 0
     pid: int = 0
 
@@ -79,7 +79,7 @@ class QueueRecord:
     """The current claim on a queue: its fence, and the incarnation of the member that made it (0: none)."""
 
     fence: int = 0
-    incarnation: int = _NOBODY
+    incarnation: int = _NO_OWNER
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class GroupMembers:
     def fence_off(self, queue_id: int) -> int:
         """End any hold on a queue, so that a member can claim it; return the new fence."""
         fence = (self.record(queue_id).fence + 1) % (1 << 63)
-        self._put_record(queue_id, QueueRecord(fence, _NOBODY))
+        self._put_record(queue_id, QueueRecord(fence, _NO_OWNER))
         return fence
 
     def holds(self, claim: Claim) -> bool:
@@ -192,7 +192,7 @@ class GroupMembers:
     def release(self, claim: Claim) -> None:
         """Release a queue."""
         if self.holds(claim):
-            self._put_record(claim.queue_id, QueueRecord(claim.fence, _NOBODY))
+            self._put_record(claim.queue_id, QueueRecord(claim.fence, _NO_OWNER))
         self.drop(claim)
 
     def drop(self, claim: Claim) -> None:

@@ -373,7 +373,7 @@ def check_now(root: Path, config: EngineConfig, acked: Path | None = None, progr
 
     holder = read_holder(root)
     if holder.kind == "foreign":
-        return _settled(root, lambda: _log_begin(store), lambda: checked_below(_flushed_by_broker(store), holder.who))
+        return _settled(root, lambda: _log_begin(store), lambda: checked_below(_flushed_by_broker(store), holder.description))
     if dispatched_end(root) is None:
         return checked_below(None)
     with log_held(root) as first_offset:
@@ -490,7 +490,7 @@ def dispatched_end(root: Path) -> int | None:
     if holder.kind == "none":
         return None
     if holder.kind != "engine":
-        who = holder.who if holder.kind == "foreign" else "its owner, which starts or recovers it"
+        who = holder.description if holder.kind == "foreign" else "its owner, which starts or recovers it"
         raise StoreBusyError(f"{root} is held by {who}: wait for it or stop it first")
     try:
         with EngineMemory.attach(find_folder(root), writable=False) as memory:

@@ -35,7 +35,7 @@ from pyengine.storage.file_system import refuse_shared
 from pyengine.storage.later_format import require_known_format
 from pyengine.storage.ofd_lock import EXCLUSIVE, OFD_PID, SHARED, UNLOCKED, find_lock, try_lock
 
-LETTERS = b"lock"
+LOCK_CONTENT = b"lock"
 OWNER_BYTE = 0
 KIND_BYTE = 16
 WORKER_CHECKS_MAX = 25
@@ -59,7 +59,7 @@ class Holder:
     pid: int = 0
 
     @property
-    def who(self) -> str:
+    def description(self) -> str:
         """The foreign holder for a message: a noun with its pid."""
         pid = f"pid {self.pid}" if self.pid else "its pid is not visible here: it runs in another container"
         return f"another program ({pid}), probably a RocketMQ broker"
@@ -98,7 +98,7 @@ class StoreLock:
         if not self._set(KIND_BYTE, EXCLUSIVE):
             raise StoreBusyError(f"{self.path.parent} is run by another supervisor: stop it first (pyengine stop)")
         if self._set(OWNER_BYTE, EXCLUSIVE):
-            self._write_letters()
+            self._write_content()
             return Ownership.EXCLUSIVE
         if self._set(OWNER_BYTE, SHARED):
             found = self._wait_for_workers()
@@ -120,7 +120,7 @@ class StoreLock:
             if any(self.kind_taken(kind) for kind in range(1, len(KIND_NAMES))):
                 return Ownership.ADOPTED
             if self._set(OWNER_BYTE, EXCLUSIVE):
-                self._write_letters()
+                self._write_content()
                 return Ownership.EXCLUSIVE
             time.sleep(POLL_STEP_S)
         return None
@@ -163,13 +163,13 @@ class StoreLock:
     def _sentence(self) -> str:
         holder = self.holder()
         if holder.kind == "foreign":
-            return f"{self.path.parent} is open in {holder.who}: stop that first"
+            return f"{self.path.parent} is open in {holder.description}: stop that first"
         return f"{self.path.parent} is being opened or recovered by another process: wait for it or stop it first"
 
-    def _write_letters(self) -> None:
-        if os.pread(self._descriptor, 16, 0) != LETTERS:
+    def _write_content(self) -> None:
+        if os.pread(self._descriptor, 16, 0) != LOCK_CONTENT:
             os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, LETTERS, 0)
+            os.pwrite(self._descriptor, LOCK_CONTENT, 0)
             os.fsync(self._descriptor)
 
 
@@ -189,7 +189,7 @@ def require_startable(root: str | os.PathLike[str]) -> None:
     """Raise StoreBusyError while another program than an engine has the store open, StoreRefusedError as own(). Creates no file."""
     holder = read_holder(root)
     if holder.kind == "foreign":
-        raise StoreBusyError(f"{root} is open in {holder.who}: stop that first")
+        raise StoreBusyError(f"{root} is open in {holder.description}: stop that first")
     require_known_format(root)
 
 

@@ -391,7 +391,7 @@ class ColumnScanner:
         if code == lib.MS_COLUMNS_FULL:
             return True
         if code == lib.MS_COLUMNS_NEEDS_QUEUE and self._filter is not None:
-            self._filter.learn(self._selection)
+            self._filter.ask_queue(self._selection)
             return True
         self.reason = REASONS[code]
         return False
@@ -538,7 +538,7 @@ class _Filter:
         self.struct.tag_count = len(wanted.tags or ())
         self._make_room(64, 4096)
 
-    def learn(self, selection: ms_selection) -> None:
+    def ask_queue(self, selection: ms_selection) -> None:
         """Ask `choose_queue` about the queue at which the scan stopped."""
         topic, queue_id = selection.unknown_topic, selection.unknown_queue_id
         length = selection.unknown_topic_bytes

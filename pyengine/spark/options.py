@@ -449,7 +449,7 @@ def read_options(given: Mapping[str, str], use: Use = "batch") -> ReadOptions:
     elif use == "stream":
         _check_stream(values)
     _check_strategy(values)
-    _let_times_go_first(values)
+    _prefer_times(values)
     return ReadOptions(**values, sizes=sizes)
 
 
@@ -512,7 +512,7 @@ def _check_strategy(values: dict[str, Any]) -> None:
                          "subscribePattern or assign)")
 
 
-def _let_times_go_first(values: dict[str, Any]) -> None:
+def _prefer_times(values: dict[str, Any]) -> None:
     """Apply precedence: a time for all queues, then times of single queues, then offsets."""
     if values.get("starting_timestamp_ms") is not None:
         values.pop("starting_timestamps", None)

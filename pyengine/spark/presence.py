@@ -116,7 +116,7 @@ class _Names:
         if any(map(pattern.fullmatch, self._all)):
             return
         found = list(itertools.islice(self._in_log(lambda topic, _: pattern.fullmatch(topic) is not None), 1))
-        if not found and self._all and self._can_tell():
+        if not found and self._all and self._knows_names():
             raise UsageError(f"subscribePattern {pattern.pattern!r} matches none of the {len(self._all)} topics of {path}: "
                              "allowMissing=true reads what there is")
 
@@ -124,7 +124,7 @@ class _Names:
         missing = {topic for topic in topics if topic not in self._all}
         if missing:
             missing -= {topic for topic, _ in self._in_log(lambda topic, _: topic in missing, len(missing))}
-        if missing and self._can_tell():
+        if missing and self._knows_names():
             hint = did_you_mean(min(missing), self._all)
             raise UsageError(f"{path} has no topic {_listed(map(repr, sorted(missing)))}{hint}: allowMissing=true reads what there is")
 
@@ -132,7 +132,7 @@ class _Names:
         missing = {queue for queue in queues if not self._has_queue(*queue)}
         if missing:
             missing -= set(self._in_log(lambda topic, queue_id: (topic, queue_id) in missing, len(missing)))
-        if missing and self._can_tell():
+        if missing and self._knows_names():
             named = _listed(f"{topic}/{queue_id}" for topic, queue_id in sorted(missing))
             raise UsageError(f"{path} has no queue {named}: allowMissing=true reads what there is")
 
@@ -142,7 +142,7 @@ class _Names:
             return True
         return topic in self._folders and str(queue_id) in _queue_folders(self._store, topic)
 
-    def _can_tell(self) -> bool:
+    def _knows_names(self) -> bool:
         """Return whether names are known, which they are not for a copy of the log alone."""
         return not isinstance(self._store, RemoteStore) or bool(self._folders)
 
@@ -535,7 +535,7 @@ def with_lost_end(
     else:
         lost = Lost(limit, durable.flushed, f"the log of {options.where} ends at {limit}, but everything up to {durable.flushed} had been "
                                             "synced")
-    return limit if lost is None else _end_of_what_is_left(options, store, lost, limit, log_end)
+    return limit if lost is None else _end_after_damage(options, store, lost, limit, log_end)
 
 
 def require_end(options: ReadOptions, reader: LiveStoreReader | RemoteStore, extents: QueueExtents | None = None) -> None:
@@ -612,7 +612,7 @@ def _last_store_timestamp_ms(store: LiveStoreReader | RemoteStore, end: int) -> 
     return 0
 
 
-def _end_of_what_is_left(options: ReadOptions, store: LiveStoreReader | RemoteStore, lost: Lost, limit: int, log_end: int) -> int:
+def _end_after_damage(options: ReadOptions, store: LiveStoreReader | RemoteStore, lost: Lost, limit: int, log_end: int) -> int:
     """Return `limit`, or a later end to continue after damage; an error unless the options allow that."""
     end = min(lost.end, log_end)
     if options.on_corrupt == "skip":

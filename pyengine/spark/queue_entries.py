@@ -82,10 +82,10 @@ class WrongEntry(NamedTuple):
 def without_record(queue: tuple[str, int], number: int, entries: numpy.ndarray, why: str) -> Iterator[WrongEntry]:
     """Yield all of these entries as wrong, because the log never had a segment at their offsets; the first has this number."""
     for at, (offset, size, _) in enumerate(entries.tolist()):
-        yield WrongEntry(at, max(0, offset), max(0, size), "no_record", _leads_nowhere(queue, number + at, offset, size, why))
+        yield WrongEntry(at, max(0, offset), max(0, size), "no_record", _broken_entry(queue, number + at, offset, size, why))
 
 
-def _leads_nowhere(queue: tuple[str, int], number: int, offset: int, size: int, why: str) -> str:
+def _broken_entry(queue: tuple[str, int], number: int, offset: int, size: int, why: str) -> str:
     what = "is empty, in the middle of its messages" if offset == size == 0 else f"names a message at {offset}, {why}"
     return f"entry {number} of queue {queue[0]}/{queue[1]} {what}"
 
@@ -108,13 +108,13 @@ class EntryCheck:
         for stop in [*fillers, len(entries)]:
             while begin < stop:
                 for raw in self._scanner.gather(view, base, entries[begin:stop].tobytes(), limit):
-                    yield from self._unlike(view, base, queue, number, entries, begin, raw)
+                    yield from self._mismatched(view, base, queue, number, entries, begin, raw)
                     begin += raw.rows
                 if begin < stop:
                     reason = self._scanner.reason
                     entry = entries[begin]
                     offset, size = int(entry["physicalOffset"]), int(entry["size"])
-                    yield WrongEntry(begin, offset, size, reason, _leads_nowhere(
+                    yield WrongEntry(begin, offset, size, reason, _broken_entry(
                         queue, number + begin, offset, size, f"but there it is {reason.replace('_', ' ')}"))
                     begin += 1
             if stop < len(entries):
@@ -122,7 +122,7 @@ class EntryCheck:
                                                        "its messages")
                 begin = stop + 1
 
-    def _unlike(self, view: Readable, base: int, queue: tuple[str, int], number: int, entries: numpy.ndarray, begin: int, raw: RawBatch
+    def _mismatched(self, view: Readable, base: int, queue: tuple[str, int], number: int, entries: numpy.ndarray, begin: int, raw: RawBatch
                 ) -> Iterator[WrongEntry]:
         """Yield those of the next entries whose records are whole but differ from the entry."""
         topics, queue_ids, queue_offsets, sys_flags, tags = (to_array(column, raw.rows) for column in raw.columns)

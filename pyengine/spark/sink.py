@@ -587,7 +587,7 @@ def put_commit(path: str, query: str, batch: int, messages: Sequence[WriterCommi
 
         settled_end(Path(path), ENGINE_TIMEOUT_S)
         with pyengine.open_store(path) as store:
-            return max((task for word, (of_batch, *tasks), _ in _markers_back(store, query, markers_from)
+            return max((task for word, (of_batch, *tasks), _ in _markers_backwards(store, query, markers_from)
                         if word == "begin" and of_batch == batch for task in tasks), default=-1)
 
     was_committed = any(isinstance(message, SinkCommit) and message.is_committed for message in messages)
@@ -607,7 +607,7 @@ def find_markers(store: LiveStoreReader, task: SinkTask, first: int) -> tuple[bo
     It reads from the queue's end back to the query's last commit, or to queue offset `first`. All messages are dispatched then
     (settled_end)."""
     begin = None
-    for word, numbers, physical_offset in _markers_back(store, task.query, first):
+    for word, numbers, physical_offset in _markers_backwards(store, task.query, first):
         if word == "commit":
             return numbers[0] >= task.batch, begin
         if numbers == (task.batch, task.task):
@@ -615,7 +615,7 @@ def find_markers(store: LiveStoreReader, task: SinkTask, first: int) -> tuple[bo
     return False, begin
 
 
-def _markers_back(store: LiveStoreReader, query: str, first: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
+def _markers_backwards(store: LiveStoreReader, query: str, first: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
     """Yield (word, batch and task, physical offset) of the query's markers, the newest first, without `durable`, up to and with
     its last commit."""
     queue_id = marker_queue(query)

@@ -130,7 +130,7 @@ class SurveyUnit:
             return CountedPart(part, count_keys(view, segment.start_offset, part.begin, part.walk.end_offset))
 
 
-class Made(NamedTuple):
+class SharedWork(NamedTuple):
     """The common input of all units that make files."""
 
     store: MessageStore
@@ -225,8 +225,8 @@ class EntriesUnit:
     def cost(self) -> int:
         return self.range.end - self.range.begin
 
-    def run(self, made: Made) -> bool:
-        return put_entries(made.store, self.range, self.begins, self.expected, message_delay_level=made.message_delay_level,
+    def run(self, shared: SharedWork) -> bool:
+        return put_entries(shared.store, self.range, self.begins, self.expected, message_delay_level=shared.message_delay_level,
                            multi_dispatch=True)
 
 
@@ -240,10 +240,10 @@ class KeysUnit:
     skipped: int
     cost: int
 
-    def run(self, made: Made) -> FilledIndex:
-        after: KeyPlace | None = key_place(made.ranges[self.first], self.skipped) if self.skipped else None
-        return put_keys(self.folder, self.name, made.store.geometry.index_layout, made.ranges[self.first :], after,
-                        made.store.queue_file_bytes)
+    def run(self, shared: SharedWork) -> FilledIndex:
+        after: KeyPlace | None = key_place(shared.ranges[self.first], self.skipped) if self.skipped else None
+        return put_keys(self.folder, self.name, shared.store.geometry.index_layout, shared.ranges[self.first :], after,
+                        shared.store.queue_file_bytes)
 
 
 # -- the rebuild's work -----------------------------------------------------------
@@ -332,7 +332,7 @@ class WorkersRebuild(RebuildWork):
         folder = store.index
         names = IndexFiles(folder, layout).next_names(len(files))
         keys: list[Unit] = [KeysUnit(sibling_of(folder), name, *file) for name, file in zip(names, files)]
-        common = Made(store, options.message_delay_level, parts.ranges)
+        common = SharedWork(store, options.message_delay_level, parts.ranges)
         with _unfinished(sibling_of(folder), needed=bool(keys)):
             outcomes = run_units(self._spark, [*units, *keys], common, task_bytes=self._task_bytes,
                                  progress=lambda done, whole: self._progress(parts.bytes + done, parts.bytes + whole))

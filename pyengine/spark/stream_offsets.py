@@ -198,7 +198,7 @@ class LogStream(StreamOffsets):
                     return min(position, end)
                 if found.reason == "blank":
                     return min(segment_end, end)
-                position = self._past_damage(view, position, limit, found.reason)
+                position = self._skip_damage(view, position, limit, found.reason)
         return min(position, end)
 
     def _count(self, begin: int, end: int, most: int) -> int:
@@ -210,7 +210,7 @@ class LogStream(StreamOffsets):
             left -= len(offsets)
         return end
 
-    def _past_damage(self, view: Segment, position: int, limit: int, reason: str) -> int:
+    def _skip_damage(self, view: Segment, position: int, limit: int, reason: str) -> int:
         """Return the first record after the damage, `limit` if there is none."""
         if self._options.on_corrupt == "fail":
             raise CorruptionError(f"the log is damaged at {position}: {reason.replace('_', ' ')}")
@@ -243,7 +243,7 @@ class LogStream(StreamOffsets):
                         yield to_array(raw.columns[0], raw.rows)
                     if scanner.reason in ("range_end", "blank"):
                         break
-                    position = self._past_damage(segment, scanner.position, limit, scanner.reason)
+                    position = self._skip_damage(segment, scanner.position, limit, scanner.reason)
 
     def _first_time(self, start: int, end: int) -> int | None:
         segment = segment_of(self._reader, start) if start < end else None
