@@ -40,7 +40,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 from measure import Row, figure, keep, show, write_into  # noqa: E402
 from pyengine.formats.consume_queue import pack_entry  # noqa: E402
 from pyengine.formats.paths import StorePaths, segment_name  # noqa: E402
-from pyengine.ipc.crashed_engine_memory import rebuild_alone  # noqa: E402
+from pyengine.ipc.crashed_engine_memory import rebuild_offline  # noqa: E402
 from pyengine.ipc.live_reader import diff_now, open_store  # noqa: E402
 from pyengine.settings import BYTE_UNITS  # noqa: E402
 from pyengine.spark import diff, export_parquet, rebuild, session, stats  # noqa: E402
@@ -128,7 +128,7 @@ def prepared(asked: argparse.Namespace, folder: Path) -> tuple[Path, Path, Spark
     if not store.exists():
         messages = write_log(store, asked.log_bytes, asked.body_bytes, min(SEGMENT_BYTES, asked.log_bytes))
         print(f"{messages:,} messages of {asked.body_bytes} bytes", file=sys.stderr)
-        rebuild_alone(store, load_config(store, {}))  # queues and watermark as an engine leaves them, so the plan need not walk the log
+        rebuild_offline(store, load_config(store, {}))  # queues and watermark as an engine leaves them, so the plan need not walk the log
         with open_store(store) as reader:
             end = reader.max_physical_offset()
         watermark_path(store).parent.mkdir(exist_ok=True)
@@ -285,7 +285,7 @@ def jobs(asked: argparse.Namespace, folder: Path) -> str:
         config = load_config(store, {})
         ways: dict[str, Callable[[], object]] = {
             "diff": lambda: diff_now(store, other), "diff in workers": lambda: diff(spark, store, other),
-            "rebuild": lambda: rebuild_alone(store, config), "rebuild in workers": lambda: rebuild(spark, store, config=config)}
+            "rebuild": lambda: rebuild_offline(store, config), "rebuild in workers": lambda: rebuild(spark, store, config=config)}
         seen: dict[str, list[Spent]] = {way: [] for way in ways}
         for _ in range(rounds):
             for way, work in ways.items():

@@ -28,7 +28,7 @@ from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.native import session as native_session
 from pyengine.results import PutStatus
-from pyengine.storage.config import set_words
+from pyengine.storage.config import set_arguments
 from waiting import eventually
 
 MODES = {
@@ -207,7 +207,7 @@ def _fork_supervisor(by_exec, root, settings, *, stdin, embedder=None, options=(
             if embedder is not None:
                 descriptors[11] = embedder
                 words += ["--embedder-fd", "11"]
-            process = forked.fork([*words, *set_words(settings)], environment, descriptors, leads_session=True,
+            process = forked.fork([*words, *set_arguments(settings)], environment, descriptors, leads_session=True,
                                   stdin=ours and os.fdopen(ours, "wb"))
     finally:
         os.close(theirs)

@@ -74,10 +74,10 @@ def _clean(root: Path, config: EngineConfig, request: Request, timeout_s: float,
     if living_kinds(root):
         with EngineMemory.attach(find_folder(root)) as memory:
             return ask_to_clean(memory, request, timeout_s, show)
-    return clean_alone(root, config, request, show)
+    return clean_offline(root, config, request, show)
 
 
-def clean_alone(root: Path, config: EngineConfig, request: Request, show: ShowBytes) -> Cleaned:
+def clean_offline(root: Path, config: EngineConfig, request: Request, show: ShowBytes) -> Cleaned:
     """Clean a store; StoreBusyError if a process has it open, EngineError if it needs recovery."""
     from pyengine.results import ReadLevel
     from pyengine.services.retention.clean_resource import clean_stopped

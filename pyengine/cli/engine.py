@@ -16,7 +16,7 @@ from pyengine.cli.output import byte_bar, existing_store, size_text, store_comma
 from pyengine.errors import DiskFullError, ExitCode, UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.native.dispatch import WINDOW_BYTES
-from pyengine.storage.config import load_config, set_words
+from pyengine.storage.config import load_config, set_arguments
 from pyengine.storage.file_system import free_bytes
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def start(
     if foreground:
         if as_json:
             raise UsageError("--foreground stays and prints a log, so there is no document: leave --json out")
-        stay(store, settings)
+        become_supervisor(store, settings)
     with byte_bar("recover", None) as show:
         ready = start_engine(store, settings, progress=show, timeout_s=timeout_s)
     if as_json:
@@ -89,12 +89,12 @@ def start(
     return ExitCode.OK if ready["state"] == "running" else ExitCode.DEGRADED
 
 
-def stay(store: Path, settings: dict[str, str]) -> NoReturn:
+def become_supervisor(store: Path, settings: dict[str, str]) -> NoReturn:
     """Become the supervisor in this process; SIGTERM and Ctrl-C stop the engine in order."""
     from pyengine.engine.children import child_environment
 
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(store.absolute()), *set_words(settings)],
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(store.absolute()), *set_arguments(settings)],
               child_environment())
 
 

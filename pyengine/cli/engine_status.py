@@ -19,7 +19,7 @@ from pyengine.cli.verdict import (
     conclude,
     conclude_unseen,
     judge,
-    slaves_that_stay,
+    stalled_slaves,
     why_elsewhere,
     why_lost,
     why_otherwise,
@@ -29,7 +29,7 @@ from pyengine.formats.consume_queue import is_filler
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc.cleaning import Cleaning, held_segments
 from pyengine.ipc.control_block import MODE_NAMES, ROLE_NAMES, STATE_NAMES, EngineMemory, now_ms, read_run_settings
-from pyengine.ipc.crashed_engine_memory import left_memory
+from pyengine.ipc.crashed_engine_memory import open_crashed_memory
 from pyengine.ipc.heartbeat import build_id, is_alive
 from pyengine.ipc.live_reader import LiveWatermark
 from pyengine.ipc.replication import LinkSnapshot, Replication, ReplicationSnapshot
@@ -70,7 +70,7 @@ def engine_status(root: Path, settings: dict[str, str]) -> dict[str, Any]:
     if living:
         try:
             with EngineMemory.attach(find_folder(root), writable=False) as memory:
-                more = slaves_that_stay(memory.identity.role, lambda: live_replication(memory))
+                more = stalled_slaves(memory.identity.role, lambda: live_replication(memory))
                 more.append(Finding(Verdict.WARNING, _why_otherwise(root, memory)))
                 document = _live(root, memory, living, more)[0]
                 if document["replication"] is not None:
@@ -266,7 +266,7 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
     elif holder.kind == "owner" or living:
         state, reason = "recovering", "its owner is recovering it or starting"
     elif unclean:
-        with left_memory(root) as left:
+        with open_crashed_memory(root) as left:
             undrained_bytes = left.undrained_bytes
         reason = "it was not stopped in an orderly way: the next start recovers it"
         if undrained_bytes:

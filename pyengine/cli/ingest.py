@@ -96,12 +96,12 @@ def ingest(
     jobs, total_bytes = _share_out(whole, [] if STDIN in files else find_files(files, pattern) * repeat, producers)
     started = time.monotonic()
     with byte_bar(f"ingest into {topic}", total_bytes) as show:
-        tally = _produce_here(jobs[0], show) if len(jobs) == 1 else run_jobs(jobs, lambda now: show(now.read_bytes))
+        tally = _produce_in_process(jobs[0], show) if len(jobs) == 1 else run_jobs(jobs, lambda now: show(now.read_bytes))
     _print(tally, time.monotonic() - started, len(jobs), topic, as_json)
     return ExitCode.FAILED if tally.unconfirmed else ExitCode.OK
 
 
-def _produce_here(job: Job, show: Callable[[int], None]) -> Tally:
+def _produce_in_process(job: Job, show: Callable[[int], None]) -> Tally:
     """Run the only producer in this process."""
     with StopAtBatchEnd() as stop:
         def report(now: Tally) -> None:

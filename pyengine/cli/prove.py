@@ -211,11 +211,11 @@ class ModeRun(KillRounds):
         """Run rounds for `seconds`, and at least one."""
         until_s = time.monotonic() + seconds
 
-        def go_on() -> bool:
+        def should_continue() -> bool:
             return not self.proof.kills or time.monotonic() < until_s and self.end_offset <= LOG_BYTES_MAX
 
         with self._acked:
-            self.proof.seconds = self.run_rounds(go_on)
+            self.proof.seconds = self.run_rounds(should_continue)
         self.proof.stalls = self._waits.why().summary
         return self.proof
 

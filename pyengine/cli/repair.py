@@ -77,19 +77,19 @@ def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: b
     existing_store(store)
     config = load_config(store, settings)
     with byte_bar("recover", None) as show:
-        carry_out = preview_alone if dry_run else recover_alone
+        carry_out = preview_offline if dry_run else recover_offline
         report = carry_out(store, config, progress=show, accept_loss=accept_loss)
     return output.print_report(report, as_json, _print_recovery)
 
 
-def recover_alone(
+def recover_offline(
     root: Path, config: EngineConfig, *, progress: Progress | None = None, accept_loss: bool = False
 ) -> RecoveryReport:
     """Recover a store, with the bytes that a dead engine left in memory, and leave it stopped.
 
     StoreBusyError if a process has it open.
     """
-    from pyengine.ipc.crashed_engine_memory import left_memory
+    from pyengine.ipc.crashed_engine_memory import open_crashed_memory
     from pyengine.storage.engine_id import raise_epoch, renew_copied_id
     from pyengine.storage.message_store import MessageStore
     from pyengine.storage.recovery.recover import recover as recover_store
@@ -97,7 +97,7 @@ def recover_alone(
 
     with owning(root):
         renew_copied_id(root)
-        with left_memory(root) as left:
+        with open_crashed_memory(root) as left:
             left.require_dead()
             report = recover_store(MessageStore(root, config.geometry), progress=progress, accept_loss=accept_loss,
                                    shared=left.shared, options=RecoveryOptions.of(config))
@@ -106,17 +106,17 @@ def recover_alone(
     return report
 
 
-def preview_alone(
+def preview_offline(
     root: Path, config: EngineConfig, *, progress: Progress | None = None, accept_loss: bool = False
 ) -> RecoveryReport:
-    """Report what recover_alone would do; change nothing, not even the file `lock`. StoreBusyError if a process has it open."""
-    from pyengine.ipc.crashed_engine_memory import left_memory
+    """Report what recover_offline would do; change nothing, not even the file `lock`. StoreBusyError if a process has it open."""
+    from pyengine.ipc.crashed_engine_memory import open_crashed_memory
     from pyengine.storage.message_store import MessageStore
     from pyengine.storage.recovery.recover import preview
     from pyengine.storage.recovery.report import RecoveryOptions
 
     _require_unused(root)
-    with left_memory(root) as left:
+    with open_crashed_memory(root) as left:
         left.require_dead(retire=False)
         report = preview(MessageStore(root, config.geometry), progress=progress, accept_loss=accept_loss, shared=left.shared,
                          options=RecoveryOptions.of(config))
@@ -206,14 +206,14 @@ def rebuild(
 
             report = rebuild_in_workers(spark, store, config=config, progress=show)
         return output.print_report(report, as_json, _print_rebuild)
-    from pyengine.ipc.crashed_engine_memory import rebuild_alone
+    from pyengine.ipc.crashed_engine_memory import rebuild_offline
     from pyengine.storage.recovery.rebuild import Selection
 
     selection = Selection(queues=queues or topic is not None or not index, index=index or not (queues or topic is not None),
                           topic=topic, queue_id=queue_id)
     config = load_config(store, settings)
     with byte_bar("rebuild", None) as show:
-        report = rebuild_alone(store, config, selection, progress=show)
+        report = rebuild_offline(store, config, selection, progress=show)
     return output.print_report(report, as_json, _print_rebuild)
 
 

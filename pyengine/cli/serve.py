@@ -29,7 +29,7 @@ from pyengine.engine.log_file import log_line
 from pyengine.errors import EngineUnavailableError, ExitCode
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native import waiting
-from pyengine.storage.config import EngineConfig, load_config, set_words
+from pyengine.storage.config import EngineConfig, load_config, set_arguments
 from pyengine.storage.file_system import file_system_of, free_bytes
 
 TICK_S = 0.5
@@ -160,7 +160,7 @@ class Init:
         self._code = int(ExitCode.OK)
         self._stopping = False
         self._killed_s: deque[float] = deque(maxlen=KILLED_MAX)  # the times at which the supervisor was killed
-        self._supervisor = _Process(("-P", "-m", "pyengine.workers.supervisor", str(store), *set_words(settings)))
+        self._supervisor = _Process(("-P", "-m", "pyengine.workers.supervisor", str(store), *set_arguments(settings)))
         self._metrics = _Process(("-P", "-m", "pyengine", "metrics", str(store), "--listen", metrics)) if metrics else None
 
     def run(self) -> int:

@@ -269,14 +269,14 @@ class KillRounds:
         self.ack_timeout_s = TIMEOUT_S
         self.moment_s_max = MOMENT_S_MAX
 
-    def run_rounds(self, go_on: Callable[[], bool]) -> float:
+    def run_rounds(self, should_continue: Callable[[], bool]) -> float:
         """Run rounds while `go_on` returns true and none has failed, then stop the engine and check; return the seconds.
 
         An exception counts as a failure; no process of the run remains.
         """
         began_s = time.monotonic()
         try:
-            self._run_rounds(go_on)
+            self._run_rounds(should_continue)
         except HangError as error:
             self.failures.append(f"HANG: {error}")
         except Exception as error:  # noqa: BLE001 - whatever it was, the run has not held, and its summary says so
@@ -285,9 +285,9 @@ class KillRounds:
             self.clean_up()
         return round(time.monotonic() - began_s, 1)
 
-    def _run_rounds(self, go_on: Callable[[], bool]) -> None:
+    def _run_rounds(self, should_continue: Callable[[], bool]) -> None:
         self.start_engine()
-        while go_on():
+        while should_continue():
             self.make_producers()
             self.wait_for_acks()
             time.sleep(self.rng.uniform(0, self.moment_s_max))

@@ -219,7 +219,7 @@ def _link_to_master(replication: dict[str, Any]) -> Finding:
     return Finding(Verdict.STUCK, "it is not linked to its master" + (f": {details[0]}" if details else ""))
 
 
-def slaves_that_stay(role: int, read: Callable[[], dict[str, Any] | None]) -> list[Finding]:
+def stalled_slaves(role: int, read: Callable[[], dict[str, Any] | None]) -> list[Finding]:
     """Return findings for slaves that lag and acknowledge nothing within SLAVE_WAIT_S; return at once if none lags.
 
     `read` reads the state of the replication.

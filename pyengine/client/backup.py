@@ -28,7 +28,7 @@ from pyengine.errors import CorruptionError, EngineError, ExitCode, UsageError, 
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.paths import StorePaths, segment_name, without_log_folders
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
-from pyengine.ipc.crashed_engine_memory import rebuild_alone
+from pyengine.ipc.crashed_engine_memory import rebuild_offline
 from pyengine.ipc.live_reader import LiveStoreReader, check_now, flushed_end, log_held, lost_end, open_store
 from pyengine.native.failpoint import failpoint
 from pyengine.native.scan import walk
@@ -553,7 +553,7 @@ def _complete(root: Path, settings: dict[str, object], progress: Progress) -> tu
     rebuilt, check, refused = None, None, ""
     try:
         if any(StorePaths(root).commit_log.iterdir()):
-            rebuilt = rebuild_alone(root, config, progress=progress)
+            rebuilt = rebuild_offline(root, config, progress=progress)
             refused = rebuilt.sentence if rebuilt.state is RecoveryState.DEGRADED else ""
             shutil.rmtree(StorePaths(root).quarantine, ignore_errors=True)  # copied ends of queues that were rebuilt
             _follow_full_segment(root, config.geometry.mapped_file_size_commit_log_bytes, rebuilt.end_offset)

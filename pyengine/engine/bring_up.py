@@ -37,7 +37,7 @@ from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.cleaning import create_cleaning
 from pyengine.ipc.control_block import POOL_NOT_MADE, EngineMemory, Identity, boot_ns, now_ms, write_run_settings
-from pyengine.ipc.crashed_engine_memory import left_memory
+from pyengine.ipc.crashed_engine_memory import open_crashed_memory
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.replication import create_replication
 from pyengine.ipc.shared_objects import SharedFolder, note_run, pool_name
@@ -123,7 +123,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         make_folders(writable)
     keep_sizes(root, config)
     engine_id = ensure_engine_id(root)
-    with left_memory(root) as left:
+    with open_crashed_memory(root) as left:
         left.require_dead()
         remembered = left.confirm
         report = recover(store, progress=progress, shared=left.shared, options=RecoveryOptions.of(config))

@@ -37,7 +37,7 @@ from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import blocked_reasons
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
-from pyengine.storage.config import set_words
+from pyengine.storage.config import set_arguments
 
 if TYPE_CHECKING:
     from pyengine.engine.fork_server import ForkedWorker, ForkServer
@@ -166,7 +166,7 @@ class Children:
             if not self._adopt(child):
                 child.due_s = time.monotonic() + LOCK_POLL_INTERVAL_S
             return
-        words = [sys.executable, "-P", "-m", child.kind.module, str(self._root), *set_words(self._overrides)]
+        words = [sys.executable, "-P", "-m", child.kind.module, str(self._root), *set_arguments(self._overrides)]
         try:
             child.process = self._fork_server.start_worker(words) if self._fork_server else None
             if child.process is None:

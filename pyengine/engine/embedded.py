@@ -44,7 +44,7 @@ from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import kind_holder, living_kinds, name_processes, read_holder, require_startable
 from pyengine.native import control as native
 from pyengine.storage.commit_log import list_complete_log
-from pyengine.storage.config import check_keywords, load_config, set_words
+from pyengine.storage.config import check_keywords, load_config, set_arguments
 from pyengine.storage.file_system import refuse_shared
 
 if TYPE_CHECKING:
@@ -318,7 +318,7 @@ def _spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int, em
         with log_file.open_log(root) as log:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(root), "--report-fd", str(writing), *options,
-                 *set_words(settings)],
+                 *set_arguments(settings)],
                 stdin=stdin, stdout=log, stderr=log, pass_fds=kept, env=without_systemd(child_environment()), start_new_session=True)
     except BaseException:
         os.close(reading)

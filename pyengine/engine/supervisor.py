@@ -51,11 +51,11 @@ from pyengine.ipc.control_block import (
     MODE_NAMES,
     EngineMemory,
     Identity,
-    asked_otherwise,
     check_block,
     overrides_of,
     read_run_settings,
     reload_settings,
+    restart_differences,
 )
 from pyengine.ipc.heartbeat import Heartbeat, build_id, process_start_ms
 from pyengine.ipc.sessions import Sessions, SessionServer
@@ -185,7 +185,7 @@ class Supervisor:
                     self._memory.close()
 
     @property
-    def starts_again(self) -> bool:
+    def must_restart(self) -> bool:
         """Whether the engine that was stopped must be started again, in this process or by the service manager."""
         return bool(self._restart_reason) and not self._stop_requested
 
@@ -220,7 +220,7 @@ class Supervisor:
         """
         try:
             running = read_run_settings(memory.folder)
-            if asked is not None and (clauses := asked_otherwise(asked, running)):
+            if asked is not None and (clauses := restart_differences(asked, running)):
                 if not self._arguments.no_children:
                     raise StoreBusyError(f"workers of {self._root} are alive and run with other settings: {'; '.join(clauses)}: "
                                          f"{command('stop', self._root)}, then start")
@@ -427,19 +427,19 @@ class Supervisor:
         if problems:
             self._log_event(Event.STOP_UNCLEAN, "the store was not stopped in an orderly way: the next start recovers it")
             if not children.may_start:
-                self._name_again()
+                self._restore_names()
             return ExitCode.FAILED if not degraded else ExitCode.DEGRADED
         remove_abort_file(self._root)
         self._remove_objects()
         self._log_event(Event.ENGINE_STOPPED, "stopped")
         return ExitCode.OK
 
-    def _name_again(self) -> None:
+    def _restore_names(self) -> None:
         """Give the commit slot and the pool their names back for recovery: the processes that wrote to them have ended."""
         try:
             self._memory.folder.make()
             for shared in (*self._pool.buffers, self._memory.control_object):
-                self._memory.folder.name_again(shared)
+                self._memory.folder.restore_name(shared)
         except (EngineError, OSError) as error:
             self._log_event(Event.STOP_UNCLEAN, f"recovery has the files alone, without what was in the pool: {error}")
         self._memory.retire()  # the memory that producers have mapped: recovery reads the copies
@@ -592,7 +592,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         descriptor, root = arguments.report_descriptor, arguments.root
         supervisor = Supervisor(arguments)
         code = supervisor.run()
-        if not supervisor.starts_again:
+        if not supervisor.must_restart:
             return code
         if "NOTIFY_SOCKET" in os.environ:  # the service manager was told of the stop; it restarts a service that failed
             return ExitCode.FAILED

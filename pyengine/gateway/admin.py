@@ -76,24 +76,24 @@ class Counts:
         """`puts` returns the messages of each topic since some moment; it raises EngineError if no engine runs."""
         self._puts = puts
         self._clock_s = clock_s
-        self._got: dict[Counter, int] = {(ALL_GETS, ALL_GETS): 0}
+        self._gets: dict[Counter, int] = {(ALL_GETS, ALL_GETS): 0}
         self._put: dict[Counter, int] = {}
         self._counts_read_s: float | None = None
         # By window: its length, the interval of its samples, and the samples, of which the first is its begin.
         self._windows = [(60.0, COUNT_S, deque[tuple[float, dict[Counter, int]]]()), (3600.0, 600.0, deque()), (86400.0, 3600.0, deque())]
         self.sample()
 
-    def give(self, topic: str, group: str, number: int) -> None:
+    def count_gets(self, topic: str, group: str, number: int) -> None:
         """Count messages that were delivered to a group."""
         key = GROUP_GETS, f"{topic}@{group}"
-        self._got[ALL_GETS, ALL_GETS] += number
-        if key in self._got or len(self._got) < COUNTED_MAX:
-            self._got[key] = self._got.get(key, 0) + number
+        self._gets[ALL_GETS, ALL_GETS] += number
+        if key in self._gets or len(self._gets) < COUNTED_MAX:
+            self._gets[key] = self._gets.get(key, 0) + number
 
     @property
-    def given(self) -> int:
+    def total_gets(self) -> int:
         """Return the number of messages delivered to all groups since the gateway's start."""
-        return self._got[ALL_GETS, ALL_GETS]
+        return self._gets[ALL_GETS, ALL_GETS]
 
     def sample(self) -> None:
         """Take a sample of the counters, every COUNT_S."""
@@ -101,7 +101,7 @@ class Counts:
         now: dict[Counter, int] | None = None
         for length_s, pause_s, samples in self._windows:
             if not samples or now_s - samples[-1][0] >= pause_s:
-                now = now if now is not None else self._read_counts() | self._got
+                now = now if now is not None else self._read_counts() | self._gets
                 samples.append((now_s, now))
             while len(samples) > 1 and now_s - samples[1][0] >= length_s:
                 samples.popleft()
@@ -119,7 +119,7 @@ class Counts:
 
     def windows(self, name: str, key: str) -> list[tuple[int, float]] | None:
         """Return (messages, messages a second) of the last minute, hour and day; None if nothing was counted."""
-        number = (self._read_counts() if name == TOPIC_PUTS else self._got).get((name, key))
+        number = (self._read_counts() if name == TOPIC_PUTS else self._gets).get((name, key))
         if number is None:
             return None
         found = []
@@ -470,7 +470,7 @@ class Admin:
                 **self._put_figures(),
                 "getTransferedTps": get_tps, "getTotalTps": get_tps, "getFoundTps": get_tps, "getMissTps": "0.0 0.0 0.0",
                 "msgPutTotalYesterdayMorning": "0", "msgPutTotalTodayMorning": "0",
-                "msgGetTotalYesterdayMorning": "0", "msgGetTotalTodayMorning": "0", "msgGetTotalTodayNow": str(self.counts.given),
+                "msgGetTotalYesterdayMorning": "0", "msgGetTotalTodayMorning": "0", "msgGetTotalTodayNow": str(self.counts.total_gets),
                 "sendThreadPoolQueueSize": "0", "sendThreadPoolQueueCapacity": "0", "sendThreadPoolQueueHeadWaitTimeMills": "0",
                 "pullThreadPoolQueueSize": "0", "pullThreadPoolQueueCapacity": "0", "pullThreadPoolQueueHeadWaitTimeMills": "0",
                 "queryThreadPoolQueueSize": "0", "queryThreadPoolQueueCapacity": "0", "queryThreadPoolQueueHeadWaitTimeMills": "0",

@@ -247,7 +247,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_full = False
-        self._go_on()
+        self._continue_reading()
 
     # ---- requests -----------------------------------------------------------------
 
@@ -277,7 +277,7 @@ class Connection(asyncio.Protocol):
         if handled >= FRAMES_AT_ONCE or self._may_not_ask:
             self._pause()
         if handled >= FRAMES_AT_ONCE:
-            asyncio.get_running_loop().call_soon(self._go_on)
+            asyncio.get_running_loop().call_soon(self._continue_reading)
         self._measure()
 
     @property
@@ -334,7 +334,7 @@ class Connection(asyncio.Protocol):
             except WireError as error:
                 self.fail(str(error))
         if self._is_paused:
-            self._go_on()
+            self._continue_reading()
 
     def begin(self, requests: int, size_bytes: int) -> None:
         """Count requests that take_first() took, and their frames."""
@@ -349,7 +349,7 @@ class Connection(asyncio.Protocol):
         if answers and not self.is_closed:
             self._send(answers)
 
-    def left(self, code: int, opaque: int, size_bytes: int) -> Request:
+    def deferred_request(self, code: int, opaque: int, size_bytes: int) -> Request:
         """Return one of those requests that is answered later, as a Request, whose reply counts it as ended."""
         return Request(self, Frame(code, opaque=opaque), size_bytes + REQUEST_BYTES)
 
@@ -408,7 +408,7 @@ class Connection(asyncio.Protocol):
             self._is_paused = True
             self._transport.pause_reading()
 
-    def _go_on(self) -> None:
+    def _continue_reading(self) -> None:
         if self._is_paused and not self._may_not_ask and not self.is_closed and self._transport is not None:
             self._is_paused = False
             self._transport.resume_reading()

@@ -129,7 +129,7 @@ class Gateway:
         members = self.members = Members(names)
         positions = Positions(reader, names, self._offsets, executor)
         admin = Admin(reader, names, members, self._offsets, address, executor)
-        pulls = self.pulls = Pulls(reader, names, members, positions, executor, self.connections.report, admin.counts.give)
+        pulls = self.pulls = Pulls(reader, names, members, positions, executor, self.connections.report, admin.counts.count_gets)
         ends = self._ends = Ends(self._puts, reader, members, address)
         sends = Sends(self._puts, reader, names, address, executor, ends.prepare, members.producer)
         relays = Relays(reader, names, members, self._offsets, positions, address, executor)

@@ -191,7 +191,7 @@ class Positions:
         if fault := topic_fault(topic) or group_fault(group):
             return Answer(codes.SYSTEM_ERROR, fault)
         offset = self._offsets.committed(topic, group, queue_id)
-        if offset is None and self._begins_young(topic, queue_id):
+        if offset is None and self._begins_near_log_end(topic, queue_id):
             offset = 0
         if offset is None:
             return Answer(codes.QUERY_NOT_FOUND, "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first")
@@ -217,7 +217,7 @@ class Positions:
             return Answer(codes.SYSTEM_ERROR, f"{OFFSETS_MAX} offsets of groups are kept already: delete groups that are no longer used")
         return Answer()
 
-    def _begins_young(self, topic: str, queue_id: int) -> bool:
+    def _begins_near_log_end(self, topic: str, queue_id: int) -> bool:
         """Return whether the queue begins at 0 and has its first message near the log's end, or has no message."""
         low, high = self._reader.queue_range(topic, queue_id, LEVEL)
         if low > 0:

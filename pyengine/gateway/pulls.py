@@ -73,7 +73,7 @@ class Pulls:
         self._held: dict[tuple[str, int], list[Pull]] = {}
         self._held_of: dict[Connection, int] = {}
         self._anything_held = threading.Event()
-        self._leaves = threading.Event()
+        self._closing = threading.Event()
         self._answered = threading.Event()  # the loop has answered what the thread requested
         self._answer_s = 0.0                # and took so long for it
         self._running = True
@@ -208,7 +208,7 @@ class Pulls:
         self._running = False
         self._anything_held.set()
         self._answered.set()
-        self._leaves.set()
+        self._closing.set()
         if self._thread is not None:
             self._thread.join()
 
@@ -248,7 +248,7 @@ class Pulls:
                 self._reader.wait_for_arrival(TICK_S, seen)
                 seen = self._reader.arrivals()
             except Exception:  # noqa: BLE001 - the store is recovered, or has no descriptor left: _answer_held() tells the clients
-                self._leaves.wait(TICK_S)
+                self._closing.wait(TICK_S)
             self._answered.clear()
             if self._running:
                 try:
@@ -256,7 +256,7 @@ class Pulls:
                 except RuntimeError:  # the loop has ended
                     return
                 self._answered.wait()
-                self._leaves.wait(4 * self._answer_s)
+                self._closing.wait(4 * self._answer_s)
 
     def _answer_held(self, keys: list[tuple[str, int]] | None = None, spent_s: float = 0.0) -> None:
         """Answer the held pulls with messages and those whose time is over, in several turns of the loop if it takes long.

@@ -224,7 +224,7 @@ class PlainSends:
         def rest(opaque: int, queue_id: int, frame_bytes: int) -> Callable[[PutResult], None]:
             nonlocal left, left_bytes
             left, left_bytes = left + 1, left_bytes + frame_bytes
-            request = connection.left(codes.SEND_MESSAGE_V2, opaque, frame_bytes)
+            request = connection.deferred_request(codes.SEND_MESSAGE_V2, opaque, frame_bytes)
             return self._puts.in_loop(lambda result: request.reply(self._answer(result, queue_id)))
 
         taken = producer.take_sends(sends, data, at, connection.born_host, rest)

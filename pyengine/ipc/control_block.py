@@ -430,7 +430,7 @@ def read_run_settings(folder: SharedFolder) -> EngineConfig:
             raise EngineUnavailableError(f"{path} is damaged ({error}): stop the engine, then start it") from None
 
 
-def asked_otherwise(asked: EngineConfig, running: EngineConfig) -> list[str]:
+def restart_differences(asked: EngineConfig, running: EngineConfig) -> list[str]:
     """Return a clause for each setting that needs a restart and whose value in `asked`, if not a default, differs from `running`."""
     return [f"{name} = {row.show(getattr(asked, name))} ({asked.origins[name]}) is asked for, "
             f"{row.show(getattr(running, name))} runs"

@@ -166,7 +166,7 @@ class CrashedEngineMemory:
 
 
 @contextlib.contextmanager
-def left_memory(root: str | os.PathLike[str]) -> Iterator[CrashedEngineMemory]:
+def open_crashed_memory(root: str | os.PathLike[str]) -> Iterator[CrashedEngineMemory]:
     """Map the shared memory that the last engine of the store at `root` left, inside the block.
 
     It creates no object. A store that never had an engine of pyengine, or was stopped in order, has no such memory.
@@ -220,7 +220,7 @@ def _mismatch(root: str | os.PathLike[str], engine_id: EngineId, identity: Ident
     return ""
 
 
-def rebuild_alone(
+def rebuild_offline(
     root: Path, config: EngineConfig, selection: Selection | None = None, *, progress: Progress | None = None,
     work: RebuildWork | None = None,
 ) -> RebuildReport:
@@ -234,7 +234,7 @@ def rebuild_alone(
         renew_copied_id(root)
         store.list_complete_log()
         keep_sizes(root, config)  # after the queue files are removed, their sizes could not be told any more
-        with left_memory(root) as left:
+        with open_crashed_memory(root) as left:
             left.require_dead()
             report = rebuild(store, selection, options=RecoveryOptions.of(config), shared=left.shared,
                              progress=progress, work=work)

@@ -227,7 +227,7 @@ class SharedFolder:
         except OSError:
             return False
 
-    def name_again(self, shared: SharedObject) -> None:
+    def restore_name(self, shared: SharedObject) -> None:
         """Copy an object whose name was removed to a new one of that name: an unlinked file cannot get its name back.
 
         No other process may write to the object any more. After a crash the copy is complete or does not have the name.

@@ -210,7 +210,7 @@ class HALinks:
             self._links.link[place] = link.fields
         self._links.count = len(self._kept)
 
-    def send_again(self) -> None:
+    def resume_sending(self) -> None:
         """Note that some slave still lacks committed bytes."""
         self._links.all_sent = -1
 

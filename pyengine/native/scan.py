@@ -353,7 +353,7 @@ class ColumnScanner:
                 data, base_offset, end, limit, self._checks, self._filter_struct(), self._with_bodies,
                 self._batch_rows, self._batch_bytes, self._rows, selection,
             )
-            more = self._goes_on(code)
+            more = self._needs_repeat(code)
             if selection.rows:
                 yield RawBatch(selection.rows, self._fill(selection.rows), first, selection.position)
 
@@ -379,14 +379,14 @@ class ColumnScanner:
                 self._rows, selection,
             )
             self.gathered += selection.passed_entries
-            more = self._goes_on(code)
+            more = self._needs_repeat(code)
             if selection.rows:
                 yield RawBatch(selection.rows, self._fill(selection.rows), -1, -1)
 
     def _filter_struct(self) -> ms_row_filter:
         return ffi.NULL if self._filter is None else self._filter.struct
 
-    def _goes_on(self, code: int) -> bool:
+    def _needs_repeat(self, code: int) -> bool:
         """Return whether the caller must repeat the call for the rest."""
         if code == lib.MS_COLUMNS_FULL:
             return True

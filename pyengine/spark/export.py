@@ -137,7 +137,7 @@ def export_parquet(
     parts = planned_parts(spark, read, given, 2)
     if state is not None:
         _require_log(target, state, read)
-        _go_on(target, state, overwrite)
+        _begin_or_clear(target, state, overwrite)
     else:
         _clear(target, overwrite)
     target.remove([SUCCESS])
@@ -208,7 +208,7 @@ def _sample(read: ReadOptions, segment: int, end: int) -> str | None:
         raise disk_error(error, "read", f"{read.where}/{LOG}/{segment_name(segment)}") from error
 
 
-def _go_on(target: Target, state: ExportState, overwrite: bool) -> None:
+def _begin_or_clear(target: Target, state: ExportState, overwrite: bool) -> None:
     """Begin the folder, or remove the files of a killed run, after its tasks can see that another run has begun."""
     if target.read(STATE) is None:
         _clear(target, overwrite)

@@ -92,12 +92,12 @@ def rebuild(
     hosts may write different parts of one file. `sizes` (or a whole `config`) are settings of the store. StoreBusyError if a
     process has the store open, NotAStoreError, StoreRefusedError, DiskFullError, DiskError.
     """
-    from pyengine.ipc.crashed_engine_memory import rebuild_alone
+    from pyengine.ipc.crashed_engine_memory import rebuild_offline
 
     root = Path(store).absolute()
     config = config or load_config(root, {name: str(value) for name, value in sizes.items()})
     report = GrowingProgress(progress)
-    return rebuild_alone(root, config, progress=report, work=WorkersRebuild(spark, task_bytes, report))
+    return rebuild_offline(root, config, progress=report, work=WorkersRebuild(spark, task_bytes, report))
 
 
 # -- units ------------------------------------------------------------------------

@@ -256,7 +256,7 @@ class WorkersCheck(CheckWork):
 
     def begin(self, log: LogSegments, index_files: Sequence[Path], layout: IndexLayout) -> None:
         self._done_bytes = 0
-        self._index = [(path, header.index_count) for path in index_files if (header := _sound_header(path, layout))]
+        self._index = [(path, header.index_count) for path in index_files if (header := _plausible_header(path, layout))]
         self._layout = layout
         walks = [unit for segment in log.segments
                  for unit in walk_units(segment, log.size_bytes, log.end, self._task_bytes, apart=True)]
@@ -349,7 +349,7 @@ def walk_units(segment: MappedFile, size_bytes: int, limit: int | None, task_byt
     return [WalkUnit(segment, at, min(at + task_bytes, stop), stop, **settings) for at in range(start, stop, task_bytes)]
 
 
-def _sound_header(path: Path, layout: IndexLayout) -> IndexHeader | None:
+def _plausible_header(path: Path, layout: IndexLayout) -> IndexHeader | None:
     """Return the header of an index file if it is sound enough to check the file."""
     if path.stat().st_size != layout.size_bytes:
         return None

@@ -96,7 +96,7 @@ def parse_set(pairs: tuple[str, ...] | list[str], where: str = "--set") -> dict[
     return overrides
 
 
-def set_words(settings: Mapping[str, object]) -> list[str]:
+def set_arguments(settings: Mapping[str, object]) -> list[str]:
     """Return the command-line words for these settings: the inverse of parse_set()."""
     return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
 

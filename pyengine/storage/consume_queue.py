@@ -343,12 +343,12 @@ def sync_names(folder: Path) -> None:
 def begin_queues(folders: Sequence[str], file_bytes: int) -> list[int] | None:
     """Create the first files of many queues that begin at 0, durably, and open them; None if create_files() cannot.
 
-    The first begun_bytes() of each file have blocks.
+    The first preallocated_bytes() of each file have blocks.
     """
-    return create_files([f"{folder}/{segment_name(0)}" for folder in folders], file_bytes, allocate=begun_bytes(file_bytes))
+    return create_files([f"{folder}/{segment_name(0)}" for folder in folders], file_bytes, allocate=preallocated_bytes(file_bytes))
 
 
-def begun_bytes(file_bytes: int) -> int:
+def preallocated_bytes(file_bytes: int) -> int:
     """Return the bytes of a queue's first file that have blocks when it is created."""
     return min(WINDOW_BYTES, file_bytes)
 

@@ -46,10 +46,10 @@ from pyengine.native.scan import REASONS, bounded
 from pyengine.storage.consume_queue import (
     EMPTY,
     begin_queues,
-    begun_bytes,
     find_queue_end,
     open_ext_file,
     open_queue_file,
+    preallocated_bytes,
     remove_void_files,
     settle_ext_end,
     sync_names,
@@ -310,7 +310,7 @@ class Dispatcher:
         queue, topic = self._loop.queues[number], self._loop.queues.topic(number)
         begun = self._begun.pop((_text(topic), queue.queue_id), -1)
         if begun >= 0 and position * CQ_ENTRY_BYTES < self._file_bytes:
-            queue.fd, queue.file_start, queue.allocated_bytes = begun, 0, begun_bytes(self._file_bytes)
+            queue.fd, queue.file_start, queue.allocated_bytes = begun, 0, preallocated_bytes(self._file_bytes)
             return
         if begun >= 0:
             self._open_files -= 1

@@ -118,7 +118,7 @@ class FilesWatermark:
         reading = WatermarkReading(None) if use is StoreUse.OTHER else read_watermark(self._root)
         durable = reading.watermark
         if use is StoreUse.CLOSED:
-            return self._flushed_at_rest(reading)
+            return self._flushed_offline(reading)
         if durable is None:
             raise UsageError(
                 "the level `flushed` cannot be told from the files while another process has the store open: "
@@ -126,7 +126,7 @@ class FilesWatermark:
             )
         return min(durable.flushed, self._find_end())
 
-    def _flushed_at_rest(self, reading: WatermarkReading) -> int:
+    def _flushed_offline(self, reading: WatermarkReading) -> int:
         """Return the watermark, or the offset up to which this reader itself has synced the log."""
         end = self._find_end()
         noted = 0 if reading.watermark is None else min(reading.watermark.flushed, end)

@@ -10,7 +10,7 @@ import pytest
 import pyengine
 from pyengine.client.outgoing import RawMessage
 from pyengine.formats.record import BatchMember
-from pyengine.ipc.crashed_engine_memory import rebuild_alone
+from pyengine.ipc.crashed_engine_memory import rebuild_offline
 from pyengine.native import control as native
 from pyengine.native.session import RING_BYTES_MIN, session_bytes
 from pyengine.results import PutStatus
@@ -141,7 +141,7 @@ def test_a_place_in_the_queue_of_others_that_a_producer_gives_itself_counts_nowh
         assert good.put("G", b"good").ok
     engine.stop()
     found = [bodies_of_good(engine)]
-    assert rebuild_alone(engine.root, load_config(engine.root, {})).exit_code == 0
+    assert rebuild_offline(engine.root, load_config(engine.root, {})).exit_code == 0
     found.append(bodies_of_good(engine))
     assert found == [[b"good"]] * 2
     assert all(batch.status is PutStatus.MESSAGE_ILLEGAL and "INNER_MULTI_QUEUE_OFFSET" in batch.reason for batch in batches)

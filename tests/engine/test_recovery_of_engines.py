@@ -14,9 +14,9 @@ from damage import flip
 from fix_engine import EACH_MODE
 from fix_owner import eventually
 from pyengine.cli.engine_status import engine_status
-from pyengine.cli.repair import recover_alone
+from pyengine.cli.repair import recover_offline
 from pyengine.errors import ExitCode
-from pyengine.ipc.crashed_engine_memory import rebuild_alone
+from pyengine.ipc.crashed_engine_memory import rebuild_offline
 from pyengine.ipc.live_reader import check_now
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.results import PutStatus
@@ -42,7 +42,7 @@ def put_and_list(engine, path, count):
 
 def recovered_and_checked(engine, acked, count):
     config = load_config(engine.root, {})
-    report = recover_alone(engine.root, config)
+    report = recover_offline(engine.root, config)
     assert report.exit_code is ExitCode.OK, report.sentence
     found = check(MessageStore(engine.root, config.geometry), acked=acked)
     # A crash leaves the allocator's files whole, so nothing at all is to be found.
@@ -126,10 +126,10 @@ def test_recover_and_rebuild_make_a_copy_a_store_of_its_own_too(make_engine, tmp
     end = copy_while_it_runs(engine, tmp_path / "copy")
     shutil.copytree(tmp_path / "copy", tmp_path / "again")
     config = load_config(tmp_path / "copy", {})
-    first, second = recover_alone(tmp_path / "copy", config), recover_alone(tmp_path / "copy", config)
+    first, second = recover_offline(tmp_path / "copy", config), recover_offline(tmp_path / "copy", config)
     assert (first.state, first.end_offset, first.is_copy) == (RecoveryState.RECOVERED, end, True)
     assert "This is a copy" in first.sentence and "copy" not in second.sentence
-    assert rebuild_alone(tmp_path / "again", config).state is RecoveryState.RECOVERED
+    assert rebuild_offline(tmp_path / "again", config).state is RecoveryState.RECOVERED
     engine.stop()
 
 
@@ -141,7 +141,7 @@ def test_a_copy_that_was_damaged_later_is_degraded_as_its_original_would_be(make
     shutil.copytree(engine.root, tmp_path / "copy")
     segment = tmp_path / "copy" / "commitlog" / ("0" * 20)
     flip(segment, segment.read_bytes().index(b"30 30 30"))
-    report = recover_alone(tmp_path / "copy", load_config(tmp_path / "copy", {}))
+    report = recover_offline(tmp_path / "copy", load_config(tmp_path / "copy", {}))
     assert report.state is RecoveryState.DEGRADED and report.watermark == read_watermark(engine.root).watermark.flushed
 
 
@@ -158,5 +158,5 @@ def test_a_store_whose_device_has_another_number_is_no_copy(make_engine, tmp_pat
     with open(segments[0], "r+b") as file:
         file.seek(2000)
         file.write(bytes(len(segments[0].read_bytes()) - 2000))
-    report = recover_alone(engine.root, load_config(engine.root, {}))
+    report = recover_offline(engine.root, load_config(engine.root, {}))
     assert (report.state, report.is_copy) == (RecoveryState.DEGRADED, False)

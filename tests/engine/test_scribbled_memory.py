@@ -14,9 +14,9 @@ import pyengine
 from crash.in_child import InChild
 from pyengine._native import ffi
 from pyengine.cli.engine_status import engine_status
-from pyengine.cli.repair import recover_alone
+from pyengine.cli.repair import recover_offline
 from pyengine.errors import EngineError
-from pyengine.ipc.crashed_engine_memory import left_memory
+from pyengine.ipc.crashed_engine_memory import open_crashed_memory
 from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native.control import CONTROL_BYTES
@@ -73,13 +73,13 @@ def look(root) -> None:
             what()
         except EngineError as error:
             assert str(error)
-    with left_memory(root) as left:
+    with open_crashed_memory(root) as left:
         assert left.undrained_bytes >= 0
 
 
 def recovered(engine, acked, count: int):
     config = load_config(engine.root, {})
-    report = recover_alone(engine.root, config)
+    report = recover_offline(engine.root, config)
     found = check(MessageStore(engine.root, config.geometry), acked=acked)
     assert (found.acked, found.acked_missing, found.messages) == (count, 0, count), report.sentence
     return report

@@ -29,7 +29,7 @@ from pyengine.errors import (
     UsageError,
 )
 from pyengine.ipc.control_block import MODE_NAMES, read_run_settings
-from pyengine.ipc.crashed_engine_memory import left_memory
+from pyengine.ipc.crashed_engine_memory import open_crashed_memory
 from pyengine.ipc.live_reader import check_now
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, find_folder
 from pyengine.ipc.store_lock import living_kinds
@@ -400,7 +400,7 @@ def test_a_frozen_store_refuses_puts_and_is_recovered_by_the_next_start(make_eng
     with pytest.raises(EngineError, match="could not make a segment durable"):
         engine.stop()
     assert living_kinds(engine.root) == [] and (engine.root / "abort").exists()
-    with left_memory(engine.root) as left:
+    with open_crashed_memory(engine.root) as left:
         assert left.shared.slot_end > 0 and not left.shared.mismatch
         assert left.shared.reput_from is None, "queue pages may be lost too: nothing of them is spared"
     engine.start()

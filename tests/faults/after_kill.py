@@ -22,14 +22,14 @@ THEN = ("recover", "rebuild", "salvage", "cut", "read")
 # argv: store, acks, rows. Cuts at the record of an acknowledged message in the last third of the log.
 CUT = """
 import json, os, sys
-from pyengine.cli.repair import recover_alone
+from pyengine.cli.repair import recover_offline
 from pyengine.storage.config import load_config
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.log import Cut, intend_cut
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 root, acks = sys.argv[1], os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND)
 config = load_config(root)
-end = recover_alone(root, config).end_offset
+end = recover_offline(root, config).end_offset
 os.write(acks, json.dumps({"flushed": end}).encode() + b"\\n")
 at = next(offset for offset in json.loads(sys.argv[3]) if offset >= end * 2 // 3)
 os.write(acks, json.dumps({"cutting": at}).encode() + b"\\n")

@@ -206,10 +206,10 @@ def test_a_window_ends_with_what_is_older_and_another_engines_counters_begin_ane
     for _ in range(9):
         now_s += 10
         puts = {"T": puts["T"] + 10}
-        counts.give("T", "g", 1)
+        counts.count_gets("T", "g", 1)
         counts.sample()
     assert counts.windows("TOPIC_PUT_NUMS", "T") == [(60, 1.0), (90, 1.0), (90, 1.0)]
-    assert counts.windows("GROUP_GET_NUMS", "T@g") == [(6, 0.1), (9, 0.1), (9, 0.1)] and counts.given == 9
+    assert counts.windows("GROUP_GET_NUMS", "T@g") == [(6, 0.1), (9, 0.1), (9, 0.1)] and counts.total_gets == 9
     now_s, puts = now_s + 10, {"T": 2}
     assert counts.windows("TOPIC_PUT_NUMS", "T")[0][0] == 2
 
@@ -236,8 +236,8 @@ def test_no_more_groups_are_counted_than_there_is_room_for(monkeypatch):
     monkeypatch.setattr(admin_module, "COUNTED_MAX", 3)
     counts = Counts(dict)
     for number in range(9):
-        counts.give("T", f"g{number}", 1)
-    assert counts.given == 9 and [number for number in range(9) if counts.windows("GROUP_GET_NUMS", f"T@g{number}")] == [0, 1]
+        counts.count_gets("T", f"g{number}", 1)
+    assert counts.total_gets == 9 and [number for number in range(9) if counts.windows("GROUP_GET_NUMS", f"T@g{number}")] == [0, 1]
 
 
 def test_a_groups_progress_is_told_in_all_the_ways_of_the_tools(served, topic):

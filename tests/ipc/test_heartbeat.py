@@ -14,7 +14,7 @@ import pytest
 import pyengine
 from pyengine._native import ffi
 from pyengine.errors import StoreBusyError
-from pyengine.ipc.crashed_engine_memory import left_memory
+from pyengine.ipc.crashed_engine_memory import open_crashed_memory
 from pyengine.ipc.heartbeat import Heartbeat, build_id, is_alive, process_start_ms
 from pyengine.native import control as native
 
@@ -87,7 +87,7 @@ def test_a_process_that_has_released_a_store_is_not_taken_for_its_engine(make_ow
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as worker:
         heartbeat = Heartbeat(line)
         heartbeat.begin(worker.pid, process_start_ms(worker.pid))
-        with left_memory(owner.root) as left:
+        with open_crashed_memory(owner.root) as left:
             with pytest.raises(StoreBusyError, match=str(worker.pid)):
                 left.require_dead()
             heartbeat.state(native.WORKER_FAILED)

@@ -208,7 +208,7 @@ def test_what_a_killed_engine_never_published_is_not_flushed(store, retired):
     owner.position(end - 1)
     owner.publish()
     owner.lock.close()
-    if retired:  # left_memory.require_dead() does so before anything is recovered
+    if retired:  # open_crashed_memory.require_dead() does so before anything is recovered
         owner.memory.retire()
     live = watermark_of(owner)
     assert (live.limit(ReadLevel.FLUSHED), live.limit(ReadLevel.COMMITTED)) == (end - 1, end)

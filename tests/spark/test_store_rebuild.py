@@ -17,7 +17,7 @@ from fix_spark import run_units_here
 from pyengine.engine_config import Geometry
 from pyengine.errors import EngineError, ExitCode
 from pyengine.formats.paths import segment_name
-from pyengine.ipc.crashed_engine_memory import rebuild_alone
+from pyengine.ipc.crashed_engine_memory import rebuild_offline
 from pyengine.spark import store_rebuild
 from pyengine.spark.store_rebuild import rebuild
 from pyengine.storage.check.check import check
@@ -56,7 +56,7 @@ def compare(store: Path, task_bytes: int, sizes: dict[str, int], spark=None, by_
         shutil.copytree(store, copy)
     config = load_config(alone, {name: str(value) for name, value in sizes.items()})
     try:
-        wanted = rebuild_alone(alone, config)
+        wanted = rebuild_offline(alone, config)
     except EngineError as error:
         with pytest.raises(type(error)):
             rebuild(spark, spread, config=config, task_bytes=task_bytes)

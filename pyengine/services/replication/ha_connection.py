@@ -100,8 +100,8 @@ class HAConnection:
         self._report_bytes = ha_wire.REPORT_BYTES
         self._seals = Seals()
         self._tables_due: dict[int, Table] = {}
-        self._tables_given: dict[int, Table] = {}
-        self._take_turn()
+        self._tables_sent: dict[int, Table] = {}
+        self._update_turn()
 
     @property
     def is_unidentified(self) -> bool:
@@ -128,7 +128,7 @@ class HAConnection:
         """The last report of all, -1 before the first."""
         return self._fields.reported
 
-    def _take_turn(self) -> None:
+    def _update_turn(self) -> None:
         """Whose turn it is from now on: C's where the next thing may be ordinary."""
         if self.ended or not self.positioned or self._refused_until_ns or self.blocked:
             self._fields.turn = replication.QUIET
@@ -152,7 +152,7 @@ class HAConnection:
         """Take the reports that have come; `acked` and `ended` say what they mean."""
         self._take_half_frame()
         self._receive(now_ns)
-        self._take_turn()
+        self._update_turn()
 
     def _receive(self, now_ns: int) -> None:
         data = self.native.take_input()
@@ -279,7 +279,7 @@ class HAConnection:
         """Send what is committed, one buffer at most; True when there is more and the socket may take it."""
         self._take_half_frame()
         more = self._transfer(end, now_ns)
-        self._take_turn()
+        self._update_turn()
         return more
 
     def _transfer(self, end: int, now_ns: int) -> bool:
@@ -364,12 +364,12 @@ class HAConnection:
             return
         self._take_half_frame()
         for kind, table in dict(tables).items():  # another thread may add to them
-            if self._tables_given.get(kind) is not table:
+            if self._tables_sent.get(kind) is not table:
                 self._tables_due.setdefault(kind, table)  # an older one first: its bytes have gone sooner
         for kind, table in list(self._tables_due.items()):
             if self._pushed < self._filled or self._fields.next < table.end:
                 break
-            self._tables_given[kind] = self._tables_due.pop(kind)
+            self._tables_sent[kind] = self._tables_due.pop(kind)
             body = self._head_bytes
             self._buffer = memoryview(bytearray(body + len(table.content) + self._tail_bytes))
             ha_wire.pack_header_into(self._buffer, 0, -1 - kind, len(table.content))
@@ -379,7 +379,7 @@ class HAConnection:
             self._buffer_start = self._fields.next
             self._pushed, self._filled = 0, len(self._buffer)
             self._push(now_ns)
-        self._take_turn()
+        self._update_turn()
 
     def _heartbeat(self, now_ns: int) -> None:
         self._buffer_start = self._fields.next
@@ -396,7 +396,7 @@ class HAConnection:
         """Heartbeats and silence."""
         self._take_half_frame()
         self._check_deadlines(now_ns)
-        self._take_turn()
+        self._update_turn()
 
     def _check_deadlines(self, now_ns: int) -> None:
         if self._refused_until_ns:

@@ -206,7 +206,7 @@ class HAService(Service):
                         more = self._transfer(connection, end, now_ns) or more
                 self._open_segment(end)
             if more:
-                self._links.send_again()
+                self._links.resume_sending()
             else:
                 self._links.sent(end)
         return more
@@ -227,9 +227,9 @@ class HAService(Service):
             os.close(self._segment)
             self._segment = -1
 
-    def _send_again(self) -> None:
+    def _resume_sending(self) -> None:
         """From the slaves' thread, under the lock: a slave takes bytes again that did not when all was sent."""
-        self._links.send_again()
+        self._links.resume_sending()
         self._memory.wake(native.REPLICATOR)
 
     @property
@@ -351,7 +351,7 @@ class HAService(Service):
                 self._publish_connected()
                 self._lines.report(connection.host, Event.SLAVE_FOLLOWS, f"{connection.address} follows from {connection.sent}", now_ns)
                 self._transfer(connection, self._source.end(), now_ns)
-                self._send_again()
+                self._resume_sending()
         if event & select.EPOLLOUT and not connection.ended:
             self._transfer(connection, self._source.end(), now_ns)
         self._after_event(connection, connection.blocked)
@@ -482,7 +482,7 @@ class HAService(Service):
         elif connection.blocked != was_blocked:
             self._epoll.modify(connection.socket, _WATCHED | (select.EPOLLOUT if connection.blocked else 0))
             if not connection.blocked:
-                self._send_again()
+                self._resume_sending()
 
     def _drop(self, connection: HAConnection) -> None:
         descriptor = connection.socket.fileno()

@@ -99,7 +99,7 @@ class CleanResourceService(Service):
             self._drop_round()
             return False
         if self._steps is None:
-            if now_ns < self._due_ns and not self._is_asked():
+            if now_ns < self._due_ns and not self._is_requested():
                 return False
             self._steps = self._round()
         elif now_ns < self._resume_ns:
@@ -151,12 +151,12 @@ class CleanResourceService(Service):
             return Decision()
         return decide(self._rules, self._measure(), self._clock.hour(), request, self._log.log_bytes())
 
-    def _is_asked(self) -> bool:
+    def _is_requested(self) -> bool:
         return native.load(self._cleaning, "asked") == native.load(self._cleaning, "answered") + 1
 
     def _request(self) -> tuple[int, Request | None]:
         """Return (number, request); (0, None) if there is none. An invalid request is answered without a deletion."""
-        if not self._is_asked():
+        if not self._is_requested():
             return 0, None
         asked = native.load(self._cleaning, "asked")
         reserved_ms, percent = native.load(self._cleaning, "asked_reserved_ms"), native.load(self._cleaning, "asked_used_percent")

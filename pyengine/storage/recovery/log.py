@@ -424,11 +424,11 @@ class LogChange:
             else:
                 sync_file(segment.path)
         if sure < end:
-            self._read_again(sure, end)
+            self._verify_rewritten(sure, end)
         if self._log.owner is Owner.ROCKETMQ:
             self._sync_names()
 
-    def _read_again(self, start: int, end: int) -> None:
+    def _verify_rewritten(self, start: int, end: int) -> None:
         """Raise DiskError unless the rewritten bytes are still the log that was found."""
         written = replace(self._log, segments=self._work.store.list_log())
         found = scan_log(written, written.index_of(start) or 0, check_crc=self._work.options.check_crc_on_recover, limit=end)

@@ -64,7 +64,7 @@ class SalvageReport:
     missing_segments: tuple[int, ...]  # start offsets
     moved_queues: dict[tuple[str, int], int]  # by how much the queue's newest offsets moved up
     quarantined: int  # records that came from quarantine/, after those of the log
-    lost_behind_end: int | None  # bytes that had been synced after the last record; None: no watermark tells
+    lost_beyond_end: int | None  # bytes that had been synced after the last record; None: no watermark tells
     end_offset: int
     written_end: int  # of the new log; end_offset is how far its recovery found it whole
     recovery: RecoveryReport  # of the new store
@@ -85,7 +85,7 @@ class SalvageReport:
             "skipped": [{"start": piece.start, "end": piece.end, "reason": piece.reason} for piece in self.skipped],
             "missing_segments": list(self.missing_segments),
             "quarantined": self.quarantined,
-            "lost_behind_end": self.lost_behind_end,
+            "lost_beyond_end": self.lost_beyond_end,
             "moved_queues": [
                 {"topic": topic, "queueId": queue_id, "by": by} for (topic, queue_id), by in sorted(self.moved_queues.items())
             ],

@@ -236,9 +236,9 @@ def test_what_is_missing_after_the_last_record_is_known_by_the_watermark_alone(s
     assert report.records == 59 and report.end_offset == last.start
     said = [note for note in report.notes if "is unknown" in note]
     if watermark == "whole":
-        assert (report.lost_behind_end, said, report.exit_code) == (len(last.data), [], ExitCode.REPAIRED)
+        assert (report.lost_beyond_end, said, report.exit_code) == (len(last.data), [], ExitCode.REPAIRED)
     else:
-        assert report.lost_behind_end is None and report.to_dict()["lost_behind_end"] is None
+        assert report.lost_beyond_end is None and report.to_dict()["lost_beyond_end"] is None
         assert len(said) == 1 and f"after {last.start:,}," in said[0] and "watermark" in said[0]
 
 
