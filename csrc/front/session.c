@@ -7,7 +7,7 @@
 #include "atomics.h"
 #include "futex.h"
 
-#define END_STEP_NS 1000000
+#define END_POLL_NS 1000000
 
 PyTypeObject *session_type;
 
@@ -137,9 +137,9 @@ static PyObject *session_end(PyObject *object, PyObject *none)
         return NULL;
     session->producer = NULL;
     while (session->users > 0) { /* they read `producer` again after their slice */
-        const struct timespec step = {.tv_nsec = END_STEP_NS};
+        const struct timespec interval = {.tv_nsec = END_POLL_NS};
         Py_BEGIN_ALLOW_THREADS
-            nanosleep(&step, NULL);
+            nanosleep(&interval, NULL);
         Py_END_ALLOW_THREADS
     }
     Py_RETURN_NONE;

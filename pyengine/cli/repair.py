@@ -285,7 +285,7 @@ def _print_salvage(report: SalvageReport, dest: Path) -> None:
 IN_FLIGHT_MAX = 256  # unanswered puts
 SETTLE_WAIT_S = 60.0  # until the writer has executed what a killed restore submitted
 FLUSH_WAIT_S = 30.0   # until the messages are durable
-FLUSH_STEP_S = 0.02
+FLUSH_POLL_INTERVAL_S = 0.02
 
 
 @click.command()
@@ -463,7 +463,7 @@ def _wait_until_flushed(reader: LiveStoreReader, wanted: int, entry: QuarantineE
         if not reader.is_live or time.monotonic() >= deadline_s:
             raise EngineError(f"{entry.name} is put, but not flushed yet: the log is durable up to {flushed:,}, and its messages end at "
                               f"{wanted:,}; run the command again, it puts nothing twice")
-        time.sleep(FLUSH_STEP_S)
+        time.sleep(FLUSH_POLL_INTERVAL_S)
 
 
 def _put(producer: Producer, message: Message) -> PutFuture:

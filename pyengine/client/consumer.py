@@ -28,7 +28,7 @@ from pyengine.client.group_session import HEARTBEAT_INTERVAL_S, AssignedQueue, G
 from pyengine.client.retries import MAX_RECONSUME_TIMES, RetriedMessage, Retries, has_retries, retry_topic
 from pyengine.errors import StoreBusyError, UsageError
 from pyengine.formats.record import Message
-from pyengine.ipc.live_reader import FLUSH_STEP_S, open_store
+from pyengine.ipc.live_reader import FLUSH_POLL_INTERVAL_S, open_store
 from pyengine.results import GetStatus, PutResult, ReadLevel
 from pyengine.storage.config import check_keywords
 from pyengine.storage.engine_id import read_epoch
@@ -561,7 +561,7 @@ class Consumer:
     def _wait(self, timeout_s: float, seen: int) -> None:
         level = self._level or self._reader.default_level
         is_announced = level in (ReadLevel.WRITTEN, ReadLevel.COMMITTED)
-        self._reader.wait_for_arrival(min(timeout_s, POLL_INTERVAL_S if is_announced else FLUSH_STEP_S), seen)
+        self._reader.wait_for_arrival(min(timeout_s, POLL_INTERVAL_S if is_announced else FLUSH_POLL_INTERVAL_S), seen)
 
     def _wait_alone(self, timeout_s: float, seen: int) -> None:
         with self._pulling:

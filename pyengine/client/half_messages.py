@@ -78,12 +78,12 @@ REMOVE_TAG = "d"
 READ_MESSAGES = 256
 DISPATCH_S = 5.0
 FLUSHED_WAIT_S = 5.0
-FLUSHED_STEP_S = 0.01
+FLUSHED_POLL_INTERVAL_S = 0.01
 LOCK_NAME = "transactions.lock"
 DEFAULT_GROUP = "pyengine"
 ENDED_MAX = 10_000     # ended transactions that a producer remembers
 COMMITTED_WAIT_S = 5.0  # a record in a pool buffer becomes readable within commit_interval_commit_log_ms
-COMMITTED_STEP_S = 0.002
+COMMITTED_POLL_INTERVAL_S = 0.002
 _KINDS = {"commit": SYS_FLAG_TRANSACTION_COMMIT, "rollback": SYS_FLAG_TRANSACTION_ROLLBACK}
 _LOG = logging.getLogger("pyengine.client.half_messages")
 
@@ -342,7 +342,7 @@ class PreparedCheck:
                 break
             if flushed_end is None or time.monotonic() >= deadline_s:
                 return
-            time.sleep(FLUSHED_STEP_S)
+            time.sleep(FLUSHED_POLL_INTERVAL_S)
         self._reached = _RoundProgress(read_epoch(self._halves.root))
 
     def _sees_all_ends(self) -> bool:
@@ -713,7 +713,7 @@ class Transactions:
                 break
             if is_readable or time.monotonic() >= deadline_s:
                 raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"the store has no message {msg_id}")
-            time.sleep(COMMITTED_STEP_S)
+            time.sleep(COMMITTED_POLL_INTERVAL_S)
         if message.sys_flag & SYS_FLAG_TRANSACTION_MASK != SYS_FLAG_TRANSACTION_PREPARED:
             raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"{msg_id} is not a prepared message")
         return message

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _TIMEOUT_S_MAX = 1e6
 _GRACE_S = 0.5  # from a put's own deadline to its caller's: time for the answers' thread to find out what was late
 _ROOM_SLICE_NS = 10_000_000  # time for which a put that waits for room holds the lock
-_ROOM_STEP_S = 0.001
+_ROOM_POLL_INTERVAL_S = 0.001
 _REPLACED_MAX = 2  # number of replaced sessions after which a put gives up
 _CLOSED = "the producer is closed: connect again"
 _FORKED = "the producer was made before a fork: connect in the process that puts"
@@ -176,7 +176,7 @@ class Submitter(SubmitterFront):
         while self._opening.locked():
             if monotonic_ns() >= deadline_ns:
                 return "another thread's put still opens a session with the engine; nothing was submitted"
-            time.sleep(_ROOM_STEP_S)
+            time.sleep(_ROOM_POLL_INTERVAL_S)
         with self._opening:
             if self.session is None and not self.closed:
                 try:
@@ -404,7 +404,7 @@ class Submitter(SubmitterFront):
             if monotonic_ns() >= min(deadline_ns, self.closed + POLL_INTERVAL_NS if self.closed else deadline_ns):
                 return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, _no_room(limit_s))
             if session is self.native and self.session is not None:
-                time.sleep(_ROOM_STEP_S)
+                time.sleep(_ROOM_POLL_INTERVAL_S)
 
     def _submit_now(self, session: native.ProducerSession, entry: PutEntry, deadline_ns: int,
                     answer: PutFuture | PutAnswer | PutCall, *, is_collected: bool = False) -> object:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 BOOT_FAILURES_MAX = 5     # in a row, by a worker that had come up before
 ABORT_TIMEOUT_S = 5.0    # from SIGABRT to SIGKILL
 LOCK_POLL_INTERVAL_S = 0.01
-STEP_S = 0.02            # poll interval while a worker comes up, records a heartbeat or finishes
+POLL_INTERVAL_S = 0.02   # poll interval while a worker comes up, records a heartbeat or finishes
 SPAWN_RETRY_S = 1.0
 RENEW_TIMEOUT_S = 5.0    # for a worker of another build to finish; then it is killed, since under load it might never finish
 ALIVE_TIMEOUT_S = 5.0    # for a worker to complete one round when an orderly stop begins
@@ -332,7 +332,7 @@ class Children:
                 waits = waits or bool(child.pid) and (is_silent or not self._is_ready(child))
             if not waits:
                 return
-            pump(STEP_S)
+            pump(POLL_INTERVAL_S)
 
     def _stop_one(self, child: _Child, pump: Callable[[float], None], deadline_s: float) -> str:
         for _ in range(2):
@@ -344,7 +344,7 @@ class Children:
             up_by_s = min(deadline_s, time.monotonic() + HALTED_TIMEOUT_S) if in_vain else deadline_s
             while child.pid and not self._is_ready(child) and time.monotonic() < up_by_s:
                 self._resume(child)
-                pump(STEP_S)
+                pump(POLL_INTERVAL_S)
             if self._is_ready(child):
                 self._signal(child, signal.SIGTERM)
             elif child.pid and in_vain:
@@ -352,7 +352,7 @@ class Children:
             while child.pid and time.monotonic() < deadline_s:
                 self._resume(child)
                 self._memory.wake(child.kind.number)  # each time: a loop in C may arm its latch after the signal without checking for it
-                pump(STEP_S)
+                pump(POLL_INTERVAL_S)
             if child.pid:
                 return f"the {child.kind.name} did not finish in time"
             if child.exit_code in (WorkerExit.CLEAN, None):

@@ -41,7 +41,7 @@ from pyengine.native import failpoint, waiting
 LOAD_TIMEOUT_S = 30.0   # for a fork server's first worker: it may still be loading modules
 ANSWER_TIMEOUT_S = 5.0  # for each later worker; after that the worker is started by exec
 REQUEST_BYTES_MAX = 65536
-REPARENT_STEP_S = 0.0002
+REPARENT_POLL_INTERVAL_S = 0.0002
 _MODULE = "pyengine.engine.fork_server"
 _GO = b"go"
 _LOADED_LATER = ("tomllib",)  # modules that all workers import inside functions
@@ -248,7 +248,7 @@ def _run_worker(words: list[str], between: int, channel: socket.socket, gate: so
     channel.close()
     waiting.show_command(words, os.environ)
     while os.getppid() == between:
-        time.sleep(REPARENT_STEP_S)
+        time.sleep(REPARENT_POLL_INTERVAL_S)
     try:
         gate.send(str(os.getpid()).encode())
         if gate.recv(len(_GO)) != _GO:

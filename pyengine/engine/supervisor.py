@@ -75,7 +75,7 @@ from pyengine.storage.recovery.report import RecoveryState
 TICK_S = 1.0
 PRESENCE_TICKS_MAX = 5
 LOST_WORKERS_S = 60.0  # for workers that no supervisor can adopt to end by themselves
-LOST_STEP_S = 0.1
+LOST_POLL_INTERVAL_S = 0.1
 STOP_TIMEOUT_S = 600.0  # committing a full pool to a slow disk takes long; a caller may stop waiting earlier
 PRODUCERS_WAIT_S = 0.2  # for producers to notice that puts are refused and to detach; then the stop continues
 READY_TIMEOUT_S = 60.0
@@ -209,7 +209,7 @@ class Supervisor:
                                          "end them (kill -9), then start again; the next start recovers") from None
                 self._log_change(Event.ENGINE_WAITS,
                                f"workers cannot be taken over ({error}); waiting for them to end by themselves: {living}")
-            time.sleep(LOST_STEP_S)
+            time.sleep(LOST_POLL_INTERVAL_S)
         return None
 
     def _adopt(self, memory: EngineMemory, asked: EngineConfig | None) -> dict[str, str]:

@@ -46,8 +46,8 @@ from pyengine.storage.config import EngineConfig, load_config, parse_set
 from pyengine.storage.message_store import MessageStore
 
 OWNER_WAIT_S = 30.0
-POLL_STEP_S = 0.02
-NAMES_STEP_S = 1.0   # interval of the check that the names in shared memory exist
+POLL_INTERVAL_S = 0.02
+NAMES_CHECK_INTERVAL_S = 1.0  # interval of the check that the names in shared memory exist
 PAUSE_S_MAX = 5.0    # longest sleep of a worker, whatever its interval: it must check the names and record a heartbeat
 # Errors whose cause may be gone at the next try.
 TRANSIENT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
@@ -154,7 +154,7 @@ class Worker:
         now_s = time.monotonic()
         if now_s < self._names_due_s or self._stop_requested:
             return
-        self._names_due_s = now_s + NAMES_STEP_S
+        self._names_due_s = now_s + NAMES_CHECK_INTERVAL_S
         if not self._is_lost:
             line = self.memory.control.workers[native.SUPERVISOR]
             if is_alive(native.load(line, "pid"), native.load(line, "start_time_ms")):  # far cheaper than checking the names
@@ -244,7 +244,7 @@ def attach(kind: int, root: Path, settings: Mapping[str, str], wait_s: float = O
         except EngineUnavailableError as error:
             if time.monotonic() >= deadline_s:
                 raise EngineUnavailableError(f"waited {wait_s:g} s for the owner of {root}: {error}") from None
-        time.sleep(POLL_STEP_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def _attach_now(kind: int, root: Path, settings: Mapping[str, str]) -> Worker:

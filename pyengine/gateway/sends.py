@@ -79,7 +79,7 @@ NOT_AVAILABLE = "service not available now. It may be caused by one of the follo
 COLLECT_NS = 300_000  # how long the loop itself waits for answers
 LARGE_BATCH_BYTES = 64 << 10  # a larger batch is decoded in another thread
 COMMITTED_WAIT_S = 5.0   # a half message in a pool buffer becomes readable within commit_interval_commit_log_ms
-COMMITTED_STEP_S = 0.02
+COMMITTED_POLL_INTERVAL_S = 0.02
 END_THREADS = 4          # separate ones, so that their waits do not delay offsets and pulls
 COMMIT_DISTANCE = 1 << 32  # an offset so far beyond the log's end is no commit
 _NOT_RESUMED = f"Put message back to {TRANSACTION_HALF_TOPIC} failed."
@@ -604,7 +604,7 @@ class Ends:
             half = await asyncio.get_running_loop().run_in_executor(self._executor, self._halves.find, offset)
             if half is not None or time.monotonic() >= deadline_s or not 0 <= offset - end < COMMIT_DISTANCE:
                 return half
-            await asyncio.sleep(COMMITTED_STEP_S)
+            await asyncio.sleep(COMMITTED_POLL_INTERVAL_S)
 
     # ---- asking -------------------------------------------------------------------
 

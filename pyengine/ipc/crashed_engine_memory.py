@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyengine.storage.recovery.rebuild import RebuildReport, RebuildWork, Selection
 
 EXIT_WAIT_S = 2.0  # a process that was killed releases its lock a moment before it disappears
-POLL_STEP_S = 0.02
+POLL_INTERVAL_S = 0.02
 
 
 class CrashedEngineMemory:
@@ -66,7 +66,7 @@ class CrashedEngineMemory:
             if time.monotonic() >= deadline_s:
                 raise StoreBusyError(f"an engine still runs on this store, although its file `lock` was removed or replaced: end its "
                                      f"processes ({', '.join(map(str, pids))}), then start again; the next start recovers")
-            time.sleep(POLL_STEP_S)
+            time.sleep(POLL_INTERVAL_S)
         if self._memory is not None and retire:
             self._memory.retire()
             failpoint("left_memory_retired")

@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from pyengine.storage.check.work import CheckWork
 
 ENGINE_CHECK_INTERVAL_S = 1.0   # interval at which a reader looks for a running engine
-WAIT_STEP_S = 1.0         # longest wait: a process that is killed before it wakes the others loses their wake-up
+WAIT_S_MAX = 1.0                   # longest wait: a process that is killed before it wakes the others loses their wake-up
 FLUSH_WAIT_S = 30.0
-FLUSH_STEP_S = 0.02       # poll interval: the sequence of arrivals does not rise with `flushed`
-WITHOUT_ENGINE_STEP_S = 0.1
+FLUSH_POLL_INTERVAL_S = 0.02       # poll interval: the sequence of arrivals does not rise with `flushed`
+WITHOUT_ENGINE_POLL_INTERVAL_S = 0.1
 CHECK_TRIES = 20
 HOLD_WAIT_S = 5.0
-HOLD_STEP_S = 0.05
-SETTLE_STEP_S = 0.002
+HOLD_POLL_INTERVAL_S = 0.05
+SETTLE_POLL_INTERVAL_S = 0.002
 _POSITIONS = {
     ReadLevel.WRITTEN: "wrote",
     ReadLevel.COMMITTED: "committed",
@@ -236,7 +236,7 @@ class LiveStoreReader(StoreReader):
             if left_s <= 0:
                 return False
             arrives_readable = self._level(level) in (ReadLevel.WRITTEN, ReadLevel.COMMITTED)
-            self.wait_for_arrival(left_s if arrives_readable else min(left_s, FLUSH_STEP_S), seen)
+            self.wait_for_arrival(left_s if arrives_readable else min(left_s, FLUSH_POLL_INTERVAL_S), seen)
 
     def arrivals(self) -> int:
         """Return a number that changes when messages are dispatched: take it before a read, then pass it to wait_for_arrival."""
@@ -247,9 +247,9 @@ class LiveStoreReader(StoreReader):
         """Sleep until a message is dispatched after arrivals() returned `seen`, or until the timeout; one second at most."""
         memory = self._engine_memory()
         if memory is None:
-            time.sleep(min(timeout_s, WITHOUT_ENGINE_STEP_S))
+            time.sleep(min(timeout_s, WITHOUT_ENGINE_POLL_INTERVAL_S))
         else:
-            waiting.wait_for_sequence(memory.control.arrival_seq, seen, min(timeout_s, WAIT_STEP_S))
+            waiting.wait_for_sequence(memory.control.arrival_seq, seen, min(timeout_s, WAIT_S_MAX))
 
     @contextlib.contextmanager
     def hold(self, physical_offset: int) -> Iterator[bool]:
@@ -350,7 +350,7 @@ def flushed_end(store: LiveStoreReader) -> int:
         if time.monotonic() >= deadline_s:
             raise EngineError(f"the log of {store.root} is durable up to {end:,}, but messages up to {wanted:,} were committed "
                               f"{wait_s:.0f} s ago: {command('status', store.root)} says why it is not flushed; run the command again")
-        time.sleep(FLUSH_STEP_S)
+        time.sleep(FLUSH_POLL_INTERVAL_S)
 
 
 # ---- the check beside an engine --------------------------------------------------
@@ -475,7 +475,7 @@ def log_held(root: Path) -> Iterator[Callable[[], int]]:
         while store.min_physical_offset >= 0 and not stack.enter_context(store.hold(store.min_physical_offset)):
             if time.monotonic() >= deadline_s:
                 break
-            time.sleep(HOLD_STEP_S)
+            time.sleep(HOLD_POLL_INTERVAL_S)
         yield lambda: store.min_physical_offset
 
 
@@ -520,7 +520,7 @@ def settled_end(root: Path, timeout_s: float) -> int:
                     raise EngineUnavailableError(f"no engine is running on {root}: start it with {command('start', root)}")
                 if time.monotonic() >= deadline_s:
                     raise StoreBusyError(f"the engine on {root} has not {what} within {timeout_s:g} s: see {command('status', root)}")
-                time.sleep(SETTLE_STEP_S)
+                time.sleep(SETTLE_POLL_INTERVAL_S)
 
         wait(lambda: store_use(root) is StoreUse.ENGINE and native.load(control.state, "state") not in _NO_POSITIONS_YET, "started")
         for line, generation in ended_sessions(memory):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyengine._native import ms_control
 
 CONNECT_TIMEOUT_S = 10.0
-RETRY_STEP_S = 0.02
+RETRY_INTERVAL_S = 0.02
 DESCRIPTORS = 2  # of an answer with a session
 
 
@@ -160,7 +160,7 @@ def open_session(root: str | os.PathLike[str], ring_bytes: int | None = None,
                 raise EngineUnavailableError(
                     f"the engine on {root} gave no session within {timeout_s:g} s ({error}): "
                     "is its supervisor alive? (pyengine status)") from None
-        time.sleep(RETRY_STEP_S)
+        time.sleep(RETRY_INTERVAL_S)
 
 
 def _open_now(root: Path, ring_bytes: int | None, timeout_s: float) -> ProducerSession:

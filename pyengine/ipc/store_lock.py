@@ -39,7 +39,7 @@ LOCK_CONTENT = b"lock"
 OWNER_BYTE = 0
 KIND_BYTE = 16
 WORKER_CHECKS_MAX = 25
-POLL_STEP_S = 0.02
+POLL_INTERVAL_S = 0.02
 # The file does not exist, cannot be locked, or is another user's.
 _NO_LOCK_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.EACCES, errno.EPERM)
 
@@ -122,7 +122,7 @@ class StoreLock:
             if self._set(OWNER_BYTE, EXCLUSIVE):
                 self._write_content()
                 return Ownership.EXCLUSIVE
-            time.sleep(POLL_STEP_S)
+            time.sleep(POLL_INTERVAL_S)
         return None
 
     def share(self) -> bool:

@@ -52,7 +52,7 @@ from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from pyengine.storage.store_reader import StoreReader
 
 BATCH_MESSAGES = 64            # most unanswered puts of one level, before the other levels have their turn
-ANSWER_STEP_S = 1.0            # longest wait for an answer in one round, so that the worker records a heartbeat
+ANSWER_WAIT_S_MAX = 1.0        # longest wait for an answer in one round, so that the worker records a heartbeat
 POLL_NS_MIN = 50_000_000       # of an empty level
 POLL_NS_MAX = 5_000_000_000
 PAUSE_S_MAX = 1.0              # the wall clock may be set during a sleep
@@ -60,7 +60,7 @@ RETRY_NS = 100_000_000         # after a put that was refused for the moment
 SESSION_AHEAD_MS = 1500         # a session is opened this long before it is needed
 SESSION_IDLE_NS = 10_000_000_000
 DRAIN_NS = 2_000_000_000       # longest wait of an orderly stop for the last deliveries to be flushed
-DRAIN_STEP_S = 0.02
+DRAIN_POLL_INTERVAL_S = 0.02
 NEVER_NS = (1 << 63) - 1
 TIMER = 0                      # in place of a level: the queue of TIMER_TOPIC, into which a broker moves messages with a delivery time
 _NEVER_POSSIBLE = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
@@ -241,7 +241,7 @@ class ScheduleMessageService(Service):
         self._save()
         if not any(level.unflushed for level in self._levels) or self._clock_ns() >= self._drain_until_ns:
             return False
-        self._memory.latch(native.SCHEDULER).wait(DRAIN_STEP_S)
+        self._memory.latch(native.SCHEDULER).wait(DRAIN_POLL_INTERVAL_S)
         return True
 
     def close(self) -> None:
@@ -319,7 +319,7 @@ class ScheduleMessageService(Service):
             result = None
             if step.future is not None:
                 try:
-                    result = step.future.result(ANSWER_STEP_S)
+                    result = step.future.result(ANSWER_WAIT_S_MAX)
                 except FutureTimeoutError:
                     return True
                 if result.physical_offset < 0 and result.status not in _NEVER_POSSIBLE:
@@ -353,7 +353,7 @@ class ScheduleMessageService(Service):
         for step in level.in_flight:
             if step.future is not None:
                 try:
-                    later = step.future.result(ANSWER_STEP_S)
+                    later = step.future.result(ANSWER_WAIT_S_MAX)
                 except FutureTimeoutError:
                     break
                 if later.physical_offset >= 0:

@@ -61,7 +61,7 @@ MARKER_TOPIC = "PYENGINE_SPARK_SINK"
 MARKER_QUEUES = 8
 ENGINE_TIMEOUT_S = 60.0    # how long an engine that starts again, or has no room, is waited for
 ATTEMPT_WAIT_S = 600.0    # how long another attempt of the same task is waited for
-WAIT_STEP_S = 0.02
+POLL_INTERVAL_S = 0.02
 GROUP_ROWS, GROUP_BYTES = 1000, 512 << 10  # of one put
 LEVEL = ReadLevel.COMMITTED
 _MARKER_STEP = 64
@@ -503,7 +503,7 @@ class _Attempt:
                 self._put += len(there)
                 group = [(name, row) for name, row in group if name not in there]
             elif result.status in _TO_TRY_AGAIN and time.monotonic() < deadline_s:
-                time.sleep(WAIT_STEP_S)
+                time.sleep(POLL_INTERVAL_S)
             elif result.status in _TO_TRY_AGAIN or result.indeterminate:
                 raise PutError(f"the engine on {self._path} has taken no message for {ENGINE_TIMEOUT_S:g} s: {result.reason}", result)
             elif len(group) > 1:  # it may be one of them, or all together
@@ -572,7 +572,7 @@ def put_marker(producer: Producer, query: str, text: str) -> PutResult:
             return result
         if not (result.indeterminate or result.status in _TO_TRY_AGAIN) or time.monotonic() >= deadline_s:
             return result.raise_for_status()
-        time.sleep(WAIT_STEP_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def put_commit(path: str, query: str, batch: int, messages: Sequence[WriterCommitMessage | None], markers_from: int = 0) -> None:
@@ -666,7 +666,7 @@ def _only_attempt(root: Path, task: SinkTask) -> Iterator[None]:
                     if time.monotonic() >= deadline_s:
                         raise StoreBusyError(f"another attempt of task {task.task} of query {task.query} has been putting for "
                                              f"{ATTEMPT_WAIT_S:g} s: end its process; the task goes on where it was when it runs again")
-                    time.sleep(WAIT_STEP_S)
+                    time.sleep(POLL_INTERVAL_S)
                 if is_at(descriptor, path):  # otherwise the engine's end removed it before the lock was taken
                     yield
                     return
@@ -694,4 +694,4 @@ def _retry_until_running(call: Callable[[], _Found], timeout_s: float | None = N
         except (EngineUnavailableError, StoreBusyError):
             if time.monotonic() >= deadline_s:
                 raise
-        time.sleep(WAIT_STEP_S)
+        time.sleep(POLL_INTERVAL_S)

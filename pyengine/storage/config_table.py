@@ -137,13 +137,13 @@ def exclusive(path: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() >= until_s:
                     raise StoreBusyError(f"{path.name} is not changed: another process has held {lock} for {LOCK_WAIT_S:g} s") from None
-            time.sleep(LOCK_STEP_S)
+            time.sleep(LOCK_POLL_INTERVAL_S)
         yield
     finally:
         os.close(descriptor)
 
 
-LOCK_MODE, LOCK_WAIT_S, LOCK_STEP_S = 0o600, 10.0, 0.01
+LOCK_MODE, LOCK_WAIT_S, LOCK_POLL_INTERVAL_S = 0o600, 10.0, 0.01
 TOPICS_NAME = "topics.json"
 PERM_INHERIT, PERM_WRITE, PERM_READ = 1, 2, 4
 QUEUE_NUMS_ABSENT = 16  # RocketMQ's TopicConfig default for a number that the file does not have

@@ -415,7 +415,7 @@ def test_an_answer_that_does_not_come_is_waited_for_and_not_asked_for_twice(make
     rig = make_rig()
     put = rig.put(1, b"a")
     rig.wall_ms = put.store_timestamp_ms + 60_000
-    monkeypatch.setattr(schedule_message, "ANSWER_STEP_S", 0.01)
+    monkeypatch.setattr(schedule_message, "ANSWER_WAIT_S_MAX", 0.01)
     service = rig.service()
     rig.parts.workers[native.WRITER].send_signal(signal.SIGSTOP)
     for _ in range(3):

@@ -51,9 +51,9 @@ RING_BYTES_MIN = 16 << 20
 ENTRY_HEAD_BYTES = 4096
 BACKLOG_BYTES = 2 << 20        # with so much waiting for the writer nothing more is read: the master's socket fills
 PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)  # before each try to connect, the last one from then on
-READ_STEP_S = 0.2              # so long at most one round waits
-READ_STEP_NS = 200_000_000
-ANSWER_STEP_NS = 5_000_000     # the writer or the flusher is waited for in such steps when nothing comes
+READ_WAIT_S_MAX = 0.2                      # so long at most one round waits
+READ_WAIT_NS_MAX = 200_000_000
+ANSWER_WAIT_NS = 5_000_000                 # the writer or the flusher is waited for in such steps when nothing comes
 REFUSED_PAUSE_NS = 200_000_000
 ANSWER_NS_MAX = 1_000_000_000  # an orderly stop waits so long for the entry under way
 HEALTHY_NS = 10_000_000_000     # a link that lasted so long, or brought anything, is tried again at once
@@ -208,7 +208,7 @@ class HAClient(Service):
         end = native.committed_slot(self._control)[0]
         reached = native.load_position(self._control.flushed if self._acks_flushed else self._control.committed)
         if reached < end:
-            self._retry_ns = self._clock_ns() + ANSWER_STEP_NS
+            self._retry_ns = self._clock_ns() + ANSWER_WAIT_NS
         return reached >= end
 
     def _connect(self) -> None:
@@ -310,7 +310,7 @@ class HAClient(Service):
         due_ns = self._sent_ns + self._heartbeat_ns - self._clock_ns()
         row = self._link_status.row if self._link_status is not None else None
         before = self._stream.own_end
-        why = follow.run(link.descriptor, row, before, monotonic_ns() + max(0, min(READ_STEP_NS, due_ns)))
+        why = follow.run(link.descriptor, row, before, monotonic_ns() + max(0, min(READ_WAIT_NS_MAX, due_ns)))
         now_ns = self._clock_ns()
         done = follow.fields
         if done.end > before:
@@ -341,8 +341,8 @@ class HAClient(Service):
             is_waiting = self._sequence or self._acked < self._ack_target()
             data = link.receive()
             if data is None and not is_waiting:
-                due_s = READ_STEP_S if self._is_first_header else (self._sent_ns + self._heartbeat_ns - now_ns) / 1e9
-                if link.wait(min(READ_STEP_S, max(0.0, due_s))):
+                due_s = READ_WAIT_S_MAX if self._is_first_header else (self._sent_ns + self._heartbeat_ns - now_ns) / 1e9
+                if link.wait(min(READ_WAIT_S_MAX, max(0.0, due_s))):
                     data = link.receive()
                 now_ns = self._clock_ns()
             if data is not None:
@@ -352,12 +352,12 @@ class HAClient(Service):
         if not self._sequence:
             self._submit(writer, now_ns)
         if self._sequence:
-            self._collect(writer, now_ns + (0 if has_read else ANSWER_STEP_NS))
+            self._collect(writer, now_ns + (0 if has_read else ANSWER_WAIT_NS))
         elif now_ns < self._refused_until_ns:
-            time.sleep(ANSWER_STEP_NS / 1e9)
+            time.sleep(ANSWER_WAIT_NS / 1e9)
         elif not has_read and self._acks_flushed and self._acked < self._ack_target():
-            if writer.wait_persisted(self._ack_target(), producing.DURABLE, now_ns + ANSWER_STEP_NS, 0) not in (0, producing.AGAIN):
-                link.wait(READ_STEP_S)  # nothing will be flushed any more
+            if writer.wait_persisted(self._ack_target(), producing.DURABLE, now_ns + ANSWER_WAIT_NS, 0) not in (0, producing.AGAIN):
+                link.wait(READ_WAIT_S_MAX)  # nothing will be flushed any more
         now_ns = self._clock_ns()
         self._acknowledge(link, now_ns)
         self._check_silence(now_ns)

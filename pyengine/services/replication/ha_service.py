@@ -55,7 +55,7 @@ PAUSE_S = 0.5
 PEER_PAUSE_S = 1.0
 TICK_S_MAX = 1.0
 BACKLOG = 64
-DRAIN_STEP_S = 0.005
+DRAIN_POLL_INTERVAL_S = 0.005
 RETRY_NS = 1_000_000_000   # listening, and taking slaves when there are no descriptors
 FORGET_NS = 1_000_000_000  # how often the descriptors of deleted segments are closed
 _DISPATCH_AT_REPLICATED = 1
@@ -254,7 +254,7 @@ class HAService(Service):
             self._send_tables(now_ns)
             waits = any(connection.positioned and connection.reported < end for connection in self._by_descriptor.values())
         if waits:
-            self._memory.latch(native.REPLICATOR).wait(DRAIN_STEP_S)
+            self._memory.latch(native.REPLICATOR).wait(DRAIN_POLL_INTERVAL_S)
         return waits
 
     def close(self) -> None:
