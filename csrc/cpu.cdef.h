@@ -29,7 +29,7 @@ void ms_mover_note(struct ms_mover *mover, int same_cpu, int64_t now_ns);
 #define MS_AFFINITY_NS 1000000000
 
 struct ms_affinity {
-    uint32_t is_enabled;               /* in: 0: the scheduler chooses the CPU */
+    uint32_t is_enabled;            /* in: 0: the scheduler chooses the CPU */
     int32_t cpu;                    /* the CPU chosen last; -1 none */
     int64_t until_ns;               /* the writer's: when the scheduler chooses again */
     uint32_t is_bound;              /* 1: the mask is `cpu` alone, set here */

@@ -31,7 +31,7 @@ struct ms_ha_follow {
     uint64_t sequence;
     int32_t fd;
     int32_t acks_flushed;
-    int32_t has_received;           /* 1: bytes have arrived */
+    int32_t has_received;        /* 1: bytes have arrived */
     int32_t has_appended;
     int32_t has_reported;
     int32_t unsent_bytes;        /* bytes at the end of `report` that the socket did not take */

@@ -91,7 +91,7 @@ int64_t ms_producer_stored_ns(int64_t submitted_ns, int64_t store_timestamp_ms);
  * NO_SLAVE, UNCONFIRMED, or AGAIN if only the disk was late. As in CommitLog.putMessage the slaves' outcome replaces the
  * disk's. */
 int ms_producer_wait_persisted(struct ms_producer *producer, int64_t end_offset, int how, int64_t flush_deadline_ns,
-                          int64_t slave_deadline_ns);
+                               int64_t slave_deadline_ns);
 /* Write the common beginning of entries with one topic, queue, flag and properties: header (with hosts and sysFlag of
  * producer->header), topic, properties, padding. Returns its bytes; `to` has
  * ms_entry_layout_bytes(topic_bytes, properties_bytes, 0). */

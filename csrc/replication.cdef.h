@@ -16,7 +16,7 @@
 #define MS_LINK_READY 2         /* connected; the slave has not reported a position */
 #define MS_LINK_HANDSHAKE 3     /* slave: it compares its log with the bytes from the master */
 #define MS_LINK_TRANSFER 4      /* bytes are sent as they are written */
-#define MS_LINK_SHUTDOWN 5      /* closing, for the reason in `said` */
+#define MS_LINK_SHUTDOWN 5      /* closing, for the reason in `detail` */
 
 struct ms_link {
     uint32_t state;              /* MS_LINK_*; stored last when a link begins, first when it ends */
@@ -41,8 +41,8 @@ struct ms_replication {
     uint64_t epoch;
     uint64_t connections;        /* taken (master) or made (slave) since the engine started */
     uint64_t refused;            /* master: closed because there were too many; slave: tries that failed */
-    uint64_t closed;             /* ended for the reason in `said`, not by a stop of this engine */
-    int64_t detail_ms;             /* wall clock of it */
+    uint64_t closed;             /* ended for the reason in `detail`, not by a stop of this engine */
+    int64_t detail_ms;           /* wall clock of it */
     uint32_t text_seq;
     uint32_t reserved;
     int64_t listening_port;      /* master: where slaves may connect, 0 not yet */

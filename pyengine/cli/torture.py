@@ -258,7 +258,7 @@ def check_acked(store: Path, acked: Path) -> AckedCheck:
 class KillRounds:
     """Runs rounds on one store under load, each of which kills something.
 
-    A subclass makes and ends the producers, counts acknowledgements, kills (`strike`), and checks the store (`look_over`).
+    A subclass makes and ends the producers, counts acknowledgements, kills (`strike`), and checks the store (`check_store`).
     `failures` are sentences; without any the run passed.
     """
 
@@ -270,7 +270,7 @@ class KillRounds:
         self.moment_s_max = MOMENT_S_MAX
 
     def run_rounds(self, should_continue: Callable[[], bool]) -> float:
-        """Run rounds while `go_on` returns true and none has failed, then stop the engine and check; return the seconds.
+        """Run rounds while `should_continue` returns true and none has failed, then stop the engine and check; return the seconds.
 
         An exception counts as a failure; no process of the run remains.
         """

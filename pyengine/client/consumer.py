@@ -2,7 +2,7 @@
 
     with pyengine.consume(path, "orders", group="billing", tags="paid || sent") as consumer:
         for message in consumer:
-            deal_with(message)
+            process(message)
 
 At least once: a message counts as done only after the program has asked for the next one
 (or has called commit()), so that no kill loses a message; messages that were delivered and

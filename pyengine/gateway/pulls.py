@@ -61,9 +61,9 @@ class Pulls:
     """Serves all pulls of the gateway. Used in the loop's thread, except for the thread that waits for arrivals."""
 
     def __init__(self, reader: LiveStoreReader, names: Names, members: Members, positions: Positions, executor: Executor,
-                 report: Callable[[str, str], None], given: Callable[[str, str, int], None] = lambda topic, group, number: None) -> None:
-        """`report(host, sentence)` gets errors of held pulls, `given` the number of messages of a topic delivered to a group."""
-        self._given = given
+                 report: Callable[[str, str], None], count_gets: Callable[[str, str, int], None] = lambda topic, group, number: None) -> None:
+        """`report(host, sentence)` gets errors of held pulls, `count_gets` the number of messages of a topic delivered to a group."""
+        self._count_gets = count_gets
         self._reader = reader
         self._report = report
         self._names = names
@@ -185,7 +185,7 @@ class Pulls:
         if code == codes.PULL_NOT_FOUND and pull.offset != pull.asked_offset:
             code = codes.PULL_RETRY_IMMEDIATELY  # it skipped messages of other tags: its client must continue after them
         if result.message_count:
-            self._given(pull.topic, pull.request.text("consumerGroup"), result.message_count)
+            self._count_gets(pull.topic, pull.request.text("consumerGroup"), result.message_count)
         return Answer(code, result.status.name, {
             "nextBeginOffset": str(result.next_begin_offset), "minOffset": str(result.min_offset),
             "maxOffset": str(result.max_offset), "suggestWhichBrokerId": "0"}, result.records)
