@@ -19,7 +19,7 @@ static void wake_consumers(struct ms_reput *reput, int64_t readable)
 }
 
 /* Count after consumers are woken. */
-static void count(struct ms_reput *reput, int64_t behind_bytes)
+static void count(struct ms_reput *reput, int64_t lag_bytes)
 {
     const struct ms_dispatch *const d = reput->dispatch;
     int64_t lag_ns = -1;
@@ -31,14 +31,14 @@ static void count(struct ms_reput *reput, int64_t behind_bytes)
                           (uint64_t)(d->queues.written - reput->counted_entries),
                           (uint64_t)(d->keys - reput->counted_keys),
                           (uint64_t)(d->queues.out_of_order - reput->counted_out_of_order),
-                          (uint64_t)behind_bytes, lag_ns);
+                          (uint64_t)lag_bytes, lag_ns);
     reput->counted_messages = d->messages;
     reput->counted_entries = d->queues.written;
     reput->counted_keys = d->keys;
     reput->counted_out_of_order = d->queues.out_of_order;
 }
 
-void ms_reput_publish(struct ms_reput *reput, int64_t reached, int64_t behind_bytes)
+void ms_reput_publish(struct ms_reput *reput, int64_t reached, int64_t lag_bytes)
 {
     reput->has_backlog = reached - reput->reput_from >= MS_REPUT_BACKLOG_BYTES;
     reput->reput_from = reached;
@@ -51,7 +51,7 @@ void ms_reput_publish(struct ms_reput *reput, int64_t reached, int64_t behind_by
         ms_latch_wakeup(&reput->control->latch[MS_ALLOCATOR], reput->allocator_semaphore);
     }
     ms_stream_worked(&reput->stream, ms_monotonic_ns());
-    count(reput, behind_bytes);
+    count(reput, lag_bytes);
 }
 
 /* Return whether an incomplete record follows, the rest of which is still to come. It may be a blank: a RocketMQ slave's log,

@@ -45,5 +45,5 @@ struct ms_reput {
  * at most. If nothing is left and there is no stream it returns, or with `may_sleep` sleeps on the latch, which the caller
  * has armed. MS_REPUT_*; IDLE also after a signal, or a wake-up without records. Afterwards the latch is disarmed. */
 int ms_reput_run(struct ms_reput *reput, int64_t until_ns, int may_sleep);
-/* Make everything up to `reached` visible. `behind_bytes`, for the statistics: the bytes that were to be dispatched before. */
-void ms_reput_publish(struct ms_reput *reput, int64_t reached, int64_t behind_bytes);
+/* Make everything up to `reached` visible. `lag_bytes`, for the statistics: the bytes that were to be dispatched before. */
+void ms_reput_publish(struct ms_reput *reput, int64_t reached, int64_t lag_bytes);

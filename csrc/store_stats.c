@@ -49,15 +49,15 @@ int32_t ms_distribute_bucket(int64_t ns)
 }
 
 void ms_dispatch_stats_add(struct ms_dispatch_stats *stats, uint64_t messages, uint64_t entries, uint64_t keys,
-                           uint64_t out_of_order, uint64_t behind_bytes, int64_t lag_ns)
+                           uint64_t out_of_order, uint64_t lag_bytes, int64_t lag_ns)
 {
     ms_count(stats->batches, 1);
     ms_count(stats->messages, messages);
     ms_count(stats->entries, entries);
     ms_count(stats->keys, keys);
     ms_count(stats->out_of_order, out_of_order);
-    if (behind_bytes > stats->behind_max_bytes)
-        ms_store_relaxed(&stats->behind_max_bytes, behind_bytes);
+    if (lag_bytes > stats->lag_max_bytes)
+        ms_store_relaxed(&stats->lag_max_bytes, lag_bytes);
     if (lag_ns >= 0)
         ms_latency_count(&stats->lag, lag_ns, 1);
 }

@@ -52,7 +52,7 @@ struct ms_dispatch_stats {
     uint64_t entries;            /* queue entries written */
     uint64_t keys;               /* put into the index */
     uint64_t out_of_order;       /* queue entries beyond their queue's end, appended at the end */
-    uint64_t behind_max_bytes;   /* the most bytes that were committed and not dispatched */
+    uint64_t lag_max_bytes;      /* the most bytes that were committed and not dispatched */
     int8_t pad[80];
     struct ms_latency lag;       /* from the store time of a batch's last record to its visibility; store times are whole ms */
 };
@@ -121,7 +121,7 @@ int64_t ms_latency_bound_ns(int32_t bucket);
 int32_t ms_distribute_bucket(int64_t ns);
 /* The reputter: count a batch. `lag_ns` < 0: unknown. */
 void ms_dispatch_stats_add(struct ms_dispatch_stats *stats, uint64_t messages, uint64_t entries, uint64_t keys,
-                           uint64_t out_of_order, uint64_t behind_bytes, int64_t lag_ns);
+                           uint64_t out_of_order, uint64_t lag_bytes, int64_t lag_ns);
 /* The supervisor: append a sample, or a snapshot of the current buckets. */
 void ms_stats_take_sample(struct ms_store_stats *stats, const struct ms_stats_sample *sample);
 void ms_stats_take_snapshot(struct ms_store_stats *stats, int64_t at_ns);

@@ -197,7 +197,7 @@ class ms_dispatch_stats(Struct):
     entries: int
     keys: int
     out_of_order: int
-    behind_max_bytes: int
+    lag_max_bytes: int
     pad: Array[int]
     lag: ms_latency
 

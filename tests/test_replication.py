@@ -118,13 +118,13 @@ def test_a_slave_that_is_behind_its_master_is_told_so_and_does_not_differ(make_e
     end = pair.wait_equal()
     both = pair.master.root, pair.slave.root
     equal = run("diff", *both, "--json")
-    assert (equal.code, equal.document["behind_bytes"], equal.document["records"]["equal"], equal.document["end"]) == (0, 0, 2, end)
+    assert (equal.code, equal.document["lag_bytes"], equal.document["records"]["equal"], equal.document["end"]) == (0, 0, 2, end)
     pair.slave.stop()
     put(pair.master.root, b"three")
     eventually(lambda: position(pair.master, "reput_from") == position(pair.master, "wrote"), "it is dispatched")
     behind = run("diff", *both, "--json")
     assert (behind.code, behind.document["is_equal"], behind.document["queues"]) == (0, True, [])
-    assert behind.document["behind_bytes"] == position(pair.master, "wrote") - end > 0
+    assert behind.document["lag_bytes"] == position(pair.master, "wrote") - end > 0
     assert "OTHER is behind by" in run("diff", *both).stdout and "STORE is behind by" in run("diff", *reversed(both)).stdout
     pair.master.stop()
 

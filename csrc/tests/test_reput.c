@@ -116,6 +116,6 @@ int main(void)
     memset(log_bytes + starts[visible], 0xff, 30);
     CHECK(sleepy_run() == MS_REPUT_DECIDE && visible == next - 1);
 
-    CHECK(stats.messages == (uint64_t)visible && stats.behind_max_bytes > 0);
+    CHECK(stats.messages == (uint64_t)visible && stats.lag_max_bytes > 0);
     return 0;
 }

@@ -266,7 +266,7 @@ def engine_cpu_seconds(store: Path) -> float:
 def wait_dispatched(store: Path, timeout_s: float = DISPATCH_TIMEOUT_S) -> None:
     """Wait until all messages are durable and in queues and index; EngineError if that takes too long."""
     until_s = time.monotonic() + timeout_s
-    while (found := engine_status(store, {}))["behind_bytes"] or found["unflushed_bytes"]:
+    while (found := engine_status(store, {}))["dispatch_lag_bytes"] or found["unflushed_bytes"]:
         if time.monotonic() > until_s:
             raise EngineError(f"what was put was not dispatched and flushed within {timeout_s:g} s")
         time.sleep(0.05)

@@ -144,7 +144,7 @@ def _live(root: Path, memory: EngineMemory, living: list[int],
         "last_store_timestamp_ms": store_timestamp_ms,
         "clock_back_ms": native.load(control.writer, "clock_back_ms"),
         "undrained_bytes": positions["wrote"] - positions["committed"],
-        "behind_bytes": positions["committed"] - positions["reput_from"],
+        "dispatch_lag_bytes": positions["committed"] - positions["reput_from"],
         "unflushed_bytes": positions["wrote"] - positions["flushed"],
         "syncs": native.load(control.flusher, "syncs"),
         "sync_ms_mean": _mean_ms(native.load(control.flusher, "sync_ns_total"), native.load(control.flusher, "syncs")),
@@ -361,8 +361,8 @@ def live_replication(memory: EngineMemory) -> dict[str, Any] | None:
         "linked": bool(native.load(control.replicator, "linked")) if is_slave else None,
         "master_end": master_end or None,
         "received": native.load_position(control.received) if is_slave else None,
-        "behind_master_bytes": max(0, master_end - native.load_position(control.wrote)) if master_end else None,
-        "behind_master_s": _behind_master_s(control, master_end) if is_slave else None,
+        "master_lag_bytes": max(0, master_end - native.load_position(control.wrote)) if master_end else None,
+        "master_lag_s": _master_lag_s(control, master_end) if is_slave else None,
     }
     try:
         with Replication(memory.folder) as replication:
@@ -375,7 +375,7 @@ def live_replication(memory: EngineMemory) -> dict[str, Any] | None:
         "closed": figures.closed, "last_closed": _last(figures), "links": links}
 
 
-def _behind_master_s(control: ms_control, master_end: int) -> float | None:
+def _master_lag_s(control: ms_control, master_end: int) -> float | None:
     """Return the age of this slave's newest message while its master has more, otherwise 0; None without a link."""
     wrote, store_timestamp_ms = native.committed_slot(control)
     if not native.load(control.replicator, "linked") or not master_end:
@@ -397,11 +397,11 @@ def _link(link: LinkSnapshot, committed: int) -> dict[str, Any]:
     return {
         "address": link.address, "state": link.state, "since_ms": link.since_ms, "start": link.start, "sent": link.sent,
         "acked": link.acked, "acked_age_ms": max(0, now_ms() - link.acked_ms) if link.acked_ms else None,
-        "behind_bytes": max(0, committed - known) if known >= 0 else None, "behind_s": _behind_s(link, committed, known),
+        "lag_bytes": max(0, committed - known) if known >= 0 else None, "lag_s": _lag_s(link, committed, known),
         "bytes": link.bytes, "frames": link.frames, "detail": link.detail}
 
 
-def _behind_s(link: LinkSnapshot, committed: int, known: int) -> float | None:
+def _lag_s(link: LinkSnapshot, committed: int, known: int) -> float | None:
     """Return how long ago the log ended at a slave's position; None if that is unknown, as for a slave's own link."""
     if known < 0 or not link.caught_up_ns:
         return None

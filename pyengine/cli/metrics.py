@@ -322,7 +322,7 @@ def _engine(document: dict[str, Any]) -> Iterator[Metric]:
     yield positions
     for name, text in (("undrained", "Written to the pool and not yet to the files."),
                        ("unflushed", "Written and not yet durable."),
-                       ("behind", "Committed and not yet in queues and index.")):
+                       ("dispatch_lag", "Committed and not yet in queues and index.")):
         yield _gauge(f"pyengine_{name}_bytes", text, document[f"{name}_bytes"])
     yield _gauge("pyengine_clock_back_seconds", "Largest step back of the clock that the writer saw.",
                  document["clock_back_ms"] / 1000)
@@ -346,23 +346,23 @@ def _replication(replication: dict[str, Any]) -> Iterator[Metric]:
                      int(replication["linked"]))
         yield _gauge("pyengine_master_end_bytes", "Newest end of the master's log that was heard of; 0 none.",
                      replication["master_end"] or 0)
-        if replication["behind_master_s"] is not None:
-            yield _gauge("pyengine_master_behind_seconds", "Age of the newest message here while the master has more, else 0.",
-                         replication["behind_master_s"])
+        if replication["master_lag_s"] is not None:
+            yield _gauge("pyengine_master_lag_seconds", "Age of the newest message here while the master has more, else 0.",
+                         replication["master_lag_s"])
     for name, text in (("connections", "Connections taken or made."), ("refused", "Connections refused, or tries that failed."),
                        ("closed", "Connections that ended for a reason.")):
         if name in replication:
             yield _counter(f"pyengine_links_{name}", text, replication[name])
-    behind = GaugeMetricFamily("pyengine_link_behind_bytes", "Committed here and not acknowledged on the link.", labels=("address",))
+    behind = GaugeMetricFamily("pyengine_link_lag_bytes", "Committed here and not acknowledged on the link.", labels=("address",))
     size = CounterMetricFamily("pyengine_link_bytes", "Bytes sent or received on the link.", labels=("address",))
-    late = GaugeMetricFamily("pyengine_link_behind_seconds", "Since the slave had all that was committed here; 0 while it has.",
+    late = GaugeMetricFamily("pyengine_link_lag_seconds", "Since the slave had all that was committed here; 0 while it has.",
                              labels=("address",))
     for link in replication["links"]:
         size.add_metric((link["address"],), link["bytes"])
-        if link["behind_s"] is not None:
-            late.add_metric((link["address"],), link["behind_s"])
-        if link["behind_bytes"] is not None:
-            behind.add_metric((link["address"],), link["behind_bytes"])
+        if link["lag_s"] is not None:
+            late.add_metric((link["address"],), link["lag_s"])
+        if link["lag_bytes"] is not None:
+            behind.add_metric((link["address"],), link["lag_bytes"])
     yield from (behind, late, size)
 
 
@@ -403,8 +403,8 @@ def _figures(figures: Statistics) -> Iterator[Metric]:
     yield _counter("pyengine_dispatched_index_keys", "Keys put into the index.", figures.dispatch_keys)
     yield _counter("pyengine_out_of_order_queue_entries", "Queue entries from beyond their queue's end.",
                    figures.dispatch_out_of_order)
-    yield _gauge("pyengine_dispatch_behind_max_bytes", "Most that was found committed and not dispatched.",
-                 figures.dispatch_behind_max_bytes)
+    yield _gauge("pyengine_dispatch_lag_max_bytes", "Most that was found committed and not dispatched.",
+                 figures.dispatch_lag_max_bytes)
 
 
 def _topics(figures: Statistics) -> Iterator[Metric]:

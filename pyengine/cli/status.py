@@ -11,7 +11,7 @@ from pyengine.cli import output
 from pyengine.cli.output import existing_store, store_command
 from pyengine.errors import ExitCode
 
-LINK_COLUMNS = ("link", "state", "since", "sent", "acked", "behind", "detail")
+LINK_COLUMNS = ("link", "state", "since", "sent", "acked", "lag", "detail")
 
 
 @click.command()
@@ -50,7 +50,7 @@ def _print(document: dict[str, Any]) -> None:
         facts += [("sessions", document["sessions"]),
                   ("last message", output.time_text(document["last_store_timestamp_ms"])),
                   ("not yet flushed", output.size_text(document["unflushed_bytes"])),
-                  ("not yet in queues", output.size_text(document["behind_bytes"]))]
+                  ("not yet in queues", output.size_text(document["dispatch_lag_bytes"]))]
         if document["disk"].get("used_percent", -1) >= 0:
             facts += [("disk used", f"{document['disk']['used_percent']} %, "
                                     f"{output.size_text(document['disk']['usable_bytes'])} left")]
@@ -111,10 +111,10 @@ def _times(figures: dict[str, Any], *names: str) -> str:
 def link_row(link: dict[str, Any]) -> tuple[object, ...]:
     """Return one link as a row of the table."""
     return (link["address"], link["state"], output.time_text(link["since_ms"]), _position(link["sent"]), _position(link["acked"]),
-            _behind(link["behind_bytes"], link["behind_s"]), link["detail"])
+            _lag_text(link["lag_bytes"], link["lag_s"]), link["detail"])
 
 
-def _behind(size_bytes: int | None, seconds: float | None) -> str:
+def _lag_text(size_bytes: int | None, seconds: float | None) -> str:
     """Return a lag as text: 1.2 MiB, 3 s."""
     if size_bytes is None:
         return "-"
@@ -140,5 +140,5 @@ def _master_line(replication: dict[str, Any]) -> str:
     address = replication["links"][0]["address"] if replication["links"] else ""
     heard = "nothing heard of it yet" if replication["master_end"] is None else (
         f"heard of at {replication['master_end']:,}, "
-        f"{_behind(replication['behind_master_bytes'], replication['behind_master_s'])} behind")
+        f"{_lag_text(replication['master_lag_bytes'], replication['master_lag_s'])} behind")
     return f"{address} {'linked' if replication['linked'] else 'not linked'}, {heard}".strip()

@@ -205,7 +205,7 @@ def _facts(sample: Sample) -> RenderableType:
         table.add_row(name, Text(output.printable(str(text))))
     if "epoch" in document:
         table.add_row("waiting", f"to be durable {output.size_text(document['unflushed_bytes'])}, for queues "
-                                 f"{output.size_text(document['behind_bytes'])}, in the pool "
+                                 f"{output.size_text(document['dispatch_lag_bytes'])}, in the pool "
                                  f"{output.size_text(document['undrained_bytes'])}")
     return table
 

@@ -112,7 +112,7 @@ def all_is_well(document: dict[str, Any]) -> Finding:
     if document["takes_puts"] or document["role"] == "SLAVE":
         takes = "it takes puts" if document["takes_puts"] else "it follows its master"
     return Finding(Verdict.OK, f"{takes}; {ready} processes are ready; {document['unflushed_bytes']:,} bytes wait for the disk, "
-                               f"{document['behind_bytes']:,} for their queues")
+                               f"{document['dispatch_lag_bytes']:,} for their queues")
 
 
 # ---- what may be wrong -----------------------------------------------------------
@@ -231,14 +231,14 @@ def stalled_slaves(role: int, read: Callable[[], dict[str, Any] | None]) -> list
         now = _lagging(read())
         stay = {address: link for address, link in stay.items() if address in now and now[address]["acked"] == link["acked"]}
     verdict = Verdict.STUCK if role == native.SYNC_MASTER else Verdict.WARNING
-    return [Finding(verdict, f"the slave {address} is {link['behind_bytes']} bytes behind and acknowledged nothing for {SLAVE_WAIT_S:g} s: "
+    return [Finding(verdict, f"the slave {address} is {link['lag_bytes']} bytes behind and acknowledged nothing for {SLAVE_WAIT_S:g} s: "
                              "look at its disk and at the network") for address, link in stay.items()]
 
 
 def _lagging(replication: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
     if replication is None or replication["linked"] is not None:
         return {}
-    return {link["address"]: link for link in replication["links"] if link["state"] == "transfer" and link["behind_bytes"]}
+    return {link["address"]: link for link in replication["links"] if link["state"] == "transfer" and link["lag_bytes"]}
 
 
 def _why_clock(identity: Identity, store_timestamp_ms: int) -> str:

@@ -77,7 +77,7 @@ class Statistics:
     dispatch_entries: int
     dispatch_keys: int
     dispatch_out_of_order: int
-    dispatch_behind_max_bytes: int
+    dispatch_lag_max_bytes: int
     topics: dict[str, TopicCount]
     other_topics: TopicCount
     sample_age_s: float | None
@@ -181,7 +181,7 @@ def _read(control: ms_control, stats: ms_store_stats, topics: ms_topic_stats | N
         syncs=now.syncs, sync_tps=rates(samples, "syncs"), sync_latency=recent(sync, "sync"),
         dispatched=now.dispatched, dispatch_tps=rates(samples, "dispatched"), dispatch_lag=recent(lag, "lag"),
         dispatch_entries=stats.dispatch.entries, dispatch_keys=stats.dispatch.keys,
-        dispatch_out_of_order=stats.dispatch.out_of_order, dispatch_behind_max_bytes=stats.dispatch.behind_max_bytes,
+        dispatch_out_of_order=stats.dispatch.out_of_order, dispatch_lag_max_bytes=stats.dispatch.lag_max_bytes,
         topics=store_stats.topic_counts(topics) if topics is not None else {},
         other_topics=store_stats.other_topics(topics) if topics is not None else TopicCount(0, 0),
         sample_age_s=(now_ns - samples[-1].at_ns) / 1e9 if samples else None,
@@ -220,7 +220,7 @@ def document(figures: Statistics) -> dict[str, Any]:
         "sync_latency_999_ms": figures.sync_latency.p999_ms,
         "dispatch_messages_total": figures.dispatched,
         "dispatch_tps": _by_window(figures.dispatch_tps),
-        "dispatch_max_buffer_bytes": figures.dispatch_behind_max_bytes,
+        "dispatch_max_buffer_bytes": figures.dispatch_lag_max_bytes,
         "dispatch_lag_max_ms": figures.dispatch_lag.max_ms,
         "dispatch_lag_50_ms": _whole_ms(figures.dispatch_lag.p50_ms),
         "dispatch_lag_99_ms": _whole_ms(figures.dispatch_lag.p99_ms),

@@ -412,6 +412,6 @@ class ReputLoop:
         """
         return lib.ms_reput_run(self._loop, until_ns, may_sleep)
 
-    def publish(self, reached: int, behind_bytes: int) -> None:
+    def publish(self, reached: int, lag_bytes: int) -> None:
         """Move `reput_from` to `reached`, below which everything is dispatched, and wake the consumers."""
-        lib.ms_reput_publish(self._loop, reached, behind_bytes)
+        lib.ms_reput_publish(self._loop, reached, lag_bytes)

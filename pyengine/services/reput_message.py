@@ -137,8 +137,8 @@ class ReputMessageService(Service):
 
     def _advise(self) -> None:
         """Turn read-ahead off close to the writer: the kernel would read pages of zeros that the writer is about to overwrite."""
-        behind_bytes = native.load_position(self._control.committed) - self._loop.reput_from
-        advice = mmap.MADV_RANDOM if behind_bytes <= NEAR_BYTES else mmap.MADV_NORMAL
+        lag_bytes = native.load_position(self._control.committed) - self._loop.reput_from
+        advice = mmap.MADV_RANDOM if lag_bytes <= NEAR_BYTES else mmap.MADV_NORMAL
         if self._view is not None and advice != self._advice:
             self._view.madvise(advice)
             self._advice = advice

@@ -118,9 +118,9 @@ def replication_text(*, slave: bool) -> str:
     registry = CollectorRegistry()
     document = {
         "linked": slave or None, "slaves_connected": 2, "unconfirmed_bytes": 7, "master_end": 900, "connections": 5, "refused": 1,
-        "closed": 3, "behind_master_s": 2.5, "links": [
-            {"address": "10.0.0.2:4000", "bytes": 55, "behind_bytes": 9, "behind_s": 1.5},
-            {"address": "10.0.0.3:4000", "bytes": 0, "behind_bytes": None, "behind_s": None}]}
+        "closed": 3, "master_lag_s": 2.5, "links": [
+            {"address": "10.0.0.2:4000", "bytes": 55, "lag_bytes": 9, "lag_s": 1.5},
+            {"address": "10.0.0.3:4000", "bytes": 0, "lag_bytes": None, "lag_s": None}]}
     registry.register(type("Fixed", (), {"collect": lambda self: _replication(document)})())
     return generate_latest(registry).decode()
 
@@ -130,9 +130,9 @@ def test_links_have_their_figures():
     assert (value(master, "pyengine_slaves_connected"), value(master, "pyengine_unconfirmed_bytes")) == (2, 7)
     assert (value(slave, "pyengine_master_linked"), value(slave, "pyengine_master_end_bytes")) == (1, 900)
     assert value(master, "pyengine_links_closed_total") == value(slave, "pyengine_links_closed_total") == 3
-    assert value(master, "pyengine_link_behind_bytes", address="10.0.0.2:4000") == 9
-    assert value(master, "pyengine_link_behind_seconds", address="10.0.0.2:4000") == 1.5
-    assert value(slave, "pyengine_master_behind_seconds") == 2.5
+    assert value(master, "pyengine_link_lag_bytes", address="10.0.0.2:4000") == 9
+    assert value(master, "pyengine_link_lag_seconds", address="10.0.0.2:4000") == 1.5
+    assert value(slave, "pyengine_master_lag_seconds") == 2.5
     assert value(master, "pyengine_link_bytes_total", address="10.0.0.3:4000") == 0
     assert not master.keys() & {"pyengine_master_linked"} and not slave.keys() & {"pyengine_slaves_connected"}
 

@@ -69,11 +69,11 @@ def test_a_master_shows_each_slave_and_what_is_not_confirmed(replicating):
     assert (found["slaves_connected"], found["min_in_sync_replicas"], found["unconfirmed_bytes"]) == (2, 2, 1096)
     assert (found["linked"], found["master_end"], found["listening_port"], found["dispatch_at"]) == (None, None, 10912, "committed")
     first, second = found["links"]
-    assert (first["address"], first["state"], first["start"], first["sent"], first["acked"], first["behind_bytes"]) == (
+    assert (first["address"], first["state"], first["start"], first["sent"], first["acked"], first["lag_bytes"]) == (
         "10.0.0.2:4000", "transfer", 1000, 4096, 4096, 0)
     assert first["acked_age_ms"] >= 0 and (first["bytes"], first["frames"]) == (3096, 2)
-    assert (second["acked"], second["acked_age_ms"], second["behind_bytes"]) == (-1, None, 1096)
-    assert first["behind_s"] == 0 and 70 <= second["behind_s"] < 130
+    assert (second["acked"], second["acked_age_ms"], second["lag_bytes"]) == (-1, None, 1096)
+    assert first["lag_s"] == 0 and 70 <= second["lag_s"] < 130
     assert found["last_closed"]["detail"] == "the reports went back" and found["closed"] == 1
     for shown in (run("status", owner.root).stdout, run("top", owner.root, "--count", 1).stdout):
         assert "2 connected, 1.1 KiB not confirmed" in shown and "10.0.0.3:4001" in shown
@@ -116,8 +116,8 @@ def test_a_slave_shows_its_master_and_how_far_it_lags(replicating):
     document = status(owner)
     found = document["replication"]
     assert (document["role"], document["reason"], found["linked"], found["master_end"], found["received"],
-            found["behind_master_bytes"]) == ("SLAVE", "", True, 5120, 4100, 1024)
-    assert 40 <= found["behind_master_s"] < 100
+            found["master_lag_bytes"]) == ("SLAVE", "", True, 5120, 4100, 1024)
+    assert 40 <= found["master_lag_s"] < 100
     for shown in (run("status", owner.root).stdout, run("top", owner.root, "--count", 1).stdout):
         assert re.search(r"10.0.0.1:10912 linked, heard of at 5,120, 1.0 KiB, [4-9]\d s behind", shown)
 

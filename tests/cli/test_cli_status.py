@@ -54,7 +54,7 @@ def test_a_running_engine_shows_its_counters(owner):
     assert document["summary"].startswith("it takes no puts yet; 0 processes are ready; 3,072 bytes wait for the disk")
     assert document["positions"] == {"min": 0, "wrote": 4096, "committed": 4096, "flushed": 1024, "reput_from": 2048,
                                      "confirm": 0}
-    assert (document["unflushed_bytes"], document["behind_bytes"], document["undrained_bytes"]) == (3072, 2048, 0)
+    assert (document["unflushed_bytes"], document["dispatch_lag_bytes"], document["undrained_bytes"]) == (3072, 2048, 0)
     supervisor, = document["workers"]
     assert (supervisor["kind"], supervisor["state"], supervisor["restarts"]) == ("supervisor", "starting", 0)
     assert 0 <= supervisor["heartbeat_age_ms"] < 60_000

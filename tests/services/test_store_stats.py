@@ -108,7 +108,7 @@ def test_the_reputter_counts_batches_lag_and_topics(make_owner):
     with EngineMemory.attach(owner.folder, writable=False) as seen:
         stats, topics = seen.open_store_stats(), seen.open_topic_stats()
         assert (stats.dispatch.batches, stats.dispatch.messages, stats.dispatch.entries) == (1, 3, 3)
-        assert (stats.dispatch.keys, stats.dispatch.out_of_order, stats.dispatch.behind_max_bytes) == (2, 0, end)
+        assert (stats.dispatch.keys, stats.dispatch.out_of_order, stats.dispatch.lag_max_bytes) == (2, 0, end)
         assert stats.dispatch.lag.count == 1 and stats.dispatch.lag.sum_ns in [lag * 1_000_000 for lag in lag_ms]
         counts = store_stats.topic_counts(topics)
         assert {topic: count.messages for topic, count in counts.items()} == {"orders": 2, "bills": 1}

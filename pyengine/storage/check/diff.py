@@ -328,7 +328,7 @@ class DiffReport:
         return self.found.differences[0].physical_offset if self.found.differences else None
 
     @property
-    def behind_bytes(self) -> int:
+    def lag_bytes(self) -> int:
         """The bytes by which the other log ends before the store's; negative if it ends later. 0 if the later end is of an empty log."""
         ahead_bytes = self.store.end_offset - self.other.end_offset
         return 0 if (self.store if ahead_bytes > 0 else self.other).is_empty else ahead_bytes
@@ -340,7 +340,7 @@ class DiffReport:
     @property
     def sentence(self) -> str:
         """The outcome in a sentence."""
-        found, behind = self.found, self.behind_bytes
+        found, behind = self.found, self.lag_bytes
         unlike = []
         if found.differences:
             unlike = [f"the first record that differs is at {self.first_difference} (differing: {found.differing}, only in STORE: "
@@ -364,7 +364,7 @@ class DiffReport:
         return {
             "is_equal": self.is_equal, "exit_code": int(self.exit_code), "sentence": self.sentence,
             "store": asdict(self.store), "other": asdict(self.other), "start": self.start, "end": self.end,
-            "behind_bytes": self.behind_bytes, "first_difference": self.first_difference,
+            "lag_bytes": self.lag_bytes, "first_difference": self.first_difference,
             "records": {name: getattr(found, name) for name in ("equal", "differing", "only_in_store", "only_in_other")},
             "differences": [asdict(one) for one in found.differences],
             "left_out": found.differing + found.only_in_store + found.only_in_other - shown,

@@ -235,9 +235,9 @@ def _is_there(segment: Path | None, at: int, record: memoryview) -> bool:
 
 
 # Files of the engine that wrote the old store, or of an unfinished change to it, which are not copied.
-_LEFT_BEHIND = LEFT_BY_SALVAGE | NOT_KEPT | frozenset({"engine-id", "epoch", "watermark", "recovery", "recovered", "rebuild", "cut",
+_NOT_COPIED = LEFT_BY_SALVAGE | NOT_KEPT | frozenset({"engine-id", "epoch", "watermark", "recovery", "recovered", "rebuild", "cut",
                                                "sync-failure"})
-_LEFT_BEHIND_SUFFIXES = (".tmp", ".bak", ".damaged")
+_NOT_COPIED_SUFFIXES = (".tmp", ".bak", ".damaged")
 
 Queues = Mapping[tuple[str, int], MovedQueue]
 
@@ -249,7 +249,7 @@ def copy_config(root: Path, destination: Path, queues: Queues) -> list[str]:
     notes = []
     for name in sorted({path.name.removesuffix(".bak") if path.name.endswith(".json.bak") else path.name for path in found}):
         path = folder / name
-        if name in _LEFT_BEHIND or path.suffix in _LEFT_BEHIND_SUFFIXES:
+        if name in _NOT_COPIED or path.suffix in _NOT_COPIED_SUFFIXES:
             continue
         if path.suffix == ".json" and (why := why_unusable(path)):
             backup = folder / f"{name}.bak"

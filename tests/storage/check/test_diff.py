@@ -62,8 +62,8 @@ def compare(store: Path, other: Path):
     """The report, and the same from the other side."""
     report = diff_now(store, other, settings=SIZES)
     turned = diff_now(other, store, settings=SIZES)
-    assert (turned.is_equal, turned.exit_code, turned.start, turned.end, turned.first_difference, turned.behind_bytes) == (
-        report.is_equal, report.exit_code, report.start, report.end, report.first_difference, -report.behind_bytes)
+    assert (turned.is_equal, turned.exit_code, turned.start, turned.end, turned.first_difference, turned.lag_bytes) == (
+        report.is_equal, report.exit_code, report.start, report.end, report.first_difference, -report.lag_bytes)
     found, mirrored = report.found, turned.found
     assert (mirrored.equal, mirrored.differing, mirrored.only_in_other, mirrored.only_in_store) == (
         found.equal, found.differing, found.only_in_store, found.only_in_other)
@@ -79,7 +79,7 @@ def test_a_golden_store_equals_its_copy(golden, recipe):
     except EngineError as error:
         assert recipe == "abnormal-shortfile", error
         return
-    assert (report.is_equal, report.exit_code, report.behind_bytes, report.queues) == (True, ExitCode.OK, 0, ())
+    assert (report.is_equal, report.exit_code, report.lag_bytes, report.queues) == (True, ExitCode.OK, 0, ())
     whole = sum(1 for record in store.verify["records"] if record.get("topic"))
     assert report.found.equal >= whole and report.found.differences == []
 
@@ -143,7 +143,7 @@ def test_a_copy_that_is_behind_is_no_difference(pair, records):
     cut(other, end)
     log_end = messages[-1].physical_offset + messages[-1].size_bytes
     report = compare(store, other)
-    assert (report.exit_code, report.found.equal, report.behind_bytes) == (ExitCode.OK, records, log_end - end)
+    assert (report.exit_code, report.found.equal, report.lag_bytes) == (ExitCode.OK, records, log_end - end)
     assert f"OTHER is behind by {log_end - end} bytes" in report.sentence
 
 
@@ -161,7 +161,7 @@ def test_damage_in_a_stopped_copy_is_a_difference_and_not_a_shorter_log(pair):
     path, at = log_file(other, lost.physical_offset)
     flip(path, at + 5)
     report = compare(store, other)
-    assert (report.exit_code, report.found.only_in_store, report.behind_bytes) == (ExitCode.CORRUPTION, 1, 0)
+    assert (report.exit_code, report.found.only_in_store, report.lag_bytes) == (ExitCode.CORRUPTION, 1, 0)
     assert report.first_difference == lost.physical_offset and f"no whole record at {lost.physical_offset}" in report.notes[0]
 
 
@@ -173,10 +173,10 @@ def test_a_torn_end_after_a_crash_is_behind_and_in_a_stopped_copy_a_difference(p
     path, at = log_file(other, last.physical_offset)
     flip(path, at + body_at(last) + 2)
     report = compare(store, other)
-    assert (report.exit_code, report.first_difference, report.behind_bytes) == (ExitCode.CORRUPTION, last.physical_offset, 0)
+    assert (report.exit_code, report.first_difference, report.lag_bytes) == (ExitCode.CORRUPTION, last.physical_offset, 0)
     StorePaths(other).abort.touch()
     report = compare(store, other)
-    assert (report.exit_code, report.behind_bytes) == (ExitCode.OK, last.size_bytes)
+    assert (report.exit_code, report.lag_bytes) == (ExitCode.OK, last.size_bytes)
 
 
 def test_a_missing_segment_in_the_middle_is_a_difference(pair):
@@ -199,7 +199,7 @@ def test_an_empty_copy_is_behind(pair, tmp_path):
     store, _, messages = pair
     StorePaths(tmp_path / "new").commit_log.mkdir(parents=True)
     report = compare(store, tmp_path / "new")
-    assert (report.is_equal, report.behind_bytes) == (True, messages[-1].physical_offset + messages[-1].size_bytes)
+    assert (report.is_equal, report.lag_bytes) == (True, messages[-1].physical_offset + messages[-1].size_bytes)
 
 
 @pytest.mark.parametrize("is_swapped", [False, True])
@@ -210,7 +210,7 @@ def test_a_log_whose_messages_are_all_deleted_has_nothing_that_the_other_lacks(p
         path.unlink()
     (StorePaths(other).commit_log / segment_name(1 << 20)).write_bytes(bytes(SEGMENT_BYTES))
     report = compare(other, store) if is_swapped else compare(store, other)
-    assert (report.is_equal, report.behind_bytes, report.sentence) == (True, 0, "One log is empty.")
+    assert (report.is_equal, report.lag_bytes, report.sentence) == (True, 0, "One log is empty.")
 
 
 def test_logs_of_other_segment_sizes_are_compared_by_offset(tmp_path):
