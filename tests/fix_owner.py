@@ -24,7 +24,7 @@ from pyengine.ipc.shared_objects import SharedFolder
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.services.service import ServiceContext
-from pyengine.storage.config import EngineConfig, keep_sizes
+from pyengine.storage.config import EngineConfig, record_sizes
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch, read_boot_id
 from pyengine.storage.message_store import MessageStore
 from waiting import eventually
@@ -41,7 +41,7 @@ class Owner:
         identity = {"segment_bytes": 65536, **identity}
         self.config = EngineConfig(mapped_file_size_commit_log_bytes=identity["segment_bytes"],
                                    mapped_file_size_consume_queue_bytes=6000, max_hash_slot_num=100, max_index_num=400)
-        keep_sizes(root, self.config)
+        record_sizes(root, self.config)
         self.lock = StoreLock(root, create=True)
         self.lock.own()
         self.engine_id = ensure_engine_id(root)

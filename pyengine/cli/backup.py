@@ -40,7 +40,7 @@ def backup(store: Path, settings: dict[str, str], as_json: bool, dest: str, read
 
     existing_store(store)
     with byte_bar("backup", None) as show:
-        report = backup_store(store, open_destination(_named(dest)), read_back=read_back, progress=show, **settings)
+        report = backup_store(store, open_destination(_check_dest(dest)), read_back=read_back, progress=show, **settings)
     return output.print_report(report, as_json, _print_backup)
 
 
@@ -80,7 +80,7 @@ def restore(dest: str, store: Path, settings: dict[str, str], as_json: bool) -> 
     from pyengine.storage.backup_files import open_destination
 
     with byte_bar("restore", None) as show:
-        report = restore_store(open_destination(_named(dest)), store, progress=show, **settings)
+        report = restore_store(open_destination(_check_dest(dest)), store, progress=show, **settings)
     return output.print_report(report, as_json, _print_restore)
 
 
@@ -96,7 +96,7 @@ def _print_restore(report: RestoreReport) -> None:
     output.write_facts([*facts, ("seconds", report.seconds)])
 
 
-def _named(dest: str) -> str:
+def _check_dest(dest: str) -> str:
     if not dest:
         raise UsageError("DEST is empty: give a folder or a URI")
     return dest

@@ -35,7 +35,7 @@ from pyengine.cli.output import (
 )
 from pyengine.errors import EngineError, ExitCode, StoreBusyError, UsageError, command
 from pyengine.formats.constants import SYS_FLAG_TRANSACTION_MASK, TRANSACTION_HALF_TOPIC
-from pyengine.storage.config import keep_sizes, load_config
+from pyengine.storage.config import load_config, record_sizes
 
 if TYPE_CHECKING:
     from pyengine.client.pending_puts import PutFuture
@@ -260,7 +260,7 @@ def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, wi
     with byte_bar("salvage", None) as show:
         report = salvage_store(store, dest, config.geometry, options=options, progress=show,
                                with_quarantine=with_quarantine)
-    keep_sizes(dest, replace(config, store_path_commit_log="", read_only_commit_log_store_paths=""))  # DEST has its log in its own folder
+    record_sizes(dest, replace(config, store_path_commit_log="", read_only_commit_log_store_paths=""))  # DEST has its log in its own folder
     output.print_answer(report.to_dict(), as_json, lambda: _print_salvage(report, dest))
     return report.exit_code
 

@@ -49,11 +49,11 @@ from pyengine.storage.backup_files import (
 )
 from pyengine.storage.check.check import NOT_KEPT
 from pyengine.storage.checkpoint import DurableWatermark, read_watermark, write_watermark
-from pyengine.storage.config import LOG_PATHS, keep_sizes, load_config
+from pyengine.storage.config import LOG_PATHS, load_config, record_sizes
 from pyengine.storage.durable_writes import create_file, make_folders, pwrite_all, sync_descriptor, sync_folder, write_config
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch, read_engine_id
 from pyengine.storage.file_system import refuse_shared
-from pyengine.storage.log_holds import RenewedHold, log_kept
+from pyengine.storage.log_holds import RenewedHold, held_log
 from pyengine.storage.recovery.report import RecoveryState
 from pyengine.storage.replication_state import NAME as REPLICATION
 
@@ -121,7 +121,7 @@ def backup_store(root: Path, dest: Destination, *, read_back: bool = False, prog
     name = f"backup-{zlib.crc32(dest.where.encode()):08x}"  # the same name in each run: it renews the hold of a backup that was killed
     with dest.locked(), open_store(root, **settings) as store:
         work = _Backup(root, store, dest, progress)
-        with log_kept(root, name, f"backup to {dest.where}", HOLD_MS) as hold:
+        with held_log(root, name, f"backup to {dest.where}", HOLD_MS) as hold:
             if not hold.is_written and store.is_live:
                 raise EngineError(f"{root} cannot be backed up while its engine runs: this user may not write the hold in "
                                   f"{root}/config/log-holds that keeps the cleaner off")
@@ -159,7 +159,7 @@ class _Backup:
         manifest = self._copy_log(replace(manifest, pieces=tuple(reused)), hold)
         if before is not None and self.rewritten_bytes and self.damage:  # not cut and gone on otherwise: the copy is what is whole
             self._clear(before)
-            raise self._kept(before, f"the log of {self._root} is damaged at {self.damage[0]}, where the backup has other bytes")
+            raise self._only_copy_error(before, f"the log of {self._root} is damaged at {self.damage[0]}, where the backup has other bytes")
         manifest = replace(manifest, tables=tuple(self._write_tables(manifest.number)))
         failpoint("backup_manifest_due")
         self._note(MANIFEST, manifest)
@@ -174,7 +174,7 @@ class _Backup:
         self._dest.remove([name for name in found if name not in kept and name.startswith(_OURS)])
         self._dest.remove([name for name in (PROGRESS, *_TEMPORARY) if name in found])
 
-    def _kept(self, before: Manifest, why: str) -> CorruptionError:
+    def _only_copy_error(self, before: Manifest, why: str) -> CorruptionError:
         """The error for a store whose backup, made before it was damaged, may be the only copy."""
         return CorruptionError(
             f"{why}: nothing of backup {before.number} in {self._dest.where} was changed. {command('check', self._root)} says what to do; "
@@ -208,7 +208,7 @@ class _Backup:
             number=1 + (before.number if before else 0), uuid=uuid, store=str(self._root.absolute()),
             taken_ms=time.time_ns() // 1_000_000, min_offset=first, end=end,
             verified_from=watermark.watermark.verified_from if is_own and watermark.watermark else None,
-            settings=_kept_settings(self._store), pieces=())
+            settings=_rebuild_settings(self._store), pieces=())
 
     def _flushed_end(self) -> int:
         try:
@@ -226,7 +226,7 @@ class _Backup:
         is_own = self._store.is_live or read_watermark(self._root).watermark is not None  # whose loss was accepted
         if before is not None and is_shorter and (synced is not None or not is_own):
             why = f"backup {before.number} reaches {before.end}" if synced is None else f"everything up to {synced} had been synced"
-            raise self._kept(before, f"the log of {self._root} ends at {end}, but {why}, so its end is lost or damaged")
+            raise self._only_copy_error(before, f"the log of {self._root} ends at {end}, but {why}, so its end is lost or damaged")
         if synced is None:
             return end
         there = end
@@ -338,7 +338,7 @@ class _Backup:
         self._dest.replace(name, manifest.content())
 
 
-def _kept_settings(store: LiveStoreReader) -> dict[str, Value]:
+def _rebuild_settings(store: LiveStoreReader) -> dict[str, Value]:
     """Return the settings that a rebuild of queues and index needs. A broker's store does not have them; its files tell some."""
     config = store.config
     settings = {name: getattr(store.geometry, name) for name in FIXED_NAMES}
@@ -534,7 +534,7 @@ def _copy_store(manifest: Manifest, dest: Destination, root: Path, progress: Pro
     make_folders(root)
     for table in manifest.tables:
         _restore_table(table, dest, root)
-    keep_sizes(root, load_config(root, manifest.settings))
+    record_sizes(root, load_config(root, manifest.settings))
     make_folders(StorePaths(root).commit_log)
     done = 0
     for segment in dict.fromkeys(piece.segment for piece in manifest.pieces):

@@ -337,7 +337,7 @@ class PreparedCheck:
             flushed_end = self._halves.flushed_end()
             if flushed_end is not None and flushed_end >= reached.log_end:
                 for (topic, queue_id), offset in reached.offsets.items():
-                    if offset > self._noted(topic).get(queue_id, 0):  # another process may have stored a later one
+                    if offset > self._stored_offsets(topic).get(queue_id, 0):  # another process may have stored a later one
                         self._offsets.commit(topic, TRANSACTION_GROUP, {queue_id: offset})
                 break
             if flushed_end is None or time.monotonic() >= deadline_s:
@@ -446,9 +446,9 @@ class PreparedCheck:
         return ended, done, op_begin
 
     def _begin(self, topic: str, queue_id: int, without: int) -> int:
-        return max(self._noted(topic).get(queue_id, without), self._reached.offsets.get((topic, queue_id), 0))
+        return max(self._stored_offsets(topic).get(queue_id, without), self._reached.offsets.get((topic, queue_id), 0))
 
-    def _noted(self, topic: str) -> dict[int, int]:
+    def _stored_offsets(self, topic: str) -> dict[int, int]:
         return self._offsets.read(topic, TRANSACTION_GROUP)
 
 

@@ -201,7 +201,7 @@ class DeadLetters:
             with self._open() as reader:
                 queue = self._queue(reader, group)
                 if offsets is not None:
-                    for message in self._named(reader, queue, offsets):
+                    for message in self._read_at(reader, queue, offsets):
                         retries.put_into(topic, _requeued(message, topic.topic))
                         count += 1
                     return count
@@ -217,7 +217,7 @@ class DeadLetters:
         finally:
             retries.close()
 
-    def _named(self, reader: LiveStoreReader, queue: DeadLetterQueue, offsets: Iterable[int]) -> list[Message]:
+    def _read_at(self, reader: LiveStoreReader, queue: DeadLetterQueue, offsets: Iterable[int]) -> list[Message]:
         messages = []
         for offset in offsets:
             found = list(_read(reader, queue.group, offset, min(offset + 1, queue.end), 1)) if offset >= queue.first else []

@@ -51,7 +51,7 @@ from pyengine.services.replication.ha_join import ask_peers, join
 from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.checkpoint import create_abort_file, read_checkpoint
 from pyengine.storage.commit_log import LocalLog, list_log, new_segment_folder
-from pyengine.storage.config import EngineConfig, keep_sizes
+from pyengine.storage.config import EngineConfig, record_sizes
 from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.durable_writes import create_file, make_folders
 from pyengine.storage.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
@@ -121,14 +121,14 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
     store.list_complete_log()
     for writable in store.commit_log_folders.writable:
         make_folders(writable)
-    keep_sizes(root, config)
+    record_sizes(root, config)
     engine_id = ensure_engine_id(root)
     with open_crashed_memory(root) as left:
         left.require_dead()
         remembered = left.confirm
         report = recover(store, progress=progress, shared=left.shared, options=RecoveryOptions.of(config))
         if report.state is RecoveryState.RECOVERED:
-            _keep_confirmed(root, remembered)
+            _note_confirmed(root, remembered)
             raise_epoch(root)  # from here on the crashed engine's memory is stale
             failpoint("epoch_raised")
         elif left.undrained_bytes:
@@ -197,7 +197,7 @@ def _enter_topics(store: MessageStore, config: EngineConfig, report: RecoveryRep
     return ()
 
 
-def _keep_confirmed(root: Path, remembered: int) -> None:
+def _note_confirmed(root: Path, remembered: int) -> None:
     """Note the confirmed offset of the dead engine's memory before that is discarded: this start may still be refused or killed."""
     file = ReplicationStateFile(root)
     noted = file.read().state

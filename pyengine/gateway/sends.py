@@ -205,7 +205,7 @@ class PlainSends:
     def enter(self, name: str, frame_bytes_max: int) -> None:
         """Serve plain sends to this topic of topics.json from now on."""
         if self._sends is None:
-            self._sends = self._made(frame_bytes_max)
+            self._sends = self._new_sends(frame_bytes_max)
         topics = self._names.recent_topics()
         if topics is not self._topics:
             self._topics = topics
@@ -236,7 +236,7 @@ class PlainSends:
         connection.end(count - left, taken - left_bytes, answers)
         return taken, count
 
-    def _made(self, frame_bytes_max: int) -> native.Sends:
+    def _new_sends(self, frame_bytes_max: int) -> native.Sends:
         differs = {"msgId": "<id>", "queueId": "<queue>", "queueOffset": "<offset>"}
         whole = encode_frame(Frame(codes.SUCCESS, REGION | differs, flag=ANSWER))
         text, pieces = whole[8:].replace(b'"opaque":0', b'"opaque":<opaque>'), []

@@ -24,7 +24,7 @@ from pyengine.ipc.store_lock import Ownership, StoreLock, lock_modified_ns
 from pyengine.native import control as native
 from pyengine.native import recorder
 from pyengine.native.failpoint import failpoint
-from pyengine.storage.config import EngineConfig, keep_sizes
+from pyengine.storage.config import EngineConfig, record_sizes
 from pyengine.storage.engine_id import EngineId, raise_epoch, read_boot_id, read_engine_id, read_epoch, renew_copied_id
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.report import Progress, RecoveryOptions, RecoveryState, SharedState
@@ -233,7 +233,7 @@ def rebuild_offline(
             raise StoreBusyError(f"{root} still has living workers: {command('stop', root)} ends them")
         renew_copied_id(root)
         store.list_complete_log()
-        keep_sizes(root, config)  # after the queue files are removed, their sizes could not be told any more
+        record_sizes(root, config)  # after the queue files are removed, their sizes could not be told any more
         with open_crashed_memory(root) as left:
             left.require_dead()
             report = rebuild(store, selection, options=RecoveryOptions.of(config), shared=left.shared,

@@ -283,7 +283,7 @@ def create_semaphores(engine_short_id: str) -> None:
         try:
             posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0).close()
         except posix_ipc.ExistentialError:
-            raise _of_another_user(name) from None
+            raise _foreign_semaphore(name) from None
         failpoint("semaphore_made")
 
 
@@ -298,7 +298,7 @@ def unlink_semaphores(engine_short_id: str) -> None:
         except posix_ipc.ExistentialError:
             pass
         except posix_ipc.PermissionsError:
-            raise _of_another_user(name) from None
+            raise _foreign_semaphore(name) from None
 
 
 def missing_semaphores(engine_short_id: str) -> list[str]:
@@ -313,7 +313,7 @@ def removed_names(names: list[str]) -> str:
     return f"names in shared memory were removed ({', '.join(names[:3])}{more})"
 
 
-def _of_another_user(name: str) -> EngineUnavailableError:
+def _foreign_semaphore(name: str) -> EngineUnavailableError:
     return EngineUnavailableError(f"another user has made the named semaphore {name} (/dev/shm/sem.{name[1:]}): remove it as that "
                                   "user or as root")
 

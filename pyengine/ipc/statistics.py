@@ -141,11 +141,11 @@ def recent_latency(latency: Latency, recent: Sequence[int]) -> RecentLatency:
 
 def read_statistics(memory: EngineMemory, now_ns: int | None = None) -> Statistics:
     """Read the figures of a running engine; EngineUnavailableError if it has none (an engine of another version)."""
-    with _opened(memory) as (stats, topics):
+    with _open_tables(memory) as (stats, topics):
         return _read(memory.control, stats, topics, monotonic_ns() if now_ns is None else now_ns)
 
 
-class _opened:
+class _open_tables:
     """Both tables, open inside the block. The counters by topic may be missing."""
 
     def __init__(self, memory: EngineMemory) -> None:

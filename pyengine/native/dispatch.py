@@ -377,7 +377,7 @@ class ReputLoop:
         `gather_ns`, `quiet_ns`: see csrc/stream.cdef.h. `allocator`: the latch of an allocator that populates pages ahead of
         the writer."""
         self._loop = ffi.new("struct ms_reput *")
-        self._kept = dispatch, latch, allocator
+        self._references = dispatch, latch, allocator
         self._segment = MappedSegment(self._loop)
         self._loop.control = control
         self._loop.dispatch = dispatch.struct

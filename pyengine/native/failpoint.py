@@ -33,7 +33,7 @@ _MAGIC = b"pyengine failpoint\n"  # the last bytes of the file
 _ACTIONS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 _is_used = False
-_kept: list[object] = []
+_references: list[object] = []
 
 
 def failpoint(name: str) -> None:
@@ -92,7 +92,7 @@ def is_built(point: Failpoint) -> bool:
 
 def _use(point: ms_failpoint, process: str, keep: object) -> None:
     global _is_used
-    _kept.append((point, keep))
+    _references.append((point, keep))
     lib.ms_failpoint_use(point, process.encode()[:31])
     _is_used = True
 

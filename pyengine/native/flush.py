@@ -243,7 +243,7 @@ class PoolCommitLoop:
         """Begin at the published `committed`. `latch` is the committer's; commits wake `reputter` and `replicator`.
         `gather_ns`, `quiet_ns`: see csrc/stream.cdef.h. `recorder` records what took long."""
         self._loop = ffi.new("struct ms_pool_commit *")
-        self._kept = latch, reputter, replicator, recorder
+        self._references = latch, reputter, replicator, recorder
         self._loop.recorder = recorder.handle
         self._segment = MappedSegment(self._loop)
         self._loop.control = control

@@ -165,7 +165,7 @@ class HALinks:
         """`reputter`: the reputter's latch, if it waits for `confirm`. `counts_one`: a report of any one slave confirms.
         `recorder` records long waits for slaves."""
         self._links = ffi.new("struct ms_ha_links *")
-        self._kept: dict[int, HALink] = {}
+        self._by_fd: dict[int, HALink] = {}
         self._outliving = latch, reputter, recorder
         links = self._links
         links.control, links.semaphore = control, latch.semaphore
@@ -196,19 +196,19 @@ class HALinks:
 
     def add(self, link: HALink) -> None:
         """Serve one more link; the caller keeps them at LINKS_MAX at most."""
-        self._kept[link.fields.fd] = link
+        self._by_fd[link.fields.fd] = link
         self._renew()
 
     def remove(self, fd: int) -> None:
         """Stop serving the link."""
-        if self._kept.pop(fd, None) is not None:
+        if self._by_fd.pop(fd, None) is not None:
             self._renew()
 
     def _renew(self) -> None:
-        assert len(self._kept) <= LINKS_MAX
-        for place, link in enumerate(self._kept.values()):
+        assert len(self._by_fd) <= LINKS_MAX
+        for place, link in enumerate(self._by_fd.values()):
             self._links.link[place] = link.fields
-        self._links.count = len(self._kept)
+        self._links.count = len(self._by_fd)
 
     def resume_sending(self) -> None:
         """Note that some slave still lacks committed bytes."""
@@ -250,7 +250,7 @@ class FollowLoop:
         """Append through `session`. `acks_flushed`: report only what is flushed."""
         self.fields: ms_ha_follow = ffi.new("struct ms_ha_follow *")
         self._buffer = ffi.new("uint8_t[]", buffer_bytes)
-        self._kept = session
+        self._references = session
         self._seals: tuple[Seal | None, Seal | None] = None, None
         fields = self.fields
         fields.control, fields.producer = control, session.pointer

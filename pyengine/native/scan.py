@@ -327,7 +327,7 @@ class ColumnScanner:
         distinct = sorted(dict.fromkeys(self.columns), key=lambda name: _property_name(name) is None)  # properties first
         self._structs = ffi.new("struct ms_column[]", max(1, len(distinct)))
         self._struct_of = {name: self._structs[at] for at, name in enumerate(distinct)}
-        self._kept = [self._describe(name, column) for name, column in self._struct_of.items()]
+        self._references = [self._describe(name, column) for name, column in self._struct_of.items()]
         self._selection = ffi.new("struct ms_selection *")
         self.reason = "range_end"
 
@@ -533,7 +533,7 @@ class _Filter:
         self.struct.queued_only = wanted.queued_only
         self.struct.start_ms = wanted.start_ms
         self.struct.end_ms = wanted.end_ms
-        self._tags, self._kept = _texts(list(wanted.tags or ()))
+        self._tags, self._references = _texts(list(wanted.tags or ()))
         self.struct.tags = self._tags
         self.struct.tag_count = len(wanted.tags or ())
         self._make_room(64, 4096)

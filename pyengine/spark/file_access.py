@@ -111,7 +111,7 @@ def open_tree(path: str, file_system: str) -> FileTree:
     from pyarrow.fs import FileSystem, LocalFileSystem
 
     if file_system not in (AUTO, ARROW):
-        return FileTree(_named(file_system), path.rstrip("/"))
+        return FileTree(_load_file_system(file_system), path.rstrip("/"))
     if not scheme_of(path):
         return FileTree(LocalFileSystem(), path)
     try:
@@ -158,7 +158,7 @@ def _unreachable(path: str, cause: str) -> UsageError:
     return UsageError(f"{shown(path)} cannot be reached ({cause.partition(chr(10))[0]}): {advice}")
 
 
-def _named(text: str) -> FileSystem:
+def _load_file_system(text: str) -> FileSystem:
     module, _, name = text.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)

@@ -69,7 +69,7 @@ from pyengine.storage.recovery.dispatch import (
 )
 from pyengine.storage.recovery.log import Work, plan_log, segments_between
 from pyengine.storage.recovery.markers import RebuildMarker, read_marker, read_rebuild_marker
-from pyengine.storage.recovery.queues import move_away
+from pyengine.storage.recovery.queues import move_to_quarantine
 from pyengine.storage.recovery.rebuild import Queue, RebuildReport, RebuildWork, Survey
 from pyengine.storage.recovery.report import GrowingProgress, Progress, RecoveryOptions, RecoveryPath
 
@@ -298,7 +298,7 @@ class WorkersRebuild(RebuildWork):
         parts = self._parts
         if parts is None:
             return None
-        move_away(store.root, marker)
+        move_to_quarantine(store.root, marker)
         self.note = self._make_files(store, options, parts)
         if self.note:
             return None
@@ -316,7 +316,7 @@ class WorkersRebuild(RebuildWork):
             if not note:
                 work.notes.extend(one.note for one in passed)
                 return True
-            move_away(work.store.root, marker)  # the incomplete files
+            move_to_quarantine(work.store.root, marker)  # the incomplete files
         work.notes.append(note)
         return False
 

@@ -130,7 +130,7 @@ class LogStream(StreamOffsets):
             self._lost(f"the log ends at {end} ({self._options.read_level.value}), the stream had read up to {begin}: "
                        "what it had read is gone")
             return {NAME: end}
-        begin = self._kept(begin)
+        begin = self._skip_deleted(begin)
         if most_bytes is not None and end - begin > most_bytes:
             end = self._end_after(begin, begin + most_bytes, end)
         if most_messages is not None and begin < end:
@@ -154,14 +154,14 @@ class LogStream(StreamOffsets):
 
     def parts(self, start: Offset, end: Offset) -> list[LogRange]:
         options = self._options
-        first, stop = self._kept(start[NAME]), end[NAME]
+        first, stop = self._skip_deleted(start[NAME]), end[NAME]
         return cut(first, stop, stop, self._log.size_bytes, options.max_partition_bytes, options.min_partitions)
 
     def _end(self) -> int:
         end = self._reader.max_physical_offset(self._options.read_level)
         return max(end, 0)
 
-    def _kept(self, begin: int) -> int:
+    def _skip_deleted(self, begin: int) -> int:
         """Return `begin`, or the log's first byte if older ones are deleted and that is allowed."""
         first = self._log.min_offset
         if begin >= first:
@@ -273,7 +273,7 @@ class QueueStream(StreamOffsets):
             high = self._end_of(queue, limit)
             begin[key] = self._first(key, queue, self._low(queue, high), high)
         times = self._options.starting_timestamps or {}
-        for key in [*self._named(), *((topic, queue_id) for topic, queues in times.items() for queue_id in queues)]:
+        for key in [*self._starting_offsets(), *((topic, queue_id) for topic, queues in times.items() for queue_id in queues)]:
             if key not in begin:
                 name = "startingOffsetsByTimestamp" if times else "startingOffsets"
                 self._lost(f"{name} names queue {key[0]}/{key[1]}, which does not exist")
@@ -375,7 +375,7 @@ class QueueStream(StreamOffsets):
             self._lost(f"queue {key[0]}/{key[1]} begins at {low} now, the stream had read up to {begin}")
         return max(begin or 0, low)
 
-    def _named(self) -> QueueNumbers:
+    def _starting_offsets(self) -> QueueNumbers:
         named = self._options.starting_offsets or {}
         return {(topic, queue_id): offset for topic, queues in named.items() for queue_id, offset in queues.items()}
 
@@ -387,7 +387,7 @@ class QueueStream(StreamOffsets):
         if options.starting_timestamps:  # of other queues
             return low
         if options.starting_offsets:
-            offset = self._named().get(key, EARLIEST)
+            offset = self._starting_offsets().get(key, EARLIEST)
             if offset in (EARLIEST, LATEST):
                 return low if offset == EARLIEST else high
             if not low <= offset <= high:

@@ -149,7 +149,7 @@ class TaskReader(ABC):
             self.lost(segment)
             return None
         if len(view) != segment_bytes:
-            raise self._of_another_length(segment, len(view), segment_bytes)
+            raise self._wrong_length(segment, len(view), segment_bytes)
         return view
 
     def open_bytes(self, segment: int, segment_bytes: int) -> Segment | None:
@@ -163,7 +163,7 @@ class TaskReader(ABC):
             self.lost(segment)
             return None
         if file.size() != segment_bytes:
-            raise self._of_another_length(segment, file.size(), segment_bytes)
+            raise self._wrong_length(segment, file.size(), segment_bytes)
         return FetchedSegment(file, segment)
 
     def is_gone(self, segment: int) -> bool:
@@ -186,7 +186,7 @@ class TaskReader(ABC):
             return f"{self.options.where}/{LOG}/{segment_name(segment)}"
         return str(self.paths.commit_log_segment(segment))
 
-    def _of_another_length(self, segment: int, found: int, wanted: int) -> CorruptionError:
+    def _wrong_length(self, segment: int, found: int, wanted: int) -> CorruptionError:
         return CorruptionError(f"{self.segment_path(segment)} has {found} bytes here, not {wanted}: is this a replica that lags, "
                                "or another store?")
 

@@ -3,7 +3,7 @@
 `load_config(root)` reads all sources and returns an EngineConfig, which has the origin
 of each value. A store's file sizes are fixed at its creation: they are in its
 engine.toml or, for a store that RocketMQ made, are derived from its files; other
-values for them are refused. Only `keep_sizes`, `set_in_file` and `set_durably` write.
+values for them are refused. Only `record_sizes`, `set_in_file` and `set_durably` write.
 
 Names: RocketMQ's in snake_case with the unit appended, or RocketMQ's own camelCase
 key (with `mapedFile...` or `mappedFile...`). Case, `_`, `-` and `.` are ignored,
@@ -25,7 +25,7 @@ from pyengine.formats.small_file import read_small_text
 from pyengine.settings import Value
 
 __all__ = [
-    "EngineConfig", "SETTINGS", "FIXED_NAMES", "check_keywords", "config_path", "keep_sizes", "load_config", "parse_set", "setting_name",
+    "EngineConfig", "SETTINGS", "FIXED_NAMES", "check_keywords", "config_path", "record_sizes", "load_config", "parse_set", "setting_name",
 ]
 
 LOG_PATHS = ("store_path_commit_log", "read_only_commit_log_store_paths")
@@ -177,7 +177,7 @@ def read_text(text: str, path: Path) -> dict[str, Value]:
     return values
 
 
-def keep_sizes(root: str | os.PathLike[str], config: EngineConfig) -> bool:
+def record_sizes(root: str | os.PathLike[str], config: EngineConfig) -> bool:
     """Write to config/engine.toml the settings without which the store's files cannot be read; True if it wrote.
 
     These are the sizes, unless the file has them, and the settings of KEPT_NAMES that are no defaults or differ from the

@@ -185,7 +185,7 @@ class Writer:
         unfinished = self._unfinished("")
         try:
             self._write(unfinished, content)
-            self._keep_old(keep_as)
+            self._link_old(keep_as)
             self.check()
             os.rename(unfinished, self._target)
         except FileNotFoundError:
@@ -216,7 +216,7 @@ class Writer:
         finally:
             os.close(descriptor)
 
-    def _keep_old(self, suffix: str) -> None:
+    def _link_old(self, suffix: str) -> None:
         """Give the current content a second name, by a hard link: no bytes are copied that could be torn."""
         spare = self._unfinished("old-")
         with contextlib.suppress(FileNotFoundError):

@@ -136,7 +136,7 @@ class Dispatcher:
         self._begun: dict[tuple[str, int], int] = {}  # descriptors of queues whose first file was created before their first entry
         self._on_gap = on_gap
         progress = new_progress() if index_progress is None else progress_at(index_progress)
-        self._kept = index_progress  # the memory of `progress`
+        self._progress_memory = index_progress  # the memory of `progress`
         self._loop = DispatchLoop(
             self._file_bytes,
             list(parse_delay_levels(options.message_delay_level).values()),

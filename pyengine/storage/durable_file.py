@@ -103,7 +103,7 @@ class ConfigFile(Generic[Value]):
         """`decode` raises FormatError for a text of another shape."""
         self.path = path
         self._decode = decode
-        self._keep_backup = True
+        self._link_backup = True
 
     def read(self) -> ReadConfig[Value]:
         """Read the file, else its `.bak`; the content is None if neither can be used.
@@ -113,7 +113,7 @@ class ConfigFile(Generic[Value]):
         """
         backup = self.path.with_name(self.path.name + ".bak")
         found = self._read(self.path, backup)
-        self._keep_backup = not found.from_backup
+        self._link_backup = not found.from_backup
         return found
 
     def read_to_change(self) -> ReadConfig[Value]:
@@ -129,8 +129,8 @@ class ConfigFile(Generic[Value]):
         If the last read() used `.bak`, the damaged file does not replace it: a crash between the two renames would leave
         two damaged files.
         """
-        write_config(self.path, text.encode(), keep_backup=self._keep_backup)
-        self._keep_backup = True
+        write_config(self.path, text.encode(), keep_backup=self._link_backup)
+        self._link_backup = True
 
     def _read(self, path: Path, backup: Path) -> ReadConfig[Value]:
         value, why, is_unread = self._try(path)

@@ -134,7 +134,7 @@ def write_config(path: Path | str, content: bytes, *, keep_backup: bool = True, 
         finally:
             os.close(descriptor)
         if keep_backup:
-            _keep_backup(path)
+            _link_backup(path)
         os.rename(temporary, path)
         failpoint("config_renamed")
     except OSError as error:
@@ -322,7 +322,7 @@ def _sync_or_unlink(folder: Path, path: Path) -> None:
     failpoint("new_file_durable")
 
 
-def _keep_backup(path: Path) -> None:
+def _link_backup(path: Path) -> None:
     """Give the current content the second name `path.bak`, by a hard link: no bytes are copied that could be torn."""
     spare = path.with_name(path.name + ".bak.tmp")
     with contextlib.suppress(FileNotFoundError):

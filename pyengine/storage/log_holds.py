@@ -136,7 +136,7 @@ class RenewedHold:
 
 
 @contextlib.contextmanager
-def log_kept(root: Root, name: str, owner: str, duration_ms: int) -> Iterator[RenewedHold]:
+def held_log(root: Root, name: str, owner: str, duration_ms: int) -> Iterator[RenewedHold]:
     """Hold the log during the block, and remove the hold at its end. After kill -9 it expires within `duration_ms`."""
     hold = RenewedHold(root, name, owner, duration_ms)
     try:

@@ -31,7 +31,7 @@ from pyengine.formats.small_file import Checkpoint
 from pyengine.native.scan import classify, sync, walk
 from pyengine.storage.checkpoint import DurableWatermark, WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
 from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, map_read_only, mapped, used_end
-from pyengine.storage.recovery.markers import read_kept_from, read_marker
+from pyengine.storage.recovery.markers import read_marker, read_recovered_from
 from pyengine.storage.recovery.report import Progress, RecoveryPath
 
 SLICE_BYTES = 32 << 20            # bytes walked between two calls of `progress`, and by one processor at a time
@@ -324,7 +324,7 @@ def find_recovery_start(root: Root, log: LogView, *, over_gaps: bool = False,
     marker = read_marker(root)
     is_abnormal = abort_file_exists(root) or has_failed_sync or (marker is not None and marker.path is RecoveryPath.ABNORMAL)
     path = RecoveryPath.ABNORMAL if is_abnormal else RecoveryPath.NORMAL
-    first = first_segment_to_scan(log, path, read_checkpoint(root), read_kept_from(root), over_gaps=over_gaps)
+    first = first_segment_to_scan(log, path, read_checkpoint(root), read_recovered_from(root), over_gaps=over_gaps)
     if marker is not None:  # in RocketMQ's store a second recovery that reads more would truncate what the first one kept
         unfinished = log.index_of(marker.scan_from) or 0
         first = unfinished if log.owner is Owner.ROCKETMQ else min(first, unfinished)

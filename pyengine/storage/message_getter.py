@@ -168,10 +168,10 @@ class MessageGetter:
         status = GetStatus(status)
         if messages and messages[0].physical_offset < (log_min := self._log.min_offset):
             # The segment was deleted during the read: its file was unlinked first, then emptied.
-            messages, numbers = _kept(messages, numbers, lambda message: message.physical_offset >= log_min)
+            messages, numbers = _filtered(messages, numbers, lambda message: message.physical_offset >= log_min)
             status = GetStatus.FOUND if messages else GetStatus.MESSAGE_WAS_REMOVING
         if messages and (condition := wanted.condition):
-            messages, numbers = _kept(messages, numbers, lambda message: condition.matches(message.properties))
+            messages, numbers = _filtered(messages, numbers, lambda message: condition.matches(message.properties))
             status = GetStatus.FOUND if messages else GetStatus.NO_MATCHED_MESSAGE
         return GetResult(status, messages, offset + walked, min_offset, max_offset, numbers)
 
@@ -222,7 +222,7 @@ class MessageGetter:
         return start, min(start + size_bytes, INT64_MAX), view
 
 
-def _kept(messages: list[Message], numbers: list[int], keep: Callable[[Message], bool]) -> tuple[list[Message], list[int]]:
+def _filtered(messages: list[Message], numbers: list[int], keep: Callable[[Message], bool]) -> tuple[list[Message], list[int]]:
     pairs = [pair for pair in zip(messages, numbers, strict=True) if keep(pair[0])]
     return [message for message, _ in pairs], [number for _, number in pairs]
 

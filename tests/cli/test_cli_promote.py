@@ -28,7 +28,7 @@ from pyengine.engine.embedded import supervisor_pid
 from pyengine.engine.supervisor import parse_arguments
 from pyengine.errors import ConfigError, EngineError, EngineUnavailableError
 from pyengine.native import control as native
-from pyengine.storage.config import EngineConfig, config_path, keep_sizes, read_file, set_in_file
+from pyengine.storage.config import EngineConfig, config_path, read_file, record_sizes, set_in_file
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from waiting import eventually
 
@@ -42,7 +42,7 @@ def stopped(tmp_path):
         root = tmp_path / "store"
         (root / "commitlog").mkdir(parents=True)
         (root / "config").mkdir()
-        keep_sizes(root, EngineConfig(**SMALL))
+        record_sizes(root, EngineConfig(**SMALL))
         config_path(root).write_text(config_path(root).read_text() + text)
         if role:
             ReplicationStateFile(root).write(ReplicationState(role, confirm))

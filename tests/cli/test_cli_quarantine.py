@@ -281,7 +281,7 @@ def test_salvage_takes_a_piece_once_that_is_still_in_the_log(builder, tmp_path):
     """A recovery was killed after the copy and before the cut."""
     builder.put("T", b"first")
     second = builder.put("T", b"second")
-    Quarantine(builder.root).keep_bytes(builder.segment(0), 0, second.physical_offset, builder.end, "a test")
+    Quarantine(builder.root).add_bytes(builder.segment(0), 0, second.physical_offset, builder.end, "a test")
     sizes = [word for name in ("mapped_file_size_commit_log_bytes", "mapped_file_size_consume_queue_bytes", "max_hash_slot_num",
                                "max_index_num") for word in ("--set", f"{name}={getattr(builder.geometry, name)}")]
     took = run("salvage", builder.root, tmp_path / "new", "--json", *sizes).document

@@ -18,7 +18,7 @@ from pyengine.engine_config import Geometry
 from pyengine.formats.record import decode_record
 from pyengine.native import scan
 from pyengine.storage.checkpoint import DurableWatermark, write_watermark
-from pyengine.storage.config import keep_sizes, load_config
+from pyengine.storage.config import load_config, record_sizes
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import ensure_engine_id, raise_epoch
 from pyengine.storage.message_store import MessageStore
@@ -59,7 +59,7 @@ def make_judge(folder: Path, *, is_ours: bool) -> Judge:
     for number in range(MESSAGES):
         builder.put("TU"[number % 2], b"body %d " % number * 8, queue_id=number // 2 % 2, tags=f"t{number % 3}", keys=f"k{number}")
     if is_ours:
-        keep_sizes(root, load_config(root, SIZES, environ={}))
+        record_sizes(root, load_config(root, SIZES, environ={}))
         identity = ensure_engine_id(root)
         ConsumerOffsets(root).commit("T", "billing", {0: 2, 1: 1})
         write_watermark(root, DurableWatermark(str(identity.uuid), raise_epoch(root), builder.end))

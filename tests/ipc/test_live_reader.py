@@ -16,7 +16,7 @@ from pyengine.native import control as native
 from pyengine.native import waiting
 from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import DurableWatermark, write_watermark
-from pyengine.storage.config import EngineConfig, keep_sizes, load_config
+from pyengine.storage.config import EngineConfig, load_config, record_sizes
 from pyengine.storage.read_level import FilesWatermark
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from pyengine.storage.store_reader import open_store
@@ -34,7 +34,7 @@ def live(make_owner, golden):
         for name in ("commitlog", "consumequeue", "index"):
             shutil.copytree(store.root / name, owner.root / name)
         (owner.root / "config" / "engine.toml").unlink()
-        keep_sizes(owner.root, load_config(owner.root, {}, {}))
+        record_sizes(owner.root, load_config(owner.root, {}, {}))
         owner.position(store.verify["facts"]["maxPhy"])
         owner.publish()
         return owner, store

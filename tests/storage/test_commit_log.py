@@ -13,7 +13,7 @@ from pyengine.formats.paths import LogFolders, StorePaths, log_folders, set_log_
 from pyengine.storage import commit_log
 from pyengine.storage.check.check import check
 from pyengine.storage.commit_log import list_log, new_segment_folder
-from pyengine.storage.config import keep_sizes, load_config
+from pyengine.storage.config import load_config, record_sizes
 from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.rebuild import rebuild
@@ -69,7 +69,7 @@ def spread(store, tmp_path, *, kept: bool):
     settings = {"storePathCommitLog": f"log-a,{folders[1]}", "readOnlyCommitLogStorePaths": str(archive)}
     if kept:
         config = load_config(store.root, settings | store.sizes, {})
-        keep_sizes(store.root, config)
+        record_sizes(store.root, config)
         set_log_folders(store.root, *settings.values())
     return settings
 
@@ -109,7 +109,7 @@ def test_recovery_rebuild_and_salvage_work_on_a_spread_log(golden, tmp_path):
     assert compare_inspect(inspect(store.root, store.manifest["config"]), store.verify,
                            more_allowed=("queries",), ignore=("byTime",)) == []
     assert check(MessageStore(store.root, geometry)).findings == []
-    keep_sizes(store.root, load_config(store.root, {"store_path_commit_log": f"log-a,{folders[1]}"} | store.sizes, {}))
+    record_sizes(store.root, load_config(store.root, {"store_path_commit_log": f"log-a,{folders[1]}"} | store.sizes, {}))
     carved = salvage(store.root, tmp_path / "saved", geometry)
     assert carved.records == check(MessageStore(store.root, geometry)).messages and not carved.skipped
     made = list_log(tmp_path / "saved", geometry.mapped_file_size_commit_log_bytes)
@@ -127,7 +127,7 @@ def test_a_segment_that_lies_in_two_folders_is_refused(golden, tmp_path):
 def test_a_new_log_s_sizes_and_paths_are_kept_for_the_next_command(tmp_path):
     root = tmp_path / "store"
     (root / "config").mkdir(parents=True)
-    keep_sizes(root, load_config(root, {"storePathCommitLog": "x,y"}, {}))
+    record_sizes(root, load_config(root, {"storePathCommitLog": "x,y"}, {}))
     again = load_config(root, {}, {})
     assert again.store_path_commit_log == "x,y" and again.origins["store_path_commit_log"] == "engine.toml"
     assert StorePaths(root).commit_log == root / "x"

@@ -18,10 +18,10 @@ from pyengine.storage.config import (
     SETTINGS,
     config_path,
     fold,
-    keep_sizes,
     load_config,
     parse_set,
     read_file,
+    record_sizes,
     write_toml,
 )
 
@@ -284,20 +284,20 @@ def test_keep_sizes_writes_what_is_missing_in_front_of_what_the_user_wrote(tmp_p
     config_path(tmp_path).parent.mkdir()
     config_path(tmp_path).write_text("# mine\nmaxIndexNum = 40  # few\nflush_disk_type = 'SYNC_FLUSH'\n")
     config = load_config(tmp_path, {"maxHashSlotNum": "16", "put_timeout_ms": "7"}, {})
-    assert keep_sizes(tmp_path, config)
+    assert record_sizes(tmp_path, config)
     text = config_path(tmp_path).read_text()
     assert text.endswith("# mine\nmaxIndexNum = 40  # few\nflush_disk_type = 'SYNC_FLUSH'\n")
     again = load_config(tmp_path, {}, {})
     assert (again.max_hash_slot_num, again.max_index_num, again.flush_disk_type) == (16, 40, "SYNC_FLUSH")
     assert {again.origins[name] for name in FIXED_NAMES} == {"engine.toml"}
     assert again.put_timeout_ms == 10_000, "only sizes are kept"
-    assert not keep_sizes(tmp_path, again)
+    assert not record_sizes(tmp_path, again)
     assert config_path(tmp_path).read_text() == text
 
 
 def test_a_new_store_keeps_the_sizes_it_was_made_with(tmp_path):
     root = tmp_path / "store"
-    keep_sizes(root, load_config(root, {"mappedFileSizeCommitLog": "64KiB"}, {}))
+    record_sizes(root, load_config(root, {"mappedFileSizeCommitLog": "64KiB"}, {}))
     assert load_config(root, {}, {}).mapped_file_size_commit_log_bytes == 65536
     with pytest.raises(ConfigError, match="config/engine.toml says 65536"):
         load_config(root, {"mappedFileSizeCommitLog": "128KiB"}, {})
@@ -307,12 +307,12 @@ def test_what_the_queues_hold_is_kept_from_the_last_start(tmp_path):
     path = config_path(tmp_path)
     path.parent.mkdir()
     path.write_text("# mine\nenableLmq = true\nspin = 0\n")
-    keep_sizes(tmp_path, load_config(tmp_path, {"enable_multi_dispatch": "true", "enable_lmq": "false"}, {}))
+    record_sizes(tmp_path, load_config(tmp_path, {"enable_multi_dispatch": "true", "enable_lmq": "false"}, {}))
     again = load_config(tmp_path, {}, {})
     assert (again.enable_multi_dispatch, again.enable_lmq, again.enable_consume_queue_ext) == (True, False, False)
     text = path.read_text()
     assert "# mine\n" in text and "spin = 0\n" in text and "enableLmq" not in text and "consume_queue_ext =" not in text
-    assert not keep_sizes(tmp_path, again)
+    assert not record_sizes(tmp_path, again)
 
 
 @pytest.mark.parametrize(("text", "pair"), [

@@ -13,7 +13,7 @@ from pyengine.storage.log_holds import (
     HOLD_MS_MAX,
     LogHold,
     RenewedHold,
-    log_kept,
+    held_log,
     lowest_log_hold,
     read_log_holds,
     write_log_hold,
@@ -105,7 +105,7 @@ def test_a_hold_as_long_as_allowed_counts_though_its_owners_clock_is_ahead(tmp_p
 def test_a_hold_whose_owner_is_late_can_still_be_renewed(tmp_path, clock):
     late = RenewedHold(tmp_path, "late", "backup", 1000)
     clock[0] += 2000
-    with log_kept(tmp_path, "mine", "backup", 1000):
+    with held_log(tmp_path, "mine", "backup", 1000):
         assert {hold.name for hold in read_log_holds(tmp_path)} == {"mine", "late"}
     late.renew()
     assert lowest_log_hold(tmp_path, clock[0]) is not None
@@ -114,12 +114,12 @@ def test_a_hold_whose_owner_is_late_can_still_be_renewed(tmp_path, clock):
 def test_the_next_hold_removes_those_whose_time_is_long_over(tmp_path, clock):
     write_log_hold(tmp_path, LogHold("old", "killed", 0, NOW_MS - CLOCK_GRACE_MS))
     write_log_hold(tmp_path, LogHold("other", "works", 0, NOW_MS + 1))
-    with log_kept(tmp_path, "mine", "backup", 1000):
+    with held_log(tmp_path, "mine", "backup", 1000):
         assert {hold.name for hold in read_log_holds(tmp_path)} == {"mine", "other"}
     assert [hold.name for hold in read_log_holds(tmp_path)] == ["other"]
 
 
 def test_a_block_that_fails_ends_its_hold(tmp_path):
-    with pytest.raises(KeyboardInterrupt), log_kept(tmp_path, "mine", "backup", 1000):
+    with pytest.raises(KeyboardInterrupt), held_log(tmp_path, "mine", "backup", 1000):
         raise KeyboardInterrupt
     assert read_log_holds(tmp_path) == []

@@ -108,7 +108,7 @@ class Seals(NamedTuple):
     into: Seal | None = None
 
     @classmethod
-    def of_everyone(cls, *, is_master: bool) -> Seals:
+    def unkeyed(cls, *, is_master: bool) -> Seals:
         """Of a link whose ends have proven nothing."""
         out, into = (_FRAMES, _REPORTS) if is_master else (_REPORTS, _FRAMES)
         return cls(_seal(b"", out, b""), _seal(b"", into, b""))
@@ -161,7 +161,7 @@ class MasterHandshake:
                 return b"", data
             if len(rest) < ha_wire.REPORT_BYTES:
                 return b"", data
-            self.seals = Seals.of_everyone(is_master=True)
+            self.seals = Seals.unkeyed(is_master=True)
             self.is_finished = True
             return ha_wire.SEALED, rest[ha_wire.REPORT_BYTES :]  # the report that RocketMQ would need
         if first != ha_wire.HELLO:

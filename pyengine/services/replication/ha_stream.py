@@ -226,7 +226,7 @@ class RecordStream:
             self.position += len(compared)
             piece = piece[len(compared) :]
         if len(piece):
-            self._keep(piece)
+            self._append(piece)
             self.position += len(piece)
 
     def whole(self) -> Run | None:
@@ -267,7 +267,7 @@ class RecordStream:
 
     # ---- beyond it --------------------------------------------------------------
 
-    def _keep(self, piece: memoryview) -> None:
+    def _append(self, piece: memoryview) -> None:
         used = self._filled - self._base
         if used + len(piece) > len(self._buffer):
             larger = bytearray(max(2 * len(self._buffer), used + len(piece)))
@@ -448,7 +448,7 @@ class MasterLink:
             return data[:0]
         if self._answer != SEALED:
             raise BadStreamError("the master's answer to the offer of seals did not come as it was sent, or is of another version")
-        self.seals = Seals.of_everyone(is_master=False)
+        self.seals = Seals.unkeyed(is_master=False)
         offered, self._offered = self._offered, None
         self.report(offered or 0)
         return data[wanted:]
@@ -485,7 +485,7 @@ TABLE_BYTES_MAX = 16 << 20
 WAITING_MAX = 8  # tables of one kind that wait for their bytes of the log to be durable
 
 
-def _keep_text(text: str) -> str:
+def _unchanged(text: str) -> str:
     return text
 
 
@@ -506,7 +506,7 @@ def _replace(name: str, decode: Callable[[str], object], *, is_shared: bool = Tr
     def write(root: str | os.PathLike[str], content: bytes) -> None:
         text = content.decode()
         decode(text)  # FormatError
-        file = ConfigFile(StorePaths(root).config / name, _keep_text)
+        file = ConfigFile(StorePaths(root).config / name, _unchanged)
         with exclusive(file.path) if is_shared else contextlib.nullcontext():
             if file.read().value != text:
                 file.write(text)

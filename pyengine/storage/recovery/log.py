@@ -350,14 +350,14 @@ class LogChange:
         """Quarantine, truncate, drain, clear and sync, in an order in which a crash loses no message."""
         end = self._plan.end_offset
         holder = self._log.index_of(end)
-        self._keep_bytes()
+        self._quarantine_bytes()
         for segment, decision, label in reversed(self._plan.extra):
             if label == SPARE:
                 continue
             self._work.on_step(f"{decision.value} segment")
             self._log.forget(segment.path)
             if decision is FileDecision.QUARANTINE:
-                self._keep_segment(segment, label)
+                self._quarantine_segment(segment, label)
             else:
                 segment.path.unlink(missing_ok=True)
                 sync_folder(segment.path.parent)
@@ -377,28 +377,28 @@ class LogChange:
 
     def preview(self) -> None:
         """List in a dry run's quarantine what `apply` would keep there, in its order; changes nothing."""
-        self._keep_bytes()
+        self._quarantine_bytes()
         for segment, decision, label in reversed(self._plan.extra):
             if decision is FileDecision.QUARANTINE:
-                self._keep_segment(segment, label)
+                self._quarantine_segment(segment, label)
 
-    def _keep_bytes(self) -> None:
+    def _quarantine_bytes(self) -> None:
         """Copy the parts of files and of the pool that leave the log to quarantine."""
         end = self._plan.end_offset
         holder = self._log.index_of(end)
         for start, content in self._plan.undrained:
             self._work.on_step("quarantine pool")
-            self._work.quarantine.keep_memory(start, content, "pool bytes that are no whole records")
+            self._work.quarantine.add_memory(start, content, "pool bytes that are no whole records")
         if self._plan.tail is TailDecision.QUARANTINE and holder is not None:
             self._work.on_step("quarantine tail")
             segment = self._log.segments[holder]
-            self._work.quarantine.keep_bytes(
+            self._work.quarantine.add_bytes(
                 segment.path, segment.start_offset, end, segment.start_offset + self._log.size_bytes,
                 f"after the end of the log at {end} ({self._plan.scan.reason})",
             )
 
-    def _keep_segment(self, segment: MappedFile, label: str) -> None:
-        self._work.quarantine.keep_file(segment.path, segment.start_offset, f"{label}: the log ends at {self._plan.end_offset}")
+    def _quarantine_segment(self, segment: MappedFile, label: str) -> None:
+        self._work.quarantine.add_file(segment.path, segment.start_offset, f"{label}: the log ends at {self._plan.end_offset}")
 
     def sync(self) -> None:
         """Make the log durable from where the reading began to its end.
@@ -503,7 +503,7 @@ def carry_out_cut(store: MessageStore, cut: Cut, quarantine: Quarantine,
     holder = next((each for each in segments if each.start_offset < cut.at < each.start_offset + size_bytes), None)
     if holder is not None and not cut.kept:
         on_step("cut: copy")
-        quarantine.keep_bytes(holder.path, holder.start_offset, cut.at, holder.start_offset + size_bytes, cut.reason)
+        quarantine.add_bytes(holder.path, holder.start_offset, cut.at, holder.start_offset + size_bytes, cut.reason)
         failpoint("cut_copied")
     if not cut.kept:
         on_step("cut: kept")
@@ -514,7 +514,7 @@ def carry_out_cut(store: MessageStore, cut: Cut, quarantine: Quarantine,
             break
         on_step("cut: segment")
         if used_end(segment.path):
-            quarantine.keep_file(segment.path, segment.start_offset, cut.reason)
+            quarantine.add_file(segment.path, segment.start_offset, cut.reason)
         else:
             segment.path.unlink()
             sync_folder(segment.path.parent)

@@ -80,7 +80,7 @@ def remove_marker(root: Root) -> None:
     _RECOVERY.remove(root)
 
 
-def read_kept_from(root: Root) -> int | None:
+def read_recovered_from(root: Root) -> int | None:
     """Return the physical offset in config/recovered; None if the file does not exist or is damaged."""
     try:
         return _RECOVERED.read(root).record
@@ -88,9 +88,9 @@ def read_kept_from(root: Root) -> int | None:
         return None
 
 
-def write_kept_from(root: Root, offset: int) -> None:
+def write_recovered_from(root: Root, offset: int) -> None:
     """Write config/recovered, durable before this returns."""
-    if read_kept_from(root) != offset:
+    if read_recovered_from(root) != offset:
         _RECOVERED.write(root, offset)
 
 

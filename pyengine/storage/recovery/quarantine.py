@@ -55,7 +55,7 @@ class Quarantine:
         self._dry_run = dry_run
         self.pieces: list[QuarantinedPiece] = []
 
-    def keep_bytes(self, segment: Path, segment_start: int, start: int, end: int, reason: str) -> None:
+    def add_bytes(self, segment: Path, segment_start: int, start: int, end: int, reason: str) -> None:
         """Copy the physical range [start, end) of a segment without its final zeros.
 
         Durable before this returns. Raises DiskFullError (then no copy is left
@@ -80,7 +80,7 @@ class Quarantine:
                     self._write_note(target, segment.name, start, end - start, digest, reason)
         self.pieces.append(QuarantinedPiece(target, start, end - start, reason))
 
-    def keep_memory(self, physical_offset: int, content: memoryview, reason: str) -> None:
+    def add_memory(self, physical_offset: int, content: memoryview, reason: str) -> None:
         """Keep bytes that are in no file: pool bytes that are no complete records. Durable before this returns."""
         digest = hashlib.sha256(content).hexdigest()
         name = self._free_name(f"pool-{segment_name(physical_offset)}-{len(content)}", digest)
@@ -95,7 +95,7 @@ class Quarantine:
                 self._write_note(target, "transient store pool", physical_offset, len(content), digest, reason)
         self.pieces.append(QuarantinedPiece(target, physical_offset, len(content), reason))
 
-    def keep_file(self, path: Path, physical_offset: int, reason: str, *, kind: str = "commitlog") -> None:
+    def add_file(self, path: Path, physical_offset: int, reason: str, *, kind: str = "commitlog") -> None:
         """Move a file or a folder to quarantine, with its note. Durable before this returns."""
         name = f"{kind}-{path.name}"
         target = self._folder / name

@@ -157,7 +157,7 @@ def plan_cut(queue: QueueState, log_end: int, *, keep_place: bool) -> QueueCut:
     end, max_physical_offset, entries = queue.end, queue.max_physical_offset, 0
     reaches_beyond = _last_offset(queue) >= log_end
     if reaches_beyond:
-        end, max_physical_offset, entries = _cut_back(queue, log_end)
+        end, max_physical_offset, entries = _truncated(queue, log_end)
     kept = tuple(file for file in queue.files if file.start_offset < end)
     if not kept and keep_place and queue.files[0].start_offset > 0:
         kept, end = queue.files[:1], queue.files[0].start_offset
@@ -185,7 +185,7 @@ def count_entries_beyond_log(queues: Sequence[QueueState], gone_from: int, files
     count, is_first = 0, False
     for queue in queues:
         if queue.files and _last_offset(queue) >= gone_from:
-            end, _, entries = _cut_back(queue, gone_from)
+            end, _, entries = _truncated(queue, gone_from)
             holder = next(file for file in queue.files if end < file.start_offset + queue.size_bytes)
             position = max(0, end - holder.start_offset)  # the previous file may be missing
             is_first |= _read_entry(holder.path, position)[0] in (gone_from, files_end)
@@ -278,7 +278,7 @@ def live_entries(path: Path, size_bytes: int, below: int = INT64_MAX) -> tuple[i
     return count, last
 
 
-def _cut_back(queue: QueueState, log_end: int) -> tuple[int, int, int]:
+def _truncated(queue: QueueState, log_end: int) -> tuple[int, int, int]:
     """Return the end, the last record's end and the number of dropped entries, as RocketMQ's truncateDirtyLogicFiles."""
     for file in reversed(queue.files):
         if file.start_offset >= queue.end:
@@ -414,7 +414,7 @@ def clamp_delay_offsets(
     return notes
 
 
-def move_away(root: Path, marker: RebuildMarker) -> None:
+def move_to_quarantine(root: Path, marker: RebuildMarker) -> None:
     """Move every piece of `marker`, durably. May be repeated: an incomplete new file in place of a moved piece is removed."""
     for piece in marker.pieces:
         _move(root, marker, piece)
@@ -440,12 +440,12 @@ def _move(root: Path, marker: RebuildMarker, piece: str) -> None:
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise disk_error(error, "move", source, f" (to {target})") from error
-            _copy_away(source, target)
+            _copy_to_quarantine(source, target)
         sync_folder(target.parent)
     sync_folder(source.parent)
 
 
-def _copy_away(source: Path, target: Path) -> None:
+def _copy_to_quarantine(source: Path, target: Path) -> None:
     """Copy a piece to a quarantine/ on another file system; the copy is complete and durable before it gets its name."""
     part = target.with_name(target.name + ".part")
     shutil.rmtree(part, ignore_errors=True)

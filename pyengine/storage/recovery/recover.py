@@ -90,8 +90,8 @@ from pyengine.storage.recovery.markers import (
     read_rebuild_marker,
     remove_marker,
     remove_rebuild_marker,
-    write_kept_from,
     write_marker,
+    write_recovered_from,
 )
 from pyengine.storage.recovery.quarantine import Quarantine
 from pyengine.storage.recovery.queues import (
@@ -103,7 +103,7 @@ from pyengine.storage.recovery.queues import (
     count_entries_beyond_log,
     list_queues,
     measured_from,
-    move_away,
+    move_to_quarantine,
     next_offsets_from_log,
     plan_cut,
     refuse_foreign_extensions,
@@ -242,7 +242,7 @@ class _Recovery:
         log = LogView.of(segments, size_bytes, reading.watermark).with_kept_mappings()
         if rebuilt is not None and is_rebuilding:
             self._on_step("move")
-            move_away(self._store.root, rebuilt)
+            move_to_quarantine(self._store.root, rebuilt)
         misplaced: list[Path] = []
         queues = list_queues(self._store, misplaced)
         if self._options.enable_consume_queue_ext:
@@ -450,7 +450,7 @@ class _Recovery:
         changed = self._has_work(log, plan, watermark)
         if changed:
             LogChange(self._work, log, plan.log, None, has_failed_sync=self._has_failed_sync).preview()
-            self._keep_orphans(plan)
+            self._quarantine_orphans(plan)
             self._dispatched_from = plan.dispatch_from
         self._progress.finish()
         return self._report(log, plan, [], RecoveryState.RECOVERED, changed)
@@ -460,7 +460,7 @@ class _Recovery:
         return self._has_failed_sync or log.owner is Owner.PYENGINE and plan.path is RecoveryPath.ABNORMAL and self._copied is None
 
     def _change_queues_and_index(self, plan: _Plan) -> None:
-        self._keep_orphans(plan)
+        self._quarantine_orphans(plan)
         if plan.orphaned_folders:
             return
         for cut in plan.cuts:
@@ -473,10 +473,10 @@ class _Recovery:
             delete_index_files(plan.index.deleted)
             failpoint("recovery_index_deleted")
 
-    def _keep_orphans(self, plan: _Plan) -> None:
+    def _quarantine_orphans(self, plan: _Plan) -> None:
         for folder in plan.orphaned_folders:
             self._on_step("quarantine orphans")
-            self._quarantine.keep_file(folder, 0, "there is no commit log that these were made from", kind="derived")
+            self._quarantine.add_file(folder, 0, "there is no commit log that these were made from", kind="derived")
 
     def _finish(self, log: LogView, plan: _Plan, watermark: DurableWatermark | None) -> None:
         rebuilt = read_rebuild_marker(self._store)
@@ -492,7 +492,7 @@ class _Recovery:
             failpoint("recovery_watermark_written")
         if log.owner is Owner.ROCKETMQ and _next_read_from(log, plan.log) < plan.log.scan.scan_from:
             self._on_step("kept from")
-            write_kept_from(self._store, plan.log.scan.scan_from)
+            write_recovered_from(self._store, plan.log.scan.scan_from)
         failpoint("recovery_kept_noted")
         if self._failure is not None:
             self._on_step("sync failure")

@@ -187,7 +187,7 @@ def test_an_offer_of_seals_is_taken_where_rocketmqs_protocol_would_be(secret):
         assert answer == b"" and not handshake.is_finished
     assert handshake.take(kept + words[-1:] + b"a report") == (ha_wire.SEALED, b"a report")
     assert handshake.is_finished and handshake.peer is None
-    slaves = Seals.of_everyone(is_master=False)
+    slaves = Seals.unkeyed(is_master=False)
     assert handshake.seals.into.take(slaves.out.sealed(b"12345678")) and slaves.into.take(handshake.seals.out.sealed(b"frame"))
     assert not handshake.seals.into.take(handshake.seals.out.sealed(b"12345678")), "what is sent back does not fit"
 

@@ -79,8 +79,8 @@ def test_segments_go_newest_first_and_the_note_is_gone_for_good_at_last(build_st
     store = whole_store(build_store, "cut")
     intend_cut(store.root, Cut(store.records[3].start, store.end, WHY))
     done = []
-    keep_file, sync_folder = Quarantine.keep_file, log.sync_folder
-    monkeypatch.setattr(Quarantine, "keep_file", lambda self, path, *more: (done.append(path.name), keep_file(self, path, *more)))
+    add_file, sync_folder = Quarantine.add_file, log.sync_folder
+    monkeypatch.setattr(Quarantine, "add_file", lambda self, path, *more: (done.append(path.name), add_file(self, path, *more)))
     monkeypatch.setattr(log, "sync_folder", lambda path: (done.append((path, cut_path(store.root).exists())), sync_folder(path)))
     clear = log.clear_file_from
     monkeypatch.setattr(log, "clear_file_from", lambda *of: (done.append(read_cut(store.root).kept), clear(*of)))

@@ -257,8 +257,8 @@ def test_segments_beyond_a_hole_go_newest_first_and_the_abort_file_last(build_st
     store.poke(hole.start, bytes(len(hole.data)))
     create_abort_file(store.root)
     done, log = [], StorePaths(store.root).commit_log
-    keep_file, sync_folder, write = Quarantine.keep_file, recovery_log.sync_folder, recovery.write_checkpoint
-    monkeypatch.setattr(Quarantine, "keep_file", lambda self, path, *more, **named: (done.append(path.name), keep_file(
+    add_file, sync_folder, write = Quarantine.add_file, recovery_log.sync_folder, recovery.write_checkpoint
+    monkeypatch.setattr(Quarantine, "add_file", lambda self, path, *more, **named: (done.append(path.name), add_file(
         self, path, *more, **named)))
     monkeypatch.setattr(recovery_log, "sync_folder", lambda path: (done.append((path, len(os.listdir(log)))), sync_folder(path)))
     monkeypatch.setattr(recovery, "write_checkpoint", lambda root, *more: (
@@ -487,7 +487,7 @@ def kept_in_quarantine(store):
     return sorted(path.read_bytes() for path in (store.root / "quarantine").glob("*") if path.suffix != ".json")
 
 
-@pytest.mark.parametrize("place", ["keep_bytes", "keep_file"])
+@pytest.mark.parametrize("place", ["add_bytes", "add_file"])
 def test_without_room_for_quarantine_the_log_stays_as_it_was(build_store, monkeypatch, place):
     store = build_store(40, flushed=0, spare=False)
     hole = store.records[6]

@@ -18,7 +18,7 @@ from pyengine.storage.check.check import check
 from pyengine.storage.checkpoint import DurableWatermark, watermark_path, write_watermark
 from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
-from pyengine.storage.recovery.markers import write_kept_from
+from pyengine.storage.recovery.markers import write_recovered_from
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.salvage import log as salvage_log
 from pyengine.storage.salvage.salvage import MISSING_LISTED_MAX, salvage
@@ -137,7 +137,7 @@ def test_queue_offsets_move_up_after_a_loss_and_consumers_with_them(stopped, tmp
 def test_the_old_engines_identity_is_not_copied_and_unreadable_config_is_named(stopped, tmp_path):
     config = stopped.root / "config"
     (config / "engine-id").write_text("x")
-    write_kept_from(stopped.root, 4096)  # an offset of the old log
+    write_recovered_from(stopped.root, 4096)  # an offset of the old log
     (config / "topics.json").write_text('{"topicConfigTable": {}}')
     (config / "topics.json.bak").write_text("{}")
     (config / "consumerOffset.json").write_text("not JSON")
