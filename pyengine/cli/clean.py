@@ -69,11 +69,11 @@ def _clean(root: Path, config: EngineConfig, request: Request, timeout_s: float,
     from pyengine.ipc.control_block import EngineMemory
     from pyengine.ipc.shared_objects import find_folder
     from pyengine.ipc.store_lock import living_kinds
-    from pyengine.services.retention.clean_resource import ask_to_clean
+    from pyengine.services.retention.clean_resource import request_cleaning
 
     if living_kinds(root):
         with EngineMemory.attach(find_folder(root)) as memory:
-            return ask_to_clean(memory, request, timeout_s, show)
+            return request_cleaning(memory, request, timeout_s, show)
     return clean_offline(root, config, request, show)
 
 

@@ -113,7 +113,7 @@ class PutCall:
         self.set_result(PutResult(PutStatus.UNKNOWN_ERROR, reason=repr(error), indeterminate=True))
 
 
-class _Line:
+class _OrderedThread:
     """Entries that one thread handles in order, until end(). A program may end without waiting for the thread."""
 
     _handle: Callable[..., None]  # of a subclass: handles the fields of one entry
@@ -158,11 +158,11 @@ class _Line:
             while (entry := self._entries.get()) is not None:
                 self._handle_one(entry)
                 entry = None  # it may have the last reference to the producer
-            self._finish_line()
+            self._finish_entries()
         finally:
             self._running.release()
 
-    def _finish_line(self) -> None:
+    def _finish_entries(self) -> None:
         self._handle_rest()
         self._is_done = True
         self._done.put(None)
@@ -196,7 +196,7 @@ class _Line:
         self._entries.put(None)
         if not self._ident:  # there is no thread, and none is needed; or it has just begun, and ends soon
             with self._running:
-                self._finish_line()
+                self._finish_entries()
 
     def join(self) -> None:
         """Wait, after end(), for the thread, unless the caller runs in it."""
@@ -205,7 +205,7 @@ class _Line:
             self._done.put(None)
 
 
-class PendingPuts(_Line):
+class PendingPuts(_OrderedThread):
     """The puts of one session that have no answer yet.
 
     `finish(session, code, answer, context, give_up_ns)` makes the result of one put from code 0,
@@ -353,7 +353,7 @@ class PendingPuts(_Line):
             super().end()
 
 
-class QueuedPuts(_Line):
+class QueuedPuts(_OrderedThread):
     """Puts that wait, in order and in a thread of their own, until the ring has room."""
 
     def __init__(self) -> None:

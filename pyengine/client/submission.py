@@ -92,7 +92,7 @@ class Submitter(SubmitterFront):
     """
 
     __slots__ = ("_open_session", "_constants", "_opening", "session", "_pid", "closed", "native", "max_message_bytes",
-                 "timeout_s", "_flush_timeout_s", "_slave_timeout_s", "_lines", "_queued", "root", "_finalizer", "__weakref__")
+                 "timeout_s", "_flush_timeout_s", "_slave_timeout_s", "_threads", "_queued", "root", "_finalizer", "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], ProducerSession], constants: tuple[bytes, bytes, int]) -> None:
         self._open_session = open_session
@@ -103,8 +103,8 @@ class Submitter(SubmitterFront):
         self.closed = 0  # time of close(), on the monotonic clock in ns; 0: open
         self._queued = QueuedPuts()
         self.queued_puts = self._queued.waiting
-        self._lines: dict[str, PendingPuts | QueuedPuts | SessionFront] = {"later": self._queued}
-        self._finalizer = weakref.finalize(self, _end_lines, self._lines)
+        self._threads: dict[str, PendingPuts | QueuedPuts | SessionFront] = {"queued": self._queued}
+        self._finalizer = weakref.finalize(self, _end_threads, self._threads)
         self._finalizer.atexit = False  # daemon threads and exit handlers may put until the process ends, which the supervisor notices
         self._attach(None)
         _living.add(self)
@@ -129,8 +129,8 @@ class Submitter(SubmitterFront):
                 return
             owner = _FrontOwner(end, pending, self._store_host, identity.sync_flush_timeout_ms / 1000)
             front = SessionFront(*end.front(), end, owner, PutResult, self._store_host)
-            self._lines["front"] = front  # before the thread that gets its futures
-            self._lines["pending"] = pending
+            self._threads["front"] = front  # before the thread that gets its futures
+            self._threads["pending"] = pending
             self.root = session.root
             self.waits = ((native.DURABLE if identity.mode == control_native.MODE_SYNC else 0)
                            | (native.CONFIRMED if identity.role == control_native.SYNC_MASTER else 0))
@@ -146,7 +146,7 @@ class Submitter(SubmitterFront):
 
     @property
     def _pending(self) -> PendingPuts:
-        pending = self._lines["pending"]
+        pending = self._threads["pending"]
         assert isinstance(pending, PendingPuts)
         return pending
 
@@ -326,7 +326,7 @@ class Submitter(SubmitterFront):
 
     def collect(self, timeout_ns: int) -> None:
         """Take the results of submit_then() that arrive within the time; the answers' thread takes the others."""
-        pending = self._lines.get("pending")
+        pending = self._threads.get("pending")
         if isinstance(pending, PendingPuts):
             pending.collect(monotonic_ns() + timeout_ns)
 
@@ -490,10 +490,10 @@ class _FrontOwner:
         return unknown_outcome(context, "submitted by the parent of this process: it may or may not be stored")
 
 
-def _end_lines(lines: dict[str, PendingPuts | QueuedPuts | SessionFront]) -> None:
+def _end_threads(threads: dict[str, PendingPuts | QueuedPuts | SessionFront]) -> None:
     """End the threads and the session of a producer that was dropped, without waiting."""
-    for line in lines.values():
-        line.end()
+    for thread in threads.values():
+        thread.end()
 
 
 def _finish(flush_timeout_s: float, session: native.ProducerSession, code: int, answer: tuple[int, ...], context: PutContext,

@@ -126,7 +126,7 @@ class Supervisor:
         if self._arguments.embedder_descriptor >= 0:
             for descriptor in (0, self._arguments.embedder_descriptor):
                 self._selector.register(descriptor, selectors.EVENT_READ,
-                                        lambda descriptor=descriptor: self._lose_embedder(descriptor))
+                                        lambda descriptor=descriptor: self._on_embedder_exit(descriptor))
 
     def _request_stop(self, *_: object) -> None:
         self._stop_requested = True
@@ -138,7 +138,7 @@ class Supervisor:
         if signal.SIGUSR1 in came:
             self._log.check()
 
-    def _lose_embedder(self, descriptor: int) -> None:
+    def _on_embedder_exit(self, descriptor: int) -> None:
         """The process that embeds the engine has ended (its pidfd), or runs another program by exec (the end of its pipe)."""
         self._selector.unregister(descriptor)
         self._stop_requested = True

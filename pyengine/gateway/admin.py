@@ -44,7 +44,7 @@ from pyengine.ipc.session_client import ask_for_settings
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.statistics import WINDOWS_S, Statistics, read_statistics
 from pyengine.services.retention.clean_files import Request as CleanRequest
-from pyengine.services.retention.clean_resource import ask_to_clean
+from pyengine.services.retention.clean_resource import request_cleaning
 from pyengine.storage.commit_log import measure_log
 from pyengine.storage.config import SETTINGS, changing_engine, set_durably, settings_to_set
 from pyengine.storage.config_table import PERM_READ, PERM_WRITE, TopicConfig, group_of
@@ -587,7 +587,7 @@ class Admin:
 
         def ask() -> None:
             with EngineMemory.attach(find_folder(self._reader.root)) as memory:
-                ask_to_clean(memory, CleanRequest(), CLEAN_S)
+                request_cleaning(memory, CleanRequest(), CLEAN_S)
 
         if self._cleaning is None or self._cleaning.done():
             self._cleaning = asyncio.get_running_loop().run_in_executor(self._executor, ask)

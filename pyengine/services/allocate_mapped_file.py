@@ -79,7 +79,7 @@ class AllocateMappedFileService(Service):
         now_ns = monotonic_ns()
         wrote = native.load_position(self._control.wrote)
         if wrote != self._wrote:
-            self._look_at_passes(wrote)
+            self._note_gathering(wrote)
             self._wrote, self._moved_ns = wrote, now_ns
         if native.load(self._allocator, "ready_end") < self._target(wrote):
             if now_ns < self._retry_ns or self._is_frozen:
@@ -87,7 +87,7 @@ class AllocateMappedFileService(Service):
             return self._make_one(now_ns)
         return self._warm(wrote)
 
-    def _look_at_passes(self, wrote: int) -> None:
+    def _note_gathering(self, wrote: int) -> None:
         """Note whether the writer gathers its passes: what it writes by system call needs no pages ahead of it."""
         number = native.load_position(self._control.slot_pass)
         if self._wrote >= 0 and number > self._pass:

@@ -14,7 +14,7 @@ After a crash the bits stay as they are until the next cleaner's first check.
 
 `pyengine clean` deletes by hand, in its own process or by the running engine's cleaner:
 `clean_stopped` cleans a store that no process has open, with the same rules and steps as the cleaner.
-`ask_to_clean` sends a request to the cleaner of a running engine and waits for its answer. One process at a time
+`request_cleaning` sends a request to the cleaner of a running engine and waits for its answer. One process at a time
 does so, under a lock on the shared object that the kernel releases when its owner dies. A request is
 executed even if its sender does not wait.
 """
@@ -286,7 +286,7 @@ def clean_stopped(store: MessageStore, config: EngineConfig, log_end: int, reque
                    native.load_position(control.min_offset))
 
 
-def ask_to_clean(memory: EngineMemory, request: Request, timeout_s: float,
+def request_cleaning(memory: EngineMemory, request: Request, timeout_s: float,
                  progress: Callable[[int, int | None], None] = lambda done, total: None) -> Cleaned:
     """Send a request to the cleaner and return what it has deleted.
 
