@@ -39,7 +39,7 @@ from pyengine.gateway.wire import Frame, WireError, read_json, write_json
 from pyengine.storage.config_table import LOCK_MODE, exclusive
 from pyengine.storage.durable_writes import write_config
 
-RELOAD_INTERVAL_S = 1.0                # between two checks of the files
+RELOAD_INTERVAL_S = 1.0     # between two checks of the files
 LIST_BYTES_MAX = 4 << 20
 KEY_CHARS_MIN = 7           # of access keys and secrets, as in RocketMQ
 HANDSHAKE_S = 10.0          # longest TLS handshake
@@ -611,7 +611,7 @@ def _on_one_line(value: object) -> str:
 # ---- TLS -----------------------------------------------------------------------------
 
 class TlsHandler:
-    """Makes each connection a TLS or a plain one by its first byte, like RocketMQ's HandshakeHandler; call look() first."""
+    """Makes each connection a TLS or a plain one by its first byte, like RocketMQ's HandshakeHandler; call reload() first."""
 
     FAILURE = "the changed certificate cannot be used; new connections get the one before"
 
@@ -685,7 +685,7 @@ class _HandshakeHandler(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._peek: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._early_data = b""           # bytes that arrived between the handshake and its callback
+        self._early_data = b""      # bytes that arrived between the handshake and its callback
         self._is_lost = False
         self.host = ""
 

@@ -32,7 +32,7 @@ REQUESTS_MAX = 2048         # pending requests of one connection, with held pull
 REQUEST_BYTES, FIELD_BYTES = 2048, 200  # approximate memory of a pending request without its frame, and of each header field
 FRAMES_AT_ONCE = 32         # of one connection, before other connections are served
 TICK_S = 1.0
-INVOKE_TIMEOUT_S = 10.0        # for a client's answer to a request of the gateway (RocketMQ: Broker2Client)
+INVOKE_TIMEOUT_S = 10.0     # for a client's answer to a request of the gateway (RocketMQ: Broker2Client)
 INT32_MASK = 0x7FFFFFFF
 
 

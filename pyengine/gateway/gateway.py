@@ -138,7 +138,7 @@ class Gateway:
         if access is None:
             broker.update(without_list())
         else:
-            with contextlib.suppress(EngineError):  # reported by the next look(); until the list can be read every client is refused
+            with contextlib.suppress(EngineError):  # reported by the next reload(); until the list can be read every client is refused
                 await self._reload(access)
             broker.update(access.handlers(address, executor, self._report))
             refusals = Reports(self._report, about="refused requests")  # counted apart, so that they do not hide other sentences
@@ -214,7 +214,7 @@ HEARTBEAT_INTERVAL_S = 0.25
 async def serve(gateway: Gateway, *, must_listen: bool, must_stop: Callable[[], bool], heartbeat: Callable[[], None],
                 ready: Callable[[], None], blocked: Callable[[str], None]) -> None:
     """Run a gateway until `must_stop`. If a port is not available: OSError with `must_listen`; otherwise it tries again every
-    second and passes the reason to `blocked`. It calls `ready` once at the beginning, `beat` several times a second."""
+    second and passes the reason to `blocked`. It calls `ready` once at the beginning, `heartbeat` several times a second."""
     waiting = asyncio.get_running_loop().create_task(_listen(gateway, must_listen, blocked))
     try:
         if must_listen:

@@ -30,7 +30,7 @@ from pyengine.storage.config_table import PERM_READ, SubscriptionGroup
 COMMIT_FLAG, SUSPEND_FLAG, SUBSCRIPTION_FLAG = 1, 2, 4  # of a pull's sysFlag
 SUSPEND_MS_MAX = 120_000
 TICK_S = 0.2              # precision of the end of a held pull
-ANSWER_SLICE_S = 0.05             # of one turn of the loop, for held pulls
+ANSWER_SLICE_S = 0.05     # of one turn of the loop, for held pulls
 _CODES = {
     GetStatus.FOUND: codes.SUCCESS,
     GetStatus.MESSAGE_WAS_REMOVING: codes.PULL_RETRY_IMMEDIATELY,
@@ -61,7 +61,8 @@ class Pulls:
     """Serves all pulls of the gateway. Used in the loop's thread, except for the thread that waits for arrivals."""
 
     def __init__(self, reader: LiveStoreReader, names: Names, members: Members, positions: Positions, executor: Executor,
-                 report: Callable[[str, str], None], count_gets: Callable[[str, str, int], None] = lambda topic, group, number: None) -> None:
+                 report: Callable[[str, str], None],
+                 count_gets: Callable[[str, str, int], None] = lambda topic, group, number: None) -> None:
         """`report(host, sentence)` gets errors of held pulls, `count_gets` the number of messages of a topic delivered to a group."""
         self._count_gets = count_gets
         self._reader = reader
