@@ -166,9 +166,9 @@ def explain(rings: Sequence[Ring], living: Iterable[int], since_ns: int, now_ns:
 
 
 class Waits:
-    """Collects what makes puts of one store wait from now on, for a benchmark; call look() once a minute or more often.
+    """Collects what makes puts of one store wait from now on, for a benchmark; call collect() once a minute or more often.
 
-    It continues over kill -9 of every process and a new start. Call look() before an orderly stop, which ends the record.
+    It continues over kill -9 of every process and a new start. Call collect() before an orderly stop, which ends the record.
     """
 
     def __init__(self, root: Path) -> None:

@@ -244,7 +244,7 @@ def test_salvage_takes_what_ended_a_transaction_with_its_half_message(builder, t
     cut = builder.end
     for topic, body in ((half, b"first"), (op, b"0"), (op, b"7")):
         builder.put(topic, body, tags="d" if topic == op else None, dispatch=False)
-    Quarantine(builder.root).keep_bytes(builder.segment(0), 0, cut, builder.end, "a test")
+    Quarantine(builder.root).add_bytes(builder.segment(0), 0, cut, builder.end, "a test")
     builder.write_log(bytes(builder.end - cut), at=cut)
     builder.end, builder.queue_offsets[half, 0] = cut, 0
     builder.put(half, b"since")

@@ -335,7 +335,7 @@ def test_what_is_delivered_stays_so_while_no_slave_has_confirmed_it(make_rig):
     native.store_position(rig.control.confirm, 0)
     service = rig.service()
     go(service)
-    assert rig.noted() == {"1": 1} and rig.said == []
+    assert rig.noted() == {"1": 1} and rig.reported == []
     rig.steady_ns += HOUR_MS * 1_000_000
     go(service)
     assert rig.delivered() == [b"once"]

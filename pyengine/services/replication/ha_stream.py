@@ -532,7 +532,7 @@ class TableSource:
         self.tables: dict[int, Table] = {}
         self._blocked = BlockedReason(report)
 
-    def call(self) -> None:
+    def reload(self) -> None:
         """Read what was changed since the last call; a file that is not there, is empty, or cannot be read now, is left out."""
         why = ""
         for kind, (name, _) in enumerate(TABLES):

@@ -195,7 +195,7 @@ class DiskSpaceProbe:
         self._refusing = 0
 
     def take_settings(self, config: EngineConfig) -> None:
-        """Take the limits, from the next check on; called by another thread than look()."""
+        """Take the limits, from the next check on; called by another thread than check()."""
         self._rules = CleanRules.of(config)
 
     def check(self) -> bool:

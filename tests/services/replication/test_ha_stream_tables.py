@@ -104,7 +104,7 @@ def test_an_empty_file_of_the_master_is_left_out(sides):
     """As a power cut leaves what a broker wrote: a link ends at a table without bytes."""
     (sides.master / "config" / "topics.json").touch()
     ConsumerOffsets(sides.master).commit("T", "g", {0: 1})
-    assert sides.carry() == [OFFSETS] and sides.said == []
+    assert sides.carry() == [OFFSETS] and sides.reported == []
     TopicConfigs(sides.master).create(TopicConfig("orders", 3, 3))
     assert sides.carry() == [TOPICS]
 
