@@ -387,7 +387,7 @@ def _following(queue: ConsumeQueue, at: int) -> tuple[int, numpy.ndarray] | None
 
 # -- what queues lack ----------------------------------------------------------------
 
-SCAN_BYTES = 64 << 20      # the newest part of the log, whose messages are looked up in their queues
+SCAN_BYTES = 64 << 20           # the newest part of the log, whose messages are looked up in their queues
 LOST_QUEUE_BYTES = 256 << 20    # the same if an expected queue has no entry
 _LOST_MAX = 100_000             # most that are counted
 _PLACES = ("topic", "queueId", "queueOffset", "physicalOffset")

@@ -267,7 +267,7 @@ class _Fetched(NamedTuple):
 
 
 class RemoteStore:
-    """A store on another file system, in its state at the last look; a context manager."""
+    """A store on another file system, in its state at the last refresh; a context manager."""
 
     is_live = False  # no engine's counters can be read
 
@@ -368,7 +368,7 @@ class RemoteStore:
         return set(self._tree.folders_and_sizes(f"{QUEUES}/{topic}" if topic else QUEUES))
 
     def queue_files(self) -> dict[str, dict[str, FileMark]]:
-        """Return the files of each queue by its folder; they are listed once in a look."""
+        """Return the files of each queue by its folder; they are listed once in a refresh."""
         if self._queue_files is None:
             found: dict[str, dict[str, FileMark]] = {}
             for path, mark in self._tree.files(QUEUES, recursive=True).items():

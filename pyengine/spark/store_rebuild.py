@@ -2,7 +2,7 @@
 
 A store that was stopped in order and whose log is whole:
 
-    look       walk each range of the log: its queues, their offsets, the number of keys
+    survey     walk each range of the log: its queues, their offsets, the number of keys
     move       the driver moves the old files to quarantine, and creates empty files of the queues
     make       each range writes its entries into the queues' files; each index file gets its keys
     name       the driver renames the index files, when all of them have the counted keys
@@ -10,7 +10,7 @@ A store that was stopped in order and whose log is whole:
 
 Any other one (it was not stopped in order, its log is damaged, queue offsets have gaps or are repeated):
 
-    look       by one process, as `pyengine rebuild` does; damage of durable bytes is refused
+    survey     by one process, as `pyengine rebuild` does; damage of durable bytes is refused
     recovery   moves the files and finds the log's end, as always; then, instead of its own dispatch:
     parts      walk each range again, and divide it where records or a queue's offsets do not follow each other;
                the position of an entry follows from the parts before it

@@ -73,7 +73,7 @@ class StreamOffsets(ABC):
 
     @abstractmethod
     def _end_now(self) -> Offset:
-        """Return the end of the stream in the store's state at the last look."""
+        """Return the end of the stream in the store's state at the last refresh."""
 
     @abstractmethod
     def is_beyond(self, start: Offset, target: Offset) -> bool:
