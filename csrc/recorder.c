@@ -24,7 +24,7 @@ void ms_recorder_format(struct ms_recorder *recorder, const uint8_t *boot_id)
     recorder->threshold_ns = MS_STALL_NS;
     memset(&recorder->for_sync, 0, sizeof recorder->for_sync);
     memset(&recorder->for_slave, 0, sizeof recorder->for_slave);
-    for (uint32_t i = 0; i < MS_RECORDER_RINGS; i++)
+    for (uint32_t i = 0; i <= MS_WORKER_KINDS; i++)
         recorder->ring[i].phase_since_ns = 0;
     ms_store_release(&recorder->magic, MS_RECORDER_MAGIC);
 }
@@ -365,7 +365,7 @@ void ms_recorder_note_puts(struct ms_recorder_handle *handle, struct ms_stall *p
     }
     puts->cause = cause_of_puts(handle, puts);
     complete(handle, puts);
-    put_into(&handle->shared->ring[MS_RECORDER_PUTS], puts);
+    put_into(&handle->shared->ring[MS_WORKER_KINDS], puts);
 }
 
 void ms_recorder_note_held(struct ms_recorder_handle *handle)

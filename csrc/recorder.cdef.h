@@ -9,8 +9,6 @@
  * a stall, with its phases, the kernel's counters of the process since they were last read (the window), and a cause.
  */
 #define MS_RECORDER_LAYOUT_VERSION 1
-#define MS_RECORDER_RINGS 12     /* one a kind of worker, then MS_RECORDER_PUTS */
-#define MS_RECORDER_PUTS 11      /* the writer's second ring. Its times come from producers, so a hostile one can fill it */
 #define MS_STALLS 128
 #define MS_STALL_MINUTES 60
 #define MS_STALL_NS 5000000
@@ -127,7 +125,8 @@ struct ms_recorder {
     int8_t pad1[112];
     struct ms_waiting for_slave; /* of a SYNC_MASTER */
     int8_t pad2[112];
-    struct ms_recorder_ring ring[MS_RECORDER_RINGS];
+    struct ms_recorder_ring ring[MS_WORKER_KINDS + 1]; /* by kind of worker, then slow puts: the writer writes those too. Their
+                                    times come from producers, so a hostile one can fill it */
 };
 
 /* One process's state of recording, in private memory. */

@@ -11,7 +11,6 @@
 #define MS_RECORDER_MAGIC 0x4d535245434f5244ULL /* "MSRECORD" */
 #define MS_PHASE_NONE (MS_PHASES + 1)
 
-_Static_assert(MS_RECORDER_PUTS == MS_WORKER_KINDS && MS_RECORDER_RINGS == MS_WORKER_KINDS + 1, "a ring a kind of worker, and the puts'");
 _Static_assert(sizeof(struct ms_stall) == 192 && offsetof(struct ms_stall, crc) == 188, "the checksum is the end of a stall");
 _Static_assert(offsetof(struct ms_recorder_ring, by_cause) == 128, "ring: its head on a line of its own");
 _Static_assert(sizeof(struct ms_recorder_ring) % 128 == 0, "ring: whole lines");

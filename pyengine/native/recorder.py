@@ -21,7 +21,7 @@ RECORDER_BYTES: int = ffi.sizeof("struct ms_recorder")
 LAYOUT_VERSION: int = lib.MS_RECORDER_LAYOUT_VERSION
 THRESHOLD_NS: int = lib.MS_STALL_NS
 STALLS: int = lib.MS_STALLS
-PUTS_RING: int = lib.MS_RECORDER_PUTS
+PUTS_RING: int = lib.MS_WORKER_KINDS
 
 # By their numbers in csrc/recorder.cdef.h.
 PHASE_NAMES = ("ring", "segment", "touch", "write", "sync", "slave", "lock", "other")
@@ -156,7 +156,7 @@ def boot_of(recorder: ms_recorder) -> bytes:
 
 def read_rings(recorder: ms_recorder) -> list[Ring]:
     """Read the ring of each worker kind, then PUTS_RING; leave out stalls that are being written."""
-    return [_ring(kind, recorder.ring[kind]) for kind in range(lib.MS_RECORDER_RINGS)]
+    return [_ring(kind, recorder.ring[kind]) for kind in range(PUTS_RING + 1)]
 
 
 def _ring(kind: int, ring: ms_recorder_ring) -> Ring:
