@@ -1,7 +1,7 @@
 """How fast Spark reads the log, against Spark's own Parquet on the same rows.
 
     python bench/bench_spark.py [--log-bytes 1g] [--body-bytes 1024] [--cores 2] [--rounds 3] [--folder DIR] [--json FILE] [--page]
-    python bench/bench_spark.py --plan QUEUES       the driver's CPU time for the plan of a read through so many queues, no more
+    python bench/bench_spark.py --plan 16,2000      what the driver takes to plan a read through so many queues
     python bench/bench_spark.py --jobs 128m,1g,2g   diff and rebuild of logs of these sizes, in one process and in the workers
     python bench/bench_spark.py --hop               what each step between the log and the JVM costs, and designs for it
 
@@ -38,8 +38,6 @@ from pyspark.sql import SparkSession
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
 from measure import Row, figure, keep, show, write_into  # noqa: E402
-from pyengine.formats.consume_queue import pack_entry  # noqa: E402
-from pyengine.formats.paths import StorePaths, segment_name  # noqa: E402
 from pyengine.ipc.crashed_engine_memory import rebuild_offline  # noqa: E402
 from pyengine.ipc.live_reader import diff_now, open_store  # noqa: E402
 from pyengine.settings import BYTE_UNITS  # noqa: E402
@@ -51,9 +49,11 @@ from pyengine.spark.schema import chosen_columns  # noqa: E402
 from pyengine.spark.task_reader import arrow_schema, read_partition  # noqa: E402
 from pyengine.storage.checkpoint import DurableWatermark, watermark_path, write_watermark  # noqa: E402
 from pyengine.storage.config import load_config  # noqa: E402
-from spark_data import T0_MS, write_log  # noqa: E402
+from pyengine.storage.config_table import TopicConfig, TopicConfigs  # noqa: E402
+from spark_data import QUEUES, T0_MS, TOPICS, write_log  # noqa: E402
 
 SEGMENT_BYTES = 256 << 20
+QUEUE_FILE_BYTES = 200_000  # of plans: as many queues as are asked for have room
 WARM_UP_ROUNDS = 3
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
 COLUMNS = "topic,partition,offset,physicalOffset,timestamp,bornTimestamp,tags,keys,properties,value"
@@ -76,7 +76,7 @@ def main() -> None:
     arguments.add_argument("--keep", type=Path, metavar="DIR")
     arguments.add_argument("--prepare", action="store_true")
     only = arguments.add_mutually_exclusive_group()
-    only.add_argument("--plan", type=int, metavar="QUEUES")
+    only.add_argument("--plan", type=lambda text: list(map(int, text.split(","))), metavar="QUEUES,...")
     only.add_argument("--jobs", type=lambda text: sorted(map(size, text.split(","))), metavar="SIZE,...")
     only.add_argument("--hop", action="store_true")
     asked = arguments.parse_args()
@@ -85,9 +85,8 @@ def main() -> None:
     folder = asked.keep or Path(tempfile.mkdtemp(prefix="bench-spark-", dir=asked.folder))
     try:
         if asked.plan:
-            print(f"plan of {asked.plan:,} queues: {planning(asked.plan, asked.rounds, folder) * 1000:.0f} ms of CPU")
-            return
-        if asked.jobs or asked.hop:
+            name, lines = "plans", plans(asked, folder)
+        elif asked.jobs or asked.hop:
             name, lines = ("jobs", jobs(asked, folder)) if asked.jobs else ("the Arrow hop", hop(asked, folder))
         else:
             rows = measure(asked, folder)
@@ -126,14 +125,20 @@ def prepared(asked: argparse.Namespace, folder: Path) -> tuple[Path, Path, Spark
     """The store, the Parquet files of its rows, and the session; made unless a run before has kept them."""
     store, native = folder / "store", folder / "native.parquet"
     if not store.exists():
-        messages = write_log(store, asked.log_bytes, asked.body_bytes, min(SEGMENT_BYTES, asked.log_bytes))
+        messages = write_store(store, asked)
         print(f"{messages:,} messages of {asked.body_bytes} bytes", file=sys.stderr)
-        rebuild_offline(store, load_config(store, {}))  # queues and watermark as an engine leaves them, so the plan need not walk the log
-        with open_store(store) as reader:
-            end = reader.max_physical_offset()
-        watermark_path(store).parent.mkdir(exist_ok=True)
-        write_watermark(store, DurableWatermark(uuid.uuid4().hex, 1, end))
     return store, native, session("bench", cores=asked.cores)
+
+
+def write_store(store: Path, asked: argparse.Namespace, topics: int = TOPICS, **settings: int) -> int:
+    """Log, queues and watermark as an engine leaves them, so that no plan need walk the log for its end; the number of messages."""
+    messages = write_log(store, asked.log_bytes, asked.body_bytes, min(SEGMENT_BYTES, asked.log_bytes), topics=topics)
+    rebuild_offline(store, load_config(store, settings))
+    with open_store(store, **settings) as reader:
+        end = reader.max_physical_offset()
+    watermark_path(store).parent.mkdir(exist_ok=True)
+    write_watermark(store, DurableWatermark(uuid.uuid4().hex, 1, end))
+    return messages
 
 
 def measure(asked: argparse.Namespace, folder: Path) -> list[Row]:
@@ -207,23 +212,35 @@ def measure(asked: argparse.Namespace, folder: Path) -> list[Row]:
     return list(rows.values())
 
 
-def planning(queues: int, rounds: int, store: Path) -> float:
-    """CPU seconds of the fastest plan of `access=queue` for a store without a watermark that has so many queues of one entry."""
-    write_log(store, 400 * queues, 128, 1 << 24)
-    with open_store(store, mapped_file_size_consume_queue_bytes=20_000) as reader:
-        found = pa.Table.from_batches(reader.scan(columns=["physicalOffset", "size"])).slice(0, queues).to_pydict()
-    for number, named in enumerate(zip(found["physicalOffset"], found["size"], strict=True)):
-        file = StorePaths(store).queue_folder(f"t{number // 4}", number % 4) / segment_name(0)
-        file.parent.mkdir(parents=True)
-        file.write_bytes(pack_entry(*named, 0).ljust(20_000, b"\0"))
-    options = read_options({"path": str(store), "subscribePattern": "t.*", "access": "queue", "mappedFileSizeConsumeQueue": "20000"})
-    taken = []
-    for _ in range(rounds + 1):
-        began_s = time.process_time()
-        parts = plan(options)
-        taken.append(time.process_time() - began_s)
-    assert sum(len(part.slices) for part in parts) == queues
-    return min(taken)
+def plans(asked: argparse.Namespace, folder: Path) -> str:
+    """Lines of a page: plans of `access=queue` for stores with so many queues, with and without the search for lost messages."""
+
+    def taken(store: Path, **given: str) -> Spent:
+        """The least of both, of several plans."""
+        options = read_options({"path": str(store), "subscribePattern": "topic.*", "access": "queue",
+                                "mappedFileSizeConsumeQueue": str(QUEUE_FILE_BYTES), **given})
+        found = []
+        for _ in range(asked.rounds + 1):
+            began_s, begun_cpu_s = time.perf_counter(), time.process_time()
+            plan(options)
+            found.append((time.perf_counter() - began_s, time.process_time() - begun_cpu_s))
+        return min(wall_s for wall_s, _ in found), min(cpu_s for _, cpu_s in found)
+
+    lines = [f"{asked.log_bytes / 1e6:,.0f} MB of log with bodies of {asked.body_bytes:,} bytes in the page cache, the least of "
+             f"{asked.rounds + 1} plans; {machine(asked)}. Milliseconds, and of CPU:", "",
+             "| queues | whole plan | without the search for lost messages | with a queue that has no message |", "|---" * 4 + "|"]
+    for queues in asked.plan:
+        store, topics = folder / f"{queues}-queues", queues // QUEUES
+        write_store(store, asked, topics, mapped_file_size_consume_queue_bytes=QUEUE_FILE_BYTES)
+        configs = TopicConfigs(store)
+        for number in range(topics):
+            configs.create(TopicConfig(f"topic-{number:03d}", read_queue_nums=QUEUES, write_queue_nums=QUEUES))
+        found = [taken(store), taken(store, failOnDataLoss="false")]
+        configs.create(TopicConfig("topic-unused", read_queue_nums=1, write_queue_nums=1))
+        found.append(taken(store))
+        lines.append(f"| {queues:,} | " + " | ".join(f"{figure(wall_s * 1e3)}, {figure(cpu_s * 1e3)}" for wall_s, cpu_s in found) + " |")
+        shutil.rmtree(store)
+    return "\n".join(lines) + "\n"
 
 
 def session_cpu_s() -> float:

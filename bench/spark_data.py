@@ -18,13 +18,13 @@ TOPICS, QUEUES = 16, 4
 T0_MS = 1_700_000_000_000
 
 
-def write_log(root: Path, log_bytes: int, body_bytes: int, segment_bytes: int, seed: int = 1) -> int:
+def write_log(root: Path, log_bytes: int, body_bytes: int, segment_bytes: int, seed: int = 1, *, topics: int = TOPICS) -> int:
     """A store at `root` with about `log_bytes` of log; the number of messages. Bodies are words, half compressible."""
     rng = random.Random(seed)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(4000)]
     records, queues = [], []
     for number in range(DISTINCT):
-        topic, queue_id = rng.randrange(TOPICS), rng.randrange(QUEUES)
+        topic, queue_id = rng.randrange(topics), rng.randrange(QUEUES)
         text = " ".join(rng.choices(words, k=body_bytes // 5)).encode()
         body = text[: body_bytes // 2] + rng.randbytes(body_bytes - body_bytes // 2)
         records.append(encode_message(Message(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy
 
-from pyengine.arguments import INT64_MAX, INT64_MIN
+from pyengine.arguments import INT64_MAX
 from pyengine.errors import CorruptionError, StoreBusyError, StoreRefusedError, UsageError, command, did_you_mean
 from pyengine.formats.constants import CQ_ENTRY_BYTES, LMQ_PREFIX
 from pyengine.formats.consume_queue import further_offset, is_filler, is_live
@@ -421,57 +421,66 @@ def missing_entries(store: LiveStoreReader | RemoteStore, extents: QueueExtents,
     """Return the messages below `limit`, where all are dispatched, that the chosen queues' files lack: by queue, as texts.
 
     [] also if it is unknown which messages are in their queues.
-
-    A deleted file leaves a queue that ends, or begins, at a file's border: then the log is read from the last entry's
-    message on, or up to the first one's. Of all other chosen queues SCAN_BYTES of the log's end tell whether entries
-    are missing; LOST_QUEUE_BYTES where a queue that topics.json names, or one between others, has none. Over
-    a file system it is a window of FETCH_BYTES for both. A topic that topics.json does not name and that has no folder was deleted.
     """
     choose = extents.choose
     if choose is None or why_not_dispatched(store):
         return []
-    low = max(0, store.min_physical_offset)
-    ends: dict[Queue, tuple[int, int]] = {}    # the queue offset after its entries, and the physical end of the last one's message
-    begins: dict[Queue, tuple[int, int]] = {}  # the queue offset of the first one, and the physical offset of its message
-    begin = limit
-    for queue, first, high, max_physical in extents.bounds(limit):
-        if high == 0:
-            continue
-        key = queue.topic, queue.queue_id
-        ends[key] = high, max_physical
-        if high % queue.entries_per_file == 0 and max_physical > 0:
-            begin = min(begin, max_physical)
+    found = {(one.queue.topic, one.queue.queue_id): one for one in extents.bounds(limit) if one.high > 0}
+    records = itertools.chain(_lost_before(store, choose, found, limit), _lost_after(store, choose, found, limit))
+    lost = {record.physical_offset: record for record in itertools.islice(records, _LOST_MAX)}
+    more = "" if len(lost) < _LOST_MAX else " or more"
+    for offset in extents.named(numpy.fromiter(lost, numpy.int64)) if lost else ():
+        lost.pop(offset, None)  # damage has changed the record's queue or offset, as its own entry shows
+    by_queue: dict[tuple[Queue, bool], list[int]] = {}
+    for queue, number, _ in lost.values():
+        by_queue.setdefault((queue, queue in found and number < found[queue].high), []).append(number)
+    return [f"{topic}/{queue_id} " + (f"before offset {max(numbers) + 1}" if is_before else f"from offset {min(numbers)} on")
+            + f" ({len(numbers):,}{more})" for ((topic, queue_id), is_before), numbers in sorted(by_queue.items())]
+
+
+def _lost_before(store: LiveStoreReader | RemoteStore, choose: ChooseQueue, found: Mapping[Queue, QueueExtent], limit: int
+                 ) -> Iterator[_Record]:
+    """Yield the messages before a queue that begins at a file's border, if the file before it is lost.
+
+    Reads the log up to the message of the queue's first entry.
+    """
+    begins: dict[Queue, tuple[int, int]] = {}  # the queue offset of the first entry, and the physical offset of its message
+    for key, (queue, first, high, _) in found.items():
         if 0 < first < high and first % queue.entries_per_file == 0 and queue.files.start_of((first - 1) * CQ_ENTRY_BYTES) is None:
             entry = queue.entry(first, high)
             begins[key] = first, entry.physical_offset if entry is not None else 0
-    configured = TopicConfigs(store.root).read().rows
-    topics = configured.keys() | _queue_folders(store) if configured else None
-    scan_bytes = LOST_QUEUE_BYTES if _has_lost_queue(configured, ends, choose) else SCAN_BYTES
-    begin = max(low, min(begin, limit - (FETCH_BYTES if isinstance(store, RemoteStore) else scan_bytes)))
-    none = INT64_MIN, -1
-
-    def after(topic: str, queue_id: int) -> QueueBounds | None:
-        wanted = choose(topic, queue_id) if topics is None or topic in topics else None
-        return None if wanted is None else (max(wanted[0], ends.get((topic, queue_id), none)[0]), wanted[1])
 
     def before(topic: str, queue_id: int) -> QueueBounds | None:
-        wanted = choose(topic, queue_id)
-        end = begins.get((topic, queue_id))
-        return None if wanted is None or end is None else (wanted[0], min(wanted[1], end[0]))
+        wanted, begin = choose(topic, queue_id), begins.get((topic, queue_id))
+        return None if wanted is None or begin is None else (wanted[0], min(wanted[1], begin[0]))
 
-    head_end = min(limit, max((at for _, at in begins.values()), default=low))
-    lost = {one.physical_offset: one for one in itertools.islice(itertools.chain(
-        (one for one in _records(store, low, head_end, before) if one.physical_offset < begins[one.queue][1]),
-        (one for one in _records(store, begin, limit, after) if one.physical_offset >= ends.get(one.queue, none)[1])), _LOST_MAX)}
-    is_all = len(lost) < _LOST_MAX
-    if lost:
-        for offset in extents.named(numpy.fromiter(lost, numpy.int64)):
-            lost.pop(offset, None)  # damage has changed the record's queue or offset, as its own entry shows
-    found: dict[tuple[Queue, bool], list[int]] = {}
-    for record in lost.values():
-        found.setdefault((record.queue, record.queue in ends and record.number < ends[record.queue][0]), []).append(record.number)
-    return [f"{topic}/{queue_id} " + (f"before offset {max(numbers) + 1}" if is_before else f"from offset {min(numbers)} on")
-            + f" ({len(numbers):,}{'' if is_all else ' or more'})" for ((topic, queue_id), is_before), numbers in sorted(found.items())]
+    end = min(limit, max((at for _, at in begins.values()), default=0))
+    for record in _records(store, max(0, store.min_physical_offset), end, before):
+        if record.physical_offset < begins[record.queue][1]:
+            yield record
+
+
+def _lost_after(store: LiveStoreReader | RemoteStore, choose: ChooseQueue, found: Mapping[Queue, QueueExtent], limit: int
+                ) -> Iterator[_Record]:
+    """Yield the messages after the queues' last entries.
+
+    Reads the log from the last entry's message on if a queue ends at a file's border, and always its newest SCAN_BYTES, or
+    LOST_QUEUE_BYTES if a queue lacks all entries; FETCH_BYTES over a file system. A topic without a folder that topics.json does not
+    name was deleted.
+    """
+    configured = TopicConfigs(store.root).read().rows
+    topics = configured.keys() | _queue_folders(store) if configured else None
+    least = LOST_QUEUE_BYTES if _has_lost_queue(configured, found, choose) else SCAN_BYTES
+    begins = [limit - (FETCH_BYTES if isinstance(store, RemoteStore) else least)]
+    begins += [one.max_physical for one in found.values() if one.max_physical > 0 and one.high % one.queue.entries_per_file == 0]
+
+    def after(topic: str, queue_id: int) -> QueueBounds | None:
+        wanted, end = choose(topic, queue_id) if topics is None or topic in topics else None, found.get((topic, queue_id))
+        return None if wanted is None else (wanted[0] if end is None else max(wanted[0], end.high), wanted[1])
+
+    for record in _records(store, max(0, store.min_physical_offset, min(begins)), limit, after):
+        if record.queue not in found or record.physical_offset >= found[record.queue].max_physical:
+            yield record
 
 
 def _has_lost_queue(configured: Mapping[str, TopicConfig], found: Collection[Queue], choose: ChooseQueue) -> bool:
