@@ -26,6 +26,7 @@ message itself, in its queue and in the index, with the offset of the prepared r
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import threading
@@ -33,7 +34,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -65,6 +66,7 @@ from pyengine.formats.constants import (
 )
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import Message, decode_message_id, decode_properties, encode_properties, hash_map_order
+from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import PutResult, PutStatus, ReadLevel
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
@@ -80,6 +82,8 @@ DISPATCH_S = 5.0
 FLUSHED_WAIT_S = 5.0
 FLUSHED_POLL_INTERVAL_S = 0.01
 LOCK_NAME = "transactions.lock"
+LOCK_BYTES_MAX = 1 << 20
+LOCK_GROUPS_MAX = 1000  # in the lock file: more than are asked within an interval
 DEFAULT_GROUP = "pyengine"
 ENDED_MAX = 10_000     # ended transactions that a producer remembers
 COMMITTED_WAIT_S = 5.0  # a record in a pool buffer becomes readable within commit_interval_commit_log_ms
@@ -249,8 +253,8 @@ class HalfMessages:
                 reader.close()
 
     @contextmanager
-    def lock_check(self) -> Iterator[bool]:
-        """Lock the check of half messages for the block; yields False if another process has the lock."""
+    def lock_check(self) -> Iterator[int | None]:
+        """Lock the check of half messages for the block; yields the lock file, None if another process has the lock."""
         path = StorePaths(self.root).config / LOCK_NAME
         make_folders(path.parent)
         with disk_errors("open", path):
@@ -259,9 +263,9 @@ class HalfMessages:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                yield False
+                yield None
             else:
-                yield True
+                yield descriptor
         finally:
             os.close(descriptor)
 
@@ -302,28 +306,35 @@ class PreparedCheck:
         self._reserved_ms = reserved_ms
         self._offsets = ConsumerOffsets(halves.root)
         self._reached = _RoundProgress(0)
+        self._recent: set[str] = set()  # groups that are not asked in this round
 
-    def round(self, can_ask: Callable[[str], bool]) -> list[Message]:
+    def round(self, can_ask: Callable[[str], bool], again_after_ms: int = 0) -> list[Message]:
         """Run a round: return the half messages whose producers must be asked now, put back with the check counted.
 
         `can_ask(group)`: whether this process can ask producers of the group; messages of other groups are put back uncounted.
+        A group that this or another process has asked within `again_after_ms` is asked in a later round: otherwise several processes
+        of a group would use up its tries.
         Messages younger than transactionTimeOut or than their own immunity time are left out. A message that was checked
         check_max times, or is older than the log keeps messages, goes to TRANS_CHECK_MAX_TIME_TOPIC. The round's offsets are
         stored under CID_RMQ_SYS_TRANS, as by the broker, only once the log is flushed up to the copies: otherwise a power cut
         could lose copies whose originals are not read again. Empty while another process runs a round, and while the log is not
         dispatched to its end. PutError if the engine refuses a put.
         """
-        with self._halves.lock_check() as may:
-            if not may:
+        with self._halves.lock_check() as lock:
+            if lock is None:
                 return []
             self._store_reached(0.0)
             asked: list[Message] = []
+            start_ms, times_ms = self._halves.now_ms(), _read_times(lock)
+            self._recent = {group for group, time_ms in times_ms.items() if 0 <= start_ms - time_ms < again_after_ms}
             try:
                 with self._halves.lock:
                     if self._sees_all_ends():
                         for queue_id in self._halves.reader().queue_ids(TRANSACTION_HALF_TOPIC):
                             self._check_queue(queue_id, can_ask, asked)
             finally:
+                if asked:
+                    _write_times(lock, times_ms | {half.properties.get(PROPERTY_PRODUCER_GROUP, ""): start_ms for half in asked})
                 self._store_reached(FLUSHED_WAIT_S)
             return asked
 
@@ -413,7 +424,10 @@ class PreparedCheck:
                 return True
         elif age_ms < self._halves.timeout_ms:
             return False
-        if can_ask(half.properties.get(PROPERTY_PRODUCER_GROUP, "")):
+        group = half.properties.get(PROPERTY_PRODUCER_GROUP, "")
+        if can_ask(group):
+            if group in self._recent:
+                return False
             asked.append(self._put_back(half, {PROPERTY_TRANSACTION_CHECK_TIMES: str(times + 1)}))
         else:
             self._put_back(half, {})
@@ -450,6 +464,21 @@ class PreparedCheck:
 
     def _stored_offsets(self, topic: str) -> dict[int, int]:
         return self._offsets.read(topic, TRANSACTION_GROUP)
+
+
+def _read_times(lock: int) -> dict[str, int]:
+    """Return group -> the time at which it was asked last, from the lock file; nothing from a file with other content."""
+    with suppress(OSError, *PARSE_ERRORS):
+        return {group: int(time_ms) for group, time_ms in json.loads(os.pread(lock, LOCK_BYTES_MAX, 0) or b"{}").items()}
+    return {}
+
+
+def _write_times(lock: int, times_ms: dict[str, int]) -> None:
+    """Write what _read_times() reads, the groups asked last; without it groups are asked sooner."""
+    newest = sorted(times_ms.items(), key=lambda item: item[1])[-LOCK_GROUPS_MAX:]
+    with suppress(OSError):
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, json.dumps(dict(newest)).encode(), 0)
 
 
 # ---- a producer's transactions ---------------------------------------------------------
@@ -549,10 +578,11 @@ class GroupTransactions:
         """Call HalfMessages.end."""
         return self._halves.end(half, outcome)
 
-    def check_now(self) -> int:
+    def check_now(self, again_after_ms: int = 0) -> int:
         """Run one round: call this producer's checkers for undecided messages; return the number of messages."""
         with self._asking:
-            asked = [half for half in self._check.round(self._checkers.__contains__) if half.uniq_key not in self._open]
+            found = self._check.round(self._checkers.__contains__, again_after_ms)
+            asked = [half for half in found if half.uniq_key not in self._open]
             for half in asked:
                 self._ask(half)
             return len(asked)
@@ -571,7 +601,7 @@ class GroupTransactions:
     def _loop(self) -> None:
         while not self._closing.is_set():
             try:
-                self.check_now()
+                self.check_now(round(self._interval_s * 500))
             except ReferenceError:  # the producer was dropped
                 return
             except EngineError as error:

@@ -611,7 +611,8 @@ class Ends:
     async def ask_for_ends(self) -> None:
         """Find undecided transactions once, and ask a producer of each one's group; raise errors at the end."""
         failed: Exception | None = None
-        for half in await asyncio.get_running_loop().run_in_executor(self._executor, self._check.round, self._can_ask):
+        again_after_ms = round(self.interval_s * 500)
+        for half in await asyncio.get_running_loop().run_in_executor(self._executor, self._check.round, self._can_ask, again_after_ms):
             try:
                 self._ask(half)
             except Exception as error:  # noqa: BLE001 - the others are asked all the same

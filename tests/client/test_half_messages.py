@@ -493,3 +493,27 @@ def test_the_producers_own_thread_asks_and_ends_with_it(tmp_path):
                 pass
             eventually(lambda: bodies(engine) == [b"left"], "it is committed")
         assert threading.active_count() == before and os.path.exists(engine.path)
+
+
+def test_several_producers_of_a_group_ask_no_more_often_than_one(tmp_path, monkeypatch):
+    """The checker of a web server with 16 workers would be asked for the last time after a minute, whatever the interval."""
+    calls, done, run_round = [], [], PreparedCheck.round
+
+    def counted(*arguments):
+        try:
+            return run_round(*arguments)
+        finally:
+            done.append(True)
+
+    monkeypatch.setattr(PreparedCheck, "round", counted)
+    with pyengine.Engine(tmp_path / "store", **NO_TIME, **SMALL) as engine:
+        with HalfOpen(engine):
+            pass
+        with engine.connect() as one, engine.connect() as other:
+            for number, producer in enumerate((one, other), 1):
+                with producer.transaction(group="shop", checker=calls.append):
+                    pass
+                eventually(lambda number=number: len(done) == number, "its thread has made a round")
+            assert len(calls) == 1
+            messages(engine, HALF)
+            assert other.check_transactions() == 1, "the program's own call asks whenever it is made"

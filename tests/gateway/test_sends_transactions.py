@@ -138,7 +138,7 @@ def test_a_half_message_that_cannot_be_asked_about_keeps_no_other_from_it(served
 
     with pyengine.open_store(served.root) as reader:
         ends = Ends(None, reader, None, Address("127.0.0.1:10911", "broker-a", "DefaultCluster"))
-        ends._check = SimpleNamespace(round=lambda can_ask: ["bad", "good"])
+        ends._check = SimpleNamespace(round=lambda can_ask, again_after_ms: ["bad", "good"])
         monkeypatch.setattr(ends, "_ask", ask)
         with pytest.raises(ValueError, match="it cannot be encoded"):
             asyncio.run(ends.ask_for_ends())
