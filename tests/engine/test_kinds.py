@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pyengine.engine.kinds import KINDS
+from pyengine.engine.kinds import KINDS, kinds_for, restart_pause_s
 from pyengine.engine.unit_files import unit_files, worker_unit
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import blocked_reasons
@@ -29,6 +29,22 @@ def test_each_number_has_a_name_a_row_and_room_in_every_array():
 
 def test_each_stops_at_a_rank_of_its_own():
     assert len({kind.stop_rank for kind in KINDS}) == len(KINDS)
+    assert [kind.name for kind in sorted(KINDS, key=lambda kind: kind.stop_rank)] == [
+        "gateway", "cleaner", "writer", "committer", "replicator", "flusher", "reputter", "allocator", "checkpointer", "scheduler"]
+
+
+def test_some_run_only_where_they_have_work():
+    assert "committer" in {kind.name for kind in kinds_for(native.MODE_POOL, False)}
+    assert "committer" not in {kind.name for kind in kinds_for(native.MODE_SYNC, False)} | {
+        kind.name for kind in kinds_for(native.MODE_MAPPED, False)}
+    assert "replicator" in {kind.name for kind in kinds_for(native.MODE_POOL, True)}
+    assert "replicator" not in {kind.name for kind in kinds_for(native.MODE_POOL, False)}
+    assert "gateway" in {kind.name for kind in kinds_for(native.MODE_SYNC, False, True)}
+    assert "gateway" not in {kind.name for kind in kinds_for(native.MODE_SYNC, True)}
+
+
+def test_the_pause_before_a_restart_grows_to_ten_seconds():
+    assert [restart_pause_s(crashes) for crashes in (1, 2, 3, 4, 9, 10**6)] == [0, 0.1, 0.2, 0.4, 10, 10]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from pyengine.engine import log_file
-from pyengine.engine.kinds import KINDS, WorkerExit, kinds_for, restart_pause_s
+from pyengine.engine.kinds import WorkerExit
 from pyengine.engine.log_file import log_event
 from pyengine.events import Event
 from pyengine.ipc.store_lock import living_kinds
@@ -255,17 +255,3 @@ def test_the_service_manager_is_told(make_owner, tmp_path):
         assert told == b"STOPPING=1"
     finally:
         channel.close()
-
-
-def test_the_table_of_kinds_is_whole():
-    assert len({kind.number for kind in KINDS}) == len(KINDS) == len({kind.stop_rank for kind in KINDS})
-    assert [kind.name for kind in sorted(KINDS, key=lambda kind: kind.stop_rank)] == [
-        "gateway", "cleaner", "writer", "committer", "replicator", "flusher", "reputter", "allocator", "checkpointer", "scheduler"]
-    assert "committer" in {kind.name for kind in kinds_for(native.MODE_POOL, False)}
-    assert "committer" not in {kind.name for kind in kinds_for(native.MODE_SYNC, False)} | {
-        kind.name for kind in kinds_for(native.MODE_MAPPED, False)}
-    assert "replicator" in {kind.name for kind in kinds_for(native.MODE_POOL, True)}
-    assert "replicator" not in {kind.name for kind in kinds_for(native.MODE_POOL, False)}
-    assert "gateway" in {kind.name for kind in kinds_for(native.MODE_SYNC, False, True)}
-    assert "gateway" not in {kind.name for kind in kinds_for(native.MODE_SYNC, True)}
-    assert [restart_pause_s(crashes) for crashes in (1, 2, 3, 4, 9, 10**6)] == [0, 0.1, 0.2, 0.4, 10, 10]

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyengine._native import ffi, lib
+from pyengine._native import ffi
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc.control_block import LIMITS, EngineMemory, Identity, read_run_settings, reload_settings
 from pyengine.ipc.sessions import Sessions
@@ -207,10 +207,3 @@ def test_a_setting_of_a_newer_version_is_left_out_beside_it(make_owner):
 def test_the_limits_are_fields_of_the_identity_and_live_settings():
     assert LIMITS.keys() <= set(Identity.__slots__)
     assert all(SETTINGS[name].live for name in LIMITS.values())
-
-
-def test_the_lock_order_of_the_layout_is_pinned():
-    """Positions of what other processes find by offset; raise MS_CONTROL_LAYOUT_VERSION when these move."""
-    assert ffi.sizeof("struct ms_identity") == 256
-    assert ffi.offsetof("struct ms_identity", "lock_modified_ns") == 168
-    assert lib.MS_CONTROL_LAYOUT_VERSION == 11
