@@ -36,7 +36,7 @@ from pyengine.spark.options import AUTO, ReadOptions, destination, read_options,
 from pyengine.spark.partitions import LogRange, Part, QueuePart
 from pyengine.spark.schema import Column, chosen_columns, find_column
 from pyengine.spark.task_reader import arrow_schema
-from pyengine.storage.durable_writes import make_folders, start_writeback, sync_file, sync_folder
+from pyengine.storage.durable_writes import DirectFile, make_folders, start_writeback, sync_file, sync_folder
 
 if TYPE_CHECKING:
     import numpy
@@ -378,8 +378,11 @@ class Target:
             self.write(f".{SUCCESS}", b"")
             self.remove([f".{SUCCESS}"])
 
-    def open(self, name: str) -> NativeFile:
-        """Create a file to write to."""
+    def open(self, name: str, *, is_direct: bool = False) -> NativeFile | DirectFile:
+        """Create a file to write to; with `is_direct` bypass the page cache, if this is a local file system that can."""
+        if is_direct and self.is_local:
+            with contextlib.suppress(DiskError):  # if no file can be created at all, the next line raises
+                return DirectFile(Path(self._at(name)))
         return self.tree.system.open_output_stream(self._at(name))
 
     def move(self, name: str, to: str) -> int:
@@ -467,7 +470,7 @@ class _OpenFile(NamedTuple):
     """An open file: its path below the target, and its writer and stream."""
 
     name: str
-    sink: NativeFile
+    sink: NativeFile | DirectFile
     writer: parquet.ParquetWriter
 
 
@@ -531,7 +534,7 @@ class PartFiles:
         self._target.make(folder)
         self._unfinished[file], self._rows[file] = unfinished, 0
         with disk_errors("write", f"{self._target.where}/{unfinished}"):
-            sink = self._target.open(unfinished)
+            sink = self._target.open(unfinished, is_direct=not self._partitioned)
         writer = parquet.ParquetWriter(sink, self._schema, compression=self._compression, use_dictionary=_DICTIONARY,
                                        write_batch_size=max(1, min(WRITE_ROWS_MAX, PAGE_BYTES // row_bytes)),
                                        write_statistics=[name for name in self._schema.names if name not in _BODIES])
@@ -547,7 +550,8 @@ class PartFiles:
             opened = self.begin(folder, max(1, rows.nbytes // rows.num_rows))
             opened.writer.write_table(rows, row_group_size=rows.num_rows)
             self._rows[opened.name] += rows.num_rows
-            written.append(self._unfinished[opened.name])
+            if not isinstance(opened.sink, DirectFile):
+                written.append(self._unfinished[opened.name])
         self._held_bytes = 0
         if written:
             self._writeback.enter_context(self._target.start_writeback(written))
@@ -555,8 +559,10 @@ class PartFiles:
     def _close(self) -> None:
         while self._open:
             _, opened = self._open.popitem()
-            opened.writer.close()
-            opened.sink.close()
+            try:
+                opened.writer.close()
+            finally:
+                opened.sink.close()
 
     def _split(self, batch: pyarrow.RecordBatch) -> Iterator[tuple[str, pyarrow.RecordBatch]]:
         """Yield (folder, its rows in order) of a batch; a batch for one folder is not copied."""

@@ -27,13 +27,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import io
 import mmap
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pyengine.errors import DiskError, DiskFullError, FlushError, InvariantError, disk_error, disk_errors
 from pyengine.formats.paths import Root, log_folders
@@ -48,6 +51,11 @@ from pyengine.native.flush import (
     sync_file_system,
     write_in_place,
 )
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from typing_extensions import Buffer
 
 Allocation = Literal["full", "none"] | int
 
@@ -356,6 +364,7 @@ def _open_folder(folder: Path) -> int:
 MANY_FILES = 32  # from this number on one sync of the file system costs less than a sync of each file
 
 _REWRITE_BYTES = 1 << 20  # per step
+_DIRECT_BYTES, _DIRECT_BUFFERS = 4 << 20, 3
 _BLOCK_BYTES = 4096  # direct writes start at, and have a length of, a multiple of this
 
 
@@ -474,6 +483,74 @@ def _start_writing(paths: Sequence[Path]) -> None:
                 start_writing(descriptor)
             finally:
                 os.close(descriptor)
+
+
+class DirectFile(io.RawIOBase):
+    """A new file that a thread writes from begin to end, bypassing the page cache, while the caller produces the next bytes.
+
+    The bytes after the last whole buffer go through the page cache; so do all bytes if the file system refuses direct writes. Nothing
+    is durable before a sync. A later call raises an error of the disk, `close` at the latest.
+    """
+
+    _descriptor = -1  # not open
+
+    def __init__(self, path: Path) -> None:
+        """Raises DiskError if the file cannot be created or the file system has no direct writes."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        self._path = path
+        with disk_errors("create", path):
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT | os.O_CLOEXEC, 0o666)
+        self._thread = ThreadPoolExecutor(1, "direct-file")
+        self._buffer, self._held, self._position = mmap.mmap(-1, _DIRECT_BYTES), 0, 0  # aligned, as direct writes require
+        self._begun: deque[tuple[mmap.mmap, Future[None]]] = deque()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Buffer, /) -> int:
+        rest = memoryview(content).cast("B")
+        size_bytes = len(rest)
+        while rest:
+            piece = rest[: _DIRECT_BYTES - self._held]
+            self._buffer[self._held : self._held + len(piece)] = piece
+            self._held += len(piece)
+            rest = rest[len(piece) :]
+            if self._held == _DIRECT_BYTES:
+                self._hand_over()
+        return size_bytes
+
+    def _hand_over(self) -> None:
+        """Give the full buffer to the thread, and take a free one; wait for it if all are being written."""
+        self._begun.append((self._buffer, self._thread.submit(self._write_piece, self._buffer, self._position)))
+        self._position, self._held = self._position + _DIRECT_BYTES, 0
+        if len(self._begun) < _DIRECT_BUFFERS:
+            self._buffer = mmap.mmap(-1, _DIRECT_BYTES)
+        else:
+            self._buffer, written = self._begun.popleft()
+            written.result()
+
+    def _write_piece(self, buffer: mmap.mmap, position: int) -> None:
+        try:
+            pwrite_all(self._descriptor, memoryview(buffer), position, self._path)
+        except DiskError as error:
+            if error.errno != errno.EINVAL:  # some file systems refuse direct writes only now
+                raise
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, 0)
+            pwrite_all(self._descriptor, memoryview(buffer), position, self._path)
+
+    def close(self) -> None:
+        if self.closed or self._descriptor < 0:
+            return
+        try:
+            while self._begun:
+                self._begun.popleft()[1].result()
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, 0)
+            pwrite_all(self._descriptor, memoryview(self._buffer)[: self._held], self._position, self._path)
+        finally:
+            self._thread.shutdown()
+            os.close(self._descriptor)
+            super().close()
 
 
 def sync_descriptor(descriptor: int, path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
+import threading
 import zlib
 from dataclasses import asdict
 from pathlib import Path
@@ -17,13 +19,14 @@ from pyarrow import parquet
 from damage import flip
 from fix_cli import run
 from fix_store_builder import StoreBuilder
-from pyengine.errors import EngineError, UsageError
+from pyengine.errors import DiskFullError, EngineError, UsageError
 from pyengine.spark import export, spark_session
 from pyengine.spark.export import STATE, SUCCESS, PartFiles, Place, Target, escaped, export_parquet, write_groups
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError
 from pyengine.spark.plan import plan
 from pyengine.spark.schema import chosen_columns
+from pyengine.storage import durable_writes
 from spark.logs import rows
 
 DAY_MS = 86_400_000
@@ -89,12 +92,64 @@ def test_the_disk_begins_with_a_row_group_before_the_next_one(tmp_path, monkeypa
         yield
 
     monkeypatch.setattr(export, "start_writeback", noted)
-    files = PartFiles(Place(str(tmp_path)).open(), "part-0", pa.schema([("n", pa.int64())]), "snappy", "run", partitioned=False)
-    batch = table_of(n=[1, 2]).to_batches()
-    assert write_groups(files, iter(batch * 3))[0][1] == 6
+    files = PartFiles(Place(str(tmp_path)).open(), "part-0", pa.schema([("n", pa.int64())]), "snappy", "run", partitioned=True)
+    batch = table_of(n=[1, 2], topic=["a", "a"], timestamp=days(0, 0)).to_batches()
+    [(name, messages, size_bytes)] = write_groups(files, iter(batch * 3))
     sizes = [size for [size] in begun]
-    assert len(sizes) == 3 and 0 < sizes[0] < sizes[1] < sizes[2] < (tmp_path / "part-0.parquet").stat().st_size
-    assert parquet.ParquetFile(tmp_path / "part-0.parquet").num_row_groups == 3
+    assert messages == 6 and len(sizes) == 3 and 0 < sizes[0] < sizes[1] < sizes[2] < size_bytes
+    assert parquet.ParquetFile(tmp_path / name).num_row_groups == 3
+
+
+def refusing_direct(real):
+    """Return os.open of a file system without direct writes."""
+
+    def opened(path, flags, *rest, **given):
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(path, flags, *rest, **given)
+
+    return opened
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_file_that_bypasses_the_page_cache_has_the_same_rows(tmp_path, monkeypatch, is_refused):
+    monkeypatch.setattr(durable_writes, "_DIRECT_BYTES", 8192)
+    monkeypatch.setattr(export, "ROW_GROUP_BYTES", 10_000)
+    table = table_of(n=list(range(20_000)), text=[f"text {number}" for number in range(20_000)])
+    with monkeypatch.context() as patched:
+        if is_refused:
+            patched.setattr(os, "open", refusing_direct(os.open))
+        files = PartFiles(Place(str(tmp_path)).open(), "part-0", table.schema, "snappy", "run", partitioned=False)
+        [(name, messages, size_bytes)] = write_groups(files, iter(table.to_batches(max_chunksize=500)))
+    assert messages == 20_000 and (tmp_path / name).stat().st_size == size_bytes
+    assert parquet.read_table(tmp_path / name).equals(table)
+
+
+@pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()], ids=["full", "interrupted"])
+def test_an_export_that_fails_beside_the_page_cache_leaves_no_file_thread_or_descriptor(tmp_path, monkeypatch, fault):
+    monkeypatch.setattr(durable_writes, "_DIRECT_BYTES", 8192)
+    before = set(os.listdir("/proc/self/fd")), threading.active_count()
+    pwrite, done = os.pwrite, []
+
+    def fail_later(descriptor, content, position):
+        done.append(position)
+        if position >= 5 * 8192 and isinstance(fault, OSError):
+            raise fault
+        return pwrite(descriptor, content, position)
+
+    def batches():
+        for number in range(100):
+            if number == 50 and isinstance(fault, KeyboardInterrupt):
+                raise fault
+            yield from table_of(text=[os.urandom(3000)] * 5).to_batches()
+
+    monkeypatch.setattr(os, "pwrite", fail_later)
+    monkeypatch.setattr(export, "ROW_GROUP_BYTES", 10_000)
+    files = PartFiles(Place(str(tmp_path)).open(), "part-0", pa.schema([("text", pa.binary())]), "none", "run", partitioned=False)
+    with pytest.raises(DiskFullError if isinstance(fault, OSError) else KeyboardInterrupt):
+        write_groups(files, batches())
+    assert len(done) > 2 and list(tmp_path.iterdir()) == []
+    assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
 
 
 @pytest.mark.parametrize(("body_bytes", "rows"), [(100, 1024), (10_000, 104), (3 << 20, 1)])

@@ -13,7 +13,7 @@ import pytest
 from dying import run_and_die_at
 from pyengine.errors import DiskError, FlushError
 from pyengine.storage import durable_writes
-from pyengine.storage.durable_writes import give_back, unlink_durably
+from pyengine.storage.durable_writes import DirectFile, give_back, unlink_durably
 
 
 def test_short_writes_go_on_where_they_ended_and_a_sync_comes_last(tmp_path, monkeypatch):
@@ -146,3 +146,30 @@ def test_killed_at_any_step_the_file_is_there_whole_or_not_at_all(file):
         assert not file.exists() or file.read_bytes() == content
         step += 1
     assert step == 7  # the name, its folder, four pieces, and to the end
+
+
+# -- without the page cache -----------------------------------------------------------
+
+BUFFER = 8192
+
+
+@pytest.mark.parametrize("is_refused", [False, True], ids=["direct", "refused at the first write"])
+def test_a_direct_file_holds_what_was_written_to_it_whatever_its_pieces(tmp_path, rng, monkeypatch, is_refused):
+    monkeypatch.setattr(durable_writes, "_DIRECT_BYTES", BUFFER)
+    pwrite = os.pwrite
+
+    def refuse(descriptor, content, position):
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return pwrite(descriptor, content, position)
+
+    if is_refused:
+        monkeypatch.setattr(os, "pwrite", refuse)
+    for size_bytes in (0, 1, BUFFER - 1, BUFFER, BUFFER + 1, 9 * BUFFER, 7 * BUFFER + 4095):
+        content, at = rng.randbytes(size_bytes), 0
+        with DirectFile(tmp_path / "file") as file:
+            while at < size_bytes:
+                count = rng.choice([1, 100, BUFFER, 3 * BUFFER])
+                assert file.write(content[at : at + count]) == len(content[at : at + count])
+                at += count
+        assert file.closed and (tmp_path / "file").read_bytes() == content
