@@ -307,13 +307,14 @@ class PreparedCheck:
         self._offsets = ConsumerOffsets(halves.root)
         self._reached = _RoundProgress(0)
         self._recent: set[str] = set()  # groups that are not asked in this round
+        self._again_after_ms = 0
 
     def round(self, can_ask: Callable[[str], bool], again_after_ms: int = 0) -> list[Message]:
         """Run a round: return the half messages whose producers must be asked now, put back with the check counted.
 
         `can_ask(group)`: whether this process can ask producers of the group; messages of other groups are put back uncounted.
-        A group that this or another process has asked within `again_after_ms` is asked in a later round: otherwise several processes
-        of a group would use up its tries.
+        A group that this or another process has asked within `again_after_ms` is asked in a later round, and a message that cannot be
+        asked about is not put back sooner: otherwise several processes would use up the tries, and store a copy each.
         Messages younger than transactionTimeOut or than their own immunity time are left out. A message that was checked
         check_max times, or is older than the log keeps messages, goes to TRANS_CHECK_MAX_TIME_TOPIC. The round's offsets are
         stored under CID_RMQ_SYS_TRANS, as by the broker, only once the log is flushed up to the copies: otherwise a power cut
@@ -326,6 +327,7 @@ class PreparedCheck:
             self._store_reached(0.0)
             asked: list[Message] = []
             start_ms, times_ms = self._halves.now_ms(), _read_times(lock)
+            self._again_after_ms = again_after_ms
             self._recent = {group for group, time_ms in times_ms.items() if 0 <= start_ms - time_ms < again_after_ms}
             try:
                 with self._halves.lock:
@@ -429,6 +431,8 @@ class PreparedCheck:
             if group in self._recent:
                 return False
             asked.append(self._put_back(half, {PROPERTY_TRANSACTION_CHECK_TIMES: str(times + 1)}))
+        elif start_ms - half.store_timestamp_ms < self._again_after_ms:  # put back by another process, or it can wait
+            return False
         else:
             self._put_back(half, {})
         return True

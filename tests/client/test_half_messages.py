@@ -274,6 +274,19 @@ def test_a_group_that_cannot_be_asked_loses_no_try_and_keeps_none_up(engine, hal
     assert {one.body: one.properties["TRANSACTION_CHECK_TIMES"] for one in asked} == {b"other": "1", b"mine": "2"}
 
 
+def test_a_group_that_cannot_be_asked_is_not_put_back_by_each_process_in_turn(engine, halves):
+    """Each of many processes would store a copy of each such message in each interval, for the 72 hours that it is kept."""
+    prepare(halves)
+    messages(engine, HALF)
+    halves.ahead_ms = 10_000
+    for _ in range(3):
+        assert PreparedCheck(halves).round(lambda group: False, 30_000) == []
+    assert len(messages(engine, HALF)) == 1
+    halves.ahead_ms = 31_000
+    assert PreparedCheck(halves).round(lambda group: False, 30_000) == []
+    assert len(messages(engine, HALF)) == 2
+
+
 def test_an_immunity_time_keeps_a_message_from_being_asked_about(engine, halves):
     half = prepare(halves, more="\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x0160")
     halves.ahead_ms = 10_000
