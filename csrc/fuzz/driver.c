@@ -1,9 +1,8 @@
-/* Runs a fuzz target where the compiler has no libFuzzer: inputs that reach new code are kept and changed again.
+/* Runs a fuzz target if the compiler has no libFuzzer: it keeps inputs that reach new code, and mutates them.
  *
  * usage: fuzz_X [-runs=N] [-seed=N] [-last=FILE] [FOLDER ...]     the first folder takes new inputs
- * The code under test is built with -fsanitize-coverage=trace-pc; each step from one place to
- * the next is one bit.
- * FILE holds the input under way, so after a crash it is the one to look at: fuzz_X -runs=0 FOLDER repeats it.
+ * The code under test is built with -fsanitize-coverage=trace-pc; each edge of its control flow is one bit. FILE has the
+ * current input, so after a crash it is the failing one: fuzz_X -runs=0 FOLDER repeats it.
  */
 #include <dirent.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-/* Arbitrary bytes as a segment and as queue entries: selected, measured, filled into columns (csrc/columns.h), counted (csrc/tally.h). */
+/* Reads arbitrary bytes as a segment and as queue entries into columns (csrc/columns.h), and counts them (csrc/tally.h). */
 #include "../columns.h"
 #include "../tally.h"
 #include "target.h"
@@ -104,7 +104,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     fill_all(selection.rows);
     for (int by = MS_TALLY_BY_TOPIC; by <= MS_TALLY_BY_STEP; by++)
         count_all(selection.rows, by);
-    /* The end of the input once more, as the entries of a queue. */
+    /* The end of the input again, as the entries of a queue. */
     const int64_t count = input.left / 20 < 8 ? input.left / 20 : 8;
     struct guarded entries = guarded_copy(input.at + input.left - 20 * count, 20 * count);
     selection = (struct ms_selection){0};

@@ -1,5 +1,5 @@
-/* Arbitrary bytes as a segment, dispatched into queues and an index (csrc/dispatch.h): only whole entries of records
- * inside the range are written, and doing it again changes nothing. */
+/* Dispatches arbitrary bytes as a segment into queues and an index (csrc/dispatch.h): it must write only whole entries of records
+ * inside the range, and change nothing when it is repeated. */
 #define _GNU_SOURCE
 #include "../dispatch.h"
 
@@ -18,7 +18,7 @@
 static struct ms_queue queues[QUEUES];
 static int32_t buckets[2 * QUEUES];
 static uint8_t topics[QUEUES * 256];
-static struct ms_queue_chunk chunks[3]; /* few, so that they run out */
+static struct ms_queue_chunk chunks[3]; /* few, so that the loop needs more */
 static const int64_t delays[] = {1000, 5000, 10000};
 static int files[QUEUES];
 
@@ -45,7 +45,7 @@ static void begin(struct ms_dispatch *d, struct ms_index_progress *progress, uin
     d->indexed_offset = -1;
 }
 
-/* Files are made once and used again for each input. */
+/* Return a file, which is created once and reused for each input. */
 static int file_of(int number)
 {
     if (files[number] == 0)
@@ -77,7 +77,7 @@ static int run(struct ms_dispatch *d, const uint8_t *view, int64_t from, int64_t
             return found;
         }
     }
-    CHECK(0); /* it asks for ever */
+    CHECK(0); /* it requests something for ever */
     return 0;
 }
 

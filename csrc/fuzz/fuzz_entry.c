@@ -1,5 +1,5 @@
-/* Arbitrary bytes as what a producer put into its ring: taken apart, measured, made into records (csrc/entry.h,
- * csrc/light_queues.h). Of a client's batch too. What was promised by the measure must hold for the records. */
+/* Parses arbitrary bytes as an entry in a producer's ring, also a client's batch, and encodes its records (csrc/entry.h,
+ * csrc/light_queues.h). The records must have the measured sizes. */
 #include "../entry.h"
 #include "../light_queues.h"
 #include "../queue_table.h"

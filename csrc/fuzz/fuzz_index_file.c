@@ -1,4 +1,4 @@
-/* Arbitrary bytes as an index file and as the undo of a put: read, rolled back, put into (csrc/index_file.h). */
+/* Reads, rolls back and puts into arbitrary bytes as an index file and as the undo record of a put (csrc/index_file.h). */
 #include "../index_file.h"
 #include "target.h"
 

@@ -1,4 +1,4 @@
-/* Arbitrary bytes as a segment: walks, looks for beginnings, classifies (csrc/scan.h, csrc/record.h). */
+/* Walks arbitrary bytes as a segment, searches records in it and classifies positions (csrc/scan.h, csrc/record.h). */
 #include "../scan.h"
 #include "target.h"
 
@@ -35,7 +35,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     ms_record_text_is_clean(memory.at, length);
 #ifdef PLANTED_BUG
     if (walk.messages > 1 && !(checks & MS_CHECK_CRC))
-        CHECK(memory.at[length] == 0); /* behind the last byte */
+        CHECK(memory.at[length] == 0); /* after the last byte */
 #endif
     guarded_free(&memory);
     return 0;

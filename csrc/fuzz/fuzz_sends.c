@@ -1,5 +1,5 @@
-/* Arbitrary bytes as what a client of the gateway sends (csrc/sends.h). What is taken is whole entries that the writer
- * accepts, one for each frame, and has an answer of one frame each. */
+/* Reads arbitrary bytes as sends of a gateway's client (csrc/sends.h). Taken frames must become whole entries that the writer
+ * accepts, one for each frame, with an answer of one frame each. */
 #include <stdlib.h>
 
 #include "../entry.h"
@@ -42,7 +42,7 @@ static void begin(void)
     memcpy(sends.head.store_host, host, sizeof host);
 }
 
-/* The writer's part: each entry is one that it takes, and is answered. */
+/* Do as the writer: check that it accepts each entry, and answer it. */
 static void answer_entries(void)
 {
     uint64_t at = session->head, sequence = session->acked;

@@ -1,4 +1,4 @@
-/* Arbitrary bytes as a segment, as queue entries and as an index file, looked through by `check` (csrc/store_check.h). */
+/* Checks arbitrary bytes as a segment, as queue entries and as an index file (csrc/store_check.h). */
 #include "../store_check.h"
 #include "target.h"
 

@@ -1,7 +1,7 @@
-/* What the fuzz targets share: an input that is taken apart, and memory that ends at a guard page.
+/* Shared by the fuzz targets: parsing of the input, and memory that ends at a guard page.
  *
- * A target is libFuzzer's: LLVMFuzzerTestOneInput. It must hold for any bytes; what it CHECKs beside
- * "no crash" are the promises in the header of what it calls. fuzz_seeds() gives good inputs to begin with.
+ * A target is libFuzzer's LLVMFuzzerTestOneInput. It must succeed for any bytes, and CHECKs the promises in the header of the
+ * called functions. fuzz_seeds() provides valid inputs to begin with.
  */
 #ifndef MS_FUZZ_TARGET_H
 #define MS_FUZZ_TARGET_H
@@ -18,7 +18,7 @@ struct input {
     int64_t left;
 };
 
-/* The next number of the input, 0 when there is none left. */
+/* Take the next number of the input, 0 at its end. */
 static inline uint32_t take(struct input *input, int bytes)
 {
     uint32_t value = 0;
@@ -30,19 +30,19 @@ static inline uint32_t take(struct input *input, int bytes)
     return value;
 }
 
-/* A number of 0 to `most`. */
+/* Take a number from 0 to `most`. */
 static inline int64_t take_up_to(struct input *input, int64_t most)
 {
     return most <= 0 ? 0 : (int64_t)(take(input, 4) % ((uint64_t)most + 1));
 }
 
-/* Mostly `most` itself, else a number below. */
+/* Take mostly `most` itself, sometimes a number below. */
 static inline int64_t take_near(struct input *input, int64_t most)
 {
     return take(input, 1) & 3 ? most : take_up_to(input, most);
 }
 
-/* Seeds of the common kind: `head` bytes of parameters, then a segment of a few records. */
+/* Emit common seeds: `head` bytes of parameters, then a segment of a few records. */
 static inline void emit_segments(void (*emit)(const uint8_t *, size_t), int head, int64_t base)
 {
     static struct segment s;
