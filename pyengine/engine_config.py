@@ -453,7 +453,7 @@ class EngineConfig:
             _check_networks(self.ha_allow_plain_list)
         for name, address in [("ha_master_address", self.ha_master_address), *(("ha_peers", one) for one in self.ha_peer_list)]:
             if address and not _has_port(address):
-                raise ConfigError(f"{name} = {address} is no address: give host:port, as in 10.0.0.1:10912 or [::1]:10912")
+                raise ConfigError(f"{name} = {address} is not an address: give host:port, as in 10.0.0.1:10912 or [::1]:10912")
         if self.dispatch_at == "replicated" and self.ha_port == 0 and self.broker_role != "SLAVE":
             raise ConfigError("dispatch_at = replicated needs a master with slaves: set ha_listen_port, or nothing would ever "
                               "become visible")
@@ -529,7 +529,7 @@ def delay_levels_ms(text: str) -> tuple[int, ...]:
     for piece in text.split():
         number, unit = piece[:-1], piece[-1]
         if unit not in DELAY_UNITS_MS or not (number.isascii() and number.isdecimal()):
-            raise ConfigError(f"message_delay_level: {piece!r} is no delay: give numbers with s, m, h or d, as in '1s 5m'")
+            raise ConfigError(f"message_delay_level: {piece!r} is not a delay: give numbers with s, m, h or d, as in '1s 5m'")
         levels.append(int(number) * DELAY_UNITS_MS[unit])
     if not levels:
         raise ConfigError("message_delay_level is empty: give at least one delay, as in '1s 5m'")
@@ -541,7 +541,7 @@ def delete_hours(text: str) -> frozenset[int]:
     pieces = [piece.strip() for piece in text.split(";") if piece.strip()]
     for piece in pieces:
         if not (piece.isascii() and piece.isdecimal() and int(piece) <= 23):
-            raise ConfigError(f"delete_when: {piece!r} is no hour: give numbers from 00 to 23, as in '04' or '04;16'")
+            raise ConfigError(f"delete_when: {piece!r} is not an hour: give numbers from 00 to 23, as in '04' or '04;16'")
     if not pieces:
         raise ConfigError("delete_when is empty: give at least one hour, as in '04'")
     return frozenset(map(int, pieces))
@@ -560,7 +560,7 @@ def _check_host(text: str) -> None:
     try:
         encode_host(text)
     except UsageError:
-        raise ConfigError(f"store_host = {text} is no address: give IPv4:port or [IPv6]:port, as in 127.0.0.1:10911") from None
+        raise ConfigError(f"store_host = {text} is not an address: give IPv4:port or [IPv6]:port, as in 127.0.0.1:10911") from None
 
 
 def _check_networks(texts: list[str]) -> None:

@@ -74,7 +74,7 @@ class CorruptionError(EngineError):
 
 
 class FormatError(CorruptionError):
-    """Bytes are not a valid structure of the store, for example a text that is no message id."""
+    """Bytes are not a valid structure of the store, for example a text that is not a message id."""
 
 
 class StoreRefusedError(CorruptionError):

@@ -81,7 +81,7 @@ class ReadLevel(enum.Enum):
         try:
             return cls(level)
         except ValueError:
-            raise UsageError(f"{level!r} is no read level: choose one of {', '.join(one.value for one in cls)}") from None
+            raise UsageError(f"{level!r} is not a read level: choose one of {', '.join(one.value for one in cls)}") from None
 
 
 class _PutAnswer:

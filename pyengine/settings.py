@@ -149,7 +149,7 @@ def split_address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     if not (bare and port.isascii() and port.isdecimal() and int(port) <= 65_535):
-        raise ValueError(f"{text} is no host:port")
+        raise ValueError(f"{text} is not host:port")
     return bare, int(port)
 
 

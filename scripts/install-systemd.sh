@@ -94,7 +94,7 @@ fi
 [ -n "$python" ] || python=$(command -v python3) || fail "no python3 on PATH: give --python"
 case $python in /*) ;; *) fail "$python: give an absolute path, systemd needs one" ;; esac
 case $python in *'$'*) fail "$python: systemd takes no path with a dollar sign" ;; esac
-[ -x "$python" ] || fail "$python is no program"
+[ -x "$python" ] || fail "$python is not a program"
 problem=$("$python" -P -c 'import pyengine, pyengine.workers.supervisor' 2>&1) ||
     fail "$python cannot import pyengine; install it there, or give --python another one: ${problem##*$'\n'}"
 places=$("$python" -P -c 'import os, sys, pyengine

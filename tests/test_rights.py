@@ -233,7 +233,7 @@ def test_another_user_who_may_read_the_lock_can_hold_up_a_start_and_is_told_of()
         told = other.submit(as_nobody, hold)
         os.read(ready, 1)
         try:
-            with pytest.raises(StoreBusyError, match=f"a process that is no worker holds a lock on {path}"):
+            with pytest.raises(StoreBusyError, match=f"a process that is not a worker holds a lock on {path}"):
                 lock.own()
         finally:
             os.write(done, b"x")

@@ -132,7 +132,7 @@ def tables(store: Path, settings: dict[str, str], as_json: bool, dest: str, to: 
 
     existing_store(store)
     if not dest or "://" in dest:
-        raise UsageError(f"DEST {dest!r} is no folder of this host: tables are written to a local disk, where they can be made durable")
+        raise UsageError(f"DEST {dest!r} is not a folder of this host: tables are written to a local disk, where they can be made durable")
     with byte_bar("tables", None) as show:
         report = write_tables(store, Path(dest), to, topics=topics, follow=follow, interval_s=interval_s, hold_hours=hold_hours,
                               allow_loss=allow_loss, allow_missing=allow_missing, progress=show, settings=settings)

@@ -84,7 +84,7 @@ def bench(parent: Path, seconds: float, size_bytes: int, settings: dict[str, str
       pyengine bench --size 128 --seconds 10 --json
     """
     if not parent.is_dir():
-        raise NotAStoreError(f"{parent} is no directory: FOLDER is an existing directory on the disk to be measured")
+        raise NotAStoreError(f"{parent} is not a directory: FOLDER is an existing directory on the disk to be measured")
     free_bytes = shutil.disk_usage(parent).free
     if free_bytes < FREE_BYTES_MIN:
         raise DiskError(f"{output.size_text(free_bytes)} are free under {parent}, {output.size_text(FREE_BYTES_MIN)} are needed")

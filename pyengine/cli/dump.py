@@ -138,7 +138,7 @@ def dump_queue(
 ) -> None:
     """Print up to `most` entries from `offset` on, without the zeros after the queue's end."""
     if "/" in topic or topic in ("", ".", ".."):
-        raise UsageError(f"{topic!r} is no topic")
+        raise UsageError(f"{topic!r} is not a topic")
     folder = StorePaths(store).queue_folder(topic, queue_id)
     if not folder.is_dir():
         raise EngineError(f"{store} has no queue {queue_id} of topic {topic}")

@@ -176,7 +176,7 @@ def size_of(path: Path) -> int:
     """Return a file's size; UsageError if it is not a regular file, which has no known end."""
     state = os.stat(path)
     if not os.path.isfile(path):
-        raise UsageError(f"{path} is no regular file; give - to read standard input")
+        raise UsageError(f"{path} is not a regular file; give - to read standard input")
     return state.st_size
 
 
@@ -427,7 +427,7 @@ class Tally:
 def produce(job: Job, report: Callable[[Tally], None]) -> Tally:
     """Put every line of the job, and report the tally after each batch.
 
-    If a line is no message or a put is refused, raise EngineError with file and line. The last report has what was
+    If a line is not a message or a put is refused, raise EngineError with file and line. The last report has what was
     acknowledged until then.
     """
     from pyengine import connect
@@ -540,7 +540,7 @@ def _object_arguments(line: bytes, where: str) -> dict[str, Any]:
     try:
         document["body"] = document["body"].encode() if encoded is None else base64.b64decode(encoded, validate=True)
     except (ValueError, TypeError, AttributeError) as error:
-        raise UsageError(f"{where}: the body is no text, or body_base64 no base64: {error}") from error
+        raise UsageError(f"{where}: the body is not text, or body_base64 no base64: {error}") from error
     return document
 
 

@@ -2,7 +2,7 @@
 
 stdout has only the answer; logs, progress and errors go to stderr. An EngineError is one line with its own exit code
 (PYENGINE_DEBUG=1 adds the traceback); with --json stdout then has `{"error": ...}`. Ctrl-C exits with 130 after the
-command's clean-up. A reader that closes the pipe early, as `head` does, is no failure. A command's module is imported only
+command's clean-up. A reader that closes the pipe early, as `head` does, is not a failure. A command's module is imported only
 when the command is called, so that `pyengine status` does not wait for the imports of `pyengine export`.
 """
 

@@ -159,7 +159,7 @@ def message(store: Path, settings: dict[str, str], as_json: bool, msg_id: str, t
 
 
 def _find_message(reader: LiveStoreReader, msg_id: str, topic: str | None) -> tuple[Message | None, int]:
-    """Return the message, and how many others have the same UNIQ_KEY; UsageError for a text that is no id."""
+    """Return the message, and how many others have the same UNIQ_KEY; UsageError for a text that is not an id."""
     if len(msg_id) < 20 and msg_id.isascii() and msg_id.isdecimal():
         return reader.message_at(int(msg_id)), 0
     wrong: FormatError | None = None

@@ -235,7 +235,7 @@ def _promote_stopped(root: Path, settings: dict[str, str], role: str, force: boo
         if SLAVE not in (last, configured) and not problem and not (force and is_fenced):
             more = (": a master of a higher term has taken its place. Start it as that one's slave, or give --force to make it the master "
                     "again: then the other one refuses puts once both meet") if is_fenced else ""
-            raise EngineError(f"{root} is no slave: its role is {last}{more}")
+            raise EngineError(f"{root} is not a slave: its role is {last}{more}")
         if noted is not None and noted.role == SLAVE:
             _judge(SlaveProgress(False, noted.confirm, noted.master_end), force, notes)
         else:

@@ -91,7 +91,7 @@ def load_manifest(path: Path) -> Manifest:
     except (OSError, EOFError, ValueError) as error:
         raise UsageError(f"{path} cannot be read as a manifest: {error}") from error
     if not isinstance(document, dict) or not isinstance(document.get("puts"), list) or "config" not in document:
-        raise UsageError(f"{path} is no manifest: it needs the fields `config` and `puts`")
+        raise UsageError(f"{path} is not a manifest: it needs the fields `config` and `puts`")
     puts: list[Put] = []
     for number, row in enumerate(document["puts"]):
         try:

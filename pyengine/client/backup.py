@@ -576,7 +576,7 @@ def _restore_table(table: Table, dest: Destination, root: Path) -> None:
         content = without_log_folders(content)
     path = root / table.path
     if ".." in path.parts or not path.is_relative_to(root):
-        raise CorruptionError(f"{dest.where}/{MANIFEST} names {table.path}, which is no file of a store")
+        raise CorruptionError(f"{dest.where}/{MANIFEST} names {table.path}, which is not a file of a store")
     write_config(path, content + bytes(max(0, table.full_bytes - table.size_bytes)), keep_backup=False)
 
 

@@ -288,7 +288,7 @@ class Consumer:
         delivered before from these queues count as done. UsageError for a queue that this member does not have.
         """
         if type(to) is int and to < 0:
-            raise UsageError(f"{to} is no offset")
+            raise UsageError(f"{to} is not an offset")
         start = to if type(to) is int else check_start(to)
         chosen = self.assignment if queue_id is None else [arguments.integer(queue_id, "queue_id")]
         offsets = {each: start if type(start) is int else start_offset(self._reader, self.topic, each, start) for each in chosen}
@@ -786,7 +786,7 @@ def _queue_ids(queues: Iterable[int]) -> list[int]:
     if not ids:
         raise UsageError("queues is empty: name at least one, or leave it out for all")
     if ids[0] < 0:
-        raise UsageError(f"{ids[0]} is no queue id: give 0 or more")
+        raise UsageError(f"{ids[0]} is not a queue id: give 0 or more")
     return ids
 
 

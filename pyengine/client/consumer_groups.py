@@ -202,7 +202,7 @@ def check_start(start: Start) -> Start:
         if start.tzinfo is None:
             raise UsageError(f"{start.isoformat()} has no time zone: give one, for example datetime.UTC")
         return start
-    raise UsageError(f"{start!r} is no place to start: give 'first', 'last', a time in ms or a datetime")
+    raise UsageError(f"{start!r} is not a place to start: give 'first', 'last', a time in ms or a datetime")
 
 
 def start_offset(reader: StoreReader, topic: str, queue_id: int, start: Start) -> int:

@@ -123,7 +123,7 @@ def real_place(half: Message) -> tuple[str, int]:
     """Return the (topic, queue id) that a half message is meant for; UsageError if it has no topic."""
     topic, queue = half.properties.get(PROPERTY_REAL_TOPIC, ""), half.properties.get(PROPERTY_REAL_QUEUE_ID, "")
     if not topic or not (queue.isascii() and queue.isdecimal()):
-        raise UsageError(f"{half.msg_id} names no topic and queue: it is no half message")
+        raise UsageError(f"{half.msg_id} names no topic and queue: it is not a half message")
     return topic, int(queue)
 
 
@@ -737,7 +737,7 @@ class Transactions:
         try:
             _, offset = decode_message_id(msg_id)
         except FormatError as error:
-            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"{msg_id!r} is no message id: {error}") from None
+            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"{msg_id!r} is not a message id: {error}") from None
         reader = self._open_reader()
         deadline_s = time.monotonic() + COMMITTED_WAIT_S
         while True:

@@ -179,7 +179,7 @@ def _check(handler: object, concurrency: int, options: dict[str, Any], *, is_asy
     if is_coroutine and not is_async:
         raise UsageError("the handler is a coroutine function: use run_consumer_async")
     if is_async and inspect.isfunction(handler) and not is_coroutine:
-        raise UsageError("the handler is no coroutine function: use run_consumer")
+        raise UsageError("the handler is not a coroutine function: use run_consumer")
     if arguments.integer(concurrency, "concurrency") < 1:
         raise UsageError(f"concurrency is {concurrency}; give at least 1")
     if "auto_commit" in options:

@@ -86,7 +86,7 @@ class ConsumeQueueExtUnit(NamedTuple):
 def decode_ext_address(tags_code: int) -> int:
     """Return the byte offset in the extension that a tags code names; FormatError if it names none."""
     if not is_ext_address(tags_code):
-        raise FormatError(f"tags code {tags_code} is no extension address")
+        raise FormatError(f"tags code {tags_code} is not an extension address")
     return tags_code - INT64_MIN
 
 

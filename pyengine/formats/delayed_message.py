@@ -51,7 +51,7 @@ def parse_delay_levels(text: str) -> dict[int, int]:
     for level, piece in enumerate(text.split(" "), start=1):
         unit_ms = _UNIT_MS.get(piece[-1:])
         if unit_ms is None or not piece[:-1].isascii() or not piece[:-1].isdigit():
-            raise ConfigError(f"message_delay_level: {piece!r} is no delay; write a number and s, m, h or d: 30s")
+            raise ConfigError(f"message_delay_level: {piece!r} is not a delay; write a number and s, m, h or d: 30s")
         levels[level] = int(piece[:-1]) * unit_ms
     return levels
 
@@ -104,7 +104,7 @@ def delivery_of(message: Message, now_ms: int = 0, delays_ms: Sequence[int] = ()
         return f"{topic} takes no delayed messages"
     queue_id = _queue_id(queue_text)
     if queue_id is None:
-        return f"{PROPERTY_REAL_QUEUE_ID} {queue_text[:32]!r} is no queue"
+        return f"{PROPERTY_REAL_QUEUE_ID} {queue_text[:32]!r} is not a queue"
     return Delivery(topic, queue_id, encode_properties({name: properties[name] for name in hash_map_order(properties)}))
 
 

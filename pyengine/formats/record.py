@@ -56,7 +56,7 @@ HOST_V6_BYTES = 20
 
 @functools.lru_cache(maxsize=4096)
 def encode_host(text: str) -> bytes:
-    """Encode host text as 8 (IPv4) or 20 (IPv6) bytes; UsageError if it is no numeric address with a port."""
+    """Encode host text as 8 (IPv4) or 20 (IPv6) bytes; UsageError if it is not a numeric address with a port."""
     address, colon, port_text = text.rpartition(":")
     try:
         port = int(port_text)
@@ -67,7 +67,7 @@ def encode_host(text: str) -> bytes:
         else:
             packed = socket.inet_pton(socket.AF_INET, address)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{text!r} is no host: write 1.2.3.4:10911 or [2001:db8::1]:10911") from error
+        raise UsageError(f"{text!r} is not a host: write 1.2.3.4:10911 or [2001:db8::1]:10911") from error
     return packed + I32.pack(port)
 
 
@@ -143,7 +143,7 @@ def decompress_body(body: bytes | memoryview, sys_flag: int, codec: Callable[[st
         try:
             text = codec(kind, bytes(body), most_bytes + 1)
         except OSError as error:
-            raise FormatError(f"the body is no {kind} frame ({error}), though sysFlag says so; read the stored bytes") from error
+            raise FormatError(f"the body is not a valid {kind} frame ({error}), though sysFlag says so; read the stored bytes") from error
         if len(text) > most_bytes:
             raise FormatError(f"the body has more than {most_bytes} bytes; read the stored bytes")
         return text
@@ -153,7 +153,7 @@ def decompress_body(body: bytes | memoryview, sys_flag: int, codec: Callable[[st
     try:
         text = stream.decompress(body, most_bytes)
     except zlib.error as error:
-        raise FormatError(f"the body is no zlib stream ({error}), though sysFlag says so; read the stored bytes") from error
+        raise FormatError(f"the body is not a valid zlib stream ({error}), though sysFlag says so; read the stored bytes") from error
     if not stream.eof:
         why = f"has more than {most_bytes} bytes" if stream.unconsumed_tail else "ends within its zlib stream"
         raise FormatError(f"the body {why}; read the stored bytes")
@@ -166,7 +166,7 @@ def record_size(body_bytes: int, topic_bytes: int, properties_bytes: int, sys_fl
 
 
 def computed_size(buffer: Readable, at: int, room: int) -> int | None:
-    """Return the total size that follows from the record's own length fields, or None if one is no valid length.
+    """Return the total size that follows from the record's own length fields, or None if one is not a valid length.
 
     It reads at most `room` bytes from `at` on, and ignores the total-size field.
     """
@@ -205,17 +205,17 @@ def encode_message_id(store_host: str, physical_offset: int) -> str:
 
 
 def decode_message_id(msg_id: str) -> tuple[str, int]:
-    """Return (store host, physical offset); FormatError if the text is no offset message id."""
+    """Return (store host, physical offset); FormatError if the text is not an offset message id."""
     try:
         data = bytes.fromhex(msg_id)
     except ValueError as error:
-        raise FormatError(f"{msg_id!r} is no message id: it must be hexadecimal") from error
+        raise FormatError(f"{msg_id!r} is not a message id: it must be hexadecimal") from error
     host_bytes = len(data) - I64.size
     if len(msg_id) != 2 * len(data) or host_bytes not in (HOST_V4_BYTES, HOST_V6_BYTES):
-        raise FormatError(f"{msg_id!r} is no message id: it must have 32 or 56 characters")
+        raise FormatError(f"{msg_id!r} is not a message id: it must have 32 or 56 characters")
     (physical_offset,) = I64.unpack_from(data, host_bytes)
     if physical_offset < 0:
-        raise FormatError(f"{msg_id!r} is no message id: its offset {physical_offset} is negative")
+        raise FormatError(f"{msg_id!r} is not a message id: its offset {physical_offset} is negative")
     return decode_host(data[:host_bytes]), physical_offset
 
 

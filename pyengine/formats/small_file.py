@@ -40,7 +40,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
     except BaseException:
         os.close(descriptor)
         raise
@@ -102,7 +102,7 @@ def check_seal(content: bytes) -> bool:
     return True
 
 
-# What a damaged or forged document raises: it is no JSON, has other types, deep nesting or very long numbers.
+# What a damaged or forged document raises: it is not JSON, has other types, deep nesting or very long numbers.
 PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 # A string, which stays as it is, or an unquoted integer key after { or , and before a colon.
 _STRING_OR_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)

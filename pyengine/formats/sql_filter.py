@@ -265,7 +265,7 @@ class _Parser:
     def _fraction(self, token: str) -> float:
         number = float(token)
         if not 0 < number < math.inf:
-            raise self._error(f"{token} is no number that RocketMQ takes: write 0 without a point")
+            raise self._error(f"{token} is not a number that RocketMQ takes: write 0 without a point")
         return number
 
     # -- what may follow what -------------------------------------------------------

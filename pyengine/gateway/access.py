@@ -99,7 +99,7 @@ class Addresses:
 
 
 def _bad_address(text: str) -> AccessError:
-    return AccessError(f"{text} is no address: give one, as in 10.0.0.7, several, as in 10.0.0.{{7,8}}, or a range, as in 10.0.0-9.*")
+    return AccessError(f"{text} is not an address: give one, as in 10.0.0.7, several, as in 10.0.0.{{7,8}}, or a range, as in 10.0.0-9.*")
 
 
 @functools.lru_cache(1024)
@@ -395,7 +395,7 @@ def _needed(frame: Frame) -> dict[str, int]:
 def _rows(document: object, name: str) -> list[dict[str, object]]:
     found = document.get(name) or [] if isinstance(document, dict) else None
     if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
-        raise WireError(f"a heartbeat whose {name} is no list of objects")
+        raise WireError(f"a heartbeat whose {name} is not a list of objects")
     return found
 
 
@@ -417,9 +417,9 @@ def _document(content: bytes) -> dict[str, Any]:
         document = yaml.load(content, _loader())
     except yaml.YAMLError as error:  # its text may have a piece of the file with a secret
         mark = getattr(error, "problem_mark", None)
-        raise AccessError("it is no YAML" + (f" from line {mark.line + 1}, column {mark.column + 1} on" if mark else "")) from None
+        raise AccessError("it is not YAML" + (f" from line {mark.line + 1}, column {mark.column + 1} on" if mark else "")) from None
     except (ValueError, RecursionError):
-        raise AccessError("it is no YAML that can be read") from None
+        raise AccessError("it is not YAML") from None
     if not isinstance(document, dict) or not document:
         raise AccessError("it is empty: give it `accounts`, `globalWhiteRemoteAddresses`, or both")
     return document
@@ -433,7 +433,7 @@ def _read_rules(content: bytes, changed_ms: int) -> _Rules:
     accounts: dict[str, _Account] = {}
     for number, row in enumerate(_list(document, "accounts"), 1):
         if not isinstance(row, dict):
-            raise AccessError(f"its account {number} is no map")
+            raise AccessError(f"its account {number} is not a map")
         try:
             account = _read_account(row)
         except AccessError as error:
@@ -476,7 +476,7 @@ def _rights(row: Mapping[str, object], name: str) -> list[tuple[str, int]]:
 def _list(document: Mapping[str, object], name: str) -> list[object]:
     found = document.get(name) or []
     if not isinstance(found, list):
-        raise AccessError(f"{name} is no list")
+        raise AccessError(f"{name} is not a list")
     return found
 
 
@@ -489,7 +489,7 @@ def _text(value: object, name: str) -> str:
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    raise AccessError(f"{name} is no text: put it in quotes")
+    raise AccessError(f"{name} is not text: put it in quotes")
 
 
 def _stamp(status: os.stat_result) -> tuple[int, ...]:

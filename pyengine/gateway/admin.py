@@ -211,7 +211,7 @@ class Admin:
         try:
             await self._in_executor(lambda: self._names.topic_configs.delete(name))
         except UsageError:
-            pass  # it did not exist, which is no error in RocketMQ
+            pass  # it did not exist, which is not an error in RocketMQ
         return Answer()
 
     async def all_topics(self, request: Request) -> Answer:

@@ -82,7 +82,7 @@ class Request:
         return value
 
     def integer(self, name: str, default: int | None = None, *, bits: int = 32) -> int:
-        """Return a field of the header as a signed number, `default` if it is absent; WireError if it is no number."""
+        """Return a field of the header as a signed number, `default` if it is absent; WireError if it is not a number."""
         text = self.frame.fields.get(name)
         if text is None:
             if default is not None:
@@ -92,10 +92,10 @@ class Request:
             return int(text)
         sign, digits = (-1, text[1:]) if text[:1] == "-" else (1, text)
         if not (digits.isascii() and digits.isdecimal() and len(digits) <= 19):
-            raise WireError(f"the field {name} is no number")
+            raise WireError(f"the field {name} is not a number")
         number = sign * int(digits)
         if not -(1 << bits - 1) <= number < 1 << bits - 1:
-            raise WireError(f"the field {name} is no number of {bits} bits")
+            raise WireError(f"the field {name} is not a number of {bits} bits")
         return number
 
     def flag(self, name: str) -> bool:

@@ -294,7 +294,7 @@ class Members:
         return Answer(body=write_json({"consumerIdList": group.client_ids}))
 
     def check_client_config(self, request: Request) -> Answer:
-        """Check a subscription that is no tag expression; a client requests this before it consumes."""
+        """Check a subscription that is not a tag expression; a client requests this before it consumes."""
         sent = _object(read_json(request.frame.body)).get("subscriptionData")
         if sent is None:
             return Answer()
@@ -358,20 +358,20 @@ def _group_of(sent: object) -> Group:
         subscriptions[topic] = subscription_of(topic, text, version, kind)
     words = [fields.get(name) for name in ("consumeType", "messageModel", "consumeFromWhere")]
     if not all(word is None or isinstance(word, str) and len(word) < 64 for word in words):
-        raise WireError("a group whose type, model or start is no short text")
+        raise WireError("a group whose type, model or start is not a short text")
     return Group(_name(fields.get("groupName"), group_fault), words[0] or PASSIVELY, words[1] or CLUSTERING,
                  words[2] or "CONSUME_FROM_LAST_OFFSET", fields.get("unitMode") is True, subscriptions=subscriptions)
 
 
 def _client_id(value: object) -> str:
     if not isinstance(value, str) or not value or len(value) > CLIENT_ID_CHARS_MAX:
-        raise WireError(f"a client id that is no text of 1 to {CLIENT_ID_CHARS_MAX} characters")
+        raise WireError(f"a client id that is not text of 1 to {CLIENT_ID_CHARS_MAX} characters")
     return value
 
 
 def _name(value: object, fault_of: Callable[[str | None], str]) -> str:
     if not isinstance(value, str):
-        raise WireError("a name that is no text")
+        raise WireError("a name that is not text")
     if fault := fault_of(value):
         raise WireError(fault)
     return value

@@ -446,7 +446,7 @@ def decode_key_values(text: str) -> KeyValues:
     except PARSE_ERRORS as error:
         raise FormatError(f"no table of keys and values: {error!r}") from error
     if not all(isinstance(value, str) for values in table.values() for value in values.values()):
-        raise FormatError("a value that is no text")
+        raise FormatError("a value that is not text")
     return table
 
 

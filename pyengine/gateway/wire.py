@@ -99,7 +99,7 @@ def encode_frame(frame: Frame) -> bytes:
 def _decode_json(header: bytes, body: bytes) -> Frame:
     found = read_json(header, HEADER_BYTES_MAX)
     if not isinstance(found, dict):
-        raise WireError("a header that is no JSON object")
+        raise WireError("a header that is not a JSON object")
     fields = found.get("extFields")
     if fields is None:
         fields = {}
@@ -117,13 +117,13 @@ def _json_text(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
-    raise WireError("a field of the header that is no text")
+    raise WireError("a field of the header that is not text")
 
 
 def _header_int(found: Mapping[str, Any], name: str) -> int:
     value = found.get(name, 0)
     if type(value) is not int or abs(value) > INT32_MAX + 1:
-        raise WireError(f"the header's {name} is no 32-bit number")
+        raise WireError(f"the header's {name} is not a 32-bit number")
     return value
 
 

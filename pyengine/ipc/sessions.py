@@ -348,7 +348,7 @@ class SessionServer:
 
     def _open(self, peer: _Peer, ring_bytes: object, descriptors: list[int]) -> SessionAnswer:
         if ring_bytes is not None and not isinstance(ring_bytes, int):
-            raise TypeError("ring_bytes is no number")
+            raise TypeError("ring_bytes is not a number")
         self._check_serving()
         identity = self._memory.identity
         opened = self._sessions.open(peer.pid, peer.uid, ring_bytes)

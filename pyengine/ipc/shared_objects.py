@@ -189,7 +189,7 @@ class SharedFolder:
         EngineUnavailableError when it does not exist, another EngineError when the system refuses it (no descriptor, no memory).
         """
         flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        strange = f"{self.path / name} is no shared object: start the engine again"
+        strange = f"{self.path / name} is not a shared object: start the engine again"
         try:
             descriptor = os.open(self.path / name, flags)
         except (FileNotFoundError, NotADirectoryError):

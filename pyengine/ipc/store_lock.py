@@ -80,12 +80,12 @@ class StoreLock:
         try:
             self._descriptor = os.open(self.path, flags, 0o644)
         except (FileNotFoundError, NotADirectoryError):
-            raise NotAStoreError(f"{root} is no store that was ever started: it has no file `lock`") from None
+            raise NotAStoreError(f"{root} is not a store that was ever started: it has no file `lock`") from None
         except OSError as error:
             raise disk_error(error, "open", self.path) from error
         if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
             self.close()
-            raise DiskError(f"cannot use {self.path}: it is no regular file", path=str(self.path))
+            raise DiskError(f"cannot use {self.path}: it is not a regular file", path=str(self.path))
 
     def own(self) -> Ownership:
         """Become the store's only owner (supervisor, `recover`), or raise StoreBusyError.
@@ -106,7 +106,7 @@ class StoreLock:
                 return found
             self._set(OWNER_BYTE, UNLOCKED)
             self._set(KIND_BYTE, UNLOCKED)
-            raise StoreBusyError(f"a process that is no worker holds a lock on {self.path}, which any process that may read it can do: "
+            raise StoreBusyError(f"a process that is not a worker holds a lock on {self.path}, which any process that may read it can do: "
                                  f"`fuser {self.path}` names the process, as root")
         self._set(KIND_BYTE, UNLOCKED)
         raise StoreBusyError(self._sentence())

@@ -54,7 +54,7 @@ class Board:
             if stat.S_ISREG(status.st_mode) and status.st_size == 0:
                 os.pwrite(descriptor, _MAGIC, FILE_BYTES - len(_MAGIC))  # gives it its size too, also while another process does so
             elif status.st_size != FILE_BYTES or os.pread(descriptor, len(_MAGIC), FILE_BYTES - len(_MAGIC)) != _MAGIC:
-                raise UsageError(f"{path} is no file of a failpoint: name one that is not there")
+                raise UsageError(f"{path} is not a file of a failpoint: name one that is not there")
             self._mapping = mmap.mmap(descriptor, FILE_BYTES)
         finally:
             os.close(descriptor)

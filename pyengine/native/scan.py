@@ -166,7 +166,7 @@ def broken_chain(file: Buffer, layout: IndexLayout, count: int) -> int:
 
 
 def first_orphan_key(view: Buffer, base_offset: int, limit: int, file: Buffer, layout: IndexLayout, first: int, end: int) -> int:
-    """Return the first entry in [first, end) of an index file that is no key of a record in [base_offset, limit), or `end`."""
+    """Return the first entry in [first, end) of an index file that is not a key of a record in [base_offset, limit), or `end`."""
     log = bounded(view, base_offset, base_offset, limit)
     data = ffi.from_buffer("uint8_t[]", file)
     if not 0 <= first <= end <= layout.max_index_num or len(data) != layout.size_bytes:

@@ -184,7 +184,7 @@ def _as_file_system(found: object, what: str) -> FileSystem:
     if isinstance(found, FileSystem):
         return found
     if not hasattr(found, "cat_file"):
-        raise UsageError(f"{what}: {type(found).__name__} is no file system of pyarrow or fsspec")
+        raise UsageError(f"{what}: {type(found).__name__} is not a file system of pyarrow or fsspec")
     return PyFileSystem(FSSpecHandler(found))
 
 

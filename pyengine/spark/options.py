@@ -63,7 +63,7 @@ class StartingPoint:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The parsed options of a read. None as an offset or time is no bound; `sizes` are settings of the store's files."""
+    """The parsed options of a read. None as an offset or time is not a bound; `sizes` are settings of the store's files."""
 
     path: str
     file_system: str = AUTO
@@ -186,7 +186,7 @@ def _pattern(value: str) -> str:
     try:
         re.compile(_text(value))
     except re.error as error:
-        raise ValueError(f"this is no regular expression: {error}") from None
+        raise ValueError(f"this is not a regular expression: {error}") from None
     return value
 
 
@@ -275,7 +275,7 @@ def _starting(value: str) -> QueueOffsets | StartingPoint:
     for name, milliseconds in _TIME_UNITS.items():
         if unit in (name, name + "s", name[0]):
             return StartingPoint("time", number * milliseconds)
-    raise ValueError(f"{unit!r} is no unit of time: give {', '.join(name + 's' for name in _TIME_UNITS)}")
+    raise ValueError(f"{unit!r} is not a unit of time: give {', '.join(name + 's' for name in _TIME_UNITS)}")
 
 
 def _ending(value: str) -> QueueOffsets | None:

@@ -156,7 +156,7 @@ class RemoteLog:
         self.size_bytes = sizes[0] if sizes else self.size_bytes
         for start in found:
             if start % self.size_bytes:
-                raise StoreRefusedError(f"{tree.root}/{LOG}/{segment_name(start)}: its name is no multiple of {self.size_bytes}")
+                raise StoreRefusedError(f"{tree.root}/{LOG}/{segment_name(start)}: its name is not a multiple of {self.size_bytes}")
         self._starts = sorted(found)
 
     def starts(self) -> list[int]:

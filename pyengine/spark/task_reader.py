@@ -492,7 +492,7 @@ class QueuePartReader(TaskReader):
         The oldest segments are deleted first. So if an earlier entry names an existing later segment, a missing segment means damage.
         """
         if not 0 <= run.segment < part.limit:
-            why = f"beyond the log's end at {part.limit}" if run.segment >= 0 else "which is no place"
+            why = f"beyond the log's end at {part.limit}" if run.segment >= 0 else "which is not an offset of the log"
         elif run.segment >= self._newest_segment or self._is_there(run.segment) or self.is_gone(self._newest_segment):
             self._newest_segment = max(self._newest_segment, run.segment)
             return self.open_bytes(run.segment, part.segment_bytes)

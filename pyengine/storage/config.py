@@ -164,7 +164,7 @@ def read_text(text: str, path: Path) -> dict[str, Value]:
     try:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is no valid TOML: {error}") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
     values: dict[str, Value] = {}
     for key, value in document.items():
         if isinstance(value, (dict, list)):

@@ -416,7 +416,7 @@ def decode_offsets(content: bytes) -> Table:
         return {_text(key): {_queue_id(queue_id): _offset(offset) for queue_id, offset in offsets.items()}
                 for key, offsets in table.items()}
     except PARSE_ERRORS as error:
-        raise FormatError(f"it is no offset table: {error}") from error
+        raise FormatError(f"it is not an offset table: {error}") from error
 
 
 def _text(key: str) -> str:
@@ -426,13 +426,13 @@ def _text(key: str) -> str:
 
 def _queue_id(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text) <= QUEUE_ID_MAX):
-        raise ValueError(f"{text!r} is no queue id")
+        raise ValueError(f"{text!r} is not a queue id")
     return int(text)
 
 
 def _offset(value: object) -> int:
     if type(value) is not int or abs(value) > INT64_MAX:
-        raise ValueError(f"{value!r} is no offset")
+        raise ValueError(f"{value!r} is not an offset")
     return value
 
 

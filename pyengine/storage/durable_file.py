@@ -156,7 +156,7 @@ class ConfigFile(Generic[Value]):
                 raise disk_error(error, "read", path) from error
             return None, f"cannot be read ({error.strerror})", True
         except UnicodeDecodeError:
-            return None, "is no text", False
+            return None, "is not text", False
         if not text.strip("\0 \t\r\n"):
             return None, _EMPTY, False
         try:

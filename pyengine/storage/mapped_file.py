@@ -269,7 +269,7 @@ def _judge(path: str, start: int, length: int, size_bytes: int, advice: str) -> 
     if length != size_bytes:
         raise StoreRefusedError(f"{path} has {length} bytes, not {size_bytes}, the size of its like{advice}")
     if start % size_bytes:
-        raise StoreRefusedError(f"{path}: its name is no multiple of the size {size_bytes}")
+        raise StoreRefusedError(f"{path}: its name is not a multiple of the size {size_bytes}")
 
 
 def forget_cached(root: str | os.PathLike[str], flushed: int) -> int:

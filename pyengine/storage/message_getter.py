@@ -52,7 +52,7 @@ def parse_subscription(text: str | None) -> TagFilter | None:
     if "" in tags:
         raise UsageError(f"no tag in a part of {text!r}: write tags like 'a || b', or '*' for all")
     if any(map(_OF_SQL.search, tags)):
-        raise UsageError(f"{text!r} is no list of tags: write tags like 'a || b'; an SQL92 condition, also one on TAGS, goes into sql")
+        raise UsageError(f"{text!r} is not a list of tags: write tags like 'a || b'; an SQL92 condition, also one on TAGS, goes into sql")
     return TagFilter(tags, struct.pack(f"={len(tags)}i", *map(string_hash, tags)))
 
 

@@ -186,7 +186,7 @@ class PromotedRun(FailpointRun, ReplicatorRun):
         self.board.disarm()
         if was_struck:
             done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S)
-        finished = was_struck and done.returncode == ExitCode.FAILED and "is no slave" in done.stderr
+        finished = was_struck and done.returncode == ExitCode.FAILED and "is not a slave" in done.stderr
         if done.returncode and not finished:
             raise EngineError(f"promote ended with {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}")
         self.settings["ha_listen_port"] = self.ports[self.slave]

@@ -34,7 +34,7 @@ def share(text: str) -> tuple[int, int]:
     """`2/4` as (2, 4)."""
     found = re.fullmatch(r"(\d+)/(\d+)", text)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
-        raise argparse.ArgumentTypeError(f"{text!r} is no share: give K/N, as 1/4")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share: give K/N, as 1/4")
     return int(found[1]), int(found[2])
 
 

@@ -38,7 +38,7 @@ def test_the_table_has_a_line_for_each(tmp_path, monkeypatch):
 
 def test_what_is_no_directory_is_refused(tmp_path):
     done = run("bench", tmp_path / "missing")
-    assert done.code == 2 and "is no directory" in done.stderr
+    assert done.code == 2 and "is not a directory" in done.stderr
 
 
 def test_programs_begin_together_and_each_answers():

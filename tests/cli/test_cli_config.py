@@ -76,7 +76,7 @@ def test_a_wrong_file_is_reported_and_left_alone(tmp_path):
     (tmp_path / "config" / "engine.toml").write_text("flush_disk_type = [\n")
     before = picture(tmp_path)
     ran = run("config", "explain", tmp_path)
-    assert ran.code == 2 and "no valid TOML" in ran.stderr and picture(tmp_path) == before
+    assert ran.code == 2 and "not valid TOML" in ran.stderr and picture(tmp_path) == before
 
 
 BROKER_CONF = r"""
@@ -133,7 +133,7 @@ def test_a_brokers_file_is_taken_and_what_differs_is_named(golden, broker_conf):
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("fileReservedTime=soon", "soon (broker.conf)"), ("flushDiskType=LATER", "ASYNC_FLUSH"), ("brokerIP1=my-host", "is no address"),
+    ("fileReservedTime=soon", "soon (broker.conf)"), ("flushDiskType=LATER", "ASYNC_FLUSH"), ("brokerIP1=my-host", "is not an address"),
 ])
 def test_a_wrong_value_in_a_brokers_file_is_refused(tmp_path, text, says):
     path = tmp_path / "broker.conf"
@@ -201,7 +201,7 @@ def test_the_option_of_all_commands_means_the_same_and_nothing_is_refused(stoppe
 
 @pytest.mark.parametrize(("pair", "says"), [
     ("file_reserved_tim=24", "did you mean file_reserved_time_hours?"), ("file_reserved_time_hours=soon", "is not allowed"),
-    ("delete_when=25", "no hour"), ("max_index_num=400", "fixed at creation"), ("debugLockEnable=true", "has no effect here"),
+    ("delete_when=25", "not an hour"), ("max_index_num=400", "fixed at creation"), ("debugLockEnable=true", "has no effect here"),
     ("nonsense", "give key=value"), ("dispatch_at=replicated", "set ha_listen_port")])
 def test_one_that_is_wrong_changes_nothing(stopped, pair, says):
     before = config_path(stopped).read_text()

@@ -83,7 +83,7 @@ def test_a_part_of_a_queue(golden):
 @pytest.mark.parametrize(("arguments", "code", "sentence"), [
     (["queue"], 2, "needs --topic and --queue-id"),
     (["queue", "--topic", "Nobody", "--queue-id", "0"], 1, "no queue 0 of topic Nobody"),
-    (["queue", "--topic", "../config", "--queue-id", "0"], 2, "no topic"),
+    (["queue", "--topic", "../config", "--queue-id", "0"], 2, "not a topic"),
     (["queue", "--topic", "a", "--queue-id", "-1"], 2, "-1"),
     (["index", "--file", "20200101000000000"], 1, "no index file 20200101000000000"),
     (["index", "--set", "maxIndexNum=77"], 2, "fixed at creation"),

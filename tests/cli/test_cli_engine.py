@@ -168,7 +168,7 @@ WRONG_REQUESTS = (
     (["put", "STORE", "--topic", "t"], 2, "BODY"),
     (["ingest", "STORE", "--topic", "t", "/nonexistent"], 2, "does not exist"),
     (["ingest", "STORE", "--topic", "t", "--acked", "/nonexistent/list", "INPUT"], 2, "list of acknowledged"),
-    (["ingest", "STORE", "--topic", "t", "/dev/null"], 2, "no regular file"),
+    (["ingest", "STORE", "--topic", "t", "/dev/null"], 2, "not a regular file"),
     (["ingest", "STORE", "--topic", "t", "-", "--producers", "2"], 2, "standard input"),
     (["ingest", "STORE", "--topic", "t", "--format", "jsonl", "--tags", "a", "-"], 2, "--tags"),
     (["ingest", "STORE", "--topic", "a/b", "INPUT"], 1, "line 1"),

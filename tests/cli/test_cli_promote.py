@@ -61,7 +61,7 @@ def test_a_stopped_slave_is_told_its_new_role_and_the_rest_of_its_settings_stays
     assert "# mine\n" in config_path(root).read_text()
     assert ReplicationStateFile(root).read().state == ReplicationState("SYNC_MASTER", 77, term=1)
     again = run("promote", root)
-    assert again.code == 1 and "is no slave" in again.stderr
+    assert again.code == 1 and "is not a slave" in again.stderr
 
 
 @pytest.mark.parametrize("role", ["SLAVE", None])

@@ -62,7 +62,7 @@ def test_what_made_puts_wait_is_told_by_cause(tmp_path):
 
 def test_what_is_no_directory_is_refused(tmp_path):
     done = run("prove", tmp_path / "missing")
-    assert done.code == 2 and "is no directory" in done.stderr
+    assert done.code == 2 and "is not a directory" in done.stderr
 
 
 def test_the_disk_is_measured_and_judged(tmp_path):

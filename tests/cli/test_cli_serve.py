@@ -171,7 +171,7 @@ def test_a_process_whose_parent_has_ended_is_collected(serve):
     one.wait_for("adopted living workers")
     os.kill(writer, signal.SIGKILL)  # an orphan by now
     one.put(b"2")
-    eventually(lambda: not Path(f"/proc/{writer}").exists(), "it is no zombie")
+    eventually(lambda: not Path(f"/proc/{writer}").exists(), "it is not a zombie")
 
 
 def test_with_json_it_begins_with_one_document(serve):

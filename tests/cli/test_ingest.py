@@ -59,7 +59,7 @@ def test_what_is_not_there_is_refused(tmp_path, name, sentence):
 
 
 def test_a_file_without_an_end_is_refused():
-    with pytest.raises(UsageError, match="no regular file"):
+    with pytest.raises(UsageError, match="not a regular file"):
         size_of("/dev/null")
 
 

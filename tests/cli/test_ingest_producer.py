@@ -146,7 +146,7 @@ def test_jsonl_says_all_of_a_message(tmp_path, producer):
 
 
 @pytest.mark.parametrize(("line", "sentence"), [
-    ("{", "no JSON object"), ("[]", "give an object"), ("{}", "give an object"), ('{"body": 3}', "no text"),
+    ("{", "no JSON object"), ("[]", "give an object"), ("{}", "give an object"), ('{"body": 3}', "not text"),
     ('{"body": "a", "body_base64": "YQ=="}', "give an object"), ('{"body_base64": "§"}', "no base64"),
     ('{"body": "a", "tag": "b"}', "unknown field 'tag'"),
 ])

@@ -425,7 +425,7 @@ def test_seek_moves_all_queues_or_none(builder, consume):
     with pytest.raises(UsageError, match="not held"):
         consumer.seek(7, "first")
     assert consumer.positions == {0: 4, 1: 2}
-    with pytest.raises(UsageError, match="no place to start"):
+    with pytest.raises(UsageError, match="not a place to start"):
         consumer.seek(0, "middle")
 
 

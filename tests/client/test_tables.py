@@ -410,4 +410,4 @@ def test_the_command_says_what_it_added(engine, tmp_path, to):
     ran = run("tables", engine.root, tmp_path / "lake", "--to", to, "--once")
     assert ran.code == 0 and "0 messages of 0 topics" in ran.stdout
     ran = run("tables", engine.root, "s3://bucket/lake", "--to", to)
-    assert ran.code == 2 and "is no folder of this host" in ran.stderr
+    assert ran.code == 2 and "is not a folder of this host" in ran.stderr

@@ -105,7 +105,7 @@ def test_what_cannot_be_ended_is_refused_with_a_sentence(make_engine):
     with pyengine.connect(engine.root) as producer:
         plain = producer.put("orders", b"x")
         prepared = producer.put_prepared("orders", b"x")
-        for msg_id, says in ((plain.msg_id, "is not a prepared message"), ("zz", "is no message id"),
+        for msg_id, says in ((plain.msg_id, "is not a prepared message"), ("zz", "is not a message id"),
                              (prepared.msg_id[:-2] + "FF", "has no message"), ("0A" + prepared.msg_id[2:], "has no message")):
             refused = producer.end_transaction(msg_id, "commit")
             assert refused.status is PutStatus.MESSAGE_ILLEGAL and says in refused.reason and refused.count == 0

@@ -167,7 +167,7 @@ def test_it_follows_through_cuts_corruption_and_kills(make_engine, scripted, rng
     breaks["corrupt"] = 1
     grow(master, source, 200)
     wait_equal(slave, master)
-    assert breaks["corrupt"] == 0 and "is no record" in slave.log()
+    assert breaks["corrupt"] == 0 and "is not a record" in slave.log()
     grow(master, source, 100)
     slave.kill_all()
     grow(master, source, 100)
@@ -175,7 +175,7 @@ def test_it_follows_through_cuts_corruption_and_kills(make_engine, scripted, rng
     wait_equal(slave, master)
     for connection in master.reports:
         assert connection == sorted(connection), "a report went back"
-        assert set(connection) <= source.borders, "a report that is no border between records"
+        assert set(connection) <= source.borders, "a report that is not a border between records"
     assert_whole(slave)
     assert ReplicationStateFile(slave.root).read().state.confirm == master.end
 

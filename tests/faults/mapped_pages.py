@@ -59,7 +59,7 @@ class PageWatch(FlushedWatch):
                     page = content[at : at + PAGE_BYTES]
                     if page != known.get(at, bytes(len(page))):
                         known[at] = page
-                        append_record(self._descriptor, Record("W", inode, at, page, b""))  # open still: the inode is no other's
+                        append_record(self._descriptor, Record("W", inode, at, page, b""))  # open still: no other file has the inode
         except FileNotFoundError:
             pass
         finally:

@@ -79,7 +79,7 @@ def test_a_shared_board_strikes_one_process_once(tmp_path):
 def test_a_file_with_something_else_in_it_stays_as_it_is(tmp_path, content):
     path = tmp_path / "theirs"
     path.write_bytes(content)
-    with pytest.raises(UsageError, match="no file of a failpoint"):
+    with pytest.raises(UsageError, match="not a file of a failpoint"):
         Board(path)
     assert path.read_bytes() == content
     Board(tmp_path / "board").arm("new_file_linked", 3)

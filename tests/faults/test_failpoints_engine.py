@@ -70,7 +70,7 @@ def test_what_is_no_share_is_refused(monkeypatch, capsys, text):
     monkeypatch.setattr(sys, "argv", ["failpoints", "--share", text])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 2 and "is no share: give K/N" in capsys.readouterr().err
+    assert ended.value.code == 2 and "is not a share: give K/N" in capsys.readouterr().err
 
 
 def test_wrong_arguments_are_explained(broken_build):

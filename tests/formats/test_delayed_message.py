@@ -103,10 +103,10 @@ def message(**properties: str) -> Message:
     ({"DELAY": "1"}, "no REAL_TOPIC"),
     ({"REAL_TOPIC": TRANSACTION_HALF_TOPIC, "REAL_QID": "0"}, "takes no delayed messages"),
     ({"REAL_TOPIC": SCHEDULE_TOPIC, "REAL_QID": "0"}, "takes no delayed messages"),
-    ({"REAL_TOPIC": "T"}, "is no queue"),
-    ({"REAL_TOPIC": "T", "REAL_QID": "-1"}, "is no queue"),
-    ({"REAL_TOPIC": "T", "REAL_QID": "9999999999"}, "is no queue"),
-    ({"REAL_TOPIC": "T", "REAL_QID": "²"}, "is no queue"),
+    ({"REAL_TOPIC": "T"}, "is not a queue"),
+    ({"REAL_TOPIC": "T", "REAL_QID": "-1"}, "is not a queue"),
+    ({"REAL_TOPIC": "T", "REAL_QID": "9999999999"}, "is not a queue"),
+    ({"REAL_TOPIC": "T", "REAL_QID": "²"}, "is not a queue"),
 ])
 def test_what_can_never_be_delivered_is_told_why(properties, why):
     assert why in delivery_of(message(**properties))

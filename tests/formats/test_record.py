@@ -1,4 +1,4 @@
-"""A record's bytes both ways, its cut by a batch, and what is no record."""
+"""A record's bytes both ways, its cut by a batch, and what is not a record."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def test_a_body_without_the_flag_is_left_as_it_is():
 
 
 @pytest.mark.parametrize(("body", "sys_flag", "why"), [
-    (b"no stream", 0x1, "no zlib stream"), (b"", 0x1, "ends within"), (ZLIB[:-5], 0x1, "ends within"),
+    (b"no stream", 0x1, "not a valid zlib stream"), (b"", 0x1, "ends within"), (ZLIB[:-5], 0x1, "ends within"),
     (ZLIB, 0x101, "LZ4"), (ZLIB, 0x201, "ZSTD"), (ZLIB, 0x701, "compression 7"),
 ], ids=["other bytes", "nothing", "cut short", "LZ4", "ZSTD", "unknown"])
 def test_a_body_that_cannot_be_decompressed_is_refused_with_the_reason(body, sys_flag, why):

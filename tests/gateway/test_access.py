@@ -200,7 +200,7 @@ def test_white_addresses_are_written_as_in_rocketmq(text, yes, others):
 @pytest.mark.parametrize("text", ["10.0.0", "10.0.0.256", "10.0.0.-5", "10.0.0.9-3", "10.0.0.1-256", "10.0.*", "x", "10.0.{1}.2",
                                   "10.0.0{1}", "10.0.0.1,x", "2001:*::1", "2001:db8::1-fffff", "10.0.0.{1,300}", "1-2-3.0.0.1"])
 def test_what_is_no_address_is_refused(text):
-    with pytest.raises(AccessError, match="is no address"):
+    with pytest.raises(AccessError, match="is not an address"):
         Addresses(text)
 
 
@@ -239,7 +239,7 @@ def test_a_list_that_is_not_there_refuses_every_client(access, tmp_path):
 
 
 def test_a_list_that_others_may_read_or_that_cannot_be_read_at_first_refuses_every_client(tmp_path):
-    for text, mode, why in ((LIST, 0o640, "has mode 0640"), ("accounts: [", 0o600, "is no YAML")):
+    for text, mode, why in ((LIST, 0o640, "has mode 0640"), ("accounts: [", 0o600, "is not YAML")):
         write_list(tmp_path / "plain_acl.yml", text, mode)
         found = AccessList(tmp_path, EngineConfig(gateway_acl_file="plain_acl.yml"))
         with pytest.raises(AccessError, match=why):
@@ -252,15 +252,15 @@ def test_a_list_that_others_may_read_or_that_cannot_be_read_at_first_refuses_eve
     ("accounts: [{accessKey: long-key}]", "need 7 characters"),
     ("accounts: [{accessKey: long-key, secretKey: verysecret, admin: maybe}]", "neither true nor false"),
     ("accounts: [{accessKey: long-key, secretKey: verysecret, topicPerms: [a]}]", "NAME=RIGHT"),
-    ("accounts: [{accessKey: long-key, secretKey: verysecret, topicPerms: a=PUB}]", "topicPerms is no list"),
-    ("accounts: [{accessKey: long-key, secretKey: verysecret, whiteRemoteAddress: 10.0}]", "no text"),
-    ("accounts: [verysecret]", "account 1 is no map"),
-    ("globalWhiteRemoteAddresses: [10.0.0.300]", "no address"),
-    ("accounts: [{accessKey: long-key, secretKey: *verysecret}]", "no YAML from line 1"),
-    ("accounts: [{accessKey: long-key, secretKey: !verysecret x}]", "no YAML from line 1"),
-    ("accounts: [{accessKey: long-key, secretKey: verysecret: x]", "no YAML from line 1"),
-    ("accounts: [{accessKey: long-key, secretKey: 2020-13-45}]", "no YAML that can be read"),
-    ("a: \x00verysecret", "no YAML"),
+    ("accounts: [{accessKey: long-key, secretKey: verysecret, topicPerms: a=PUB}]", "topicPerms is not a list"),
+    ("accounts: [{accessKey: long-key, secretKey: verysecret, whiteRemoteAddress: 10.0}]", "not text"),
+    ("accounts: [verysecret]", "account 1 is not a map"),
+    ("globalWhiteRemoteAddresses: [10.0.0.300]", "not an address"),
+    ("accounts: [{accessKey: long-key, secretKey: *verysecret}]", "not YAML from line 1"),
+    ("accounts: [{accessKey: long-key, secretKey: !verysecret x}]", "not YAML from line 1"),
+    ("accounts: [{accessKey: long-key, secretKey: verysecret: x]", "not YAML from line 1"),
+    ("accounts: [{accessKey: long-key, secretKey: 2020-13-45}]", "not YAML"),
+    ("a: \x00verysecret", "not YAML"),
 ])
 def test_a_wrong_list_is_told_without_its_secrets(tmp_path, line, why):
     write_list(tmp_path / "plain_acl.yml", line)
@@ -364,7 +364,7 @@ def test_a_list_in_any_form_of_yaml_says_after_a_change_what_it_said_and_the_cha
     ({"secretKey": "six666"}, "The accessKey=new-key and secretKey cannot be null"),
     ({"topicPerms": "orders"}, "Parse Resource format error for orders.\nThe expected resource format is 'Res=Perm'"),
     ({"groupPerms": "readers=ALL"}, "Parse resource permission error for readers=ALL.\nThe expected permissions are 'SUB'"),
-    ({"whiteRemoteAddress": "10.0.0.x"}, "its account 3: 10.0.0.x is no address"),
+    ({"whiteRemoteAddress": "10.0.0.x"}, "its account 3: 10.0.0.x is not an address"),
     ({"secretKey": "new-secret\ud800"}, "a field has half a surrogate pair, which no file can hold"),
 ])
 def test_an_account_that_rocketmq_refuses_changes_nothing(access, tmp_path, fields, why):
@@ -377,7 +377,7 @@ def test_an_account_that_rocketmq_refuses_changes_nothing(access, tmp_path, fiel
 
 def test_a_list_that_is_broken_or_of_others_is_not_changed(access, tmp_path):
     path = tmp_path / "plain_acl.yml"
-    for text, mode, why in (("accounts: [", 0o600, "it is no YAML"), (LIST, 0o640, "chmod 600")):
+    for text, mode, why in (("accounts: [", 0o600, "it is not YAML"), (LIST, 0o640, "chmod 600")):
         write_list(path, text, mode)
         with pytest.raises(AccessError, match=why):
             put_account(access)
@@ -508,7 +508,7 @@ def test_tools_change_the_list_of_a_running_gateway(guarded):
         answer = ask(client, codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, {"globalWhiteAddrs": "10.0.0.{1,2},127.0.0.1"}, account=ADMIN)
         assert answer.code == codes.SUCCESS and client.ask(codes.GET_MAX_OFFSET, {"topic": "kept", "queueId": 0}).code == codes.SUCCESS
         assert document(path)["globalWhiteRemoteAddresses"] == ["10.0.0.{1,2}", "127.0.0.1"]
-        for fields, why in (({"globalWhiteAddrs": "10.0.0.x"}, "10.0.0.x is no address"),
+        for fields, why in (({"globalWhiteAddrs": "10.0.0.x"}, "10.0.0.x is not an address"),
                             ({"globalWhiteAddrs": "10.0.0.1", "aclFileFullPath": "/etc/passwd"},
                              "The globalWhiteAddresses[10.0.0.1] has been updated failed.")):
             answer = ask(client, codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, fields, account=ADMIN)
@@ -536,7 +536,7 @@ def test_a_running_gateway_takes_a_changed_list_and_keeps_it_when_the_next_is_br
         eventually(lambda: ask(client, codes.GET_MAX_OFFSET, {"topic": "kept", "queueId": 0}, account=("new-key", "new-secret")).code == 0,
                    "the new key counts")
         write_list(path, "accounts: [")
-        eventually(lambda: "is no YAML" in guarded.engine.log(), "it is said")
+        eventually(lambda: "is not YAML" in guarded.engine.log(), "it is said")
         assert ask(client, codes.GET_MAX_OFFSET, {"topic": "kept", "queueId": 0}, account=("new-key", "new-secret")).code == 0
         path.unlink()
         eventually(lambda: ask(client, codes.GET_MAX_OFFSET, {"topic": "kept", "queueId": 0}).code == codes.SYSTEM_ERROR,

@@ -109,7 +109,7 @@ def test_a_half_message_that_was_put_aside_is_asked_about_again(tmp_path):
             (aside,) = store.get_message("TRANS_CHECK_MAX_TIME_TOPIC", 0, 0, level="committed").messages
         assert client.is_silent()
         half_id = encode_message_id("127.0.0.1:10911", half["commitLogOffset"])
-        for msg_id, why in ((half_id, "no message of TRANS_CHECK_MAX_TIME_TOPIC begins at"), ("UNIQUE", "is no message id"),
+        for msg_id, why in ((half_id, "no message of TRANS_CHECK_MAX_TIME_TOPIC begins at"), ("UNIQUE", "is not a message id"),
                             (encode_message_id("127.0.0.1:10911", 1 << 60), "no message of TRANS_CHECK_MAX_TIME_TOPIC begins at")):
             answer = client.ask(codes.RESUME_CHECK_HALF_MESSAGE, {"msgId": msg_id})
             assert answer.code == codes.SYSTEM_ERROR and why in answer.remark

@@ -126,7 +126,7 @@ def test_a_supervisor_that_was_refused_keeps_no_lock(root, monkeypatch):
     fcntl.fcntl(in_the_way, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
     monkeypatch.setattr(store_lock, "WORKER_CHECKS_MAX", 1)
     with StoreLock(root) as refused, StoreLock(root) as later:
-        with pytest.raises(StoreBusyError, match="no worker"):
+        with pytest.raises(StoreBusyError, match="not a worker"):
             refused.own()
         os.close(in_the_way)
         assert later.own() is Ownership.EXCLUSIVE

@@ -212,7 +212,7 @@ def test_a_copy_is_equal(message, copied):
 @pytest.mark.parametrize("name", ["topic", "body", "queue_id", "born_host", "properties", "tags", "msg_id", "anything"])
 def test_it_cannot_be_changed(message, name):
     for one in (message, decode_record(bytes_of(message))):
-        with pytest.raises((AttributeError, TypeError)):  # some versions of Python have TypeError where it is no field
+        with pytest.raises((AttributeError, TypeError)):  # some versions of Python have TypeError where it is not a field
             setattr(one, name, 1)
         with pytest.raises((AttributeError, TypeError)):
             delattr(one, name)

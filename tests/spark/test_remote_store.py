@@ -209,7 +209,7 @@ def test_a_uri_is_resolved_and_what_cannot_be_is_said(tmp_path, monkeypatch):
         f"{scheme}://bucket/s3a://x" for scheme in ("s3", "s3", "s3", "gs")]
     with pytest.raises(UsageError, match="no file system for it"):
         open_tree("nosuch://host/store", "auto")
-    for system, sentence in (("nosuch.module:make", "nosuch"), ("os:nothing", "nothing"), ("os:sep", "no file system")):
+    for system, sentence in (("nosuch.module:make", "nosuch"), ("os:nothing", "nothing"), ("os:sep", "not a file system")):
         with pytest.raises(UsageError, match=sentence):
             open_tree("/x", system)
 

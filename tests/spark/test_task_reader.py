@@ -501,8 +501,9 @@ def test_bodies_are_what_the_producers_had_whatever_compressed_them(compressed, 
 
 
 @pytest.mark.parametrize(("body", "sys_flag", "why"), [
-    (b"no stream", 0x1, "is no zlib stream"), (b"no frame", 0x101, "is no LZ4 frame"), (b"no frame", 0x201, "is no ZSTD frame"),
-    (frame("zstd", TEXTS[4])[:-3], 0x201, "is no ZSTD frame"), (zlib.compress(TEXTS[1])[:-3], 0x1, "ends within"),
+    (b"no stream", 0x1, "not a valid zlib stream"), (b"no frame", 0x101, "not a valid LZ4 frame"),
+    (b"no frame", 0x201, "not a valid ZSTD frame"),
+    (frame("zstd", TEXTS[4])[:-3], 0x201, "is not a valid ZSTD frame"), (zlib.compress(TEXTS[1])[:-3], 0x1, "ends within"),
     (b"unknown", 0x701, "compression 7")], ids=["zlib", "lz4", "zstd", "short zstd", "short zlib", "unknown"])
 def test_a_body_that_is_not_what_its_compression_says_is_named_or_skipped(compressed, body, sys_flag, why):
     bad = compressed.put("T", body, sys_flag=sys_flag)

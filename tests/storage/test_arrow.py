@@ -133,7 +133,7 @@ def test_the_schema_is_what_spark_expects():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_golden_logs_read_as_formats_reads_them(name, golden):
-    """Up to the first thing that is no record."""
+    """Up to the first thing that is not a record."""
     store = golden(name)
     size = next(iter(store.sizes.values()))
     if name == "abnormal-shortfile":

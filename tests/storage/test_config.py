@@ -143,7 +143,7 @@ def test_precedence_is_file_then_environment_then_set(tmp_path):
     ("store_host", "127.0.0.1", "127.0.0.1:10911"),
     ("store_host", "::1:10911", "[IPv6]:port"),
     ("store_host", "[127.0.0.1]:1", "IPv4:port"),
-    ("message_delay_level", "1s 5y", "'5y' is no delay"),
+    ("message_delay_level", "1s 5y", "'5y' is not a delay"),
     ("message_delay_level", "", "at least one"),
     ("spin", "-2", "auto, 0 to 100,000 us"),
 ])
@@ -212,7 +212,7 @@ def test_a_misspelt_environment_name_is_refused_and_foreign_ones_are_left_alone(
 
 
 @pytest.mark.parametrize(("text", "sentence"), [
-    ("flush_disk_type = ", "no valid TOML"),
+    ("flush_disk_type = ", "not valid TOML"),
     ("[writing]\nflush_disk_type = 'SYNC_FLUSH'", "writing is a table"),
     ("flush_disk_type = ['SYNC_FLUSH']", "flush_disk_type is a list"),
     ("flushDiskType = 'SYNC_FLUSH'\nflush_disk_type = 'SYNC_FLUSH'", "twice"),
@@ -322,7 +322,7 @@ def test_what_the_queues_hold_is_kept_from_the_last_start(tmp_path):
 ])
 def test_a_host_and_a_port_are_told_apart_or_refused(text, pair):
     if pair is None:
-        with pytest.raises(ValueError, match=re.escape(f"{text} is no host:port")):
+        with pytest.raises(ValueError, match=re.escape(f"{text} is not host:port")):
             split_address(text)
     else:
         assert split_address(text) == pair
@@ -332,5 +332,5 @@ def test_a_host_and_a_port_are_told_apart_or_refused(text, pair):
 @pytest.mark.parametrize("text", ["10.0.0.1", "10.0.0.1:0", "10.0.0.1:65536"])
 def test_an_address_of_another_store_needs_a_port_that_can_be(setting, text):
     """Port 0 is "any free one", to which nothing connects."""
-    with pytest.raises(ConfigError, match=rf"{setting} = {text} is no address: give host:port"):
+    with pytest.raises(ConfigError, match=rf"{setting} = {text} is not an address: give host:port"):
         EngineConfig(**{setting: text}, ha_secret_file="secret")

@@ -96,7 +96,7 @@ def test_a_pipe_where_the_groups_offsets_stood_is_set_aside_by_the_next_commit(t
 @pytest.mark.timeout(20)
 def test_a_pipe_in_place_of_the_checkpoint_is_told(tmp_path):
     os.mkfifo(tmp_path / "checkpoint")
-    with pytest.raises(DiskError, match="checkpoint: it is no regular file"):
+    with pytest.raises(DiskError, match="checkpoint: it is not a regular file"):
         read_checkpoint(tmp_path)
     with pytest.raises(DiskError, match="checkpoint"):
         write_checkpoint(tmp_path, Checkpoint())

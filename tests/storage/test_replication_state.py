@@ -78,7 +78,7 @@ def test_what_is_no_term_is_damage(tmp_path, term):
     file = ReplicationStateFile(tmp_path)
     file.path.parent.mkdir(parents=True, exist_ok=True)
     file.path.write_text('{"role": "SLAVE", "confirm": 1, "term": %s}' % term)
-    assert file.read().state is None and "is no term" in file.read().problem
+    assert file.read().state is None and "is not a term" in file.read().problem
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO], ids=errno.errorcode.get)

@@ -142,7 +142,7 @@ def test_installing_fills_in_python_and_user_and_uninstalling_removes_all(tmp_pa
     (("--python", "/opt/py$thon"), 1, "dollar sign"),
     (("--python", "bin/python"), 1, "absolute path"),
     (("--python", "/bin/true"), 0, None),
-    (("--python", "/no/such/python"), 1, "is no program"),
+    (("--python", "/no/such/python"), 1, "is not a program"),
     (("--python", "/bin/false"), 1, "cannot import pyengine"),
 ])
 def test_wrong_arguments_of_the_installer(tmp_path, arguments, code, sentence):

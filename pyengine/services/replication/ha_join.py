@@ -187,7 +187,7 @@ def _new_store(config: EngineConfig, call: MasterCall) -> Join:
     size = config.mapped_file_size_commit_log_bytes
     if origin % size:
         raise JoinRefusedError(
-            f"the master's log begins at {origin}, which is no multiple of {size}: give this store the size of the master's "
+            f"the master's log begins at {origin}, which is not a multiple of {size}: give this store the size of the master's "
             "segments (mapped_file_size_commit_log_bytes)")
     return Join(origin=origin, notes=(f"new slave of {address}: the log begins at {origin}",))
 

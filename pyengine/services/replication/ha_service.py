@@ -520,7 +520,7 @@ def _listen(host: str, port: int) -> socket.socket:
         except OSError:
             listener.close()
             raise
-    except (OSError, UnicodeError) as error:  # UnicodeError: of a host that is no name at all
+    except (OSError, UnicodeError) as error:  # UnicodeError: of a host that is not a name at all
         raise EngineUnavailableError(
             f"cannot listen for slaves at {host}:{port}: {getattr(error, 'strerror', None) or error}: "
             "set ha_listen_host and ha_listen_port") from error

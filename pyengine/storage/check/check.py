@@ -300,7 +300,7 @@ def why_unusable(path: Path) -> str:
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     except UnicodeDecodeError:
-        return "is no text"
+        return "is not text"
     except FormatError as error:
         return f"is damaged ({error})"
     return ""
@@ -309,7 +309,7 @@ def why_unusable(path: Path) -> str:
 def _decode_any(content: bytes) -> None:
     """Check another table of a broker: it must be a JSON object, with any content."""
     if not isinstance(decode_config(content.decode()), dict):
-        raise FormatError("it is no table")
+        raise FormatError("it is not a table")
 
 
 _DECODERS: dict[str, Callable[[bytes], Any]] = {

@@ -385,7 +385,7 @@ class _Recovery:
             folder = self._store.queue_folder(topic, queue_id)
             for path in (str(folder.parent), str(folder)):
                 if path in misplaced:
-                    raise StoreRefusedError(f"{path} is no folder, and the log has messages for the queue {folder}; move it away")
+                    raise StoreRefusedError(f"{path} is not a folder, and the log has messages for the queue {folder}; move it away")
 
     def _refuse_later_record(self, log: LogView, end: int) -> None:
         """Raise StoreRefusedError, before any change, if the log continues with a record of RocketMQ 5."""

@@ -371,7 +371,7 @@ class SalvagedLog:
             self._renumber_half(record, head_bytes, queue_id)
 
     def _renumber_half(self, record: bytearray, head_bytes: int, queue_id: int) -> None:
-        """Write the new number of the half message that an op message has ended; one that is no number where that is not kept:
+        """Write the new number of the half message that an op message has ended; one that is not a number where that is not kept:
         another half message has its number now, or will have.
         """
         body = bytes(record[head_bytes : head_bytes + I32.unpack_from(record, head_bytes - I32.size)[0]])

@@ -352,7 +352,7 @@ def test_a_file_in_the_place_of_a_queues_folder_is_refused_and_nothing_changes(b
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("mine")
     before = store.tree()
-    with pytest.raises(StoreRefusedError, match=f"{place} is no folder, .* move it away"):
+    with pytest.raises(StoreRefusedError, match=f"{place} is not a folder, .* move it away"):
         recovered(store)
     assert store.tree() == before
     path.unlink()
@@ -713,7 +713,7 @@ def test_a_sync_that_failed_is_noted_and_the_next_recovery_writes_what_it_was_to
 
 
 def test_a_stopped_store_in_which_a_sync_failed_is_written_again(build_store):
-    """Its watermark is no proof of what follows, nor is a checkpoint of the queues."""
+    """Its watermark is not proof of what follows, nor is a checkpoint of the queues."""
     store = build_store(40)
     note_sync_failure(store.root, store.records[10].start, "a segment", "Input/output error")
     report = recovered(store)
