@@ -84,7 +84,7 @@ def bench(parent: Path, seconds: float, size_bytes: int, settings: dict[str, str
       pyengine bench --size 128 --seconds 10 --json
     """
     if not parent.is_dir():
-        raise NotAStoreError(f"{parent} is not a directory: FOLDER is an existing directory on the disk to be measured")
+        raise NotAStoreError(f"{parent} is not a directory: give an existing directory on the disk to measure")
     free_bytes = shutil.disk_usage(parent).free
     if free_bytes < FREE_BYTES_MIN:
         raise DiskError(f"{output.size_text(free_bytes)} are free under {parent}, {output.size_text(FREE_BYTES_MIN)} are needed")
@@ -231,7 +231,7 @@ def run_together(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
     try:
         for child in children:
             if cast(IO[str], child.stdout).readline().strip() != "ready":
-                raise EngineError(f"a producer did not come up: {child.communicate()[1][-2000:]}")
+                raise EngineError(f"a producer did not start: {child.communicate()[1][-2000:]}")
         for child in children:
             stdin = cast(IO[str], child.stdin)
             stdin.write("go\n")
@@ -268,5 +268,5 @@ def wait_dispatched(store: Path, timeout_s: float = DISPATCH_TIMEOUT_S) -> None:
     until_s = time.monotonic() + timeout_s
     while (found := engine_status(store, {}))["dispatch_lag_bytes"] or found["unflushed_bytes"]:
         if time.monotonic() > until_s:
-            raise EngineError(f"what was put was not dispatched and flushed within {timeout_s:g} s")
+            raise EngineError(f"the messages were not dispatched and flushed within {timeout_s:g} s")
         time.sleep(0.05)

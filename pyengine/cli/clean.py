@@ -88,7 +88,7 @@ def clean_offline(root: Path, config: EngineConfig, request: Request, show: Show
 
     with owning(root):
         if abort_file_exists(root):
-            raise EngineError(f"{root} was not stopped in order: {command('recover', root)} first")
+            raise EngineError(f"{root} was not stopped in order: run {command('recover', root)} first")
         if read_marker(root) is not None or read_rebuild_marker(root) is not None:
             raise EngineError(f"a recovery or a rebuild of {root} has begun and needs the log as it is: "
                               f"{command('recover', root)} finishes it")

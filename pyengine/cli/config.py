@@ -148,7 +148,7 @@ def _takes_effect(row: Setting) -> str:
 
 def _changed(name: str, value: str, running: EngineConfig | None) -> dict[str, Any]:
     origin = running.origins.get(name) if running else None
-    note = f"the next start with the same {'environment' if origin == ENVIRONMENT else 'command line'} goes before the file" \
+    note = f"the next start with the same {'environment' if origin == ENVIRONMENT else 'command line'} overrides the file" \
         if origin in (SET, ENVIRONMENT) else ""
     if running is None:
         takes_effect = "at the next start"
@@ -181,8 +181,8 @@ def _change_engine(store: Path, live: dict[str, str]) -> None:
         number = ask_for_settings(store, live)["number"]
         slow = _workers_behind(store, number)
     if slow:
-        raise EngineError(f"{config_path(store)} gives it now, and the engine was told, but not yet taken by: {', '.join(slow)}: "
-                          "`pyengine status` says what keeps them")
+        raise EngineError(f"{config_path(store)} is changed and the engine was told, but the change is not used yet by: "
+                          f"{', '.join(slow)}; `pyengine status` says why they are blocked")
 
 
 def _workers_behind(store: Path, number: int) -> list[str]:

@@ -75,7 +75,7 @@ def start(
         end_supervisor(store)
     if foreground:
         if as_json:
-            raise UsageError("--foreground stays and prints a log, so there is no document: leave --json out")
+            raise UsageError("--foreground prints the engine's log and has no JSON document: leave --json out")
         become_supervisor(store, settings)
     with byte_bar("recover", None) as show:
         ready = start_engine(store, settings, progress=show, timeout_s=timeout_s)

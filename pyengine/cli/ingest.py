@@ -88,7 +88,7 @@ def ingest(
     if STDIN in files and (len(files) > 1 or producers > 1 or repeat > 1):
         raise UsageError("- (standard input) is read once, by one producer, and cannot be given with other files")
     if format_ == "jsonl" and tags is not None:
-        raise UsageError("--tags is for lines; with jsonl each line says its own tags")
+        raise UsageError("--tags needs --format lines: with jsonl each line has its own tags")
     if acked is not None:
         with AckedList(acked):  # a file that cannot be written is an error before the first batch
             pass

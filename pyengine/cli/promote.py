@@ -211,7 +211,7 @@ def _judge(standing: SlaveProgress, force: bool, notes: list[str]) -> None:
         text = (f"{standing.missing_bytes:,} bytes are missing here: it has its master's log up to {standing.end}, and that was "
                 f"heard of at {standing.master_end}")
         if not force:
-            raise EngineError(f"{text}. Wait until it is caught up (`pyengine status`), or give --force to go on without them")
+            raise EngineError(f"{text}: wait until it has caught up (`pyengine status`), or give --force to promote it without them")
         notes.append(text)
     if standing.linked:
         notes.append("its master was still there and does not know: see that it takes no puts, then start it as a slave of "

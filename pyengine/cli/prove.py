@@ -96,7 +96,7 @@ def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None
       pyengine prove . --minutes 1 --mode sync --json
     """
     if not parent.is_dir():
-        raise NotAStoreError(f"{parent} is not a directory: STORE_PARENT is an existing directory on the disk to be tried")
+        raise NotAStoreError(f"{parent} is not a directory: give an existing directory on the disk to test")
     free_bytes = shutil.disk_usage(parent).free
     if free_bytes < FREE_BYTES_MIN:
         raise DiskError(f"{output.size_text(free_bytes)} are free under {parent}, {output.size_text(FREE_BYTES_MIN)} are needed")

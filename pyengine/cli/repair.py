@@ -130,7 +130,7 @@ def _require_unused(root: Path) -> None:
     holder = read_holder(root)
     if holder.kind != "none" or living_kinds(root):
         who = holder.description if holder.kind == "foreign" else "an engine, or a command that owns it"
-        raise StoreBusyError(f"{root} is in use by {who}: stop it first; while it runs nothing is to be recovered")
+        raise StoreBusyError(f"{root} is in use by {who}: stop it first; a running engine needs no recovery")
 
 
 def _print_recovery(report: RecoveryReport) -> None:
@@ -323,7 +323,7 @@ def quarantine(
         _list(list(entries.values()), as_json)
         return ExitCode.OK
     if not names:
-        raise UsageError(f"{action} what? name a piece: {command('quarantine', store, action, 'NAME')}")
+        raise UsageError(f"{action} needs the name of a piece: {command('quarantine', store, action, 'NAME')}")
     for name in names:
         if name not in entries:
             raise UsageError(f"{store}/quarantine holds no {name}: {command('quarantine', store)} lists what it holds")
@@ -481,7 +481,7 @@ def _stored_end(future: PutFuture, entry: QuarantineEntry) -> int:
     result = future.result()
     if not result.stored:
         raise EngineError(f"{entry.name} is restored in part: a put was answered with {result.status.name}, {result.reason}; "
-                          "run the command again, it goes on where this one ended")
+                          "run the command again, it continues where this one ended")
     end: int = result.physical_offset + result.size_bytes
     return end
 

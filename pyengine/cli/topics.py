@@ -66,9 +66,9 @@ def topics(
         _list(store, settings, as_json, sizes)
         return
     if sizes:
-        raise UsageError("--sizes belongs to the list")
+        raise UsageError("--sizes needs the action list")
     if topic is None:
-        raise UsageError(f"{action} what? name the topic: pyengine topics STORE {action} TOPIC")
+        raise UsageError(f"{action} needs a topic: pyengine topics STORE {action} TOPIC")
     _change(store, action, topic, changes, as_json)
 
 
@@ -91,7 +91,7 @@ def _change(store: Path, action: str, topic: str, changes: dict[str, Any], as_js
         made = configs.create(TopicConfig(topic, **changes))
     else:
         if not changes:
-            raise UsageError("update what? give --queues, --read-queues, --write-queues, --perm or --order")
+            raise UsageError("update changes nothing: give --queues, --read-queues, --write-queues, --perm or --order")
         made = configs.update(topic, **changes)
     if as_json:
         output.write_json({"topic": topic, "action": action} | (_topic_document(made) if made else {}))
@@ -202,7 +202,7 @@ def groups(
             _reset(found, topic, group, to, queue_ids, as_json)
         return
     if to is not None or queue_ids:
-        raise click.UsageError("--to and --queue-id are for reset")
+        raise click.UsageError("--to and --queue-id need the action reset")
     states = found.groups(topic=topic, group=group)
     if not states and (group is not None or topic is not None):
         of_topic = "" if topic is None else f" on {output.printable(topic)}"
@@ -290,7 +290,7 @@ def dlq(
     letters = DeadLetters(existing_store(store), **settings)
     if action == "list":
         if offsets:
-            raise click.UsageError("--offset is for show and requeue")
+            raise click.UsageError("--offset needs the action show or requeue")
         rows = [queue for queue in letters.queues() if group in (None, queue.group)]
         if as_json:
             output.write_json({"groups": [
@@ -304,7 +304,7 @@ def dlq(
         raise click.UsageError(f"{action} needs --group")
     if action == "show":
         if len(offsets) > 1:
-            raise click.UsageError("show begins at one --offset")
+            raise click.UsageError("show takes one --offset, at which it begins")
         messages = letters.messages(group, offsets[0] if offsets else None, max_messages)
         if as_json:
             output.write_json({"group": group, "messages": [

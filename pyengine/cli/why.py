@@ -48,7 +48,7 @@ CAUSES = {
     "restart": ("the {kind} had died and was started again", "its last words are in engine.log"),
     "backlog": ("more was submitted than one pass takes", "more producers than the store can serve: larger batches"),
     "large": ("a large pass", "large messages or batches; nothing is wrong"),
-    "blocked": ("the {kind} could not do its work", "`pyengine status` says what keeps it"),
+    "blocked": ("the {kind} could not do its work", "`pyengine status` says why it is blocked"),
     "roll": ("a full segment was left for the next", "larger segments (mapped_file_size_commit_log_bytes) do it less often"),
     "woken_late": ("the {kind} slept longer than it meant to", "a busy host or hypervisor; nothing more is known"),
     "round": ("the {kind} was at work", "nothing is wrong"),

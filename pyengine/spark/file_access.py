@@ -228,7 +228,7 @@ class FetchedSegment:
         if end < upto:
             fetched = self._file.read_at(upto - end, end - self._start)
             if len(fetched) != upto - end:
-                raise CorruptionError(f"{len(fetched)} bytes of the log came at {end}, not {upto - end}: has its file been cut?")
+                raise CorruptionError(f"{len(fetched)} bytes of the log were read at {end}, not {upto - end}: was its file truncated?")
             self.view = b"".join((memoryview(self.view)[first - self.base :], fetched))
             self.base = first
         return min(self.base + len(self.view), limit)

@@ -165,7 +165,8 @@ class _Examiner:
 
     def _require(self, queue: ConsumeQueue, first: int, end: int) -> None:
         if first < end and self._options.fail_on_data_loss:
-            raise DataLossError(f"entries {first} to {end - 1} of queue {queue.topic}/{queue.queue_id} are gone with their file; {REMEDY}")
+            raise DataLossError(
+                f"entries {first} to {end - 1} of queue {queue.topic}/{queue.queue_id} were deleted with their file; {REMEDY}")
 
 
 def read_view_options(given: Mapping[str, str]) -> QueueViewOptions:

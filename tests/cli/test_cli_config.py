@@ -224,7 +224,7 @@ def test_what_is_set_reaches_the_workers_of_a_running_engine(make_engine):
     assert ran.code == 0 and ran.document["running"], ran
     by_name = {row["name"]: row for row in ran.document["settings"]}
     assert by_name["log_retention_bytes"]["live"] and by_name["log_retention_bytes"]["takes_effect"] == "at once"
-    assert by_name["flush_interval_commit_log_ms"]["note"] == "the next start with the same command line goes before the file"
+    assert by_name["flush_interval_commit_log_ms"]["note"] == "the next start with the same command line overrides the file"
     assert by_name["max_message_size_bytes"]["takes_effect"] == "at the next start: pyengine stop, then start"
     eventually(lambda: engine.positions()["flushed"] == engine.positions()["wrote"], "the flusher flushes")
 
@@ -276,7 +276,7 @@ def test_a_worker_that_has_not_taken_it_is_named(make_engine, monkeypatch):
     monkeypatch.setattr("pyengine.cli.config.TAKEN_TIMEOUT_S", 0.5)
     engine.kill("cleaner", signal.SIGSTOP)
     ran = run("config", "set", engine.root, "file_reserved_time_hours=5")
-    assert ran.code == 1 and "not yet taken by: cleaner" in ran.stderr
+    assert ran.code == 1 and "not used yet by: cleaner" in ran.stderr
     engine.kill("cleaner", signal.SIGCONT)
     monkeypatch.undo()
     assert run("config", "set", engine.root, "file_reserved_time_hours=6").code == 0

@@ -61,8 +61,8 @@ def test_requeue_puts_some_or_all_back(store):
 @pytest.mark.parametrize(("arguments", "says"), [
     (("show",), "show needs --group"),
     (("requeue",), "requeue needs --group"),
-    (("list", "--offset", "1"), "--offset is for show and requeue"),
-    (("show", "--group", "billing", "--offset", "1", "--offset", "2"), "begins at one"),
+    (("list", "--offset", "1"), "--offset needs the action show or requeue"),
+    (("show", "--group", "billing", "--offset", "1", "--offset", "2"), "show takes one --offset"),
     (("requeue", "--group", "billing", "--offset", "99"), "no dead letter at offset 99"),
     (("requeue", "--group", "g" * 121), "1 to 120 bytes"),
 ], ids=["show", "requeue", "list-offset", "two-offsets", "no-letter", "long-group"])

@@ -207,7 +207,7 @@ def test_two_restores_at_once_are_refused(cut):
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
-    (("list", "x"), "list takes no NAME"), (("show",), "show what?"), (("restore", "x"), "holds no x"),
+    (("list", "x"), "list takes no NAME"), (("show",), "show needs the name of a piece"), (("restore", "x"), "holds no x"),
 ])
 def test_what_is_wrong_is_said(cut, arguments, says):
     ran = run("quarantine", cut[0].root, *arguments)

@@ -40,13 +40,13 @@ def test_sizes_are_those_of_the_records_that_the_queues_name(builder):
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
-    (("create",), "name the topic"),
-    (("update", "orders"), "update what?"),
+    (("create",), "create needs a topic"),
+    (("update", "orders"), "update changes nothing"),
     (("update", "orders", "--perm", "r"), "has no topic orders"),
     (("delete", "orders", "--order"), "takes no options"),
     (("create", "a/b"), "cannot be a folder's name"),
     (("list", "orders"), "list takes no topic"),
-    (("delete", "orders", "--sizes"), "belongs to the list"),
+    (("delete", "orders", "--sizes"), "--sizes needs the action list"),
     (("create", "x", "--queues", "99999"), "give 1 to 65536"),
 ])
 def test_what_is_wrong_is_said(builder, arguments, says):

@@ -167,7 +167,7 @@ def test_it_follows_through_cuts_corruption_and_kills(make_engine, scripted, rng
     breaks["corrupt"] = 1
     grow(master, source, 200)
     wait_equal(slave, master)
-    assert breaks["corrupt"] == 0 and "is not a record" in slave.log()
+    assert breaks["corrupt"] == 0 and "are not a record" in slave.log()
     grow(master, source, 100)
     slave.kill_all()
     grow(master, source, 100)

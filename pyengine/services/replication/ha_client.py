@@ -509,7 +509,7 @@ class HAClient(Service):
 
     def _retry_refused(self, status: int, detail: int) -> None:
         if detail in (REFUSED_OFFSET, REFUSED_RAW):
-            raise LinkLostError(f"the writer did not take what came for offset {self._in_flight[0]}: {REFUSALS[detail]}")
+            raise LinkLostError(f"the writer refused the bytes received for offset {self._in_flight[0]}: {REFUSALS[detail]}")
         self._refused_until_ns = self._clock_ns() + REFUSED_PAUSE_NS
         reason = f"{PutStatus(status).name}: {REFUSALS.get(detail, '')}"
         self._report_once(f"what it sends waits: {reason}")

@@ -203,7 +203,7 @@ class HAConnection:
                     return data
                 data = rest
                 if answer and self.socket.send(answer) != len(answer):
-                    raise HandshakeError("it does not read what it is told")
+                    raise HandshakeError("it does not read the greeting's answers")
         except (HandshakeError, SecretError) as error:
             self._refuse_unidentified(str(error))
             return b""

@@ -424,7 +424,7 @@ class HAService(Service):
         """All links are taken: the unidentified peer that has been open for longest makes room for the next peer."""
         for connection in self._by_descriptor.values():
             if connection.is_unidentified:
-                connection.end("refused: it had proven nothing when another peer came")
+                connection.end("refused: it had not authenticated itself when another peer connected")
                 self._drop(connection)
                 return
 
@@ -435,7 +435,7 @@ class HAService(Service):
         """Who has just proven to have the secret: a slave that may follow, or one that ends the rule of this master."""
         self._check_term(connection.address, peer)
         if peer.is_master:
-            connection.end("it was a master, which has heard this one's term")
+            connection.end("it was a master, and has received this one's term")
         elif self._notes.is_fenced:
             connection.end("refused: a master of a higher term has taken this one's place")
 

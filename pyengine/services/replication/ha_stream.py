@@ -291,7 +291,7 @@ class RecordStream:
         if found.reason == CaseLabel.RANGE_END:
             return
         if found.reason not in (CaseLabel.OVERRUN, CaseLabel.BLANK):
-            raise BadStreamError(f"what came for offset {at} is not a record ({found.reason})")
+            raise BadStreamError(f"the bytes received for offset {at} are not a record ({found.reason})")
         size, _ = BEGIN.unpack_from(self._buffer, at - self._base)
         room = segment_end - at
         if found.reason == CaseLabel.BLANK:
@@ -300,7 +300,7 @@ class RecordStream:
                     f"the segment's end is said to be {size} bytes after {at}, not {room}: are the master's segments of "
                     f"another size than {self._segment_bytes} (mapped_file_size_commit_log_bytes)?")
         elif size > room - BEGIN.size:
-            raise BadStreamError(f"what came for offset {at} is not a record: {size} bytes do not fit into its segment")
+            raise BadStreamError(f"the bytes received for offset {at} are not a record: {size} bytes do not fit into its segment")
         if size > self._record_bytes_max:
             raise BadStreamError(f"the record at {at} has {size} bytes, {self._record_bytes_max} can be taken at a time")
         if found.reason == CaseLabel.BLANK and self._filled >= segment_end:
