@@ -34,7 +34,7 @@ from pyengine.cli.output import (
     store_command,
 )
 from pyengine.errors import EngineError, ExitCode, StoreBusyError, UsageError, command
-from pyengine.formats.constants import SYS_FLAG_TRANSACTION_MASK, TRANSACTION_HALF_TOPIC
+from pyengine.formats.constants import SCHEDULE_TOPIC, SYS_FLAG_TRANSACTION_MASK, TRANSACTION_HALF_TOPIC
 from pyengine.storage.config import load_config, record_sizes
 
 if TYPE_CHECKING:
@@ -304,8 +304,8 @@ def quarantine(
     `restore` needs a running engine: it puts every whole message of a piece as a new message at the end
     of its queue, with the properties, flags and times of its producer, and notes that in the piece. After
     an interruption run it again: it puts each message once. It leaves out prepared and rolled back
-    records of transactions, and half messages with the messages that ended them: name all pieces of a
-    cut together. Delete a piece by hand when you no longer need it.
+    records of transactions, half messages with the messages that ended them, and delayed messages that
+    are delivered in these pieces: name all pieces of a cut together. Delete a piece by hand when you no longer need it.
 
     \b
     Examples:
@@ -395,7 +395,7 @@ def restore(store: Path, entries: list[QuarantineEntry], settings: dict[str, str
     """
     from pyengine import connect
     from pyengine.ipc.session_client import CONNECT_TIMEOUT_S
-    from pyengine.storage.salvage.log import ended_half, messages_in
+    from pyengine.storage.salvage.log import delayed_identity, ended_half, is_delivery, messages_in
 
     for entry in entries:
         if not entry.holds_messages:
@@ -406,19 +406,24 @@ def restore(store: Path, entries: list[QuarantineEntry], settings: dict[str, str
             raise UsageError(f"{entry.name} cannot be restored: {entry.problem}")
     with (_one_at_a_time(entries[0].path.parent), reading(store, settings) as reader,
           connect(store, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, **settings) as producer):
-        ended = {half for entry in entries for message in messages_in(entry) if (half := ended_half(message)) is not None}
-        return {entry.name: _restore(entry, reader, producer, ended) for entry in entries}
+        settled = Counter[object](ended_half(message) or (delayed_identity(message) if is_delivery(message) else None)
+                                  for entry in entries for message in messages_in(entry))
+        return {entry.name: _restore(entry, reader, producer, settled) for entry in entries}
 
 
-def _is_wanted(message: Message, entry: QuarantineEntry, reader: LiveStoreReader, ended: set[tuple[int, int]]) -> bool:
+def _is_wanted(message: Message, entry: QuarantineEntry, reader: LiveStoreReader, settled: Counter[object]) -> bool:
     """Whether to put a message of the piece again: of a transaction only what cannot mislead the check-back.
 
-    An op message ends a half message by its queue offset. After the cut another half message has the offset of one that was cut.
+    `settled` counts half messages that have ended and delayed messages that are delivered; these are left out. An op message
+    ends a half message by its queue offset. After the cut another half message has the offset of one that was cut.
     """
-    from pyengine.storage.salvage.log import ended_half, is_put_again
+    from pyengine.storage.salvage.log import delayed_identity, ended_half, is_put_again
 
     if message.topic == TRANSACTION_HALF_TOPIC:
-        return (message.queue_id, message.queue_offset) not in ended
+        return not settled[message.queue_id, message.queue_offset]
+    if message.topic == SCHEDULE_TOPIC and settled[identity := delayed_identity(message)]:
+        settled[identity] -= 1
+        return False
     half = ended_half(message)
     if half is None:
         return is_put_again(message)
@@ -426,7 +431,7 @@ def _is_wanted(message: Message, entry: QuarantineEntry, reader: LiveStoreReader
     return bool(found) and found[0].physical_offset < entry.physical_offset
 
 
-def _restore(entry: QuarantineEntry, reader: LiveStoreReader, producer: Producer, ended: set[tuple[int, int]]) -> int:
+def _restore(entry: QuarantineEntry, reader: LiveStoreReader, producer: Producer, settled: Counter[object]) -> int:
     from pyengine.ipc.live_reader import settled_end
     from pyengine.storage.recovery.quarantine import note_restore
     from pyengine.storage.salvage.log import identity_of, messages_in
@@ -441,7 +446,7 @@ def _restore(entry: QuarantineEntry, reader: LiveStoreReader, producer: Producer
     count = 0
     in_flight: deque[PutFuture] = deque()
     for message in messages_in(entry):
-        if not _is_wanted(message, entry, reader, ended):
+        if not _is_wanted(message, entry, reader, settled):
             continue
         count += 1
         if there[identity_of(message)]:

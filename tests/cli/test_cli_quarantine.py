@@ -238,6 +238,25 @@ def test_a_restore_ends_no_transaction_that_has_come_since(tmp_path):
     assert messages(salvaged) == messages(root)
 
 
+def test_a_restore_puts_a_delayed_message_or_its_delivery(tmp_path):
+    root, waiting = tmp_path / "store", "SCHEDULE_TOPIC_XXXX"
+    with pyengine.Engine(root, message_delay_level="1s 1h", **SMALL) as engine, engine.connect() as producer:
+        damaged = producer.put("T", b"damaged").physical_offset
+        producer.put("T", b"due", delay_level=1), producer.put("T", b"later", delay_level=2)
+        with engine.open_store() as store:
+            assert store.wait_for_message("T", 0, 1, timeout_s=60, level="committed"), "it is delivered"
+    flip(root / "commitlog" / f"{0:020d}", damaged + 4)
+    assert run("recover", root, "--accept-loss").code == 4
+    with pyengine.Engine(root) as engine:
+        assert run("quarantine", root, "restore", *pieces(root)).code == 0
+        with engine.open_store() as store:
+            end = store.max_physical_offset("committed")
+            eventually(lambda: store.dispatched_offset("committed") >= end, "all is dispatched")
+            found = {where: [message.body for message in store.get_message(*where, 0, level="committed").messages]
+                     for where in (("T", 0), (waiting, 0), (waiting, 1))}
+    assert found == {("T", 0): [b"due"], (waiting, 0): [], (waiting, 1): [b"later"]}
+
+
 def test_salvage_takes_what_ended_a_transaction_with_its_half_message(builder, tmp_path):
     half, op = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
     builder.put("T", b"kept")

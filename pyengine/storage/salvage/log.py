@@ -16,6 +16,7 @@ from pyengine.formats.constants import (
     MESSAGE_MAGIC,
     NAME_VALUE_SEPARATOR,
     PROPERTY_INNER_MULTI_QUEUE_OFFSET,
+    PROPERTY_REAL_TOPIC,
     PROPERTY_SEPARATOR,
     SYS_FLAG_TRANSACTION_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
@@ -127,6 +128,17 @@ def ended_half(message: Message) -> tuple[int, int] | None:
     """Return (queue id, queue offset) of the half message that an op message has ended; None for another message."""
     number = _half_number(message.body) if message.topic == TRANSACTION_OP_TOPIC else None
     return None if number is None else (message.queue_id, number)
+
+
+def is_delivery(message: Message) -> bool:
+    """Whether the message was delayed, and is delivered."""
+    return message.properties.get(PROPERTY_REAL_TOPIC) == message.topic
+
+
+def delayed_identity(message: Message) -> tuple[object, ...]:
+    """Return the fields that a delayed message and its delivery have in common."""
+    return (message.body, *sorted(message.properties.items()), message.flag, message.born_timestamp_ms, message.born_host,
+            message.reconsume_times)
 
 
 def _half_number(body: bytes) -> int | None:
