@@ -36,7 +36,7 @@ from pyengine.formats.constants import TOPIC_BYTES_MAX
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.cleaning import create_cleaning
-from pyengine.ipc.control_block import POOL_NOT_MADE, EngineMemory, Identity, boot_ns, now_ms, write_run_settings
+from pyengine.ipc.control_block import MODE_NUMBERS, POOL_NOT_MADE, EngineMemory, Identity, boot_ns, now_ms, write_run_settings
 from pyengine.ipc.crashed_engine_memory import open_crashed_memory
 from pyengine.ipc.heartbeat import Heartbeat, process_start_ms
 from pyengine.ipc.replication import create_replication
@@ -64,7 +64,6 @@ from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import RecoveryOptions, RecoveryPath, RecoveryReport, RecoveryState
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
-MODES = {"async": native.MODE_MAPPED, "pool": native.MODE_POOL, "sync": native.MODE_SYNC}
 # Threads that handle a put to a SYNC_MASTER: producer, writer and the replicator's two; a put of a RocketMQ client:
 # the client's two, gateway and writer.
 LONG_WAY_CPUS = 4
@@ -246,7 +245,7 @@ def _identity(root: Path, config: EngineConfig, engine_id: EngineId, semaphore_i
     return Identity(
         store_uuid=engine_id.uuid, boot_id=read_boot_id(), epoch=read_epoch(root),
         engine_id_device=engine_id.device, engine_id_inode=engine_id.inode,
-        segment_bytes=config.mapped_file_size_commit_log_bytes, mode=MODES[config.mode],
+        segment_bytes=config.mapped_file_size_commit_log_bytes, mode=MODE_NUMBERS[config.mode],
         session_ring_bytes_default=config.session_ring_bytes, max_message_bytes=config.max_message_size_bytes,
         put_timeout_ms=config.put_timeout_ms, sync_flush_timeout_ms=config.sync_flush_timeout_ms,
         os_page_cache_busy_timeout_ms=config.os_page_cache_busy_timeout_ms,

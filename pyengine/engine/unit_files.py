@@ -19,13 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyengine.engine.bring_up import MODES
 from pyengine.engine.kinds import EVERY_MODE, KINDS, Kind, WorkerExit, kinds_for
 from pyengine.engine.log_file import log_event
 from pyengine.engine.supervisor import STOP_TIMEOUT_S
 from pyengine.errors import EngineError
 from pyengine.events import Event
-from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.control_block import MODE_NUMBERS, EngineMemory
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
@@ -253,7 +252,7 @@ WantedBy=pyengine@%i.target
 def runs(kind_name: str, root: Path) -> bool:
     """Whether this kind runs in the mode and the role of the store's settings."""
     config = load_config(root, {})
-    return any(kind.name == kind_name for kind in kinds_for(MODES[config.mode], config.replicates, config.gateway_enable)) \
+    return any(kind.name == kind_name for kind in kinds_for(MODE_NUMBERS[config.mode], config.replicates, config.gateway_enable)) \
         or kind_name == KIND_NAMES[native.SUPERVISOR]
 
 

@@ -57,6 +57,7 @@ _Handle = TypeVar("_Handle")
 
 SESSION_SLOTS = native.SESSION_SLOTS
 MODE_NAMES = {native.MODE_MAPPED: "async", native.MODE_POOL: "pool", native.MODE_SYNC: "sync"}
+MODE_NUMBERS = {name: number for number, name in MODE_NAMES.items()}
 STATE_NAMES = {
     native.STATE_STOPPED: "stopped", native.STATE_RECOVERING: "recovering", native.STATE_RUNNING: "running",
     native.STATE_READ_ONLY: "read_only", native.STATE_DEGRADED: "degraded", native.STATE_STOPPING: "stopping",

@@ -23,8 +23,8 @@ from crash.report import Summary, add_common_options, ended_in_order, finish
 from crash.rounds import CrashRun
 from pyengine.cli.replay import MODES
 from pyengine.cli.torture import EngineWatch, kill, state_of, wait_for
-from pyengine.engine.bring_up import MODES as MODE_NUMBERS
 from pyengine.engine.kinds import kinds_for
+from pyengine.ipc.control_block import MODE_NUMBERS
 
 SUPERVISOR = "supervisor"
 STOPPED_S_MAX = 0.3

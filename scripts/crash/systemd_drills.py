@@ -31,10 +31,10 @@ from crash.report import INTERRUPTED, Summary, add_common_options, ended_in_orde
 from crash.rounds import CrashRun
 from pyengine.cli.replay import MODES
 from pyengine.cli.torture import HangError, kill, remove_memory, state_of, wait_for
-from pyengine.engine.bring_up import MODES as MODE_NUMBERS
 from pyengine.engine.kinds import kinds_for
 from pyengine.engine.unit_files import STORE_UNIT
 from pyengine.errors import EngineError, ExitCode
+from pyengine.ipc.control_block import MODE_NUMBERS
 
 STORES = Path("/var/lib/pyengine")
 SETTINGS = Path("/etc/pyengine")
