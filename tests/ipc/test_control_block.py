@@ -7,12 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import uuid
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from pyengine._native import ffi
+from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc.control_block import LIMITS, EngineMemory, Identity, read_run_settings, reload_settings
 from pyengine.ipc.sessions import Sessions
@@ -20,6 +22,7 @@ from pyengine.native import control as native
 from pyengine.native import waiting
 from pyengine.storage.config import SETTINGS, EngineConfig
 from pyengine.storage.engine_id import read_boot_id
+from waiting import eventually
 
 
 def identity_of(engine_id, **changes):
@@ -207,3 +210,17 @@ def test_a_setting_of_a_newer_version_is_left_out_beside_it(make_owner):
 def test_the_limits_are_fields_of_the_identity_and_live_settings():
     assert LIMITS.keys() <= set(Identity.__slots__)
     assert all(SETTINGS[name].live for name in LIMITS.values())
+
+
+@pytest.mark.parametrize("is_later, syncs", [(False, 1), (True, 2)], ids=["the sync under way", "the one after it"])
+def test_a_wait_for_a_sync_ends_with_that_sync(is_later, syncs):
+    control = ffi.new("struct ms_control *")
+    waiter = threading.Thread(target=lib.ms_control_wait_synced, args=(control, 0, 100, is_later, 60 * 10**9), daemon=True)
+    waiter.start()
+    system_call = Path(f"/proc/self/task/{waiter.native_id}/syscall")
+    sleeps_on = hex(int(ffi.cast("uintptr_t", ffi.addressof(control.flush_seq, "value"))))
+    for sync in range(syncs):
+        eventually(lambda: sleeps_on in system_call.read_text().split(), f"asleep before sync {sync + 1}")
+        lib.ms_control_publish_synced(control, 50 * (sync + 1), 0)
+    waiter.join(10)
+    assert not waiter.is_alive()
