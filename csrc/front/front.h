@@ -17,7 +17,8 @@
 
 /* ---- result.c: the answer to one put; pyengine.PutResult is a subclass. */
 struct result_object {
-    PyObject_HEAD struct ms_completion answer;
+    PyObject_HEAD
+    struct ms_completion answer;
     PyObject *topic;
     PyObject *store_host;        /* bytes, as on disk */
     PyObject *reason;
@@ -45,7 +46,8 @@ void lock_release(PyObject *lock);
 /* ---- session.c: one session and the futures that wait for its answers. */
 struct pending_object;
 struct session_object {
-    PyObject_HEAD struct ms_producer *producer;             /* NULL after the session's end, when its memory may be unmapped */
+    PyObject_HEAD
+    struct ms_producer *producer;             /* NULL after the session's end, when its memory may be unmapped */
     const struct ms_producer_calls *calls;
     PyObject *keeps;                          /* the Python object whose memory `producer` is */
     PyObject *owner;                          /* callables of the producer: see SessionFront */
@@ -71,7 +73,8 @@ enum pending_state { PENDING_WAITS,
                      PENDING_RESOLVED,
                      PENDING_HANDED };
 struct pending_object {
-    PyObject_HEAD struct session_object *session;           /* until it is resolved */
+    PyObject_HEAD
+    struct session_object *session;           /* until it is resolved */
     PyObject *topic;
     PyObject *result;                         /* RESOLVED: the put's result; HANDED: the Future that will have it */
     long long queue_id;

@@ -5,7 +5,7 @@
 
 struct lock_object {
     PyObject_HEAD
-        PyThread_type_lock lock;
+    PyThread_type_lock lock;
     unsigned long owner; /* the thread that has it; 0: none */
 };
 PyTypeObject *lock_type;
@@ -42,8 +42,10 @@ int lock_take(PyObject *lock)
         }
         for (PyLockStatus found = PY_LOCK_FAILURE; found != PY_LOCK_ACQUIRED;) {
             Py_BEGIN_ALLOW_THREADS
-                found = PyThread_acquire_lock_timed(own->lock, TURN_US, 1);
-            Py_END_ALLOW_THREADS if (found != PY_LOCK_ACQUIRED && PyErr_CheckSignals() != 0) return -1;
+            found = PyThread_acquire_lock_timed(own->lock, TURN_US, 1);
+            Py_END_ALLOW_THREADS
+            if (found != PY_LOCK_ACQUIRED && PyErr_CheckSignals() != 0)
+                return -1;
         }
         own->owner = PyThread_get_thread_ident();
     }

@@ -217,10 +217,10 @@ static int is_persisted(struct pending_object *pending, int64_t slice_ns, int *c
     int why;
     session->users++;
     Py_BEGIN_ALLOW_THREADS
-        why = calls->wait_persisted(producer, end_offset, how, flush_ns < until_ns ? flush_ns : until_ns,
-                                    slave_ns < until_ns ? slave_ns : until_ns);
+    why = calls->wait_persisted(producer, end_offset, how, flush_ns < until_ns ? flush_ns : until_ns,
+                                slave_ns < until_ns ? slave_ns : until_ns);
     Py_END_ALLOW_THREADS
-        session->users--;
+    session->users--;
     *code = why;
     if ((why == MS_PRODUCER_AGAIN && until_ns < flush_ns) || (why == MS_PRODUCER_UNCONFIRMED && until_ns < slave_ns))
         return 0;

@@ -22,7 +22,8 @@
 
 /* SubmitterFront, the base of pyengine.client.submission.Submitter: the current session. */
 struct submitter_object {
-    PyObject_HEAD PyObject *lock;              /* Lock: held while something is submitted */
+    PyObject_HEAD
+    PyObject *lock;              /* Lock: held while something is submitted */
     PyObject *session;           /* SessionFront, or None */
     PyObject *queued;            /* deque: puts that another thread will submit */
     long long body_bytes_max;    /* of one message on the fast path */
@@ -31,7 +32,8 @@ struct submitter_object {
 };
 
 struct front_object {
-    PyObject_HEAD PyObject *puts;              /* the Submitter */
+    PyObject_HEAD
+    PyObject *puts;              /* the Submitter */
     PyObject *prefixes;          /* dict: (topic, queue_id, tags, flag) -> bytes */
     /* The arguments of the last put, since most programs repeat them. */
     PyObject *topic, *queue, *tags, *prefix;
@@ -180,8 +182,9 @@ static int wait_for_answer(struct session_object *session, int how)
     if (how == 0 && calls->is_answered(producer, SPINS))
         return calls->await(producer, how); /* at once */
     Py_BEGIN_ALLOW_THREADS
-        code = calls->await(producer, how);
-    Py_END_ALLOW_THREADS return code;
+    code = calls->await(producer, how);
+    Py_END_ALLOW_THREADS
+    return code;
 }
 
 /* Return the result of settle_put or settle_many, after a wait if it is a tuple. Steals the reference. */
@@ -396,7 +399,7 @@ static PyObject *front_put_many(PyObject *object, PyObject *const *arguments, Py
                 is_done = 1;
                 if (sum >= LARGE_COPY_BYTES) {
                     Py_BEGIN_ALLOW_THREADS
-                        fill_bodies(to, lengths_bytes, pieces, bodies);
+                    fill_bodies(to, lengths_bytes, pieces, bodies);
                     Py_END_ALLOW_THREADS
                 } else {
                     fill_bodies(to, lengths_bytes, pieces, bodies);

@@ -41,9 +41,9 @@ int session_wait(struct session_object *session, uint64_t sequence, int64_t slic
     struct ms_completion unused;
     session->users++;
     Py_BEGIN_ALLOW_THREADS
-        session->calls->wait_acked(producer, sequence, ms_monotonic_ns() + slice_ns, &unused);
+    session->calls->wait_acked(producer, sequence, ms_monotonic_ns() + slice_ns, &unused);
     Py_END_ALLOW_THREADS
-        session->users--;
+    session->users--;
     return PyErr_CheckSignals();
 }
 
@@ -139,7 +139,7 @@ static PyObject *session_end(PyObject *object, PyObject *none)
     while (session->users > 0) { /* they read `producer` again after their slice */
         const struct timespec interval = {.tv_nsec = END_POLL_NS};
         Py_BEGIN_ALLOW_THREADS
-            nanosleep(&interval, NULL);
+        nanosleep(&interval, NULL);
         Py_END_ALLOW_THREADS
     }
     Py_RETURN_NONE;
