@@ -50,6 +50,10 @@ class Client:
             self._take(self.receive(timeout_s))
         return self._answers.pop(opaque)
 
+    def is_answered(self, opaque: int) -> bool:
+        """Whether the answer to a request was among the frames that wait() has received."""
+        return opaque in self._answers
+
     def wait_told(self, code: int) -> Frame:
         """The first request of this code that the gateway sends by itself."""
         while not any(frame.code == code for frame in self.told):

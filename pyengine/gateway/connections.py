@@ -14,10 +14,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.record import encode_host
@@ -298,6 +303,13 @@ class Connection(asyncio.Protocol):
         if handler is None:
             request.reply(Answer(codes.REQUEST_CODE_NOT_SUPPORTED, f" request type {frame.code} not supported"))
             return
+        requester = REQUESTER.set(self)
+        try:
+            self._serve(request, handler)
+        finally:
+            REQUESTER.reset(requester)
+
+    def _serve(self, request: Request, handler: Handler) -> None:
         try:
             answer = handler(request)
         except Exception as error:  # noqa: BLE001 - the request's fault or ours: RocketMQ answers its text
@@ -425,3 +437,44 @@ class Connection(asyncio.Protocol):
             self.is_closed = True
             self._owner.report(self.host, f"the connection of {self.address} is closed: {why}")
             self._transport.abort()
+
+
+# ---- threads ------------------------------------------------------------------------
+
+REQUESTER: ContextVar[Connection | None] = ContextVar("REQUESTER", default=None)  # whose request is handled
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class TurnExecutor(ThreadPoolExecutor):
+    """Runs the calls of each client host in turn, and of a host those of each connection, so that many calls of one delay no other."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        super().__init__(threads, thread_name_prefix=name)
+        self._waiting: dict[str, dict[Connection | None, deque[tuple[Future[Any], Callable[[], Any]]]]] = {}  # the next one first
+        self._turns = threading.Lock()
+
+    def submit(self, fn: Callable[Parameters, Result], /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Future[Result]:
+        requester, future = REQUESTER.get(), Future[Result]()
+        with self._turns:
+            calls = self._waiting.setdefault(requester.host if requester else "", {}).setdefault(requester, deque())
+            calls.append((future, partial(fn, *args, **kwargs)))
+        super().submit(self._run_next)
+        return future
+
+    def _run_next(self) -> None:
+        with self._turns:
+            host = next(iter(self._waiting))
+            connections = self._waiting.pop(host)
+            connection = next(iter(connections))
+            calls = connections.pop(connection)
+            future, call = calls.popleft()
+            if calls:
+                connections[connection] = calls
+            if connections:
+                self._waiting[host] = connections
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - the caller's, as by ThreadPoolExecutor
+                future.set_exception(error)

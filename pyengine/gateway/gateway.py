@@ -12,7 +12,6 @@ import contextlib
 import errno
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from pyengine.events import Event, Report
 from pyengine.gateway import codes
 from pyengine.gateway.access import RELOAD_INTERVAL_S, AccessList, TlsHandler, printable, without_list
 from pyengine.gateway.admin import COUNT_S, Admin
-from pyengine.gateway.connections import Connection, Connections, Handlers, Limits
+from pyengine.gateway.connections import Connection, Connections, Handlers, Limits, TurnExecutor
 from pyengine.gateway.members import Members
 from pyengine.gateway.names import Address, Names, NameServer
 from pyengine.gateway.positions import FLUSH_S, GroupOffsets, Positions
@@ -82,7 +81,7 @@ class Gateway:
         self._reader = reader
         self._config = config
         self._report = report
-        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="gateway")
+        self._executor = TurnExecutor(THREADS, "gateway")
         self.limits = limits or Limits(
             config.gateway_frame_max_bytes, config.gateway_idle_timeout_ms / 1000, config.gateway_connections_max,
             config.gateway_connection_max_bytes, config.gateway_memory_max_bytes,
@@ -183,7 +182,7 @@ class Gateway:
             await self._offsets.flush()
         except Exception as error:  # noqa: BLE001 - the rest is closed all the same
             self._report(Event.WORK_BLOCKED, f"the groups' last offsets could not be written: {_sentence(error)}")
-        self._executor.shutdown(wait=True)
+        self._executor.shutdown(wait=True, cancel_futures=True)  # of connections that are closed
         if self._ends is not None:
             self._ends.close()
 

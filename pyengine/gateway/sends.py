@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,7 @@ from pyengine.formats.record import (
     is_wait_store_ok,
 )
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Answer, Connection, Handlers, Request
+from pyengine.gateway.connections import Answer, Connection, Handlers, Request, TurnExecutor
 from pyengine.gateway.members import Members
 from pyengine.gateway.names import DEAD_PREFIX, FORBIDDEN_TOPICS, RETRY_PREFIX, Address, Names, group_fault, topic_fault
 from pyengine.gateway.positions import LEVEL
@@ -542,7 +542,7 @@ class Ends:
         self._puts = puts
         self._reader = reader
         self._members = members
-        self._executor = ThreadPoolExecutor(END_THREADS, thread_name_prefix="ends")
+        self._executor = TurnExecutor(END_THREADS, "ends")
         self._halves = HalfMessages(reader.root, lambda message, timeout_s: puts.open().put_raw(message, timeout_s=timeout_s),
                                     host=address.broker, timeout_ms=config.transaction_timeout_ms)
         self._check = PreparedCheck(self._halves, check_max=config.transaction_check_max,

@@ -12,6 +12,7 @@ import pytest
 from fix_gateway import start_served
 from fix_replication import free_port
 from pyengine.errors import EngineError
+from pyengine.gateway import codes
 from pyengine.gateway.gateway import REPORT_WINDOW_S, REPORTS_MAX, Reports, repeat
 from reported import Reported
 
@@ -42,6 +43,17 @@ def test_a_port_that_is_taken_is_told_at_the_start(make_engine):
         with pytest.raises(EngineError):
             engine.start()
     assert "cannot listen" in engine.log()
+
+
+def test_a_client_with_many_slow_requests_holds_up_no_other(served, topic):
+    """Each of them writes a file: they wait for a thread, and no others behind them."""
+    one, other = served.name_server(), served.broker()
+    sent = [one.send(codes.DELETE_KV_CONFIG, {"namespace": "none", "key": key}) for key in range(400)]
+    assert one.ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}).code == codes.SUCCESS, "they are all read"
+    found = other.ask(codes.SEARCH_OFFSET_BY_TIMESTAMP, {"topic": topic, "queueId": 1, "timestamp": 0})
+    assert found.code == codes.SUCCESS
+    assert one.ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}).code == codes.SUCCESS
+    assert not one.is_answered(sent[-1]), "the first client's wait on"
 
 
 def test_sentences_about_clients_are_few():
