@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dying import run_and_die_at
-from pyengine.errors import DiskError, FlushError
+from pyengine.errors import DiskError, DiskFullError, FlushError
 from pyengine.storage import durable_writes
 from pyengine.storage.durable_writes import DirectFile, give_back, unlink_durably
 
@@ -173,3 +173,18 @@ def test_a_direct_file_holds_what_was_written_to_it_whatever_its_pieces(tmp_path
                 assert file.write(content[at : at + count]) == len(content[at : at + count])
                 at += count
         assert file.closed and (tmp_path / "file").read_bytes() == content
+
+
+def test_close_raises_the_error_of_a_direct_write_if_no_other_call_has(tmp_path, monkeypatch):
+    def refuse(descriptor, content, position):
+        if position == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return len(content)
+
+    monkeypatch.setattr(durable_writes, "_DIRECT_BYTES", BUFFER)
+    file = DirectFile(tmp_path / "file")
+    monkeypatch.setattr(os, "pwrite", refuse)
+    file.write(bytes(BUFFER + 1))
+    with pytest.raises(DiskFullError):
+        file.close()
+    assert file.closed
