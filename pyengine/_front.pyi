@@ -69,7 +69,7 @@ class PendingPut:
 class SessionFront:
     """One session, and the futures that wait for its answers."""
 
-    def __new__(cls, producer: int, calls: int, keeps: object, owner: object, result_type: type[Result], store_host: bytes,
+    def __new__(cls, producer: int, calls: int, producer_owner: object, owner: object, result_type: type[Result], store_host: bytes,
                 /) -> Self: ...
     @property
     def waiting(self) -> int: ...

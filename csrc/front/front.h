@@ -49,7 +49,7 @@ struct session_object {
     PyObject_HEAD
     struct ms_producer *producer;             /* NULL after the session's end, when its memory may be unmapped */
     const struct ms_producer_calls *calls;
-    PyObject *keeps;                          /* the Python object whose memory `producer` is */
+    PyObject *producer_owner;                 /* the Python object whose memory `producer` is */
     PyObject *owner;                          /* callables of the producer: see SessionFront */
     PyObject *result_type;
     PyObject *store_host;
@@ -95,7 +95,7 @@ void pending_take(struct pending_object *pending, const struct ms_completion *an
 /* Let Python's thread of answers resolve it from now on; -1 with an exception. */
 int pending_hand_over(struct pending_object *pending);
 
-/* ---- producer.c: ProducerFront, the base of pyengine.client.producer.Producer. */
+/* ---- producer_front.c: ProducerFront, the base of pyengine.client.producer.Producer. */
 int producer_init(PyObject *module);
 
 /* ---- message.c: the message of a record. */

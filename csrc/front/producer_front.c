@@ -154,7 +154,7 @@ static int take_session(struct submitter_object *puts, int always, PyObject **lo
     return 1;
 }
 
-static void leave(PyObject *lock, struct session_object *session)
+static void release_session(PyObject *lock, struct session_object *session)
 {
     lock_release(lock);
     Py_DECREF(lock);
@@ -228,13 +228,13 @@ static PyObject *front_put(PyObject *object, PyObject *const *arguments, Py_ssiz
             why = wait_for_answer(session, how);
             if (why == 0 && producer->answer.status == 0) {
                 result = result_of(session->result_type, &producer->answer, request.topic, request.queue_id, session->store_host);
-                leave(lock, session);
+                release_session(lock, session);
                 Py_DECREF(prefix);
                 return result;
             }
             /* Under the lock, because the next put overwrites the session's last answer. */
             result = PyObject_CallMethod((PyObject *)puts, "settle_put", "iOLi", why, request.topic, request.queue_id, how);
-            leave(lock, session);
+            release_session(lock, session);
             Py_DECREF(prefix);
             if (result == NULL || result != Py_None)
                 return waited_for(puts, result);
@@ -242,7 +242,7 @@ static PyObject *front_put(PyObject *object, PyObject *const *arguments, Py_ssiz
             return slow_path(object, name_put_any, arguments, count, names);
         }
     }
-    leave(lock, session);
+    release_session(lock, session);
     Py_DECREF(prefix);
     return slow_path(object, name_put_any, arguments, count, names); /* without room or a session the slow path waits for them */
 }
@@ -283,7 +283,7 @@ static PyObject *front_put_async(PyObject *object, PyObject *const *arguments, P
                 memcpy(to, body, (size_t)body_bytes);
                 session->calls->publish(producer);
                 pending_submitted(pending, session, request.topic, request.queue_id, puts->how);
-                leave(lock, session);
+                release_session(lock, session);
                 Py_DECREF(prefix);
                 return (PyObject *)pending;
             }
@@ -305,7 +305,7 @@ static PyObject *front_put_async(PyObject *object, PyObject *const *arguments, P
             }
         }
         if (taken)
-            leave(lock, session);
+            release_session(lock, session);
         if (failed)
             break;
         if (why != MS_PRODUCER_AGAIN) {
@@ -408,7 +408,7 @@ static PyObject *front_put_many(PyObject *object, PyObject *const *arguments, Py
                 why = wait_for_answer(session, how);
                 result = PyObject_CallMethod((PyObject *)puts, "settle_many", "iOLi", why, request.topic, request.queue_id, how);
             }
-            leave(lock, session);
+            release_session(lock, session);
             if (result == Py_None) { /* nothing was submitted */
                 Py_CLEAR(result);
                 is_done = 0;

@@ -47,13 +47,13 @@ int session_wait(struct session_object *session, uint64_t sequence, int64_t slic
     return PyErr_CheckSignals();
 }
 
-/* SessionFront(producer, calls, keeps, owner, result_type, store_host) */
+/* SessionFront(producer, calls, producer_owner, owner, result_type, store_host) */
 static PyObject *session_new(PyTypeObject *type, PyObject *arguments, PyObject *names)
 {
     (void)names;
     unsigned long long producer, calls;
-    PyObject *keeps, *owner, *result_type, *store_host;
-    if (!PyArg_ParseTuple(arguments, "KKOOO!S:SessionFront", &producer, &calls, &keeps, &owner, &PyType_Type, &result_type,
+    PyObject *producer_owner, *owner, *result_type, *store_host;
+    if (!PyArg_ParseTuple(arguments, "KKOOO!S:SessionFront", &producer, &calls, &producer_owner, &owner, &PyType_Type, &result_type,
                           &store_host))
         return NULL;
     if (!PyType_IsSubtype((PyTypeObject *)result_type, result_base)) {
@@ -75,7 +75,7 @@ static PyObject *session_new(PyTypeObject *type, PyObject *arguments, PyObject *
     }
     session->producer = (struct ms_producer *)(uintptr_t)producer;
     session->calls = found;
-    session->keeps = Py_NewRef(keeps);
+    session->producer_owner = Py_NewRef(producer_owner);
     session->owner = Py_NewRef(owner);
     session->result_type = Py_NewRef(result_type);
     session->store_host = Py_NewRef(store_host);
@@ -88,7 +88,7 @@ static int session_traverse(PyObject *object, visitproc visit, void *arg)
 {
     struct session_object *session = (struct session_object *)object;
     Py_VISIT(Py_TYPE(object));
-    Py_VISIT(session->keeps);
+    Py_VISIT(session->producer_owner);
     Py_VISIT(session->owner);
     Py_VISIT(session->result_type);
     return 0;
@@ -105,7 +105,7 @@ static void session_dealloc(PyObject *object)
 {
     struct session_object *session = (struct session_object *)object;
     PyObject_GC_UnTrack(object);
-    Py_CLEAR(session->keeps);
+    Py_CLEAR(session->producer_owner);
     Py_CLEAR(session->owner);
     Py_CLEAR(session->result_type);
     Py_CLEAR(session->store_host);
