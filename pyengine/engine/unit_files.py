@@ -22,7 +22,7 @@ from pathlib import Path
 from pyengine.engine.kinds import EVERY_MODE, KINDS, Kind, WorkerExit, kinds_for
 from pyengine.engine.log_file import log_event
 from pyengine.engine.supervisor import STOP_TIMEOUT_S
-from pyengine.errors import EngineError
+from pyengine.errors import EngineError, ExitCode
 from pyengine.events import Event
 from pyengine.ipc.control_block import MODE_NUMBERS, EngineMemory
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
@@ -31,13 +31,12 @@ from pyengine.native import control as native
 from pyengine.storage.config import load_config
 
 STORE = "/var/lib/pyengine/%i"
-STORE_SILENT_S = 30
+STORE_WATCHDOG_S = 30
 WORKER_STOP_S = 120
 STORE_JOB_S = 600  # longest wait of `systemctl start` for a recovery, which continues afterwards
 WORKER_JOB_S = 60  # ... for a worker, from the start of its job
 UP_S = 10.0        # ... for the reason why the store is not up
 ABORT_S = 5  # from the watchdog's SIGABRT to SIGKILL, as the supervisor gives its own children
-DAMAGE = 3   # exit code of the supervisor that a restart cannot help
 
 MADE = "# Made by `python -m pyengine.engine.unit_files systemd` from pyengine/engine/kinds.py: change it there.\n"
 
@@ -110,9 +109,9 @@ Description=Message logs
 def _target(names: Sequence[str]) -> str:
     wants = "\n".join(f"Wants={name.replace('@.', '@%i.')}" for name in names)
     return f"""{MADE}
-# Nothing binds one part to another: each has Restart=always, so whatever ended for any reason comes back, also what
-# ended cleanly because another start had taken its memory over, and the others go on meanwhile. The start fails, with the
-# reason, if they are not up once their jobs have ended or have taken too long; they are tried further all the same.
+# No unit is bound to another. Each has Restart=always: a unit that ends for any reason is restarted, also one that ended
+# cleanly because another start took over its memory, and the others continue. The start fails, with the reason, if the
+# units are not up when their jobs have ended or timed out; systemd still restarts them.
 
 [Unit]
 Description=Message log %i
@@ -128,7 +127,7 @@ WantedBy=multi-user.target
 def _up_unit(names: Sequence[str]) -> str:
     after = " ".join(name.replace("@.", "@%i.") for name in names)
     return f"""{MADE}
-# Part of the target's start alone: says whether the store is up, or what keeps it.
+# Runs at the target's start only: says whether the store is up, or why not.
 
 [Unit]
 Description=Message log %i: up
@@ -151,12 +150,12 @@ TimeoutStartSec=60
 def _store_unit() -> tuple[str, str]:
     service = _Service(
         "store", "Message log %i: store (recovery, sessions)",
-        f"@PYTHON@ -P -m pyengine.workers.supervisor {STORE} --no-children", STORE_SILENT_S,
+        f"@PYTHON@ -P -m pyengine.workers.supervisor {STORE} --no-children", STORE_WATCHDOG_S,
         f"ExecReload=kill -HUP $MAINPID\nTimeoutStartSec=infinity\nTimeoutStopSec={STOP_TIMEOUT_S:g}\n"
-        f"RestartPreventExitStatus={int(WorkerExit.USAGE)} {DAMAGE}\n", NETWORK_HARDENING, job_s=STORE_JOB_S,
-        why="# Owns the store: recovers it, is ready once workers may attach. If it dies alone, the workers go on, and the\n"
-        "# next one takes them over without recovery; so nothing is bound to it. It is the last to stop, and removes\n"
-        "# `abort` only if all of the workers finished what was published. A slave's asks its master where to begin.\n")
+        f"RestartPreventExitStatus={int(WorkerExit.USAGE)} {int(ExitCode.CORRUPTION)}\n", NETWORK_HARDENING, job_s=STORE_JOB_S,
+        why="# Owns the store: recovers it, and is ready once workers may attach. If it dies alone, the workers continue, and the\n"
+        "# next one takes them over without recovery; so no unit is bound to it. It stops last, and removes `abort` only if\n"
+        "# all workers finished what was published. On a slave it asks the master where to begin.\n")
     return STORE_UNIT, service.unit()
 
 
@@ -193,10 +192,10 @@ class _Service:
 [Unit]
 Description={self.description}
 PartOf=pyengine@%i.target
-{self.order}# Only what never comes as far as its work is given up: its restarts follow each other that fast.
+{self.order}# Gives up only a unit that never gets as far as its work: no other is restarted so often.
 StartLimitIntervalSec=60
 StartLimitBurst=100
-# Who waits for the start waits so long; the unit goes on.
+# The longest wait of `systemctl start`; the unit continues after it.
 JobRunningTimeoutSec={self.job_s}
 
 [Service]
@@ -213,7 +212,7 @@ ExecStart={self.command}
 SyslogIdentifier=pyengine-{self.name}
 Restart=always
 RestartSec=200ms
-{self.times}# Fed by each round of its loop: one that hangs, or is stopped, is aborted with a trace, then killed.
+{self.times}# Each round of its loop resets the watchdog. A loop that hangs, or a stopped process, is aborted with a trace, then killed.
 WatchdogSec={self.heartbeat_timeout_s:g}
 TimeoutAbortSec={ABORT_S}
 LimitMEMLOCK=infinity
@@ -225,7 +224,7 @@ OOMScoreAdjust=-500
 
 def _metrics_unit() -> str:
     return f"""{MADE}
-# Not a part of the engine: answers Prometheus out of shared memory. METRICS_LISTEN in the settings' file moves it.
+# Not a part of the engine: answers Prometheus from shared memory. METRICS_LISTEN in the settings file sets its address.
 
 [Unit]
 Description=Message log %i: metrics
