@@ -1,16 +1,14 @@
-"""HAClient: this store follows its master (docs/replication.md has the wire).
+"""HAClient: a slave that follows its master (docs/replication.md has the wire protocol).
 
-    connect -> report a record boundary below the own end -> compare up to it -> append what comes beyond -> report
+    connect -> report a record boundary below the own end -> compare up to the own end -> append later bytes -> report
 
-Complete records are submitted to the writer, one entry at a time, through a session like a
-producer's. They are reported once the writer has appended them, or once they are flushed
-(`ack_level`). So a report is a record boundary below which the log is the master's,
-and an incomplete record is dropped with its connection. An entry that the writer refuses for the moment (a
-full disk, a read-only store) is submitted again; no record is skipped, and nothing is
-reported meanwhile.
+It submits complete records to the writer, one entry at a time, through a session like a producer's, and reports them once the
+writer has appended them, or once they are flushed (`ack_level`). So a report is a record boundary below which the log equals the
+master's, and an incomplete record is dropped with its connection. If the writer refuses an entry for the moment (a full disk, a
+read-only store), it submits it again; it skips no record, and reports nothing meanwhile.
 
-If the master's log differs, or ends before this one's, the link is closed,
-`status` says why, and the next start of this slave truncates the part that differs (ha_join.py).
+If the master's log differs, or ends before this one's, it closes the link, `status` says why, and the next start of this slave
+truncates the part that differs (ha_join.py).
 """
 
 from __future__ import annotations
@@ -49,14 +47,14 @@ from pyengine.storage.commit_log import LocalLog
 
 RING_BYTES_MIN = 16 << 20
 ENTRY_HEAD_BYTES = 4096
-BACKLOG_BYTES = 2 << 20        # with so much waiting for the writer nothing more is read: the master's socket fills
+BACKLOG_BYTES = 2 << 20        # with so many bytes waiting for the writer it stops reading, and the master's socket fills
 PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)  # before each try to connect, the last one from then on
-READ_WAIT_S_MAX = 0.2                      # so long at most one round waits
+READ_WAIT_S_MAX = 0.2                      # longest wait of one round
 READ_WAIT_NS_MAX = 200_000_000
-ANSWER_WAIT_NS = 5_000_000                 # the writer or the flusher is waited for in such steps when nothing comes
+ANSWER_WAIT_NS = 5_000_000                 # one wait for the writer or the flusher, while no bytes arrive
 REFUSED_PAUSE_NS = 200_000_000
-ANSWER_NS_MAX = 1_000_000_000  # an orderly stop waits so long for the entry under way
-HEALTHY_NS = 10_000_000_000     # a link that lasted so long, or brought anything, is tried again at once
+ANSWER_NS_MAX = 1_000_000_000  # longest wait of an orderly stop for the pending entry
+HEALTHY_NS = 10_000_000_000     # a link that lasted so long, or delivered records, is retried at once
 NEVER_NS = 1 << 62
 REJOIN = "restart this slave: it cuts what its master does not have"
 MASTER_LOST = ("this slave has reported more than that, so the master has lost it: promote this slave (pyengine promote), or "
@@ -64,7 +62,7 @@ MASTER_LOST = ("this slave has reported more than that, so the master has lost i
 
 
 def ring_bytes(record_bytes_max: int) -> int:
-    """A session's ring in which entries of one run and a longest record find room, a power of two."""
+    """Return the size of a session's ring, a power of two, with room for one run and a longest record."""
     size = RING_BYTES_MIN
     while size // 2 < RUN_BYTES + record_bytes_max + ENTRY_HEAD_BYTES:
         size *= 2
@@ -72,15 +70,15 @@ def ring_bytes(record_bytes_max: int) -> int:
 
 
 class _ReconnectError(EngineError):
-    """Nothing is wrong with the master: begin again, at once."""
+    """The link must begin again at once; the master is fine."""
 
 
 class HAClient(Service):
-    """The slave's replicator, as a service. `open_session` opens a session with a ring of the given size;
-    `replication` is closed with the service.
+    """The replicator of a slave. `open_session` opens a session with a ring of the given size; closing the service closes
+    `replication`.
     """
 
-    never_idle = True  # while it is connected it waits in the socket, not on its latch
+    never_idle = True  # while connected it waits on the socket, not on its latch
 
     KIND = native.REPLICATOR
 
@@ -124,9 +122,9 @@ class HAClient(Service):
         self._differs_at = -1
         self._follow: FollowLoop | None = None
         self._has_appended = False     # on this connection
-        self._linked_ns = NEVER_NS     # since when it has been equal
+        self._linked_ns = NEVER_NS     # when the logs were found equal
         self._link: MasterLink | None = None
-        native.store(control.replicator, "linked", 0)  # a predecessor that was killed may have left it
+        native.store(control.replicator, "linked", 0)  # a killed predecessor may have left it set
         self._show_connecting("")
 
     # ---- the service --------------------------------------------------------------
@@ -152,7 +150,7 @@ class HAClient(Service):
             if error.offset == self._differs_at:
                 self._drop(f"{error}: {self._remedy(error.offset)}", PAUSES_S[-1])
             else:
-                self._drop(str(error))  # once may have been the network
+                self._drop(str(error))  # one failure may be the network's
             self._differs_at = error.offset
         except EngineError as error:
             self._drop(str(error))
@@ -164,7 +162,7 @@ class HAClient(Service):
 
     @property
     def blocked_reason(self) -> str:
-        """Why its progress cannot be noted; `status` shows a missing link elsewhere."""
+        """Return why its progress cannot be written; `status` shows a missing link elsewhere."""
         return self._notes.blocked.text or self._tables.blocked.text
 
     def pause_s(self) -> float:
@@ -201,7 +199,7 @@ class HAClient(Service):
     # ---- connecting -----------------------------------------------------------------
 
     def _is_settled(self) -> bool:
-        """Whether the own log can be reported: all of it is in the files, and as durable as reports promise."""
+        """Return whether the own log can be reported: it is all in the files, and as durable as reports promise."""
         if self._memory.state != native.STATE_RUNNING:
             self._retry_ns = self._clock_ns() + REFUSED_PAUSE_NS
             return False
@@ -252,7 +250,7 @@ class HAClient(Service):
             raise HandshakeError(f"its term cannot be noted: {self._notes.blocked.text}")
 
     def _begin_of(self, end: int) -> int:
-        """Return the first report: a record boundary at least `ha_compare_bytes` below the own end; 1 in place of 0, which has a use."""
+        """Return the first report: a record boundary at least `ha_compare_bytes` below the own end; 1 instead of 0."""
         low = max(0, native.load_position(self._control.min_offset), self._served_from)
         if end == 0:
             return 1 if self._from_byte_1 else 0
@@ -301,7 +299,7 @@ class HAClient(Service):
     # ---- one round ------------------------------------------------------------------
 
     def _is_plain(self, link: MasterLink) -> bool:
-        """Whether no record is incomplete, no entry pending and no report due: then C can run."""
+        """Return whether no record is incomplete, no entry pending and no report due, so that C can run."""
         return (bool(self._load_linked()) and not self._sequence and not self._stream.waiting_bytes and self._cutter.is_between_frames
                 and self._acked == self._stream.own_end and not link.has_unsent)
 
@@ -332,7 +330,7 @@ class HAClient(Service):
         self._check_silence(now_ns)
 
     def _step(self, link: MasterLink, writer: producing.ProducerSession) -> None:
-        """Read, submit, take the answer and report, as far as each is possible now."""
+        """Read, submit, take the answer and report, each if it is possible now."""
         now_ns = self._clock_ns()
         has_read = False
         if not self._sequence:
@@ -357,7 +355,7 @@ class HAClient(Service):
             time.sleep(ANSWER_WAIT_NS / 1e9)
         elif not has_read and self._acks_flushed and self._acked < self._ack_target():
             if writer.wait_persisted(self._ack_target(), producing.DURABLE, now_ns + ANSWER_WAIT_NS, 0) not in (0, producing.AGAIN):
-                link.wait(READ_WAIT_S_MAX)  # nothing will be flushed any more
+                link.wait(READ_WAIT_S_MAX)  # in a frozen store nothing will be flushed any more
         now_ns = self._clock_ns()
         self._acknowledge(link, now_ns)
         self._check_silence(now_ns)
@@ -367,7 +365,7 @@ class HAClient(Service):
             raise LinkLostError(f"the master was silent for {self._silence_ns / 1e9:g} s")
 
     def _has_backlog(self) -> bool:
-        """Whether received bytes wait here, so that a silent master is not a lost one."""
+        """Return whether received bytes wait for the writer, so that a silent master is not lost."""
         return self._stream.waiting_bytes >= BACKLOG_BYTES
 
     def _take(self, link: MasterLink, data: memoryview) -> None:
@@ -408,10 +406,10 @@ class HAClient(Service):
                      + ("" if link.seals.into else ", by RocketMQ's own protocol: what is sent has no checksum"))
 
     def _check_first_header(self, offset: int) -> None:
-        """Check the offset of the first header; if it is not the requested one, it tells the reason."""
+        """Check the offset of the first header; an offset that was not requested tells why."""
         if offset == self._begin:
             return
-        if self._begin == 0:  # asked for the last segment, which is not the first one
+        if self._begin == 0:  # it requested the last segment, which is not the first one
             self._from_byte_1 = True
             raise _ReconnectError
         if offset < self._begin:
@@ -541,7 +539,7 @@ class HAClient(Service):
             goal = min(goal, self._load_flushed())
         if goal > self._acked:
             self._acked = goal
-            if goal > self._load_confirm():  # before the report: what a master acknowledged must count as confirmed here
+            if goal > self._load_confirm():  # before the report: what a master acknowledges must be confirmed here too
                 native.publish_confirm(self._control, goal)
                 failpoint("slave_confirmed")
             link.report(goal)

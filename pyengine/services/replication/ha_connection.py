@@ -1,20 +1,18 @@
-"""HAConnection: one slave that follows this master (docs/replication.md has the wire).
+"""HAConnection: one slave that follows this master (docs/replication.md has the wire protocol).
 
-The slave's first report is the offset at which to begin; nothing is sent before it. Then the master sends
-committed bytes in frames, several in one system call; the kernel's buffer is the only
-queue. Later reports are the offsets that the slave has: each must be at least the previous one and not beyond
-what was sent, otherwise the connection ends. A first report, and a repetition of it, sets the position and confirms
-nothing: a report confirms when it is beyond the offset at which this
-connection began (docs/decisions/0102). Only a complete report counts as a heartbeat.
+The slave's first report is the offset at which to begin; the master sends nothing before it. Then the master sends committed bytes
+in frames, several in one system call; the kernel's buffer is the only queue. Later reports are the offsets that the slave has:
+each must be at least the previous one and not beyond what was sent, otherwise the connection ends. A first report, and its
+repetition, sets the position and confirms nothing: a report confirms if it is beyond the offset at which this connection began
+(docs/decisions/0102). Only a complete report counts as a heartbeat.
 
-With a `handshake` the peer is unidentified until it has proven that it has the secret, or has used RocketMQ's own protocol
-from an address that may; until then its bytes are passed to the handshake (ha_handshake.py). Frames and reports of a link that began
-with a handshake, or with a slave's offer, have seals.
+With a `handshake` the peer is unidentified until it has proven that it has the secret, or has used RocketMQ's own protocol from an
+allowed address; until then the handshake gets its bytes (ha_handshake.py). Frames and reports of a link that began with a handshake,
+or with a slave's offer, have seals.
 
-The object owns a non-blocking socket and does nothing by itself: its owner calls
-`on_readable`, `transfer` and `tick`, and closes it when `ended` has a reason. `native` is its struct
-for C (csrc/ha_links.cdef.h): while no frame or report is incomplete, C sends and
-receives without a call of the owner.
+The object owns a non-blocking socket and does nothing by itself: its owner calls `on_readable`, `transfer` and `tick`, and closes
+it when `ended` has a reason. `native` is its struct for C (csrc/ha_links.cdef.h): while no frame or report is incomplete, C sends
+and receives without a call of the owner.
 """
 
 from __future__ import annotations
@@ -39,9 +37,9 @@ from pyengine.services.replication.ha_handshake import HandshakeError, MasterHan
 from pyengine.services.replication.ha_stream import Table
 from pyengine.storage.message_store import MessageStore
 
-BUFFER_BYTES = 512 << 10  # so many bytes of frames are sent in one system call
-HANDSHAKE_NS = 5_000_000_000  # so long a peer may take for its handshake
-REFUSAL_NS = 2_000_000_000  # so long a slave may take to read why it is not served
+BUFFER_BYTES = 512 << 10  # most bytes of frames in one system call
+HANDSHAKE_NS = 5_000_000_000  # longest handshake of a peer
+REFUSAL_NS = 2_000_000_000  # longest wait for a slave to read why it is refused
 _READ_BYTES = 4096
 SEGMENTS_OPEN_MAX = 32
 END_TIMES_MAX = 4096
@@ -59,14 +57,14 @@ class LinkLimits:
 class HAConnection:
     """One slave's connection.
 
-    `acked` is the last report that confirms, -1 before there is one; `reported`: the last
-    one of all, -1 before the first; `positioned`: it could be served; `blocked`: the socket takes no more, wait until it is
-    writable; `ended`: why it is over, "" as long as it lives.
+    `acked`: the last report that confirms, -1 without one; `reported`: the last report, -1 before the first; `positioned`: its
+    first report could be served; `blocked`: the socket is full until it is writable again; `ended`: why it has ended, "" while it is
+    open.
     """
 
     def __init__(self, connected: socket.socket, address: str, source: TransferSource, link: Link, limits: LinkLimits,
                  now_ns: int, host: str = "", handshake: MasterHandshake | None = None) -> None:
-        """`host`: the peer that several connections may come from. Without a `handshake` it may speak RocketMQ's own protocol."""
+        """`host`: the peer's host, which may have several connections. Without a `handshake` it may use RocketMQ's own protocol."""
         connected.setblocking(False)
         if connected.family in (socket.AF_INET, socket.AF_INET6):
             with contextlib.suppress(OSError):  # it has gone already
@@ -76,8 +74,8 @@ class HAConnection:
         self.host = host
         self.native = replication.HALink(link.row, connected.fileno(), limits.batch_bytes, now_ns)
         self._fields = self.native.fields
-        self.has_reported = False  # a whole report came, whatever it said
-        self.was_refused = False   # while unidentified: nothing of the log was sent
+        self.has_reported = False  # a complete report has arrived, with any content
+        self.was_refused = False   # while unidentified, before any byte of the log was sent
         self.positioned = False
         self.blocked = False
         self.ended = ""
@@ -87,9 +85,9 @@ class HAConnection:
         self._refused_until_ns = 0
         self._half_report = b""
         self._peer: Introduction | None = None
-        self._fields.next = -1    # everything below is in the buffer or beyond it
+        self._fields.next = -1    # everything below is in the buffer or sent
         self._buffer = memoryview(b"")
-        self._buffer_start = 0    # place in the log of the buffer's first body
+        self._buffer_start = 0    # physical offset of the buffer's first body
         self._pushed = self._filled = self._frames = 0
         self._refusal = ""
         self._announced_end = False     # the slave has heard where this log ends
@@ -105,17 +103,17 @@ class HAConnection:
 
     @property
     def is_unidentified(self) -> bool:
-        """Whether it must prove that it has the secret, and has not yet."""
+        """Whether it must prove that it has the secret, and has not done so yet."""
         return self._handshake is not None and not self._handshake.may_be_plain
 
     @property
     def peer(self) -> Introduction | None:
-        """Who it has proven to be; None before that, and for a peer that speaks RocketMQ's own protocol."""
+        """Its proven identity; None before that, and for a peer that uses RocketMQ's own protocol."""
         return self._peer
 
     @property
     def counts_as(self) -> str:
-        """Links with the same text are the same slave's: a store that has proven who it is, else all from one address."""
+        """The identity of the slave: links with the same text, a proven store UUID or an address, are of the same slave."""
         return self._peer.store_uuid.hex() if self._peer is not None else self.host
 
     @property
@@ -125,11 +123,11 @@ class HAConnection:
 
     @property
     def reported(self) -> int:
-        """The last report of all, -1 before the first."""
+        """The last report, -1 before the first."""
         return self._fields.reported
 
     def _update_turn(self) -> None:
-        """Whose turn it is from now on: C's where the next thing may be ordinary."""
+        """Let C serve the connection if nothing is incomplete or due; otherwise Python does."""
         if self.ended or not self.positioned or self._refused_until_ns or self.blocked:
             self._fields.turn = replication.QUIET
         elif self._pushed == self._filled and self._announced_end and not self._half_report:
@@ -138,7 +136,7 @@ class HAConnection:
             self._fields.turn = replication.PYTHON
 
     def _take_half_frame(self) -> None:
-        """Go on with a frame of which C could send a part only."""
+        """Continue a frame that C has sent in part."""
         frame, sent = self.native.take_half_frame()
         if frame:
             size = len(frame) - self._head_bytes - self._tail_bytes
@@ -149,7 +147,7 @@ class HAConnection:
     # ---- reports ----------------------------------------------------------------
 
     def on_readable(self, now_ns: int) -> None:
-        """Take the reports that have come; `acked` and `ended` say what they mean."""
+        """Take the reports that have arrived; `acked` and `ended` have the result."""
         self._take_half_frame()
         self._receive(now_ns)
         self._update_turn()
@@ -195,7 +193,7 @@ class HAConnection:
             self._end(str(error))
 
     def _shake_hands(self, handshake: MasterHandshake, data: bytes) -> bytes:
-        """Take words of the handshake; what is left of `data`. The handshake is None once it is over, or `ended` says why it failed."""
+        """Pass bytes to the handshake; return the unused ones. Afterwards the handshake is None, or `ended` says why it failed."""
         try:
             while not handshake.is_finished:
                 answer, rest = handshake.take(data)
@@ -230,7 +228,7 @@ class HAConnection:
             self._end(f"the slave has {report}, but only {self.sent} was sent")
 
     def _position(self, report: int, now_ns: int) -> None:
-        """HAConnection.slaveRequestOffset; what this log cannot serve is answered with where it could be."""
+        """Begin at the reported offset (HAConnection.slaveRequestOffset); refuse one that this log cannot serve."""
         end, low = self._source.end(), self._source.min_offset()
         start = report
         if report == ha_wire.REPORT_LAST_SEGMENT:
@@ -248,7 +246,7 @@ class HAConnection:
             self._link.state(LINK_TRANSFER)
 
     def _refuse(self, offset: int, now_ns: int, why: str) -> None:
-        """Send one heartbeat that names where it could continue, then nothing; it tells any slave that this is not its own end."""
+        """Send one heartbeat with an offset from which this log can serve, then nothing; it shows a slave that its end is wrong."""
         self._refused_until_ns = now_ns + REFUSAL_NS
         self._link.state(LINK_SHUTDOWN, why)
         self._refusal = why
@@ -260,7 +258,7 @@ class HAConnection:
             self._end(why)
 
     def note_lag(self, ends: EndTimes) -> None:
-        """Note since when it lacks something."""
+        """Note since when it lacks bytes."""
         if self.positioned:
             self._link.caught_up(ends.last_at_or_below(self.reported))
 
@@ -268,7 +266,7 @@ class HAConnection:
 
     @property
     def sent(self) -> int:
-        """The log was handed to the kernel up to here, exactly; -1 before it is positioned."""
+        """The end of the bytes that were passed to the kernel; -1 before it is positioned."""
         if self._pushed == self._filled:
             return self._fields.next
         frames, rest = divmod(self._pushed, self._head_bytes + self._limits.batch_bytes + self._tail_bytes)
@@ -276,7 +274,7 @@ class HAConnection:
         return min(self._fields.next, self._buffer_start + frames * self._limits.batch_bytes + size)
 
     def transfer(self, end: int, now_ns: int) -> bool:
-        """Send what is committed, one buffer at most; True when there is more and the socket may take it."""
+        """Send committed bytes, one buffer at most; return True if there are more and the socket may take them."""
         self._take_half_frame()
         more = self._transfer(end, now_ns)
         self._update_turn()
@@ -299,7 +297,7 @@ class HAConnection:
         return False
 
     def _fill(self, end: int) -> None:
-        """Frames of the next bytes, all of one segment, into the buffer."""
+        """Fill the buffer with frames of the next bytes, all of one segment."""
         batch, segment = self._limits.batch_bytes, self._source.segment_bytes
         position = self._buffer_start = self._fields.next
         stop = min(end, position - position % segment + segment)
@@ -330,7 +328,7 @@ class HAConnection:
         self._pushed, self._filled, self._frames = 0, at, len(views)
 
     def _room_for(self, size_bytes: int) -> memoryview:
-        """The buffer; a slave that keeps up never needs a large one."""
+        """Return a buffer of at least this size; a slave without lag needs only a small one."""
         frame = self._head_bytes + self._limits.batch_bytes + self._tail_bytes
         most = max(1, BUFFER_BYTES // frame) * frame
         wanted = most if size_bytes > self._limits.batch_bytes else frame
@@ -339,7 +337,7 @@ class HAConnection:
         return self._buffer
 
     def _push(self, now_ns: int) -> bool:
-        """Hand the buffer to the kernel; True when all of it went."""
+        """Pass the buffer to the kernel; return True if the kernel took all."""
         while self._pushed < self._filled:
             try:
                 self._pushed += self.socket.send(self._buffer[self._pushed:self._filled])
@@ -358,14 +356,14 @@ class HAConnection:
         return True
 
     def send_tables(self, tables: Mapping[int, Table], now_ns: int) -> None:
-        """To a slave with the secret: the tables that it was not given yet, each once the bytes of the log it belongs to have gone."""
+        """Send new tables to a slave with the secret, each after the bytes of the log to which it belongs."""
         seal = self._seals.out
         if seal is None or self._peer is None or not self.positioned or self.ended or self._refused_until_ns or not self._announced_end:
             return
         self._take_half_frame()
         for kind, table in dict(tables).items():  # another thread may add to them
             if self._tables_sent.get(kind) is not table:
-                self._tables_due.setdefault(kind, table)  # an older one first: its bytes have gone sooner
+                self._tables_due.setdefault(kind, table)  # an older one stays: its bytes are sent earlier
         for kind, table in list(self._tables_due.items()):
             if self._pushed < self._filled or self._fields.next < table.end:
                 break
@@ -393,7 +391,7 @@ class HAConnection:
     # ---- time -------------------------------------------------------------------
 
     def tick(self, now_ns: int) -> None:
-        """Heartbeats and silence."""
+        """Send due heartbeats, and end a silent connection."""
         self._take_half_frame()
         self._check_deadlines(now_ns)
         self._update_turn()
@@ -411,7 +409,7 @@ class HAConnection:
             self._heartbeat(now_ns)
 
     def due_ns(self) -> int:
-        """When tick() has something to do, as far as can be told now."""
+        """Return when tick() must be called next."""
         if self._refused_until_ns:
             return self._refused_until_ns
         if self.is_unidentified:
@@ -443,7 +441,7 @@ class HAConnection:
 
 
 class EndTimes:
-    """Samples of the log's end with their times, for the delay of slaves.
+    """Keeps samples of the log's end with their times, for the lag of slaves.
 
     The distance between two samples is at most a hundredth of their age, so that years of samples need little memory.
     """
@@ -453,7 +451,7 @@ class EndTimes:
         self._ends: list[int] = []
 
     def note(self, now_ns: int, end: int) -> None:
-        """The log ends there now. Called with a clock and an end that never fall."""
+        """Add a sample; neither the clock nor the end may decrease."""
         if self._ends and self._ends[-1] == end:
             self._times_ns[-1] = now_ns
             return
@@ -474,8 +472,8 @@ class EndTimes:
         self._ends = [self._ends[at] for at in kept]
 
     def last_at_or_below(self, offset: int) -> int:
-        """The last time (ns) at which all was below `offset`, as far as is remembered; the first look where there was none, which
-        makes the delay look shorter than it is. 0 before the first note."""
+        """Return the time (ns) of the last sample at or below `offset`; of the first sample if there is none, which makes the lag
+        look shorter than it is; 0 without samples."""
         at = bisect.bisect_right(self._ends, offset)
         return self._times_ns[max(0, at - 1)] if self._ends else 0
 
@@ -483,10 +481,9 @@ class EndTimes:
 class TransferSource:
     """Reads one store's log for its slaves: raw bytes below `committed`. Used by one thread at a time.
 
-    They are copied before they are sent, and the log's minimum is read after copying, as every short reader
-    does: a segment that is deleted while a slave is fed from it yields zeros, and none of those may leave this
-    process. Reading through a descriptor costs one system call for many frames, no page faults, and a file that
-    was shortened is an error instead of a signal.
+    It copies the bytes, and then reads the log's minimum before they are sent, as every short reader does: a segment that is deleted
+    meanwhile yields zeros, which must not be sent. Reading through a descriptor takes one system call for many frames and no page
+    faults, and a truncated file is an error instead of a signal.
     """
 
     def __init__(self, memory: EngineMemory, store: MessageStore) -> None:
@@ -497,17 +494,17 @@ class TransferSource:
         self._open: dict[int, int] = {}
 
     def end(self) -> int:
-        """Everything below is in the files, and may be sent."""
+        """Return the offset below which everything is in the files, and may be sent."""
         return self._load_committed()
 
     def min_offset(self) -> int:
-        """Everything below is deleted."""
+        """Return the offset below which everything is deleted."""
         return self._load_min_offset()
 
     def read(self, offset: int, views: Sequence[memoryview]) -> bool:
         """Fill the views with the bytes from `offset` on, all of one segment and below end().
 
-        False when they are deleted by now, whatever the views hold. Raises DiskError.
+        Return False if they are deleted by now, with undefined views. DiskError.
         """
         base = offset - offset % self.segment_bytes
         wanted = sum(len(view) for view in views)
@@ -537,7 +534,7 @@ class TransferSource:
         return descriptor
 
     def forget_deleted(self) -> None:
-        """Close what is deleted, or its blocks stay taken."""
+        """Close deleted segments, whose blocks are otherwise not freed."""
         min_offset = self.min_offset()
         for base in [base for base in self._open if base < min_offset]:
             self._close(base)

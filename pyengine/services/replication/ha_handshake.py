@@ -15,9 +15,8 @@ nothing there.
 A peer whose address is in `ha_allow_plain` may use RocketMQ's own protocol instead, which proves nothing. A slave of this
 engine offers seals in it (OFFER), with keys that are in this file: they detect accidental changes, and prove nothing.
 
-`ReplicationNotes` keeps `config/replication.json` up to date while a replicator runs, at most once a second.
-A durable write takes the disk milliseconds, so a thread of its own writes the file and
-no acknowledgement waits for it.
+`ReplicationNotes` keeps `config/replication.json` up to date while a replicator runs, with at most one write a second. A durable
+write takes milliseconds, so a thread of its own writes the file and no acknowledgement waits for it.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Secret:
 
 
 class PlainPeers:
-    """The addresses that `ha_allow_plain` names."""
+    """The addresses in `ha_allow_plain`."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._networks = [ipaddress.ip_network(text) for text in config.ha_allow_plain_list]
@@ -92,7 +91,7 @@ class PlainPeers:
         return bool(self._networks)
 
     def __contains__(self, host: str) -> bool:
-        """Whether a peer's address, as a socket names it, is one of them; an IPv4 address in IPv6 form counts as IPv4."""
+        """Return whether a socket's peer address is one of them; an IPv4 address in IPv6 form counts as IPv4."""
         try:
             address = ipaddress.ip_address(host.partition("%")[0])
         except ValueError:
@@ -102,14 +101,14 @@ class PlainPeers:
 
 
 class Seals(NamedTuple):
-    """Of one link: what goes out is sealed with `out`, what comes in must fit `into`. None, None: RocketMQ's own protocol."""
+    """The seals of one link: `out` for sent parts, `into` for received ones; both None with RocketMQ's own protocol."""
 
     out: Seal | None = None
     into: Seal | None = None
 
     @classmethod
     def unkeyed(cls, *, is_master: bool) -> Seals:
-        """Of a link whose ends have proven nothing."""
+        """Return the seals of a link without authentication."""
         out, into = (_FRAMES, _REPORTS) if is_master else (_REPORTS, _FRAMES)
         return cls(_seal(b"", out, b""), _seal(b"", into, b""))
 
@@ -187,7 +186,7 @@ class MasterHandshake:
 
 
 def slave_handshake(exchange: Callable[[bytes, int], bytes], secret: bytes, own: Introduction) -> tuple[Introduction, Seals]:
-    """The slave's side. `exchange(words, size)` sends, and returns the next `size` bytes. HandshakeError, and errors of `exchange`."""
+    """Authenticate with a master. `exchange(words, size)` sends, and returns the next `size` bytes; its errors and HandshakeError."""
     challenge = exchange(ha_wire.HELLO, len(ha_wire.CHALLENGE))
     if challenge != ha_wire.CHALLENGE:
         raise HandshakeError("it answers without asking for a proof: is it a master of RocketMQ? Then name its address in ha_allow_plain")
@@ -223,7 +222,7 @@ class ReplicationNotes:
         memory = context.memory
         self._control = memory.control
         self._role = ROLE_NAMES[memory.identity.role]
-        self._dispatch_at = DISPATCH_AT[memory.identity.dispatch_at]  # not as the file says, which may be unreadable now
+        self._dispatch_at = DISPATCH_AT[memory.identity.dispatch_at]  # not from the file, which may be unreadable now
         self._file = ReplicationStateFile(context.store.root)
         self._written, _ = self._file.read()
         self.blocked = BlockedReason(context.report)
@@ -245,7 +244,7 @@ class ReplicationNotes:
 
     @property
     def term(self) -> int:
-        """The term of the master that this store is, or follows."""
+        """The term of this store as a master, or of the master that it follows."""
         return self._term
 
     @property

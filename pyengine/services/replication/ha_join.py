@@ -1,19 +1,18 @@
 """The start of a slave: ask its master where a new log begins, and compare both logs.
 
     new store        `origin`: where its log begins (sync_from: the master's last segment, or its first)
-    other stores     `cut_at`: the last record boundary below which both logs are equal, when the master has other
-                     bytes there or none; nothing when the own log is a beginning of the master's
+    other stores     `cut_at`: the last record boundary below which both logs are equal, if the master has other bytes
+                     there or none; None if the own log is a prefix of the master's
 
-Bring-up calls it after recovery and before the engine runs, when no process reads or writes the store.
-This module changes nothing. Confirmed records are not truncated unless `ha_cut=any` allows it; a log that
-has nothing in common with its master's is not truncated at all.
+Bring-up calls it after recovery and before the engine runs, when no process reads or writes the store. This module changes
+nothing. Confirmed records are not truncated unless `ha_cut=any` allows it; a log that has nothing in common with its master's is
+not truncated at all.
 
-The protocol has no queries, only an offset to begin at (FORMAT section 14), so the slave concludes from the
-bytes that it receives. RocketMQ sends from any offset that it has, and for others only a
-heartbeat every 5 s with the same offset. This engine's master sends its own end (or its
-beginning) instead, and closes. One heartbeat may mean that the master was slow; two without
-bytes in between mean that it has nothing beyond. The protocol has no checksum either, so a cut needs two
-comparisons with the same result. Report 0 asks for the start of the master's last segment.
+The protocol has no queries, only an offset to begin at (docs/formats.md section 14), so the slave concludes from the bytes that
+it receives. RocketMQ sends from any offset that it has, and for others only a heartbeat every 5 s with the same offset. This
+engine's master instead sends its own end (or begin), and closes. One heartbeat may mean that the master was slow; two without
+bytes in between mean that its log ends there. The protocol has no checksum either, so a cut needs two comparisons with the same
+result. Report 0 requests the start of the master's last segment.
 """
 
 from __future__ import annotations
@@ -43,19 +42,19 @@ from pyengine.storage.engine_id import ensure_engine_id
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.replication_state import ROLES, ReplicationState, ReplicationStateFile
 
-STEP_BACK = 8        # each probe that finds nothing equal begins so many times as far below the end
+STEP_BACK = 8        # each probe without equal bytes begins so many times farther below the end
 PROBES_MAX = 40
-RATE_MIN = 8192      # bytes per second: a master that sends less for long would delay the start
+RATE_MIN = 8192      # bytes per second, since a slower master would delay the start
 PEER_TIMEOUT_S = 2.0
-_FIRST = 1           # a report that asks for a log's first bytes; 0 asks for the last segment
+_FIRST = 1           # a report that requests a log's first bytes; 0 requests the last segment
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """The result for this store. `origin` only for a new one; `notes` are sentences for the report.
+    """The result for this store. `origin` is for a new one; `notes` are sentences for the report.
 
     `presence` is an idle connection to the master: while it exists, puts to a RocketMQ SYNC_MASTER wait for this slave's
-    replicator, instead of being answered that there is no slave. The caller closes it once the replicator is connected.
+    replicator, instead of failing for a missing slave. The caller closes it once the replicator is connected.
     """
 
     origin: int | None = None
@@ -74,8 +73,8 @@ def join(store: MessageStore, config: EngineConfig, min_offset: int, end_offset:
 
     `remembered`: the confirmed offset in a dead engine's memory, which may be newer than the note; 0 if there is none.
 
-    EngineUnavailableError: a new store whose master cannot be reached. A store that has a log
-    starts without its master; the replicator compares when it has connected. JoinRefusedError.
+    EngineUnavailableError if the master of a new store cannot be reached. A store that has a log starts without its master; its
+    replicator compares the logs when it has connected. JoinRefusedError.
     """
     call = MasterCall(Secret(store.root, config), PlainPeers(config), lambda: _introduce(store.root, is_master=False),
                       lambda master: _check_peer(store.root, config, master))
@@ -101,7 +100,7 @@ def _introduce(root: str | os.PathLike[str], *, is_master: bool) -> Introduction
 
 
 def _check_peer(root: str | os.PathLike[str], config: EngineConfig, master: Introduction) -> None:
-    """As a slave, note the master's term before this store uses its log.
+    """Store the master's term, as a slave, before this store uses its log.
 
     A store that was a master stays a fenced one until its replicator follows (ReplicationNotes.follow): a start
     that is refused, or killed, must not leave a master of the new term.
@@ -117,7 +116,7 @@ def _check_peer(root: str | os.PathLike[str], config: EngineConfig, master: Intr
 
 
 def ask_peers(root: str | os.PathLike[str], config: EngineConfig) -> tuple[str, ...]:
-    """As a master, before the first put: note a higher term if one of `ha_peers` has it; return sentences for the report."""
+    """Store a higher term if one of `ha_peers` has it, as a master before the first put; return sentences for the report."""
     notes = []
     if config.ha_peers and not config.ha_secret_file and config.broker_role != "SLAVE":
         notes.append("ha_peers says where another master may be, but without ha_secret_file none is asked")
@@ -164,7 +163,7 @@ def _check_floor(store: MessageStore, config: EngineConfig, cut_at: int, end_off
     state, problem = ReplicationStateFile(store.root).read()
     floor = min(end_offset, max(remembered, state.confirm if state is not None else 0))
     if problem and state is None:
-        floor = end_offset  # what was confirmed is unknown
+        floor = end_offset  # the confirmed offset is unknown
     if cut_at < floor and config.ha_cut != "any":
         raise JoinRefusedError(
             f"{why}; but this store had confirmed its log up to {floor}, {floor - cut_at:,} bytes more, and those are not cut. Is "
@@ -202,7 +201,7 @@ def _first_offset(config: EngineConfig, call: MasterCall) -> int:
     with contextlib.closing(_Probe(config, call, _FIRST)) as probe:
         first = probe.first_offset()
         if first != _FIRST:
-            return first  # this engine's master names its beginning, or has nothing yet
+            return first  # this engine's master sends its begin, or is empty
         if probe.sends_something():
             return 0
     if _begin_of_last_segment(config, call) == 0:
@@ -256,7 +255,7 @@ class _Comparison:
                 if boundary > begin:
                     if boundary == seen:
                         return boundary, self._why(outcome, probe.at)
-                    seen = boundary  # once may have been the network: probe again
+                    seen = boundary  # one result may be the network's fault: probe again
                     announced_end = probe.at if outcome is _Outcome.ENDS else announced_end
                     continue
                 if begin == self._low:
@@ -284,7 +283,7 @@ class _Comparison:
             raise self._nothing_in_common()
         if last < begin:
             return max(self._low, last)
-        return self._boundary(begin - max(1, self._config.ha_compare_bytes))  # it ends right here: compare what is below
+        return self._boundary(begin - max(1, self._config.ha_compare_bytes))  # its log ends exactly here: compare below
 
     def _served_from(self, offset: int) -> int:
         if offset > self._end:
@@ -327,12 +326,12 @@ class _Probe:
         return self.at
 
     def sends_something(self) -> bool:
-        """Whether, after first_offset(), the master sends bytes, and not only the same heartbeat again."""
+        """Return whether the master sends bytes after first_offset(), and not only the same heartbeat again."""
         return self._has_body or len(next(self._pieces)[1]) > 0
 
     def compare(self, log: LocalLog, end: int, announced_end: int) -> _Outcome:
         """Compare the own log up to `end` with the received bytes. `announced_end`: the end that the master has reported before."""
-        # Nothing beyond the own end is kept, so that no record is too long.
+        # Bytes beyond the own end are dropped, so that no record is too long.
         stream = RecordStream(self._report, end, log, self._segment_bytes, end)
         self._link.report(self._report)
         is_first, last_heartbeat = True, announced_end
@@ -357,10 +356,10 @@ class _Probe:
         self._link.close()
 
     def _read(self) -> Iterator[tuple[int, memoryview]]:
-        """Pieces as FrameCutter gives them, without end; LinkLostError after a long silence, and when next to nothing comes."""
+        """Yield pieces of FrameCutter, without end; LinkLostError after a long silence, and for a rate below RATE_MIN."""
         now_ns = monotonic_ns()
         silent_ns = now_ns + self._silence_ns
-        # One silence more than any pause may last, and the time that what has come takes at the lowest rate.
+        # The allowed time: longer than any pause of the master, and the time for the received bytes at the lowest rate.
         deadline_ns = now_ns + 2 * self._silence_ns
         while True:
             data = self._link.receive()

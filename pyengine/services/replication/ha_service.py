@@ -1,25 +1,20 @@
-"""HAService of a master: accept slaves, send them the log as it grows, and receive their reports.
+"""HAService of a master: accepts slaves, sends them the log as it grows, and receives their reports.
 
-Two threads, as RocketMQ has a writer and a reader for each connection, but two for all of
-them, under one lock:
+RocketMQ has a writer and a reader thread for each connection; here two threads serve all connections, under one lock:
 
-    the worker's   sleeps on the latch that the writer posts; `work` sends what is committed
-    "slaves"       sleeps in epoll; takes connections and reports, resumes where a socket was full
+    the worker's   sleeps on the latch that the writer posts; `work` sends committed bytes
+    "slaves"       sleeps in epoll; takes connections and reports, continues when a full socket is writable
 
-so that no record and no acknowledgement is passed from one thread to the other. Both run in C for
-the common work (csrc/ha_links.cdef.h), and return to Python for everything else. `confirm` is the
-offset that min_in_sync_replicas connected slaves have reported (not counting each slave's first
-report, which only sets its position); it never decreases. If that number is two or more, only the
-best link of each slave counts: otherwise a slave that reconnects before its old link is
-noticed to be dead would count twice. A slave is identified by the store UUID that it has proven,
-or by its address.
+so that no record and no acknowledgement is passed between threads. Both run in C for the common work (csrc/ha_links.cdef.h), and
+return to Python for everything else. `confirm` is the offset that min_in_sync_replicas connected slaves have reported (without each
+slave's first report, which only sets its position); it never decreases. If that number is two or more, only the best link of each
+slave counts: otherwise a slave that reconnects before its old link is detected as dead would count twice. A slave is identified by
+its proven store UUID, or by its address.
 
-If the port cannot be opened, the first replicator of an engine ends, and the start fails. Later
-ones, and a listener for which no descriptor is free, try again each second and report it (`blocked_reason`);
-until then puts follow the rules for slaves that are not connected.
+If the port cannot be opened, the first replicator of an engine ends, and the start fails. Later ones, and a listener without a free
+descriptor, try again every second and report it (`blocked_reason`); until then puts follow the rules for missing slaves.
 
-A failure of either thread ends the worker: its successor listens again, and slaves
-connect again and report their offsets.
+A failure of either thread ends the worker: its successor listens again, and slaves reconnect and report their offsets.
 """
 
 from __future__ import annotations
@@ -56,14 +51,14 @@ PEER_PAUSE_S = 1.0
 TICK_S_MAX = 1.0
 BACKLOG = 64
 DRAIN_POLL_INTERVAL_S = 0.005
-RETRY_NS = 1_000_000_000   # listening, and taking slaves when there are no descriptors
+RETRY_NS = 1_000_000_000   # of listening, and of accepting slaves without free descriptors
 FORGET_NS = 1_000_000_000  # how often the descriptors of deleted segments are closed
 _DISPATCH_AT_REPLICATED = 1
 _GONE_ALREADY = (errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO)  # of accept(): the peer has closed it
 _WATCHED = select.EPOLLIN | select.EPOLLRDHUP
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
 WINDOW_NS = 60_000_000_000
-LINES_MAX = 6       # of one host in a window; the rest are counted, and the count is a line
+LINES_MAX = 6       # of one host in a window; further ones are counted, and the count is a line
 HOSTS_MAX = 64      # with a limit of their own; all others share one
 _OTHERS = "other hosts"
 
@@ -78,11 +73,11 @@ class ConfirmedPosition:
 
     @property
     def value(self) -> int:
-        """`confirm` now."""
+        """The current `confirm`."""
         return native.load_position(self._confirm)
 
     def move(self, acked: list[int]) -> bool:
-        """From the last reports of all connected slaves; whether it moved."""
+        """Compute it from the last reports of all connected slaves; return whether it moved."""
         if len(acked) < self._replicas:
             return False
         confirmed = max(acked) if self._replicas == 1 else sorted(acked, reverse=True)[self._replicas - 1]
@@ -93,7 +88,7 @@ class ConfirmedPosition:
 
 
 def count_slaves(links: Iterable[tuple[str, int]], *, by_host: bool) -> list[int]:
-    """What each slave has, from (host, reported) of every link: with `by_host` the best of each host."""
+    """Return what each slave has, from (host, reported) of every link: with `by_host` the best of each host."""
     if not by_host:
         return [reported for _, reported in links]
     best: dict[str, int] = {}
@@ -109,9 +104,9 @@ class HAService(Service):
 
     def __init__(self, context: ServiceContext, replication: Replication, *, port: int | None = None, must_listen: bool = True,
                  clock_ns: Callable[[], int] = monotonic_ns) -> None:
-        """Listens at the configured port, or at `port` (0: any that is free); serves from start() on.
+        """Listen at the configured port, or at `port` (0: any free one); serve after start().
 
-        EngineUnavailableError when the address cannot be had and `must_listen`; else it is tried each second.
+        If the address is not available: EngineUnavailableError with `must_listen`, otherwise try again every second.
         """
         super().__init__(context)
         memory, config = context.memory, context.config
@@ -127,7 +122,7 @@ class HAService(Service):
         self._config = config
         self._peers = config.ha_peer_list
         self._has_ended = threading.Event()
-        self._equals = {memory.identity.store_uuid.bytes}  # masters of the same term that are known: this one, and those told of
+        self._equals = {memory.identity.store_uuid.bytes}  # known masters of the same term: this one, and reported ones
         self._callers = threading.Thread(target=self._call_peers, name="peers", daemon=True) if self._peers else None
         self._connections_max = min(config.ha_connections_max, LINKS_MAX)
         self._drain_ns = config.slave_timeout_ms * 1_000_000
@@ -142,8 +137,8 @@ class HAService(Service):
         self._host = config.ha_listen_host
         self.port = config.ha_port if port is None else port
         self._listener: socket.socket | None = None
-        self._takes = False       # the listener is watched
-        self._take_ns = 0         # when to try again, where it is not
+        self._takes = False       # whether epoll watches the listener
+        self._take_ns = 0         # when to try again if it does not
         self._forget_ns = 0
         self._epoll = select.epoll()
         waits_for_confirm = memory.identity.dispatch_at == _DISPATCH_AT_REPLICATED
@@ -182,20 +177,20 @@ class HAService(Service):
     # ---- the worker's thread ----------------------------------------------------
 
     def work(self) -> bool:
-        """Send what is committed to every slave that takes it; True when there is more to send."""
+        """Send committed bytes to every slave that takes them; return True if there is more to send."""
         if self._failure is not None:
             raise self._failure
         return self._links.send() and self._send_rest()
 
     def wait(self, latch: Latch, timeout_s: float) -> bool:
-        """Sleep, and send what is committed meanwhile."""
+        """Sleep, and send bytes that are committed meanwhile."""
         if not self._links.send(monotonic_ns() + int(timeout_s * 1e9), may_sleep=True):
             return False
         self._send_rest()
         return True
 
     def _send_rest(self) -> bool:
-        """What C does not send: True when there is more."""
+        """Send what C does not; return True if there is more."""
         more = False
         with self._links:
             end = self._source.end()
@@ -212,12 +207,12 @@ class HAService(Service):
         return more
 
     def _open_segment(self, end: int) -> None:
-        """Let C read the segment that has the byte before `end`; the log's last one, which is not deleted."""
+        """Let C read the segment with the byte before `end`, the log's last one, which the cleaner does not delete."""
         base = max(0, end - 1) - max(0, end - 1) % self._segment_bytes
         if base == self._links.segment_base:
             return
         self._close_segment()
-        with contextlib.suppress(OSError):  # then C asks for each frame
+        with contextlib.suppress(OSError):  # then C returns for each frame
             self._segment = os.open(self._store.commit_log_segment(base), os.O_RDONLY | os.O_CLOEXEC)
             self._links.use_segment(base, self._segment)
 
@@ -228,20 +223,20 @@ class HAService(Service):
             self._segment = -1
 
     def _resume_sending(self) -> None:
-        """From the slaves' thread, under the lock: a slave takes bytes again that did not when all was sent."""
+        """Wake the worker's thread, from the slaves' thread under the lock, for a slave that takes bytes again."""
         self._links.resume_sending()
         self._memory.wake(native.REPLICATOR)
 
     @property
     def blocked_reason(self) -> str:
-        """Why it cannot accept slaves, or cannot note what they have confirmed."""
+        """Return why it cannot accept slaves, or cannot write what they have confirmed."""
         return self._blocked.text or self._notes.blocked.text
 
     def pause_s(self) -> float:
         return PAUSE_S
 
     def drain(self) -> bool:
-        """Wait until the slaves have acknowledged the whole log, which does not grow any more, for slave_timeout_ms at most."""
+        """Wait until the slaves have acknowledged the whole log, which has stopped growing, for slave_timeout_ms at most."""
         now_ns = self._clock_ns()
         if not self._drain_until_ns:
             self._drain_until_ns = now_ns + self._drain_ns
@@ -297,7 +292,7 @@ class HAService(Service):
         return min(TICK_S_MAX, max(0.0, (min(due_ns) - self._clock_ns()) / 1e9))
 
     def turn(self, wait_s: float = 0.0) -> None:
-        """Wait for slaves, do what they ask for; timers."""
+        """Wait for slaves and serve them; run timers."""
         if not self._takes and self._clock_ns() >= self._take_ns:
             self._listen_again()
         if self._clock_ns is not monotonic_ns:
@@ -366,7 +361,7 @@ class HAService(Service):
         self._takes = True
 
     def _listen_again(self) -> None:
-        """Again, after it was not possible."""
+        """Try to listen again."""
         try:
             if self._listener is None:
                 self._listen()
@@ -392,7 +387,7 @@ class HAService(Service):
             if error.errno in _GONE_ALREADY:
                 self._blocked.clear()
                 return
-            self._epoll.unregister(listener)  # no descriptor is free: it stays readable, and is left alone for a while
+            self._epoll.unregister(listener)  # no descriptor is free: the listener stays readable, so epoll must not watch it for a while
             self._takes = False
             self._retry_later(f"cannot take slaves: {error.strerror}", now_ns)
             return
@@ -421,7 +416,7 @@ class HAService(Service):
         self._epoll.register(connected, _WATCHED)
 
     def _drop_unidentified(self) -> None:
-        """All links are taken: the unidentified peer that has been open for longest makes room for the next peer."""
+        """Close the oldest connection of an unidentified peer, when all links are used and another peer connects."""
         for connection in self._by_descriptor.values():
             if connection.is_unidentified:
                 connection.end("refused: it had not authenticated itself when another peer connected")
@@ -432,7 +427,7 @@ class HAService(Service):
         return Introduction(self._memory.identity.store_uuid.bytes, self._notes.term, is_master=True, is_fenced=self._notes.is_fenced)
 
     def _check_peer(self, connection: HAConnection, peer: Introduction) -> None:
-        """Who has just proven to have the secret: a slave that may follow, or one that ends the rule of this master."""
+        """Judge a peer that has proven the secret: a slave may follow; a master of a higher term replaces this one."""
         self._check_term(connection.address, peer)
         if peer.is_master:
             connection.end("it was a master, and has received this one's term")
@@ -440,12 +435,12 @@ class HAService(Service):
             connection.end("refused: a master of a higher term has taken this one's place")
 
     def _check_term(self, address: str, peer: Introduction) -> None:
-        """From either thread: what another store that has the secret says of its term."""
+        """Compare the term of another store that has the secret, from either thread."""
         own = self._notes.term
         if peer.term > own:
             is_known = native.load(self._control.state, "refuse_puts") & native.REFUSE_FENCED
             native.refuse_puts(self._control, native.REFUSE_FENCED)
-            self._notes.fence(peer.term)  # also where puts are refused already: who did that may have died before its note
+            self._notes.fence(peer.term)  # even if puts are refused: that process may have died before its note
             if is_known:
                 return
             self._report(Event.FENCED, f"{address} knows a master of term {peer.term}, and this one is of term {own}: puts are refused "
@@ -457,7 +452,7 @@ class HAService(Service):
     # ---- the peers' thread ------------------------------------------------------
 
     def _call_peers(self) -> None:
-        """Tell the other masters this one's term, and hear theirs, again and again."""
+        """Exchange terms with the other masters, repeatedly."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while self._running:
             for address in self._peers:
@@ -476,7 +471,7 @@ class HAService(Service):
         return more
 
     def _after_event(self, connection: HAConnection, was_blocked: bool) -> None:
-        """After anything that may have ended it, or filled or emptied its socket."""
+        """Update a connection after an event that may have ended it, or filled or emptied its socket."""
         if connection.ended:
             self._drop(connection)
         elif connection.blocked != was_blocked:
@@ -494,7 +489,7 @@ class HAService(Service):
         if connection.was_refused:
             self._replication.count("refused")
             self._lines.report(connection.host, Event.SLAVE_REFUSED, f"{connection.address} is {connection.ended}", self._clock_ns())
-        elif connection.ended and connection.has_reported:  # those that only test whether the port answers are counted
+        elif connection.ended and connection.has_reported:  # probes of the port are only counted
             self._lines.report(connection.host, Event.SLAVE_GONE, f"{connection.address} is gone: {connection.ended}", self._clock_ns())
         connection.close()
         failpoint("link_dropped")
@@ -508,7 +503,7 @@ class HAService(Service):
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket; EngineUnavailableError when there can be none."""
+    """Open a listening socket; EngineUnavailableError if that fails."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM,
                                                                 flags=socket.AI_PASSIVE)[0]
@@ -520,7 +515,7 @@ def _listen(host: str, port: int) -> socket.socket:
         except OSError:
             listener.close()
             raise
-    except (OSError, UnicodeError) as error:  # UnicodeError: of a host that is not a name at all
+    except (OSError, UnicodeError) as error:  # UnicodeError: of an invalid host name
         raise EngineUnavailableError(
             f"cannot listen for slaves at {host}:{port}: {getattr(error, 'strerror', None) or error}: "
             "set ha_listen_host and ha_listen_port") from error
@@ -529,7 +524,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _host_texts(address: tuple[str, int, *tuple[int, ...]]) -> tuple[str, str]:
-    """(host, host:port) of a peer."""
+    """Return (host, host:port) of a peer."""
     host, port = address[:2]
     return host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -542,14 +537,14 @@ class _HostCount:
 
 
 class HostLines:
-    """Reports lines about slaves that come and go, so many a minute: a peer on the port must not fill the disk with the log."""
+    """Reports lines about slaves that connect and disconnect, a few a minute, so that a peer cannot fill the disk with the log."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self._hosts: dict[str, _HostCount] = {}
 
     def report(self, host: str, event: Event, text: str, now_ns: int) -> None:
-        """An event and its sentence about a host."""
+        """Report an event with a sentence about a host."""
         count = self._hosts.get(host)
         if count is None:
             if len(self._hosts) >= HOSTS_MAX:
@@ -562,7 +557,7 @@ class HostLines:
             count.left_out += 1
 
     def tick(self, now_ns: int) -> None:
-        """Now and then: what was counted in minutes that are over."""
+        """Report the counts of past minutes; called from time to time."""
         for host, count in [(host, count) for host, count in self._hosts.items() if now_ns >= count.until_ns]:
             del self._hosts[host]
             if count.left_out:

@@ -1,17 +1,15 @@
 """A slave's input: the connection to its master, frames from bytes, complete records from frames, the master's tables.
 
-    cutter = FrameCutter(segment_bytes)  # feed(bytes, seal) where the link has seals
+    cutter = FrameCutter(segment_bytes)  # feed(bytes, seal) if the link has seals
     stream = RecordStream(begin, own_end, log, segment_bytes, entry_bytes_max)
     for offset, piece in cutter.feed(bytes off the wire): stream.take(offset, piece)
     while (run := stream.whole()): append it ...; stream.drop(run.end)
 
-FrameCutter and RecordStream use no socket and no clock, and only read the store's own log. Bytes below
-its end are compared with it; bytes beyond are kept until they are complete records: lengths, CRC and offset
-are right, no record crosses a segment boundary, and a blank fills its segment. Other bytes are an error, and none of
-them reach the writer.
+FrameCutter and RecordStream use no socket and no clock, and only read the store's own log. RecordStream compares bytes below the
+log's end with it, and keeps later bytes until they are complete records: lengths, CRC and offset are right, no record crosses a
+segment boundary, and a blank fills its segment. Other bytes are an error, and do not reach the writer.
 
-The tables have the topics, the groups and the offsets of groups and delay levels, so that a promoted slave can
-continue from them.
+The tables have the topics, the groups and the offsets of groups and delay levels, so that a promoted slave can continue from them.
 
     master   once a second: TableSource.reload() reads the files that were changed, HAConnection sends them as messages
     slave    TableSink.take(kind, content, position) keeps them, apply() makes them durable
@@ -63,7 +61,7 @@ from pyengine.storage.consumer_offset import ConsumerOffsets, decode_offsets
 from pyengine.storage.durable_file import ConfigFile
 
 BUFFER_BYTES_FIRST = 1 << 20
-RUN_BYTES = 1 << 20  # so much at once goes to the writer, and one record more
+RUN_BYTES = 1 << 20  # submitted to the writer at once, and up to one record more
 CONNECT_TIMEOUT_S = 5.0
 READ_BYTES = 512 << 10
 
@@ -76,12 +74,12 @@ class LogsDifferError(EngineError):
     """The master's log differs from `offset` on, or from an earlier offset on."""
 
     def __init__(self, offset: int) -> None:
-        super().__init__(f"the master's log is another one from offset {offset} on")
+        super().__init__(f"the master's log differs from offset {offset} on")
         self.offset = offset
 
 
 class Run(NamedTuple):
-    """Whole records [offset, end) of one segment; `records` is their bytes until the next call."""
+    """Whole records [offset, end) of one segment; `records` has their bytes until the next call."""
 
     offset: int
     end: int
@@ -95,17 +93,17 @@ class FrameCutter:
         self._segment_bytes = segment_bytes
         self._head = bytearray()
         self._offset = 0
-        self._left = 0  # bytes of the body that are still to come
+        self._left = 0  # missing bytes of the body
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether what has come ends where a frame does."""
+        """Whether the received bytes end at the end of a frame."""
         return not self._left and not self._head
 
     def feed(self, data: memoryview, seal: Seal | None = None) -> Iterator[tuple[int, memoryview]]:
-        """(offset, bytes) of each piece of a body, in order; an empty piece is a heartbeat, an offset below 0 a whole table.
+        """Yield (offset, bytes) of each piece of a body, in order; an empty piece is a heartbeat, an offset below 0 a whole table.
 
-        BadStreamError for a header that no master sends: nothing after it can be understood.
+        BadStreamError for a wrong header, after which the stream cannot be decoded.
         """
         if seal is not None:
             yield from self._feed_sealed(seal, data)
@@ -137,7 +135,7 @@ class FrameCutter:
                 yield self._offset, data[:0]
 
     def _feed_sealed(self, seal: Seal, data: memoryview) -> Iterator[tuple[int, memoryview]]:
-        """`_head` is the part that has come so far: of a header, or, with `_left`, of a body; each with its seal."""
+        """Do as feed() with seals; `_head` is the received part of a header, or, with `_left`, of a body, each with its seal."""
         at = 0
         while at < len(data):
             size_bytes = (self._left or HEADER_BYTES) + Seal.BYTES
@@ -181,9 +179,8 @@ class FrameCutter:
 class RecordStream:
     """The log of a master from `begin` on, as it arrives.
 
-    `begin` and `own_end` are record boundaries of the own log `log`, but that a
-    stream from byte 1 on (where 0 would mean something else on the wire) may begin at 1:
-    byte 0 of a log is always 0. `record_bytes_max`: the longest record or blank that can be appended.
+    `begin` and `own_end` are record boundaries of the own log `log`. A stream may also begin at byte 1, because 0 has another meaning
+    in the protocol, and byte 0 of a log is always 0. `record_bytes_max`: the longest record or blank that can be appended.
     """
 
     def __init__(self, begin: int, own_end: int, log: LocalLog, segment_bytes: int, record_bytes_max: int) -> None:
@@ -203,7 +200,7 @@ class RecordStream:
 
     @property
     def waiting_bytes(self) -> int:
-        """What has come and was not dropped."""
+        """The bytes that were received and not dropped."""
         return self._filled - self._base
 
     @property
@@ -213,11 +210,11 @@ class RecordStream:
 
     @property
     def is_between_records(self) -> bool:
-        """Whether what has come ends where a record does."""
+        """Whether the received bytes end at the end of a record."""
         return self._filled == self._checked
 
     def take(self, offset: int, piece: memoryview) -> None:
-        """The next bytes of the stream; nothing for a heartbeat. BadStreamError, LogsDifferError."""
+        """Add the next bytes of the stream, none for a heartbeat. BadStreamError, LogsDifferError."""
         if offset != self.position:
             raise BadStreamError(f"the master continues at {offset}, not at {self.position}")
         if offset < self.own_end:
@@ -230,24 +227,24 @@ class RecordStream:
             self.position += len(piece)
 
     def whole(self) -> Run | None:
-        """The next whole records, some of them or all; None when more has to come first. BadStreamError."""
+        """Return the next whole records, or some of them; None if more bytes must arrive first. BadStreamError."""
         self._check()
         if self._checked == self._base:
             return None
         return Run(self._base, self._checked, memoryview(self._buffer)[: self._checked - self._base])
 
     def drop(self, end: int) -> None:
-        """A run was appended up to `end`: drop its bytes and move `own_end` there."""
+        """Drop the bytes of a run that was appended up to `end`, and move `own_end` there."""
         size = end - self._base
         rest = self._filled - end
         self._buffer[:rest] = self._buffer[size : size + rest]
         self._base = self.own_end = end
-        self._checked = max(self._checked, end)  # whole() has not looked at what C gave to the writer
+        self._checked = max(self._checked, end)  # whole() has not checked what C has submitted
         if end == self._checked:
             self._closed = False
 
     def skip_to(self, end: int) -> None:
-        """What comes up to `end`, the end of a record, is appended already. Nothing was waiting here."""
+        """Skip to `end`, the end of a record: the bytes before it are appended already. No bytes may wait here."""
         assert not self.waiting_bytes
         self.position = self.own_end = self._base = self._checked = self._filled = end
         self._closed = False
@@ -277,7 +274,7 @@ class RecordStream:
         self._filled += len(piece)
 
     def _check(self) -> None:
-        """Move `_checked` over what is whole, up to the end of a run: its length, a blank, or what is not whole yet."""
+        """Move `_checked` over whole records, up to the length of a run, a blank, or an incomplete record."""
         start = self._checked
         if self._closed or start - self._base >= RUN_BYTES:
             return
@@ -305,13 +302,13 @@ class RecordStream:
             raise BadStreamError(f"the record at {at} has {size} bytes, {self._record_bytes_max} can be taken at a time")
         if found.reason == CaseLabel.BLANK and self._filled >= segment_end:
             if at > self._base and segment_end - self._base > self._record_bytes_max:
-                self._closed = True  # the blank comes alone, in a run of its own
+                self._closed = True  # the blank is a run of its own
             else:
                 self._checked, self._closed = segment_end, True
 
 
 def _first_difference(one: memoryview, other: memoryview) -> int:
-    """The first place where two buffers of one length differ; they do."""
+    """Return the first position at which two different buffers of equal length differ."""
     low, high = 0, len(one)  # equal below `low`, different somewhere below `high`
     while high - low > 1:
         middle = (low + high) // 2
@@ -327,8 +324,8 @@ class LinkLostError(EngineError):
 
 
 class MasterCall(NamedTuple):
-    """How a store calls a master: its secret, whom it needs no proof of, who it is itself by now, and what it does with the
-    master's own words; HandshakeError of `check_peer` ends the link."""
+    """How a store connects to a master: its secret, the peers that need no proof, its own introduction, and its check of the
+    master's; a HandshakeError of `check_peer` ends the link."""
 
     secret: Secret
     plain_peers: PlainPeers
@@ -339,12 +336,12 @@ class MasterCall(NamedTuple):
 class MasterLink:
     """One connection. `address` is host:port, IPv6 as [::1]:port.
 
-    `peer`: who the master has proven to be; None for one that speaks RocketMQ's own protocol. That one is offered `seals` with
-    the first report, and has them or has not once anything has come.
+    `peer`: the master's proven identity; None for one that uses RocketMQ's own protocol. The first report offers `seals` to such a
+    master; the first received bytes tell whether it uses them.
     """
 
     def __init__(self, address: str, call: MasterCall | None = None, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Connect, and shake hands with the master as `call` says; LinkLostError says why not."""
+        """Connect, and perform the handshake of `call`; LinkLostError says why that failed."""
         try:
             self._socket = socket.create_connection(split_address(address), timeout_s)
         except TimeoutError:
@@ -363,11 +360,11 @@ class MasterLink:
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._buffer = memoryview(bytearray(READ_BYTES))
-        self._offered: int | None = None  # the report that went with an offer which the master has not answered yet
+        self._offered: int | None = None  # the report with an offer that the master has not answered yet
         self._may_offer = self.peer is None
-        self._answer = b""      # to the offer, as far as it has come
-        self._unsent = b""      # of a report of which a part went
-        self._waiting: int | None = None  # the newest report of which nothing went
+        self._answer = b""      # the received part of the answer to the offer
+        self._unsent = b""      # the rest of a report that was sent in part
+        self._waiting: int | None = None  # the newest report of which no byte was sent
 
     def _shake_hands(self, address: str, call: MasterCall | None, timeout_s: float) -> None:
         if call is None or not call.secret.is_set:
@@ -387,7 +384,7 @@ class MasterLink:
             raise LinkLostError(f"{address}: {error}") from None
 
     def _exchange(self, words: bytes, size_bytes: int, deadline_s: float) -> bytes:
-        """Send, and receive so many bytes; only for the handshake."""
+        """Send `words`, and receive `size_bytes`; only for the handshake."""
         self._socket.sendall(words)
         found = b""
         while len(found) < size_bytes:
@@ -404,20 +401,20 @@ class MasterLink:
 
     @property
     def descriptor(self) -> int:
-        """The socket's; it never blocks."""
+        """The descriptor of the socket, which does not block."""
         return self._socket.fileno()
 
     @property
     def has_unsent(self) -> bool:
-        """Whether part of a report did not go."""
+        """Whether a report was sent in part."""
         return bool(self._unsent) or self._waiting is not None
 
     def was_reported(self, unsent: bytes) -> None:
-        """C has sent a report but for these bytes."""
+        """Note that C has sent a report except for these bytes."""
         self._unsent = unsent
 
     def report(self, offset: int) -> None:
-        """Send one report. One that went out half is finished first; of those that the master does not read the newest says it all."""
+        """Send one report, after the rest of an incomplete one; of unsent reports only the newest counts."""
         self._waiting = offset
         while self._unsent or self._waiting is not None:
             if not self._unsent:
@@ -438,7 +435,7 @@ class MasterLink:
         return text if self.seals.out is None else self.seals.out.sealed(text)
 
     def _without_answer(self, data: memoryview) -> memoryview:
-        """What comes after the answer to the offer. A master of RocketMQ gives none, and the first byte tells."""
+        """Return the bytes after the answer to the offer; by the first byte, RocketMQ's master sends no answer."""
         if not is_hello(self._answer or data):
             self._offered = None
             return data
@@ -454,11 +451,11 @@ class MasterLink:
         return data[wanted:]
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep until bytes have come (or the end of the connection), or for so long."""
+        """Sleep until bytes arrive, the connection ends, or the timeout."""
         return bool(self._poll.poll(max(0, int(timeout_s * 1000 + 0.999))))
 
     def receive(self) -> memoryview | None:
-        """What has come of frames, valid until the next call; None when nothing has. LinkLostError at the connection's end."""
+        """Return received bytes of frames, valid until the next call, or None; LinkLostError at the connection's end."""
         try:
             count = self._socket.recv_into(self._buffer)
         except (BlockingIOError, InterruptedError):
@@ -471,7 +468,7 @@ class MasterLink:
         return data if self._offered is None else self._without_answer(data)
 
     def lost(self, error_number: int) -> NoReturn:
-        """The connection broke, or ended (0): LinkLostError."""
+        """Raise LinkLostError for a connection that failed with an errno, or ended (0)."""
         if error_number:
             raise LinkLostError(f"the connection broke: {os.strerror(error_number)}")
         raise LinkLostError("the master closed the connection")
@@ -490,7 +487,7 @@ def _unchanged(text: str) -> str:
 
 
 class Table(NamedTuple):
-    """One file as the master has it. `end`: where its log ended when it said so."""
+    """The content of one file of the master. `end`: the end of its log at that time."""
 
     kind: int
     content: bytes
@@ -513,7 +510,7 @@ def _replace(name: str, decode: Callable[[str], object], *, is_shared: bool = Tr
     return write
 
 
-# By their kinds on the wire, which stay: the name of the file, and how a slave takes it over.
+# By kind in the protocol, whose numbers must not change: the name of the file, and how a slave writes it.
 TABLES: tuple[tuple[str, Callable[[str | os.PathLike[str], bytes], None]], ...] = (
     (config_table.TOPICS_NAME, _replace(config_table.TOPICS_NAME, config_table.TOPICS_FORMAT.decode)),
     (config_table.GROUPS_NAME, _replace(config_table.GROUPS_NAME, config_table.GROUPS_FORMAT.decode)),
@@ -523,7 +520,7 @@ TABLES: tuple[tuple[str, Callable[[str | os.PathLike[str], bytes], None]], ...] 
 
 
 class TableSource:
-    """The files of a master. One thread calls reload(); `tables` is what was read last, by kind."""
+    """The files of a master. One thread calls reload(); `tables` has the last read content, by kind."""
 
     def __init__(self, root: str | os.PathLike[str], load_end: Callable[[], int], report: Report) -> None:
         self._folder = StorePaths(root).config
@@ -533,7 +530,7 @@ class TableSource:
         self._blocked = BlockedReason(report)
 
     def reload(self) -> None:
-        """Read what was changed since the last call; a file that is not there, is empty, or cannot be read now, is left out."""
+        """Read the files that have changed since the last call; skip one that does not exist, is empty, or cannot be read now."""
         why = ""
         for kind, (name, _) in enumerate(TABLES):
             path = self._folder / name
@@ -548,14 +545,14 @@ class TableSource:
             except OSError as error:
                 why = f"{name} is not sent to slaves: {error.strerror}"
                 continue
-            self._stamps[kind] = stamp  # of before the reading: a change in between is seen at the next look
-            if content:  # a power cut empties what a broker wrote, and nothing has no place on the wire
+            self._stamps[kind] = stamp  # from before the read: the next call sees a change in between
+            if content:  # a power cut may empty a broker's file, and the protocol has no empty table
                 self.tables[kind] = Table(kind, content, self._load_end())
         self._blocked.set(why, why, event=Event.TABLE_UNUSABLE)
 
 
 class TableSink:
-    """The files of a slave. take() by the thread of the connection, apply() by one that may wait for the disk."""
+    """The files of a slave. The connection's thread calls take(), one that may wait for the disk calls apply()."""
 
     def __init__(self, root: str | os.PathLike[str], load_flushed: Callable[[], int], report: Report) -> None:
         self._root = root
@@ -565,14 +562,14 @@ class TableSink:
         self.blocked = BlockedReason(report)
 
     def take(self, kind: int, content: bytes, position: int) -> None:
-        """A table came after the bytes of the log below `position`. A kind of a later version is left out."""
+        """Keep a table that arrived after the log's bytes below `position`; ignore a kind of a later version."""
         if kind < len(TABLES):
             with self._lock:
                 self._waiting.setdefault(kind, []).append(Table(kind, content, position))
                 del self._waiting[kind][:-WAITING_MAX]
 
     def apply(self) -> None:
-        """Write the newest of each kind whose bytes of the log are durable here; what cannot be written is tried again."""
+        """Write the newest table of each kind whose bytes of the log are durable here; retry failed writes."""
         flushed = self._load_flushed()
         for kind, (name, write) in enumerate(TABLES):
             with self._lock:
