@@ -208,18 +208,18 @@ def _wait_until_caught_up(control: ms_control, timeout_s: float) -> SlaveProgres
 def _judge(standing: SlaveProgress, force: bool, notes: list[str]) -> None:
     """Raise EngineError if bytes are known to be missing and `force` is not set; otherwise add notes."""
     if standing.missing_bytes:
-        text = (f"{standing.missing_bytes:,} bytes are missing here: it has its master's log up to {standing.end}, and that was "
-                f"heard of at {standing.master_end}")
+        text = (f"{standing.missing_bytes:,} bytes are missing here: it has its master's log up to {standing.end}, and the log's "
+                f"last known end is {standing.master_end}")
         if not force:
             raise EngineError(f"{text}: wait until it has caught up (`pyengine status`), or give --force to promote it without them")
         notes.append(text)
     if standing.linked:
-        notes.append("its master was still there and does not know: see that it takes no puts, then start it as a slave of "
+        notes.append("its master was still linked and is not informed: make sure that it takes no puts, then start it as a slave of "
                      "this one")
     elif not standing.master_end:
-        notes.append("it has heard nothing of its master, so it is unknown how far that log went")
+        notes.append("it has received nothing from its master, so the end of the master's log is unknown")
     else:
-        notes.append(f"its master was heard of last at {standing.master_end}; what came after that is unknown")
+        notes.append(f"the last known end of its master's log is {standing.master_end}; later messages are unknown")
 
 
 def _promote_stopped(root: Path, settings: dict[str, str], role: str, force: bool, notes: list[str]) -> str | None:
@@ -239,7 +239,7 @@ def _promote_stopped(root: Path, settings: dict[str, str], role: str, force: boo
         if noted is not None and noted.role == SLAVE:
             _judge(SlaveProgress(False, noted.confirm, noted.master_end), force, notes)
         else:
-            notes.append("it does not run, so it is unknown how far its master's log went")
+            notes.append("it does not run, so the end of its master's log is unknown")
         _write_role(root, role, notes, _peers(load_config(root, settings)))
         return SLAVE if SLAVE in (last, configured) else None
 

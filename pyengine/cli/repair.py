@@ -412,7 +412,7 @@ def restore(store: Path, entries: list[QuarantineEntry], settings: dict[str, str
 
 
 def _is_wanted(message: Message, entry: QuarantineEntry, reader: LiveStoreReader, settled: Counter[object]) -> bool:
-    """Whether to put a message of the piece again: of a transaction only what cannot mislead the check-back.
+    """Return whether to put a message of the piece again: of a transaction only what cannot mislead the check-back.
 
     `settled` counts half messages that have ended and delayed messages that are delivered; these are left out. An op message
     ends a half message by its queue offset. After the cut another half message has the offset of one that was cut.

@@ -94,7 +94,7 @@ class EngineWatch:
         return native.load(self._memory.control.workers[KIND_NAMES.index(kind)], "pid")
 
     def pids(self) -> dict[str, int]:
-        """The living processes by kind."""
+        """Return the living processes by kind."""
         found = {name: self.pid(name) for name in KIND_NAMES}
         return {name: pid for name, pid in found.items() if pid and state_of(pid) not in ("", "Z")}
 

@@ -210,7 +210,7 @@ def _continued(dest: Path, wanted: TablesState) -> TablesState | None:
     if replace(state, offset=0, before=None) != wanted:
         raise UsageError(
             f"{dest} was begun as {state.to} from store {state.store}, topics {state.topics or 'all'}: this is {wanted.to}, store "
-            f"{wanted.store}, topics {wanted.topics or 'all'}; go on with the same, or give another folder")
+            f"{wanted.store}, topics {wanted.topics or 'all'}; continue with the same, or give another folder")
     return state
 
 

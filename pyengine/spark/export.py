@@ -119,8 +119,7 @@ def export_parquet(
     place = Place.of(os.fspath(dest), dest_file_system)
     read = read_options(given)
     if not scheme_of(place.path) and place.file_system == AUTO and Path(place.path).is_relative_to(read.path):
-        raise UsageError(f"destination {place.path} lies in the store, which is refused with a folder that is none of its own: give "
-                         "another folder")
+        raise UsageError(f"destination {place.path} is inside the store, which must not contain other folders: give another folder")
     columns = chosen_columns(read)
     if partitioned:
         columns = [column for column in columns if column.name.lower() != "topic"]
@@ -167,7 +166,7 @@ def _continued(target: Target, read: ReadOptions, columns: list[Column], partiti
     bounds = (read.starting_offsets, read.ending_offsets, read.starting_timestamp_ms, read.ending_timestamp_ms,
               read.starting_timestamps, read.ending_timestamps, read.starting_physical_offset, read.ending_physical_offset)
     if any(bound is not None for bound in bounds):
-        raise UsageError("an incremental export goes on where the last one ended: give no offsets and times")
+        raise UsageError("an incremental export continues where the last one ended: give no offsets and times")
     wanted = ExportState(selection_of(read, columns, partitioned))
     state = _read_state(target, wanted) or wanted
     if state.end is None:  # none of its files is counted
@@ -176,7 +175,7 @@ def _continued(target: Target, read: ReadOptions, columns: list[Column], partiti
     if names:
         differences = "; ".join(f"{name} was {state.selection.get(name, '')!r}, is {wanted.selection.get(name, '')!r}"
                                 for name in dict.fromkeys(names))
-        raise UsageError(f"{target.where} was begun with another selection: {differences}; go on with the same, or give another folder")
+        raise UsageError(f"{target.where} was begun with another selection: {differences}; continue with the same, or give another folder")
     return state
 
 
@@ -255,7 +254,7 @@ def _read_state(target: Target, wanted: ExportState) -> ExportState | None:
         document = json.loads(content.decode())
         if "selection" not in document and {"columns", "topics", "partitioned"} <= document.keys():  # of version 0.2
             raise UsageError(
-                f"{path} is of a version that noted columns and topics only, so it cannot be told whether the export was begun with the "
+                f"{path} is of a version that stored columns and topics only, so it is unknown whether the export was begun with the "
                 f"same selection: give another folder; or, if every run had the options of this one, write into it "
                 f"{json.dumps(asdict(replace(wanted, end=document.get('end'))))}")
         state = ExportState(**document)

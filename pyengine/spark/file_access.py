@@ -56,7 +56,7 @@ _MAGIC = MESSAGE_MAGIC.to_bytes(4, "big")
 
 
 def uri_of(path: str) -> str:
-    """The URI as pyarrow knows it: Hadoop's two names for S3 are S3."""
+    """Return the URI for pyarrow, with s3 for Hadoop's two names of it."""
     return re.sub("^s3[an]://", "s3://", path, flags=re.IGNORECASE)
 
 

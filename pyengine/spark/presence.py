@@ -194,7 +194,7 @@ def require_offsets(options: ReadOptions, reader: LiveStoreReader | RemoteStore)
     bounds = offset_bounds(options)
     if bounds and has_no_queues(reader):
         raise UsageError(f"the copy of the log at {options.where} has no queues ({QUEUES}), so it cannot be checked whether they hold the "
-                         "offsets that are asked for: copy them too, set failOnDataLoss=false to read what there is, or choose times "
+                         "requested offsets: copy them too, set failOnDataLoss=false to read what there is, or choose times "
                          "or physical offsets")
     for (topic, queue_id), (first, end) in bounds.items():
         low, high = reader.queue_range(topic, queue_id, options.read_level)
@@ -628,7 +628,7 @@ def _end_after_damage(options: ReadOptions, store: LiveStoreReader | RemoteStore
         return max(limit, end)
     following = _next_record(store, lost.begin + 1, end)
     if following is not None:
-        raise CorruptionError(f"{lost.sentence}; it is damaged there, and goes on at {following} (`pyengine check` says more): "
+        raise CorruptionError(f"{lost.sentence}; it is damaged there, and continues at {following} (`pyengine check` says more): "
                               "onCorrupt=skip reads what there is")
     if options.fail_on_data_loss:
         raise DataLossError(f"{lost.sentence}; its end is missing (`pyengine check` says more): {REMEDY}")

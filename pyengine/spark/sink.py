@@ -596,8 +596,8 @@ def put_commit(path: str, query: str, batch: int, messages: Sequence[WriterCommi
         put_marker(producer, query, f"{'durable' if was_committed else 'commit'} {query} {batch}").raise_for_status()
     if last_task >= len(messages):
         raise UsageError(f"batch {batch} of query {query} has {len(messages)} task{'s' * (len(messages) != 1)} now, and an attempt before "
-                         f"had task {last_task}: a row that has moved to another task may be there twice. Look for doubles in what "
-                         "this batch has put; started again, the query goes on after it. Give it as many tasks each time (the "
+                         f"had task {last_task}: a row that has moved to another task may be there twice. Look for repeated "
+                         "messages of this batch; started again, the query continues after it. Give it as many tasks each time (the "
                          "same cores and partitions), or write to files or a table first")
 
 
@@ -665,7 +665,7 @@ def _only_attempt(root: Path, task: SinkTask) -> Iterator[None]:
                 while not try_lock(descriptor, byte, path):
                     if time.monotonic() >= deadline_s:
                         raise StoreBusyError(f"another attempt of task {task.task} of query {task.query} has been putting for "
-                                             f"{ATTEMPT_WAIT_S:g} s: end its process; the task goes on where it was when it runs again")
+                                             f"{ATTEMPT_WAIT_S:g} s: end its process; the task continues where it was when it runs again")
                     time.sleep(POLL_INTERVAL_S)
                 if is_at(descriptor, path):  # otherwise the engine's end removed it before the lock was taken
                     yield

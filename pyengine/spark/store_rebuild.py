@@ -310,7 +310,7 @@ class WorkersRebuild(RebuildWork):
         if not self._is_late or start != max(log.min_offset, 0) or marker is None:
             return False
         parts, passed = self._parts_between(work.store, log, start, end)
-        note = "made by one process: the log has more places where it does not go on than are worth their own parts"
+        note = "made by one process: the log has too many gaps to divide it into parts"
         if parts is not None:
             note = self._make_files(work.store, work.options, parts)
             if not note:

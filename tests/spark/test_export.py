@@ -220,7 +220,7 @@ def test_an_incremental_export_by_topic_and_day_holds_every_row_once_whatever_wa
     with pytest.raises(DataLossError, match=f"startingPhysicalOffset {builder.end + 1}: the log ends at {builder.end}"):
         export_parquet(spark, builder.root, out, **given)
     (out / STATE).write_text(before)
-    with pytest.raises(UsageError, match="columns was 'physicalOffset,offset,value', is 'offset'; go on with the same"):
+    with pytest.raises(UsageError, match="columns was 'physicalOffset,offset,value', is 'offset'; continue with the same"):
         export_parquet(spark, builder.root, out, **{**given, "columns": "topic,offset"})
     assert exported(spark, out) == wanted(builder.root)
     with pytest.raises(UsageError, match="is not empty"):
@@ -375,7 +375,7 @@ def test_a_state_of_a_version_that_did_not_note_the_whole_selection_is_refused_w
     out = tmp_path / "out"
     out.mkdir()
     (out / STATE).write_text(json.dumps({"columns": ["offset"], "topics": [], "partitioned": False, "end": 77}))
-    with pytest.raises(UsageError, match="noted columns and topics only") as refused:
+    with pytest.raises(UsageError, match="stored columns and topics only") as refused:
         export_parquet(None, builder.root, out, incremental=True, columns="offset")
     (out / STATE).write_text(str(refused.value).partition("write into it ")[2])
     state = json.loads((out / STATE).read_text())
@@ -406,7 +406,7 @@ def test_a_destination_that_cannot_be_reached_is_refused_before_anything_is_made
 def test_a_destination_in_the_store_itself_is_refused(builder):
     before = sorted(builder.root.rglob("*"))
     for folder in (builder.root / "commitlog" / "x", builder.root / "lake", f"file:{builder.root}/lake"):
-        with pytest.raises(UsageError, match="lies in the store, which is refused with a folder that is none of its own"):
+        with pytest.raises(UsageError, match="is inside the store, which must not contain other folders"):
             export_parquet(None, builder.root, folder, incremental=True)
     assert sorted(builder.root.rglob("*")) == before
 

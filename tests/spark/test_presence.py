@@ -201,7 +201,7 @@ def test_a_zeroed_record_near_the_end_of_a_brokers_store_is_damage_and_not_its_e
     broker.write_log(bytes(whole[50] - whole[49]), whole[49])
     for given in ({}, {"failOnDataLoss": False}, {"subscribe": "orders"}):
         with pytest.raises(CorruptionError, match=f"queues name 11 messages between there and {broker.end}: .*; it is damaged there, "
-                                                  f"and goes on at {whole[50]} .*: onCorrupt=skip reads what there is"):
+                                                  f"and continues at {whole[50]} .*: onCorrupt=skip reads what there is"):
             physical(broker.root, **given)
     assert physical(broker.root, onCorrupt="skip") == [at for at in whole if at != whole[49]]
 
