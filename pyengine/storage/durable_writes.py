@@ -61,6 +61,13 @@ Allocation = Literal["full", "none"] | int
 
 FILE_MODE = 0o644
 FOLDER_MODE = 0o755
+MANY_FILES = 32  # from this number on one sync of the file system costs less than a sync of each file
+FREE_STEP_BYTES = 64 << 20
+FREE_PAUSE_S_MIN = 0.005
+FREE_PAUSE_FACTOR = 4  # the pause after a step is this many times as long as the step, so that others can use the disk
+_REWRITE_BYTES = 1 << 20  # per step
+_DIRECT_BYTES, _DIRECT_BUFFERS = 4 << 20, 3
+_BLOCK_BYTES = 4096  # direct writes start at, and have a length of, a multiple of this
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # The errors of open(O_TMPFILE) if the kernel or the file system does not support it.
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
@@ -137,7 +144,7 @@ def write_config(path: Path | str, content: bytes, *, keep_backup: bool = True, 
             failpoint("config_opened")
             _write_all(descriptor, content)
             failpoint("config_written")
-            _sync_file(descriptor, path)
+            _sync_new_file(descriptor, path)
             failpoint("config_synced")
         finally:
             os.close(descriptor)
@@ -296,7 +303,7 @@ def _rename_new(unfinished: Path, target: Path) -> None:
 def _give_length(descriptor: int, size_bytes: int, allocate: Allocation, path: Path) -> None:
     with disk_errors("create", path, f" (with {size_bytes:,} bytes)"):
         _size_and_allocate(descriptor, size_bytes, allocate)
-    _sync_file(descriptor, path)
+    _sync_new_file(descriptor, path)
     failpoint("new_file_synced")
 
 
@@ -310,7 +317,7 @@ def _size_and_allocate(descriptor: int, size_bytes: int, allocate: Allocation) -
         failpoint("new_file_allocated")
 
 
-def _sync_file(descriptor: int, path: Path) -> None:
+def _sync_new_file(descriptor: int, path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -342,7 +349,7 @@ def _link_backup(path: Path) -> None:
     except OSError:  # the file system has no hard links
         spare.write_bytes(read_small_file(path))
         with open(spare, "rb") as copied:
-            _sync_file(copied.fileno(), spare)
+            _sync_new_file(copied.fileno(), spare)
     failpoint("config_backup_linked")
     os.rename(spare, path.with_name(path.name + ".bak"))
     failpoint("config_backup_renamed")
@@ -359,13 +366,6 @@ def _write_all(descriptor: int, content: bytes) -> None:
 def _open_folder(folder: Path) -> int:
     with disk_errors("open directory", folder):
         return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-
-
-MANY_FILES = 32  # from this number on one sync of the file system costs less than a sync of each file
-
-_REWRITE_BYTES = 1 << 20  # per step
-_DIRECT_BYTES, _DIRECT_BUFFERS = 4 << 20, 3
-_BLOCK_BYTES = 4096  # direct writes start at, and have a length of, a multiple of this
 
 
 def write_at(path: Path, content: bytes | memoryview, position: int) -> None:
@@ -462,16 +462,16 @@ def start_writeback(paths: Sequence[Path]) -> Iterator[None]:
     It is not a sync: it makes nothing durable, and the later sync reports an error of the disk.
     If no thread can be started, it does nothing.
     """
-    thread = threading.Thread(target=_start_writing, args=(paths,), name="begin-writing", daemon=True)
-    is_begun = True
+    thread = threading.Thread(target=_start_writing, args=(paths,), name="start-writeback", daemon=True)
+    is_started = True
     try:
         thread.start()
     except RuntimeError:  # the limit on processes is reached
-        is_begun = False
+        is_started = False
     try:
         yield
     finally:
-        if is_begun:
+        if is_started:
             thread.join()
 
 
@@ -577,11 +577,6 @@ def pwrite_all(descriptor: int, content: bytes | memoryview, position: int, path
             rest = rest[written:]
 
 
-STEP_BYTES = 64 << 20
-PAUSE_S_MIN = 0.005
-SHARE = 4  # the pause after a step is this many times as long as the step, so that others can use the disk
-
-
 def unlink_durably(path: Path) -> int:
     """Remove the file's name, durably; return a descriptor that keeps its blocks, -1 if the blocks were freed at once.
 
@@ -609,7 +604,7 @@ def unlink_durably(path: Path) -> int:
     return descriptor
 
 
-def give_back(descriptor: int, *, step_bytes: int = STEP_BYTES, clock: Callable[[], float] = time.monotonic) -> Iterator[float]:
+def free_blocks(descriptor: int, *, step_bytes: int = FREE_STEP_BYTES, clock: Callable[[], float] = time.monotonic) -> Iterator[float]:
     """Free the blocks of a file without a name step by step and close it; after each step yield the seconds to pause.
 
     If the file system cannot punch holes, closing the descriptor frees all blocks.
@@ -627,7 +622,7 @@ def give_back(descriptor: int, *, step_bytes: int = STEP_BYTES, clock: Callable[
                 raise DiskError(f"cannot free the blocks of a deleted file: {os.strerror(code)}", errno=code)
             failpoint("removal_step_done")
             if at + step_bytes < size_bytes:
-                yield max(PAUSE_S_MIN, SHARE * (clock() - began_s))
+                yield max(FREE_PAUSE_S_MIN, FREE_PAUSE_FACTOR * (clock() - began_s))
     finally:
         if descriptor >= 0:
             os.close(descriptor)

@@ -28,7 +28,7 @@ from pyengine.formats.paths import StorePaths, is_index_name, parse_segment_name
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.durable_writes import open_file, pwrite_all, sync_descriptor
 
-_NOTHING = (errno.ELOOP, errno.ENOENT, errno.ENOTDIR)
+_MISSING_ERRNOS = (errno.ELOOP, errno.ENOENT, errno.ENOTDIR)
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
@@ -45,7 +45,7 @@ def _is_kind(check: Callable[[], bool]) -> bool:
     try:
         return check()
     except OSError as error:
-        if error.errno in _NOTHING:
+        if error.errno in _MISSING_ERRNOS:
             return False
         raise
 
@@ -60,7 +60,7 @@ def index_file_names(folder: Path | str) -> list[str]:
 # this time of the folder's last change may have missed a second change of the same tick.
 _TICK_NS = 50_000_000
 # A broker creates a file first and then sets its length; this engine links complete files.
-_BEING_MADE_NS = 1_000_000_000
+_CREATION_GRACE_NS = 1_000_000_000
 MAPPINGS_MAX = 256
 
 
@@ -249,10 +249,10 @@ def _inodes(
                         status = entry.stat()
                     except FileNotFoundError:  # deleted since the folder was read
                         continue
-                    if followed is not None and status.st_size == 0 and _is_being_made(status):
+                    if followed is not None and status.st_size == 0 and _is_being_created(status):
                         complete = False
                         continue
-                    _judge(entry.path, start, status.st_size, size_bytes, advice)
+                    _check_size(entry.path, start, status.st_size, size_bytes, advice)
                 found[start] = inode
     except FileNotFoundError:
         return {}, True
@@ -261,18 +261,18 @@ def _inodes(
     return found, complete
 
 
-def _is_being_made(status: os.stat_result) -> bool:
-    return time.time_ns() - status.st_ctime_ns < _BEING_MADE_NS
+def _is_being_created(status: os.stat_result) -> bool:
+    return time.time_ns() - status.st_ctime_ns < _CREATION_GRACE_NS
 
 
-def _judge(path: str, start: int, length: int, size_bytes: int, advice: str) -> None:
+def _check_size(path: str, start: int, length: int, size_bytes: int, advice: str) -> None:
     if length != size_bytes:
         raise StoreRefusedError(f"{path} has {length} bytes, not {size_bytes}, the size of its like{advice}")
     if start % size_bytes:
         raise StoreRefusedError(f"{path}: its name is not a multiple of the size {size_bytes}")
 
 
-def forget_cached(root: str | os.PathLike[str], flushed: int) -> int:
+def drop_page_cache(root: str | os.PathLike[str], flushed: int) -> int:
     """Drop the cached pages of log segments above `flushed`, of all queues and of the index; return the number of files.
 
     It drops whole files, since the kernel caches in pieces of up to a megabyte and keeps a piece
@@ -354,7 +354,7 @@ def clear_file_from(path: Path, start: int, *, zeros_too: bool = False) -> int:
 
 
 def data_chunks(descriptor: int, start: int) -> Iterator[tuple[int, bytearray]]:
-    """Yield (position, bytes) of everything from `start` on that is not a hole, at most 1 MiB at a time.
+    """Yield (position, bytes) of everything from `start` on that is not a hole, at most _CHUNK_BYTES at a time.
 
     The bytes are a buffer that the next step overwrites.
     """
@@ -393,6 +393,6 @@ def _data_ranges(descriptor: int, start: int) -> list[tuple[int, int]]:
 
 
 def _used(chunk: bytes | bytearray) -> int:
-    """Return the length without the final zeros. The comparison first is ten times as fast if all bytes are zero."""
+    """Return the length without the final zeros. If all bytes are zero, the comparison is ten times as fast as rstrip()."""
     zeros = _ZEROS if len(chunk) == _CHUNK_BYTES else bytes(len(chunk))
     return 0 if chunk == zeros else len(chunk.rstrip(b"\0"))

@@ -13,7 +13,7 @@ import pytest
 from dying import run_and_die_at
 from pyengine.errors import DiskError, DiskFullError, FlushError
 from pyengine.storage import durable_writes
-from pyengine.storage.durable_writes import DirectFile, give_back, unlink_durably
+from pyengine.storage.durable_writes import DirectFile, free_blocks, unlink_durably
 
 
 def test_short_writes_go_on_where_they_ended_and_a_sync_comes_last(tmp_path, monkeypatch):
@@ -81,8 +81,8 @@ def test_a_mapped_reader_sees_zeros_and_the_blocks_come_back_piece_by_piece(file
         descriptor = unlink_durably(file)
         assert not file.exists() and view[:1] == view[-1:] == b"x"
         seen = []
-        for pause_s in give_back(descriptor, step_bytes=STEP):
-            assert pause_s >= durable_writes.PAUSE_S_MIN
+        for pause_s in free_blocks(descriptor, step_bytes=STEP):
+            assert pause_s >= durable_writes.FREE_PAUSE_S_MIN
             seen.append(os.fstat(opened.fileno()).st_blocks)
         assert len(seen) == 3 and seen == sorted(seen, reverse=True) and len(set(seen)) == 3
         assert os.fstat(opened.fileno()).st_size == len(view) == 3 * STEP + 5
@@ -92,14 +92,14 @@ def test_a_mapped_reader_sees_zeros_and_the_blocks_come_back_piece_by_piece(file
 
 def test_a_pause_grows_with_how_long_the_step_took(file):
     times = iter([0.0, 2.0, 2.0, 2.5, 3.0, 3.0, 3.0, 3.0])
-    assert list(give_back(unlink_durably(file), step_bytes=STEP, clock=lambda: next(times))) == [
-        8.0, 2.0, durable_writes.PAUSE_S_MIN]
+    assert list(free_blocks(unlink_durably(file), step_bytes=STEP, clock=lambda: next(times))) == [
+        8.0, 2.0, durable_writes.FREE_PAUSE_S_MIN]
 
 
 def test_where_holes_cannot_be_punched_everything_goes_at_once(file, monkeypatch):
     monkeypatch.setattr(durable_writes, "punch", lambda *_: errno.EOPNOTSUPP)
     descriptor = unlink_durably(file)
-    assert list(give_back(descriptor, step_bytes=STEP)) == []
+    assert list(free_blocks(descriptor, step_bytes=STEP)) == []
     with pytest.raises(OSError):
         os.fstat(descriptor)
 
@@ -108,14 +108,14 @@ def test_an_error_while_giving_back_closes_the_descriptor_and_says_why(file, mon
     monkeypatch.setattr(durable_writes, "punch", lambda *_: errno.EIO)
     descriptor = unlink_durably(file)
     with pytest.raises(DiskError, match="Input/output error"):
-        list(give_back(descriptor))
+        list(free_blocks(descriptor))
     with pytest.raises(OSError):
         os.fstat(descriptor)
 
 
 def test_a_file_that_is_gone_is_as_good_as_deleted(file):
     file.unlink()
-    assert list(give_back(unlink_durably(file))) == []
+    assert list(free_blocks(unlink_durably(file))) == []
 
 
 def test_a_folder_that_cannot_be_written_keeps_its_file(file, monkeypatch):
@@ -141,7 +141,7 @@ def test_killed_at_any_step_the_file_is_there_whole_or_not_at_all(file):
     content, step, over = file.read_bytes(), 0, False
     while not over:
         file.write_bytes(content)
-        over = run_and_die_at(step, lambda: list(give_back(unlink_durably(file), step_bytes=STEP)), ("unlink", "fsync"),
+        over = run_and_die_at(step, lambda: list(free_blocks(unlink_durably(file), step_bytes=STEP)), ("unlink", "fsync"),
                               [(durable_writes, "punch")])
         assert not file.exists() or file.read_bytes() == content
         step += 1

@@ -15,7 +15,7 @@ from pyengine.storage.mapped_file import (
     MappedFileQueue,
     MappingCache,
     clear_file_from,
-    forget_cached,
+    drop_page_cache,
     list_segments,
     map_read_only,
     mapped,
@@ -94,7 +94,7 @@ def test_a_file_that_is_being_made_is_not_there_yet(tmp_path):
 
 def test_an_empty_file_that_no_process_is_making_is_refused(tmp_path, monkeypatch):
     (tmp_path / segment_name(0)).touch()
-    monkeypatch.setattr(mapped_file, "_BEING_MADE_NS", 0)
+    monkeypatch.setattr(mapped_file, "_CREATION_GRACE_NS", 0)
     with pytest.raises(StoreRefusedError):
         MappedFileQueue(tmp_path, SIZE, MappingCache()).starts()
 
@@ -296,7 +296,7 @@ def test_only_what_may_not_be_on_the_disk_is_dropped(tmp_path):
     index = write(paths.index / "20260101000000000")
     assert all(is_cached(path) for path in (*segments, queue, index))
     contents = [path.read_bytes() for path in (*segments, queue, index)]
-    assert forget_cached(tmp_path, LOG_BYTES + LOG_BYTES // 2) == 4
+    assert drop_page_cache(tmp_path, LOG_BYTES + LOG_BYTES // 2) == 4
     if is_cached(queue):
         pytest.skip("this file system keeps its files in memory")
     assert is_cached(segments[0])
@@ -305,4 +305,4 @@ def test_only_what_may_not_be_on_the_disk_is_dropped(tmp_path):
 
 
 def test_no_store_is_nothing_to_drop(tmp_path):
-    assert forget_cached(tmp_path / "nothing", 0) == 0
+    assert drop_page_cache(tmp_path / "nothing", 0) == 0

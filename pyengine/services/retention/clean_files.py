@@ -62,7 +62,7 @@ from pyengine.native.control import REFUSE_DISK_FULL, REFUSE_UNWRITABLE
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.storage.config import EngineConfig
-from pyengine.storage.durable_writes import give_back, unlink_durably
+from pyengine.storage.durable_writes import free_blocks, unlink_durably
 from pyengine.storage.file_system import DiskUse
 from pyengine.storage.log_holds import lowest_log_hold
 from pyengine.storage.mapped_file import index_file_names, is_folder, is_plain_file
@@ -468,7 +468,7 @@ class CleanCommitLogService:
         native.increment(line, "removed_bytes", self._segment_bytes)
         failpoint("removal_counted")
         self._last_reported = ""
-        yield from give_back(descriptor)
+        yield from free_blocks(descriptor)
 
     def _report_once(self, text: str) -> None:
         if text != self._last_reported:
@@ -519,4 +519,4 @@ class CleanConsumeQueueService:
         descriptor = unlink_durably(path)
         failpoint("derived_file_removed")
         native.increment(self._cleaning, counter)
-        yield from give_back(descriptor)
+        yield from free_blocks(descriptor)

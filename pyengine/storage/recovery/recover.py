@@ -58,7 +58,7 @@ from pyengine.storage.log_scan import (
     scan_before,
     scan_log,
 )
-from pyengine.storage.mapped_file import MappedFile, forget_cached, mapped
+from pyengine.storage.mapped_file import MappedFile, drop_page_cache, mapped
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.dispatch import (
     DispatchElsewhere,
@@ -307,7 +307,7 @@ class _Recovery:
             self._notes.append("a sync had failed: what may not have reached the disk was read from it and written again")
             is_all_ours = watermark is not None and not watermark.verified_from
             # The files that the sync could not write may be any of the others.
-            forget_cached(self._store, self.durable_end if is_all_ours else 0)
+            drop_page_cache(self._store, self.durable_end if is_all_ours else 0)
 
     def _next_offsets(self, log: LogView, plan: _Plan, queues: list[QueueState]) -> dict[tuple[str, int], int]:
         """Call next_offsets_from_log(); not in RocketMQ's stores, where an entry's position is its offset, whatever the record has."""

@@ -176,14 +176,14 @@ def test_readers_see_the_new_minimum_and_the_store_checks_clean(make_rig):
 
 def test_the_minimum_has_moved_before_the_room_of_a_segment_is_given_back(make_rig, monkeypatch):
     rig = make_rig()
-    give_back, seen = clean_files.give_back, []
+    free_blocks, seen = clean_files.free_blocks, []
 
     def look(descriptor):
         first = min(int(path.name) for path in (rig.root / "commitlog").iterdir())
         seen.append((native.load_position(rig.owner.control.min_offset), first))
-        return give_back(descriptor)
+        return free_blocks(descriptor)
 
-    monkeypatch.setattr(clean_files, "give_back", look)
+    monkeypatch.setattr(clean_files, "free_blocks", look)
     rig.clock.hour_now = 4
     rig.round()
     assert seen and all(told == first for told, first in seen)
