@@ -105,7 +105,7 @@ def half_of(message: RawMessage) -> RawMessage:
 
 def commit_of(half: Message) -> RawMessage:
     """Return what a commit stores in the real topic, with REAL_TOPIC and TRAN_MSG as by the broker. UsageError without a topic."""
-    topic, queue_id = real_place(half)
+    topic, queue_id = real_queue(half)
     return replace(_raw(half, half.properties), topic=topic, queue_id=queue_id, flag=half.flag,
                    sys_flag=half.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_TRANSACTION_COMMIT,
                    prepared_transaction_offset=half.physical_offset)
@@ -119,7 +119,7 @@ def op_of(half: Message, queue_offset: int, now_ms: int, host: str | None = None
         properties_text=_text({PROPERTY_TAGS: REMOVE_TAG, PROPERTY_WAIT: "true"}))
 
 
-def real_place(half: Message) -> tuple[str, int]:
+def real_queue(half: Message) -> tuple[str, int]:
     """Return the (topic, queue id) that a half message is meant for; UsageError if it has no topic."""
     topic, queue = half.properties.get(PROPERTY_REAL_TOPIC, ""), half.properties.get(PROPERTY_REAL_QUEUE_ID, "")
     if not topic or not (queue.isascii() and queue.isdecimal()):
@@ -141,8 +141,8 @@ class HalfMessages:
         self.now_ms = clock_ms
         self._put_raw = put_raw
         self._host = host
-        self.put_end = 0
-        """Where in the log the last one ends that was put back or aside."""
+        self.last_put_end = 0
+        """Offset at which the last one ends that was put back or discarded."""
         self.lock = threading.RLock()
         self._reader: LiveStoreReader | None = None
         self._entered: set[str] = set()
@@ -178,7 +178,7 @@ class HalfMessages:
         done = None
         if half.uniq_key and self._may_be_put_back(half):
             with self.lock:
-                offsets |= {copy.queue_offset for copy in self._same(TRANSACTION_HALF_TOPIC, half) if copy.queue_id == half.queue_id}
+                offsets |= {copy.queue_offset for copy in self._copies_of(TRANSACTION_HALF_TOPIC, half) if copy.queue_id == half.queue_id}
                 done = self._committed(half) if outcome == "commit" else None
         if outcome == "commit":
             done = done or self._put_raw(commit_of(half), timeout_s)
@@ -199,7 +199,7 @@ class HalfMessages:
         result = self._put_raw(raw, None)
         if not result.stored:
             return None
-        self.put_end = max(self.put_end, result.physical_offset + result.size_bytes)
+        self.last_put_end = max(self.last_put_end, result.physical_offset + result.size_bytes)
         return replace(half, raw_properties=raw.properties_text, queue_offset=result.queue_offset,
                        physical_offset=result.physical_offset, size_bytes=result.size_bytes,
                        store_timestamp_ms=result.store_timestamp_ms)
@@ -209,7 +209,7 @@ class HalfMessages:
         self.enter(TRANSACTION_DISCARD_TOPIC)
         raw = replace(_raw(half, half.properties), topic=TRANSACTION_DISCARD_TOPIC, queue_id=0, reconsume_times=half.reconsume_times)
         result = self._put_raw(raw, None)
-        self.put_end = max(self.put_end, result.physical_offset + result.size_bytes)
+        self.last_put_end = max(self.last_put_end, result.physical_offset + result.size_bytes)
         return result.stored
 
     def resume(self, physical_offset: int) -> bool:
@@ -221,7 +221,7 @@ class HalfMessages:
             found = self.reader().message_at(physical_offset, ReadLevel.COMMITTED)
         if found is None or found.topic != TRANSACTION_DISCARD_TOPIC:
             raise UsageError(f"no message of {TRANSACTION_DISCARD_TOPIC} begins at {physical_offset}")
-        real_place(found)
+        real_queue(found)
         self.enter(TRANSACTION_HALF_TOPIC)
         return self.put_back(replace(found, topic=TRANSACTION_HALF_TOPIC, queue_id=0), {PROPERTY_TRANSACTION_CHECK_TIMES: "0"}) is not None
 
@@ -271,14 +271,14 @@ class HalfMessages:
 
     def _committed(self, half: Message) -> PutResult | None:
         """Return the commit of a half message from the index, whichever copy of it was committed; None if there is none."""
-        topic, _ = real_place(half)
-        for found in self._same(topic, half):
+        topic, _ = real_queue(half)
+        for found in self._copies_of(topic, half):
             if found.transaction_type == SYS_FLAG_TRANSACTION_COMMIT:
                 return PutResult(PutStatus.PUT_OK, found.msg_id, found.queue_offset, found.physical_offset, found.size_bytes,
                                  found.store_timestamp_ms, found.topic, found.queue_id)
         return None
 
-    def _same(self, topic: str, half: Message) -> list[Message]:
+    def _copies_of(self, topic: str, half: Message) -> list[Message]:
         """Return the messages in `topic` that, by the index, are copies of the same message as `half`."""
         return [found for found in self.reader().query_message(topic, half.uniq_key or "", level=ReadLevel.COMMITTED)
                 if found.born_timestamp_ms == half.born_timestamp_ms]
@@ -331,7 +331,7 @@ class PreparedCheck:
             self._recent = {group for group, time_ms in times_ms.items() if 0 <= start_ms - time_ms < again_after_ms}
             try:
                 with self._halves.lock:
-                    if self._sees_all_ends():
+                    if self._wait_for_dispatch():
                         for queue_id in self._halves.reader().queue_ids(TRANSACTION_HALF_TOPIC):
                             self._check_queue(queue_id, can_ask, asked)
             finally:
@@ -358,10 +358,10 @@ class PreparedCheck:
             time.sleep(FLUSHED_POLL_INTERVAL_S)
         self._reached = _RoundProgress(read_epoch(self._halves.root))
 
-    def _sees_all_ends(self) -> bool:
+    def _wait_for_dispatch(self) -> bool:
         """Wait until the log is dispatched up to its current end; False if it is not in time.
 
-        Otherwise a transaction that has ended would be checked, and committed, again: with dispatch_at=replicated its commit is not
+        Otherwise a transaction that has ended would be checked and committed again: with dispatch_at=replicated its commit is not
         dispatched while no slave confirms it.
         """
         reader = self._halves.reader()
@@ -378,7 +378,7 @@ class PreparedCheck:
         first, half_end = reader.queue_range(TRANSACTION_HALF_TOPIC, queue_id, ReadLevel.COMMITTED)
         begin = min(max(self._begin(TRANSACTION_HALF_TOPIC, queue_id, first), first), half_end)
         op_begin = self._begin(TRANSACTION_OP_TOPIC, queue_id, 0)
-        ended, done_ops, op_begin = self._ended(queue_id, op_begin, begin)
+        ended, done_ops, op_begin = self._read_ops(queue_id, op_begin, begin)
         offset = begin
         try:
             while offset < half_end:
@@ -398,21 +398,21 @@ class PreparedCheck:
             while op_end in done_ops:
                 op_end += 1
             reached = self._reached
-            reached.log_end = max(reader.max_physical_offset(ReadLevel.COMMITTED), self._halves.put_end)
+            reached.log_end = max(reader.max_physical_offset(ReadLevel.COMMITTED), self._halves.last_put_end)
             if offset != begin:
                 reached.offsets[TRANSACTION_HALF_TOPIC, queue_id] = offset
             if op_end != op_begin:
                 reached.offsets[TRANSACTION_OP_TOPIC, queue_id] = op_end
 
     def _resolve_half(self, half: Message, start_ms: int, ended: Mapping[int, list[int]], can_ask: Callable[[str], bool],
-                    asked: list[Message]) -> bool:
-        """Put an undecided message back or aside; return whether the round may continue after it. PutError."""
+                      asked: list[Message]) -> bool:
+        """Put an undecided message back, or discard it; return whether the round may continue after it. PutError."""
         times = _number(half.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES, "0"), 0)
         age_ms = _age_ms(half, start_ms)
         if times >= self._check_max or age_ms > self._reserved_ms:
             if not self._halves.discard(half):
-                raise PutError(f"half message {half.msg_id} cannot be put aside")
-            _LOG.error("half message %s was asked about %d times and is put aside in %s", half.msg_id, times, TRANSACTION_DISCARD_TOPIC)
+                raise PutError(f"cannot move half message {half.msg_id} to {TRANSACTION_DISCARD_TOPIC}: it is checked in the next round")
+            _LOG.error("half message %s was checked %d times and is moved to %s", half.msg_id, times, TRANSACTION_DISCARD_TOPIC)
             return True
         if half.store_timestamp_ms >= start_ms:
             return False
@@ -440,10 +440,10 @@ class PreparedCheck:
     def _put_back(self, half: Message, more: Mapping[str, str]) -> Message:
         copy = self._halves.put_back(half, more)
         if copy is None:
-            raise PutError(f"half message {half.msg_id} cannot be put back: it is checked in the next round")
+            raise PutError(f"cannot put half message {half.msg_id} back: it is checked in the next round")
         return copy
 
-    def _ended(self, queue_id: int, op_begin: int, begin: int) -> tuple[dict[int, list[int]], set[int], int]:
+    def _read_ops(self, queue_id: int, op_begin: int, begin: int) -> tuple[dict[int, list[int]], set[int], int]:
         """Return (half offset -> offsets of its op messages, ops of half messages before `begin`, the first op)."""
         reader = self._halves.reader()
         first, end = reader.queue_range(TRANSACTION_OP_TOPIC, queue_id, ReadLevel.COMMITTED)
@@ -592,7 +592,7 @@ class GroupTransactions:
             return len(asked)
 
     def _ask(self, half: Message) -> None:
-        topic, queue_id = real_place(half)
+        topic, queue_id = real_queue(half)
         group = half.properties[PROPERTY_PRODUCER_GROUP]
         try:
             outcome = self._checkers[group](replace(half, topic=topic, queue_id=queue_id))
@@ -625,9 +625,9 @@ class GroupTransactions:
 
 
 def _age_ms(half: Message, now_ms: int) -> int:
-    """The time since a half message was born; since it was stored, where its producer's clock is ahead.
+    """Return the time since a half message was born, or since it was stored if its producer's clock is ahead.
 
-    RocketMQ asks about such a one at once, while its producer is at work: both would commit it.
+    RocketMQ asks about a message of such a producer at once, during its transaction: producer and checker would commit it.
     """
     age_ms = now_ms - half.born_timestamp_ms
     return age_ms if age_ms >= 0 else now_ms - half.store_timestamp_ms

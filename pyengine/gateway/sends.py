@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pyengine.client.half_messages import HalfMessages, PreparedCheck, half_of, real_place
+from pyengine.client.half_messages import HalfMessages, PreparedCheck, half_of, real_queue
 from pyengine.client.outgoing import RawMessage
 from pyengine.client.retries import sent_back
 from pyengine.errors import EngineError, FormatError, PutError, UsageError
@@ -628,7 +628,7 @@ class Ends:
         clients = list(self._members.producers.get(half.properties.get(PROPERTY_PRODUCER_GROUP, ""), ()))
         if not clients:
             return  # it has gone since: the next round asks another
-        topic, queue_id = real_place(half)
+        topic, queue_id = real_queue(half)
         unique = half.uniq_key or ""
         times = int(half.properties[PROPERTY_TRANSACTION_CHECK_TIMES])
         clients[times % len(clients)].invoke_oneway(codes.CHECK_TRANSACTION_STATE, {
