@@ -1,6 +1,6 @@
 /* Producers, the writer and the flusher as threads over one control block: every
  * put is answered once and in order, queue offsets are dense, and a put that
- * waited for durability finds `flushed` behind it. Answers of puts that no caller
+ * waited for durability finds `flushed` beyond it. Answers of puts that no caller
  * waits for are taken by another thread, without the producer's lock, as
  * csrc/front/session.c does it. Run under TSan this checks the memory orders of
  * ring, commit slot, answers and sequences. */

@@ -243,10 +243,10 @@ def collect(spark: SparkSession, root: Path, options: Mapping[str, object], sett
     import pyarrow
     from pyarrow import compute
 
-    from pyengine.spark.message_stats import counted, with_milliseconds
+    from pyengine.spark.message_stats import count_messages, with_milliseconds
 
     made_ms = time.time_ns() // 1_000_000
-    table = with_milliseconds(counted(spark, root, None, "hour", {**options, "readLevel": level}, progress))
+    table = with_milliseconds(count_messages(spark, root, None, "hour", {**options, "readLevel": level}, progress))
     rows = table.group_by("topic").aggregate([("messages", "sum"), ("bytes", "sum"), ("largest", "max"), ("firstTimestamp", "min"),
                                               ("lastTimestamp", "max")]).to_pylist()
     topics = [TopicFigures(row["topic"], Count(row["messages_sum"], row["bytes_sum"]), row["largest_max"], row["firstTimestamp_min"],

@@ -31,11 +31,11 @@ By = Literal["queue", "topic", "hour", "day"]
 
 
 class Figure(NamedTuple):
-    """A column of the result: its name in native.scan, and the aggregation of partial results."""
+    """A column of the result, under its name in native.scan."""
 
     name: str
     type: str
-    of_sums: str    # Arrow's name, and Spark's
+    aggregate: str  # of partial results; the name is Arrow's and Spark's
     meaning: str
 
 
@@ -96,7 +96,7 @@ def stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[s
     them, otherwise every record. With `verifyCRC=True` it checks every body, and damage fails the job (`onCorrupt="skip"` leaves
     it out).
     """
-    return spark.createDataFrame(counted(spark, store, topics, by, options))
+    return spark.createDataFrame(count_messages(spark, store, topics, by, options))
 
 
 def collect_stats(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None = None, *,
@@ -105,7 +105,7 @@ def collect_stats(spark: SparkSession, store: str | os.PathLike[str], topics: It
 
     `progress` is called from time to time with (bytes of the log done, all bytes).
     """
-    table = with_milliseconds(counted(spark, store, topics, by, options, progress))
+    table = with_milliseconds(count_messages(spark, store, topics, by, options, progress))
     second = _SECOND_KEY[by]
     found = [StatsRow(
         topic=row["topic"], queue_id=row.get("partition"), time_ms=row.get("hour", row.get("day")),
@@ -117,7 +117,7 @@ def collect_stats(spark: SparkSession, store: str | os.PathLike[str], topics: It
     return sorted(found, key=lambda row: (row.topic, 0 if second is None else row.queue_id or row.time_ms or 0))
 
 
-def counted(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None, by: By, options: dict[str, object],
+def count_messages(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable[str] | None, by: By, options: dict[str, object],
             progress: Callable[[int, int], None] | None = None) -> pyarrow.Table:
     """Return the rows of `stats`, in no order."""
     if by not in _SECOND_KEY:
@@ -130,7 +130,7 @@ def counted(spark: SparkSession, store: str | os.PathLike[str], topics: Iterable
     second, figures = _SECOND_KEY[by], _figures(by)
     columns = [("topic", "STRING"), *([] if second is None else [second[:2]]), *((figure.name, figure.type) for figure in figures)]
     schema = arrow_schema([Column(name, kind, "", False, "") for name, kind in columns])
-    return _together(sums, by).rename_columns(schema.names).cast(schema) if sums else schema.empty_table()
+    return _merged(sums, by).rename_columns(schema.names).cast(schema) if sums else schema.empty_table()
 
 
 def with_milliseconds(table: pyarrow.Table) -> pyarrow.Table:
@@ -166,13 +166,13 @@ def _count(options: ReadOptions, by: By, number: int, part: Part) -> Iterator[py
     for batch in reader.batches(part, pyarrow.schema([])):
         sums.append(batch)
         if sum(map(len, sums)) > _GROUPS_HELD:  # a store may have very many queues
-            sums = _together(sums, by).to_batches()
+            sums = _merged(sums, by).to_batches()
     if sums:
-        yield from _together(sums, by).combine_chunks().to_batches()
+        yield from _merged(sums, by).combine_chunks().to_batches()
 
 
-def _together(sums: list[pyarrow.RecordBatch], by: By) -> pyarrow.Table:
-    """Combine partial results into one row for each key."""
+def _merged(sums: list[pyarrow.RecordBatch], by: By) -> pyarrow.Table:
+    """Merge partial results into one row for each key."""
     keys = _keys(by)
-    found = pyarrow.Table.from_batches(sums).group_by(keys).aggregate([(figure.name, figure.of_sums) for figure in _figures(by)])
-    return found.select([*keys, *(f"{figure.name}_{figure.of_sums}" for figure in _figures(by))]).rename_columns(_scanned(by))
+    found = pyarrow.Table.from_batches(sums).group_by(keys).aggregate([(figure.name, figure.aggregate) for figure in _figures(by)])
+    return found.select([*keys, *(f"{figure.name}_{figure.aggregate}" for figure in _figures(by))]).rename_columns(_scanned(by))
