@@ -166,12 +166,12 @@ static PyObject *session_count(PyObject *object, void *unused)
 }
 
 static PyMethodDef methods[] = {
-    {"end", session_end, METH_NOARGS, "Hand the futures that wait to the thread of answers; nothing here looks at the session any more."},
-    {"take_answers", session_take_answers, METH_NOARGS, "Take the answers that are there, so that their places are free."},
-    {"forget", session_forget, METH_NOARGS, "In a child of the program: the session is the parent's. Futures that wait have an unknown fate."},
+    {"end", session_end, METH_NOARGS, "Hand the waiting futures to Python's thread, and stop reading the session's memory."},
+    {"take_answers", session_take_answers, METH_NOARGS, "Take the available answers, which frees their slots."},
+    {"forget", session_forget, METH_NOARGS, "Detach from the session in a forked child: the parent owns it. Results of waiting puts stay unknown here."},
     {NULL, NULL, 0, NULL},
 };
-static PyGetSetDef getters[] = {{"waiting", session_count, NULL, "Futures whose answers were not taken.", NULL}, {NULL, NULL, NULL, NULL, NULL}};
+static PyGetSetDef getters[] = {{"waiting", session_count, NULL, "The number of futures whose answers were not taken.", NULL}, {NULL, NULL, NULL, NULL, NULL}};
 static PyType_Slot slots[] = {
     {Py_tp_new, session_new},
     {Py_tp_dealloc, session_dealloc},

@@ -344,7 +344,7 @@ def _replication(replication: dict[str, Any]) -> Iterator[Metric]:
     else:
         yield _gauge("pyengine_master_linked", "1 while the master's bytes arrive and agree with the own ones.",
                      int(replication["linked"]))
-        yield _gauge("pyengine_master_end_bytes", "Newest end of the master's log that was heard of; 0 none.",
+        yield _gauge("pyengine_master_end_bytes", "Last known end of the master's log; 0 if unknown.",
                      replication["master_end"] or 0)
         if replication["master_lag_s"] is not None:
             yield _gauge("pyengine_master_lag_seconds", "Age of the newest message here while the master has more, else 0.",

@@ -138,7 +138,7 @@ def replication_facts(replication: dict[str, Any] | None) -> list[tuple[str, obj
 
 def _master_line(replication: dict[str, Any]) -> str:
     address = replication["links"][0]["address"] if replication["links"] else ""
-    heard = "nothing heard of it yet" if replication["master_end"] is None else (
-        f"heard of at {replication['master_end']:,}, "
+    heard = "end of its log unknown" if replication["master_end"] is None else (
+        f"its log ends at {replication['master_end']:,}, "
         f"{_lag_text(replication['master_lag_bytes'], replication['master_lag_s'])} behind")
     return f"{address} {'linked' if replication['linked'] else 'not linked'}, {heard}".strip()

@@ -119,7 +119,7 @@ def test_a_slave_shows_its_master_and_how_far_it_lags(replicating):
             found["master_lag_bytes"]) == ("SLAVE", "", True, 5120, 4100, 1024)
     assert 40 <= found["master_lag_s"] < 100
     for shown in (run("status", owner.root).stdout, run("top", owner.root, "--count", 1).stdout):
-        assert re.search(r"10.0.0.1:10912 linked, heard of at 5,120, 1.0 KiB, [4-9]\d s behind", shown)
+        assert re.search(r"10.0.0.1:10912 linked, its log ends at 5,120, 1.0 KiB, [4-9]\d s behind", shown)
 
 
 def test_a_slave_without_its_master_says_why(replicating):
@@ -129,7 +129,7 @@ def test_a_slave_without_its_master_says_why(replicating):
     assert document["verdict"] == "stuck"
     assert document["reason"] == "it is not linked to its master: 10.0.0.1:10912: Connection refused"
     assert document["state"] == "running" and not document["read_only"]
-    assert "not linked, nothing heard of it yet" in run("status", owner.root).stdout
+    assert "not linked, end of its log unknown" in run("status", owner.root).stdout
 
 
 def test_an_engine_without_replication_shows_none(make_owner):
