@@ -94,6 +94,7 @@ def test_what_a_sync_master_acknowledges_is_on_its_slave_and_can_be_read_there(m
     assert position(pair.master, "confirm") == end == position(pair.slave, "wrote"), "before the put returned"
     assert pair.wait_equal() == end
     eventually(lambda: position(pair.slave, "confirm") == end, "noted by the slave itself, after it has reported")
+    eventually(lambda: position(pair.slave, "reput_from") == position(pair.master, "reput_from") == end, "both have dispatched")
     assert bodies(pair.slave.root) == bodies(pair.slave.root, "replicated") == bodies(pair.master.root, "replicated") == [
         b"one", b"two"]
     with pyengine.open_store(pair.slave.root) as store:
