@@ -33,7 +33,7 @@ static void *flusher(void *unused)
     group = (struct ms_group_commit){.control = &control, .semaphore = &semaphore, .segment_bytes = SEGMENT, .count = 1};
     group.fd[0] = fd;
     while (!__atomic_load_n(&done, __ATOMIC_ACQUIRE))
-        /* So long that a wake-up which is slept through shows as a waiter's lost patience. */
+        /* So long that a wake-up which is slept through shows as a waiter's timeout. */
         CHECK(ms_group_commit_run(&group, ms_monotonic_ns() + 2 * TIMEOUT_NS, 2 * TIMEOUT_NS) == MS_GROUP_TIME);
     return NULL;
 }

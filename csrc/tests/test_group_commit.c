@@ -89,14 +89,14 @@ int main(void)
     CHECK(control.flushed.value == SEGMENT + 50 && control.flusher.syncs == syncs + 1);
 
     commit(SEGMENT + 60, 4500, 0);
-    int64_t patience_ends_ns = ms_monotonic_ns() + 20000000000;
-    CHECK(ms_group_commit_run(&group, patience_ends_ns, 0) == MS_GROUP_TIME); /* back behind the first that moved */
-    CHECK(control.flushed.value == SEGMENT + 60 && ms_monotonic_ns() < patience_ends_ns);
+    int64_t deadline_ns = ms_monotonic_ns() + 20000000000;
+    CHECK(ms_group_commit_run(&group, deadline_ns, 0) == MS_GROUP_TIME); /* back behind the first that moved */
+    CHECK(control.flushed.value == SEGMENT + 60 && ms_monotonic_ns() < deadline_ns);
 
     pthread_t other; /* wakes it for something else than a commit, once it sleeps */
     CHECK(pthread_create(&other, NULL, wake, NULL) == 0);
-    CHECK(ms_group_commit_run(&group, patience_ends_ns, 0) == MS_GROUP_TIME);
-    CHECK(pthread_join(other, NULL) == 0 && ms_monotonic_ns() < patience_ends_ns);
+    CHECK(ms_group_commit_run(&group, deadline_ns, 0) == MS_GROUP_TIME);
+    CHECK(pthread_join(other, NULL) == 0 && ms_monotonic_ns() < deadline_ns);
 
     commit(SEGMENT + 100, 5000, 0); /* a descriptor that cannot be synced */
     int pipes[2];
