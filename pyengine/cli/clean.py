@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import ShowBytes, byte_bar, existing_store, owning, store_command
+from pyengine.cli.output import ShowBytes, byte_bar, existing_store, store_command
 from pyengine.errors import EngineError, command
+from pyengine.ipc.store_lock import owning
 from pyengine.storage.config import load_config
 from pyengine.storage.log_holds import lowest_log_hold
 

@@ -266,8 +266,8 @@ def _from_files(root: Path, settings: dict[str, str], living: list[int], why_uns
     elif holder.kind == "owner" or living:
         state, reason = "recovering", "its owner is recovering it or starting"
     elif unclean:
-        with open_crashed_memory(root) as left:
-            undrained_bytes = left.undrained_bytes
+        with open_crashed_memory(root) as crashed:
+            undrained_bytes = crashed.undrained_bytes
         reason = "it was not stopped in an orderly way: the next start recovers it"
         if undrained_bytes:
             reason += f"; {undrained_bytes:,} acknowledged bytes are in shared memory only and are drained then"

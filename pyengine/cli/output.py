@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
-from pyengine.errors import ConfigError, ExitCode, FormatError, NotAStoreError, StoreBusyError, UsageError, command, require_extra
+from pyengine.errors import ConfigError, ExitCode, FormatError, NotAStoreError, UsageError, require_extra
 from pyengine.results import ReadLevel
 from pyengine.storage.config import FIXED_NAMES, SET, SETTINGS, load_config, parse_set, setting_name
 
@@ -404,18 +404,6 @@ def existing_store(root: Path) -> Path:
             hint = f"; did you mean {root.parent}?"
         raise NotAStoreError(f"{root} holds no store: there is no commitlog folder in it{hint}")
     return root
-
-
-@contextlib.contextmanager
-def owning(root: Path) -> Iterator[None]:
-    """Own the store at `root` inside the block; StoreBusyError if another process has it open."""
-    from pyengine.ipc.store_lock import Ownership, StoreLock
-
-    with StoreLock(root, create=True) as lock:
-        if lock.own() is Ownership.ADOPTED:
-            raise StoreBusyError(f"{root} still has living workers, though no supervisor: {command('start', root)} takes them over, "
-                                 f"{command('stop', root)} ends them")
-        yield
 
 
 @contextlib.contextmanager

@@ -13,13 +13,13 @@ import click
 import psutil
 
 from pyengine.cli import output
-from pyengine.cli.output import existing_store, owning, store_command
+from pyengine.cli.output import existing_store, store_command
 from pyengine.engine.embedded import supervisor_pid
 from pyengine.engine.supervisor import Arguments, parse_arguments
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError, command
 from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory, read_run_settings
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.ipc.store_lock import living_kinds
+from pyengine.ipc.store_lock import living_kinds, owning
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.config import FIXED_NAMES, EngineConfig, config_path, load_config, set_in_file

@@ -26,7 +26,6 @@ from pyengine.cli.output import (
     byte_bar,
     existing_store,
     master_option,
-    owning,
     raw_option,
     reading,
     spark_option,
@@ -42,10 +41,9 @@ if TYPE_CHECKING:
     from pyengine.client.producer import Producer
     from pyengine.formats.record import Message
     from pyengine.ipc.live_reader import LiveStoreReader
-    from pyengine.storage.config import EngineConfig
     from pyengine.storage.recovery.quarantine import QuarantineEntry
     from pyengine.storage.recovery.rebuild import RebuildReport
-    from pyengine.storage.recovery.report import CutQueue, Progress, RecoveryReport
+    from pyengine.storage.recovery.report import CutQueue, RecoveryReport
     from pyengine.storage.salvage.salvage import SalvageReport
 
 
@@ -74,63 +72,14 @@ def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: b
       pyengine recover STORE
       pyengine recover STORE --accept-loss --json
     """
+    from pyengine.ipc.crashed_engine_memory import preview_offline, recover_offline
+
     existing_store(store)
     config = load_config(store, settings)
+    run = preview_offline if dry_run else recover_offline
     with byte_bar("recover", None) as show:
-        carry_out = preview_offline if dry_run else recover_offline
-        report = carry_out(store, config, progress=show, accept_loss=accept_loss)
+        report = run(store, config, progress=show, accept_loss=accept_loss)
     return output.print_report(report, as_json, _print_recovery)
-
-
-def recover_offline(
-    root: Path, config: EngineConfig, *, progress: Progress | None = None, accept_loss: bool = False
-) -> RecoveryReport:
-    """Recover a store, with the bytes that a dead engine left in memory, and leave it stopped.
-
-    StoreBusyError if a process has it open.
-    """
-    from pyengine.ipc.crashed_engine_memory import open_crashed_memory
-    from pyengine.storage.engine_id import raise_epoch, renew_copied_id
-    from pyengine.storage.message_store import MessageStore
-    from pyengine.storage.recovery.recover import recover as recover_store
-    from pyengine.storage.recovery.report import RecoveryOptions, RecoveryState
-
-    with owning(root):
-        renew_copied_id(root)
-        with open_crashed_memory(root) as left:
-            left.require_dead()
-            report = recover_store(MessageStore(root, config.geometry), progress=progress, accept_loss=accept_loss,
-                                   shared=left.shared, options=RecoveryOptions.of(config))
-            if report.state is RecoveryState.RECOVERED and left.discard():
-                raise_epoch(root)
-    return report
-
-
-def preview_offline(
-    root: Path, config: EngineConfig, *, progress: Progress | None = None, accept_loss: bool = False
-) -> RecoveryReport:
-    """Report what recover_offline would do; change nothing, not even the file `lock`. StoreBusyError if a process has it open."""
-    from pyengine.ipc.crashed_engine_memory import open_crashed_memory
-    from pyengine.storage.message_store import MessageStore
-    from pyengine.storage.recovery.recover import preview
-    from pyengine.storage.recovery.report import RecoveryOptions
-
-    _require_unused(root)
-    with open_crashed_memory(root) as left:
-        left.require_dead(retire=False)
-        report = preview(MessageStore(root, config.geometry), progress=progress, accept_loss=accept_loss, shared=left.shared,
-                         options=RecoveryOptions.of(config))
-    _require_unused(root)  # if an engine started meanwhile, the result is invalid
-    return report
-
-
-def _require_unused(root: Path) -> None:
-    from pyengine.ipc.store_lock import living_kinds, read_holder
-
-    holder = read_holder(root)
-    if holder.kind != "none" or living_kinds(root):
-        who = holder.description if holder.kind == "foreign" else "an engine, or a command that owns it"
-        raise StoreBusyError(f"{root} is in use by {who}: stop it first; a running engine needs no recovery")
 
 
 def _print_recovery(report: RecoveryReport) -> None:

@@ -122,19 +122,19 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         make_folders(writable)
     record_sizes(root, config)
     engine_id = ensure_engine_id(root)
-    with open_crashed_memory(root) as left:
-        left.require_dead()
-        remembered = left.confirm
-        report = recover(store, progress=progress, shared=left.shared, options=RecoveryOptions.of(config))
+    with open_crashed_memory(root) as crashed:
+        crashed.require_dead()
+        remembered = crashed.confirm
+        report = recover(store, progress=progress, shared=crashed.shared, options=RecoveryOptions.of(config))
         if report.state is RecoveryState.RECOVERED:
             _note_confirmed(root, remembered)
             raise_epoch(root)  # from here on the crashed engine's memory is stale
             failpoint("epoch_raised")
-        elif left.undrained_bytes:
-            raise CorruptionError(f"{report.sentence} {left.undrained_bytes:,} acknowledged bytes are only in the "
+        elif crashed.undrained_bytes:
+            raise CorruptionError(f"{report.sentence} {crashed.undrained_bytes:,} acknowledged bytes are only in the "
                                   f"shared memory of the dead engine: keep the machine up until that is decided.")
-        recorded = left.recorded()
-        left.discard()
+        recorded = crashed.recorded()
+        crashed.discard()
     presence = None
     if report.state is RecoveryState.RECOVERED and config.broker_role == "SLAVE" and config.replicates:
         report, presence = _join_master(root, config, report, remembered, progress)

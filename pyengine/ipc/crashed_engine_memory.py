@@ -1,4 +1,4 @@
-"""Shared memory of a crashed engine: check it, give it to recovery, and remove it.
+"""Shared memory of a crashed engine: check it, recover or rebuild a stopped store with it, and remove it.
 
 For the store's owner only, which holds the lock exclusively, so that no other process writes to the memory.
 After kill -9 of all processes the control block has the end of the log, and pool buffers
@@ -15,19 +15,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyengine.errors import EngineUnavailableError, StoreBusyError, command
+from pyengine.errors import EngineUnavailableError, StoreBusyError
 from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.control_block import EngineMemory, Identity
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject, find_folder
-from pyengine.ipc.store_lock import Ownership, StoreLock, lock_modified_ns
+from pyengine.ipc.store_lock import living_kinds, lock_modified_ns, owning, read_holder
 from pyengine.native import control as native
 from pyengine.native import recorder
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.config import EngineConfig, record_sizes
 from pyengine.storage.engine_id import EngineId, raise_epoch, read_boot_id, read_engine_id, read_epoch, renew_copied_id
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.report import Progress, RecoveryOptions, RecoveryState, SharedState
+from pyengine.storage.recovery.report import Progress, RecoveryOptions, RecoveryReport, RecoveryState, SharedState
 
 if TYPE_CHECKING:
     from pyengine.storage.recovery.rebuild import RebuildReport, RebuildWork, Selection
@@ -220,24 +220,64 @@ def _mismatch(root: str | os.PathLike[str], engine_id: EngineId, identity: Ident
     return ""
 
 
+def recover_offline(
+    root: Path, config: EngineConfig, *, progress: Progress | None = None, accept_loss: bool = False
+) -> RecoveryReport:
+    """Recover a store, with the bytes that a crashed engine left in memory, and leave it stopped.
+
+    StoreBusyError if a process has it open.
+    """
+    from pyengine.storage.recovery.recover import recover  # imported here, as in the functions below: `status` does not need it
+
+    with owning(root):
+        renew_copied_id(root)
+        with open_crashed_memory(root) as crashed:
+            crashed.require_dead()
+            report = recover(MessageStore(root, config.geometry), progress=progress, accept_loss=accept_loss,
+                             shared=crashed.shared, options=RecoveryOptions.of(config))
+            if report.state is RecoveryState.RECOVERED and crashed.discard():
+                raise_epoch(root)
+    return report
+
+
+def preview_offline(
+    root: Path, config: EngineConfig, *, progress: Progress | None = None, accept_loss: bool = False
+) -> RecoveryReport:
+    """Report what recover_offline would do; change nothing, not even the file `lock`. StoreBusyError if a process has it open."""
+    from pyengine.storage.recovery.recover import preview
+
+    _require_unused(root)
+    with open_crashed_memory(root) as crashed:
+        crashed.require_dead(retire=False)
+        report = preview(MessageStore(root, config.geometry), progress=progress, accept_loss=accept_loss, shared=crashed.shared,
+                         options=RecoveryOptions.of(config))
+    _require_unused(root)  # if an engine started meanwhile, the result is invalid
+    return report
+
+
+def _require_unused(root: Path) -> None:
+    holder = read_holder(root)
+    if holder.kind != "none" or living_kinds(root):
+        who = holder.description if holder.kind == "foreign" else "an engine, or a command that owns it"
+        raise StoreBusyError(f"{root} is in use by {who}: stop it first; a running engine needs no recovery")
+
+
 def rebuild_offline(
     root: Path, config: EngineConfig, selection: Selection | None = None, *, progress: Progress | None = None,
     work: RebuildWork | None = None,
 ) -> RebuildReport:
     """Run storage.recovery.rebuild in a stopped store. StoreBusyError while any process has it open."""
-    from pyengine.storage.recovery.rebuild import rebuild  # imported here, since a start does not need it
+    from pyengine.storage.recovery.rebuild import rebuild
 
     store = MessageStore(root, config.geometry)
-    with StoreLock(root, create=True) as lock:
-        if lock.own() is Ownership.ADOPTED:
-            raise StoreBusyError(f"{root} still has living workers: {command('stop', root)} ends them")
+    with owning(root):
         renew_copied_id(root)
         store.list_complete_log()
         record_sizes(root, config)  # after the queue files are removed, their sizes could not be told any more
-        with open_crashed_memory(root) as left:
-            left.require_dead()
-            report = rebuild(store, selection, options=RecoveryOptions.of(config), shared=left.shared,
+        with open_crashed_memory(root) as crashed:
+            crashed.require_dead()
+            report = rebuild(store, selection, options=RecoveryOptions.of(config), shared=crashed.shared,
                              progress=progress, work=work)
-            if report.state is RecoveryState.RECOVERED and left.discard():
+            if report.state is RecoveryState.RECOVERED and crashed.discard():
                 raise_epoch(root)
     return report

@@ -23,12 +23,12 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pyengine.errors import DiskError, InvariantError, NotAStoreError, StoreBusyError, disk_error
+from pyengine.errors import DiskError, InvariantError, NotAStoreError, StoreBusyError, command, disk_error
 from pyengine.formats.small_file import open_regular
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.storage.file_system import refuse_shared
@@ -171,6 +171,16 @@ class StoreLock:
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, LOCK_CONTENT, 0)
             os.fsync(self._descriptor)
+
+
+@contextlib.contextmanager
+def owning(root: str | os.PathLike[str]) -> Iterator[None]:
+    """Own the stopped store at `root` inside the block; StoreBusyError if another process has it open."""
+    with StoreLock(root, create=True) as lock:
+        if lock.own() is Ownership.ADOPTED:
+            raise StoreBusyError(f"{root} still has living workers, though no supervisor: {command('start', root)} takes them over, "
+                                 f"{command('stop', root)} ends them")
+        yield
 
 
 def read_holder(root: str | os.PathLike[str]) -> Holder:

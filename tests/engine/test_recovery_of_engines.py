@@ -14,9 +14,8 @@ from damage import flip
 from fix_engine import EACH_MODE
 from fix_owner import eventually
 from pyengine.cli.engine_status import engine_status
-from pyengine.cli.repair import recover_offline
 from pyengine.errors import ExitCode
-from pyengine.ipc.crashed_engine_memory import rebuild_offline
+from pyengine.ipc.crashed_engine_memory import rebuild_offline, recover_offline
 from pyengine.ipc.live_reader import check_now
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.results import PutStatus

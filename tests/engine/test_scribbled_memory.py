@@ -14,9 +14,8 @@ import pyengine
 from crash.in_child import InChild
 from pyengine._native import ffi
 from pyengine.cli.engine_status import engine_status
-from pyengine.cli.repair import recover_offline
 from pyengine.errors import EngineError
-from pyengine.ipc.crashed_engine_memory import open_crashed_memory
+from pyengine.ipc.crashed_engine_memory import open_crashed_memory, recover_offline
 from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native.control import CONTROL_BYTES

@@ -22,7 +22,7 @@ THEN = ("recover", "rebuild", "salvage", "cut", "read")
 # argv: store, acks, rows. Cuts at the record of an acknowledged message in the last third of the log.
 CUT = """
 import json, os, sys
-from pyengine.cli.repair import recover_offline
+from pyengine.ipc.crashed_engine_memory import recover_offline
 from pyengine.storage.config import load_config
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.log import Cut, intend_cut
