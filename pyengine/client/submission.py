@@ -91,7 +91,7 @@ class Submitter(SubmitterFront):
     `front` is the session for csrc/front, None while there is none.
     """
 
-    __slots__ = ("_open_session", "_constants", "_opening", "session", "_pid", "closed", "native", "max_message_bytes",
+    __slots__ = ("_open_session", "_constants", "_opening", "session", "_pid", "closed_ns", "native", "max_message_bytes",
                  "timeout_s", "_flush_timeout_s", "_slave_timeout_s", "_threads", "_queued", "root", "_finalizer", "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], ProducerSession], constants: tuple[bytes, bytes, int]) -> None:
@@ -100,7 +100,7 @@ class Submitter(SubmitterFront):
         self._opening = threading.Lock()  # locked before `lock`
         self.session: ProducerSession | None = None
         self._pid = os.getpid()
-        self.closed = 0  # time of close(), on the monotonic clock in ns; 0: open
+        self.closed_ns = 0  # time of close(), on the monotonic clock; 0: open
         self._queued = QueuedPuts()
         self.queued_puts = self._queued.waiting
         self._threads: dict[str, PendingPuts | QueuedPuts | SessionFront] = {"queued": self._queued}
@@ -124,7 +124,7 @@ class Submitter(SubmitterFront):
         pending = PendingPuts(end, partial(_finish, identity.sync_flush_timeout_ms / 1000), session.close,
                               lambda: session.is_replaced)
         with self.lock:
-            if self.closed:
+            if self.closed_ns:
                 pending.end()
                 return
             owner = _FrontOwner(end, pending, self._store_host, identity.sync_flush_timeout_ms / 1000)
@@ -150,8 +150,8 @@ class Submitter(SubmitterFront):
         assert isinstance(pending, PendingPuts)
         return pending
 
-    def _set_aside(self) -> None:
-        """Stop using the session; its answers' thread ends it. The caller holds the lock."""
+    def _detach(self) -> None:
+        """Stop using the session, which its answers' thread ends. The caller holds the lock."""
         if self.session is not None:
             if self.front is not None:
                 self.front.end()  # if it raises, the session remains for the next try
@@ -163,22 +163,22 @@ class Submitter(SubmitterFront):
         """Return why this process cannot put any more; "" if it can."""
         if os.getpid() != self._pid:
             return _FORKED
-        return _CLOSED if self.closed else ""
+        return _CLOSED if self.closed_ns else ""
 
-    def _missing(self, deadline_ns: int) -> str:
+    def _open_if_missing(self, deadline_ns: int) -> str:
         """Open a session if there is none; return why that fails, "" if it does not. The caller does not hold the lock."""
         if os.getpid() != self._pid:
             return _FORKED
         if self.session is not None:
             return ""
-        if self.closed:
+        if self.closed_ns:
             return _CLOSED
         while self._opening.locked():
             if monotonic_ns() >= deadline_ns:
                 return "another thread's put still opens a session with the engine; nothing was submitted"
             time.sleep(_ROOM_POLL_INTERVAL_S)
         with self._opening:
-            if self.session is None and not self.closed:
+            if self.session is None and not self.closed_ns:
                 try:
                     self._attach(max(0.0, (deadline_ns - monotonic_ns()) / 1e9))
                 except EngineError as error:
@@ -186,7 +186,7 @@ class Submitter(SubmitterFront):
         return ""
 
     def _forked(self) -> None:
-        """In a forked child, give up the session, which is the parent's: a ring has one producer."""
+        """In a forked child: drop the session, which is the parent's, since a ring has one producer."""
         self.lock = Lock()
         self._opening = threading.Lock()
         self.session = None
@@ -199,12 +199,12 @@ class Submitter(SubmitterFront):
 
     def close(self) -> None:
         """Wait for the answers of all puts, then close the session. A second call does nothing."""
-        self.closed = self.closed or monotonic_ns()
+        self.closed_ns = self.closed_ns or monotonic_ns()
         if os.getpid() == self._pid:
             self._queued.end()
             self._queued.join()
             with self.lock:
-                self._set_aside()
+                self._detach()
                 self._pending.end()  # repeated, in case an exception interrupted an earlier call
             self._pending.join()
 
@@ -339,13 +339,13 @@ class Submitter(SubmitterFront):
         if self._queued.waiting or self._opening.locked() or self.lock.locked():
             return 0
 
-        def left(number: int, topic: str, queue_id: int, frame_bytes: int) -> tuple[PutContext, Callable[[Any], None]]:
+        def pending_send(number: int, topic: str, queue_id: int, frame_bytes: int) -> tuple[PutContext, Callable[[Any], None]]:
             return PutContext(native.PUT, topic, queue_id, store_host, 0), rest(number, queue_id, frame_bytes)
 
         with self.lock:
-            if self.session is None or self.closed or self.waits:
+            if self.session is None or self.closed_ns or self.waits:
                 return 0
-            return self._pending.take_sends(sends, data, at, born_host, left)
+            return self._pending.take_sends(sends, data, at, born_host, pending_send)
 
     def answer_sends(self, timeout_ns: int) -> bytes:
         """Return the frames for the clients whose sends are answered within the time; see take_sends()."""
@@ -370,7 +370,7 @@ class Submitter(SubmitterFront):
         else:
             found = None
             with self.lock:
-                if self.session is not None and not self.closed:
+                if self.session is not None and not self.closed_ns:
                     found = self._submit_now(self.native, entry, 0, future, is_collected=True)
             if found is None:
                 return self._queued.add(submit, future)
@@ -384,7 +384,7 @@ class Submitter(SubmitterFront):
         """
         replaced = 0
         while True:
-            reason = self._missing(deadline_ns)
+            reason = self._open_if_missing(deadline_ns)
             if reason:
                 return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, reason)
             with self.lock:
@@ -397,11 +397,11 @@ class Submitter(SubmitterFront):
                 if self.front is not None:
                     self.front.take_answers()  # of futures without a result() call, whose entries occupy the ring
                 if session.is_closed:
-                    self._set_aside()
+                    self._detach()
                     replaced += 1
             if replaced == _REPLACED_MAX:
                 return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, "the engine was replaced twice: put again")
-            if monotonic_ns() >= min(deadline_ns, self.closed + POLL_INTERVAL_NS if self.closed else deadline_ns):
+            if monotonic_ns() >= min(deadline_ns, self.closed_ns + POLL_INTERVAL_NS if self.closed_ns else deadline_ns):
                 return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, _no_room(limit_s))
             if session is self.native and self.session is not None:
                 time.sleep(_ROOM_POLL_INTERVAL_S)

@@ -293,7 +293,7 @@ class LiveStoreReader(StoreReader):
                 holds.close()
             self._all_holds.clear()
             self._holds = self._holds_of = None
-            self._set_aside()
+            self._retire_memory()
             for memory in self._replaced:
                 memory.close()
             self._replaced.clear()
@@ -311,21 +311,21 @@ class LiveStoreReader(StoreReader):
     def _check_engine(self) -> None:
         lives = store_use(self.root) is StoreUse.ENGINE
         if self._memory is not None and (not lives or self._memory.retired):
-            self._set_aside()
+            self._retire_memory()
         if self._memory is None and lives:
             try:
                 self._memory = EngineMemory.attach(find_folder(self.root), writable=False)
             except EngineUnavailableError:  # it starts or stops, or is another user's: read the files
                 self._memory = None
 
-    def _set_aside(self) -> None:
+    def _retire_memory(self) -> None:
         if self._memory is not None:
             self._replaced.append(self._memory)
             self._memory = None
 
 
 def lost_end(store: LiveStoreReader) -> int | None:
-    """Up to where a store at rest had synced its log, by its own watermark, if the log ends before that; else None."""
+    """Return the watermark of a stopped store if its log ends below it, which means that durable bytes are lost; else None."""
     if store.is_live or store_use(store.root) is not StoreUse.CLOSED:
         return None
     reading = read_watermark(store.root)  # first: an engine may run meanwhile, and write on
