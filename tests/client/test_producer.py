@@ -337,7 +337,7 @@ def test_a_put_that_comes_while_a_new_session_is_being_opened_has_its_hosts(make
         assert producer.put("T", b"0").ok
         monkeypatch.setattr(ProducerSession, "set_constants", late)
         with producer._puts.lock:
-            producer._puts._set_aside()
+            producer._puts._detach()
         assert producer.put("T", b"1", tags="new").ok
         all_committed(parts)
         assert [(m.born_host, m.store_host) for m in messages(parts)] == [("10.1.2.4:1234", "10.1.2.3:10911")] * 2
