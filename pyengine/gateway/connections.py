@@ -66,12 +66,12 @@ class Answer:
 class Request:
     """One request of a connection. `reply` answers it; a second reply, or one after the connection's end, has no effect."""
 
-    __slots__ = ("connection", "frame", "_bytes", "_is_open")
+    __slots__ = ("connection", "frame", "size_bytes", "_is_open")
 
     def __init__(self, connection: Connection, frame: Frame, size_bytes: int) -> None:
         self.connection = connection
         self.frame = frame
-        self._bytes = size_bytes
+        self.size_bytes = size_bytes
         self._is_open = True
 
     @property
@@ -111,7 +111,7 @@ class Request:
         """Send the answer, unless the request is one-way."""
         if self._is_open:
             self._is_open = False
-            self.connection.finish(self, answer, self._bytes)
+            self.connection.finish(self, answer, self.size_bytes)
 
 
 Handler = Callable[[Request], "Answer | Coroutine[Any, Any, Answer | None] | None"]
@@ -130,6 +130,7 @@ class Connections:
         self.report = report
         self.open: set[Connection] = set()
         self.held_bytes = 0
+        self.left_bytes = 0  # of these, of requests whose connections are lost
         self.when_closed: list[Callable[[Connection], None]] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self._servers: list[asyncio.Server] = []
@@ -157,6 +158,8 @@ class Connections:
     def refusal(self, host: str) -> str:
         """Return why one more connection from that host is refused, "" if it is not."""
         limits, taken = self.limits, [each.host for each in self.open]
+        if self.left_bytes > limits.memory_bytes_max:
+            return f"{self.left_bytes} bytes of clients that have left wait in the gateway (gateway_memory_max_bytes)"
         if self._tls is not None:
             taken += [each.host for each in self._tls.undecided]
         if len(taken) >= limits.connections_max:
@@ -204,6 +207,9 @@ class Connection(asyncio.Protocol):
         self._buffer = bytearray()
         self._requests = 0
         self._request_bytes = 0
+        self._tasks: dict[asyncio.Task[None], Request] = {}
+        self._task_bytes = 0        # of their requests
+        self._has_left = False
         self._counted = 0           # the part of this connection in the owner's held_bytes
         self._is_full = False       # the client does not read
         self._is_paused = False
@@ -232,10 +238,14 @@ class Connection(asyncio.Protocol):
         self._owner.open.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.is_closed = True
+        self.is_closed = self._has_left = True
         self._owner.open.discard(self)
         self._buffer.clear()
-        self._count(0)
+        for task, request in self._tasks.items():
+            if not request.frame.is_one_way:
+                task.cancel()  # its answer would reach no one
+        self._count(self._task_bytes)
+        self._owner.left_bytes += self._task_bytes
         for coming in self._invoked.values():
             if not coming.done():
                 coming.set_exception(ConnectionResetError(f"the connection of {self.address} has ended"))
@@ -320,7 +330,17 @@ class Connection(asyncio.Protocol):
         elif answer is not None:
             task = asyncio.get_running_loop().create_task(self._wait_for(request, answer))
             self._owner.tasks.add(task)
-            task.add_done_callback(self._owner.tasks.discard)
+            self._tasks[task] = request
+            self._task_bytes += request.size_bytes
+            task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._owner.tasks.discard(task)
+        size_bytes = self._tasks.pop(task).size_bytes
+        self._task_bytes -= size_bytes
+        if self._has_left:
+            self._owner.left_bytes -= size_bytes
+            self._count(self._task_bytes)
 
     async def _wait_for(self, request: Request, coming: Coroutine[Any, Any, Answer | None]) -> None:
         try:

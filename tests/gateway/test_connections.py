@@ -14,7 +14,7 @@ from pyengine.gateway.connections import FIELD_BYTES, REQUEST_BYTES, REQUESTS_MA
 from pyengine.gateway.wire import ANSWER, ONE_WAY, Frame, WireError, decode_frame, encode_frame
 from waiting import patience
 
-ECHO, LATER, NEVER, LARGE, FAILS = 1, 2, 3, 4, 5
+ECHO, LATER, NEVER, LARGE, FAILS, SLOW = 1, 2, 3, 4, 5, 6
 
 
 class Rig:
@@ -33,8 +33,14 @@ class Rig:
             await asyncio.sleep(0)
             return Answer(body=request.frame.body)
 
+        self.go_on = asyncio.Event()
+
+        async def slow(request: Request) -> Answer:
+            await self.go_on.wait()
+            return Answer()
+
         self.port = await self.connections.listen("127.0.0.1", 0, {
-            ECHO: lambda request: Answer(body=request.frame.body), LATER: later, NEVER: self.kept.append,
+            SLOW: slow, ECHO: lambda request: Answer(body=request.frame.body), LATER: later, NEVER: self.kept.append,
             LARGE: lambda request: Answer(body=bytes(1 << 20)), FAILS: fails})
         await self.connections.start()
         self.open = contextlib.AsyncExitStack()
@@ -248,6 +254,45 @@ def test_many_small_requests_of_one_client_do_not_hold_up_another():
         assert len(rig.kept) == 1500
 
     run({}, steps)
+
+
+async def until(holds) -> None:
+    async with asyncio.timeout(patience(30)):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+def test_what_a_client_asked_for_ends_with_it():
+    """Else it could ask, leave and come again, as often as there is memory."""
+    async def steps(rig: Rig) -> None:
+        peer = await rig.connect()
+        for _ in range(100):
+            peer.send(SLOW, bytes(1000))
+        await until(lambda: len(rig.connections.tasks) == 100)
+        peer.writer.close()
+        await until(lambda: not rig.connections.open)
+        await until(lambda: not rig.connections.tasks)
+        assert rig.connections.held_bytes == 0
+
+    run({}, steps)
+
+
+def test_one_way_requests_of_clients_that_have_left_are_done_and_counted():
+    async def steps(rig: Rig) -> None:
+        for number in range(1, 18):  # each so small that it is not closed for the memory of others
+            peer = await rig.connect()
+            peer.send(SLOW, bytes(60_000), flag=ONE_WAY)
+            await until(lambda number=number: len(rig.connections.tasks) == number)
+            peer.writer.close()
+            await until(lambda: not rig.connections.open)
+        assert rig.connections.held_bytes > 1 << 20
+        assert await (await rig.connect()).is_closed() and "wait in the gateway" in rig.said[-1]
+        rig.go_on.set()
+        await until(lambda: not rig.connections.tasks)
+        assert rig.connections.held_bytes == 0
+        assert (await (await rig.connect()).ask(ECHO, b"on")).body == b"on"
+
+    run({"memory_bytes_max": 1 << 20}, steps)
 
 
 def test_numbers_of_a_header_are_checked():
