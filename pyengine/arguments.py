@@ -1,7 +1,6 @@
-"""Checks of what a program hands in: a wrong type is TypeError, a wrong value UsageError, in a sentence that names the argument.
+"""Checks of arguments: a wrong type is TypeError, a wrong value UsageError, in a sentence that names the argument.
 
-Called by the public functions before they do anything else, so that a mistake is told by the call
-that made it and not by a worker, a thread or the third message.
+The public functions check first, so that the wrong call itself raises the error, not a worker, a thread or a later message.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ _Each = TypeVar("_Each")
 
 
 def wrong_type(value: object, name: str, wanted: str) -> TypeError:
-    """The error that says what `name` must be and what it is."""
+    """Return the error that says what `name` must be and what it is."""
     hint = ": decode it first, for example with .decode()" if wanted == "str" and isinstance(value, (bytes, bytearray)) else ""
     return TypeError(f"{name} must be {wanted}, not {type(value).__name__}{hint}")
 
 
 def text(value: object, name: str) -> str:
-    """`value`, which must be a str."""
+    """Return `value`, which must be a str."""
     if not isinstance(value, str):
         raise wrong_type(value, name, "str")
     return value
 
 
 def topic_name(value: object) -> str:
-    """A topic to read; UsageError for a name that no topic can have, because no folder can."""
+    """Return the name of a topic to read; UsageError for a name that no folder, and so no topic, can have."""
     name = text(value, "topic")
     if not is_folder_name(name):
         raise UsageError(f"the topic {name!r} cannot be a folder's name: give one that is not empty, '.' or '..' and holds no '/'")
@@ -44,14 +43,14 @@ def is_folder_name(name: str) -> bool:
 
 
 def integer(value: object, name: str) -> int:
-    """`value`, which must be an int or, like numpy's, be usable as one."""
+    """Return `value`, which must be an int or, like numpy's, be usable as one."""
     if not hasattr(value, "__index__"):
         raise wrong_type(value, name, "int")
     return value  # type: ignore[return-value]  # numpy's integers stay what they are
 
 
 def number(value: object, name: str, low: float = 0) -> float:
-    """`value`, which must be a number of at least `low`."""
+    """Return `value`, which must be a number of at least `low`."""
     if not hasattr(value, "__float__") or isinstance(value, bool):
         raise wrong_type(value, name, "a number")
     if not value >= low:  # type: ignore[operator]  # what has __float__ is compared as it is
@@ -60,21 +59,21 @@ def number(value: object, name: str, low: float = 0) -> float:
 
 
 def truth(value: object, name: str) -> bool:
-    """`value`, which must be True or False."""
+    """Return `value`, which must be True or False."""
     if not isinstance(value, bool):
         raise wrong_type(value, name, "bool")
     return value
 
 
 def mapping(value: object, name: str) -> Mapping[Any, Any]:
-    """`value`, which must be a mapping."""
+    """Return `value`, which must be a mapping."""
     if not hasattr(value, "items"):
         raise wrong_type(value, name, "a mapping")
     return value  # type: ignore[return-value]  # what has items() will do
 
 
 def several(value: Iterable[_Each], name: str, wanted: str) -> Iterable[_Each]:
-    """`value`, which must be iterable; text and bytes are, but never meant as such."""
+    """Return `value`, which must be iterable; a text or bytes, which are iterable too, are a wrong type."""
     if isinstance(value, (str, bytes, bytearray, memoryview)) or not isinstance(value, Iterable):
         raise wrong_type(value, name, wanted)
     return value

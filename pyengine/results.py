@@ -169,7 +169,7 @@ class PutResult(Result, _PutAnswer):
     @classmethod
     def of_answer(cls, answer: tuple[int, ...], topic: str, queue_id: int, store_host: bytes, reason: str = "",
                   indeterminate: bool = False, msg_id: str = "") -> Self:
-        """The result of a put with this answer of the writer (native.producer.ANSWER)."""
+        """Return the result of a put with this answer of the writer (ANSWER in pyengine/native/session.py)."""
         return Result.__new__(cls, answer, topic, queue_id, store_host, reason, indeterminate, msg_id)
 
     @property
@@ -259,7 +259,7 @@ class GetResult:
     """The number of each message in the queue that was asked."""
 
     def placed(self, queue_id: int) -> list[Message]:
-        """The messages with `queue_id` and `queue_offset` of the queue that was asked, for messages of light queues too."""
+        """Return the messages with `queue_id` and `queue_offset` of the queue that was read, for messages of light queues too."""
         return [
             message if message.queue_offset == offset and message.queue_id == queue_id
             else replace(message, queue_id=queue_id, queue_offset=offset)

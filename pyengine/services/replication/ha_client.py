@@ -29,7 +29,14 @@ from pyengine.native.flush import monotonic_ns
 from pyengine.native.replication import LINK_CONNECTING, LINK_HANDSHAKE, LINK_TRANSFER, FollowLoop
 from pyengine.native.writer import REFUSALS, REFUSED_OFFSET, REFUSED_RAW
 from pyengine.results import PutStatus
-from pyengine.services.replication.ha_handshake import HandshakeError, PlainPeers, ReplicationNotes, Secret, SecretError, may_follow
+from pyengine.services.replication.ha_handshake import (
+    HandshakeError,
+    PlainPeers,
+    ReplicationNotes,
+    Secret,
+    SecretError,
+    require_followable,
+)
 from pyengine.services.replication.ha_stream import (
     READ_BYTES,
     RUN_BYTES,
@@ -244,7 +251,7 @@ class HAClient(Service):
         return Introduction(self._memory.identity.store_uuid.bytes, self._notes.known_term, is_master=False)
 
     def _check_peer(self, master: Introduction) -> None:
-        may_follow(master, self._notes.known_term)
+        require_followable(master, self._notes.known_term)
         self._notes.follow(master.term)
         if self._notes.blocked.text:
             raise HandshakeError(f"its term cannot be noted: {self._notes.blocked.text}")

@@ -113,7 +113,7 @@ class Seals(NamedTuple):
         return cls(_seal(b"", out, b""), _seal(b"", into, b""))
 
 
-def may_follow(master: Introduction, term: int) -> None:
+def require_followable(master: Introduction, term: int) -> None:
     """Raise HandshakeError if a slave that has followed a master of `term` must not follow this one."""
     if master.term < term:
         raise HandshakeError(f"it is a master of term {master.term}, and this store has followed one of term {term}, which took its place")

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from pyengine.errors import CorruptionError, EngineError, EngineUnavailableError
 from pyengine.formats.ha_wire import Introduction
 from pyengine.native.flush import monotonic_ns
-from pyengine.services.replication.ha_handshake import PlainPeers, Secret, may_follow
+from pyengine.services.replication.ha_handshake import PlainPeers, Secret, require_followable
 from pyengine.services.replication.ha_stream import (
     BadStreamError,
     FrameCutter,
@@ -107,7 +107,7 @@ def _check_peer(root: str | os.PathLike[str], config: EngineConfig, master: Intr
     """
     file = ReplicationStateFile(root)
     state = file.read().state or ReplicationState(config.broker_role, 0)
-    may_follow(master, state.known_term)
+    require_followable(master, state.known_term)
     if state.role != "SLAVE":
         if master.term > state.known_term:
             file.write(replace(state, fenced_by=master.term))

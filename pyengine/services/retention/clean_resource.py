@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 PAUSE_S_MAX = 1.0  # the worker records a heartbeat at least this often
 PROBE_INTERVAL_S = 1.0
-_OURS = native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE
+_OWN_REFUSALS = native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE
 
 
 class CleanResourceService(Service):
@@ -211,7 +211,7 @@ class DiskSpaceProbe:
             native_cleaning.set_reason(line, why)
         native.store(line, "refusing", bits)
         native.refuse_puts(self._control, bits)
-        native.refuse_puts(self._control, _OURS & ~bits, on=False)
+        native.refuse_puts(self._control, _OWN_REFUSALS & ~bits, on=False)
         if not bits:
             native_cleaning.set_reason(line, "")
         native.increment(line, "probes")

@@ -144,7 +144,7 @@ class _QueueFileCheck:
         used = used_end(file.path, count * CQ_ENTRY_BYTES)
         if used > count * CQ_ENTRY_BYTES or (count * CQ_ENTRY_BYTES < file.size_bytes and not file.is_last):
             self._findings.error("queue hole", file.name, count * CQ_ENTRY_BYTES,
-                                 f"entry {file.first + count} is none, but later ones follow")
+                                 f"entry {file.first + count} is empty, but later entries exist")
         with open(file.path, "rb") as opened:
             entries = opened.read(count * CQ_ENTRY_BYTES)
         after, own = self._check(entries, after)
@@ -166,21 +166,21 @@ class _QueueFileCheck:
                 if offset >= self._log.end:
                     if not self._rules.is_running:
                         self._findings.add(self._rules.beyond, "entry beyond the log", file.name, at * CQ_ENTRY_BYTES,
-                                           f"entry {file.first + at} points to {offset}, where the log has ended")
+                                           f"entry {file.first + at} points to {offset}, beyond the end of the log")
                     return after, own
-                fitting = 0
+                matching = 0
             else:
                 base, limit, view = segment
-                fitting = count_matching_entries(
+                matching = count_matching_entries(
                     view, base, limit,
                     QueueEntries(file.topic, file.queue_id, file.first + at, memoryview(entries)[at * CQ_ENTRY_BYTES :]),
                     after=after, check_tags=file.topic != SCHEDULE_TOPIC)
-            self._entries += fitting
-            own += fitting
-            at += fitting
-            if fitting:
+            self._entries += matching
+            own += matching
+            at += matching
+            if matching:
                 after = _offset(entries, at - 1)
-            if at == count or (fitting and self._is_elsewhere(entries, at, segment)):
+            if at == count or (matching and self._is_elsewhere(entries, at, segment)):
                 continue
             offset = _offset(entries, at)
             if self._log.is_lost(offset):

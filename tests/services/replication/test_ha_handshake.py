@@ -18,7 +18,7 @@ from pyengine.services.replication.ha_handshake import (
     Seals,
     Secret,
     SecretError,
-    may_follow,
+    require_followable,
     slave_handshake,
 )
 
@@ -156,12 +156,12 @@ def test_what_comes_right_after_the_proof_is_left(secret):
 
 
 def test_a_slave_follows_no_master_whose_place_was_taken():
-    may_follow(MASTER, 7)
-    may_follow(MASTER, 5)
+    require_followable(MASTER, 7)
+    require_followable(MASTER, 5)
     with pytest.raises(HandshakeError, match="a master of term 7, and this store has followed one of term 8"):
-        may_follow(MASTER, 8)
+        require_followable(MASTER, 8)
     with pytest.raises(HandshakeError, match="a master of a higher term has taken its place"):
-        may_follow(MASTER._replace(is_fenced=True), 7)
+        require_followable(MASTER._replace(is_fenced=True), 7)
 
 
 # ---- RocketMQ's own protocol ----------------------------------------------------------
