@@ -59,15 +59,15 @@ if TYPE_CHECKING:
 PROPERTY = "PYENGINE_SINK"
 MARKER_TOPIC = "PYENGINE_SPARK_SINK"
 MARKER_QUEUES = 8
-ENGINE_TIMEOUT_S = 60.0    # how long an engine that starts again, or has no room, is waited for
-ATTEMPT_WAIT_S = 600.0    # how long another attempt of the same task is waited for
+ENGINE_TIMEOUT_S = 60.0   # the longest wait for an engine that starts again or has no room
+ATTEMPT_WAIT_S = 600.0    # the longest wait for another attempt of the same task
 POLL_INTERVAL_S = 0.02
 GROUP_ROWS, GROUP_BYTES = 1000, 512 << 10  # of one put
 LEVEL = ReadLevel.COMMITTED
 _MARKER_STEP = 64
 _MARKER = re.compile(rb"(begin|commit) (\S+) (\d+)(?: (\d+))?")
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"  # Spark's local properties of a micro-batch
-_TO_TRY_AGAIN = (PutStatus.SERVICE_NOT_AVAILABLE, PutStatus.CREATE_MAPEDFILE_FAILED, PutStatus.OS_PAGECACHE_BUSY)
+_TRANSIENT_STATUSES = (PutStatus.SERVICE_NOT_AVAILABLE, PutStatus.CREATE_MAPEDFILE_FAILED, PutStatus.OS_PAGECACHE_BUSY)
 _Found = TypeVar("_Found")
 
 
@@ -159,7 +159,7 @@ def sink_columns(schema: StructType, options: SinkOptions) -> dict[str, int]:
         if own not in taken:
             raise UsageError(f"cannot write column {of_schema.name} of type {own}: cast it to {' or '.join(column.types)}")
         if column.name in found:
-            raise UsageError(f"column {column.name} is there twice: {schema.fields[found[column.name]].name} and {of_schema.name}")
+            raise UsageError(f"column {column.name} is given twice: {schema.fields[found[column.name]].name} and {of_schema.name}")
         found[column.name] = place
     if "value" not in found:
         raise UsageError("cannot write rows without a column value: name the body so")
@@ -168,7 +168,7 @@ def sink_columns(schema: StructType, options: SinkOptions) -> dict[str, int]:
     return found
 
 
-# -- the writers that Spark asks -----------------------------------------------------
+# -- the writers that Spark calls ----------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class BatchSink(DataSourceArrowWriter):
             self.sink = Sink(self.sink.options, self.sink.columns, schema, self.sink.boot_id, last)
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> SinkCommit:
-        """In a task: put what of its rows is not there yet."""
+        """In a task: put those of its rows that are not stored yet."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -255,7 +255,7 @@ class StreamSink(StreamArrowWriter):
         self.sink = Sink.prepared(given, schema, is_stream=True)
 
     def write(self, iterator: Iterator[Any]) -> SinkCommit:
-        """In a task: put what of its rows is not there yet."""
+        """In a task: put those of its rows that are not stored yet."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -331,8 +331,8 @@ class _Attempt:
             rows = sum(batch.num_rows for batch in batches)
         else:
             self._begin = begin
-            present = _retry_until_running(self._present)
-            rows = self._put_missing(batches, present) if present else self._put_batches(batches)
+            stored = _retry_until_running(self._read_stored)
+            rows = self._put_missing(batches, stored) if stored else self._put_batches(batches)
         return SinkCommit(self._task.query, self._task.batch, rows, self._put, is_committed)
 
     def close(self) -> None:
@@ -341,7 +341,7 @@ class _Attempt:
             self._producer.close()
         self._producer = None
 
-    # -- what is there
+    # -- what earlier attempts have stored
 
     def _find_commit(self) -> tuple[bool, int | None]:
         """Return whether the batch was committed, and the physical offset of the task's first marker."""
@@ -351,7 +351,7 @@ class _Attempt:
         with pyengine.open_store(self._path) as store:
             return find_markers(store, self._task, self._sink.markers_from)
 
-    def _present(self) -> dict[int, str]:
+    def _read_stored(self) -> dict[int, str]:
         """Return sequence -> fingerprint of the task's messages in the log."""
         from pyengine.ipc.live_reader import settled_end
 
@@ -377,11 +377,11 @@ class _Attempt:
             rows += batch.num_rows
         return rows
 
-    def _put_missing(self, batches: Iterable[pyarrow.RecordBatch], present: dict[int, str]) -> int:
-        """Put the rows that `present` lacks, with multiplicity. All rows are compared first, so they are kept in a file."""
+    def _put_missing(self, batches: Iterable[pyarrow.RecordBatch], stored: dict[int, str]) -> int:
+        """Put the rows that `stored` lacks, with multiplicity. All rows are compared first, so they are kept in a file."""
         import pyarrow
 
-        to_find = Counter(present.values())
+        to_find = Counter(stored.values())
         is_missing = bytearray()
         with tempfile.TemporaryFile(prefix="pyengine-sink-") as file:
             with contextlib.ExitStack() as stack:
@@ -397,10 +397,10 @@ class _Attempt:
             if others := sum(to_find.values()):
                 raise UsageError(
                     f"task {self._task.task} of batch {self._task.batch} of query {self._task.query} ran before with other rows: "
-                    f"{others} of the {len(present)} messages that it put then are no rows of it now. The query does not give "
+                    f"{others} of the {len(stored)} messages that it put then are no rows of it now. The query does not give "
                     "the same rows each time (limit without an order, rand, a source that has changed): nothing more was put; "
                     "write such rows to files or a table first, and from there to the sink")
-            self._numbers = (number for number in itertools.count() if number not in present)
+            self._numbers = (number for number in itertools.count() if number not in stored)
             if is_missing:
                 file.seek(0)
                 missing = iter(is_missing)
@@ -425,8 +425,7 @@ class _Attempt:
         if topic is None:
             raise UsageError("cannot write a row whose topic is null: set the option topic for such rows")
         if topic == MARKER_TOPIC:
-            raise UsageError(f"cannot write a row to {MARKER_TOPIC}, where the sink keeps what it has begun and done: leave rows of "
-                             "that topic out")
+            raise UsageError(f"cannot write a row to {MARKER_TOPIC}, which has the sink's own markers: leave rows of that topic out")
         body = value.encode() if isinstance(value, str) else value or b""
         if isinstance(keys, bytes):
             keys = _text(keys, "a key")
@@ -498,13 +497,13 @@ class _Attempt:
                 return
             if result.indeterminate and time.monotonic() < deadline_s:
                 self.close()  # once settled_end returns, no submitted entry is pending
-                present = _retry_until_running(self._present)
-                there = [name for name, _ in group if int(name.split(":")[3]) in present]
+                stored = _retry_until_running(self._read_stored)
+                there = [name for name, _ in group if int(name.split(":")[3]) in stored]
                 self._put += len(there)
                 group = [(name, row) for name, row in group if name not in there]
-            elif result.status in _TO_TRY_AGAIN and time.monotonic() < deadline_s:
+            elif result.status in _TRANSIENT_STATUSES and time.monotonic() < deadline_s:
                 time.sleep(POLL_INTERVAL_S)
-            elif result.status in _TO_TRY_AGAIN or result.indeterminate:
+            elif result.status in _TRANSIENT_STATUSES or result.indeterminate:
                 raise PutError(f"the engine on {self._path} has taken no message for {ENGINE_TIMEOUT_S:g} s: {result.reason}", result)
             elif len(group) > 1:  # it may be one of them, or all together
                 for one in group:
@@ -570,7 +569,7 @@ def put_marker(producer: Producer, query: str, text: str) -> PutResult:
         result = producer.put(MARKER_TOPIC, text.encode(), queue_id=marker_queue(query))
         if result.stored:
             return result
-        if not (result.indeterminate or result.status in _TO_TRY_AGAIN) or time.monotonic() >= deadline_s:
+        if not (result.indeterminate or result.status in _TRANSIENT_STATUSES) or time.monotonic() >= deadline_s:
             return result.raise_for_status()
         time.sleep(POLL_INTERVAL_S)
 

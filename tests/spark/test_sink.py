@@ -145,7 +145,7 @@ def test_a_row_without_a_queue_goes_to_one_of_the_topics_write_queues(sink_store
         ([("value", pa.string())], {}, "add a column topic, or set the option topic"),
         ([("value", pa.string()), ("tag", pa.string())], {"topic": "T"}, "did you mean tags?"),
         ([("value", pa.int32())], {"topic": "T"}, "column value of type INT: cast it to BINARY or STRING"),
-        ([("value", pa.string()), ("body", pa.string())], {"topic": "T"}, "is there twice: value and body"),
+        ([("value", pa.string()), ("body", pa.string())], {"topic": "T"}, "is given twice: value and body"),
         ([("value", pa.string())], {"topc": "T"}, "unknown option 'topc': did you mean topic?"),
         ([("value", pa.string())], {"topic": "T", "path": "s3://bucket/x"}, "the store is a directory of this host"),
         ([("value", pa.string())], {"topic": "T", "path": "file://store/x"}, "write file:///store/x"),
@@ -182,7 +182,7 @@ def test_a_row_that_cannot_be_a_message_is_named(sink_store, topic):
         ([topic, topic], [None, [{"key": "a", "value": None}]], "header 'a' is null: a property has a value, so leave such headers out"),
         ([topic, topic], [None, [{"key": None, "value": b"1"}]], "a header without a name"),
         ([topic, topic], [None, [None]], "a header without a name"),
-        ([topic, "PYENGINE_SPARK_SINK"], [None, None], "to PYENGINE_SPARK_SINK, where the sink keeps what it has begun"),
+        ([topic, "PYENGINE_SPARK_SINK"], [None, None], "to PYENGINE_SPARK_SINK, which has the sink's own markers"),
     ):
         batch = pa.record_batch([pa.array(topics), pa.array(["x", "y"]), pa.array(headers, HEADERS)], schema=schema)
         with pytest.raises(UsageError, match=sentence):
