@@ -16,7 +16,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
@@ -130,7 +130,7 @@ class Connections:
         self.report = report
         self.open: set[Connection] = set()
         self.held_bytes = 0
-        self.left_bytes = 0  # of these, of requests whose connections are lost
+        self.left_bytes: Counter[str] = Counter()  # of these, of requests whose connections are lost, by host
         self.when_closed: list[Callable[[Connection], None]] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self._servers: list[asyncio.Server] = []
@@ -158,8 +158,8 @@ class Connections:
     def refusal(self, host: str) -> str:
         """Return why one more connection from that host is refused, "" if it is not."""
         limits, taken = self.limits, [each.host for each in self.open]
-        if self.left_bytes > limits.memory_bytes_max:
-            return f"{self.left_bytes} bytes of clients that have left wait in the gateway (gateway_memory_max_bytes)"
+        if (left := self.left_bytes[host]) > limits.memory_bytes_max // 2 or self.left_bytes.total() > limits.memory_bytes_max:
+            return f"{left} bytes of lost connections from there still wait in the gateway (gateway_memory_max_bytes)"
         if self._tls is not None:
             taken += [each.host for each in self._tls.undecided]
         if len(taken) >= limits.connections_max:
@@ -245,7 +245,8 @@ class Connection(asyncio.Protocol):
             if not request.frame.is_one_way:
                 task.cancel()  # its answer would reach no one
         self._count(self._task_bytes)
-        self._owner.left_bytes += self._task_bytes
+        if self._task_bytes:
+            self._owner.left_bytes[self.host] += self._task_bytes
         for coming in self._invoked.values():
             if not coming.done():
                 coming.set_exception(ConnectionResetError(f"the connection of {self.address} has ended"))
@@ -339,7 +340,10 @@ class Connection(asyncio.Protocol):
         size_bytes = self._tasks.pop(task).size_bytes
         self._task_bytes -= size_bytes
         if self._has_left:
-            self._owner.left_bytes -= size_bytes
+            left = self._owner.left_bytes
+            left[self.host] -= size_bytes
+            if not left[self.host]:
+                del left[self.host]
             self._count(self._task_bytes)
 
     async def _wait_for(self, request: Request, coming: Coroutine[Any, Any, Answer | None]) -> None:
