@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from pyengine.ipc.control_block import MODE_NAMES
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
 
-EVERY_MODE = frozenset((native.MODE_MAPPED, native.MODE_POOL, native.MODE_SYNC))
+EVERY_MODE = frozenset(MODE_NAMES)
 
 
 class WorkerExit(enum.IntEnum):
