@@ -26,7 +26,7 @@ int ms_queue_find(const struct ms_queue_set *set, const uint8_t *topic, int32_t 
     }
 }
 
-static void enter(struct ms_queue_set *set, int32_t number)
+static void insert_bucket(struct ms_queue_set *set, int32_t number)
 {
     uint32_t at = (uint32_t)set->queues[number].hash;
     while (set->buckets[at & (uint32_t)set->bucket_mask] >= 0)
@@ -54,7 +54,7 @@ int ms_queue_add(struct ms_queue_set *set, const uint8_t *topic, int32_t topic_b
         queue->counted = ms_topic_stats_find(set->topic_stats, topic, (uint32_t)topic_bytes);
     memcpy(set->topics + set->topics_bytes, topic, (size_t)topic_bytes);
     set->topics_bytes += topic_bytes;
-    enter(set, number);
+    insert_bucket(set, number);
     return number;
 }
 
@@ -63,7 +63,7 @@ void ms_queue_rehash(struct ms_queue_set *set)
     for (int32_t at = 0; at <= set->bucket_mask; at++)
         set->buckets[at] = -1;
     for (int32_t number = 0; number < set->count; number++)
-        enter(set, number);
+        insert_bucket(set, number);
 }
 
 void ms_queue_encode_entry(uint8_t *to, int64_t physical_offset, int32_t size_bytes, int64_t tags_code)

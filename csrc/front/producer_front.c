@@ -219,7 +219,7 @@ static PyObject *front_put(PyObject *object, PyObject *const *arguments, Py_ssiz
         return NULL;
     }
     int why = MS_PRODUCER_AGAIN, how = puts->how;
-    if (session != NULL && body_bytes <= puts->body_bytes_max) { /* another session may have another limit of sizes */
+    if (session != NULL && body_bytes <= puts->body_bytes_max) { /* the session may have changed, and with it the limit */
         struct ms_producer *producer = session->producer;
         uint8_t *to = reserve(session, prefix, MS_ENTRY_PUT, 1, (uint64_t)body_bytes, &why);
         if (to != NULL) {

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from pyengine.ipc.session_client import ProducerSession
 
 _Key = TypeVar("_Key")
-_REMEMBERED_MAX = 100_000  # topics, tags and prefixes whose bytes are kept: some 40 MB where a program uses as many
+_REMEMBERED_MAX = 100_000  # topics, tags and prefixes whose bytes are cached: some 40 MB at most
 
 
 def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, timeout_s: float = 10.0,
@@ -98,6 +98,7 @@ def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, time
     config = load_config(root, settings)
     if ring_bytes is None and config.origins.get("session_ring_bytes") == "--set":
         ring_bytes = config.session_ring_bytes
+
     def open_now(limit_s: float | None) -> ProducerSession:
         return open_session(root, ring_bytes, timeout_s if limit_s is None else min(limit_s, timeout_s))
 
