@@ -794,6 +794,8 @@ static int make_pass(struct ms_writer *writer)
     for (uint32_t n = 0, i = turn; n < 2 && why == MS_RUN_TIME; n++, i = 0) { /* the sessions from `turn` on, then those before it */
         uint32_t end = n == 0 ? high : turn;
         for (i = next_active(writer, i); i < end && why == MS_RUN_TIME; i = next_active(writer, i + 1)) {
+            if (i != turn) /* its producer took the entry back that Python has answered: no other entry may use the answer */
+                writer->refuse_segment = writer->side_failed = writer->queues_refused = writer->side_loaded = 0;
             why = take_turn(writer, i, from);
             if (next_turn == 0)
                 next_turn = i + 1;

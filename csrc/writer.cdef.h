@@ -5,7 +5,8 @@
  * writer calls ms_writer_roll_back, zeroes [wrote, intent_end) and continues, so no record is lost or doubled.
  *
  * An entry for which Python must provide something (segment, side object, larger table) is the first of the next pass;
- * refuse_segment, side_failed and queues_refused apply to it alone.
+ * refuse_segment, side_failed, queues_refused and side_loaded apply to it alone. They are dropped if its producer takes it
+ * back, that is, moves its tail back.
  *
  * Order of one pass, from which exactly-once follows:
  *   1 undo.pass, intended_pass = the next pass

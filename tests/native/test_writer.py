@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from fix_writer_rig import HOST, WriterRig, answer_of, header, submit
+from fix_writer_rig import HOST, RING_BYTES, WriterRig, answer_of, header, submit
 from pyengine._native import ffi, lib
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.record import decode_record
@@ -154,19 +154,63 @@ def test_a_record_that_leaves_no_room_for_a_blank_in_an_empty_segment_is_refused
 
 def test_a_refusal_is_for_the_entry_whose_segment_did_not_come_and_for_no_later_one(rig):
     rig = rig(segment_bytes=4096)
-    gone, liar, good = (rig.open_session(slot) for slot in range(3))
+    liar = rig.open_session()
     rig.start_writer(ahead=0)
-    submit(gone, PUT, b"T", b"", b"x")
+    submit(liar, PUT, b"T", b"", b"x")
     assert rig.writer.run(monotonic_ns()) == RUN_SEGMENT
     rig.writer.pointer.refuse_segment = 1
-    rig.writer.detach_session(0)
-    rig.sessions.pop(0)
     liar.pointer.session.tail = 1 << 40
     assert rig.writer.run(monotonic_ns()) == RUN_TIME  # a pass without an entry that wants a segment
+    rig.writer.detach_session(0)
+    good = rig.open_session(generation=2)
     sequence = submit(good, PUT, b"T", b"", b"x")
-    rig.sessions.pop(1)
     rig.drain()
     assert answer_of(good, sequence)[STATUS] == PutStatus.PUT_OK
+
+
+def take_back(producer) -> int:
+    """Unpublish all entries that the writer has not executed; return the tail that publishes them again."""
+    session = producer.pointer.session
+    tail, session.tail = session.tail, session.head
+    return tail
+
+
+def submit_side(producer, payload_bytes: int) -> None:
+    head = header(SIDE, payload_bytes=payload_bytes, topic=b"", properties=b"")
+    assert producer.submit_side(head, monotonic_ns() + 5_000_000_000) == 0
+
+
+def test_a_refusal_is_not_for_another_session_when_its_entry_was_taken_back(rig):
+    rig = rig(segment_bytes=4096)
+    hostile, good = rig.open_session(0), rig.open_session(1)
+    pointer = rig.start_writer(ahead=0).pointer
+    submit_side(hostile, 4096)
+    assert rig.writer.run(monotonic_ns()) == RUN_SIDE
+    pointer.side_failed = 1
+    take_back(hostile)
+    submit_side(good, 5000)
+    assert rig.writer.run(monotonic_ns()) == RUN_SIDE and (pointer.side_slot, pointer.side_bytes) == (1, 5000)
+
+
+def test_a_side_object_serves_the_session_that_requested_it_only(rig):
+    """Otherwise a hostile producer reads the writer's memory beyond a short object that one session loads, by a long one of another."""
+    rig = rig(segment_bytes=8 << 20, segments=2)
+    short, long, forged = (rig.open_session(slot) for slot in range(3))
+    rig.start_writer(ahead=2)
+    submit_side(short, 4096)
+    assert rig.writer.run(monotonic_ns()) == RUN_SIDE
+    rig.writer.load_side(bytes(4096))
+    take_back(short)
+    submit_side(long, 3 << 20)
+    assert rig.writer.run(monotonic_ns()) == RUN_SIDE
+    rig.writer.pointer.side_failed = 1
+    tail = take_back(long)
+    submit(forged, PUT, b"T", b"", b"x")
+    memory, _ = rig.sessions[2]
+    struct.pack_into("<I", memory, len(memory) - RING_BYTES + 108, (5 << 19) + 1)  # payload_bytes of an entry that ends long before
+    rig.writer.run(monotonic_ns())
+    long.pointer.session.tail = tail
+    assert rig.writer.run(monotonic_ns()) == RUN_SIDE and rig.wrote() == 0
 
 
 def test_segments_that_python_has_yet_to_take_are_bounded(rig):
