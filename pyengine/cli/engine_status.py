@@ -20,13 +20,11 @@ from pyengine.cli.verdict import (
     conclude_unseen,
     judge,
     stalled_slaves,
-    why_elsewhere,
-    why_lost,
     why_otherwise,
+    why_unseen,
 )
 from pyengine.errors import DiskError, EngineUnavailableError, StoreBusyError, UsageError
 from pyengine.formats.consume_queue import is_filler
-from pyengine.formats.paths import StorePaths
 from pyengine.ipc.cleaning import Cleaning, held_segments
 from pyengine.ipc.control_block import MODE_NAMES, ROLE_NAMES, STATE_NAMES, EngineMemory, now_ms, read_run_settings
 from pyengine.ipc.crashed_engine_memory import open_crashed_memory
@@ -34,7 +32,7 @@ from pyengine.ipc.heartbeat import build_id, is_alive
 from pyengine.ipc.live_reader import LiveWatermark
 from pyengine.ipc.replication import LinkSnapshot, Replication, ReplicationSnapshot
 from pyengine.ipc.sessions import producers_attached
-from pyengine.ipc.shared_objects import CONTROL, KIND_NAMES, find_folder
+from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.ipc.statistics import Statistics, put_totals, read_statistics, schedule_offsets
 from pyengine.ipc.statistics import document as document_of
 from pyengine.ipc.store_lock import living_kinds, read_holder
@@ -43,16 +41,16 @@ from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
 from pyengine.results import ReadLevel
-from pyengine.storage.checkpoint import DurableWatermark, abort_file_exists, read_watermark
-from pyengine.storage.config import EngineConfig, load_config
 from pyengine.storage.file_system import used_ratio
 from pyengine.storage.later_format import find_later_features
-from pyengine.storage.log_holds import read_log_holds
+from pyengine.storage.message_store import MessageStore, StateFiles
 from pyengine.storage.recovery.report import copy_note
-from pyengine.storage.replication_state import ReplicationStateFile
 
 if TYPE_CHECKING:
     from pyengine._native import ms_control, ms_worker
+    from pyengine.engine_config import EngineConfig
+    from pyengine.storage.checkpoint import DurableWatermark
+    from pyengine.storage.replication_state import ReadState
     from pyengine.storage.store_reader import StoreReader
 
 WORKER_STATES = {
@@ -65,22 +63,20 @@ SLAVE = "SLAVE"
 
 def engine_status(root: Path, settings: dict[str, str]) -> dict[str, Any]:
     """Return the status document of the store at `root`."""
-    living = living_kinds(root)
-    why_unseen = ""
-    if living:
-        try:
-            with EngineMemory.attach(find_folder(root), writable=False) as memory:
-                more = stalled_slaves(memory.identity.role, lambda: live_replication(memory))
-                more.append(Finding(Verdict.WARNING, _why_otherwise(root, memory)))
-                document = _live(root, memory, living, more)[0]
-                if document["replication"] is not None:
-                    noted = ReplicationStateFile(root).read().state
-                    document["replication"] |= {"term": noted.term if noted else 0, "fenced_by": noted.fenced_by if noted else 0}
-                return document | {"verified": _verified(read_watermark(root).watermark, document["positions"]["min"]),
-                                   "log_holds": log_holds(root)}
-        except EngineUnavailableError as error:  # not published yet, or of another user
-            why_unseen = str(error)
-    return _from_files(root, settings, living, why_unseen)
+    store = MessageStore(root)
+    living = living_kinds(store)
+    state = store.read_state()
+    unseen = ""
+    try:
+        document = _from_memory(store, living, state) if living else None
+    except EngineUnavailableError as error:  # not published yet, or of another user
+        document, unseen = None, str(error)
+    document = document or _from_files(store, settings, living, state, unseen)
+    now = now_ms()
+    return document | {
+        "verified": _verified(state.watermark.watermark, document["positions"]["min"]),
+        "log_holds": [{"name": hold.name, "owner": hold.owner, "offset": hold.offset, "expires_ms": hold.expires_ms,
+                       "active": hold.is_active(now), "damage": hold.damage} for hold in state.log_holds]}
 
 
 def live_status(root: Path) -> tuple[dict[str, Any], Statistics | None] | None:
@@ -89,22 +85,28 @@ def live_status(root: Path) -> tuple[dict[str, Any], Statistics | None] | None:
     It reads no file of the store, so several calls a second are cheap.
     """
     try:
-        if not (living := living_kinds(root)):
+        store = MessageStore(root)
+        if not (living := living_kinds(store)):
             return None
-        with EngineMemory.attach(find_folder(root), writable=False) as memory:
-            return _live(root, memory, living)
+        with EngineMemory.attach(find_folder(store), writable=False) as memory:
+            return _live(store, memory, living)
     except (EngineUnavailableError, DiskError):
         return None
 
 
-def _why_otherwise(root: Path, memory: EngineMemory) -> str:
-    try:
-        return why_otherwise(root, read_run_settings(memory.folder))
-    except EngineUnavailableError:  # the status reports that trouble already
-        return ""
+def _from_memory(store: MessageStore, living: list[int], state: StateFiles) -> dict[str, Any]:
+    with EngineMemory.attach(find_folder(store), writable=False) as memory:
+        more = stalled_slaves(memory.identity.role, lambda: live_replication(memory))
+        with contextlib.suppress(EngineUnavailableError):  # the status reports that trouble already
+            more.append(Finding(Verdict.WARNING, why_otherwise(store, read_run_settings(memory.folder))))
+        document = _live(store, memory, living, more)[0]
+    if document["replication"] is not None:
+        noted = state.replication.state
+        document["replication"] |= {"term": noted.term if noted else 0, "fenced_by": noted.fenced_by if noted else 0}
+    return document
 
 
-def _live(root: Path, memory: EngineMemory, living: list[int],
+def _live(store: MessageStore, memory: EngineMemory, living: list[int],
           more: Sequence[Finding] = ()) -> tuple[dict[str, Any], Statistics | None]:
     """`more`: findings of the caller, in addition to those made here."""
     control, identity = memory.control, memory.identity
@@ -137,7 +139,7 @@ def _live(root: Path, memory: EngineMemory, living: list[int],
         "sessions": len(sessions),
         "producers_attached": producers_attached(identity.sysv_semaphore_id),
         "session_list": sessions,
-        "store": str(root),
+        "store": str(store),
         "store_uuid": str(identity.store_uuid),
         "epoch": identity.epoch,
         "created_ms": identity.created_ms,
@@ -153,11 +155,11 @@ def _live(root: Path, memory: EngineMemory, living: list[int],
         "disk": disk,
         "refused_puts": native.load(control.writer, "refused"),
         "unclean": False,
-        "statistics": _statistics(root, identity.created_ms, figures) if figures is not None else None,
-        "schedule_message_offset": _schedule(root, memory),
+        "statistics": _statistics(store, identity.created_ms, figures) if figures is not None else None,
+        "schedule_message_offset": _schedule(store, memory),
         "replication": replication,
     }
-    findings = [*judge(root, memory, living, blocked_reasons, document), *more]
+    findings = [*judge(store, memory, living, blocked_reasons, document), *more]
     return conclude(findings, all_is_well(document)) | document, figures
 
 
@@ -179,17 +181,17 @@ def _figures(memory: EngineMemory) -> Statistics | None:
         return None
 
 
-def _statistics(root: Path, created_ms: int, figures: Statistics) -> dict[str, Any]:
+def _statistics(store: MessageStore, created_ms: int, figures: Statistics) -> dict[str, Any]:
     """Return the figures by their names in docs/statistics.md."""
     return {"boot_timestamp_ms": created_ms, "runtime_s": max(0, now_ms() - created_ms) / 1000, **document_of(figures),
-            "commit_log_disk_ratio": used_ratio(StorePaths(root).commit_log),
-            "consume_queue_disk_ratio": used_ratio(StorePaths(root).consume_queue)}
+            "commit_log_disk_ratio": used_ratio(store.commit_log),
+            "consume_queue_disk_ratio": used_ratio(store.consume_queue)}
 
 
-def _schedule(root: Path, memory: EngineMemory) -> dict[str, dict[str, int]]:
+def _schedule(store: MessageStore, memory: EngineMemory) -> dict[str, dict[str, int]]:
     """Return by delay level: the next offset to deliver, the level's end, and the number between them."""
     try:
-        levels = schedule_offsets(root, memory)
+        levels = schedule_offsets(store, memory)
     except EngineUnavailableError:
         return {}
     return {str(level): {"offset": one.offset, "max": one.end, "pending": one.pending} for level, one in levels.items()}
@@ -250,55 +252,42 @@ def _sessions(control: ms_control) -> list[dict[str, Any]]:
     return found
 
 
-def _from_files(root: Path, settings: dict[str, str], living: list[int], why_unseen: str) -> dict[str, Any]:
-    config = load_config(root, settings)
-    holder = read_holder(root)
-    unclean = abort_file_exists(root)
+def _from_files(store: MessageStore, settings: dict[str, str], living: list[int], files: StateFiles, unseen: str) -> dict[str, Any]:
     state, reason, undrained_bytes = "stopped", "", 0
+    holder = read_holder(store)
     if holder.kind == "foreign":
         reason = f"it is open in {holder.description}: no engine can start here until that is stopped"
     elif any(kind != native.SUPERVISOR for kind in living):
-        state, reason = "running", f"its counters cannot be seen: {why_unseen}"
+        state, reason = "running", f"its counters cannot be seen: {unseen}"
         with contextlib.suppress(EngineUnavailableError, PermissionError):  # another user's may not be listed
-            if CONTROL not in (folder := find_folder(root)).names():
-                control = folder.path / CONTROL
-                reason = why_elsewhere(root, control, living) or why_lost(root, [str(control)], living)
+            reason = why_unseen(store, find_folder(store), living) or reason
     elif holder.kind == "owner" or living:
         state, reason = "recovering", "its owner is recovering it or starting"
-    elif unclean:
-        with open_crashed_memory(root) as crashed:
+    elif files.abort_exists:
+        with open_crashed_memory(store) as crashed:
             undrained_bytes = crashed.undrained_bytes
         reason = "it was not stopped in an orderly way: the next start recovers it"
         if undrained_bytes:
             reason += f"; {undrained_bytes:,} acknowledged bytes are in shared memory only and are drained then"
-    later = "; ".join(one.sentence for one in find_later_features(root))
+    later = "; ".join(one.sentence for one in find_later_features(store))
     if later and not reason:
         reason = f"RocketMQ 5 has written to it, so no engine starts here: {later}"
-    watermark = read_watermark(root)
-    noted = noted_replication(root)
-    positions = _positions_from_files(root, settings, unclean, noted)
-    if watermark.is_copied and watermark.watermark is not None:
-        reason = copy_note(positions["wrote"], watermark.watermark.flushed) + (f"; {reason}" if reason else "")
+    noted = _noted_replication(files.replication)
+    config, positions = _positions_from_files(store, settings, files.abort_exists, noted)
+    watermark = files.watermark.watermark
+    if files.watermark.is_copied and watermark is not None:
+        reason = copy_note(positions["wrote"], watermark.flushed) + (f"; {reason}" if reason else "")
     document = {
         "state": state, "stopping": False, "role": _role(config, noted), "mode": config.mode, "read_only": False, "takes_puts": False,
         "build": build_id(),
-        "reason": reason or watermark.damage, "positions": positions,
-        "workers": [], "sessions": 0, "producers_attached": 0, "session_list": [], "store": str(root),
-        "undrained_bytes": undrained_bytes, "unclean": unclean,
+        "reason": reason or files.watermark.damage, "positions": positions,
+        "workers": [], "sessions": 0, "producers_attached": 0, "session_list": [], "store": str(store),
+        "undrained_bytes": undrained_bytes, "unclean": files.abort_exists,
         "statistics": None,
         "replication": noted,
-        "durable_watermark": watermark.watermark.flushed if watermark.watermark else None,
-        "verified": _verified(watermark.watermark, positions["min"]),
-        "log_holds": log_holds(root),
+        "durable_watermark": watermark.flushed if watermark else None,
     }
     return conclude_unseen(document) | document
-
-
-def log_holds(root: Path) -> list[dict[str, Any]]:
-    """Return the holds on the log: owner, first held offset, expiry; expired and damaged holds are marked."""
-    now = now_ms()
-    return [{"name": hold.name, "owner": hold.owner, "offset": hold.offset, "expires_ms": hold.expires_ms,
-             "active": hold.is_active(now), "damage": hold.damage} for hold in read_log_holds(root)]
 
 
 def _verified(watermark: DurableWatermark | None, min_offset: int) -> dict[str, Any] | None:
@@ -314,22 +303,23 @@ def _role(config: EngineConfig, noted: dict[str, Any] | None) -> str:
     return config.broker_role if "broker_role" in config.origins else (noted or {}).get("role", config.broker_role)
 
 
-def _positions_from_files(root: Path, settings: dict[str, str], unclean: bool,
-                          noted: dict[str, Any] | None) -> dict[str, int]:
-    """Return the positions from the files: the log's end by reading it; after a crash `reput_from` from the queues' ends.
+def _positions_from_files(store: MessageStore, settings: dict[str, str], unclean: bool,
+                          noted: dict[str, Any] | None) -> tuple[EngineConfig, dict[str, int]]:
+    """Return the settings, and the positions from the files: the log's end by reading it; after a crash `reput_from` from the queues' ends.
 
     `flushed` is what a reader may take as durable now; 0 if that is unknown.
     """
     from pyengine.storage.store_reader import open_store
 
-    with open_store(root, watermark=None, **settings) as store:
-        end = store.max_physical_offset(ReadLevel.COMMITTED)
+    with open_store(store, watermark=None, **settings) as reader:
+        end = reader.max_physical_offset(ReadLevel.COMMITTED)
         flushed = 0
-        with contextlib.suppress(UsageError, StoreBusyError), contextlib.closing(LiveWatermark(root, store.commit_log)) as marks:
+        with contextlib.suppress(UsageError, StoreBusyError), contextlib.closing(LiveWatermark(store, reader.commit_log)) as marks:
             flushed = marks.limit(ReadLevel.FLUSHED)
-        return {"min": store.min_physical_offset, "wrote": end, "committed": end, "flushed": flushed,
-                "reput_from": _queued_end(store, end) if unclean else end,
-                "confirm": min(end, noted["confirm"]) if noted and "confirm" in noted else 0}
+        return reader.config, {
+            "min": reader.min_physical_offset, "wrote": end, "committed": end, "flushed": flushed,
+            "reput_from": _queued_end(reader, end) if unclean else end,
+            "confirm": min(end, noted["confirm"]) if noted and "confirm" in noted else 0}
 
 
 def _queued_end(store: StoreReader, end: int) -> int:
@@ -383,9 +373,9 @@ def _master_lag_s(control: ms_control, master_end: int) -> float | None:
     return max(0.0, (now_ms() - store_timestamp_ms) / 1e3) if wrote < master_end and store_timestamp_ms > 0 else 0.0
 
 
-def noted_replication(root: Path) -> dict[str, Any] | None:
+def _noted_replication(noted: ReadState) -> dict[str, Any] | None:
     """Return the replication state in a stopped store's files; None if it never replicated."""
-    state, problem = ReplicationStateFile(root).read()
+    state, problem = noted
     if state is None:
         return {"problem": problem} if problem else None
     return {"role": state.role, "confirm": state.confirm, "dispatch_at": state.dispatch_at,

@@ -10,15 +10,15 @@ import enum
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyengine.engine.kinds import kinds_for
 from pyengine.engine_config import DAY_MS
 from pyengine.errors import ConfigError, command
+from pyengine.formats.paths import Root
 from pyengine.ipc.control_block import EngineMemory, Identity, boot_ns, now_ms
 from pyengine.ipc.heartbeat import is_stopped
-from pyengine.ipc.shared_objects import KIND_NAMES, removed_names
+from pyengine.ipc.shared_objects import CONTROL, KIND_NAMES, SharedFolder, removed_names
 from pyengine.ipc.store_lock import kind_holder, name_processes
 from pyengine.native import control as native
 from pyengine.storage.config import DEFAULT, FILE, LIVE, SETTINGS, EngineConfig, config_path, read_file
@@ -71,7 +71,7 @@ def conclude(findings: Iterable[Finding], otherwise: Finding) -> dict[str, Any]:
             "findings": [{"verdict": str(finding.verdict), "sentence": finding.sentence} for finding in found]}
 
 
-def judge(root: Path, memory: EngineMemory, living: Sequence[int], blocked_reasons: Sequence[str],
+def judge(root: Root, memory: EngineMemory, living: Sequence[int], blocked_reasons: Sequence[str],
           document: dict[str, Any]) -> list[Finding]:
     """Return all problems of a running engine. `document`: its positions, workers, disk, replication and times."""
     control, identity, workers = memory.control, memory.identity, document["workers"]
@@ -118,7 +118,7 @@ def all_is_well(document: dict[str, Any]) -> Finding:
 # ---- what may be wrong -----------------------------------------------------------
 
 
-def why_lost(root: Path, missing: list[str], living: Sequence[int]) -> str:
+def why_lost(root: Root, missing: list[str], living: Sequence[int]) -> str:
     """Return what happens, and what to do, if no process can attach to an engine any more."""
     if not missing:
         return ""
@@ -130,12 +130,15 @@ def why_lost(root: Path, missing: list[str], living: Sequence[int]) -> str:
     return f"{removed_names(missing)}: {then}. Alive: {processes}; kill -9 what does not end"
 
 
-def why_elsewhere(root: Path, control: Path, living: Sequence[int]) -> str:
-    """Return the sentence for a control block that exists, but in a tmpfs that this process does not see."""
+def why_unseen(root: Root, folder: SharedFolder, living: Sequence[int]) -> str:
+    """Return why this process does not see the control block of a running engine; "" if it sees it."""
+    if CONTROL in folder.names():
+        return ""
+    control = folder.path / CONTROL
     holders = [pid for kind in living if (pid := kind_holder(root, kind)) is not None]
     if not all(os.path.lexists(f"/proc/{pid}/root{control}") for pid in holders):
-        return ""
-    return (f"its shared memory ({control.parent}) is not seen here: it runs in another container, or as another user; "
+        return why_lost(root, [str(control)], living)
+    return (f"its shared memory ({folder.path}) is not seen here: it runs in another container, or as another user; "
             "run this where it runs (docs/containers.md)")
 
 
@@ -274,7 +277,7 @@ def _why_mixed(workers: Sequence[dict[str, Any]]) -> str:
             "restarts the others")
 
 
-def why_otherwise(root: Path, running: EngineConfig) -> str:
+def why_otherwise(root: Root, running: EngineConfig) -> str:
     """Return a sentence about settings that differ from the store's file, except those given at the start."""
     try:
         from_file = read_file(config_path(root))

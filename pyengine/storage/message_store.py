@@ -19,6 +19,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pyengine.engine_config import Geometry
 from pyengine.formats.constants import CQ_ENTRY_BYTES
@@ -28,7 +29,18 @@ from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, rea
 from pyengine.storage.commit_log import CommitLog, list_complete_log, list_log
 from pyengine.storage.engine_id import EngineId, read_engine_id, read_epoch
 from pyengine.storage.index_file import find_layout
+from pyengine.storage.log_holds import LogHold, read_log_holds
 from pyengine.storage.mapped_file import MappedFile, MappingCache, index_file_names, is_folder, is_plain_file
+from pyengine.storage.replication_state import ReadState, ReplicationStateFile
+
+
+class StateFiles(NamedTuple):
+    """The content of the small state files that tell how a store is, read once."""
+
+    abort_exists: bool
+    watermark: WatermarkReading
+    replication: ReadState
+    log_holds: list[LogHold]
 
 
 class MessageStore(StorePaths):
@@ -106,6 +118,10 @@ class MessageStore(StorePaths):
     def abort_exists(self) -> bool:
         """Whether the file `abort` exists: the store is open, or there was a crash."""
         return abort_file_exists(self.root)
+
+    def read_state(self) -> StateFiles:
+        """Read the state files; DiskError when one cannot be read."""
+        return StateFiles(self.abort_exists(), self.read_watermark(), ReplicationStateFile(self).read(), read_log_holds(self))
 
 
 _QUEUES_SAMPLED = 16
