@@ -121,7 +121,8 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
     refused = native.load(control.state, "refuse_puts")
     is_final = frozen or state in (native.STATE_READ_ONLY, native.STATE_DEGRADED)
     read_only = is_final or bool(refused & (native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE | native.REFUSE_FENCED))
-    wrote, store_timestamp_ms = native.committed_slot(control)
+    put_messages, put_bytes = put_totals(control)
+    _, store_timestamp_ms = native.committed_slot(control)
     figures = _figures(memory)
     disk = _disk(memory)
     replication = live_replication(memory)
@@ -132,7 +133,7 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
         "role": ROLE_NAMES[identity.role],
         "mode": MODE_NAMES[identity.mode],
         "read_only": read_only,
-        "takes_puts": state == native.STATE_RUNNING and not frozen and not refused and _is_ready(workers[native.WRITER]),
+        "takes_puts": state == native.STATE_RUNNING and not frozen and not refused and workers[native.WRITER]["state"] == "ready",
         "build": build_id(),
         "positions": positions,
         "workers": [one for one in workers if one["pid"] or one["state"] != "absent"],
@@ -151,7 +152,7 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
         "syncs": native.load(control.flusher, "syncs"),
         "sync_ms_mean": _mean_ms(native.load(control.flusher, "sync_ns_total"), native.load(control.flusher, "syncs")),
         "sync_ms_max": native.load(control.flusher, "sync_ns_max") / 1e6,
-        **_puts(control),
+        "put_messages": put_messages, "put_bytes": put_bytes,
         "disk": disk,
         "refused_puts": native.load(control.writer, "refused"),
         "unclean": False,
@@ -161,16 +162,6 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
     }
     findings = [*judge(store, memory, living, blocked_reasons, document), *more]
     return conclude(findings, all_is_well(document)) | document, figures
-
-
-def _is_ready(worker: dict[str, Any]) -> bool:
-    return bool(worker["state"] == "ready")
-
-
-def _puts(control: ms_control) -> dict[str, int]:
-    """Return messages and bytes put since this epoch began, as of one committed pass."""
-    messages, size_bytes = put_totals(control)
-    return {"put_messages": messages, "put_bytes": size_bytes}
 
 
 def _figures(memory: EngineMemory) -> Statistics | None:
