@@ -85,11 +85,11 @@ static inline void ms_put_meter_commit(struct ms_put_meter *meter, int64_t now_n
         ms_store_relaxed(&stats->entries_max, (uint64_t)meter->entries);
     for (uint32_t i = 0; i < meter->timed; i++) {
         uint64_t times = i + 1 == meter->timed ? 1 + meter->entries - meter->timed : 1;
-        int64_t ns = now_ns - meter->submitted_ns[i];
         if (meter->submitted_ns[i] <= 0) {
             ms_count(stats->unmeasured, times);
             continue;
         }
+        int64_t ns = now_ns - meter->submitted_ns[i];
         if (ns < 0) /* the time comes from the producer and may be wrong */
             ns = 0;
         if (ns > meter->slowest_ns)

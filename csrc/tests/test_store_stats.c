@@ -77,6 +77,11 @@ static void passes(void)
     CHECK(sum(put->latency.bucket, MS_LATENCY_BUCKETS) == put->latency.count);
     CHECK(sum(put->distribute, MS_DISTRIBUTE_BUCKETS) == put->latency.count);
 
+    ms_put_meter_begin(&meter);
+    ms_put_meter_take(&meter, INT64_MIN, 64, 1); /* of a hostile producer */
+    ms_put_meter_commit(&meter, 100000);
+    CHECK(put->unmeasured == 2);
+
     meter.stats = NULL;
     ms_put_meter_begin(&meter);
     ms_put_meter_take(&meter, 1000, 300, 1);
