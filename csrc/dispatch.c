@@ -74,7 +74,7 @@ static int64_t tags_code_of(const struct ms_dispatch *d, const struct ms_record 
         if (level > d->delay_levels)
             level = d->delay_levels;
         if (level > 0)
-            return record->store_timestamp_ms + d->delays_ms[level - 1];
+            return (int64_t)((uint64_t)record->store_timestamp_ms + (uint64_t)d->delays_ms[level - 1]);
     }
     if (routing->tags.at == NULL)
         return 0;
@@ -214,20 +214,22 @@ int ms_dispatch_run(struct ms_dispatch *d, const uint8_t *view, int64_t base_off
     return found;
 }
 
-/* Return the queue's place in the table; for a new queue claim one, and count it in *taken. */
-static struct ms_touched_queue *place_of(struct ms_touched_queue *places, int64_t mask, const struct target *target,
+/* Return the queue's place in the table; for a new queue claim one, and count it in *taken. NULL if the table is half full. */
+static struct ms_touched_queue *place_of(struct ms_touched_queue *places, int64_t place_count, const struct target *target,
                                          int64_t *taken)
 {
     const uint64_t hash = ms_queue_hash(target->topic.at, (int32_t)target->topic.bytes, target->queue_id);
     struct ms_touched_queue *place;
     for (uint64_t at = hash;; at++) {
-        place = &places[at & (uint64_t)mask];
+        place = &places[at & (uint64_t)(place_count - 1)];
         if (place->topic == NULL)
             break;
         if (place->hash == hash && place->queue_id == target->queue_id && place->topic_bytes == target->topic.bytes &&
             memcmp(place->topic, target->topic.at, (size_t)target->topic.bytes) == 0)
             return place;
     }
+    if (2 * (*taken + 1) > place_count)
+        return NULL;
     place->hash = hash;
     place->topic = target->topic.at;
     place->topic_bytes = (int32_t)target->topic.bytes;
@@ -279,13 +281,14 @@ int ms_dispatch_touched(struct ms_touched_queue *places, int64_t place_count, in
                 ms_property_routing(record.properties, record.properties_bytes, &routing);
                 multi_begin(&multi, &routing, target.queue_id);
             }
-            if (2 * (taken + 1 + count_pieces(multi.names)) > place_count) {
-                found = -ENOSPC;
-                break;
-            }
-            touch(place_of(places, place_count - 1, &target, &taken), target.queue_offset, offset);
-            while (multi_next(&multi, &target)) {
-                struct ms_touched_queue *const place = place_of(places, place_count - 1, &target, &taken);
+            struct ms_touched_queue *place = place_of(places, place_count, &target, &taken);
+            if (place == NULL)
+                return -ENOSPC;
+            touch(place, target.queue_offset, offset);
+            while (multi_next(&multi, &target)) { /* counted as they come: another process may change the file meanwhile */
+                place = place_of(places, place_count, &target, &taken);
+                if (place == NULL)
+                    return -ENOSPC;
                 if (how == MS_TOUCHED_APART)
                     touch_apart(place, offset);
                 else

@@ -4,6 +4,7 @@
 #include "../dispatch.h"
 
 #include <errno.h>
+#include <signal.h>
 
 #include "segments.h"
 
@@ -126,9 +127,72 @@ static void one_round(int spoil)
     guarded_free(&view);
 }
 
+static struct guarded one_record(const char *topic, const char *properties, int64_t store_timestamp_ms)
+{
+    uint8_t bytes[1024];
+    const struct ms_record_template t = {
+        .store_timestamp_ms = store_timestamp_ms,
+        .topic = (const uint8_t *)topic,
+        .topic_bytes = (int32_t)strlen(topic),
+        .properties = (const uint8_t *)properties,
+        .properties_bytes = (int32_t)strlen(properties),
+    };
+    return guarded_copy(bytes, ms_record_encode(bytes, &t));
+}
+
+/* A due time beyond 64 bits wraps, as Java's. */
+static void due_time_wraps(void)
+{
+    struct ms_dispatch d;
+    uint8_t entry[20];
+    struct guarded view = one_record("SCHEDULE_TOPIC_XXXX", "DELAY\1"
+                                                            "1",
+                                     INT64_MAX);
+    begin(&d, NULL);
+    d.index_enabled = 0;
+    CHECK(run(&d, view.at, 0, 0, view.bytes) == MS_CASE_RANGE_END && d.messages == 1);
+    CHECK(pread(queues[0].fd, entry, sizeof entry, 0) == sizeof entry && ms_get_i64(entry + 12) == INT64_MIN + 999);
+    end(&d);
+    guarded_free(&view);
+}
+
+#define PLACES 16
+#define ONE_NAME "INNER_MULTI_DISPATCH\1abcdefghijklmnopqrstuvwxyz012345\2INNER_MULTI_QUEUE_OFFSET\1" \
+                 "00000000000000000000000000000000"
+
+static struct guarded changing;
+static struct ms_touched_queue *places_of_changing;
+
+/* At the first access to the places, every second byte of the texts becomes a comma. */
+static void change(int number)
+{
+    (void)number;
+    CHECK(mprotect(places_of_changing, 4096, PROT_READ | PROT_WRITE) == 0);
+    uint8_t *const names = memchr(changing.at, 'a', (size_t)changing.bytes);
+    for (int i = 1; i < 32; i += 2)
+        names[i] = changing.at[changing.bytes - 32 + i] = ',';
+}
+
+/* Another process overwrites a record between two looks at it: more queues than were counted do not fill the table. */
+static void touched_while_changing(void)
+{
+    int64_t reached, last_ms;
+    changing = one_record("T", ONE_NAME, 0);
+    places_of_changing = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(places_of_changing != MAP_FAILED && signal(SIGSEGV, change) != SIG_ERR);
+    alarm(30); /* for a search that never ends */
+    CHECK(ms_dispatch_touched(places_of_changing, PLACES, MS_TOUCHED_ALL, changing.at, 0, 0, changing.bytes, &reached, &last_ms) == -ENOSPC);
+    alarm(0);
+    signal(SIGSEGV, SIG_DFL);
+    munmap(places_of_changing, 4096);
+    guarded_free(&changing);
+}
+
 int main(void)
 {
     dice_begin("dispatch");
+    due_time_wraps();
+    touched_while_changing();
     for (int round = 0; round < 300; round++)
         one_round(round % 4 != 0);
     return 0;
