@@ -318,6 +318,7 @@ def _size_and_allocate(descriptor: int, size_bytes: int, allocate: Allocation) -
 
 
 def _sync_new_file(descriptor: int, path: Path) -> None:
+    """As sync_descriptor, but DiskFullError on a full disk: no reader sees the file yet, so the caller may create it again."""
     try:
         os.fsync(descriptor)
     except OSError as error:
