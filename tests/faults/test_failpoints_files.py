@@ -42,8 +42,8 @@ create_files([f'{folder}/{{name}}/file' for name in 'abc'], {size}, allocate={si
 REPLACE = "from pyengine.storage.durable_writes import write_config; write_config({folder!r} + '/table.json', b'new')"
 REMOVE = """
 from pathlib import Path
-from pyengine.storage.durable_writes import give_back, unlink_durably
-for _ in give_back(unlink_durably(Path({folder!r}) / 'file'), step_bytes=4096): pass
+from pyengine.storage.durable_writes import free_blocks, unlink_durably
+for _ in free_blocks(unlink_durably(Path({folder!r}) / 'file'), step_bytes=4096): pass
 """
 
 
