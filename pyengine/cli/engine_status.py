@@ -65,13 +65,17 @@ def engine_status(root: Path, settings: dict[str, str]) -> dict[str, Any]:
     """Return the status document of the store at `root`."""
     store = MessageStore(root)
     living = living_kinds(store)
-    state = store.read_state()
     unseen = ""
     try:
-        document = _from_memory(store, living, state) if living else None
+        document = _from_memory(store, living) if living else None
     except EngineUnavailableError as error:  # not published yet, or of another user
         document, unseen = None, str(error)
-    document = document or _from_files(store, settings, living, state, unseen)
+    state = store.read_state()  # after the memory: the engine may have stopped meanwhile
+    if document is None:
+        document = _from_files(store, settings, living, state, unseen)
+    elif document["replication"] is not None:
+        noted = state.replication.state
+        document["replication"] |= {"term": noted.term if noted else 0, "fenced_by": noted.fenced_by if noted else 0}
     now = now_ms()
     return document | {
         "verified": _verified(state.watermark.watermark, document["positions"]["min"]),
@@ -94,16 +98,12 @@ def live_status(root: Path) -> tuple[dict[str, Any], Statistics | None] | None:
         return None
 
 
-def _from_memory(store: MessageStore, living: list[int], state: StateFiles) -> dict[str, Any]:
+def _from_memory(store: MessageStore, living: list[int]) -> dict[str, Any]:
     with EngineMemory.attach(find_folder(store), writable=False) as memory:
         more = stalled_slaves(memory.identity.role, lambda: live_replication(memory))
         with contextlib.suppress(EngineUnavailableError):  # the status reports that trouble already
             more.append(Finding(Verdict.WARNING, why_otherwise(store, read_run_settings(memory.folder))))
-        document = _live(store, memory, living, more)[0]
-    if document["replication"] is not None:
-        noted = state.replication.state
-        document["replication"] |= {"term": noted.term if noted else 0, "fenced_by": noted.fenced_by if noted else 0}
-    return document
+        return _live(store, memory, living, more)[0]
 
 
 def _live(store: MessageStore, memory: EngineMemory, living: list[int],
