@@ -161,10 +161,10 @@ def topic_bytes(topic: str) -> bytes:
 
 def body_bytes(body: bytes | bytearray | memoryview) -> bytes:
     """Return the body as bytes; TypeError for text, whose encoding would be a guess."""
-    if isinstance(body, bytes):
+    if type(body) is bytes:
         return body
-    if isinstance(body, (bytearray, memoryview)):
-        return bytes(body)
+    if isinstance(body, (bytes, bytearray, memoryview)):
+        return bytes(memoryview(body))  # a subclass may say that it has another length
     raise TypeError(f"body must be bytes, not {type(body).__name__}: encode text first, for example with .encode()")
 
 

@@ -550,12 +550,13 @@ class Producer(ProducerFront):
                 topic, queue_id, properties_text, message.delay_level, len(self._delays_ms))
         name = outgoing.topic_bytes(topic)
         text = outgoing.properties_bytes(properties_text)
-        self._refuse_sizes(len(message.body), queue_id, message.flag)
+        body = outgoing.body_bytes(message.body)
+        self._refuse_sizes(len(body), queue_id, message.flag)
         store_host = self._store_host_of(message)
         header = self._raw_header(native.PUT, name, text, message, store_host)
-        header.queue_id, header.flag, header.payload_bytes = queue_id, message.flag, len(message.body)
+        header.queue_id, header.flag, header.payload_bytes = queue_id, message.flag, len(body)
         context = PutContext(native.PUT, topic, queue_id, store_host, self._puts.waits if message.wait_store_msg_ok else 0)
-        return PutEntry(header, name, text, context, message.body)
+        return PutEntry(header, name, text, context, body)
 
     def _header(self, kind: int, name: bytes, text: bytes) -> Any:
         """Return the `struct ms_entry_header` of a put that is made now; the caller sets queue, flag, count and payload."""

@@ -402,6 +402,20 @@ def test_a_forked_child_does_not_put_into_its_parents_ring(make_parts, ring):
     assert [m.body for m in messages(parts)] == [b"before", b"after"]
 
 
+class Longer(bytes):
+    """Says that it has more bytes than it has."""
+
+    def __len__(self) -> int:
+        return 1000
+
+
+def test_a_body_of_a_subclass_is_stored_with_the_bytes_that_it_has(make_parts):
+    parts = make_parts()
+    with parts.producer() as producer:
+        assert producer.put("T", Longer(b"x")).ok and producer.put_raw(RawMessage("T", Longer(b"y"))).ok
+    assert [m.body for m in messages(parts)] == [b"x", b"y"]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_callback_that_exits_ends_nothing_but_itself(make_parts, capfd):
     parts = make_parts()
