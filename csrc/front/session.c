@@ -126,6 +126,8 @@ static PyObject *session_end(PyObject *object, PyObject *none)
         session_harvest(session);
         while (session->answered != NULL && !failed)
             failed = pending_hand_over(session->answered) != 0;
+        if (session->producer == NULL) /* forgotten: this is the child of a signal handler that forked in a hand-over */
+            break;
         const uint64_t last = session->producer->sequence; /* all slots, also before `first`: see session_harvest */
         for (uint64_t sequence = last < MS_COMPLETIONS ? 0 : last - MS_COMPLETIONS + 1; session->waiting > 0 && sequence <= last && !failed; sequence++) {
             struct pending_object *pending = session->slots[sequence % MS_COMPLETIONS];
@@ -135,6 +137,8 @@ static PyObject *session_end(PyObject *object, PyObject *none)
     } while (session->answered != NULL && !failed);
     if (failed)
         return NULL;
+    if (session->producer == NULL)
+        Py_RETURN_NONE;
     session->producer = NULL;
     while (session->users > 0) { /* they read `producer` again after their slice */
         const struct timespec interval = {.tv_nsec = END_POLL_NS};

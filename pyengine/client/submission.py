@@ -193,6 +193,7 @@ class Submitter(SubmitterFront):
         if self.front is not None:
             self.front.forget()
             self.front = None
+        self.native.pointer.finishing = 0  # a thread of the parent may have been in ms_producer_finish
         self._queued = QueuedPuts()  # a new one: the old one's thread is the parent's
         self.queued_puts = self._queued.waiting
         self._finalizer.detach()

@@ -802,6 +802,49 @@ def test_a_handler_that_forks_within_a_wait_leaves_two_programs_of_which_one_put
     assert producer.put("T", b"after").queue_offset == len(futures) + 1
 
 
+def test_a_fork_while_a_session_ends_leaves_two_programs(make_parts, monkeypatch):
+    """As a signal handler in a hand-over may make it; the future waits for the disk."""
+    parts = make_parts(mode=native.MODE_SYNC, session_ring_bytes_default=1 << 20)
+    with parts.producer() as producer:
+        assert producer.put("T", b"first").ok
+        flusher = parts.workers[native.FLUSHER]
+        flusher.send_signal(signal.SIGSTOP)
+        future = producer.put_async("T", b"x")
+        eventually(lambda: future.is_answered, "the writer has answered")
+        front, hand_over, found = producer._puts.front, _FrontOwner.hand_over, []
+
+        def fork(owner, *given):
+            found.append(os.fork())
+            return hand_over(owner, *given)
+
+        monkeypatch.setattr(_FrontOwner, "hand_over", fork)
+        try:
+            with producer._puts.lock:
+                front.end()
+            if found == [0]:
+                os._exit(1 if future.result(0).ok else 0)
+        finally:
+            if found == [0]:
+                os._exit(2)
+            flusher.send_signal(signal.SIGCONT)
+        assert os.waitstatus_to_exitcode(os.waitpid(found[0], 0)[1]) == 0
+        assert future.result(60).ok
+
+
+@in_async_mode
+def test_a_fork_while_another_thread_frees_an_answers_slot_stops_no_claim(parts, producer):
+    session = producer._puts.native
+    session.pointer.finishing = 1  # as that thread leaves it in the child
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(30)  # for a wait that never ends
+        session.claim().finish()
+        os._exit(0)
+    session.pointer.finishing = 0
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 @in_async_mode
 def test_a_fork_while_other_threads_put_leaves_both_programs_whole(parts, producer):
     stop = threading.Event()
