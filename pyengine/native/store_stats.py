@@ -235,7 +235,7 @@ def topic_counts(stats: ms_topic_stats) -> dict[str, TopicCount]:
     found = {}
     for number in range(stats.slots):
         slot = stats.slot[number]
-        length = lib.ms_load_u32(ffi.addressof(slot, "topic_bytes"))
+        length = min(lib.ms_load_u32(ffi.addressof(slot, "topic_bytes")), lib.MS_TOPIC_STATS_NAME_BYTES)
         if length and slot.messages:
             found[bytes(ffi.buffer(slot.topic, length)).decode("utf-8", "replace")] = TopicCount(slot.messages, slot.bytes)
     return found

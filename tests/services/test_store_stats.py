@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import pytest
 
 from fix_writer_rig import WriterRig, submit
@@ -160,6 +162,15 @@ def test_topics_beyond_the_tables_room_are_counted_together(make_owner):
         topics = seen.open_topic_stats()
         assert len(store_stats.topic_counts(topics)) == 3
         assert store_stats.other_topics(topics).messages == 2
+
+
+def test_a_damaged_length_of_a_topics_name_reads_nothing_after_the_name():
+    memory = mmap.mmap(-1, store_stats.topic_stats_bytes(4))
+    stats = store_stats.view_topics(memory)
+    store_stats.format_topic_stats(stats, 4)
+    slot = stats.slot[3]
+    slot.messages, slot.topic_bytes = 1, 0xFFFFFFFF
+    assert list(store_stats.topic_counts(stats)) == ["\0" * 256]
 
 
 def test_missing_statistics_keep_no_worker_from_its_work(make_owner):
