@@ -256,9 +256,9 @@ static uint32_t check_entry(const struct ms_writer *writer, const struct ms_writ
 static int64_t store_time(const struct ms_writer *writer, const struct ms_entry *head)
 {
     int64_t now = writer->control->identity.replay_clock && head->clock_ms ? head->clock_ms : writer->wall_ms;
-    int64_t back = writer->store_timestamp_ms - now;
-    if (back <= 0)
+    if (now >= writer->store_timestamp_ms)
         return now;
+    int64_t back = (int64_t)((uint64_t)writer->store_timestamp_ms - (uint64_t)now); /* negative: beyond 64 bits, and not shown */
     /* The store time does not step back; status shows a large step of the clock. */
     if (back > ms_load_relaxed(&writer->control->writer.clock_back_ms))
         ms_store_relaxed(&writer->control->writer.clock_back_ms, back);

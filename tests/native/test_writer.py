@@ -323,6 +323,15 @@ def test_a_frozen_store_refuses_every_put(rig):
     assert "input/output" in control_native.reason(rig.control)
 
 
+def test_the_store_time_does_not_step_back_to_an_impossible_time(rig):
+    rig = rig()
+    producer = rig.open_session()
+    rig.start_writer()
+    sequences = [submit(producer, PUT, b"T", b"", b"x", clock_ms=clock_ms) for clock_ms in (1_700_000_000_000, -(1 << 63))]
+    rig.drain()
+    assert [answer_of(producer, sequence)[STORE_TIME] for sequence in sequences] == [1_700_000_000_000] * 2
+
+
 def test_a_new_generation_of_a_session_slot_starts_at_zero(rig):
     rig = rig()
     first = rig.open_session(slot=5, generation=1)
