@@ -134,6 +134,8 @@ void ms_writer_attach_session(struct ms_writer *writer, uint32_t slot, struct ms
     writer->active[slot / 64] |= (uint64_t)1 << (slot % 64);
     if (writer->side_slot == slot)
         writer->side_loaded = 0;
+    if (writer->turn == slot) /* a refusal was for an entry of the session before */
+        writer->refuse_segment = writer->side_failed = writer->queues_refused = 0;
     if (slot >= writer->sessions_high)
         writer->sessions_high = slot + 1;
     publish_session(own);

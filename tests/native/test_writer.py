@@ -159,13 +159,13 @@ def test_a_refusal_is_for_the_entry_whose_segment_did_not_come_and_for_no_later_
     submit(liar, PUT, b"T", b"", b"x")
     assert rig.writer.run(monotonic_ns()) == RUN_SEGMENT
     rig.writer.pointer.refuse_segment = 1
-    liar.pointer.session.tail = 1 << 40
+    memory, _ = rig.sessions[0]
+    struct.pack_into("<H", memory, len(memory) - RING_BYTES + 4, lib.MS_ENTRY_PAD)
+    liar.pointer.sequence = 0
     assert rig.writer.run(monotonic_ns()) == RUN_TIME  # a pass without an entry that wants a segment
-    rig.writer.detach_session(0)
-    good = rig.open_session(generation=2)
-    sequence = submit(good, PUT, b"T", b"", b"x")
+    sequence = submit(liar, PUT, b"T", b"", b"x")
     rig.drain()
-    assert answer_of(good, sequence)[STATUS] == PutStatus.PUT_OK
+    assert answer_of(liar, sequence)[STATUS] == PutStatus.PUT_OK
 
 
 def take_back(producer) -> int:
@@ -190,6 +190,21 @@ def test_a_refusal_is_not_for_another_session_when_its_entry_was_taken_back(rig)
     take_back(hostile)
     submit_side(good, 5000)
     assert rig.writer.run(monotonic_ns()) == RUN_SIDE and (pointer.side_slot, pointer.side_bytes) == (1, 5000)
+
+
+def test_a_refusal_is_not_for_the_next_session_of_the_slot(rig):
+    rig = rig(segment_bytes=4096)
+    hostile = rig.open_session(0)
+    pointer = rig.start_writer(ahead=0).pointer
+    submit_side(hostile, 4096)
+    assert rig.writer.run(monotonic_ns()) == RUN_SIDE
+    pointer.side_failed = 1
+    take_back(hostile)
+    rig.writer.detach_session(0)
+    good = rig.open_session(0, generation=2)
+    rig.attach_sessions()
+    submit_side(good, 5000)
+    assert rig.writer.run(monotonic_ns()) == RUN_SIDE and pointer.side_bytes == 5000
 
 
 def test_a_side_object_serves_the_session_that_requested_it_only(rig):
