@@ -8,6 +8,17 @@
 #else
 #define HAS_FOLDING 0
 #endif
+#if defined(__aarch64__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define HAS_INSTRUCTIONS 1
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#pragma GCC push_options
+#pragma GCC target("+crc")
+#include <arm_acle.h>
+#pragma GCC pop_options
+#else
+#define HAS_INSTRUCTIONS 0
+#endif
 
 #define POLYNOMIAL 0xEDB88320u /* reflected */
 #define FOLD_BYTES_MIN 64
@@ -16,6 +27,8 @@
 static uint32_t table[8][256];
 #if HAS_FOLDING
 static int can_fold;
+#elif HAS_INSTRUCTIONS
+static int has_crc;
 #endif
 
 __attribute__((constructor)) static void fill_tables(void)
@@ -32,6 +45,8 @@ __attribute__((constructor)) static void fill_tables(void)
 #if HAS_FOLDING
     __builtin_cpu_init();
     can_fold = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+#elif HAS_INSTRUCTIONS
+    has_crc = (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
 #endif
 }
 
@@ -143,6 +158,29 @@ FOLDS static uint32_t fold_copy(uint8_t *to, const uint8_t *from, int64_t length
 {
     return run_folding(~0u, to, from, length);
 }
+#elif HAS_INSTRUCTIONS
+/* Armv8's CRC32 instructions have this polynomial. Each byte is read once, and copied to `to` unless that is NULL. */
+__attribute__((target("+crc"))) static uint32_t run_instructions(uint32_t state, uint8_t *to, const uint8_t *from, int64_t length)
+{
+    for (; length >= 8; from += 8, length -= 8) {
+        uint64_t eight;
+        memcpy(&eight, from, 8);
+        __asm__("" : "+r"(eight)); /* so that the compiler does not load the bytes twice */
+        if (to != NULL) {
+            memcpy(to, &eight, 8);
+            to += 8;
+        }
+        state = __crc32d(state, eight);
+    }
+    for (; length > 0; length--) {
+        uint32_t one = *from++;
+        __asm__("" : "+r"(one));
+        if (to != NULL)
+            *to++ = (uint8_t)one;
+        state = __crc32b(state, (uint8_t)one);
+    }
+    return state;
+}
 #endif
 
 uint32_t ms_crc32_tables(uint32_t crc, const uint8_t *from, int64_t length)
@@ -150,18 +188,21 @@ uint32_t ms_crc32_tables(uint32_t crc, const uint8_t *from, int64_t length)
     return ~run_tables(~crc, from, length);
 }
 
-uint32_t ms_crc32_folding(uint32_t crc, const uint8_t *from, int64_t length)
+uint32_t ms_crc32_by_cpu(uint32_t crc, const uint8_t *from, int64_t length)
 {
 #if HAS_FOLDING
     if (can_fold && length >= FOLD_BYTES_MIN)
         return ~fold_bytes(~crc, from, length);
+#elif HAS_INSTRUCTIONS
+    if (has_crc)
+        return ~run_instructions(~crc, NULL, from, length);
 #endif
     return ms_crc32_tables(crc, from, length);
 }
 
 uint32_t ms_crc32(uint32_t crc, const uint8_t *from, int64_t length)
 {
-    return ms_crc32_folding(crc, from, length);
+    return ms_crc32_by_cpu(crc, from, length);
 }
 
 uint32_t ms_crc32_copy(uint8_t *to, const uint8_t *from, int64_t length)
@@ -169,6 +210,9 @@ uint32_t ms_crc32_copy(uint8_t *to, const uint8_t *from, int64_t length)
 #if HAS_FOLDING
     if (can_fold && length >= FOLD_BYTES_MIN)
         return ~fold_copy(to, from, length);
+#elif HAS_INSTRUCTIONS
+    if (has_crc)
+        return ~run_instructions(~0u, to, from, length);
 #endif
     if (length > 0)
         memcpy(to, from, (size_t)length);

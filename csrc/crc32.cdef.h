@@ -2,13 +2,14 @@
  *
  * Who: the writer, and every process that scans (recovery, check, readers, Spark workers). Blocks on: nothing; long inputs
  * take a while, so cffi's release of the GIL matters. Crash states: none, it has no shared data. It uses carry-less
- * multiplication if the CPU has it, otherwise eight tables; both return the same value for every input.
+ * multiplication (x86-64) or CRC instructions (Armv8) if the CPU has them, otherwise eight tables; all return the same value
+ * for every input.
  */
 
 /* Continue `crc` (0 to begin) over `length` bytes. */
 uint32_t ms_crc32(uint32_t crc, const uint8_t *from, int64_t length);
 /* Copy `length` bytes and return the CRC of the copy, even if another process changes the source meanwhile. */
 uint32_t ms_crc32_copy(uint8_t *to, const uint8_t *from, int64_t length);
-/* The two implementations, for tests; the folding one uses tables if the CPU lacks the instruction. */
+/* The two implementations, for tests; the second uses tables if the CPU lacks the instructions. */
 uint32_t ms_crc32_tables(uint32_t crc, const uint8_t *from, int64_t length);
-uint32_t ms_crc32_folding(uint32_t crc, const uint8_t *from, int64_t length);
+uint32_t ms_crc32_by_cpu(uint32_t crc, const uint8_t *from, int64_t length);

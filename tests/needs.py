@@ -138,6 +138,11 @@ def _no_go() -> str | None:
     return None if shutil.which("go") else "go not found on PATH"
 
 
+def _no_arm() -> str | None:
+    missing = [name for name in ("aarch64-linux-gnu-gcc", "qemu-aarch64") if shutil.which(name) is None]
+    return f"{' and '.join(missing)} not found on PATH (packages gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user)" if missing else None
+
+
 def _no_promtool() -> str | None:
     return None if shutil.which("promtool") else "promtool (of Prometheus) not found on PATH"
 
@@ -156,6 +161,7 @@ NEEDS = {
         Need("griffe", functools.cache(_no_griffe)),
         Need("go", functools.cache(_no_go)),
         Need("btrfs", functools.cache(_no_btrfs)),
+        Need("arm", functools.cache(_no_arm)),
         Need("promtool", functools.cache(_no_promtool)),
     )
 }

@@ -2,7 +2,7 @@
 # Build and run the C tests: plain, with ASan and UBSan, and stress_* also with TSan.
 # TSan sees threads only, so in stress tests threads play the processes.
 # usage: csrc/tests/run.sh [--plain|--sanitize|--thread] [test ...]     exit 0 = all passed
-# CHECK_SEED=N repeats the random part of a failed run. CC chooses the compiler.
+# CHECK_SEED=N repeats the random part of a failed run. CC chooses the compiler, RUN what runs its programs (an emulator).
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -45,7 +45,7 @@ for flavour in "${flavours[@]}"; do
     ar rcs "$work/$flavour.a" "$work/$flavour"/*.o
     for test in "${chosen[@]}"; do
         "${CC:-cc}" "${warnings[@]}" "${flags[@]}" "$here/$test.c" "$work/$flavour.a" -lrt -lpthread -o "$work/$test.$flavour"
-        UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 "$work/$test.$flavour"
+        UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 ${RUN:-} "$work/$test.$flavour"
     done
     echo "passed: $flavour (${chosen[*]})"
 done

@@ -1,4 +1,4 @@
-"""The C tests (csrc/tests): plain, under ASan and UBSan, and the stress tests under TSan.
+"""The C tests (csrc/tests): plain, under ASan and UBSan, and the stress tests under TSan; and without those, on 64-bit ARM.
 
 TSan sees threads only, so the stress tests let threads play the processes.
 """
@@ -40,3 +40,12 @@ def test_c_units(flavour, tmp_path, rng):
     run = subprocess.run([FOLDER / "run.sh", f"--{flavour}"], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stdout + run.stderr
     assert f"passed: {flavour}" in run.stdout
+
+
+@pytest.mark.arm
+def test_c_units_on_arm(rng):
+    environment = {**os.environ, "CHECK_SEED": str(rng.randrange(1 << 48)), "CC": "aarch64-linux-gnu-gcc",
+                   "RUN": "qemu-aarch64 -L /usr/aarch64-linux-gnu"}
+    tests = sorted(path.stem for path in FOLDER.glob("test_*.c"))
+    run = subprocess.run([FOLDER / "run.sh", "--plain", *tests], capture_output=True, text=True, env=environment)
+    assert run.returncode == 0 and "passed: plain" in run.stdout, run.stdout + run.stderr
