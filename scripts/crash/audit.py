@@ -7,6 +7,7 @@ checksums, holes, index). A list of what was acknowledged is rows as acked_produ
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -53,12 +54,17 @@ def read_acked(paths: Iterable[Path]) -> list[dict]:
 def still_kept(store: Path, rows: Sequence[dict]) -> list[dict]:
     """The rows that retention has not deleted: those whose message lies at or after the log's beginning.
 
-    Where a row tells no physical offset its queue's first offset decides.
+    Where a row tells no physical offset its queue's first offset decides. A queue that does not exist went with the segments
+    of its messages, unless a row with a physical offset says that one of them is kept.
     """
     with pyengine.open_store(store) as reader:
         log_min = reader.min_physical_offset
         queue_min = {(topic, queue_id): reader.queue_range(topic, queue_id)[0]
                      for topic, queue_ids in reader.topics().items() for queue_id in queue_ids}
+
+    if log_min > 0:
+        known = {(row["topic"], row["queue_id"]) for row in rows if (row["physical_offset"] or 0) >= log_min}
+        queue_min = {(row["topic"], row["queue_id"]): math.inf for row in rows} | dict.fromkeys(known, 0) | queue_min
 
     def is_kept(row: dict) -> bool:
         if row["physical_offset"] is not None:

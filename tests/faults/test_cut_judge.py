@@ -8,6 +8,7 @@ import pytest
 
 import pyengine
 from crash.acked_consumer import ANY, FLUSHED, TOPIC
+from crash.audit import still_kept
 from faults.cut_judge import Promised, below, judge_tree
 
 ROW = {"topic": "t", "queue_id": 0, "queue_offset": 0, "physical_offset": 0, "body_sha256": ""}
@@ -42,3 +43,15 @@ def test_a_message_whose_place_in_the_log_is_not_known_counts_as_far_as_its_queu
     rows = [ROW | {"topic": topic, "queue_id": queue_id, "queue_offset": offset, "physical_offset": None} for offset in (end - 1, end)]
     assert below(tree, [*rows, ROW | {"topic": "unknown", "physical_offset": None}], 1 << 40) == rows[:1]
     assert below(tree, [ROW, ROW | {"physical_offset": 5}, ROW | {"waits_at": 4}], 5) == [ROW, ROW | {"waits_at": 4}]
+
+
+def test_a_message_without_a_place_went_with_its_queue_unless_another_of_it_is_kept(golden):
+    tree = golden("cleaned").root
+    with pyengine.open_store(tree) as reader:
+        log_min = reader.min_physical_offset
+    assert log_min > 0
+    without = ROW | {"topic": "gone", "physical_offset": None}
+    deleted, kept = (ROW | {"topic": "gone", "queue_offset": 1, "physical_offset": at} for at in (log_min - 1, log_min))
+    assert still_kept(tree, [without, deleted]) == []
+    assert still_kept(tree, [without, kept]) == [without, kept]
+    assert still_kept(golden("basic").root, [without]) == [without]
