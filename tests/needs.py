@@ -140,7 +140,8 @@ def _no_go() -> str | None:
 
 def _no_arm() -> str | None:
     missing = [name for name in ("aarch64-linux-gnu-gcc", "qemu-aarch64") if shutil.which(name) is None]
-    return f"{' and '.join(missing)} not found on PATH (packages gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user)" if missing else None
+    packages = "packages gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user"
+    return f"{' and '.join(missing)} not found on PATH ({packages})" if missing else None
 
 
 def _no_promtool() -> str | None:
