@@ -216,7 +216,7 @@ def sweep_unfinished(root: Root) -> list[Path]:
         sync_folder(sibling.parent)
     config = root / "config"
     for temporary in [*sorted(config.glob("*.tmp")), *sorted(config.glob("log-holds/*.tmp")), *root.glob("checkpoint.tmp")]:
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)  # a program beside the engine may be writing its hold, and rename it now
         removed.append(temporary)
     return removed
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import pytest
 
 from pyengine.errors import DiskError
 from pyengine.storage import log_holds
+from pyengine.storage.durable_writes import sweep_unfinished
 from pyengine.storage.log_holds import (
     CLOCK_GRACE_MS,
     HOLD_MS_MAX,
@@ -123,3 +125,17 @@ def test_a_block_that_fails_ends_its_hold(tmp_path):
     with pytest.raises(KeyboardInterrupt), held_log(tmp_path, "mine", "backup", 1000):
         raise KeyboardInterrupt
     assert read_log_holds(tmp_path) == []
+
+
+def test_a_hold_is_written_while_an_engine_that_starts_sweeps(tmp_path, monkeypatch):
+    rename, sweeps = os.rename, []
+
+    def swept_once(source, target):
+        if not sweeps:
+            sweeps.append(sweep_unfinished(tmp_path))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", swept_once)
+    write_log_hold(tmp_path, LogHold("tables", "me", 5, NOW_MS))
+    assert [path.name for path in sweeps[0]] == ["tables.tmp"]
+    assert [(hold.name, hold.offset) for hold in read_log_holds(tmp_path)] == [("tables", 5)]
