@@ -135,6 +135,18 @@ def write_config(path: Path | str, content: bytes, *, keep_backup: bool = True, 
     """
     path = Path(path)
     make_folders(path.parent)
+    try:
+        try:
+            _replace(path, content, keep_backup, mode)
+        except FileNotFoundError:  # an engine that starts has swept the temporary file away (sweep_unfinished)
+            _replace(path, content, keep_backup, mode)
+    except OSError as error:
+        raise disk_error(error, "write", path) from error
+    sync_folder(path.parent)
+    failpoint("config_durable")
+
+
+def _replace(path: Path, content: bytes, keep_backup: bool, mode: int) -> None:
     temporary = path.with_name(path.name + ".tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -152,13 +164,9 @@ def write_config(path: Path | str, content: bytes, *, keep_backup: bool = True, 
             _link_backup(path)
         os.rename(temporary, path)
         failpoint("config_renamed")
-    except OSError as error:
-        raise disk_error(error, "write", path) from error
     finally:
         with contextlib.suppress(OSError):  # it exists only after a failure
             os.unlink(temporary)
-    sync_folder(path.parent)
-    failpoint("config_durable")
 
 
 def make_folders(folder: Path | str) -> None:
@@ -216,7 +224,7 @@ def sweep_unfinished(root: Root) -> list[Path]:
         sync_folder(sibling.parent)
     config = root / "config"
     for temporary in [*sorted(config.glob("*.tmp")), *sorted(config.glob("log-holds/*.tmp")), *root.glob("checkpoint.tmp")]:
-        temporary.unlink(missing_ok=True)  # a program beside the engine may be writing its hold, and rename it now
+        temporary.unlink(missing_ok=True)  # a program beside the engine may be writing the file, and rename it now
         removed.append(temporary)
     return removed
 

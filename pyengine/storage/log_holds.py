@@ -58,12 +58,7 @@ def _record(name: str) -> DurableRecord[LogHold]:
 def write_log_hold(root: Root, hold: LogHold) -> None:
     """Create or renew the hold, durable before this returns. DiskFullError, DiskError or FlushError."""
     assert _NAME.fullmatch(hold.name), hold.name
-    try:
-        _record(hold.name).write(root, hold)
-    except DiskError as error:
-        if error.errno != errno.ENOENT:
-            raise
-        _record(hold.name).write(root, hold)  # an engine that starts has swept the temporary file away
+    _record(hold.name).write(root, hold)
 
 
 def remove_log_hold(root: Root, name: str) -> None:

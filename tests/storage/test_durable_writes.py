@@ -13,7 +13,7 @@ import pytest
 from dying import run_and_die_at
 from pyengine.errors import DiskError, DiskFullError, FlushError
 from pyengine.storage import durable_writes
-from pyengine.storage.durable_writes import DirectFile, free_blocks, unlink_durably
+from pyengine.storage.durable_writes import DirectFile, free_blocks, sweep_unfinished, unlink_durably, write_config
 
 
 def test_short_writes_go_on_where_they_ended_and_a_sync_comes_last(tmp_path, monkeypatch):
@@ -188,3 +188,20 @@ def test_close_raises_the_error_of_a_direct_write_if_no_other_call_has(tmp_path,
     with pytest.raises(DiskFullError):
         file.close()
     assert file.closed
+
+
+@pytest.mark.parametrize("when", range(2), ids=["the backup is named", "the file is named"])
+def test_a_config_file_is_written_although_an_engine_that_starts_sweeps(tmp_path, monkeypatch, when):
+    path, rename, renames = tmp_path / "config" / "topics.json", os.rename, []
+    write_config(path, b"old")
+
+    def swept_once(source, target):
+        if len(renames) == when:
+            assert sweep_unfinished(tmp_path) != []
+        renames.append(target)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", swept_once)
+    write_config(path, b"new")
+    assert path.read_bytes() == b"new" and path.with_name("topics.json.bak").read_bytes() == b"old"
+    assert sorted(file.name for file in path.parent.iterdir()) == ["topics.json", "topics.json.bak"]
