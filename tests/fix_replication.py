@@ -17,7 +17,7 @@ UNCONFIRMED_PAUSE_S = 0.1
 
 
 def free_port() -> int:
-    """A port that nobody listens at now."""
+    """A port that nothing listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
 
@@ -71,7 +71,7 @@ class Load:
         self.statuses[result.status.name] = self.statuses.get(result.status.name, 0) + 1
         if result.status is PutStatus.PUT_OK:
             self.confirmed.append((result.physical_offset, result.physical_offset + result.size_bytes, body))
-        else:  # refused, or nobody confirms: a slave that comes back must not find more than it can catch up with
+        else:  # refused, or not confirmed: a slave that comes back must not find more than it can catch up with
             threading.Event().wait(UNCONFIRMED_PAUSE_S)
 
     def wait_for(self, more: int) -> None:

@@ -4,7 +4,7 @@
         slave.connect(proxy.port)
         proxy.to_slave = Faults(split_bytes_max=100, delay_s_max=0.002, corrupt_bytes_mean=1 << 20)
         proxy.cut()                      # every connection, now
-        proxy.hold(); proxy.release()    # nothing passes, but nobody is told
+        proxy.hold(); proxy.release()    # nothing passes, but neither end is told
         proxy.to_slave = CLEAN
 
 Changes count for what is forwarded from then on. Each connection and direction has a

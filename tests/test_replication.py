@@ -185,7 +185,7 @@ def test_queues_of_a_bounded_master_end_at_what_is_confirmed_through_stops_and_k
     pair.master.kill_all()
     assert bodies(pair.master.root) == [], "nor from the files alone"
     pair.master.start()
-    assert bodies(pair.master.root) == [], "recovery has dispatched them for nobody to see"
+    assert bodies(pair.master.root) == [], "recovery has dispatched them where no reader sees them"
     pair.slave.start()
     with pyengine.open_store(pair.master.root) as store:
         assert store.wait_for_message("T", 0, 1, timeout_s=30), "consumers are woken by the slave's report"

@@ -120,7 +120,7 @@ def test_each_row_of_the_page_has_its_test():
 def test_another_user_gets_no_session(engine):
     told = as_nobody(lambda: pyengine.connect(engine.root, timeout_s=30) and "connected")
     assert told.startswith("EngineUnavailableError: ") and "as another user: no permission" in told, told  # at once: it would not change
-    assert engine.pids()  # and nobody was hurt
+    assert engine.pids()  # and no process was hurt
 
 
 @pytest.mark.root
@@ -476,7 +476,7 @@ def test_a_false_master_adds_whole_records_or_nothing(tmp_path, rng):
 
     own_bytes = bytes(own.segments[0])[:own.end]
     assert hear(0, other) == [], "another log, from the first byte on"
-    assert hear(500, other) == [], "a place that nobody asked for"
+    assert hear(500, other) == [], "a place that was not asked for"
     for _ in range(50):
         assert hear(0, own_bytes + rng.randbytes(rng.randrange(1, 400))) == [], "bytes that are no record"
     whole = LogBuilder(65536, 0)

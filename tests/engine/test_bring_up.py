@@ -113,7 +113,7 @@ def test_an_async_master_says_so_and_never_calls_other_bytes_confirmed(store, se
     ReplicationStateFile(root).write(ReplicationState("ASYNC_MASTER", ends[2] + 1000))
     with brought_up(root, **settings) as memory:
         assert position(memory, "confirm") == (ends[2] if settings else 0)
-    # Durable before anybody puts: what comes next there is confirmed by nobody.
+    # Durable before the first put: no slave has confirmed what comes next there.
     assert ReplicationStateFile(root).read().state == ReplicationState("ASYNC_MASTER", ends[2])
 
 

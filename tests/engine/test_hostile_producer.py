@@ -1,4 +1,4 @@
-"""A producer that cuts its own session object short loses its session; nobody else notices."""
+"""A producer that cuts its own session object short loses its session; no other client notices."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_ending_and_closing_with_an_old_producer_leaves_the_new_producers_sessio
 def test_puts_under_way_get_their_answer_when_the_engine_dies(make_engine, mode):
     engine = make_engine(mode)
     engine.start()
-    names = ("writer", "flusher") if mode == "sync" else ("writer",)  # who is stopped: nobody answers, or nobody syncs
+    names = ("writer", "flusher") if mode == "sync" else ("writer",)  # the stopped workers: no answers, or no syncs
     for name in names:
         with pyengine.connect(engine.root) as producer:
             assert producer.put("T", b"before").ok

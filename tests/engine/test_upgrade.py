@@ -126,7 +126,7 @@ def test_a_worker_that_does_not_finish_is_killed_and_replaced(make_engine, other
     kill_supervisor(engine)
     checkpointer = engine.pid("checkpointer")
     engine.start()
-    os.kill(checkpointer, signal.SIGSTOP)  # SIGTERM waits until it is resumed, which nobody does
+    os.kill(checkpointer, signal.SIGSTOP)  # SIGTERM waits until it is resumed, which never happens
     eventually(lambda: is_all_ours(engine), "every worker runs this build", timeout_s=120)
     assert not Path(f"/proc/{checkpointer}").exists() or engine.pid("checkpointer") != checkpointer
     puts.end()

@@ -155,7 +155,7 @@ def test_an_end_that_comes_while_a_loop_in_c_arms_its_latch_is_seen(make_parts, 
 
 
 def test_an_answer_that_comes_after_its_sync_is_over_is_waited_for_itself(make_parts, broken_build, tmp_path):
-    """The flusher may be done before the writer, which woke it, goes on: no sync follows, and nobody raises its number again."""
+    """The flusher may be done before the writer, which woke it, goes on: no sync follows, and its number is not raised again."""
     environ = environment(broken_build, *WITHOUT_POLLS)
     boards = {kind: Board(tmp_path / kind) for kind in ("writer", "producer")}
     theirs = {kind: environ | {VARIABLE: str(board.path)} for kind, board in boards.items()}

@@ -198,7 +198,7 @@ def test_a_worker_started_early_begins_when_the_owner_is_ready(make_owner):
 
 
 def test_a_worker_never_serves_the_remains_of_a_dead_engine(make_owner):
-    """The control block says running, but nobody owns the store."""
+    """The control block says running, but no process owns the store."""
     owner = make_owner()
     owner.publish()
     owner.lock.close()

@@ -184,7 +184,7 @@ def foreign_files(files: Files, root: Path) -> Iterator[Damage]:
 
 
 def hostile_numbers(files: Files, truth: Truth, segment_bytes: int) -> Iterator[Damage]:
-    """Each number that says how long or where something is, with values that nobody means."""
+    """Each number that says how long or where something is, with values that make no sense."""
     def put(name: str, at: int, code: str, value: int) -> Damage | None:
         size = struct.calcsize(code)
         content = bytearray(files[name])

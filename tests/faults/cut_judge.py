@@ -11,7 +11,7 @@ it (mapped_pages.py), and which file the cleaner was about to delete (`tell_remo
                 delivered copy is in the log; the note never lies behind the queue's end
     afterwards  what a recovery, a cut, a rebuild or a salvage has kept is `flushed` once it has returned (after_kill.py); a log
                 that was cut ends there then, and what lay behind the cut may be gone from when it was decided
-    consumers   consumerOffset.json is whole, says what commit() has returned for and nothing that nobody asked for; what
+    consumers   consumerOffset.json is whole, says what commit() has returned for and nothing that was not asked for; what
                 was read at level `flushed` is there, so that such a group's offset needs no correction; after the
                 recovery no offset lies behind its queue's end
 """

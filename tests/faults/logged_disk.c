@@ -73,7 +73,7 @@ static void answer(uint64_t unique, int error, const void *bytes, size_t count)
 {
 	struct fuse_out_header head = {sizeof head + (error ? 0 : count), -error, unique};
 	struct iovec parts[2] = {{&head, sizeof head}, {(void *)bytes, error ? 0 : count}};
-	if (writev(device, parts, 2) < 0 && errno != ENOENT && errno != ENODEV) /* those: nobody waits for it any more */
+	if (writev(device, parts, 2) < 0 && errno != ENOENT && errno != ENODEV) /* those: no process waits for it any more */
 		err(1, "a request cannot be answered");
 }
 

@@ -46,7 +46,7 @@ def _attach(control: BinaryIO, descriptor: int) -> BinaryIO:
         path = f"/dev/loop{number}"
         try:
             device = open(path, "rb+", buffering=0)
-        except FileNotFoundError:  # nobody makes the nodes of new devices, as in containers
+        except FileNotFoundError:  # nothing makes the nodes of new devices, as in containers
             with contextlib.suppress(FileExistsError):
                 os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(LOOP_MAJOR, number))
             continue

@@ -1,4 +1,4 @@
-"""Mounts that nobody else sees, on loop devices that go with their last user (loop_device.py).
+"""Mounts that no other process sees, on loop devices that go with their last user (loop_device.py).
 
 Everything is mounted in a namespace of its own, which ends with the last process in it, and a loop device is
 detached by the kernel when nothing has it open or mounted: so nothing stays, however a run ends.
@@ -48,7 +48,7 @@ def own_mounts() -> None:
 def with_own_mounts(function: Callable[Given, Result], *arguments: Given.args, **named: Given.kwargs) -> Result:
     """What `function` gives or raises, called in a forked child that mounts for itself alone.
 
-    The child ends, in order, when nobody waits for it any more: a test's timeout, Ctrl-C, this process's end.
+    The child ends, in order, when no process waits for it any more: a test's timeout, Ctrl-C, this process's end.
     """
     forking = multiprocessing.get_context("fork")
     answer, its = forking.Pipe(duplex=False)

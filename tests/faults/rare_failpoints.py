@@ -65,7 +65,7 @@ class BadProducerCase(Case):
         for at in range(64):
             hostile.ring[at] = 0xFF
         hostile.session.tail = 64
-        self.bad = self.rig.sessions.pop(len(self.sent))  # nobody waits for its answers
+        self.bad = self.rig.sessions.pop(len(self.sent))  # nothing waits for its answers
         slot = len(self.sent)
         attach = self.rig.attach_sessions
         self.rig.attach_sessions = lambda: (attach(), self.rig.writer.attach_session(slot, self.bad[1], 1, 64 * 1024))
@@ -132,7 +132,7 @@ def killed_in_freeze(name: str, folder: Path, board: Board) -> bool:
 
 
 def killed_over_a_hold(name: str, board: Board) -> bool:
-    """A reader that takes or gives back a hold, or the cleaner behind a dead one: nobody holds anything afterwards."""
+    """A reader that takes or gives back a hold, or the cleaner after a dead one: nothing is held afterwards."""
     memory = mmap.mmap(-1, cleaning_native.CLEANING_BYTES)
     block = cleaning_native.view(memory)
     cleaning_native.format_cleaning(block, 1)

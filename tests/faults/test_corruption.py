@@ -114,7 +114,7 @@ def test_a_judge_that_dies_or_hangs_is_a_finding_and_the_next_case_has_its_turn(
 
 
 def test_a_reader_that_serves_another_body_is_found(memory_folder):
-    """The judge itself: what nobody tells is a finding."""
+    """The judge itself: damage that nothing reports is a finding."""
     judge = make_judge(memory_folder, is_ours=True)
     key = next(iter(judge.truth))
     judge.truth = dict(judge.truth)

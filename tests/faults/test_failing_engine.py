@@ -51,7 +51,7 @@ CALLS_OF_ROLE = {
 AT_A_BEGINNING = ("accept", "connect", "mmap")
 BY_A_SUCCESSOR = {("writer", "mmap"), ("writer", "mlock"), ("flusher", "mmap"), ("allocator", "mmap"), ("reputter", "fallocate")}
 SHORT_PAIR = [["replicator", "recv", "EIO", "once"], ["replicator", "rename", "ENOSPC", "lasting"]]
-# A note whose second name cannot be linked is copied: that keeps nobody from anything.
+# A note whose second name cannot be linked is copied: that hinders nothing.
 COPIED_INSTEAD = {("scheduler", "link"), ("replicator", "link")}
 ERRORS = ("EIO", "ENOSPC", "EROFS", "EINTR", "EMFILE", "ENOMEM")
 WITH_SHORT = ("pwrite", "write")

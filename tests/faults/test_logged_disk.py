@@ -231,7 +231,7 @@ def test_nothing_stays_mounted_after_an_interrupt_within_mount_or_unmount(image,
 
 
 def leave_mounted(otherwise: Path) -> list[bool]:
-    """Whether a folder in memory with a mount that nobody undoes is there: within its block, and behind it."""
+    """Whether a folder in memory with a mount that is not undone is there: within its block, and after it."""
     with memory_folder(otherwise) as folder:
         place = folder / "a folder"
         place.mkdir()
@@ -251,7 +251,7 @@ def test_where_no_memory_may_be_written_the_other_folder_is_made(tmp_path, monke
 
 
 def mount_with_static_nodes(image: Path, folder: Path) -> bool:
-    """Where nobody makes the nodes of new devices: whether it is mounted all the same."""
+    """Where nothing makes the nodes of new devices: whether it is mounted all the same."""
     number = os.stat("/dev/loop-control").st_rdev
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev"], check=True)
     os.mknod("/dev/loop-control", stat.S_IFCHR | 0o600, number)

@@ -108,4 +108,4 @@ def test_the_table_in_a_members_answer_is_found_or_left_out():
     for bad in (b"", b"{}", b'{"messageQueueTable":', b'{"messageQueueTable":{{"a":1}', b'{"messageQueueTable":null}', b"\xff" * 9):
         assert _queue_table(bad) == b""
     endless = b'{"messageQueueTable":{"' + b'\\"' * 500_000
-    assert _queue_table(endless) == b"", "in time that follows its length: hours otherwise, in which nobody is served"
+    assert _queue_table(endless) == b"", "in time that follows its length: hours otherwise, in which no client is served"

@@ -241,7 +241,7 @@ def test_a_master_killed_under_load_loses_its_tail_and_the_slave_says_so(make_en
 
 @pytest.mark.long
 def test_a_slave_that_diverged_goes_back_to_where_the_logs_part(make_engine, masters, rng):
-    """An old master that took puts which nobody confirmed comes back as the slave of a real one."""
+    """An old master that took puts which no slave confirmed comes back as the slave of a real one."""
     import pyengine
 
     master = masters()

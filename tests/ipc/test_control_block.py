@@ -101,7 +101,7 @@ def test_without_engine_there_is_nothing_to_attach(folder):
 
 def test_names_that_cannot_be_listed_now_are_not_missing(memory, folder, monkeypatch):
     memory.publish()
-    assert "settings" in memory.missing_names()  # which nobody makes here
+    assert "settings" in memory.missing_names()  # which nothing makes here
 
     def listdir(path):
         raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))

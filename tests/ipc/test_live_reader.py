@@ -261,7 +261,7 @@ class Unflushed:
 
 def test_the_flushed_end_covers_what_was_committed_or_is_an_error(monkeypatch):
     assert flushed_end(Unflushed(40, 70, 120)) == 120
-    assert flushed_end(Unflushed(40, is_live=False)) == 40, "nobody will flush it: it is as it is"
+    assert flushed_end(Unflushed(40, is_live=False)) == 40, "nothing will flush it any more"
     monkeypatch.setattr(live_reader, "FLUSH_WAIT_S", -19.9)
     with pytest.raises(EngineError, match="durable up to 40, but messages up to 100 were committed 0 s ago.*why it is not flushed"):
         flushed_end(Unflushed(40, interval_ms=10_000))  # it waits for two intervals, and here 19.9 s less

@@ -1,4 +1,4 @@
-"""topics.json: RocketMQ's shape, whole or not at all, and a bad file that stops nobody."""
+"""topics.json: RocketMQ's shape, whole or not at all, and a bad file that stops no process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links in a circle, pipes and folders where files belong: told or passed over, and nobody waits for them."""
+"""Links in a circle, pipes and folders where files belong: told or passed over, and nothing waits for them."""
 
 from __future__ import annotations
 

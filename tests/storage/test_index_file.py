@@ -35,7 +35,7 @@ def test_tags_are_looked_up_in_the_extension(builder):
                             encode_ext_address(at))
     with open_store(builder.root) as store:
         assert [m.body for m in store.get_message("T", 0, 0, tags="b").messages] == [b"2"]
-        # Without a unit nobody knows the hash; the text decides.
+        # Without a unit the hash is not known; the text decides.
         assert [m.body for m in store.get_message("T", 0, 0, tags="a").messages] == [b"1", b"3"]
         queue = store.queue("T", 0)
         assert queue.ext_unit(encode_ext_address(0)).filter_bit_map == b"\1\2"

@@ -59,7 +59,7 @@ def only_segment(root, length: int, start: int = 0) -> None:
 
 
 @pytest.mark.parametrize("start, length, told", [
-    (0, 700_000_000, 1 << 30),             # cut short: no second name tells, and nobody chooses such a size
+    (0, 700_000_000, 1 << 30),             # cut short: no second name tells, and no one chooses such a size
     (0, 100 << 20, 1 << 30),               # perhaps chosen, perhaps the half of a copy: --set has to say it
     (0, 1 << 20, 1 << 20),
     (3 * (100 << 20), 100 << 20, 100 << 20),  # its name is a multiple of it

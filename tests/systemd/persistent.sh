@@ -19,7 +19,7 @@ ok "... and puts go on" 'put_ok "$NAME" two'
 eventually "... status counts them" '[ "$(status_of "$NAME" "[w[\"restarts\"] for w in d[\"workers\"] if w[\"kind\"] == \"writer\"][0]")" = 25 ]'
 printf '# Made by `python -m pyengine.engine.unit_files systemd` from pyengine/engine/kinds.py: change it there.\n' > /etc/systemd/system/pyengine-former@.service
 install
-ok "installing again takes away a unit of an earlier version, and disturbs nobody" '[ ! -e /etc/systemd/system/pyengine-former@.service ] && all_active "$NAME" && put_ok "$NAME" three'
+ok "installing again takes away a unit of an earlier version, and disturbs no other" '[ ! -e /etc/systemd/system/pyengine-former@.service ] && all_active "$NAME" && put_ok "$NAME" three'
 systemctl stop "pyengine@$NAME.target" "$(unit store "$NAME")"
 ok "stopped in order" '[ ! -e "/var/lib/pyengine/$NAME/abort" ]'
 "$PYTHON" -c 'import fcntl, sys

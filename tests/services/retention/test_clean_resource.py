@@ -296,7 +296,7 @@ def test_a_held_segment_waits_and_goes_when_it_is_given_back(make_rig):
     rig.clock.hour_now = 4
     assert rig.round() == 0
     assert f"process {os.getpid()} holds it" in rig.reported[-1] and rig.count("waited_for_holds") == 1
-    assert not SegmentHolds(rig.owner.folder).hold(0)  # its turn has come: nobody else gets one
+    assert not SegmentHolds(rig.owner.folder).hold(0)  # its turn has come: no other gets one
     assert held_segments(rig.cleaning.block) == [(0, os.getpid())]
     holds.release(0)
     assert rig.round() == 0  # held twice

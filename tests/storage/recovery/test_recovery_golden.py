@@ -27,7 +27,7 @@ KEEPS_MORE = {
 }
 # With more messages in a queue the same times lead to other offsets.
 OTHER_TIMES = {"abnormal-multi-cqgone"}
-# Damage behind which nobody can say that it was no message: it is kept, and the command says "repaired".
+# Damage that may have been a message, which nothing can decide: it is kept, and the command says "repaired".
 QUARANTINES = {"abnormal-badlen", "abnormal-garbled", "widetopic"}
 REFUSED = "abnormal-shortfile"
 RECOVERED = sorted({*CLEAN, *HALTED} - {REFUSED})
