@@ -1,4 +1,4 @@
-"""Follow one queue of a store, whoever writes it: python examples/tail_queue.py STORE TOPIC [QUEUE_ID] [COUNT]"""
+"""Follow one queue of a store, while any producers write it: python examples/tail_queue.py STORE TOPIC [QUEUE_ID] [COUNT]"""
 
 import sys
 import time

@@ -361,7 +361,7 @@ def test_the_drill_of_the_backup_page_runs(reader):
 @pytest.mark.timeout(600)
 def test_the_blocks_of_the_replication_page_run(reader):
     pair, comparison = runnable("docs/replication.md")
-    with socket.socket() as one:  # whoever runs these tests beside us takes another
+    with socket.socket() as one:  # another run of these tests takes another
         one.bind(("127.0.0.1", 0))
         port = str(one.getsockname()[1])
     shown = reader.run(Block(pair.page, pair.language, pair.text.replace("10932", port)))

@@ -13,7 +13,7 @@ from waiting import eventually
 
 
 class Master:
-    """Sends `data` to whoever connects, keeps what each one says."""
+    """Sends `data` to each connection, keeps what each one sends."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -50,7 +50,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "security.md"
 
 @pytest.fixture
 def engine(make_engine):
-    """An engine with one message, in a folder that everybody may enter."""
+    """An engine with one message, in a folder that every user may enter."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         made = make_engine()
@@ -398,10 +398,10 @@ def test_a_master_listens_for_this_machine_alone_by_default(master):
 
 def test_every_peer_from_an_allowed_address_gets_the_log(master):
     _, service, writer = master()
-    with contextlib.closing(WireSlave(service.port)) as anybody:
-        anybody.report(1)
-        until(service, anybody, lambda: anybody.end == writer.end, "all of it came")
-        assert b"message 19" in anybody.log
+    with contextlib.closing(WireSlave(service.port)) as plain_slave:
+        plain_slave.report(1)
+        until(service, plain_slave, lambda: plain_slave.end == writer.end, "all of it came")
+        assert b"message 19" in plain_slave.log
 
 
 @pytest.mark.parametrize("settings", [{}, {"ha_secret_file": SECRET}, {"ha_secret_file": SECRET, "ha_allow_plain": "10.0.0.0/8"}],

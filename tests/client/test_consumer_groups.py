@@ -1,4 +1,4 @@
-"""Groups of real processes on a running engine: nothing is missed, whoever joins, leaves, dies or hangs."""
+"""Groups of real processes on a running engine: nothing is missed when a member joins, leaves, dies or hangs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Group:
         return Counter(one for member in self.members for one in member.seen())
 
     def wait_all_given(self) -> None:
-        """Until each message was given to somebody, and nothing else was."""
+        """Until each message was given to a member, and nothing else was."""
         eventually(lambda: set(self.given()) >= self.put, "every message was given to a member", timeout_s=90)
         assert set(self.given()) == self.put
 

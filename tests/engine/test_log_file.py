@@ -1,4 +1,4 @@
-"""The engine's log while it runs: set aside when it is large, followed when somebody moved it."""
+"""The engine's log while it runs: set aside when it is large, followed when it was moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A control block that somebody scribbled over: looked at without harm, and nothing of the log is lost by it."""
+"""A control block that was overwritten with garbage: reading it does no harm, and nothing of the log is lost."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every wake-up is given: a build in which sleeps that a wake-up should end last for an hour (faults/mutants/without_polls.toml).
 
-Elsewhere a lost wake-up costs 50 to 500 ms and no test notices. Here whoever waits for one waits for ever, and the test's
+Elsewhere a lost wake-up costs 50 to 500 ms and no test notices. Here a process that waits for one waits for ever, and the test's
 own deadline ends it. The flusher keeps its timer where flushing goes by time.
 """
 

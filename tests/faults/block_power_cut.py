@@ -56,7 +56,7 @@ def cut(
         outcome = judge_states(mode, company, seed, records, lambda judge: explore_states(
             records, model, lambda rng: model.state(rng, place), judge, states=states, seed=seed, stop_at=stop_at,
             begin=begins))
-        if outcome.bad:  # whoever looks for the reason needs them
+        if outcome.bad:  # the reason is in them
             shutil.copy(disk.journal, folder / "journal")
             (folder / "image").write_bytes(disk.base)
         return outcome

@@ -198,7 +198,7 @@ ssize_t write(int fd, const void *bytes, size_t n)
 	return REAL(write)(fd, bytes, n);
 }
 
-/* Nothing here uses these on the store; whoever starts to must teach the journal first. */
+/* Nothing here uses these on the store; the journal has to learn them before anything does. */
 ssize_t pwritev(int fd, const struct iovec *parts, int count, off_t at)
 {
 	char path[PATH_MAX];

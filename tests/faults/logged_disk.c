@@ -14,10 +14,10 @@
  * What is written to `fail` is a text: each write to the disk that holds it fails with EIO and changes nothing, until
  * another text stands there. A file's data can be told from the file system's own blocks in this way.
  *
- * A write is written down before it is answered, an e before the flush is, an A before whoever appended goes on.
+ * A write is written down before it is answered, an e before the flush is, an A before the append returns.
  * Each of THREADS blocks in read(/dev/fuse); a flush sleeps FLUSH_US without the lock, as a disk would, so that
  * writes and acknowledgements go on under it. A request that it does not know gets ENOSYS. If it dies the loop
- * device has errors and the mount stays, dead, until somebody unmounts it; the journal holds whole records, maybe
+ * device has errors and the mount stays, dead, until it is unmounted; the journal holds whole records, maybe
  * but the last. It speaks <linux/fuse.h> itself: nothing has to be installed for it.
  */
 #define _GNU_SOURCE

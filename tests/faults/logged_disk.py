@@ -21,7 +21,7 @@ from faults.mounts import MountError, detach, mount
 from faults.power_cut import SECTOR_BYTES, Change, Disk, Record, UnmountableError, read_journal, some
 
 SOURCE = Path(__file__).with_suffix(".c")
-FLUSH_US = 1000  # of a disk: whoever publishes before the flush has ended is seen
+FLUSH_US = 1000  # of a disk: a publication before the flush has ended is seen
 BLOCK_BYTES = 4096
 STORE = "store"
 IMAGE_NAME = "power-cut-{}"  # of a state's disk, with the process that made it: how its loop device is known

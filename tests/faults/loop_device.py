@@ -35,7 +35,7 @@ def attached_files() -> list[str]:
     """Names of the files that loop devices have now, of all processes."""
     found = []
     for path in Path("/sys/block").glob("loop*/loop/backing_file"):
-        with contextlib.suppress(OSError):  # it has just been let go
+        with contextlib.suppress(OSError):  # it has just been released
             found.append(path.read_text().strip())
     return found
 
@@ -51,7 +51,7 @@ def _attach(control: BinaryIO, descriptor: int) -> BinaryIO:
                 os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(LOOP_MAJOR, number))
             continue
         except OSError as error:
-            if error.errno == errno.ENXIO:  # somebody has just let it go
+            if error.errno == errno.ENXIO:  # it has just been released
                 continue
             raise
         try:
@@ -59,5 +59,5 @@ def _attach(control: BinaryIO, descriptor: int) -> BinaryIO:
             return device
         except BaseException as error:
             device.close()
-            if not isinstance(error, OSError) or error.errno != errno.EBUSY:  # that: somebody else has just taken it
+            if not isinstance(error, OSError) or error.errno != errno.EBUSY:  # that: another process has just taken it
                 raise

@@ -23,6 +23,6 @@ def memory_folder(otherwise: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        for place in mounted_below(folder):  # an interrupt may stand between a mount and whoever would unmount it
+        for place in mounted_below(folder):  # an interrupt may come between a mount and the unmount
             detach(place)
         shutil.rmtree(folder)

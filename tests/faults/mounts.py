@@ -125,7 +125,7 @@ def mount(descriptor: int, folder: Path, kind: str) -> Iterator[None]:
 
 
 def unmount(folder: Path) -> None:
-    """Waits for its last user; HangError if somebody stays."""
+    """Waits for its last user; HangError if one stays."""
     try:
         wait_for(f"{folder} is left", lambda: _libc.umount2(os.fsencode(folder), 0) == 0, TIMEOUT_S)
     except BaseException:
@@ -134,7 +134,7 @@ def unmount(folder: Path) -> None:
 
 
 def detach(folder: Path) -> None:
-    """Unmounts, at once for whoever looks and in truth with its last user."""
+    """Unmounts: the path is free at once, the file system goes with its last user."""
     _libc.umount2(os.fsencode(folder), MNT_DETACH)
 
 

@@ -58,7 +58,7 @@ class LightQueueCase(Case):
 
 
 class BadProducerCase(Case):
-    """One more session, in whose ring somebody has scribbled."""
+    """One more session, whose ring holds garbage."""
 
     def run(self, arms: list[tuple[str, int]]) -> bool:
         hostile = self.rig.open_session(len(self.sent)).pointer

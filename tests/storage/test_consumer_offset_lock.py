@@ -1,4 +1,4 @@
-"""One writer at a time: whoever dies makes room at once, whoever hangs is passed over and can do no harm."""
+"""One writer at a time: a dead one makes room at once, one that hangs is passed over and can do no harm."""
 
 from __future__ import annotations
 

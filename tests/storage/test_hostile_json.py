@@ -1,4 +1,4 @@
-"""Documents that somebody made up, in every small file: told, or taken for damaged; never a traceback, nor a wait for ever."""
+"""Invented documents in every small file: reported, or taken for damaged; never a traceback, nor an endless wait."""
 
 from __future__ import annotations
 

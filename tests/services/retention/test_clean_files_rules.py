@@ -126,7 +126,7 @@ OLD = Decision("time", RESERVED_MS)
     ([(0, 10**15)], 200, Decision("space", RESERVED_MS, at_once=True), 0, 0, 0),
     ([(0, 0)], 200, NOTHING, 10**15, 0, None),
     ([(0, 10**15)], 200, NOTHING, 0, 100, 0),                # its turn had come before, but it was held
-    ([(0, 10**15)], 200, NOTHING, 0, 300, None),             # no such deletion was begun: somebody scribbled
+    ([(0, 10**15)], 200, NOTHING, 0, 300, None),             # no such deletion was begun: garbage
 ])
 def test_only_ever_the_oldest_segment_goes(segments, end, decision, now_ms, removing_end, expected):
     assert next_to_delete(segments, 100, end, decision, now_ms, removing_end) == expected

@@ -1,4 +1,4 @@
-"""A cut that was decided on happens, whole, however often whoever does it is killed; what goes stands in quarantine."""
+"""A cut that was decided happens as a whole, however often its process is killed; what it removes is in quarantine."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ import java.util.concurrent.Executors;
  *
  * <p>A request is {"id", "command", "store", "settings", ...}; its answer is {"id", "answer"} or {"id", "failure"}.
  * Answers come in the order in which they are ready, because the real store sleeps whole seconds at start and stop.
- * The store is opened in place: whoever wants to keep his files hands over a copy.
+ * The store is opened in place: pass a copy if the files must stay as they are.
  */
 public final class Judge {
     private static final int STORES_AT_ONCE = 4;
