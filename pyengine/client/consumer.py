@@ -102,7 +102,7 @@ class Consumer:
         session_timeout_s: float, max_reconsume_times: int, is_inner: bool, **settings: object,
     ) -> None:
         # is_inner: it belongs to another consumer, whose thread and calls it uses.
-        Wanted.of(tags, sql)
+        self._wanted = Wanted.of(tags, sql)
         arguments.topic_name(topic)
         if group is not None:
             arguments.text(group, "group")
@@ -117,8 +117,6 @@ class Consumer:
         self.notes: list[str] = []
         self.missed = 0
         self._from = check_start(from_)
-        self._tags = tags
-        self._sql = sql
         self._level = None if level is None else ReadLevel.of(level)
         self._auto_commit = auto_commit
         self._commit_interval_s = commit_interval_s
@@ -488,10 +486,10 @@ class Consumer:
         count = max(FETCH_MESSAGES, min(wanted, FETCH_MESSAGES_MAX), held.read_ahead)
         try:
             if count == FETCH_MESSAGES and wanted < count:
-                found = self._reader.get_message(self.topic, held.queue_id, held.position, count, self._tags, self._level, self._sql)
+                bytes_max = None
             else:
-                found = self._reader.fetch(self.topic, held.queue_id, held.position, count, self._tags, self._level, self._sql,
-                                           bytes_max=READ_AHEAD_BYTES if wanted < count else FETCH_BYTES_MAX)
+                bytes_max = READ_AHEAD_BYTES if wanted < count else FETCH_BYTES_MAX
+            found = self._reader.fetch(self.topic, held.queue_id, held.position, count, self._wanted, self._level, bytes_max)
         except StoreBusyError:  # the store is being recovered: a later call succeeds
             return False
         if found.status in _NOTHING_YET:
@@ -503,7 +501,7 @@ class Consumer:
             self.missed += following - held.position
             self._note(f"queue {held.queue_id}: messages {held.position} to {following - 1} were removed "
                        f"before the group came to them")
-        elif self._tags is None and self._sql is None and len(found.messages) < following - held.position:
+        elif self._wanted == Wanted() and len(found.messages) < following - held.position:
             self._count_missing(held, set(range(held.position, following)).difference(found.queue_offsets))
         messages = found.placed(held.queue_id)
         held.read_ahead = min(2 * len(messages), READ_AHEAD_MESSAGES)

@@ -73,6 +73,8 @@ from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.durable_writes import make_folders
 from pyengine.storage.engine_id import read_epoch
+from pyengine.storage.message_getter import Wanted
+from pyengine.storage.store_reader import FETCH_BYTES_MAX
 
 Outcome = Literal["commit", "rollback"]
 Checker = Callable[[Message], Outcome | None]
@@ -451,7 +453,7 @@ class PreparedCheck:
         ended: dict[int, list[int]] = {}
         done: set[int] = set()
         while at < end:
-            found = reader.fetch(TRANSACTION_OP_TOPIC, queue_id, at, READ_MESSAGES, None, ReadLevel.COMMITTED)
+            found = reader.fetch(TRANSACTION_OP_TOPIC, queue_id, at, READ_MESSAGES, Wanted(), ReadLevel.COMMITTED, FETCH_BYTES_MAX)
             following = found.next_begin_offset if found.next_begin_offset > at else at + 1
             seen = set(range(at, min(following, end)))
             for message in found.messages:

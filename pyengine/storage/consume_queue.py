@@ -105,6 +105,11 @@ class ConsumeQueue:
                 return first + at
         return max_offset
 
+    def entries(self, log_min_offset: int, limit: int) -> QueueEntries | None:
+        """Return the entries whose messages are in the log from `log_min_offset` to `limit`; None if all messages end beyond it."""
+        max_offset = self.max_offset(limit)
+        return QueueEntries(self, limit, self.min_offset(log_min_offset, max_offset), max_offset) if max_offset else None
+
     def min_offset_at_load(self, log_min_offset: int, max_offset: int) -> int:
         """Return the minimum that RocketMQ reports after loading (ConsumeQueue.correctMinOffset).
 
@@ -177,6 +182,15 @@ class ConsumeQueue:
         return bisect_left(range(min(bound, high)), True, lo=low, key=holds)
 
 
+class QueueEntries(NamedTuple):
+    """The entries [min_offset, max_offset) of a queue, for a reader of the log below `limit`."""
+
+    queue: ConsumeQueue
+    limit: int
+    min_offset: int
+    max_offset: int
+
+
 _VOID = (0, 0, 0)
 
 
@@ -186,10 +200,7 @@ def _entry_of(view: mmap.mmap, number: int) -> tuple[int, int, int]:
     return entry
 
 
-def offset_by_time(
-    queue: ConsumeQueue, commit_log: MappedFileQueue, timestamp_ms: int, min_offset: int, max_offset: int, *,
-    as_rocketmq: bool = False,
-) -> int:
+def offset_by_time(entries: QueueEntries, commit_log: MappedFileQueue, timestamp_ms: int, *, as_rocketmq: bool = False) -> int:
     """Return the entry whose message was stored nearest to `timestamp_ms`, the older one on a tie.
 
     The file is chosen by modification time, then its entries are searched by halving. 0 if no
@@ -197,12 +208,13 @@ def offset_by_time(
     were stored (the wall clock was set back, but the store's clock never is), the messages' times
     choose the file instead. `as_rocketmq`: the file times choose in any case, as in RocketMQ.
     """
+    queue, _, min_offset, max_offset = entries
     start = _file_by_time(queue, timestamp_ms, max_offset)
     if start is not None and not as_rocketmq:
         first_ms = _stored_ms(queue, commit_log, max(start, min_offset * CQ_ENTRY_BYTES))
         modified_ms = queue.files.modified_ms(start)
         if modified_ms is not None and first_ms > modified_ms:
-            start = _file_by_messages(queue, commit_log, timestamp_ms, min_offset, max_offset)
+            start = _file_by_messages(entries, commit_log, timestamp_ms)
     view = None if start is None else queue.files.view(start)
     if start is None or view is None:
         return 0
@@ -253,10 +265,9 @@ def _file_by_time(queue: ConsumeQueue, timestamp_ms: int, max_offset: int) -> in
     return chosen
 
 
-def _file_by_messages(
-    queue: ConsumeQueue, commit_log: MappedFileQueue, timestamp_ms: int, min_offset: int, max_offset: int
-) -> int | None:
+def _file_by_messages(entries: QueueEntries, commit_log: MappedFileQueue, timestamp_ms: int) -> int | None:
     """Return the first file whose last message was stored at or after the time, else the last."""
+    queue, _, min_offset, max_offset = entries
     size_bytes, first, end = queue.files.size_bytes, min_offset * CQ_ENTRY_BYTES, max_offset * CQ_ENTRY_BYTES
     starts = [start for start in queue.files.starts() if start < end and start + size_bytes > first]
     at = bisect_left(starts, timestamp_ms, key=lambda start: _stored_ms(

@@ -29,7 +29,7 @@ from pyengine.formats.record_case import iter_records
 from pyengine.formats.small_file import read_small_file
 from pyengine.results import GetResult, GetStatus, ReadLevel
 from pyengine.storage.checkpoint import read_checkpoint
-from pyengine.storage.consume_queue import ConsumeQueue, offset_by_time
+from pyengine.storage.consume_queue import ConsumeQueue, QueueEntries, offset_by_time
 from pyengine.storage.index_file import RAW_HITS_MAX, query_raw
 from pyengine.storage.message_getter import Wanted
 from pyengine.storage.store_reader import StoreReader
@@ -99,19 +99,13 @@ class _StoreView:
         self._log = reader.commit_log
         self._min_phy = reader.min_physical_offset
         self._max_phy = reader.max_physical_offset(ReadLevel.COMMITTED)
+        topics = reader.topics()
+        queues = [reader.queue(topic, queue_id) for topic in sorted(topics, key=_java_order) for queue_id in topics[topic]]
         self._queues = [
-            (queue, max_offset, queue.min_offset_at_load(self._min_phy, max_offset))
-            for queue in self._all_queues()
-            if (max_offset := queue.max_offset(self._max_phy)) > 0
+            QueueEntries(queue, self._max_phy, queue.min_offset_at_load(self._min_phy, max_offset), max_offset)
+            for queue in queues
+            if queue is not None and (max_offset := queue.max_offset(self._max_phy)) > 0
         ]
-
-    def _all_queues(self) -> Iterator[ConsumeQueue]:
-        topics = self._reader.topics()
-        for topic in sorted(topics, key=_java_order):
-            for queue_id in topics[topic]:
-                queue = self._reader.queue(topic, queue_id)
-                if queue is not None:
-                    yield queue
 
     def config(self) -> dict[str, str]:
         """Return the sizes under RocketMQ's names."""
@@ -141,18 +135,7 @@ class _StoreView:
                 "min": checkpoint.min_timestamp_ms,
                 "minIndex": checkpoint.min_timestamp_index_ms,
             },
-            "queues": [self._queue_facts(*queue) for queue in self._queues],
-        }
-
-    def _queue_facts(self, queue: ConsumeQueue, max_offset: int, min_offset: int) -> dict[str, Any]:
-        last = queue.entry(max_offset - 1, max_offset)
-        return {
-            "topic": queue.topic,
-            "queueId": queue.queue_id,
-            "min": min_offset,
-            "max": max_offset,
-            "maxPhy": 0 if last is None else last.physical_offset + last.size_bytes,
-            "entries": [_entry(queue, offset, max_offset) for offset in range(min_offset, max_offset)],
+            "queues": [_queue_facts(entries) for entries in self._queues],
         }
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -181,12 +164,13 @@ class _StoreView:
         """Return (`messages`, `byTime`): every queue read from the first to the last offset, 32 at a time, then sampled by time."""
         messages: list[dict[str, Any]] = []
         by_time: list[dict[str, Any]] = []
-        for queue, max_offset, min_offset in self._queues:
+        for entries in self._queues:
+            queue, _, min_offset, max_offset = entries
             key = {"topic": queue.topic, "queueId": queue.queue_id}
             times: list[int] = []
             offset = min_offset
             while offset < max_offset:
-                result = self._get(queue, offset, min_offset, max_offset)
+                result = self._get(entries, offset)
                 for message in result.messages:
                     messages.append(_message(message, queue.topic, self._raw(message)))
                     times.append(message.store_timestamp_ms)
@@ -198,12 +182,9 @@ class _StoreView:
                     messages.append({**key, "status": result.status.name, "at": offset, "next": next_offset})
                 offset = next_offset
             for timestamp_ms in _times_to_ask(times):
-                found = offset_by_time(queue, self._log, timestamp_ms, min_offset, max_offset, as_rocketmq=True)
+                found = offset_by_time(entries, self._log, timestamp_ms, as_rocketmq=True)
                 by_time.append({**key, "ts": timestamp_ms, "offset": found})
-            edges = [
-                self._edge(queue, at, min_offset, max_offset)
-                for at in (-1, min_offset - 1, max_offset, max_offset + 1, max_offset + 1000)
-            ]
+            edges = [self._edge(entries, at) for at in (-1, min_offset - 1, max_offset, max_offset + 1, max_offset + 1000)]
             by_time.append({**key, "edges": edges})
         return messages, by_time
 
@@ -233,11 +214,11 @@ class _StoreView:
     def _message_at(self, physical_offset: int) -> Message | None:
         return self._reader.message_below(physical_offset, self._max_phy)
 
-    def _get(self, queue: ConsumeQueue, offset: int, min_offset: int, max_offset: int) -> GetResult:
-        return self._reader.getter.get(queue, offset, MESSAGES_PER_GET, Wanted(), self._max_phy, min_offset, max_offset)
+    def _get(self, entries: QueueEntries, offset: int) -> GetResult:
+        return self._reader.getter.get(entries, offset, MESSAGES_PER_GET, Wanted())
 
-    def _edge(self, queue: ConsumeQueue, at: int, min_offset: int, max_offset: int) -> dict[str, Any]:
-        result = self._get(queue, at, min_offset, max_offset)
+    def _edge(self, entries: QueueEntries, at: int) -> dict[str, Any]:
+        result = self._get(entries, at)
         return {
             "at": at,
             "status": result.status.name,
@@ -255,6 +236,19 @@ class _StoreView:
             return b""
         at = message.physical_offset - start
         return view[at : at + message.size_bytes]
+
+
+def _queue_facts(entries: QueueEntries) -> dict[str, Any]:
+    queue, _, min_offset, max_offset = entries
+    last = queue.entry(max_offset - 1, max_offset)
+    return {
+        "topic": queue.topic,
+        "queueId": queue.queue_id,
+        "min": min_offset,
+        "max": max_offset,
+        "maxPhy": 0 if last is None else last.physical_offset + last.size_bytes,
+        "entries": [_entry(queue, offset, max_offset) for offset in range(min_offset, max_offset)],
+    }
 
 
 def _entry(queue: ConsumeQueue, offset: int, max_offset: int) -> list[int] | dict[str, Any] | None:

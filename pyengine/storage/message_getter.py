@@ -28,7 +28,7 @@ from pyengine.formats.consume_queue import belongs_to
 from pyengine.formats.record import I64, Message, decode_host, string_hash
 from pyengine.formats.sql_filter import SqlFilter
 from pyengine.results import GetRecords, GetResult, GetStatus
-from pyengine.storage.consume_queue import ConsumeQueue
+from pyengine.storage.consume_queue import ConsumeQueue, QueueEntries
 from pyengine.storage.mapped_file import MappedFileQueue
 
 use_message(Message, decode_host)  # read_queue returns Messages whose fields are decoded at their first use
@@ -145,26 +145,15 @@ class MessageGetter:
             config.max_transfer_count_on_message_in_disk,
         )
 
-    def get(
-        self,
-        queue: ConsumeQueue,
-        offset: int,
-        messages_max: int,
-        wanted: Wanted,
-        limit: int,
-        min_offset: int,
-        max_offset: int,
-        transfer_limits: TransferLimits | None = None,
-    ) -> GetResult:
-        """Get messages of a queue that reaches from `min_offset` to `max_offset` > 0, in a log that ends at `limit`.
-
-        `transfer_limits`: by default, those of the settings.
-        """
-        bounds = self._bounds(queue, offset, min_offset, max_offset)
+    def get(self, entries: QueueEntries, offset: int, messages_max: int, wanted: Wanted,
+            transfer_limits: TransferLimits | None = None) -> GetResult:
+        """Get messages of a queue. `transfer_limits`: by default, those of the settings."""
+        _, _, min_offset, max_offset = entries
+        bounds = _bounds(entries, offset)
         if isinstance(bounds, _Outside):
             return GetResult(bounds.status, [], bounds.next_offset, min_offset, max_offset)
-        status, messages, numbers, walked = read_queue(*self._arguments(
-            queue, bounds, offset, messages_max, wanted.tags, (limit, self._in_memory_bytes, *(transfer_limits or self.transfer_limits))))
+        status, messages, numbers, walked = read_queue(
+            *self._arguments(entries, bounds, offset, messages_max, wanted.tags, transfer_limits or self.transfer_limits))
         status = GetStatus(status)
         if messages and messages[0].physical_offset < (log_min := self._log.min_offset):
             # The segment was deleted during the read: its file was unlinked first, then emptied.
@@ -175,42 +164,34 @@ class MessageGetter:
             status = GetStatus.FOUND if messages else GetStatus.NO_MATCHED_MESSAGE
         return GetResult(status, messages, offset + walked, min_offset, max_offset, numbers)
 
-    def records(self, queue: ConsumeQueue, offset: int, messages_max: int, tag_filter: TagFilter | None, limit: int, min_offset: int,
-                max_offset: int, near_bytes: int | None) -> GetRecords | None:
+    def records(self, entries: QueueEntries, offset: int, messages_max: int, tag_filter: TagFilter | None,
+                near_bytes: int | None) -> GetRecords | None:
         """Like get(), without a condition, with the records as they are in the log; None if the caller must use get().
 
         That is so if the first message is farther than `near_bytes` from the log's end (None: what is assumed to be in memory,
         NEAR_BYTES_MAX at most), or was deleted during the read.
         """
-        bounds = self._bounds(queue, offset, min_offset, max_offset)
+        _, limit, min_offset, max_offset = entries
+        bounds = _bounds(entries, offset)
         if isinstance(bounds, _Outside):
             return GetRecords(bounds.status, b"", 0, bounds.next_offset, min_offset, max_offset)
         if limit - I64.unpack_from(bounds[0], bounds[1])[0] > (self._near_bytes if near_bytes is None else near_bytes):
             return None
-        status, records, count, walked, first_offset = read_records(*self._arguments(
-            queue, bounds, offset, messages_max, tag_filter, (limit, self._in_memory_bytes, *self.transfer_limits)))
+        status, records, count, walked, first_offset = read_records(
+            *self._arguments(entries, bounds, offset, messages_max, tag_filter, self.transfer_limits))
         if count and first_offset < self._log.min_offset:
             return None
         return GetRecords(GetStatus(status), records, count, offset + walked, min_offset, max_offset)
 
-    def _bounds(self, queue: ConsumeQueue, offset: int, min_offset: int, max_offset: int) -> tuple[mmap.mmap, int, int] | _Outside:
-        """Return where in a file the queue's entries from the offset on are, or the result if there is no entry."""
-        if offset < min_offset:
-            return _Outside(GetStatus.OFFSET_TOO_SMALL, min_offset)
-        if offset == max_offset:
-            return _Outside(GetStatus.OFFSET_OVERFLOW_ONE, offset)
-        if offset > max_offset:
-            return _Outside(GetStatus.OFFSET_OVERFLOW_BADLY, max_offset)
-        return queue.span(offset, max_offset) or _Outside(GetStatus.OFFSET_FOUND_NULL, queue.next_file_offset(offset))
-
     def _arguments(
-        self, queue: ConsumeQueue, span: tuple[mmap.mmap, int, int], offset: int, messages_max: int, tag_filter: TagFilter | None,
-        limits: tuple[int, int, int, int, int, int],
+        self, entries: QueueEntries, span: tuple[mmap.mmap, int, int], offset: int, messages_max: int, tag_filter: TagFilter | None,
+        transfer_limits: TransferLimits,
     ) -> tuple[Any, ...]:
         """Return the arguments for read_queue and read_records."""
         view, first, end = span
         end = min(end, first + CQ_ENTRY_BYTES * max(ENTRIES_WALKED_MIN, messages_max))
         tags, codes = (None, b"") if tag_filter is None else tag_filter
+        queue, limits = entries.queue, (entries.limit, self._in_memory_bytes, *transfer_limits)
         return (view, first, end, offset, messages_max, queue.topic, queue.queue_id, limits, codes, tags,
                 self._segment, functools.partial(_tags_code, queue), belongs_to)
 
@@ -220,6 +201,18 @@ class MessageGetter:
         start = physical_offset - physical_offset % size_bytes
         view = self._log.view(start) if self._log.start_of(physical_offset) is not None else None
         return start, min(start + size_bytes, INT64_MAX), view
+
+
+def _bounds(entries: QueueEntries, offset: int) -> tuple[mmap.mmap, int, int] | _Outside:
+    """Return where in a file the queue's entries from the offset on are, or the result if there is no entry."""
+    queue, _, min_offset, max_offset = entries
+    if offset < min_offset:
+        return _Outside(GetStatus.OFFSET_TOO_SMALL, min_offset)
+    if offset == max_offset:
+        return _Outside(GetStatus.OFFSET_OVERFLOW_ONE, offset)
+    if offset > max_offset:
+        return _Outside(GetStatus.OFFSET_OVERFLOW_BADLY, max_offset)
+    return queue.span(offset, max_offset) or _Outside(GetStatus.OFFSET_FOUND_NULL, queue.next_file_offset(offset))
 
 
 def _filtered(messages: list[Message], numbers: list[int], keep: Callable[[Message], bool]) -> tuple[list[Message], list[int]]:

@@ -27,17 +27,10 @@ from pyengine.formats.record_case import CaseLabel, classify
 from pyengine.results import GetRecords, GetResult, GetStatus, ReadLevel
 from pyengine.storage.commit_log import CommitLog
 from pyengine.storage.config import load_config
-from pyengine.storage.consume_queue import ConsumeQueue, offset_by_time
+from pyengine.storage.consume_queue import ConsumeQueue, QueueEntries, offset_by_time
 from pyengine.storage.index_file import RAW_HITS_MAX, IndexService, query_raw, query_verified
 from pyengine.storage.mapped_file import MappedFileQueue, MappingCache, is_folder, is_plain_file
-from pyengine.storage.message_getter import (
-    GetFigures,
-    GetStatistics,
-    MessageGetter,
-    TransferLimits,
-    Wanted,
-    parse_subscription,
-)
+from pyengine.storage.message_getter import GetFigures, GetStatistics, MessageGetter, Wanted, parse_subscription
 from pyengine.storage.read_level import FilesWatermark, Watermark
 
 if TYPE_CHECKING:
@@ -115,12 +108,8 @@ class StoreReader:
 
     def queue_range(self, topic: str, queue_id: int, level: ReadLevel | str | None = None) -> tuple[int, int]:
         """Return (first offset that can be read, offset after the last); (0, 0) for a queue that does not exist."""
-        limit = self._queue_limit(level)
-        queue = self.queue(topic, queue_id)
-        if queue is None:
-            return 0, 0
-        max_offset = queue.max_offset(limit)
-        return (queue.min_offset(self.commit_log.min_offset, max_offset), max_offset) if max_offset else (0, 0)
+        entries = self._entries(topic, queue_id, level)
+        return (0, 0) if entries is None else (entries.min_offset, entries.max_offset)
 
     def queue_end(self, topic: str, queue_id: int) -> int:
         """Return the offset after the queue's last entry, also where no level shows that yet (dispatch_at=replicated)."""
@@ -146,7 +135,7 @@ class StoreReader:
         """
         if max_messages < 1:
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
-        return self._counted_get(topic, queue_id, offset, min(max_messages, INT32_MAX), Wanted.of(tags, sql), level, None)
+        return self.fetch(topic, queue_id, offset, min(max_messages, INT32_MAX), Wanted.of(tags, sql), level)
 
     def get_records(self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None,
                     level: ReadLevel | str | None, near_bytes: int | None) -> GetRecords | None:
@@ -156,51 +145,31 @@ class StoreReader:
         NEAR_BYTES_MAX at most), so that they may have to be read from the disk, or if they were deleted just now.
         """
         began_ns = time.perf_counter_ns()
-        limit = self._queue_limit(level)
-        queue = self.queue(topic, queue_id)
-        max_offset = 0 if queue is None else queue.max_offset(limit)
-        if queue is None or max_offset == 0:
+        entries = self._entries(topic, queue_id, level)
+        if entries is None:
             result: GetRecords | None = GetRecords(GetStatus.NO_MESSAGE_IN_QUEUE)
         else:
-            min_offset = queue.min_offset(self.commit_log.min_offset, max_offset)
-            result = self.getter.records(queue, offset, min(max_messages, INT32_MAX), parse_subscription(tags), limit, min_offset,
-                                         max_offset, near_bytes)
+            result = self.getter.records(entries, offset, min(max_messages, INT32_MAX), parse_subscription(tags), near_bytes)
         if result is not None:
             self._gets.count(result, time.perf_counter_ns() - began_ns)
         return result
 
-    def fetch(self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None,
-              level: ReadLevel | str | None, sql: str | None = None, bytes_max: int = FETCH_BYTES_MAX) -> GetResult:
-        """Like get_message(), for a Consumer: bounded by `max_messages` and `bytes_max`, not by the transfer limits."""
-        limits = (bytes_max, max_messages, bytes_max, max_messages)
-        return self._counted_get(topic, queue_id, offset, max_messages, Wanted.of(tags, sql), level, limits)
+    def fetch(self, topic: str, queue_id: int, offset: int, max_messages: int, wanted: Wanted, level: ReadLevel | str | None,
+              bytes_max: int | None = None) -> GetResult:
+        """Like get_message(), for a Consumer. `bytes_max`: bound the result by this and `max_messages`, not by the transfer limits."""
+        began_ns = time.perf_counter_ns()
+        arguments.integer(offset, "offset")
+        limits = None if bytes_max is None else (bytes_max, max_messages, bytes_max, max_messages)
+        entries = self._entries(topic, queue_id, level)
+        result = (GetResult(GetStatus.NO_MESSAGE_IN_QUEUE) if entries is None
+                  else self.getter.get(entries, offset, max_messages, wanted, limits))
+        self._gets.count(result, time.perf_counter_ns() - began_ns)
+        return result
 
     @property
     def gets(self) -> GetFigures:
         """The counters of this reader's get_message calls since it was opened."""
         return self._gets.figures
-
-    def _counted_get(
-        self, topic: str, queue_id: int, offset: int, max_messages: int, wanted: Wanted, level: ReadLevel | str | None,
-        transfer_limits: TransferLimits | None,
-    ) -> GetResult:
-        began_ns = time.perf_counter_ns()
-        result = self._get_message(topic, queue_id, offset, max_messages, wanted, level, transfer_limits)
-        self._gets.count(result, time.perf_counter_ns() - began_ns)
-        return result
-
-    def _get_message(
-        self, topic: str, queue_id: int, offset: int, max_messages: int, wanted: Wanted, level: ReadLevel | str | None,
-        transfer_limits: TransferLimits | None,
-    ) -> GetResult:
-        arguments.integer(offset, "offset")
-        limit = self._queue_limit(level)
-        queue = self.queue(topic, queue_id)
-        max_offset = 0 if queue is None else queue.max_offset(limit)
-        if queue is None or max_offset == 0:
-            return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE)
-        min_offset = queue.min_offset(self.commit_log.min_offset, max_offset)
-        return self.getter.get(queue, offset, max_messages, wanted, limit, min_offset, max_offset, transfer_limits)
 
     def message_at(self, physical_offset: int, level: ReadLevel | str | None = None) -> Message | None:
         """Return the message that starts at this byte of the log, None if none does."""
@@ -253,13 +222,8 @@ class StoreReader:
         On a tie the older one; for a time before all messages the first, after all the last; 0 for a queue without messages.
         The queue file is found by its modification time, so a copy of a store must keep file times.
         """
-        limit = self._queue_limit(level)
-        queue = self.queue(topic, queue_id)
-        max_offset = 0 if queue is None else queue.max_offset(limit)
-        if queue is None or max_offset == 0:
-            return 0
-        min_offset = queue.min_offset(self.commit_log.min_offset, max_offset)
-        return offset_by_time(queue, self.commit_log, timestamp_ms, min_offset, max_offset)
+        entries = self._entries(topic, queue_id, level)
+        return 0 if entries is None else offset_by_time(entries, self.commit_log, timestamp_ms)
 
     def scan(
         self,
@@ -381,6 +345,12 @@ class StoreReader:
         folder = os.path.join(self._consume_queue, topic)
         ids = sorted(int(name) for name in _folder_names(folder) if is_queue_id_name(name))
         return [queue_id for queue_id in ids if _has_files(os.path.join(folder, str(queue_id)))]
+
+    def _entries(self, topic: str, queue_id: int, level: ReadLevel | str | None) -> QueueEntries | None:
+        """Return the queue's entries for this level; None for a queue that does not exist or has none."""
+        limit = self._queue_limit(level)
+        queue = self.queue(topic, queue_id)
+        return None if queue is None else queue.entries(self.commit_log.min_offset, limit)
 
     def _queue_limit(self, level: ReadLevel | str | None) -> int:
         self._require_open()
