@@ -4,14 +4,28 @@ pyengine._native is built by cffi in API mode; pyengine._front is what a program
 """
 
 import os
+import runpy
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 FRONT = ("module", "result", "lock", "session", "pending", "producer_front", "message", "read_queue")
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 sanitize = SANITIZE if os.environ.get("PYENGINE_SANITIZE") == "address" else []
 
+
+class BuildExt(build_ext):
+    """Writes the C module's types, which type checkers read, beside it."""
+
+    def run(self) -> None:
+        super().run()
+        folder = self.get_finalized_command("build_py").get_package_dir("pyengine") if self.inplace else f"{self.build_lib}/pyengine"
+        with open(f"{folder}/_native.pyi", "w", encoding="utf-8") as stub:
+            stub.write(runpy.run_path("csrc/native_stub.py")["stub"]())
+
+
 setup(
+    cmdclass={"build_ext": BuildExt},
     cffi_modules=["csrc/build_native.py:ffibuilder"],
     ext_modules=[
         Extension(

@@ -1,19 +1,23 @@
-"""Prints the types of pyengine._native, for type checkers: python csrc/native_stub.py > pyengine/_native.pyi
+"""Makes the types of pyengine._native for type checkers: setup.py writes them beside the C module as _native.pyi.
 
-They come from the built module, which has them from the *.cdef.h files. A struct, a pointer to it and a new array of it are
-one class here: all have the fields or elements, and cffi refuses the one where the other belongs.
+They come from the declarations in *.cdef.h. A struct, a pointer to it and a new array of it are one class here: all have
+the fields or elements, and cffi refuses the one where the other belongs.
 """
 
 from __future__ import annotations
 
 import keyword
-import sys
+import re
+import runpy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from pyengine._native import ffi, lib
+HERE = Path(__file__).resolve().parent
+BUILD = runpy.run_path(str(HERE / "build_native.py"))
+ffi = BUILD["ffibuilder"]
 
-HEAD = '''"""Made by csrc/native_stub.py from the declarations in csrc/*.cdef.h: change those and run it."""
+HEAD = '''"""Made by the build from the declarations in csrc/*.cdef.h (csrc/native_stub.py)."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Literal, Self, TypeVar, overload
@@ -124,15 +128,16 @@ def structs(names: list[str]) -> Iterator[str]:
 
 
 def functions() -> Iterator[str]:
+    """The constants and functions, in the declarations' order."""
     yield "\nclass _Lib:"
-    for name in sorted(dir(lib)):
-        value = getattr(lib, name)
-        if isinstance(value, int):
+    for concept in BUILD["CONCEPTS"]:
+        text = re.sub(r"/\*.*?\*/", "", (HERE / f"{concept}.cdef.h").read_text(), flags=re.DOTALL)
+        for name in re.findall(r"^#define (\w+)", text, re.MULTILINE):
             yield f"    {name}: int"
-            continue
-        ctype = ffi.typeof(value)
-        arguments = ["self", *(f"a{i}: {python_type(each, is_argument=True)}" for i, each in enumerate(ctype.args)), "/"]
-        yield f"    def {name}({', '.join(arguments)}) -> {python_type(ctype.result)}: ..."
+        for result, name, arguments in re.findall(r"^(\w[\w ]*[ *])(\w+)\(([^;]*)\);", text, re.MULTILINE):
+            ctype = ffi.typeof(f"{result} (*)({arguments})")
+            taken = ["self", *(f"a{i}: {python_type(each, is_argument=True)}" for i, each in enumerate(ctype.args)), "/"]
+            yield f"    def {name}({', '.join(taken)}) -> {python_type(ctype.result)}: ..."
 
 
 def makers(names: list[str], function: str, value: str) -> Iterator[str]:
@@ -158,4 +163,4 @@ def stub() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(stub())
+    print(stub(), end="")

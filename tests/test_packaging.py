@@ -22,7 +22,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NOT_SOURCES = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", "*.so", "_native.c", "__pycache__", ".*_cache")
+NOT_SOURCES = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", "*.so", "_native.c", "_native.pyi", "__pycache__",
+                                     ".*_cache")
 SMALL = ["--set", "mapped_file_size_commit_log_bytes=1MiB", "--set", "mapped_file_size_consume_queue_bytes=6000",
          "--set", "max_hash_slot_num=1000", "--set", "max_index_num=4000"]
 
