@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from pyengine.arguments import INT64_MAX
 from pyengine.errors import DiskError, DiskFullError, FormatError, StoreRefusedError, disk_errors
 from pyengine.formats.constants import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
 from pyengine.formats.index_file import SLOT, IndexHeader, IndexLayout, unpack_entry, unpack_header, unpack_slot
@@ -162,6 +163,16 @@ def _map_for_layout(path: Path) -> mmap.mmap | None:
         return None
 
 
+class KeyQuery(NamedTuple):
+    """The question to the index: a key of a topic, and the store times, both included, of at most `messages_max` messages."""
+
+    topic: str
+    key: str
+    messages_max: int
+    begin_ms: int = 0
+    end_ms: int = INT64_MAX
+
+
 class IndexService:
     """All index files of a store, oldest first by name."""
 
@@ -170,29 +181,20 @@ class IndexService:
         self._layout = layout
         self._views: dict[tuple[str, int], mmap.mmap] = {}
 
-    def select_offsets(
-        self,
-        topic: str,
-        key: str,
-        offsets_max: int,
-        begin_ms: int,
-        end_ms: int,
-        accept: Callable[[int], bool] | None = None,
-    ) -> list[int]:
-        """Return physical offsets of messages with this key's hash and a store time, by the index, in [begin_ms, end_ms].
+    def select_offsets(self, query: KeyQuery, accept: Callable[[int], bool] = lambda _: True) -> list[int]:
+        """Return physical offsets of messages with this key's hash and store time, by the index, for which `accept` is true.
 
-        Newest file first, newest entry first, at most `offsets_max`; with `accept`, only
-        those for which it is true. The index has no key text: a hash may be
-        another key's. Times are whole seconds from the start of the file, so the interval is
-        exact to a second.
+        Newest file first, newest entry first. The index has no key text: a hash may be another key's. Times are whole seconds
+        from the start of the file, so the interval is exact to a second.
         """
+        topic, key, offsets_max, begin_ms, end_ms = query
         key_hash = index_key_hash(topic, key)
         found: list[int] = []
         for _, view in reversed(self._files()):
             header = unpack_header(view)
             if _is_time_matched(header, begin_ms, end_ms):
                 for offset in self._chain(view, header, key_hash, begin_ms, end_ms):
-                    if accept is None or accept(offset):
+                    if accept(offset):
                         found.append(offset)
                         if len(found) >= offsets_max:
                             return found
@@ -284,7 +286,6 @@ def _is_time_matched(header: IndexHeader, begin_ms: int, end_ms: int) -> bool:
 MessageAt = Callable[[int], Message | None]
 
 RAW_HITS_MAX = 64  # maxMsgsNumBatch
-_ROUNDS = 3
 
 
 class RawHits(NamedTuple):
@@ -294,11 +295,8 @@ class RawHits(NamedTuple):
     has_entries: bool
 
 
-def query_verified(
-    index: IndexService, message_at: MessageAt, topic: str, key: str, begin_ms: int, end_ms: int, messages_max: int,
-    bytes_max: int | None = None,
-) -> list[Message]:
-    """Return the newest messages of `topic` with `key`, each once, oldest first; it stops once they have `bytes_max`."""
+def query_verified(index: IndexService, message_at: MessageAt, query: KeyQuery, bytes_max: int | None = None) -> list[Message]:
+    """Return the newest messages of the topic with the key, each once, oldest first; it stops once they have `bytes_max`."""
     found: dict[int, Message] = {}
     size_bytes = 0
 
@@ -307,36 +305,23 @@ def query_verified(
         if offset in found or (bytes_max is not None and size_bytes >= bytes_max):
             return False
         message = message_at(offset)
-        if message is None or message.topic != topic or key not in index_keys(message.properties):
+        if message is None or message.topic != query.topic or query.key not in index_keys(message.properties):
             return False
         found[offset] = message
         size_bytes += message.size_bytes
         return True
 
-    index.select_offsets(topic, key, messages_max, begin_ms, end_ms, accept)
+    index.select_offsets(query, accept)
     return [found[offset] for offset in sorted(found)]
 
 
-def query_raw(
-    index: IndexService, message_at: MessageAt, topic: str, key: str, begin_ms: int, end_ms: int, messages_max: int
-) -> RawHits:
+def query_raw(index: IndexService, message_at: MessageAt, query: KeyQuery) -> RawHits:
     """Return RocketMQ's own result: at most 64 hits by hash, with those of other keys of the same hash, and with duplicates.
 
-    If no entry leads to an existing message, it searches again, up to
-    three times, for entries before the oldest one.
+    RocketMQ asks up to three times if no entry leads to an existing message, but each time the same.
     """
-    has_entries = False
-    for _ in range(_ROUNDS):
-        offsets = sorted(index.select_offsets(topic, key, min(messages_max, RAW_HITS_MAX), begin_ms, end_ms))
-        if not offsets:
-            break
-        has_entries = True
-        messages = [message for offset in offsets if (message := message_at(offset)) is not None]
-        if messages:
-            return RawHits(messages, True)
-        if end_ms < begin_ms:
-            break
-    return RawHits([], has_entries)
+    offsets = sorted(index.select_offsets(query._replace(messages_max=min(query.messages_max, RAW_HITS_MAX))))
+    return RawHits([message for offset in offsets if (message := message_at(offset)) is not None], bool(offsets))
 
 
 _CREATE_TRIES = 16

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyengine.arguments import INT64_MAX
 from pyengine.errors import disk_error
 from pyengine.formats.constants import INDEX_HEADER_BYTES, PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from pyengine.formats.consume_queue import is_ext_address
@@ -30,7 +29,7 @@ from pyengine.formats.small_file import read_small_file
 from pyengine.results import GetResult, GetStatus, ReadLevel
 from pyengine.storage.checkpoint import read_checkpoint
 from pyengine.storage.consume_queue import ConsumeQueue, QueueEntries, offset_by_time
-from pyengine.storage.index_file import RAW_HITS_MAX, query_raw
+from pyengine.storage.index_file import RAW_HITS_MAX, KeyQuery, query_raw
 from pyengine.storage.message_getter import Wanted
 from pyengine.storage.store_reader import StoreReader
 
@@ -202,7 +201,8 @@ class _StoreView:
         last = headers[-1][1] if headers else IndexHeader()
         for topic in sorted(keys, key=_java_order):
             for key in sorted(keys[topic], key=_java_order):
-                hits = query_raw(self._reader.index, self._message_at, topic, key, 0, INT64_MAX, RAW_HITS_MAX)
+                hits = query_raw(self._reader.index, lambda offset: self._reader.message_below(offset, self._max_phy),
+                                 KeyQuery(topic, key, RAW_HITS_MAX))
                 yield {
                     "topic": topic,
                     "key": key,
@@ -210,9 +210,6 @@ class _StoreView:
                     "lastTs": last.end_timestamp_ms if hits.has_entries else 0,
                     "lastPhy": last.end_physical_offset if hits.has_entries else 0,
                 }
-
-    def _message_at(self, physical_offset: int) -> Message | None:
-        return self._reader.message_below(physical_offset, self._max_phy)
 
     def _get(self, entries: QueueEntries, offset: int) -> GetResult:
         return self._reader.getter.get(entries, offset, MESSAGES_PER_GET, Wanted())

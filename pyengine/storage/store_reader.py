@@ -28,7 +28,7 @@ from pyengine.results import GetRecords, GetResult, GetStatus, ReadLevel
 from pyengine.storage.commit_log import CommitLog
 from pyengine.storage.config import load_config
 from pyengine.storage.consume_queue import ConsumeQueue, QueueEntries, offset_by_time
-from pyengine.storage.index_file import RAW_HITS_MAX, IndexService, query_raw, query_verified
+from pyengine.storage.index_file import RAW_HITS_MAX, IndexService, KeyQuery, query_raw, query_verified
 from pyengine.storage.mapped_file import MappedFileQueue, MappingCache, is_folder, is_plain_file
 from pyengine.storage.message_getter import GetFigures, GetStatistics, MessageGetter, Wanted, parse_subscription
 from pyengine.storage.read_level import FilesWatermark, Watermark
@@ -205,14 +205,12 @@ class StoreReader:
         arguments.text(topic, "topic")
         arguments.text(key, "key")
         limit = self._queue_limit(level)
-        end = INT64_MAX if end_ms is None else end_ms
+        query = KeyQuery(topic, key, max_messages, begin_ms, INT64_MAX if end_ms is None else end_ms)
 
         def message_at(offset: int) -> Message | None:
             return self.message_below(offset, limit)
 
-        if not verify_key:
-            return query_raw(self.index, message_at, topic, key, begin_ms, end, max_messages).messages
-        return query_verified(self.index, message_at, topic, key, begin_ms, end, max_messages, bytes_max)
+        return query_verified(self.index, message_at, query, bytes_max) if verify_key else query_raw(self.index, message_at, query).messages
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp_ms: int, level: ReadLevel | str | None = None

@@ -13,7 +13,7 @@ from pyengine.formats import index_file
 from pyengine.formats.index_file import IndexEntry, IndexHeader, IndexLayout
 from pyengine.formats.record import index_key_hash, string_hash
 from pyengine.results import GetStatus
-from pyengine.storage.index_file import IndexService
+from pyengine.storage.index_file import IndexService, KeyQuery
 from pyengine.storage.store_reader import open_store
 from record_bytes import encode_ext_address
 
@@ -81,7 +81,7 @@ def header(count: int, begin_s: int = 100, end_s: int = 200) -> IndexHeader:
 
 
 def ask(reader: IndexService, begin_s: int = 0, end_s: int = 10**9, most: int = 64, accept=None) -> list[int]:
-    return reader.select_offsets("T", "k", most, begin_s * 1000, end_s * 1000, accept)
+    return reader.select_offsets(KeyQuery("T", "k", most, begin_s * 1000, end_s * 1000), accept or (lambda _: True))
 
 
 def chain(*offsets: int, time_s: int = 0) -> dict[int, IndexEntry]:
