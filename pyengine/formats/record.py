@@ -111,7 +111,7 @@ def store_timestamp_at(sys_flag: int) -> int:
     return 48 + (HOST_V6_BYTES if sys_flag & SYS_FLAG_BORN_HOST_V6 else HOST_V4_BYTES)
 
 
-def body_crc(body: bytes) -> int:
+def body_crc(body: Readable) -> int:
     """Return the CRC-32 of the body without its sign bit; 0 for an empty body (section 3)."""
     return zlib.crc32(body) & 0x7FFFFFFF
 

@@ -295,7 +295,7 @@ class StoreReader:
         at = physical_offset - start
         room = min(limit - physical_offset, len(view) - at)
         try:
-            if classify(view, at, room, physical_offset, check_crc=False).label is not CaseLabel.MESSAGE:
+            if classify(view, at, room, physical_offset, check_crc=False) is not CaseLabel.MESSAGE:
                 return None
             message = decode_record(view, at)
         except FormatError:  # the segment was emptied since classify() read it

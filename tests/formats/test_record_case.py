@@ -1,32 +1,16 @@
-"""Every state of a log position has exactly one row, and real bytes reach every row."""
+"""Any bytes have a label, and real bytes reach every label."""
 
 from __future__ import annotations
 
-import itertools
 import struct
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyengine.errors import UsageError
 from pyengine.formats.record import encode_blank
-from pyengine.formats.record_case import (
-    RECORD_CASES,
-    CaseLabel,
-    Crc,
-    Decision,
-    Magic,
-    Place,
-    Size,
-    Text,
-    WalkResult,
-    classify,
-    find_case,
-    iter_records,
-    walk,
-)
-from record_bytes import encode_record
+from pyengine.formats.record_case import CaseLabel, WalkResult, classify, iter_records
+from record_bytes import encode_record, walk_in_python
 
 RECORD = encode_record(topic="topic", body=b"hello", physical_offset=4096, properties="a\x01b")
 BODY_AT = 88
@@ -35,17 +19,6 @@ TOPIC_AT = BODY_AT + 5 + 1
 
 def patched(at: int, data: bytes, record: bytes = RECORD) -> bytes:
     return record[:at] + data + record[at + len(data) :]
-
-
-def test_every_state_has_exactly_one_row():
-    for state in itertools.product(Magic, Size, Place, Crc, Text):
-        assert len([case for case in RECORD_CASES if case.matches(*state)]) == 1, state
-
-
-def test_every_label_has_exactly_one_row_and_only_messages_are_kept():
-    assert sorted(case.label for case in RECORD_CASES) == sorted(CaseLabel)
-    assert [case.label for case in RECORD_CASES if case.decision is Decision.KEEP] == [CaseLabel.MESSAGE]
-    assert [case.label for case in RECORD_CASES if case.decision is Decision.NEXT_FILE] == [CaseLabel.BLANK]
 
 
 NOT_STRICT = [
@@ -92,13 +65,13 @@ STRICT = [
 
 
 @pytest.mark.parametrize(("label", "data"), NOT_STRICT)
-def test_bytes_reach_their_row(label, data):
-    assert classify(data, 0, len(data), 4096).label == label
+def test_bytes_get_their_label(label, data):
+    assert classify(data, 0, len(data), 4096) == label
 
 
 @pytest.mark.parametrize(("label", "data"), STRICT)
 def test_strict_also_judges_the_text(label, data):
-    assert classify(data, 0, len(data), 4096, strict=True).label == label
+    assert classify(data, 0, len(data), 4096, strict=True) == label
 
 
 def test_every_label_is_reached_by_some_bytes():
@@ -107,22 +80,22 @@ def test_every_label_is_reached_by_some_bytes():
 
 def test_crc_is_not_looked_at_when_not_asked():
     damaged = patched(BODY_AT, b"H")
-    assert classify(damaged, 0, len(damaged), 4096, check_crc=False).label == "message"
+    assert classify(damaged, 0, len(damaged), 4096, check_crc=False) == "message"
 
 
 def test_crc_of_an_empty_body_is_not_looked_at():
     empty = encode_record(topic="t", body=b"")
-    assert classify(patched(8, b"\1\2\3\4", empty), 0, len(empty), 0).label == "message"
+    assert classify(patched(8, b"\1\2\3\4", empty), 0, len(empty), 0) == "message"
 
 
 def test_place_is_not_looked_at_when_unknown():
-    assert classify(RECORD, 0, len(RECORD), None).label == "message"
+    assert classify(RECORD, 0, len(RECORD), None) == "message"
 
 
 def test_position_and_room_bound_what_is_looked_at():
     data = b"\0" * 5 + RECORD + RECORD
-    assert classify(data, 5, len(RECORD), 4096).label == "message"
-    assert classify(data, 5, len(RECORD) - 1, 4096).label == "overrun"
+    assert classify(data, 5, len(RECORD), 4096) == "message"
+    assert classify(data, 5, len(RECORD) - 1, 4096) == "overrun"
 
 
 @given(
@@ -131,12 +104,9 @@ def test_position_and_room_bound_what_is_looked_at():
     strict=st.booleans(),
     place=st.sampled_from([None, 4096]),
 )
-def test_any_bytes_have_a_row(data, head, strict, place):
+def test_any_bytes_have_a_label(data, head, strict, place):
     content = head + data
-    case = classify(content, 0, len(content), place, strict=strict)
-    assert case in RECORD_CASES
-    state = find_case(case.magic, case.size or Size.FITS, case.place or Place.OWN, case.crc or Crc.GOOD, case.text or Text.CLEAN)
-    assert state is case
+    assert isinstance(classify(content, 0, len(content), place, strict=strict), CaseLabel)
 
 
 BASE = 8192
@@ -153,17 +123,17 @@ def segment(*bodies: bytes, tail: bytes = b"") -> tuple[bytes, list[int]]:
 
 def test_a_whole_segment_ends_at_its_blank():
     data, offsets = segment(b"a", b"bb", b"ccc", tail=encode_blank(8))
-    assert walk(data, BASE, BASE, BASE + len(data)) == WalkResult(offsets[3], "blank", 4, 3, 1000, 1002)
+    assert walk_in_python(data, BASE, BASE, BASE + len(data)) == WalkResult(offsets[3], "blank", 4, 3, 1000, 1002)
 
 
 def test_a_range_ends_at_a_record_boundary():
     data, offsets = segment(b"a", b"bb", b"ccc", tail=bytes(100))
-    assert walk(data, BASE, offsets[1], offsets[2]) == WalkResult(offsets[2], "range_end", 1, 1, 1001, 1001)
+    assert walk_in_python(data, BASE, offsets[1], offsets[2]) == WalkResult(offsets[2], "range_end", 1, 1, 1001, 1001)
 
 
 def test_a_walk_over_no_bytes_or_zeros_finds_no_record():
-    assert walk(b"", BASE, BASE, BASE) == WalkResult(BASE, "range_end", 0, 0, -1, -1)
-    assert walk(bytes(64), BASE, BASE, BASE + 64) == WalkResult(BASE, "zeroes", 0, 0, -1, -1)
+    assert walk_in_python(b"", BASE, BASE, BASE) == WalkResult(BASE, "range_end", 0, 0, -1, -1)
+    assert walk_in_python(bytes(64), BASE, BASE, BASE + 64) == WalkResult(BASE, "zeroes", 0, 0, -1, -1)
 
 
 @pytest.mark.parametrize(
@@ -181,21 +151,15 @@ def test_damage_ends_the_walk_right_before_it(break_it, reason):
     data, offsets = segment(b"a", b"bb", b"ccc", tail=bytes(100))
     broken = bytearray(data)
     break_it(broken, offsets[1] - BASE)
-    assert walk(broken, BASE, BASE, BASE + len(data)) == WalkResult(offsets[1], reason, 1, 1, 1000, 1000)
+    assert walk_in_python(broken, BASE, BASE, BASE + len(data)) == WalkResult(offsets[1], reason, 1, 1, 1000, 1000)
 
 
 def test_text_is_judged_when_strict():
     data, offsets = segment(b"a", b"bb")
     broken = bytearray(data)
     broken[offsets[2] - BASE - 3] = 0  # the topic of the second record
-    assert walk(broken, BASE, BASE, offsets[2]).reason == "range_end"
-    assert walk(broken, BASE, BASE, offsets[2], strict=True)[:2] == (offsets[1], "bad_text")
-
-
-def test_a_range_outside_the_segment_is_refused():
-    for start, end in ((BASE - 1, BASE), (BASE, BASE + 9), (BASE + 4, BASE + 3)):
-        with pytest.raises(UsageError):
-            walk(bytes(8), BASE, start, end)
+    assert walk_in_python(broken, BASE, BASE, offsets[2]).reason == "range_end"
+    assert walk_in_python(broken, BASE, BASE, offsets[2], strict=True)[:2] == (offsets[1], "bad_text")
 
 
 def test_iter_records_gives_messages_and_the_blank():

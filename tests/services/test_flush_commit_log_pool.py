@@ -10,9 +10,9 @@ import pytest
 from fix_writer import PlainWriter
 from pyengine.errors import InvariantError
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.record_case import walk
 from pyengine.ipc import shared_objects
 from pyengine.native import control as native
+from pyengine.native.scan import walk
 from pyengine.services import flush_commit_log
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 from pyengine.services.flush_commit_log import CommitRealTimeService
