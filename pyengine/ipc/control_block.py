@@ -33,12 +33,14 @@ from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, Ot
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject
+from pyengine.ipc.store_lock import lock_modified_ns
 from pyengine.native import blocked_reasons, queue_table, recorder, store_stats, waiting
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.native.waiting import Latch
 from pyengine.settings import Value
 from pyengine.storage.config import DEFAULT, ENVIRONMENT, LIVE, SET, SETTINGS, EngineConfig
+from pyengine.storage.engine_id import EngineId, read_boot_id, read_epoch
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -237,6 +239,22 @@ class EngineMemory:
     def state(self) -> int:
         """The engine's state, one of the STATE_ numbers."""
         return native.load(self.control.state, "state")
+
+    def mismatch(self, root: str | os.PathLike[str], engine_id: EngineId) -> str:
+        """Return why the memory of an ended engine does not tell the end of the store's log; "" if it does."""
+        identity = self.identity
+        if identity.store_uuid != engine_id.uuid:
+            return "it belongs to another store"
+        if (identity.engine_id_device, identity.engine_id_inode) != (engine_id.device, engine_id.inode):
+            return "the store is a copy"
+        if identity.boot_id != read_boot_id():
+            return "the machine was started again"
+        if identity.epoch != read_epoch(root):
+            return f"it is of epoch {identity.epoch}, the store of {read_epoch(root)}"
+        if identity.lock_modified_ns and identity.lock_modified_ns != lock_modified_ns(root):
+            return "another program has opened the store since"
+        # Such an engine's end of the log is the damage, not the end of what was written.
+        return "that engine only read" if self.state == native.STATE_DEGRADED else ""
 
     def retire(self) -> None:
         """Mark this memory as retired for all processes that have it mapped, and wake those that wait for a sequence."""

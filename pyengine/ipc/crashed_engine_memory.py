@@ -20,12 +20,12 @@ from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.control_block import EngineMemory, Identity
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject, find_folder
-from pyengine.ipc.store_lock import living_kinds, lock_modified_ns, owning, read_holder
+from pyengine.ipc.store_lock import living_kinds, owning, read_holder
 from pyengine.native import control as native
 from pyengine.native import recorder
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.config import EngineConfig, record_sizes
-from pyengine.storage.engine_id import EngineId, raise_epoch, read_boot_id, read_engine_id, read_epoch, renew_copied_id
+from pyengine.storage.engine_id import EngineId, raise_epoch, read_boot_id, read_engine_id, renew_copied_id
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.report import Progress, RecoveryOptions, RecoveryReport, RecoveryState, SharedState
 
@@ -110,10 +110,7 @@ class CrashedEngineMemory:
                 self.shared = SharedState(0, 0, (), f"{error}; what may have been in its pool alone is given up")
             return
         identity = memory.identity
-        mismatch = _mismatch(root, engine_id, identity)
-        if not mismatch and memory.state == native.STATE_DEGRADED:
-            mismatch = "that engine only read"  # its end of the log is the damage, not the end of what was written
-        mismatch = mismatch or _contradiction(memory, identity)
+        mismatch = memory.mismatch(root, engine_id) or _contradiction(memory, identity)
         slot_end, _ = native.committed_slot(memory.control)
         committed = native.load_position(memory.control.committed)
         if not mismatch:
@@ -196,27 +193,10 @@ def _contradiction(memory: EngineMemory, identity: Identity) -> str:
     if not 0 <= flushed <= committed <= slot_end or wrote > slot_end or not 0 <= reput_from <= committed:
         return (f"its positions contradict each other (committed slot {slot_end}, wrote {wrote}, committed {committed}, "
                 f"flushed {flushed}, reput_from {reput_from})")
-    if identity.pool_buffers > native.POOL_BUFFERS_MAX or identity.segment_bytes <= 0:
-        return f"it speaks of {identity.pool_buffers} pool buffers of {identity.segment_bytes} bytes"
     if identity.mode == native.MODE_POOL:
         bases = [native.load(control.pool[number], "segment_base") for number in range(identity.pool_buffers)]
         if any(base >= 0 and base % identity.segment_bytes for base in bases):
             return f"its pool buffers begin at {bases}"
-    return ""
-
-
-def _mismatch(root: str | os.PathLike[str], engine_id: EngineId, identity: Identity) -> str:
-    """Return why the memory does not match the store; "" if it is this store's and no other program has opened the store since."""
-    if identity.store_uuid != engine_id.uuid:
-        return "it belongs to another store"
-    if (identity.engine_id_device, identity.engine_id_inode) != (engine_id.device, engine_id.inode):
-        return "the store is a copy"
-    if identity.boot_id != read_boot_id():
-        return "the machine was started again"
-    if identity.epoch != read_epoch(root):
-        return f"it is of epoch {identity.epoch}, the store of {read_epoch(root)}"
-    if identity.lock_modified_ns and identity.lock_modified_ns != lock_modified_ns(root):
-        return "another program has opened the store since"
     return ""
 
 

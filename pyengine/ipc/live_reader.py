@@ -30,7 +30,7 @@ from pyengine.native import waiting
 from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import abort_file_exists, read_watermark
 from pyengine.storage.config import EngineConfig, check_keywords
-from pyengine.storage.engine_id import read_boot_id, read_engine_id, read_epoch
+from pyengine.storage.engine_id import read_boot_id, read_engine_id
 from pyengine.storage.mapped_file import MappedFileQueue
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.read_level import DeadEngine, FilesWatermark, StoreUse, store_use
@@ -132,13 +132,11 @@ class LiveWatermark:
         return self._control
 
     def _dead_engine(self) -> DeadEngine | None:
-        """Return the state in a killed engine's memory, None unless it is of this store, boot and epoch, as recovery requires."""
-        identity = read_engine_id(self._root)
+        """Return the state in a killed engine's memory; None if there is none that recovery would use."""
+        engine_id = read_engine_id(self._root)
         try:
             with EngineMemory.attach(find_folder(self._root), writable=False) as memory:
-                its = memory.identity
-                if (identity is None or memory.state == native.STATE_DEGRADED or its.boot_id != read_boot_id()
-                        or (its.store_uuid, its.epoch) != (identity.uuid, read_epoch(self._root))):
+                if engine_id is None or memory.mismatch(self._root, engine_id):
                     return None
                 return DeadEngine(native.committed_slot(memory.control)[0], native.load(memory.control.state, "frozen") != 0)
         except EngineUnavailableError:

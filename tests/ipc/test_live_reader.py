@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 
@@ -212,6 +213,18 @@ def test_what_a_killed_engine_never_published_is_not_flushed(store, retired):
         owner.memory.retire()
     live = watermark_of(owner)
     assert (live.limit(ReadLevel.FLUSHED), live.limit(ReadLevel.COMMITTED)) == (end - 1, end)
+
+
+def test_a_killed_engine_does_not_tell_the_end_of_a_log_that_a_broker_has_appended_to_since(store):
+    owner, end = store()
+    owner.position(end - 1)
+    lock = owner.root / "lock"
+    owner.control.identity.lock_modified_ns = lock.stat().st_mtime_ns
+    owner.publish()
+    owner.lock.close()
+    assert watermark_of(owner).limit(ReadLevel.FLUSHED) == end - 1
+    os.utime(lock, ns=(0, 0))
+    assert watermark_of(owner).limit(ReadLevel.FLUSHED) == end
 
 
 def test_after_a_failed_sync_of_a_killed_engine_only_the_watermark_counts(store):
