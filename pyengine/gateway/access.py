@@ -23,7 +23,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +32,7 @@ from pyengine.errors import EngineError, os_error_sentence
 from pyengine.events import Event, Report
 from pyengine.formats.small_file import open_private, read_small_file
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Answer, Connections, Handler, Handlers, Request
+from pyengine.gateway.connections import Answer, Connections, Handler, Handlers, Request, TurnExecutor
 from pyengine.gateway.names import RETRY_PREFIX, TRACE_TOPIC, Address
 from pyengine.gateway.wire import Frame, WireError, read_json, write_json
 from pyengine.storage.config_table import LOCK_MODE, exclusive
@@ -280,11 +279,11 @@ class AccessList:
             write_config(path, new, keep_backup=False, mode=LOCK_MODE)
             return self._reload()
 
-    def handlers(self, address: Address, executor: Executor, report: Report) -> Handlers:
+    def handlers(self, address: Address, executor: TurnExecutor, report: Report) -> Handlers:
         """Return handlers for mqadmin's clusterAclConfigVersion, updateAclConfig, deleteAclConfig and updateGlobalWhiteAddr."""
         async def change(request: Request, what: str, failed: int, edit: Callable[[dict[str, Any]], None]) -> Answer:
             try:
-                sentence = await asyncio.get_running_loop().run_in_executor(executor, self.change, edit)
+                sentence = await executor.run(self.change, edit)
             except EngineError as error:
                 return Answer(failed, str(error))
             key = request.frame.fields.get("AccessKey", "without an access key")

@@ -11,9 +11,8 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from pyengine.arguments import INT64_MAX
 from pyengine.engine_config import AT_ONCE
@@ -22,7 +21,7 @@ from pyengine.formats.constants import LMQ_PREFIX, SCHEDULE_TOPIC
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Answer, Handlers, Request
+from pyengine.gateway.connections import Answer, Handlers, Request, TurnExecutor
 from pyengine.gateway.members import Client, Members
 from pyengine.gateway.names import (
     GROUPS_MAX,
@@ -62,7 +61,6 @@ COUNT_S = 10.0              # between two samples of the counters, as in RocketM
 COUNTS_KEPT_S = 1.0         # greatest age of the engine's counters
 COUNTED_MAX = 10_000        # groups of a topic whose messages are counted
 TOPIC_PUTS, GROUP_GETS, ALL_GETS = "TOPIC_PUT_NUMS", "GROUP_GET_NUMS", ""
-Found = TypeVar("Found")
 Counter = tuple[str, str]   # RocketMQ's name of a statistic, and its key
 
 
@@ -135,7 +133,7 @@ class Admin:
     """Serves the requests of tools; it reads many queues in the executor."""
 
     def __init__(self, reader: LiveStoreReader, names: Names, members: Members, offsets: GroupOffsets, address: Address,
-                 executor: Executor) -> None:
+                 executor: TurnExecutor) -> None:
         self._reader = reader
         self._names = names
         self._members = members
@@ -200,7 +198,7 @@ class Admin:
             else:
                 files.create(wanted)
 
-        await self._in_executor(put)
+        await self._executor.run(put)
         return Answer()
 
     async def delete_topic(self, request: Request) -> Answer:
@@ -209,7 +207,7 @@ class Admin:
         if self._names.is_system(name):
             return Answer(codes.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
         try:
-            await self._in_executor(lambda: self._names.topic_configs.delete(name))
+            await self._executor.run(self._names.topic_configs.delete, name)
         except UsageError:
             pass  # it did not exist, which is not an error in RocketMQ
         return Answer()
@@ -237,7 +235,7 @@ class Admin:
                                                      "minOffset": low}
             return rows
 
-        return Answer(body=write_json({"offsetTable": await self._in_executor(collect)}))
+        return Answer(body=write_json({"offsetTable": await self._executor.run(collect)}))
 
     # ---- groups -------------------------------------------------------------------
 
@@ -262,7 +260,7 @@ class Admin:
                 raise UsageError(f"there are {len(groups)} groups already: delete some")
             files.put(replace(group, more=groups[name].more if name in groups else {}))  # the request's may have any length
 
-        await self._in_executor(put)
+        await self._executor.run(put)
         return Answer()
 
     async def delete_group(self, request: Request) -> Answer:
@@ -272,7 +270,7 @@ class Admin:
             return Answer(codes.NO_PERMISSION, f"the offsets of the group {name} are not a client's")
         forgets = request.flag("removeOffset") or request.flag("cleanOffset")
 
-        await self._in_executor(lambda: self._names.group_configs.delete(name))
+        await self._executor.run(self._names.group_configs.delete, name)
         if forgets:
             await self._offsets.rewrite(lambda table: [table.pop(key) for key in list(table) if key.partition("@")[2] == name], name)
         return Answer()
@@ -300,7 +298,7 @@ class Admin:
             return rows
 
         tps = sum((self._consume_tps(name, group) for name in topics), 0.0)
-        return Answer(body=write_json({"consumeTps": tps, "offsetTable": await self._in_executor(collect)}))
+        return Answer(body=write_json({"consumeTps": tps, "offsetTable": await self._executor.run(collect)}))
 
     def _consume_tps(self, topic: str, group: str) -> float:
         """Return how many messages of a topic were delivered to a group per second, in the last minute."""
@@ -341,7 +339,7 @@ class Admin:
                 groups.append({group: stats})
             return groups, behind
 
-        groups, behind = await self._in_executor(collect)
+        groups, behind = await self._executor.run(collect)
         return Answer(body=write_json({"brokerAddr": self._address.broker, "consumeStatsList": groups, "totalDiff": behind}))
 
     async def time_spans(self, request: Request) -> Answer:
@@ -365,7 +363,7 @@ class Admin:
                              "minTimeStamp": first_ms})
             return rows
 
-        return Answer(body=write_json({"consumeTimeSpanSet": await self._in_executor(collect)}))
+        return Answer(body=write_json({"consumeTimeSpanSet": await self._executor.run(collect)}))
 
     def correction_offsets(self, request: Request) -> Answer:
         """Return the lowest offset of other groups in each queue of a topic; the largest number if the compared group is behind."""
@@ -402,12 +400,12 @@ class Admin:
     async def all_offsets(self, request: Request) -> Answer:
         """Return every committed offset, by topic@group."""
         offsets = self._offsets.all()
-        return Answer(body=await self._in_executor(
+        return Answer(body=await self._executor.run(
             lambda: write_json({"offsetTable": {key: IntKeys(queues) for key, queues in offsets.items()}})))
 
     async def delay_offsets(self, request: Request) -> Answer:
         """Return the next offset of each delay level."""
-        table, _ = await self._in_executor(DelayOffsets(self._reader.root).read)
+        table, _ = await self._executor.run(DelayOffsets(self._reader.root).read)
         return Answer(body=write_json({"offsetTable": IntKeys(table)}))
 
     def groups_of_topic(self, request: Request) -> Answer:
@@ -481,7 +479,7 @@ class Admin:
                 "runtime": f"{(time.time_ns() // 1_000_000 - self._began_ms) // 1000} s",
             }
 
-        return Answer(body=write_json({"table": await self._in_executor(collect)}))
+        return Answer(body=write_json({"table": await self._executor.run(collect)}))
 
     def _figures(self) -> Statistics:
         """Return the engine's statistics; EngineError if it does not run."""
@@ -526,14 +524,14 @@ class Admin:
 
         try:
             async with self._changing:
-                await self._in_executor(change)
+                await self._executor.run(change)
         except (EngineError, UnicodeDecodeError) as error:
             return Answer(codes.SYSTEM_ERROR, str(error))
         return Answer()
 
     async def broker_config(self, request: Request) -> Answer:
         """Return pyengine's settings by RocketMQ's keys, as lines of `key=value`."""
-        config = await self._in_executor(lambda: read_run_settings(find_folder(self._reader.root)))
+        config = await self._executor.run(lambda: read_run_settings(find_folder(self._reader.root)))
         host, _, port = self._address.broker.rpartition(":")
         lines = {row.key: row.show(getattr(config, name)) for name, row in SETTINGS.items() if row.key} | {
             "brokerName": self._address.broker_name, "brokerClusterName": self._address.cluster, "brokerId": "0",
@@ -571,7 +569,7 @@ class Admin:
                                   "tagsCode": entry.tags_code} for entry in entries if entry is not None]
             return Answer(codes.SUCCESS, None if entries else f"Index {index} of {queue_id}@{name} is not exist!", body=write_json(body))
 
-        return await self._in_executor(collect)
+        return await self._executor.run(collect)
 
     def statistics(self, request: Request) -> Answer:
         """Return the recent messages of a topic or of a group. RocketMQ has more statistics, which no tool requests."""
@@ -590,7 +588,7 @@ class Admin:
                 request_cleaning(memory, CleanRequest(), CLEAN_S)
 
         if self._cleaning is None or self._cleaning.done():
-            self._cleaning = asyncio.get_running_loop().run_in_executor(self._executor, ask)
+            self._cleaning = self._executor.run(ask)
         done, _ = await asyncio.wait((self._cleaning,), timeout=CLEAN_WAIT_S)
         for cleaning in done:
             cleaning.result()
@@ -606,7 +604,7 @@ class Admin:
                 name for name, queues in self._reader.topics().items() if name not in known and not name.startswith(LMQ_PREFIX)
                 and any(low < high for low, high in (self._reader.queue_range(name, queue_id, LEVEL) for queue_id in queues)))
 
-        left = await self._in_executor(collect)
+        left = await self._executor.run(collect)
         if not left:
             return Answer()
         names = ", ".join(left[:UNUSED_SHOWN_MAX]) + (f" and {len(left) - UNUSED_SHOWN_MAX} others" if len(left) > UNUSED_SHOWN_MAX else "")
@@ -625,9 +623,6 @@ class Admin:
 
     def _version(self) -> dict[str, int]:
         return {"counter": 0, "timestamp": self._began_ms}
-
-    async def _in_executor(self, call: Callable[[], Found]) -> Found:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
 
 
 def _gib(size_bytes: int) -> str:

@@ -486,6 +486,10 @@ class TurnExecutor(ThreadPoolExecutor):
         super().submit(self._run_next)
         return future
 
+    def run(self, call: Callable[Parameters, Result], /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> asyncio.Future[Result]:
+        """Like submit(), for the event loop: return a future to await."""
+        return asyncio.wrap_future(self.submit(call, *args, **kwargs))
+
     def _run_next(self) -> None:
         with self._turns:
             host = next(iter(self._waiting))

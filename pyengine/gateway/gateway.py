@@ -164,7 +164,7 @@ class Gateway:
         return [each for each in (self._tls, self._access) if each is not None]
 
     async def _reload(self, watched: AccessList | TlsHandler) -> None:
-        if sentence := await asyncio.get_running_loop().run_in_executor(self._executor, watched.reload):
+        if sentence := await self._executor.run(watched.reload):
             self._report(Event.GATEWAY_ACCESS, sentence)
 
     async def close(self) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -29,7 +28,7 @@ from pyengine.formats.constants import (
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Answer, Handlers, Request
+from pyengine.gateway.connections import Answer, Handlers, Request, TurnExecutor
 from pyengine.gateway.wire import IntKeys, write_json
 from pyengine.storage.config_table import (
     BROKERS_TOPICS,
@@ -138,7 +137,7 @@ class Address:
 class Names:
     """The topics and groups of one store. Used in the loop's thread; it writes files in the executor."""
 
-    def __init__(self, root: str | os.PathLike[str], config: EngineConfig, executor: Executor) -> None:
+    def __init__(self, root: str | os.PathLike[str], config: EngineConfig, executor: TurnExecutor) -> None:
         self._config = config
         self._executor = executor
         self.topic_configs = TopicConfigs(root)
@@ -260,7 +259,7 @@ class Names:
                     raise UsageError(f"the keys and values of tools would take {len(text)} characters: delete some")
                 self._key_value_file.write(text)
 
-        await asyncio.get_running_loop().run_in_executor(self._executor, write)
+        await self._executor.run(write)
 
     @property
     def orders_by_configuration(self) -> bool:
@@ -274,13 +273,13 @@ class Names:
                 settings = self._name_server_file.read_to_change().value or {}
                 self._name_server_file.write(encode_config(settings | {ORDER_MESSAGE_ENABLE: str(is_on).lower()}))
 
-        await asyncio.get_running_loop().run_in_executor(self._executor, write)
+        await self._executor.run(write)
 
     async def _once(self, key: str, make: Callable[[], Any]) -> Any:
         """Call `make` in the executor; concurrent calls with the same key share its result."""
         pending = self._making.get(key)
         if pending is None:
-            pending = self._making[key] = asyncio.get_running_loop().run_in_executor(self._executor, make)
+            pending = self._making[key] = self._executor.run(make)
             pending.add_done_callback(lambda done: (self._making.pop(key, None), done.cancelled() or done.exception()))
         return await asyncio.shield(pending)
 

@@ -11,20 +11,17 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable
-from concurrent.futures import Executor
-from typing import TypeVar
 
 from pyengine.arguments import INT64_MAX
 from pyengine.errors import EngineError
 from pyengine.formats.record import Message
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Answer, Handlers, Request
+from pyengine.gateway.connections import Answer, Handlers, Request, TurnExecutor
 from pyengine.gateway.names import OWN_GROUP_PREFIXES, Names, group_fault, topic_fault
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import ReadLevel
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
 
-Found = TypeVar("Found")
 FLUSH_S = 5.0           # between two writes, RocketMQ's flushConsumerOffsetInterval
 LEVEL = ReadLevel.COMMITTED  # a broker's consumers see what is in the page cache
 QUERY_MAX = 64          # messages of one query
@@ -37,7 +34,7 @@ OFFSETS_MAX = 200_000  # of all groups and queues together, so that the file sta
 class GroupOffsets:
     """The committed offsets of all groups: those in consumerOffset.json, overridden by those that wait to be written."""
 
-    def __init__(self, reader: LiveStoreReader, executor: Executor) -> None:
+    def __init__(self, reader: LiveStoreReader, executor: TurnExecutor) -> None:
         self._offsets = ConsumerOffsets(reader.root)
         self._executor = executor
         self._waiting: Table = {}
@@ -111,7 +108,7 @@ class GroupOffsets:
 
     async def _rewrite(self, change: Callable[[Table], object], group: str, topic: str | None) -> None:
         async with self._flushing:  # otherwise a running flush could write the old offsets after it
-            await asyncio.get_running_loop().run_in_executor(self._executor, self._offsets.update, change)
+            await self._executor.run(self._offsets.update, change)
             self._forget(group, topic)
 
     def _forget(self, group: str, topic: str | None) -> None:
@@ -139,7 +136,7 @@ class GroupOffsets:
                 table[key] = table.get(key, {}) | queues
 
         try:
-            await asyncio.get_running_loop().run_in_executor(self._executor, self._offsets.update, change)
+            await self._executor.run(self._offsets.update, change)
         except BaseException:
             for key, queues in taken.items():
                 self._waiting[key] = queues | self._waiting.get(key, {})
@@ -164,7 +161,7 @@ class GroupOffsets:
 class Positions:
     """Serves requests for offsets and for single messages. RocketMQ: ConsumerManageProcessor, QueryMessageProcessor."""
 
-    def __init__(self, reader: LiveStoreReader, names: Names, offsets: GroupOffsets, executor: Executor) -> None:
+    def __init__(self, reader: LiveStoreReader, names: Names, offsets: GroupOffsets, executor: TurnExecutor) -> None:
         self._reader = reader
         self._names = names
         self._offsets = offsets
@@ -244,13 +241,13 @@ class Positions:
         """Return the offset of the message with the nearest store time."""
         topic, queue_id = request.text("topic"), request.integer("queueId")
         timestamp_ms = request.integer("timestamp", bits=64)
-        return _offset(await self._in_executor(lambda: self._reader.offset_by_time(topic, queue_id, timestamp_ms, LEVEL)))
+        return _offset(await self._executor.run(self._reader.offset_by_time, topic, queue_id, timestamp_ms, LEVEL))
 
     async def earliest_time(self, request: Request) -> Answer:
         """Return the store time of a queue's first message, -1 without one."""
         topic, queue_id = request.text("topic"), request.integer("queueId")
         low, high = self._range(request)
-        found = [] if low == high else (await self._in_executor(
+        found = [] if low == high else (await self._executor.run(
             lambda: self._reader.get_message(topic, queue_id, low, 1, level=LEVEL))).messages
         return Answer(fields={"timestamp": str(found[0].store_timestamp_ms if found else -1)})
 
@@ -267,7 +264,7 @@ class Positions:
             found = self._reader.query_message(topic, key, max(0, begin_ms), end_ms, most, level=LEVEL, bytes_max=QUERY_BYTES)
             return b"".join(map(self.record, found))
 
-        body = await self._in_executor(find)
+        body = await self._executor.run(find)
         if not body:
             return Answer(codes.QUERY_NOT_FOUND, "can not find message, maybe time range not correct", _INDEX_UNKNOWN)
         return Answer(fields=_INDEX_UNKNOWN, body=body)
@@ -280,7 +277,7 @@ class Positions:
             message = self._reader.message_at(offset, LEVEL)
             return b"" if message is None else self.record(message)
 
-        body = await self._in_executor(find)
+        body = await self._executor.run(find)
         return Answer(body=body) if body else Answer(codes.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
 
     def record(self, message: Message) -> bytes:
@@ -290,9 +287,6 @@ class Positions:
         view = log.view(start)
         data = b"" if view is None else view[offset - start:offset - start + message.size_bytes]
         return data if offset >= log.min_offset else b""
-
-    async def _in_executor(self, call: Callable[[], Found]) -> Found:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
 
 
 _INDEX_UNKNOWN = {"indexLastUpdatePhyoffset": "0", "indexLastUpdateTimestamp": "0"}

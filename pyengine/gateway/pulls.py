@@ -11,14 +11,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
 from pyengine.arguments import INT64_MAX
 from pyengine.errors import EngineError
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Answer, Connection, Handlers, Request
+from pyengine.gateway.connections import Answer, Connection, Handlers, Request, TurnExecutor
 from pyengine.gateway.members import BROADCASTING, SUBSCRIPTION_CHARS_MAX, Members, Subscription, expression_fault, subscription_of
 from pyengine.gateway.names import DEAD_PREFIX, Names, group_fault
 from pyengine.gateway.positions import LEVEL, Positions
@@ -60,7 +59,7 @@ class Pull:
 class Pulls:
     """Serves all pulls of the gateway. Used in the loop's thread, except for the thread that waits for arrivals."""
 
-    def __init__(self, reader: LiveStoreReader, names: Names, members: Members, positions: Positions, executor: Executor,
+    def __init__(self, reader: LiveStoreReader, names: Names, members: Members, positions: Positions, executor: TurnExecutor,
                  report: Callable[[str, str], None],
                  count_gets: Callable[[str, str, int], None] = lambda topic, group, number: None) -> None:
         """`report(host, sentence)` gets errors of held pulls, `count_gets` the number of messages of a topic delivered to a group."""
@@ -124,7 +123,7 @@ class Pulls:
 
     async def _pull_far(self, pull: Pull, flags: int) -> Answer | None:
         """Read in another thread, since messages far from the log's end may be on the disk, and a condition takes long."""
-        result = await asyncio.get_running_loop().run_in_executor(self._executor, self._get_now, pull)
+        result = await self._executor.run(self._get_now, pull)
         return self._answer_or_hold(pull, flags, result)
 
     def _answer_or_hold(self, pull: Pull, flags: int, result: GetRecords) -> Answer | None:
@@ -314,7 +313,7 @@ class Pulls:
 
     async def _finish_later(self, pull: Pull) -> None:
         """Answer a held pull with a condition, which takes long, in another thread."""
-        coming = asyncio.get_running_loop().run_in_executor(self._executor, self._get_now, pull)
+        coming = self._executor.run(self._get_now, pull)
         await asyncio.wait((coming,))
         pull.is_read = False
         if pull.request.is_open and self._try(pull, time.monotonic(), coming.result):

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
-from concurrent.futures import Executor
-from functools import partial
-from typing import TypeVar
 
 from pyengine.errors import FormatError
 from pyengine.formats.record import decode_message_id
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Answer, Connection, Handlers, Request
+from pyengine.gateway.connections import Answer, Connection, Handlers, Request, TurnExecutor
 from pyengine.gateway.members import Members
 from pyengine.gateway.names import OWN_GROUP_PREFIXES, Address, Names, group_fault
 from pyengine.gateway.positions import LEVEL, GroupOffsets, Positions
@@ -25,7 +21,6 @@ from pyengine.storage.consumer_offset import Table, group_key
 
 STATUS_TIMEOUT_S = 5.0
 MEMBERS_ASKED_MAX = 64  # for one request to all members of a group
-Found = TypeVar("Found")
 STATUS_BYTES_MAX = 16 << 20  # of members' answers that are kept at once
 # Matches texts in order to skip them. A text without an end matches up to the end of the input: otherwise the search from each
 # of its quotes would take quadratic time.
@@ -36,7 +31,7 @@ class Relays:
     """Serves the requests that members of a group answer."""
 
     def __init__(self, reader: LiveStoreReader, names: Names, members: Members, offsets: GroupOffsets, positions: Positions,
-                 address: Address, executor: Executor) -> None:
+                 address: Address, executor: TurnExecutor) -> None:
         self._reader = reader
         self._names = names
         self._members = members
@@ -62,7 +57,7 @@ class Relays:
             offset = decode_message_id(request.text("msgId"))[1]
         except FormatError as error:
             return Answer(codes.SYSTEM_ERROR, str(error))
-        message = await self._in_executor(partial(self._reader.message_at, offset, LEVEL))
+        message = await self._executor.run(self._reader.message_at, offset, LEVEL)
         body = b"" if message is None else self._positions.record(message)
         if not body:
             return Answer(codes.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
@@ -141,7 +136,7 @@ class Relays:
                 offsets[queue_id] = wanted if is_forced or wanted < at else at
             return offsets
 
-        offsets = await self._in_executor(find)
+        offsets = await self._executor.run(find)
         await self._offsets.rewrite(lambda table: _reset(table, topic, group, offsets), group, topic)
         broker_name = self._address.broker_name
         table = write_json({"offsetTable": ObjectKeys(
@@ -152,9 +147,6 @@ class Relays:
         for connection in list(members.clients):
             connection.invoke_oneway(codes.RESET_CONSUMER_CLIENT_OFFSET, fields, body)
         return Answer(body=table)
-
-    async def _in_executor(self, call: Callable[[], Found]) -> Found:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
 
 
 def _queue_table(body: bytes) -> bytes:

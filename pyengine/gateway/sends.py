@@ -19,9 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyengine.client.half_messages import HalfMessages, PreparedCheck, half_of, real_queue
@@ -251,7 +249,7 @@ class PlainSends:
 class Sends:
     """Serves the requests that put messages."""
 
-    def __init__(self, puts: Puts, reader: LiveStoreReader, names: Names, address: Address, executor: Executor,
+    def __init__(self, puts: Puts, reader: LiveStoreReader, names: Names, address: Address, executor: TurnExecutor,
                  prepare_halves: Callable[[], None], find_producer: Callable[[str], Connection | None]) -> None:
         """`prepare_halves` is called once, in the executor, before the first half message; `find_producer` finds a client's
         connection by its id."""
@@ -304,8 +302,7 @@ class Sends:
                 if isinstance(ready, Answer):
                     return ready
                 if is_large:
-                    loop = asyncio.get_running_loop()
-                    return await loop.run_in_executor(self._executor, self._put, request, sent, ready)
+                    return await self._executor.run(self._put, request, sent, ready)
                 return self._put(request, sent, ready)
         except UsageError as error:
             return Answer(codes.SYSTEM_ERROR, str(error), REGION)
@@ -325,9 +322,8 @@ class Sends:
         if config.retry_queue_nums <= 0:
             return Answer()
         most = request.integer("maxReconsumeTimes", config.retry_max_times)
-        in_executor = partial(asyncio.get_running_loop().run_in_executor, self._executor)
         try:
-            message = await in_executor(self._reader.message_at, offset, LEVEL)
+            message = await self._executor.run(self._reader.message_at, offset, LEVEL)
             if message is None:
                 return Answer(codes.SYSTEM_ERROR, f"look message by offset failed, {offset}")
             topic, raw = sent_back(message, group, delay_level=level, max_reconsume_times=most,
@@ -335,7 +331,7 @@ class Sends:
             known = self._names.topic(topic.topic) or await self._names.create(topic)
             raw = replace(raw, queue_id=raw.queue_id % max(1, known.read_queue_nums))  # of more its consumers know nothing
             if not self._puts.is_open:
-                await in_executor(self._puts.open)
+                await self._executor.run(self._puts.open)
         except EngineError as error:
             return Answer(codes.SYSTEM_ERROR, str(error))
         self._puts.submit(raw, lambda result: request.reply(
@@ -406,9 +402,9 @@ class Sends:
         if topic is None:
             return Answer(codes.TOPIC_NOT_EXIST, f"topic[{sent.topic}] not exist, apply first please!{codes.FAQ}", REGION)
         if not self._puts.is_open:
-            await asyncio.get_running_loop().run_in_executor(self._executor, self._puts.open)
+            await self._executor.run(self._puts.open)
         if sent.is_half and not self._takes_halves:
-            await asyncio.get_running_loop().run_in_executor(self._executor, self._prepare_halves)
+            await self._executor.run(self._prepare_halves)
             self._takes_halves = True
         if sent.topic.startswith(RETRY_PREFIX):
             return await self._dead_letter(sent) or topic
@@ -569,7 +565,7 @@ class Ends:
             return Answer(codes.SERVICE_NOT_AVAILABLE, str(error))
         if half is None:
             return Answer(codes.SYSTEM_ERROR, "Find prepared transaction message failed")
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._end, _OUTCOMES[kind], group, queue_offset, half)
+        return await self._executor.run(self._end, _OUTCOMES[kind], group, queue_offset, half)
 
     def _end(self, outcome: str, group: str, queue_offset: int, half: Message) -> Answer:
         try:
@@ -594,14 +590,14 @@ class Ends:
             except EngineError as error:
                 return Answer(codes.SYSTEM_ERROR, f"{_NOT_RESUMED} ({error})")
 
-        return await asyncio.get_running_loop().run_in_executor(self._executor, put_back)
+        return await self._executor.run(put_back)
 
     async def _find(self, offset: int) -> Message | None:
         """Return the half message; wait, without a thread, while its acknowledged bytes are not in the file yet."""
         deadline_s = time.monotonic() + COMMITTED_WAIT_S
         while True:
             end = self._reader.max_physical_offset(LEVEL)
-            half = await asyncio.get_running_loop().run_in_executor(self._executor, self._halves.find, offset)
+            half = await self._executor.run(self._halves.find, offset)
             if half is not None or time.monotonic() >= deadline_s or not 0 <= offset - end < COMMIT_DISTANCE:
                 return half
             await asyncio.sleep(COMMITTED_POLL_INTERVAL_S)
@@ -612,7 +608,7 @@ class Ends:
         """Find undecided transactions once, and ask a producer of each one's group; raise errors at the end."""
         failed: Exception | None = None
         again_after_ms = round(self.interval_s * 500)
-        for half in await asyncio.get_running_loop().run_in_executor(self._executor, self._check.round, self._can_ask, again_after_ms):
+        for half in await self._executor.run(self._check.round, self._can_ask, again_after_ms):
             try:
                 self._ask(half)
             except Exception as error:  # noqa: BLE001 - the others are asked all the same

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -18,7 +17,7 @@ from pyengine.errors import EngineUnavailableError, UsageError
 from pyengine.gateway import admin as admin_module
 from pyengine.gateway import codes
 from pyengine.gateway.admin import Admin, Counts
-from pyengine.gateway.connections import Request
+from pyengine.gateway.connections import Request, TurnExecutor
 from pyengine.gateway.names import Names
 from pyengine.gateway.wire import Frame
 from pyengine.ipc.cleaning import Cleaning
@@ -84,7 +83,7 @@ def test_a_tool_cannot_make_the_files_of_topics_and_groups_grow_without_end(serv
     names = Names(served.root, EngineConfig(), None)
 
     async def ask(code, fields, body=b""):
-        with ThreadPoolExecutor(1) as executor, pyengine.open_store(served.root) as reader:
+        with TurnExecutor(1, "test") as executor, pyengine.open_store(served.root) as reader:
             admin = Admin(reader, names, None, None, None, executor)
             await admin.handlers[code](Request(None, Frame(code, fields, body, 1), 0))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,7 @@ from fix_gateway import send_fields
 from pyengine.errors import DiskError
 from pyengine.formats.record import decode_record
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Request
+from pyengine.gateway.connections import Request, TurnExecutor
 from pyengine.gateway.positions import GroupOffsets, Positions
 from pyengine.gateway.wire import Frame
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -101,7 +100,7 @@ def test_messages_are_found_by_key_and_by_id(filled, topic):
 def kept(tmp_path):
     """The groups' offsets of an empty store."""
     (tmp_path / "config").mkdir()
-    with ThreadPoolExecutor(4) as executor:
+    with TurnExecutor(4, "test") as executor:
         yield GroupOffsets(SimpleNamespace(root=tmp_path), executor)
 
 
@@ -212,7 +211,7 @@ def test_an_answer_to_a_query_ends_where_it_is_long(served, filled, topic, monke
     async def ask(reader, executor):
         return await Positions(reader, None, None, executor).query_message(Request(None, Frame(codes.QUERY_MESSAGE, fields, b"", 1), 0))
 
-    with pyengine.open_store(served.root) as reader, ThreadPoolExecutor(1) as executor:
+    with pyengine.open_store(served.root) as reader, TurnExecutor(1, "test") as executor:
         eventually(lambda: len(reader.query_message(topic, "long_answer", level="committed")) == 2, "both are in the index")
         monkeypatch.setattr("pyengine.gateway.positions.QUERY_BYTES", 1)
         read = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from types import SimpleNamespace
 
@@ -16,7 +15,7 @@ from fix_gateway import heartbeat, pull_fields, send_fields, subscription
 from pyengine.errors import StoreBusyError
 from pyengine.formats.record import decode_record
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Connection, Connections, Limits, Request
+from pyengine.gateway.connections import Connection, Connections, Limits, Request, TurnExecutor
 from pyengine.gateway.members import subscription_of
 from pyengine.gateway.pulls import Pull, Pulls
 from pyengine.gateway.wire import Frame
@@ -278,7 +277,7 @@ def test_a_held_pull_with_a_condition_is_read_in_another_thread():
             await asyncio.sleep(0.001)
         assert pulls.held == 0 and not pulls._held_of
 
-    with ThreadPoolExecutor(2) as executor:
+    with TurnExecutor(2, "test") as executor:
         asyncio.run(whole(executor))
     assert [answer.code for answer in answers] == [codes.SUCCESS] and not statuses
     assert threading.current_thread() not in threads

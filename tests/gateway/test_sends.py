@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +15,7 @@ from fix_gateway import heartbeat, send_fields, start_served
 from fix_replication import free_port
 from pyengine.formats.record import BatchMember, decode_message_id, encode_batch
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Connection, Connections, Limits, Request
+from pyengine.gateway.connections import Connection, Connections, Limits, Request, TurnExecutor
 from pyengine.gateway.names import Address
 from pyengine.gateway.sends import _STORED, LARGE_BATCH_BYTES, Sends
 from pyengine.gateway.wire import ANSWER, Frame, encode_frame
@@ -333,7 +332,7 @@ def test_a_message_does_not_overtake_an_earlier_large_batch_of_its_connection(se
             await asyncio.gather(*coming)
         assert send(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"at once") is None
 
-    with pyengine.open_store(served.root) as reader, ThreadPoolExecutor(1) as executor:
+    with pyengine.open_store(served.root) as reader, TurnExecutor(1, "test") as executor:
         known = {topic: TopicConfig(topic, 4, 4)}.get
         names = SimpleNamespace(topic=known, recent_topic=known, recent_topics=dict)
         asyncio.run(whole(Sends(Kept(), reader, names, Address("127.0.0.1:1", "broker-a", "DefaultCluster"), executor, None, None)))
