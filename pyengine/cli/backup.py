@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import byte_bar, existing_store, json_option, set_option, store_argument, store_command
+from pyengine.cli.output import NumberRange, byte_bar, existing_store, json_option, set_option, store_argument, store_command
 from pyengine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -109,9 +109,9 @@ def _check_dest(dest: str) -> str:
 @click.option("--topic", "topics", default=None, metavar="PATTERN",
               help="Regular expression for whole names; all but RocketMQ's internal topics if not given.")
 @click.option("--follow/--once", default=False, help="Continue until interrupted, or stop at the current end of the log (the default).")
-@click.option("--interval", "interval_s", type=click.FloatRange(min=0, min_open=True), default=10.0, show_default=True,
+@click.option("--interval", "interval_s", type=NumberRange(min=0, min_open=True), default=10.0, show_default=True,
               help="With --follow: least time between two commits of a table, in seconds.")
-@click.option("--hold-hours", type=click.FloatRange(min=0, max=168), default=24.0, show_default=True,
+@click.option("--hold-hours", type=NumberRange(min=0, max=168), default=24.0, show_default=True,
               help="How long after its last commit the cleaner must keep the log; 0: only while the command runs.")
 @click.option("--allow-loss", is_flag=True, help="Continue after messages that were deleted before they were read.")
 @click.option("--allow-missing", is_flag=True, help="Accept a --topic that no topic matches yet.")

@@ -25,7 +25,7 @@ import pyengine
 from pyengine.cli import output
 from pyengine.cli.bench_producer import TOPIC, Produced
 from pyengine.cli.engine_status import engine_status
-from pyengine.cli.output import GivenPath, json_option, set_option
+from pyengine.cli.output import GivenPath, NumberRange, json_option, set_option
 from pyengine.cli.prove import measure_disk
 from pyengine.cli.why import Waits, write_stalls
 from pyengine.client.producer import connect
@@ -66,7 +66,7 @@ class Measured:
 
 @click.command()
 @click.argument("parent", type=GivenPath(path_type=Path), metavar="FOLDER", default=Path())
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=3.0, show_default=True, help="Duration of each measurement, in seconds.")
+@click.option("--seconds", type=NumberRange(min=0.1), default=3.0, show_default=True, help="Duration of each measurement, in seconds.")
 @click.option("--size", "size_bytes", type=click.IntRange(min=1, max=1 << 20), default=1024, show_default=True, help="Bytes of a body.")
 @set_option
 @json_option

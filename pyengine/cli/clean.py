@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import ShowBytes, byte_bar, existing_store, store_command
+from pyengine.cli.output import NumberRange, ShowBytes, byte_bar, existing_store, store_command
 from pyengine.errors import EngineError, command
 from pyengine.ipc.store_lock import owning
 from pyengine.storage.config import load_config
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @store_command
-@click.option("--older-than", "hours", type=click.FloatRange(min=0), metavar="HOURS",
+@click.option("--older-than", "hours", type=NumberRange(min=0), metavar="HOURS",
               help="Delete segments of this age in hours instead of file_reserved_time_hours; 0 deletes all but the last.")
 @click.option("--until-used", "percent", type=click.IntRange(min=1, max=99), metavar="PERCENT",
               help="Delete the oldest segments, of any age, until at most this percentage of the disk is used.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
+@click.option("--timeout", "timeout_s", type=NumberRange(min=0, min_open=True), default=600.0, show_default=True,
               help="Longest wait for a running engine, in seconds; it continues to clean after that.")
 def clean(store: Path, settings: dict[str, str], as_json: bool, hours: float | None, percent: int | None,
           timeout_s: float) -> None:

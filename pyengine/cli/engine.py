@@ -12,7 +12,7 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.config import broker_conf_option, with_broker_conf
-from pyengine.cli.output import byte_bar, existing_store, size_text, store_command
+from pyengine.cli.output import NumberRange, byte_bar, existing_store, size_text, store_command
 from pyengine.errors import DiskFullError, ExitCode, UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.native.dispatch import WINDOW_BYTES
@@ -28,7 +28,7 @@ SEGMENTS_AHEAD = 2
 @click.command()
 @store_command
 @click.option("--foreground", is_flag=True, help="Stay in the foreground, for systemd and containers; log on stderr.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=3600.0, show_default=True,
+@click.option("--timeout", "timeout_s", type=NumberRange(min=0, min_open=True), default=3600.0, show_default=True,
               help="Longest wait for readiness, in seconds.")
 @click.option("--take-over", is_flag=True,
               help="End the running supervisor and adopt its workers: an upgrade without a stop.")
@@ -100,7 +100,7 @@ def become_supervisor(store: Path, settings: dict[str, str]) -> NoReturn:
 
 @click.command()
 @store_command
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True,
+@click.option("--timeout", "timeout_s", type=NumberRange(min=0, min_open=True), default=60.0, show_default=True,
               help="Longest wait, in seconds; after that the engine still continues to stop.")
 def stop(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float) -> None:
     """Stop the engine of a store: puts are refused, everything is flushed, `abort` is removed.

@@ -18,6 +18,7 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.output import (
+    NumberRange,
     existing_store,
     level_option,
     moment,
@@ -234,7 +235,7 @@ def _deliver_at(ctx: click.Context, param: click.Parameter, value: str | None) -
 @click.option("--deliver-at", metavar="TIME", callback=_deliver_at,
               help="Deliver at this time, up to 40 days ahead: ISO 8601 (UTC if it names no zone), or @ and ms since 1970.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the disk in sync mode.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), default=None,
+@click.option("--timeout", "timeout_s", type=NumberRange(min=0, min_open=True), default=None,
               help="Longest wait for the answer, in seconds.")
 @click.argument("body")
 def put(

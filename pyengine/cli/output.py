@@ -328,6 +328,20 @@ spark_level_option = click.option(
     help="How far to read; flushed if not given.")
 
 
+class NumberRange(click.FloatRange):
+    """A number in a range and of at most `most`, so that any time fits; click accepts nan and inf in a range."""
+
+    def __init__(self, min: float, max: float | None = None, *, min_open: bool = False, most: float = 1e6) -> None:
+        super().__init__(min, max, min_open=min_open)
+        self._most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not number <= self._most:
+            self.fail(f"{value}: give a number of at most {self._most:,.0f}", param, ctx)
+        return number
+
+
 def moment(value: str) -> datetime:
     """Parse a time in ISO 8601 (UTC without a zone), or @ and ms since 1970; ValueError for anything else."""
     if value.startswith("@"):
@@ -341,7 +355,7 @@ def moment(value: str) -> datetime:
 
 def span_s(text: str) -> float:
     """Parse a duration into seconds: 90s, 10m, 72h, 7d; ValueError for anything else."""
-    span = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    span = re.fullmatch(r"(\d{1,12}(?:\.\d+)?)([smhd])", text)
     if span is None:
         raise ValueError(text)
     return float(span[1]) * _UNITS_S[span[2]]

@@ -18,9 +18,9 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.engine import SEGMENTS_AHEAD
-from pyengine.cli.output import json_option, set_option, span_s
+from pyengine.cli.output import NumberRange, json_option, set_option, span_s
 from pyengine.engine_config import EngineConfig, delete_hours
-from pyengine.errors import ConfigError
+from pyengine.errors import ConfigError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.record import Message, encode_message, record_size
 from pyengine.native import scan
@@ -171,12 +171,12 @@ _span = _amount(span_s, "a span, as 90s, 10m, 72h or 7d")
 
 
 @click.command()
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), required=True, metavar="N", help="Mean messages a second.")
+@click.option("--rate", type=NumberRange(min=0, min_open=True, most=1e9), required=True, metavar="N", help="Mean messages a second.")
 @click.option("--size", required=True, callback=_size, metavar="BYTES", help="Size of a body as stored.")
 @click.option("--retention", default=None, callback=_span, metavar="SPAN",
               help="Retention, as 72h or 7d. Default: file_reserved_time_hours.")
 @click.option("--queues", type=click.IntRange(min=1), default=4, show_default=True, help="Queues of all topics together.")
-@click.option("--keys", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Index keys of a message.")
+@click.option("--keys", type=NumberRange(min=0), default=0.0, show_default=True, help="Index keys of a message.")
 @click.option("--properties", "properties_bytes", default="0", show_default=True, callback=_size, metavar="BYTES",
               help="Bytes of tags, keys and other properties of a message.")
 @click.option("--topic-bytes", type=click.IntRange(1, 127), default=16, show_default=True, help="Length of a topic's name.")
@@ -204,6 +204,8 @@ def plan(
     if retention is not None:
         settings = settings | {"file_reserved_time_hours": str(math.ceil(retention / HOUR_S))}
     config = load_config(None, settings)
+    if size > config.max_message_size_bytes:
+        raise UsageError(f"--size {size:,} is more than max_message_size_bytes ({config.max_message_size_bytes:,})")
     load = Load(rate, size, topic_bytes, properties_bytes, keys, queues, producers, lag)
     made = make_plan(load, config, measure_reading(size))
     if as_json:

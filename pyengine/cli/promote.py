@@ -13,7 +13,7 @@ import click
 import psutil
 
 from pyengine.cli import output
-from pyengine.cli.output import existing_store, store_command
+from pyengine.cli.output import NumberRange, existing_store, store_command
 from pyengine.engine.embedded import supervisor_pid
 from pyengine.engine.supervisor import Arguments, parse_arguments
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError, command
@@ -99,7 +99,7 @@ class SlaveProgress:
 @click.option("--role", type=click.Choice(["ASYNC_MASTER", "SYNC_MASTER"]), default="ASYNC_MASTER", show_default=True,
               help="What it becomes.")
 @click.option("--force", is_flag=True, help="Promote also a slave that lacks bytes of its master, or still receives them.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), default=10.0, show_default=True,
+@click.option("--timeout", "timeout_s", type=NumberRange(min=0), default=10.0, show_default=True,
               help="Longest wait for a slave that still receives bytes, in seconds.")
 def promote(store: Path, settings: dict[str, str], as_json: bool, role: str, force: bool, timeout_s: float) -> ExitCode:
     """Turn a slave into a master, which takes puts.

@@ -24,7 +24,7 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.ingest import AckedList
-from pyengine.cli.output import GivenPath, json_option, set_option
+from pyengine.cli.output import GivenPath, NumberRange, json_option, set_option
 from pyengine.cli.replay import MODES
 from pyengine.cli.torture import EngineWatch, KillRounds, check_acked, kill, kill_all
 from pyengine.cli.why import Waits, write_stalls
@@ -71,7 +71,7 @@ class ModeProof:
 
 @click.command()
 @click.argument("parent", type=GivenPath(path_type=Path), metavar="STORE_PARENT")
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=3.0, show_default=True, help="Minutes of the whole run.")
+@click.option("--minutes", type=NumberRange(min=0, min_open=True), default=3.0, show_default=True, help="Minutes of the whole run.")
 @click.option("--mode", "modes", multiple=True, type=click.Choice(list(MODES)),
               help="Only this flush mode; may be repeated.")
 @click.option("--seed", type=int, default=None, help="Repeats the order of kills of an earlier run.")

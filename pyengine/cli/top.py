@@ -18,7 +18,7 @@ from rich.text import Text
 
 from pyengine.cli import output
 from pyengine.cli.engine_status import engine_status, live_status
-from pyengine.cli.output import existing_store, set_option, store_argument
+from pyengine.cli.output import NumberRange, existing_store, set_option, store_argument
 from pyengine.cli.status import LINK_COLUMNS, link_row, replication_facts
 from pyengine.ipc.statistics import Statistics
 from pyengine.native import store_stats
@@ -32,7 +32,7 @@ SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 @store_argument
 @set_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON document per line and refresh, with rates per second.")
-@click.option("--interval", "interval_s", type=click.FloatRange(min=0.05), default=1.0, show_default=True,
+@click.option("--interval", "interval_s", type=NumberRange(min=0.05), default=1.0, show_default=True,
               help="Seconds between two refreshes.")
 @click.option("--count", type=click.IntRange(min=1), default=None, help="Stop after this many refreshes.")
 def top(store: Path, settings: dict[str, str], as_json: bool, interval_s: float, count: int | None) -> None:

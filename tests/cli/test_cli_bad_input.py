@@ -130,6 +130,14 @@ def test_a_read_only_directory_is_enough_to_read(golden):
     ["offset-at", "STORE", "--topic", "T", "--queue-id", "0", "--timestamp", "soon"],
     ["message", "STORE"],
     ["tail", "STORE"],
+    ["stop", "STORE", "--timeout", "nan"],
+    ["start", "STORE", "--timeout", "inf"],
+    ["top", "STORE", "--interval", "1e7"],
+    ["clean", "STORE", "--older-than", "nan"],
+    ["why", "STORE", "--since", "9" * 400 + "d"],
+    ["plan", "--rate", "nan", "--size", "1"],
+    ["plan", "--rate", "1", "--size", "1", "--lag", "9" * 400 + "d"],
+    ["plan", "--rate", "1", "--size", "8GiB"],
 ])
 def test_wrong_arguments_are_usage_errors(golden, arguments):
     store = golden("empty")
