@@ -36,7 +36,7 @@ from pyengine.gateway.names import (
     topic_fault,
 )
 from pyengine.gateway.positions import LEVEL, OFFSETS_MAX, GroupOffsets
-from pyengine.gateway.wire import IntKeys, ObjectKeys, WireError, read_json, write_json
+from pyengine.gateway.wire import IntKeys, ObjectKeys, WireError, read_object, write_json
 from pyengine.ipc.control_block import EngineMemory, read_run_settings
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.ipc.session_client import ask_for_settings
@@ -241,7 +241,7 @@ class Admin:
 
     async def update_group(self, request: Request) -> Answer:
         """Add a group, or replace its settings."""
-        fields = _object(read_json(request.frame.body))
+        fields = read_object(request.frame.body)
         name = fields.get("groupName")
         if not isinstance(name, str) or (fault := group_fault(name)):
             return Answer(codes.SYSTEM_ERROR, fault if isinstance(name, str) else "the specified group is blank")
@@ -411,8 +411,9 @@ class Admin:
     def groups_of_topic(self, request: Request) -> Answer:
         """Return the groups that consume a topic, or have consumed it."""
         name = request.text("topic")
-        connected = {group.name for group in self._members.consumers.values() if name in group.subscriptions}
-        return Answer(body=write_json({"groupList": sorted({*connected, *self._offsets.groups_of(name)})}))
+        groups = {group.name for group in self._members.consumers.values() if name in group.subscriptions}
+        groups.update(group for group, topics in self._offsets.by_group().items() if name in topics)
+        return Answer(body=write_json({"groupList": sorted(groups)}))
 
     # ---- connections --------------------------------------------------------------
 
@@ -627,9 +628,3 @@ class Admin:
 
 def _gib(size_bytes: int) -> str:
     return f"{size_bytes / (1 << 30):.1f} GiB"
-
-
-def _object(value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise WireError("a JSON object was expected")
-    return value

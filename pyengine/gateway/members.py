@@ -8,7 +8,7 @@ RocketMQ: ConsumerManager, ProducerManager, RebalanceLockManager.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from pyengine.formats.record import string_hash
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Connection, Handlers, Request
 from pyengine.gateway.names import FLAG_UNIT_SUB, GROUPS_MAX, RETRY_PREFIX, Names, group_fault, topic_fault
-from pyengine.gateway.wire import WireError, read_json, write_json
+from pyengine.gateway.wire import WireError, as_object, read_object, write_json
 from pyengine.storage.config_table import TopicConfig
 from pyengine.storage.message_getter import parse_condition
 
@@ -147,10 +147,11 @@ class Members:
 
     async def heart_beat(self, request: Request) -> Answer:
         """Register a client in the groups that it names; create new groups and their retry topics."""
-        heartbeat = _object(read_json(request.frame.body))
+        heartbeat = read_object(request.frame.body)
         client_id = _client_id(heartbeat.get("clientID"))
-        consumers = [_group_of(each) for each in _list(heartbeat.get("consumerDataSet"))]
-        producers = [_name(_object(each).get("groupName"), group_fault) for each in _list(heartbeat.get("producerDataSet"))]
+        consumers = [_group_of(each) for each in _list(heartbeat.get("consumerDataSet"), GROUPS_OF_CLIENT_MAX)]
+        producers = [_name(as_object(each).get("groupName"), group_fault)
+                     for each in _list(heartbeat.get("producerDataSet"), GROUPS_OF_CLIENT_MAX)]
         for group in consumers:
             config = await self._names.group_or_new(group.name)
             if config is None:
@@ -295,10 +296,10 @@ class Members:
 
     def check_client_config(self, request: Request) -> Answer:
         """Check a subscription that is not a tag expression; a client requests this before it consumes."""
-        sent = _object(read_json(request.frame.body)).get("subscriptionData")
+        sent = read_object(request.frame.body).get("subscriptionData")
         if sent is None:
             return Answer()
-        fault = expression_fault(_object(sent).get("expressionType"), _object(sent).get("subString"))
+        fault = expression_fault(as_object(sent).get("expressionType"), as_object(sent).get("subString"))
         return fault or Answer()
 
     # ---- locks of ordered queues --------------------------------------------------
@@ -333,10 +334,10 @@ class Members:
 
 
 def _queues(request: Request) -> tuple[str, str, list[dict[str, Any]]]:
-    body = _object(read_json(request.frame.body))
+    body = read_object(request.frame.body)
     found = []
-    for each in _iterate(body.get("mqSet"), QUEUES_MAX):
-        queue = _object(each)
+    for each in _list(body.get("mqSet"), QUEUES_MAX):
+        queue = as_object(each)
         broker, queue_id = queue.get("brokerName"), queue.get("queueId")
         if not isinstance(broker, str) or type(queue_id) is not int:
             raise WireError("a queue without its broker's name or its number")
@@ -345,10 +346,10 @@ def _queues(request: Request) -> tuple[str, str, list[dict[str, Any]]]:
 
 
 def _group_of(sent: object) -> Group:
-    fields = _object(sent)
+    fields = as_object(sent)
     subscriptions: dict[str, Subscription] = {}
-    for each in _iterate(fields.get("subscriptionDataSet"), SUBSCRIPTIONS_MAX):
-        one = _object(each)
+    for each in _list(fields.get("subscriptionDataSet"), SUBSCRIPTIONS_MAX):
+        one = as_object(each)
         text, version, kind = one.get("subString"), one.get("subVersion", 0), one.get("expressionType")
         if not isinstance(text, str | None) or type(version) is not int or not isinstance(kind, str | None):
             raise WireError("a subscription whose fields have wrong types")
@@ -377,19 +378,9 @@ def _name(value: object, fault_of: Callable[[str | None], str]) -> str:
     return value
 
 
-def _object(value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise WireError("a JSON object was expected")
-    return value
-
-
-def _list(value: object) -> list[Any]:
-    return list(_iterate(value, GROUPS_OF_CLIENT_MAX))
-
-
-def _iterate(value: object, most: int) -> Iterator[Any]:
+def _list(value: object, most: int) -> list[Any]:
     if value is None:
-        return iter(())
+        return []
     if not isinstance(value, list) or len(value) > most:
         raise WireError(f"a JSON list of at most {most} was expected")
-    return iter(value)
+    return value

@@ -185,24 +185,14 @@ class Names:
         """Return whether it is one of RocketMQ's system topics."""
         return topic in self._system or topic in SYSTEM_TOPICS
 
-    async def create(self, topic: TopicConfig, *, bounded: bool = True) -> TopicConfig:
+    async def create(self, topic: TopicConfig) -> TopicConfig:
         """Add a topic, durably before this returns; return it, or the existing one if another process was faster.
 
-        UsageError if there are TOPICS_MAX already and the creation is `bounded`.
+        UsageError if there are TOPICS_MAX already.
         """
-        if bounded and len(self._topics.table()) >= TOPICS_MAX:
+        if len(self._topics.table()) >= TOPICS_MAX:
             raise UsageError(f"there are {TOPICS_MAX} topics already: create {topic.topic} by hand")
-
-        def enter() -> TopicConfig:
-            try:
-                return self.topic_configs.create(topic)
-            except UsageError:
-                existing = self.topic_configs.read().rows.get(topic.topic)
-                if existing is None:
-                    raise
-                return existing
-
-        made: TopicConfig = await self._once(f"topic {topic.topic}", enter)
+        made: TopicConfig = await self._once(f"topic {topic.topic}", lambda: self.topic_configs.ensure(topic))
         return made
 
     async def create_for_send(self, name: str, default: str | None, queue_nums: int, *, is_of_unit: bool = False) -> TopicConfig | None:
@@ -300,8 +290,8 @@ class NameServer:
             codes.GET_UNIT_TOPIC_LIST: self.unit_topics,
             codes.GET_HAS_UNIT_SUB_TOPIC_LIST: self.unit_topics,
             codes.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self.unit_topics,
-            codes.WIPE_WRITE_PERM_OF_BROKER: self.wipe_write_perm,
-            codes.ADD_WRITE_PERM_OF_BROKER: self.add_write_perm,
+            codes.WIPE_WRITE_PERM_OF_BROKER: self.set_write_perm,
+            codes.ADD_WRITE_PERM_OF_BROKER: self.set_write_perm,
             codes.PUT_KV_CONFIG: self.put_key_value,
             codes.GET_KV_CONFIG: self.key_value,
             codes.DELETE_KV_CONFIG: self.delete_key_value,
@@ -350,7 +340,6 @@ class NameServer:
         topics = sorted(self._names.topic_table()) if cluster in (None, self._address.cluster) else []
         return Answer(body=write_json({"topicList": topics}))
 
-
     def system_topics(self, request: Request) -> Answer:
         """Return the names of the cluster and its broker, which are topics in RocketMQ, and the broker's address."""
         return Answer(body=write_json({"brokerAddr": self._address.broker,
@@ -367,19 +356,13 @@ class NameServer:
         return Answer(body=write_json({"topicList": sorted(
             name for name, topic in self._names.topic_table().items() if is_wanted(topic.topic_sys_flag))}))
 
-    def wipe_write_perm(self, request: Request) -> Answer:
-        """Mark the broker in routes as not writable, so that producers leave it; messages that they send anyway are stored."""
-        return self._set_write_perm(request, False, "wipeTopicCount")
-
-    def add_write_perm(self, request: Request) -> Answer:
-        """Mark the broker in routes as writable again."""
-        return self._set_write_perm(request, True, "addTopicCount")
-
-    def _set_write_perm(self, request: Request, may_write: bool, counted: str) -> Answer:
-        if request.text("brokerName") != self._address.broker_name:
-            return Answer(fields={counted: "0"})
-        self._may_write = may_write
-        return Answer(fields={counted: str(len(self._names.topic_table()))})
+    def set_write_perm(self, request: Request) -> Answer:
+        """Mark the broker in routes as writable or not, so that producers leave it; messages that they send anyway are stored."""
+        may_write = request.frame.code == codes.ADD_WRITE_PERM_OF_BROKER
+        is_this = request.text("brokerName") == self._address.broker_name
+        if is_this:
+            self._may_write = may_write
+        return Answer(fields={"addTopicCount" if may_write else "wipeTopicCount": str(len(self._names.topic_table()) if is_this else 0)})
 
     # ---- keys and values of tools -------------------------------------------------
 

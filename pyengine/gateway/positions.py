@@ -71,13 +71,7 @@ class GroupOffsets:
 
     def of_group(self, group: str) -> Table:
         """Return topic -> queue id -> next offset, of one group."""
-        found: Table = {}
-        for table in (self._file(), self._writing, self._waiting):
-            for key, queues in table.items():
-                topic, _, name = key.partition("@")
-                if name == group:
-                    found[topic] = found.get(topic, {}) | queues
-        return found
+        return self.by_group().get(group, {})
 
     def all(self) -> Table:
         """Return every offset, by topic@group."""
@@ -88,17 +82,12 @@ class GroupOffsets:
         return found
 
     def by_group(self) -> dict[str, Table]:
-        """Return of_group() for every group, in one pass."""
+        """Return group -> topic -> queue id -> next offset."""
         found: dict[str, Table] = {}
         for key, queues in self.all().items():
             topic, _, group = key.partition("@")
             found.setdefault(group, {})[topic] = queues
         return found
-
-    def groups_of(self, topic: str) -> list[str]:
-        """Return the groups that have committed an offset of a topic."""
-        keys = {*self._file(), *self._writing, *self._waiting}
-        return sorted(name for found, _, name in (key.partition("@") for key in keys) if found == topic)
 
     async def rewrite(self, change: Callable[[Table], object], group: str, topic: str | None = None) -> None:
         """Change a group's offsets in the file, of all topics or one, durably before this returns, and drop its waiting ones.

@@ -196,6 +196,18 @@ def read_json(data: bytes, bytes_max: int = JSON_BYTES_MAX) -> Any:
         raise WireError(f"no JSON: {error}") from None
 
 
+def as_object(value: object) -> dict[str, Any]:
+    """Return a decoded JSON object; WireError for any other value."""
+    if not isinstance(value, dict):
+        raise WireError("a JSON object was expected")
+    return value
+
+
+def read_object(data: bytes) -> dict[str, Any]:
+    """Decode the JSON object of a body; WireError for other bytes."""
+    return as_object(read_json(data))
+
+
 class ObjectKeys(dict[tuple[tuple[str, object], ...], object]):
     """A map whose keys are objects, each as its (name, value) pairs; fastjson's dialect writes it as {{...}:value}."""
 
