@@ -9,7 +9,7 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.output import NumberRange, byte_bar, existing_store, json_option, set_option, store_argument, store_command
-from pyengine.errors import UsageError
+from pyengine.errors import UsageError, require_extra
 
 if TYPE_CHECKING:
     from pyengine.client.backup import BackupReport, RestoreReport
@@ -128,6 +128,7 @@ def tables(store: Path, settings: dict[str, str], as_json: bool, dest: str, to: 
       pyengine tables STORE --to delta /lake/orders
       pyengine tables STORE --to iceberg /lake/orders --follow --topic 'orders.*'
     """
+    require_extra("pyarrow", "deltalake", "pyiceberg", "sqlalchemy", name="tables")
     from pyengine.client.tables import write_tables
 
     existing_store(store)

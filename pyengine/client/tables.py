@@ -32,7 +32,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import deltalake
 import pyarrow as pa
@@ -48,7 +48,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BinaryType, DateType, IntegerType, LongType, NestedField, StringType, TimestamptzType
 
-from pyengine.errors import CorruptionError, EngineError, ExitCode, UsageError, command, did_you_mean, require_extra
+from pyengine.errors import CorruptionError, EngineError, ExitCode, UsageError, command, did_you_mean
 from pyengine.formats.constants import TRANSACTION_DISCARD_TOPIC
 from pyengine.formats.paths import segment_start
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
@@ -56,14 +56,12 @@ from pyengine.ipc.live_reader import LiveStoreReader, flushed_end, log_held, los
 from pyengine.native.failpoint import failpoint
 from pyengine.native.scan import walk
 from pyengine.results import ReadLevel
+from pyengine.storage.arrow import LogScanner
 from pyengine.storage.arrow import schema as scan_schema
 from pyengine.storage.backup_files import locked_folder, store_identity
 from pyengine.storage.config_table import BROKERS_TOPICS, DEFAULT_TOPIC, TopicConfigs
 from pyengine.storage.durable_writes import make_folders, sync_file, sync_folder, write_config
 from pyengine.storage.log_holds import HOLD_MS_MAX, RenewedHold, remove_log_hold
-
-if TYPE_CHECKING:
-    import pyarrow
 
 STATE = "_pyengine_tables.json"
 PIECE_BYTES = 64 << 20
@@ -137,9 +135,6 @@ def write_tables(
     UsageError if the folder or a table is of another origin, or was begun with other topics; MissedMessagesError for messages
     that were deleted before they were read, unless `allow_loss`; CorruptionError at damage.
     """
-    require_extra("pyarrow", "deltalake", "pyiceberg", "sqlalchemy", name="tables")
-    from pyengine.client.tables import open_sink  # loads the libraries
-
     started_s = time.monotonic()
     if not 0 <= hold_hours * HOUR_MS <= HOLD_MS_MAX:
         raise UsageError(f"a log hold of {hold_hours:g} hours: give 0 to {HOLD_MS_MAX // HOUR_MS}")
@@ -244,9 +239,6 @@ class _Filling:
 
     def __init__(self, store: LiveStoreReader, open_sink: Callable[[], TableSink], dest: Path, hold: RenewedHold,
                  pattern: re.Pattern[str] | None, report: TablesReport, piece_bytes: int) -> None:
-        from pyengine.client.tables import COLUMNS
-        from pyengine.storage.arrow import LogScanner
-
         self._store = store
         self._open_sink = open_sink
         self._dest = dest
@@ -305,8 +297,6 @@ class _Filling:
 
     def _piece(self, at: int, end: int) -> int:
         """Add the records from `at` on to their tables; return the offset of the next one."""
-        import pyarrow.compute as pc
-
         base = segment_start(at, self._segment_bytes)
         view = self._store.commit_log.view(base)
         if view is None:
@@ -354,18 +344,13 @@ def is_internal(topic: str) -> bool:
     return topic in BROKERS_TOPICS - _FOR_MESSAGES or topic == TRANSACTION_DISCARD_TOPIC or topic.startswith("RMQ_SYS_")
 
 
-def _by_topic(batches: list[pyarrow.RecordBatch]) -> Iterator[tuple[str, pyarrow.Table]]:
+def _by_topic(batches: list[pa.RecordBatch]) -> Iterator[tuple[str, pa.Table]]:
     """Yield (topic, its rows in the order of the log, with the columns of the tables)."""
     if not batches:
         return
-    import pyarrow
-    import pyarrow.compute as pc
-
-    from pyengine.client.tables import DATE, SCHEMA
-
-    table = pyarrow.Table.from_batches(batches)
+    table = pa.Table.from_batches(batches)
     table = table.take(pc.sort_indices(table, sort_keys=[("topic", "ascending"), ("physicalOffset", "ascending")]))
-    table = table.append_column(DATE, pc.cast(table["storeTimestamp"], pyarrow.date32()))
+    table = table.append_column(DATE, pc.cast(table["storeTimestamp"], pa.date32()))
     at = 0
     for one in pc.value_counts(table["topic"]).to_pylist():
         yield one["values"], table.slice(at, one["counts"]).select(SCHEMA.names)

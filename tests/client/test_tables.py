@@ -83,6 +83,14 @@ def engine(make_engine):
     return made
 
 
+def test_without_the_extra_the_command_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    monkeypatch.delitem(sys.modules, "pyengine.client.tables")
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    done = run("tables", tmp_path / "store", tmp_path / "lake", "--to", "delta")
+    assert done.code == 2 and "deltalake is not installed" in done.stderr and "pip install '.[tables]'" in done.stderr
+
+
 def test_a_run_that_cannot_begin_holds_no_more_than_the_run_before(engine, tmp_path, monkeypatch):
     put(engine.root, "orders", 3)
     with monkeypatch.context() as patched:
