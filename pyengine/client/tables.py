@@ -30,9 +30,9 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import deltalake
 import pyarrow as pa
@@ -93,18 +93,18 @@ class TablesState:
     before: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TablesReport:
     """The messages by topic and the commits that a run added, and the offset that the tables have reached."""
 
     store: str
     dest: str
     to: str
-    offset: int = 0
-    commits: int = 0
-    missed_bytes: int = 0
-    messages: dict[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
+    offset: int
+    commits: int
+    missed_bytes: int
+    messages: dict[str, int]
+    seconds: float
 
     @property
     def exit_code(self) -> ExitCode:
@@ -149,10 +149,10 @@ def write_tables(
         state = _continued(dest, wanted)
         if state is None and pattern is not None and not allow_missing:
             _require_match(store, pattern)
-        name = f"tables-{zlib.crc32(str(dest).encode()):08x}"
         if not allow_loss:
             _require_end(store)
         hold_ms = max(round(hold_hours * HOUR_MS), HOLD_MS_MIN, round(3000 * interval_s) if follow else 0)
+        name = f"tables-{zlib.crc32(str(dest).encode()):08x}"
         hold = RenewedHold(root, name, f"tables in {dest}", min(hold_ms, HOLD_MS_MAX))
         if not hold.is_written and store.is_live:
             raise EngineError(f"this user may not write the hold in {root}/config/log-holds that keeps the cleaner from what is not "
@@ -160,11 +160,10 @@ def write_tables(
         if store.is_live:
             with log_held(root):  # waits until deletions that began before our hold are over
                 pass
-        report = TablesReport(str(root), str(dest), to)
-        filling = _Filling(store, lambda: open_sink(to, dest, wanted.store), dest, hold, pattern, report, piece_bytes)
+        filling = _Filling(store, dest, hold, pattern, piece_bytes)
         try:
             try:
-                filling.begin(state, allow_loss=allow_loss)
+                filling.begin(state, wanted, allow_loss=allow_loss)
             except BaseException:  # restore the hold of the last run, which does not need the whole log
                 if state is None:
                     remove_log_hold(root, name)
@@ -172,21 +171,13 @@ def write_tables(
                     hold.move(state.offset)
                 raise
             filling.advance(filling.flushed(), progress)
-            known_at_s = time.monotonic()
-            while follow and not (over or threading.Event()).wait(interval_s):
-                try:
-                    end = filling.flushed()
-                except UsageError:  # an engine is starting: the flushed offset is unknown for a moment
-                    if time.monotonic() > known_at_s + START_TIMEOUT_S + interval_s:
-                        raise
-                    continue
-                known_at_s = time.monotonic()
-                filling.advance(end, progress)
+            if follow:
+                filling.follow(over or threading.Event(), interval_s, progress)
         finally:
             if not hold_hours:
                 remove_log_hold(root, name)
-    report.seconds = time.monotonic() - started_s
-    return report
+    return TablesReport(str(root), str(dest), to, filling.offset, filling.commits, filling.missed_bytes, filling.messages,
+                        time.monotonic() - started_s)
 
 
 def _continued(dest: Path, wanted: TablesState) -> TablesState | None:
@@ -235,55 +226,69 @@ def _require_end(store: LiveStoreReader) -> None:
 
 
 class _Filling:
-    """One run; the folder is locked."""
+    """One run; the folder is locked. It counts what the run has added."""
 
-    def __init__(self, store: LiveStoreReader, open_sink: Callable[[], TableSink], dest: Path, hold: RenewedHold,
-                 pattern: re.Pattern[str] | None, report: TablesReport, piece_bytes: int) -> None:
+    def __init__(self, store: LiveStoreReader, dest: Path, hold: RenewedHold, pattern: re.Pattern[str] | None, piece_bytes: int) -> None:
         self._store = store
-        self._open_sink = open_sink
         self._dest = dest
         self._hold = hold
         self._pattern = pattern
-        self._report = report
         self._piece_bytes = piece_bytes
         self._segment_bytes = store.geometry.mapped_file_size_commit_log_bytes
         self._scanner = LogScanner(("topic", *COLUMNS))
-        self._state = TablesState("", "", None, 0)
+        self.commits = 0
+        self.missed_bytes = 0
+        self.messages: dict[str, int] = {}
 
-    def begin(self, state: TablesState | None, *, allow_loss: bool) -> None:
+    def begin(self, state: TablesState | None, wanted: TablesState, *, allow_loss: bool) -> None:
         """Decide where to continue, and note it."""
         first = max(0, self._store.min_physical_offset)
         if state is None:
-            to, store = self._report.to, store_identity(self._store.root)
-            state = TablesState(to, store, self._pattern.pattern if self._pattern else None, first)
+            state = replace(wanted, offset=first)
         elif state.offset < first:
             if not allow_loss:
                 raise self._missed(state.offset, first)
-            self._report.missed_bytes = first - state.offset
+            self.missed_bytes = first - state.offset
             state = replace(state, offset=first)
         elif state.offset > self.flushed() or state.before is not None and self._crc_before(state.offset) not in (None, state.before):
             raise CorruptionError(
                 f"the log of {self._store.root} is not the one that {self._dest} was filled from up to {state.offset}: it was cut below "
                 "that (recover --accept-loss, or a slave that follows another master); fill a new folder")
-        self._state = replace(state, before=self._crc_before(state.offset))
-        self._note()
-        self._sink = self._open_sink()  # after the note, since this may create files, which belong to the state of the folder then
+        self._note(state)
+        # After the note, since this may create files, which belong to the state of the folder then.
+        self._sink = (DeltaTables if wanted.to == "delta" else IcebergTables)(self._dest, wanted.store)
+
+    @property
+    def offset(self) -> int:
+        """The offset below which the tables are complete."""
+        return self._state.offset
 
     def advance(self, end: int, progress: Callable[[int, int | None], None]) -> None:
         """Fill the tables up to `end`, below which the log is durable."""
-        begin = self._state.offset
-        while self._state.offset < end:
-            at = self._state.offset
-            border = self._piece(at, end)
-            if border == at:  # only a part of the next record is durable
+        begin = self.offset
+        while self.offset < end:
+            border = self._piece(self.offset, end)
+            if border == self.offset:  # only a part of the next record is durable
                 break
-            self._state = replace(self._state, offset=border, before=self._crc_before(border))
-            self._note()
+            self._note(replace(self._state, offset=border))
             progress(border - begin, end - begin)
         self._hold.renew()
-        self._report.offset = self._state.offset
 
-    def _note(self) -> None:
+    def follow(self, over: threading.Event, interval_s: float, progress: Callable[[int, int | None], None]) -> None:
+        """Advance once per interval until `over` is set; raise an error if the flushed offset is unknown for START_TIMEOUT_S."""
+        known_at_s = time.monotonic()
+        while not over.wait(interval_s):
+            try:
+                end = self.flushed()
+            except UsageError:  # an engine is starting
+                if time.monotonic() > known_at_s + START_TIMEOUT_S + interval_s:
+                    raise
+                continue
+            known_at_s = time.monotonic()
+            self.advance(end, progress)
+
+    def _note(self, state: TablesState) -> None:
+        self._state = replace(state, before=self._crc_before(state.offset))
         write_config(self._dest / STATE, json.dumps(asdict(self._state)).encode() + b"\n", keep_backup=False)
         failpoint("tables_noted")
         self._hold.move(self._state.offset)
@@ -320,8 +325,8 @@ class _Filling:
                 rows = rows.filter(pc.greater_equal(rows["physicalOffset"], begin))
             if rows.num_rows:
                 self._sink.append(topic, rows, begin, border)
-                self._report.commits += 1
-                self._report.messages[topic] = self._report.messages.get(topic, 0) + rows.num_rows
+                self.commits += 1
+                self.messages[topic] = self.messages.get(topic, 0) + rows.num_rows
                 self._hold.renew()
         return border
 
@@ -373,24 +378,9 @@ _ICEBERG_TYPES = {"int32": IntegerType(), "int64": LongType(), "timestamp[us, tz
                   "binary": BinaryType(), "date32[day]": DateType()}
 
 
-class TableSink(Protocol):
-    """The tables of one folder, one for each topic."""
-
-    def offset(self, topic: str) -> int:
-        """Return the offset below which the topic's table is complete; 0 without a table. UsageError for another program's table."""
-
-    def append(self, topic: str, rows: pa.Table, start: int, end: int) -> None:
-        """Make one commit: rows of SCHEMA, of the log's bytes [start, end), and `end` as the table's offset."""
-
-
 def table_name(topic: str) -> str:
     """Return the table's name and folder: the topic, with `_XX` for each byte that is not a letter, digit, `_` or `-`."""
     return re.sub(r"[^A-Za-z0-9_-]", lambda found: "".join(f"_{byte:02x}" for byte in found[0].encode()), topic)
-
-
-def open_sink(to: str, dest: Path, store: str) -> TableSink:
-    """Open the tables in `dest` that are filled from `store`."""
-    return DeltaTables(dest, store) if to == "delta" else IcebergTables(dest, store)
 
 
 def _require_ours(place: str, properties: dict[str, Any], store: str, topic: str) -> None:
@@ -401,7 +391,7 @@ def _require_ours(place: str, properties: dict[str, Any], store: str, topic: str
 
 
 class DeltaTables:
-    """Delta tables DEST/NAME."""
+    """Delta tables DEST/NAME, one for each topic, filled from `store`."""
 
     def __init__(self, dest: Path, store: str) -> None:
         self._dest = dest
@@ -410,10 +400,12 @@ class DeltaTables:
         self._open: dict[str, deltalake.DeltaTable] = {}
 
     def offset(self, topic: str) -> int:
+        """Return the offset below which the topic's table is complete; 0 without a table. UsageError for another program's table."""
         table = self._table(topic)
         return 0 if table is None else table.transaction_version(self._application) or 0
 
     def append(self, topic: str, rows: pa.Table, start: int, end: int) -> None:
+        """Make one commit: rows of SCHEMA, of the log's bytes [start, end), and `end` as the table's offset."""
         table, folder = self._table(topic), self._folder(topic)
         if table is None:
             table = deltalake.DeltaTable.create(
@@ -525,7 +517,7 @@ def _remove_torn(log: Path) -> None:
 
 
 class IcebergTables:
-    """Iceberg tables in the catalog DEST/catalog.db (SQLite), namespace `topics`."""
+    """Iceberg tables in the catalog DEST/catalog.db (SQLite), namespace `topics`; the methods do as those of DeltaTables."""
 
     def __init__(self, dest: Path, store: str) -> None:
         self._store = store
