@@ -235,10 +235,7 @@ class FlushConsumeQueueService(Service):
         """Sync the index files that became full (`final`: the last one too); return the newest synced file's end time, 0 without one."""
         if not self._index_enabled:
             return 0
-        try:
-            names = index_file_names(self._store.index)
-        except FileNotFoundError:
-            return 0
+        names = index_file_names(self._store.index)
         full = names[:-1]
         index_ms = 0
         for name in [name for name in full if name > self._synced_index]:

@@ -20,6 +20,7 @@ from pyengine.arguments import INT64_MAX
 from pyengine.errors import DiskError, DiskFullError, FormatError, StoreRefusedError, disk_errors
 from pyengine.formats.constants import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
 from pyengine.formats.index_file import SLOT, IndexHeader, IndexLayout, unpack_entry, unpack_header, unpack_slot
+from pyengine.formats.paths import is_index_name
 from pyengine.formats.record import Message, index_key_hash, index_keys
 from pyengine.native.dispatch import ALL_KEYS, IndexFile, forget, is_putting
 from pyengine.native.failpoint import failpoint
@@ -43,7 +44,11 @@ def find_layout(files: Sequence[Path], wanted: IndexLayout) -> IndexLayout | Non
     None if the files have no keys: then only `wanted` can be right, if it has
     their length.
     """
-    with_keys = [view for view in map(_map_for_layout, _sample_files(files)) if view is not None and unpack_header(view).index_count > 1]
+    with_keys = []
+    for path in files if len(files) <= _FILES_CHECKED else (files[0], files[len(files) // 2], files[-1]):
+        view = _map_if_longer(path, INDEX_HEADER_BYTES)
+        if view is not None and unpack_header(view).index_count > 1:
+            with_keys.append(view)
     if not with_keys:
         return None
     if all(fits(view, wanted) for view in with_keys):
@@ -61,18 +66,13 @@ def fits(view: mmap.mmap, layout: IndexLayout) -> bool:
     header = unpack_header(view)
     if not 1 < header.index_count <= layout.max_index_num or header.hash_slot_count > layout.max_hash_slot_num:
         return False
+    numbers = range(1, header.index_count, max(1, (header.index_count - 1) // _CHAINS_CHECKED))  # the oldest have the longest chains
     try:
-        return _ends_fit(view, layout, header) and all(
-            _chain_fits(view, layout, header, number) for number in _sample(header.index_count)
-        )
+        return (unpack_entry(view, layout.entry_at(1)).physical_offset == header.begin_physical_offset
+                and unpack_entry(view, layout.entry_at(header.index_count - 1)).physical_offset == header.end_physical_offset
+                and all(_chain_fits(view, layout, header, number) for number in numbers))
     except FormatError:
         return False
-
-
-def _ends_fit(view: mmap.mmap, layout: IndexLayout, header: IndexHeader) -> bool:
-    first = unpack_entry(view, layout.entry_at(1))
-    last = unpack_entry(view, layout.entry_at(header.index_count - 1))
-    return first.physical_offset == header.begin_physical_offset and last.physical_offset == header.end_physical_offset
 
 
 def _chain_fits(view: mmap.mmap, layout: IndexLayout, header: IndexHeader, number: int) -> bool:
@@ -89,11 +89,6 @@ def _chain_fits(view: mmap.mmap, layout: IndexLayout, header: IndexHeader, numbe
             return False
         current = entry.previous
     return False
-
-
-def _sample(index_count: int) -> range:
-    """Return entry numbers spread over the file: not only the oldest, which have the longest chains."""
-    return range(1, index_count, max(1, (index_count - 1) // _CHAINS_CHECKED))
 
 
 def _candidates(view: mmap.mmap) -> Iterator[IndexLayout]:
@@ -146,19 +141,10 @@ def _used_words(view: mmap.mmap) -> Iterator[int]:
                 yield first_word + number
 
 
-def _sample_files(files: Sequence[Path]) -> list[Path]:
-    """Return a few of the files: the first, the last, and some between."""
-    if len(files) <= _FILES_CHECKED:
-        return list(files)
-    return [files[0], files[len(files) // 2], files[-1]]
-
-
-def _map_for_layout(path: Path) -> mmap.mmap | None:
+def _map_if_longer(path: Path, size_bytes: int) -> mmap.mmap | None:
+    """Map a file of more than `size_bytes`; None if it is shorter or was deleted. A broker gives a new file its length later."""
     try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size <= INDEX_HEADER_BYTES:
-                return None
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return map_read_only(path) if path.stat().st_size > size_bytes else None
     except FileNotFoundError:
         return None
 
@@ -192,13 +178,15 @@ class IndexService:
         found: list[int] = []
         for _, view in reversed(self._files()):
             header = unpack_header(view)
-            if _is_time_matched(header, begin_ms, end_ms):
+            first_ms, last_ms = header.begin_timestamp_ms, header.end_timestamp_ms
+            # IndexFile.isTimeMatched
+            if (begin_ms < first_ms and end_ms > last_ms) or first_ms <= begin_ms <= last_ms or first_ms <= end_ms <= last_ms:
                 for offset in self._chain(view, header, key_hash, begin_ms, end_ms):
                     if accept(offset):
                         found.append(offset)
                         if len(found) >= offsets_max:
                             return found
-            if header.begin_timestamp_ms < begin_ms:
+            if first_ms < begin_ms:
                 break
         return found
 
@@ -231,14 +219,6 @@ class IndexService:
                 return
             number = entry.previous
 
-    def _has_bytes(self, entry: os.DirEntry[str]) -> bool:
-        if (entry.name, entry.inode()) in self._views:
-            return True
-        try:
-            return entry.stat().st_size > 0
-        except FileNotFoundError:  # deleted since the folder was read
-            return False
-
     def _files(self) -> list[tuple[str, mmap.mmap]]:
         """Return (name, mapping) of every index file; other names are ignored, as in RocketMQ.
 
@@ -248,18 +228,15 @@ class IndexService:
         try:
             with os.scandir(self._folder) as entries:
                 present = sorted((entry.name, entry.inode()) for entry in entries
-                                 if _is_number(entry.name) and is_plain_file(entry) and self._has_bytes(entry))
+                                 if is_index_name(entry.name) and is_plain_file(entry))
         except (FileNotFoundError, NotADirectoryError):
             present = []
         views = {}
         files = []
         for key in present:
-            view = self._views.get(key)
+            view = self._views.get(key) or _map_if_longer(self._folder / key[0], 0)
             if view is None:
-                try:
-                    view = map_read_only(self._folder / key[0])
-                except FileNotFoundError:
-                    continue
+                continue
             views[key] = view
             if len(view) == self._layout.size_bytes:
                 files.append((key[0], view))
@@ -271,16 +248,6 @@ class IndexService:
                 )
         self._views = views
         return files
-
-
-def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdigit()
-
-
-def _is_time_matched(header: IndexHeader, begin_ms: int, end_ms: int) -> bool:
-    """Whether the file's time interval and the given one overlap. RocketMQ: IndexFile.isTimeMatched."""
-    first, last = header.begin_timestamp_ms, header.end_timestamp_ms
-    return (begin_ms < first and end_ms > last) or first <= begin_ms <= last or first <= end_ms <= last
 
 
 MessageAt = Callable[[int], Message | None]
@@ -348,19 +315,12 @@ class IndexFiles:
         self._current: IndexFile | None = None
         self._mapping: mmap.mmap | None = None
 
-    def names(self) -> list[str]:
-        """Return the names of the index files, oldest first. Other names in the folder are ignored, as in RocketMQ."""
-        try:
-            return index_file_names(self._folder)
-        except FileNotFoundError:
-            return []
-
     def open_newest(self, progress: ms_index_progress) -> tuple[IndexFile | None, Indexed]:
         """Undo an unfinished put that `progress` has, map the newest file, and find out what is indexed.
 
         Raises StoreRefusedError for a file of another length, DiskFullError when there is no space for a sparse file's blocks.
         """
-        names = self.names()
+        names = index_file_names(self._folder)
         self._undo(names, progress)
         if not names:
             return None, NOTHING_INDEXED
@@ -373,7 +333,7 @@ class IndexFiles:
 
     def make_next(self) -> IndexFile:
         """Create the file after the current one, which is full (or does not exist), and make it the current one."""
-        names = self.names()
+        names = index_file_names(self._folder)
         predecessor: IndexHeader | None = None
         if self._current is not None:
             predecessor = self._current.header()
@@ -386,7 +346,7 @@ class IndexFiles:
 
     def next_names(self, count: int) -> list[str]:
         """Return names for `count` files after the newest one, which another process creates."""
-        names = self.names()
+        names = index_file_names(self._folder)
         number = int(names[-1]) if names else None
         found = []
         for _ in range(count):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyengine.errors import DiskError, StoreRefusedError
-from pyengine.formats.paths import StorePaths, is_index_name, parse_segment_name, segment_name
+from pyengine.formats.paths import StorePaths, is_index_name, is_queue_id_name, parse_segment_name, segment_name
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.durable_writes import open_file, pwrite_all, sync_descriptor
 
@@ -51,9 +51,30 @@ def _is_kind(check: Callable[[], bool]) -> bool:
 
 
 def index_file_names(folder: Path | str) -> list[str]:
-    """Return the names of the index files, sorted; other names are ignored, as in RocketMQ. FileNotFoundError without a folder."""
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if is_index_name(entry.name) and is_plain_file(entry))
+    """Return the names of the index files, sorted; other names are ignored, as in RocketMQ. Empty without a folder."""
+    return _names(folder, lambda entry: is_index_name(entry.name) and is_plain_file(entry))
+
+
+def folder_names(folder: Path | str) -> list[str]:
+    """Return the names of the folders in a folder, sorted; empty without a folder."""
+    return _names(folder, is_folder)
+
+
+def queue_folders(queues: Path) -> Iterator[tuple[str, int, Path]]:
+    """Yield (topic, queue id, folder) of every queue in `consumequeue` or `consumequeue_ext`; foreign names are ignored."""
+    for topic in folder_names(queues):
+        folder = queues / topic
+        for name in folder_names(folder):
+            if is_queue_id_name(name):
+                yield topic, int(name), folder / name
+
+
+def _names(folder: Path | str, is_wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if is_wanted(entry))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 # Folder times have the granularity of the kernel's clock tick. A listing made within

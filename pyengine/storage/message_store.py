@@ -18,19 +18,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from pyengine.engine_config import Geometry
 from pyengine.formats.constants import CQ_ENTRY_BYTES
-from pyengine.formats.paths import StorePaths, is_queue_id_name, parse_segment_name
+from pyengine.formats.paths import StorePaths, parse_segment_name
 from pyengine.formats.small_file import Checkpoint
 from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
 from pyengine.storage.commit_log import CommitLog, list_complete_log, list_log
 from pyengine.storage.engine_id import EngineId, read_engine_id, read_epoch
 from pyengine.storage.index_file import find_layout
 from pyengine.storage.log_holds import LogHold, read_log_holds
-from pyengine.storage.mapped_file import MappedFile, MappingCache, index_file_names, is_folder, is_plain_file
+from pyengine.storage.mapped_file import MappedFile, MappingCache, index_file_names, is_plain_file, queue_folders
 from pyengine.storage.replication_state import ReadState, ReplicationStateFile
 
 
@@ -124,9 +125,7 @@ class MessageStore(StorePaths):
         return StateFiles(self.abort_exists(), self.read_watermark(), ReplicationStateFile(self).read(), read_log_holds(self))
 
 
-_QUEUES_SAMPLED = 16
-
-
+_QUEUES_SAMPLED = 16  # a topic may have thousands of queues, all with the same sizes
 DEFAULTS = Geometry()
 
 
@@ -141,17 +140,17 @@ def discover(root: str | os.PathLike[str], overrides: Mapping[str, int] | None =
     paths = StorePaths(root)
     wanted = replace(DEFAULTS, **overrides)
     found: dict[str, int] = {}
-    for name, folders, unit_bytes in (
-        ("mapped_file_size_consume_queue_bytes", _queue_folders(paths.consume_queue), CQ_ENTRY_BYTES),
-        ("mapped_file_size_consume_queue_ext_bytes", _queue_folders(paths.consume_queue_ext), 1),
+    for name, queues, unit_bytes in (
+        ("mapped_file_size_consume_queue_bytes", paths.consume_queue, CQ_ENTRY_BYTES),
+        ("mapped_file_size_consume_queue_ext_bytes", paths.consume_queue_ext, 1),
     ):
-        size_bytes = segment_size([_segments(folder) for folder in folders], unit_bytes)
+        size_bytes = segment_size([_segments(folder) for _, _, folder in islice(queue_folders(queues), _QUEUES_SAMPLED)], unit_bytes)
         if size_bytes is not None:
             found[name] = size_bytes
     log_bytes = _log_segment_size(paths, overrides.get("mapped_file_size_commit_log_bytes"))
     if log_bytes is not None:
         found["mapped_file_size_commit_log_bytes"] = log_bytes
-    layout = find_layout(_index_files(paths.index), wanted.index_layout)
+    layout = find_layout([paths.index / name for name in index_file_names(paths.index)], wanted.index_layout)
     if layout is not None:
         found["max_hash_slot_num"] = layout.max_hash_slot_num
         found["max_index_num"] = layout.max_index_num
@@ -210,31 +209,3 @@ def _segments(folder: Path) -> list[tuple[int, int]]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(found)
-
-
-def _queue_folders(queues: Path) -> Iterable[Path]:
-    """Yield the folders of a few queues: a topic may have thousands, all with the same sizes."""
-    sampled = 0
-    for topic in _folders(queues):
-        for queue in _folders(topic):
-            if not is_queue_id_name(queue.name):
-                continue
-            yield queue
-            sampled += 1
-            if sampled >= _QUEUES_SAMPLED:
-                return
-
-
-def _folders(folder: Path) -> list[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(Path(entry.path) for entry in entries if is_folder(entry))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _index_files(folder: Path) -> list[Path]:
-    try:
-        return [folder / name for name in index_file_names(folder)]
-    except (FileNotFoundError, NotADirectoryError):
-        return []

@@ -29,7 +29,7 @@ from pyengine.storage.commit_log import CommitLog
 from pyengine.storage.config import load_config
 from pyengine.storage.consume_queue import ConsumeQueue, QueueEntries, offset_by_time
 from pyengine.storage.index_file import RAW_HITS_MAX, IndexService, KeyQuery, query_raw, query_verified
-from pyengine.storage.mapped_file import MappedFileQueue, MappingCache, is_folder, is_plain_file
+from pyengine.storage.mapped_file import MappedFileQueue, MappingCache, folder_names, is_plain_file
 from pyengine.storage.message_getter import GetFigures, GetStatistics, MessageGetter, Wanted, parse_subscription
 from pyengine.storage.read_level import FilesWatermark, Watermark
 
@@ -98,7 +98,7 @@ class StoreReader:
     def topics(self) -> dict[str, list[int]]:
         """Return topic -> queue ids, both sorted, of every queue that has a file."""
         self._require_open()
-        found = ((topic, self._queue_ids(topic)) for topic in _folder_names(self._consume_queue))
+        found = ((topic, self._queue_ids(topic)) for topic in folder_names(self._consume_queue))
         return {topic: ids for topic, ids in found if ids}
 
     def queue_ids(self, topic: str) -> list[int]:
@@ -341,7 +341,7 @@ class StoreReader:
 
     def _queue_ids(self, topic: str) -> list[int]:
         folder = os.path.join(self._consume_queue, topic)
-        ids = sorted(int(name) for name in _folder_names(folder) if is_queue_id_name(name))
+        ids = sorted(int(name) for name in folder_names(folder) if is_queue_id_name(name))
         return [queue_id for queue_id in ids if _has_files(os.path.join(folder, str(queue_id)))]
 
     def _entries(self, topic: str, queue_id: int, level: ReadLevel | str | None) -> QueueEntries | None:
@@ -360,14 +360,6 @@ class StoreReader:
     def _require_open(self) -> None:
         if not self._is_open:
             raise UsageError(f"this reader of {self.root} is closed")
-
-
-def _folder_names(folder: str) -> list[str]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if is_folder(entry))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def _has_files(folder: str) -> bool:

@@ -19,6 +19,7 @@ from pyengine.storage.mapped_file import (
     list_segments,
     map_read_only,
     mapped,
+    queue_folders,
     used_end,
 )
 
@@ -28,6 +29,15 @@ SIZE = 4096
 def make(folder, start: int, fill: bytes = b"\0") -> None:
     folder.mkdir(exist_ok=True)
     (folder / segment_name(start)).write_bytes(fill * SIZE)
+
+
+def test_queues_are_found_and_foreign_folders_passed_over(tmp_path):
+    assert list(queue_folders(tmp_path / "consumequeue")) == []
+    for name in ("T/0", "T/11", "T/.new", "%LMQ%x/0", "T/x"):
+        (tmp_path / "consumequeue" / name).mkdir(parents=True)
+    (tmp_path / "consumequeue" / "file").touch()
+    assert list(queue_folders(tmp_path / "consumequeue")) == [
+        (topic, queue_id, tmp_path / "consumequeue" / topic / str(queue_id)) for topic, queue_id in (("%LMQ%x", 0), ("T", 0), ("T", 11))]
 
 
 def test_segments_come_in_order(tmp_path):

@@ -54,7 +54,7 @@ from pyengine.events import Event, Report
 from pyengine.formats.constants import CQ_ENTRY_BYTES, INDEX_HEADER_BYTES
 from pyengine.formats.consume_queue import ENTRY, decode_ext_address, is_ext_address, is_filler, is_live
 from pyengine.formats.index_file import unpack_header
-from pyengine.formats.paths import StorePaths, is_queue_id_name, parse_segment_name, segment_name
+from pyengine.formats.paths import parse_segment_name, segment_name
 from pyengine.ipc.cleaning import holders
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
@@ -65,7 +65,7 @@ from pyengine.storage.config import EngineConfig
 from pyengine.storage.durable_writes import free_blocks, unlink_durably
 from pyengine.storage.file_system import DiskUse
 from pyengine.storage.log_holds import lowest_log_hold
-from pyengine.storage.mapped_file import index_file_names, is_folder, is_plain_file
+from pyengine.storage.mapped_file import index_file_names, is_plain_file, queue_folders
 from pyengine.storage.message_store import MessageStore
 
 if TYPE_CHECKING:
@@ -202,14 +202,6 @@ def next_to_delete(
 _CHUNK_ENTRIES = 3276
 
 
-def queue_folders(paths: StorePaths) -> Iterator[tuple[str, int, Path]]:
-    """Yield (topic, queue id, folder) of every queue, in any order; foreign names are ignored."""
-    for topic in _folders(paths.consume_queue):
-        for queue in _folders(topic):
-            if is_queue_id_name(queue.name):
-                yield topic.name, int(queue.name), queue
-
-
 def expired_queue_files(folder: Path, size_bytes: int, log_min: int) -> list[Path]:
     """Return the queue's files to delete, oldest first."""
     starts = _starts(folder)
@@ -237,12 +229,8 @@ def expired_ext_files(folder: Path, ext_folder: Path, ext_size_bytes: int, log_m
 
 def expired_index_files(folder: Path, log_min: int) -> list[Path]:
     """Return the index files to delete, oldest first."""
-    try:
-        names = index_file_names(folder)
-    except FileNotFoundError:
-        return []
     expired = []
-    for name in names[:-1]:
+    for name in index_file_names(folder)[:-1]:
         data = _read(folder / name, 0, INDEX_HEADER_BYTES)
         if len(data) < INDEX_HEADER_BYTES or unpack_header(data).end_physical_offset >= log_min:
             break
@@ -290,14 +278,6 @@ def _starts(folder: Path) -> list[int]:
     try:
         return sorted(start for name in os.listdir(folder) if (start := parse_segment_name(name)) is not None)
     except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _folders(folder: Path) -> list[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            return [Path(entry.path) for entry in entries if is_folder(entry)]
-    except FileNotFoundError:
         return []
 
 
@@ -499,7 +479,7 @@ class CleanConsumeQueueService:
         """Run one pass, if the log's start has moved; yield the seconds to pause."""
         if log_min <= self._done_to:
             return
-        for number, (topic, queue_id, folder) in enumerate(queue_folders(self._store)):
+        for number, (topic, queue_id, folder) in enumerate(queue_folders(self._store.consume_queue)):
             expired = expired_queue_files(folder, self._geometry.mapped_file_size_consume_queue_bytes, log_min)
             for path in expired:
                 yield from self._delete(path, "removed_queue_files")

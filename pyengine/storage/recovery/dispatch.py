@@ -511,10 +511,7 @@ def delete_index_files(files: Sequence[IndexFileState]) -> None:
 def list_index_files(root: Root) -> list[Path]:
     """Return the index files, oldest first; other names are ignored, as in RocketMQ."""
     folder = StorePaths(root).index
-    try:
-        return [folder / name for name in index_file_names(folder)]
-    except FileNotFoundError:
-        return []
+    return [folder / name for name in index_file_names(folder)]
 
 
 def keys_in_index(root: Root) -> int:

@@ -20,15 +20,13 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from pyengine.errors import ExitCode, NotAStoreError, UsageError
-from pyengine.formats.paths import is_queue_id_name
 from pyengine.native.dispatch import touched_queues
 from pyengine.native.scan import sync
 from pyengine.storage.log_scan import LogView, own_watermark, scan_log
-from pyengine.storage.mapped_file import list_segments, mapped
+from pyengine.storage.mapped_file import list_segments, mapped, queue_folders
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.log import Work
 from pyengine.storage.recovery.markers import (
@@ -183,8 +181,7 @@ def rebuild(
         return RebuildReport(RecoveryState.DEGRADED, ExitCode.CORRUPTION, damage_offset=survey.damage_offset,
                              seconds=time.monotonic() - started_s)
     index = selection.index and options.message_index_enable
-    on_disk = {(topic.name, int(queue.name)) for topic in _folders(store.consume_queue)
-               for queue in _folders(topic) if is_queue_id_name(queue.name)}
+    on_disk = {(topic, queue_id) for topic, queue_id, _ in queue_folders(store.consume_queue)}
     asked = {queue for queue in survey.in_log | on_disk if selection.wants(queue)}
     if selection.topic is not None and not asked:
         where = selection.topic if selection.queue_id is None else f"{selection.topic}, queue {selection.queue_id}"
@@ -251,13 +248,6 @@ def _survey_queues(survey: Survey, progress: Progress) -> None:
                 progress(number * size_bytes + at - base, 2 * total)
 
 
-def _folders(folder: Path) -> list[Path]:
-    try:
-        return [path for path in folder.iterdir() if path.is_dir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
 def _second_half(progress: GrowingProgress) -> Progress:
     """Report the progress of recovery as the second half of the whole."""
     return lambda done, total: progress(total + done, 2 * total)
@@ -276,11 +266,9 @@ def _pieces(on_disk: Collection[Queue], made: Collection[Queue], index: bool) ->
 
 def _refuse_broken_neighbours(store: MessageStore, pieces: Collection[str]) -> None:
     """Raise StoreRefusedError, before any change, for a queue that is not rebuilt and that recovery would refuse."""
-    for topic in _folders(store.consume_queue):
-        for queue in _folders(topic):
-            stays = not {str(topic.relative_to(store.root)), str(queue.relative_to(store.root))} & set(pieces)
-            if stays and is_queue_id_name(queue.name):
-                list_segments(queue, store.queue_file_bytes)
+    for _, _, folder in queue_folders(store.consume_queue):
+        if not {str(folder.parent.relative_to(store.root)), str(folder.relative_to(store.root))} & set(pieces):
+            list_segments(folder, store.queue_file_bytes)
 
 
 # -- change -----------------------------------------------------------------------

@@ -6,8 +6,8 @@ import pytest
 
 from pyengine.formats.consume_queue import FILLER, pack_entry
 from pyengine.formats.index_file import IndexHeader, pack_header
-from pyengine.formats.paths import StorePaths, segment_name
-from pyengine.services.retention.clean_files import expired_ext_files, expired_index_files, expired_queue_files, queue_folders
+from pyengine.formats.paths import segment_name
+from pyengine.services.retention.clean_files import expired_ext_files, expired_index_files, expired_queue_files
 from record_bytes import encode_ext_address
 
 SIZE = 60  # three entries
@@ -45,15 +45,6 @@ def test_filler_is_no_message_and_a_hole_keeps_its_file(tmp_path):
 
 def test_a_queue_that_is_gone_or_empty_has_nothing_to_go(tmp_path):
     assert expired_queue_files(tmp_path / "none", SIZE, 1000) == []
-    assert list(queue_folders(StorePaths(tmp_path))) == []
-
-
-def test_queues_are_found_and_foreign_folders_passed_over(tmp_path):
-    for name in ("T/0", "T/11", "T/.new", "%LMQ%x/0", "T/x"):
-        (tmp_path / "consumequeue" / name).mkdir(parents=True)
-    (tmp_path / "consumequeue" / "file").touch()
-    assert sorted((topic, queue_id) for topic, queue_id, _ in queue_folders(StorePaths(tmp_path))) == [
-        ("%LMQ%x", 0), ("T", 0), ("T", 11)]
 
 
 def test_extension_files_go_up_to_the_first_unit_that_is_still_named(tmp_path):
