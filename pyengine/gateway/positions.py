@@ -41,7 +41,7 @@ class GroupOffsets:
         self._writing: Table = {}
         self._fresh: set[tuple[str, int]] = set()  # committed, and not in the file when it was last read
         self._flushing = asyncio.Lock()
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: tuple[int, int, int] | None = None  # of the file with `_table`
         self._table: Table = {}
         self._count = 0  # offsets in it
 
@@ -97,12 +97,9 @@ class GroupOffsets:
 
     async def _rewrite(self, change: Callable[[Table], object], group: str, topic: str | None) -> None:
         async with self._flushing:  # otherwise a running flush could write the old offsets after it
-            await self._executor.run(self._offsets.update, change)
-            self._forget(group, topic)
-
-    def _forget(self, group: str, topic: str | None) -> None:
-        for key in [key for key in self._waiting if key.partition("@")[2] == group and topic in (None, key.partition("@")[0])]:
-            self._fresh.difference_update((key, queue_id) for queue_id in self._waiting.pop(key))
+            await self._update(change)
+            for key in [key for key in self._waiting if key.partition("@")[2] == group and topic in (None, key.partition("@")[0])]:
+                self._fresh.difference_update((key, queue_id) for queue_id in self._waiting.pop(key))
 
     async def flush(self) -> None:
         """Write the waiting offsets. If that fails they wait on, unless newer ones have replaced them; EngineError says why.
@@ -113,38 +110,43 @@ class GroupOffsets:
 
     async def _flush(self) -> None:
         async with self._flushing:
-            if self._waiting:
-                await self._write_waiting()
+            if not self._waiting:
+                return
+            taken = self._writing = self._waiting
+            self._waiting = {}
 
-    async def _write_waiting(self) -> None:
-        self._writing, self._waiting = self._waiting, {}
-        taken = self._writing
+            def change(table: Table) -> None:
+                for key, queues in taken.items():
+                    table[key] = table.get(key, {}) | queues
 
-        def change(table: Table) -> None:
-            for key, queues in taken.items():
-                table[key] = table.get(key, {}) | queues
+            try:
+                await self._update(change)
+            except BaseException:
+                for key, queues in taken.items():
+                    self._waiting[key] = queues | self._waiting.get(key, {})
+                raise
+            finally:
+                self._writing = {}
 
-        try:
-            await self._executor.run(self._offsets.update, change)
-        except BaseException:
-            for key, queues in taken.items():
-                self._waiting[key] = queues | self._waiting.get(key, {})
-            raise
-        finally:
-            self._writing = {}
+    async def _update(self, change: Callable[[Table], object]) -> None:
+        found = await self._executor.run(self._offsets.update, change)
+        self._know(found.offsets, found.stamp)
 
     def _file(self) -> Table:
-        try:
-            status = os.stat(self._offsets.path)
-            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
-        except OSError:
-            stamp = (0, 0, 0)
-        if stamp != self._stamp:
-            self._table = self._offsets.table().offsets  # a DiskError fails the request, since an empty table would reset groups
-            self._stamp = stamp
-            self._count = sum(map(len, self._table.values()))
-            self._fresh = {(key, queue_id) for key, queue_id in self._fresh if queue_id not in self._table.get(key, {})}
+        """Return the file's content, as it was before a write of the gateway that has not ended.
+
+        A read of a large file delays all clients, so that only a write of another program causes one.
+        """
+        if self._stamp is None or not self._flushing.locked():
+            stamp = self._offsets.stamp()
+            if stamp != self._stamp:
+                self._know(self._offsets.table().offsets, stamp)  # DiskError fails the request: an empty table would reset groups
         return self._table
+
+    def _know(self, table: Table, stamp: tuple[int, int, int]) -> None:
+        self._table, self._stamp = table, stamp
+        self._count = sum(map(len, table.values()))
+        self._fresh = {(key, queue_id) for key, queue_id in self._fresh if queue_id not in table.get(key, {})}
 
 
 class Positions:

@@ -279,6 +279,7 @@ class OffsetTable:
     offsets: Table = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     is_damaged: bool = False  # the file is damaged: the table comes from `.bak`, or is empty
+    stamp: tuple[int, int, int] = (0, 0, 0)  # from an update: the stamp() of the file with this table
 
 
 class ConsumerOffsets:
@@ -291,6 +292,14 @@ class ConsumerOffsets:
         folder = StorePaths(root).config
         self._path = self.path = folder / FILE_NAME
         self._lock = OffsetLock(self._path, folder / "consumers", timeout_s=timeout_s, while_waiting=while_waiting)
+
+    def stamp(self) -> tuple[int, int, int]:
+        """Return numbers that differ once the file has changed; zeros without a file."""
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return 0, 0, 0
+        return found.st_ino, found.st_mtime_ns, found.st_size
 
     def table(self) -> OffsetTable:
         """Return all groups' current offsets, with notes about damage. It takes no lock, since files are replaced atomically.
@@ -377,6 +386,7 @@ class ConsumerOffsets:
             writer.replace(content, keep_as="damaged" if found.is_damaged else "bak")
         else:
             writer.check()  # if another process has taken over, the table may be old
+        found.stamp = self.stamp()
         return found
 
 

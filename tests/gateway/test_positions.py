@@ -111,7 +111,7 @@ def test_a_write_whose_caller_is_cancelled_ends_before_the_next_begins(kept, mon
         if not began.is_set():
             began.set()
             assert may_go_on.wait(60)
-        update(change)
+        return update(change)
 
     monkeypatch.setattr(kept._offsets, "update", slow)
 
@@ -131,6 +131,25 @@ def test_a_write_whose_caller_is_cancelled_ends_before_the_next_begins(kept, mon
 
     asyncio.run(whole())
     assert kept._offsets.read("T", "G") == {0: 2, 1: 1} and not kept._waiting
+
+
+def test_the_loop_does_not_read_again_what_the_gateway_has_written(kept, monkeypatch):
+    """A file with all offsets that are possible takes nearly a second, in which no client is served."""
+    read, table = [], kept._offsets.table
+    monkeypatch.setattr(kept._offsets, "table", lambda: (read.append(threading.current_thread()), table())[1])
+
+    async def whole():
+        for number in range(3):
+            assert kept.commit("T", "G", number, 1)
+            await kept.flush()
+            assert kept.committed("T", "G", number) == 1 and kept.all() == {"T@G": dict.fromkeys(range(number + 1), 1)}
+        await kept.rewrite(lambda table: table.update({"T@G": {0: 5}}), "G")
+        assert kept.committed("T", "G", 0) == 5 and kept.committed("T", "G", 1) is None
+
+    asyncio.run(whole())
+    assert read.count(threading.current_thread()) == 1, "only before the first write"
+    ConsumerOffsets(kept._offsets.path.parent.parent).commit("T", "G", {0: 6})
+    assert kept.committed("T", "G", 0) == 6, "another program's write"
 
 
 def test_offsets_that_could_not_be_written_wait_whatever_it_was(kept, monkeypatch):
