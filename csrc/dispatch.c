@@ -239,7 +239,7 @@ static struct ms_touched_queue *place_of(struct ms_touched_queue *places, int64_
     return place;
 }
 
-static void touch(struct ms_touched_queue *place, int64_t queue_offset, int64_t physical_offset)
+static void touch(struct ms_touched_queue *place, int64_t queue_offset, int64_t physical_offset, int64_t store_timestamp_ms)
 {
     if (place->count == 0 || queue_offset < place->min_queue_offset)
         place->min_queue_offset = queue_offset;
@@ -247,6 +247,7 @@ static void touch(struct ms_touched_queue *place, int64_t queue_offset, int64_t 
         place->max_queue_offset = queue_offset;
     place->count++;
     place->newest = physical_offset;
+    place->newest_ms = store_timestamp_ms;
 }
 
 /* Count a record once, even if it names the queue twice or is of that queue itself (docs/formats.md section 8.4). */
@@ -284,7 +285,7 @@ int ms_dispatch_touched(struct ms_touched_queue *places, int64_t place_count, in
             struct ms_touched_queue *place = place_of(places, place_count, &target, &taken);
             if (place == NULL)
                 return -ENOSPC;
-            touch(place, target.queue_offset, offset);
+            touch(place, target.queue_offset, offset, record.store_timestamp_ms);
             while (multi_next(&multi, &target)) { /* counted as they come: another process may change the file meanwhile */
                 place = place_of(places, place_count, &target, &taken);
                 if (place == NULL)
@@ -292,7 +293,7 @@ int ms_dispatch_touched(struct ms_touched_queue *places, int64_t place_count, in
                 if (how == MS_TOUCHED_APART)
                     touch_apart(place, offset);
                 else
-                    touch(place, target.queue_offset, offset);
+                    touch(place, target.queue_offset, offset, record.store_timestamp_ms);
             }
         }
         *last_store_timestamp_ms = record.store_timestamp_ms;

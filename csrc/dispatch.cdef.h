@@ -62,6 +62,7 @@ struct ms_touched_queue {
     int64_t count;
     int64_t further;                /* MS_TOUCHED_APART: records of other queues with an entry here, each counted once */
     int64_t newest;                 /* the record that was counted last */
+    int64_t newest_ms;              /* the store time of the one of them that `count` has */
 };
 
 /* Find the queues in which the records of [start, end) have entries; `how` is MS_TOUCHED_*. `places` (a power of two, all

@@ -186,11 +186,10 @@ def _enter_topics(store: MessageStore, config: EngineConfig, report: RecoveryRep
     It is not called after an orderly stop, so that an entry that a user deleted stays deleted. Returns a failure as a sentence.
     """
     log = LogView.of(store.list_log(), store.segment_bytes, None)
-    highest: dict[str, int] = {}
     try:
-        for topic, queue_id in queues_between(log, report.scan_from, report.end_offset, config.enable_multi_dispatch):
-            highest[topic] = max(queue_id, highest.get(topic, -1))
-        TopicConfigs(store.root).enter(highest, config.default_topic_queue_nums)
+        queues = ((queue.topic, queue.queue_id, queue.newest_ms)
+                  for queue in queues_between(log, report.scan_from, report.end_offset, config.enable_multi_dispatch))
+        TopicConfigs(store.root).enter(queues, config.default_topic_queue_nums)
     except EngineError as error:
         return (f"new topics are not entered into topics.json: {error}",)
     return ()

@@ -90,7 +90,10 @@ class DispatchLoop:
 
 
 class TouchedQueue(NamedTuple):
-    """The entries that a range of the log has in one queue; `further` counts the records of other queues among them, once each."""
+    """The entries that a range of the log has in one queue; `further` counts the records of other queues among them, once each.
+
+    `newest_ms` is the store time of the last record that `count` has.
+    """
 
     topic: str
     queue_id: int
@@ -98,6 +101,7 @@ class TouchedQueue(NamedTuple):
     max_queue_offset: int
     count: int  # type: ignore[assignment]  # a tuple has a method of that name, which is not used
     further: int = 0
+    newest_ms: int = 0
 
 
 class Touched(NamedTuple):
@@ -141,6 +145,7 @@ def touched_queues(
             place.max_queue_offset,
             place.count,
             place.further,
+            place.newest_ms,
         )
         for place in sorted((places[number] for number in range(place_count) if places[number].topic),
                             key=lambda place: int(ffi.cast("uintptr_t", place.topic)))

@@ -24,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from pyengine.errors import DiskError, EngineError, FlushError, FormatError, disk_error
 from pyengine.events import Event, Report
@@ -146,6 +146,7 @@ class FlushConsumeQueueService(Service):
         """Sync the queue files with entries of the records in [start, end); return the last record's store time, -1 without one."""
         last_ms = -1
         spans: dict[tuple[str, int], tuple[int, int]] = {}
+        newest: list[tuple[str, int, int]] = []
         while start < end:
             base = start - start % self._segment_bytes
             stop = min(end, base + self._segment_bytes)
@@ -156,37 +157,37 @@ class FlushConsumeQueueService(Service):
                                 path=str(self._store.commit_log_segment(base)))
             last_ms = max(last_ms, touched.last_store_timestamp_ms)
             for queue in touched.queues:
+                newest.append((queue.topic, queue.queue_id, queue.newest_ms))
                 low, high = spans.get((queue.topic, queue.queue_id), (queue.min_queue_offset, queue.max_queue_offset))
                 spans[queue.topic, queue.queue_id] = min(low, queue.min_queue_offset), max(high, queue.max_queue_offset)
             start = stop
             self._heartbeat()
-        self._enter_topics(spans)
+        self._enter_topics(newest)
         is_synced = len(spans) >= MANY_FILES and sync_file_system(self._store.consume_queue)
         for (topic, queue_id), (low, high) in spans.items():
             self._sync_queue(topic, queue_id, low, high, is_synced)
             self._heartbeat()
         return last_ms
 
-    def _enter_topics(self, queues: Iterable[tuple[str, int]]) -> None:
+    def _enter_topics(self, queues: Sequence[tuple[str, int, int]]) -> None:
         """Enter the topics of these queues into topics.json if they are missing. After a failure the next put to the topic tries again."""
         stamp = self._topics.stamp
         if stamp != self._entered_stamp:  # another process has changed the file, and may have deleted a topic
             self._entered.clear()
-        fresh: dict[str, int] = {}
-        for topic, queue_id in queues:
-            if self._entered.get(topic, -1) < queue_id:
-                fresh[topic] = max(queue_id, fresh.get(topic, -1))
+        fresh = [queue for queue in queues if self._entered.get(queue[0], -1) < queue[1]]
         if not fresh:
             return
         try:
-            self._topics.enter(fresh, self._default_topic_queue_nums)
+            deleted = self._topics.enter(fresh, self._default_topic_queue_nums)
         except FlushError:
             raise
         except EngineError as error:
             self._topics_blocked.set(str(error), f"new topics are not entered into topics.json: {error}")
             return
         self._topics_blocked.clear("new topics are entered into topics.json again")
-        self._entered |= fresh
+        for topic, queue_id, _ in fresh:
+            if topic not in deleted:
+                self._entered[topic] = max(queue_id, self._entered.get(topic, -1))
         self._entered_stamp = self._topics.stamp
 
     def _sync_queue(self, topic: str, queue_id: int, low: int, high: int, is_synced: bool) -> None:

@@ -1,6 +1,6 @@
 """The tables of named rows in config/*.json: files of RocketMQ's broker that several processes of pyengine change.
 
-    {"dataVersion": {counter, timestamp}, KEY: {name: {...}}}
+    {"dataVersion": {counter, timestamp}, KEY: {name: {...}}, "deletedTable": {name: time in ms}}
 
 Each change reads the file and writes a whole new one under a lock. While a broker has the store open the file is the
 broker's, and changes are refused.
@@ -11,6 +11,7 @@ broker that opens the store, and tools that ask for the number of queues of a to
 
 A topic without an entry gets one after a put, as with a broker's autoCreateTopicEnable: the checkpointer enters the topics
 of messages since its last round (`enter`), and after a crash the start enters those of the records that recovery read.
+A topic that was deleted is entered again for later messages only: "deletedTable", which a broker ignores, has the times.
 
 `subscriptionGroup.json` (SubscriptionGroupManager), "subscriptionGroupTable": the configured groups.
 pyengine's own consumers do not need it. A broker that opens the store does, and so does the gateway, which keeps
@@ -23,7 +24,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -38,6 +39,8 @@ from pyengine.storage.later_format import require_known_format
 from pyengine.storage.read_level import StoreUse, store_use
 
 Row = TypeVar("Row")
+DELETED_KEY = "deletedTable"
+DELETED_MAX = 1000  # of more deleted topics the oldest are entered again if recovery reads their messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +58,33 @@ class RowFormat(Generic[Row]):
         try:
             version = document.get("dataVersion") or {}
             rows = {name: self.row_of(name, fields) for name, fields in document[self.key].items()}
-            return NamedRows(rows, int(version.get("counter", 0)), int(version.get("timestamp", 0)))
+            deleted = {name: int(time_ms) for name, time_ms in (document.get(DELETED_KEY) or {}).items()}
+            return NamedRows(rows, int(version.get("counter", 0)), int(version.get("timestamp", 0)), deleted=deleted)
         except PARSE_ERRORS as error:
             raise FormatError(f"no {self.key}: {error!r}") from error
 
     def encode(self, table: NamedRows[Row]) -> str:
         """Return the text of the file for a table: the inverse of decode()."""
+        deleted = [(name, time_ms) for name, time_ms in table.deleted.items() if name not in table.rows][-DELETED_MAX:]
         return encode_config({
             "dataVersion": {"counter": table.counter, "timestamp": table.timestamp_ms},
-            self.key: {name: self.fields_of(row) for name, row in sorted(table.rows.items())}})
+            self.key: {name: self.fields_of(row) for name, row in sorted(table.rows.items())},
+            **({DELETED_KEY: dict(deleted)} if deleted else {})})
 
 
 @dataclass(frozen=True, slots=True)
 class NamedRows(Generic[Row]):
-    """The content of a file; `problem` is a sentence about a damaged file, `is_lost` whether no part of it could be used."""
+    """The content of a file; `problem` is a sentence about a damaged file, `is_lost` whether no part of it could be used.
+
+    `deleted` has the times (ms) of deletions, the newest last.
+    """
 
     rows: dict[str, Row]
     counter: int = 0
     timestamp_ms: int = 0
     problem: str = ""
     is_lost: bool = False
+    deleted: dict[str, int] = field(default_factory=dict)
 
 
 class ConfigTable(Generic[Row]):
@@ -226,37 +236,44 @@ class TopicConfigs(ConfigTable[TopicConfig]):
         return changed
 
     def delete(self, topic: str) -> None:
-        """Remove the topic's entry; its messages remain."""
+        """Remove the topic's entry; its messages remain. A message that is put after this call enters it again."""
         with self.changed() as table:
             _found(table.rows, topic)
             del table.rows[topic]
+            table.deleted.pop(topic, None)
+            table.deleted[topic] = time.time_ns() // 1_000_000
+        time.sleep(0.001)  # so that such a message has a later store time
 
-    def enter(self, queues: Mapping[str, int], queue_nums: int = QUEUE_NUMS_NEW) -> list[str]:
-        """Enter topics that have messages and no entry; return the topics whose entry was changed, sorted.
+    def enter(self, queues: Iterable[tuple[str, int, int]], queue_nums: int = QUEUE_NUMS_NEW) -> set[str]:
+        """Enter topics that have messages and no entry; return those that were deleted after their messages.
 
-        `queues`: topic -> the highest queue with a message; `queue_nums`: the least number of queues of a new entry. If an
-        entry has too few read queues, so that a broker would not serve that one, the number is raised; an entry is not
-        changed otherwise. Light queues, which have no entry, and a broker's own topics, which the broker enters, are left
-        out. The file is written once, and only for a change. DiskError, with the file unchanged, also if it cannot be
-        read.
+        `queues`: (topic, queue id, store time of the newest message in ms); `queue_nums`: the least number of queues of a
+        new entry. If an entry has too few read queues, so that a broker would not serve that one, the number is raised; an
+        entry is not changed otherwise. Light queues, which have no entry, and a broker's own topics, which the broker enters,
+        are left out. The file is written once, and only for a change. DiskError, with the file unchanged, also if it cannot
+        be read.
         """
-        wanted = {topic: min(queue_id + 1, QUEUE_NUMS_MAX) for topic, queue_id in queues.items() if _has_entry(topic)}
-        if not wanted or not _lacking(self.read().rows, wanted):
-            return []
-        with self.changed() as table:
-            if table.is_lost:
-                raise DiskError(f"{table.problem}: new topics are not entered; repair the file or remove it", path=str(self.path))
-            topics = table.rows
-            lacking = _lacking(topics, wanted)
-            for topic in lacking:
-                count = wanted[topic]
-                if topic in topics:
-                    topics[topic] = replace(topics[topic], read_queue_nums=count)
-                    continue
-                if not topic.startswith(GROUP_TOPIC_PREFIXES):
-                    count = max(queue_nums, count)
-                topics[topic] = TopicConfig(topic, count, count)
-        return lacking
+        wanted: dict[str, tuple[int, int]] = {}  # (number of queues, store time of the newest message)
+        for topic, queue_id, time_ms in queues:
+            if _has_entry(topic):
+                count, newest_ms = wanted.get(topic, (0, -1))
+                wanted[topic] = max(count, min(queue_id + 1, QUEUE_NUMS_MAX)), max(newest_ms, time_ms)
+        if not wanted:
+            return set()
+        table = self.read()
+        if _lacking(table, wanted):
+            with self.changed() as table:
+                if table.is_lost:
+                    raise DiskError(f"{table.problem}: new topics are not entered; repair the file or remove it", path=str(self.path))
+                for topic in _lacking(table, wanted):
+                    count, _ = wanted[topic]
+                    if topic in table.rows:
+                        table.rows[topic] = replace(table.rows[topic], read_queue_nums=count)
+                        continue
+                    if not topic.startswith(GROUP_TOPIC_PREFIXES):
+                        count = max(queue_nums, count)
+                    table.rows[topic] = TopicConfig(topic, count, count)
+        return wanted.keys() - table.rows.keys()
 
 
 def _has_entry(topic: str) -> bool:
@@ -264,9 +281,10 @@ def _has_entry(topic: str) -> bool:
     return topic not in BROKERS_TOPICS and not topic.upper().startswith("RMQ_SYS_") and not topic.startswith(LMQ_PREFIX)
 
 
-def _lacking(topics: Mapping[str, TopicConfig], wanted: Mapping[str, int]) -> list[str]:
-    """Return the topics without an entry, or with an entry that has fewer read queues than have messages."""
-    return sorted(topic for topic, count in wanted.items() if topic not in topics or topics[topic].read_queue_nums < count)
+def _lacking(table: NamedRows[TopicConfig], wanted: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Return the topics with a message after their deletion, and those whose entry has fewer read queues than have messages."""
+    return [topic for topic, (count, newest_ms) in wanted.items()
+            if (table.rows[topic].read_queue_nums < count if topic in table.rows else table.deleted.get(topic, -1) < newest_ms)]
 
 
 def _found(topics: dict[str, TopicConfig], topic: str) -> TopicConfig:

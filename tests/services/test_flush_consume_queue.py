@@ -11,6 +11,7 @@ import pytest
 from pyengine.errors import DiskError, DiskFullError, FlushError
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import Checkpoint
+from pyengine.ipc.control_block import now_ms
 from pyengine.native import control as native
 from pyengine.services import flush_consume_queue
 from pyengine.services.flush_consume_queue import FlushConsumeQueueService
@@ -286,6 +287,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told_with_its_file_and_is_the_ol
 
 def test_a_topic_of_a_new_message_is_entered_in_the_same_round_and_again_after_it_was_deleted(rig):
     topics = TopicConfigs(rig.owner.root)
+    rig.writer.clock_ms = now_ms() - 1000
     rig.writer.put(b"1", topic="orders", queue_id=9)
     rig.dispatch()
     rig.round()
@@ -298,10 +300,29 @@ def test_a_topic_of_a_new_message_is_entered_in_the_same_round_and_again_after_i
     topics.delete("orders")
     rig.round()
     assert topics.read().rows == {}, "no message came"
+    rig.writer.clock_ms = now_ms()
     rig.writer.put(b"3", topic="orders")
     rig.dispatch()
     rig.round()
     assert topics.read().rows == {"orders": TopicConfig("orders")}
+
+
+def test_a_topic_that_is_deleted_after_its_last_put_is_not_entered_again(rig):
+    topics = TopicConfigs(rig.owner.root)
+    topics.create(TopicConfig("orders"))
+    rig.writer.clock_ms = now_ms() - 1000
+    rig.writer.put(b"1", topic="orders")
+    rig.writer.put(b"1", topic="bills")
+    rig.dispatch()
+    topics.delete("orders")
+    rig.round()
+    assert set(topics.read().rows) == {"bills"}, "the message is older than the deletion"
+    rig.writer.put(b"2", topic="orders")
+    rig.writer.clock_ms = now_ms()
+    rig.writer.put(b"3", topic="orders", queue_id=9)
+    rig.dispatch()
+    rig.round()
+    assert topics.read().rows["orders"] == TopicConfig("orders", 10, 10) and not topics.read().deleted
 
 
 def test_a_bad_topics_file_does_not_keep_the_checkpoint_from_being_written(rig):

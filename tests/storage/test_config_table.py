@@ -45,6 +45,11 @@ def configs(root, text: str | bytes | None = None, backup: str | bytes | None = 
     return TopicConfigs(root)
 
 
+def touched(newest_ms: int = 1, **queue_ids: int) -> list[tuple[str, int, int]]:
+    """One queue with messages for each topic."""
+    return [(topic, queue_id, newest_ms) for topic, queue_id in queue_ids.items()]
+
+
 def written(root) -> dict:
     return json.loads((root / "config" / "topics.json").read_text())
 
@@ -86,6 +91,23 @@ def test_create_update_and_delete(tmp_path):
         topics.delete("a")
     table = topics.read()
     assert table.rows == {"b": TopicConfig("b", 1, 2, 2, True)} and table.counter == 3
+    assert list(table.deleted) == ["a"] and written(tmp_path)["deletedTable"] == table.deleted
+    topics.create(TopicConfig("a"))
+    assert not topics.read().deleted and "deletedTable" not in written(tmp_path)
+
+
+def test_the_newest_deletions_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(config_table, "DELETED_MAX", 2)
+    topics = configs(tmp_path)
+    for name in "abc":
+        topics.create(TopicConfig(name))
+    for name in "bca":
+        topics.delete(name)
+    assert list(topics.read().deleted) == ["c", "a"]
+    deleted_ms = topics.read().deleted["a"]
+    assert topics.enter(touched(deleted_ms, a=0)) == {"a"} and not topics.read().rows
+    assert topics.enter(touched(deleted_ms, a=0, b=0) + touched(deleted_ms + 1, a=3)) == set()
+    assert set(topics.read().rows) == {"a", "b"}
 
 
 @pytest.mark.parametrize("bad", ["", "\0" * 100, '{"topicConfigTable":', '{"topicConfigTable":[]}', "[]", b"\xff\xfe"])
@@ -155,7 +177,7 @@ def test_an_entry_that_another_process_made_meanwhile_is_taken(tmp_path, monkeyp
 
 def test_a_topic_with_messages_gets_the_entry_that_a_broker_would_make(tmp_path):
     found = configs(tmp_path)
-    assert found.enter({"orders": 0, "wide": 11, "%RETRY%billing": 0}) == ["%RETRY%billing", "orders", "wide"]
+    found.enter(touched(orders=0, wide=11) + touched(**{"%RETRY%billing": 0}))
     assert found.read().rows == {
         "orders": TopicConfig("orders", 8, 8, 6), "wide": TopicConfig("wide", 12, 12, 6),
         "%RETRY%billing": TopicConfig("%RETRY%billing", 1, 1, 6)}
@@ -168,24 +190,26 @@ def test_an_entry_is_only_raised_where_a_broker_would_not_serve_a_queue(tmp_path
     found = configs(tmp_path, ROCKETMQ)
     before = (tmp_path / "config" / "topics.json").read_bytes()
     stamp = found.stamp
-    assert found.enter({"orders": 3, "bare": 15}) == [] and found.stamp == stamp
+    found.enter(touched(orders=3, bare=15))
+    assert found.stamp == stamp
     assert (tmp_path / "config" / "topics.json").read_bytes() == before
-    assert found.enter({"orders": 6}) == ["orders"] and found.stamp != stamp
+    found.enter(touched(orders=6))
+    assert found.stamp != stamp
     assert found.read().rows["orders"] == TopicConfig("orders", 7, 4, 6, True)
     assert written(tmp_path)["topicConfigTable"]["orders"]["attributes"] == {"a": "b"}
 
 
 def test_light_queues_and_a_brokers_own_topics_get_no_entry(tmp_path):
     found = configs(tmp_path)
-    assert found.enter({"%LMQ%1": 0, "SCHEDULE_TOPIC_XXXX": 2, "RMQ_SYS_TRANS_HALF_TOPIC": 0, "rmq_sys_wheel_timer": 0, "TBW102": 0,
-                        "BenchmarkTest": 9}) == []
+    found.enter(touched(**{"%LMQ%1": 0, "SCHEDULE_TOPIC_XXXX": 2, "RMQ_SYS_TRANS_HALF_TOPIC": 0, "rmq_sys_wheel_timer": 0, "TBW102": 0,
+                           "BenchmarkTest": 9}))
     assert not found.path.exists() and found.stamp == 0
 
 
 def test_a_file_that_cannot_be_read_is_not_replaced_by_one_of_the_new_topics(tmp_path):
     found = configs(tmp_path, "{")
     with pytest.raises(DiskError, match="it is not changed; repair the file or remove it"):
-        found.enter({"orders": 0})
+        found.enter(touched(orders=0))
     assert found.path.read_text() == "{"
 
 

@@ -472,6 +472,9 @@ def test_touched_queues_are_those_of_the_range(tmp_path, rng):
             key: (min(offsets), max(offsets), len(offsets)) for key, offsets in expected.items()
         }
         assert found.last_store_timestamp_ms == here[-1].store_timestamp_ms
+        newest_ms = {(message.topic, message.queue_id): message.store_timestamp_ms for message in here
+                     if message.transaction_type not in (0x4, 0xC)}
+        assert all(queue.newest_ms == newest_ms[queue.topic, queue.queue_id] for queue in found.queues)
         assert found.reached == here[-1].physical_offset + here[-1].size_bytes
     assert touched_queues(view, base, base, base) == ([], base, "range_end", -1)
     assert root.exists()

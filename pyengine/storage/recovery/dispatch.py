@@ -136,12 +136,12 @@ def record_start(log: LogView, offset: int) -> int:
     return offset if reached == offset else base
 
 
-def queues_between(log: LogView, start: int, end: int, multi_dispatch: bool) -> Iterator[tuple[str, int]]:
+def queues_between(log: LogView, start: int, end: int, multi_dispatch: bool) -> Iterator[TouchedQueue]:
     """Yield the queues of the records in [start, end) that can be read; a queue may come several times."""
     for view, base, at, stop in _mapped_parts(log, start, end):
         while at < stop:
             touched = touched_queues(view, base, at, stop, multi_dispatch=multi_dispatch)
-            yield from ((queue.topic, queue.queue_id) for queue in touched.queues)
+            yield from touched.queues
             if touched.reason == "blank" or touched.reached == stop:
                 break
             following = sync(view, base, touched.reached + 1, stop) if touched.reached + 1 < stop else None

@@ -381,8 +381,8 @@ class _Recovery:
 
     def _refuse_misplaced(self, log: LogView, plan: _Plan, misplaced: set[str]) -> None:
         """Raise StoreRefusedError, before any change, if dispatch needs a folder and a file has its name."""
-        for topic, queue_id in queues_between(log, plan.dispatch_from, plan.log.end_offset, self._options.enable_multi_dispatch):
-            folder = self._store.queue_folder(topic, queue_id)
+        for queue in queues_between(log, plan.dispatch_from, plan.log.end_offset, self._options.enable_multi_dispatch):
+            folder = self._store.queue_folder(queue.topic, queue.queue_id)
             for path in (str(folder.parent), str(folder)):
                 if path in misplaced:
                     raise StoreRefusedError(f"{path} is not a folder, and the log has messages for the queue {folder}; move it away")
