@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pyengine.errors import EngineError, EngineUnavailableError, command
 from pyengine.ipc import sessions
-from pyengine.ipc.control_block import EngineMemory, Identity
+from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import CONTROL, SharedFolder, SharedObject, find_folder, session_name
 from pyengine.ipc.store_lock import living_kinds, open_lock
 from pyengine.native import control as native
@@ -50,14 +50,17 @@ class ProducerSession:
             self.slot = answer["slot"]
             self.generation = answer["generation"]
             self.ring_bytes = answer["ring_bytes"]
-            folder = SharedFolder(answer["folder"])
+            self.folder = SharedFolder(answer["folder"])  # for side objects too
             name = session_name(answer["epoch"], self.slot, self.generation)
             mapped.append(SharedObject(name, descriptors.pop(0), writable=True))
             mapped.append(SharedObject(CONTROL, descriptors.pop(0), writable=False))
-            self.memory = EngineMemory(folder, mapped[1])
-            native.check_control(self.memory.control, answer["control_bytes"])
+            self.memory = EngineMemory(self.folder, mapped[1])
+            native.check_control(self.memory.control, mapped[1].size_bytes)
+            self.identity = self.memory.identity
             self.session = native_session.view(mapped[0].memory)
             native_session.check_session(self.session, mapped[0].size_bytes)
+            # csrc/producer.c notices by it that the engine died. If no byte is locked now, the file is not the engine's `lock`.
+            self.lock_descriptor = open_lock(root) if living_kinds(root) else -1
         except BaseException:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -65,24 +68,12 @@ class ProducerSession:
                 shared.close()
             raise
         self._object: SharedObject | None = mapped[0]
-        # csrc/producer.c notices by it that the engine died. If no byte is locked now, the file is not the engine's `lock`.
-        self.lock_descriptor = open_lock(root) if living_kinds(root) else -1
         self._counted = sessions.join_attach_count(self.identity.sysv_semaphore_id)
-
-    @property
-    def folder(self) -> SharedFolder:
-        """The folder for side objects."""
-        return self.memory.folder
 
     @property
     def control(self) -> ms_control:
         """The control block, mapped read-only."""
         return self.memory.control
-
-    @property
-    def identity(self) -> Identity:
-        """The engine's identity and constants."""
-        return self.memory.identity
 
     @property
     def writer_latch(self) -> Latch:

@@ -436,7 +436,7 @@ def test_a_forked_child_does_not_close_its_parents_session(server):
 
 
 @pytest.mark.parametrize("fails", ["pyengine.native.session.check_session", "pyengine.ipc.session_client.EngineMemory",
-                                   "pyengine.ipc.session_client.json.loads"])
+                                   "pyengine.ipc.session_client.living_kinds", "pyengine.ipc.session_client.json.loads"])
 def test_a_session_that_fails_half_way_leaves_no_descriptor_open(server, monkeypatch, fails):
     def fail(*_):
         raise EngineUnavailableError("half-way")
@@ -455,6 +455,7 @@ def test_a_session_that_fails_half_way_leaves_no_descriptor_open(server, monkeyp
             with pytest.raises(EngineUnavailableError, match="half-way"):
                 open_session(server.owner.root)
     eventually(lambda: len(os.listdir("/proc/self/fd")) <= len(before), "all are closed")
+    eventually(lambda: not server.sessions.open_slots(), "no session stays open")
 
 
 # ---- the count of living producers -----------------------------------------------
