@@ -13,8 +13,7 @@ A producer opens its session at a Unix socket in the engine's folder, which the 
 Request and answer are one JSON line each; the objects come with the answer as descriptors (SCM_RIGHTS):
 
     {"want": "session", "ring_bytes": 4194304}
-        -> {"slot", "generation", "ring_bytes", "session_bytes", "control_bytes", "epoch",
-            "folder", "semaphore_writer", "sysv_semaphore_id"} + [session rw, control READ-ONLY]
+        -> {"slot", "generation", "ring_bytes", "epoch", "folder"} + [session rw, control READ-ONLY]
     {"want": "close", "epoch": 5, "slot": 3, "generation": 7}      -> {"closed": true}
     {"want": "settings", "live": {"name": "value"}}     -> the settings are read again; the answer of the supervisor's take_settings()
     anything else                                       -> {"error": sentence}, with "again": true if a later try may succeed
@@ -41,14 +40,13 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
 from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.ipc.control_block import SESSION_SLOTS, STATE_NAMES, EngineMemory
 from pyengine.ipc.heartbeat import is_alive, process_start_ms
-from pyengine.ipc.shared_objects import CONTROL, semaphore_name, session_name
+from pyengine.ipc.shared_objects import CONTROL, session_name
 from pyengine.ipc.store_lock import hold, is_held
 from pyengine.native import control as native
 from pyengine.native import session as native_session
@@ -71,23 +69,8 @@ class SessionAnswer(TypedDict):
     slot: int
     generation: int
     ring_bytes: int
-    session_bytes: int
-    control_bytes: int
     epoch: int
     folder: str
-    semaphore_writer: str
-    sysv_semaphore_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class OpenSession:
-    """A new session. `descriptor` is its object's, read-write; the caller closes it."""
-
-    slot: int
-    generation: int
-    ring_bytes: int
-    session_bytes: int
-    descriptor: int
 
 
 class SlotsDrainingError(DiskFullError):
@@ -102,8 +85,11 @@ class Sessions:
         self._control = memory.control
         self._slots = range(min(memory.identity.sessions_max, SESSION_SLOTS))
 
-    def open(self, pid: int, uid: int, ring_bytes: int | None = None) -> OpenSession:
-        """Open a session for the process `pid`. EngineError if all slots are taken, the size is wrong, memory is full, or it ended."""
+    def open(self, pid: int, uid: int, ring_bytes: int | None = None) -> tuple[SessionAnswer, int]:
+        """Open a session for the process `pid`; return the answer and the descriptor of the object, which the caller closes.
+
+        EngineError if all slots are taken, the size is wrong, memory is full, or the process has ended.
+        """
         ring_bytes = ring_bytes or self._memory.identity.session_ring_bytes_default
         native_session.check_ring_bytes(ring_bytes)
         start_ms = process_start_ms(pid)
@@ -113,12 +99,11 @@ class Sessions:
         slot = self._free_slot()
         line = self._control.sessions[slot]
         generation = native.load(line, "generation") % 0xFFFFFFFF + 1
-        size = native_session.session_bytes(ring_bytes)
-        name = session_name(self._memory.identity.epoch, slot, generation)
-        self._memory.folder.unlink(name)  # left by a supervisor that died in this function
-        with self._memory.folder.create(name, size) as shared:
-            view = native_session.view(shared.memory)
-            native_session.format_session(view, ring_bytes, slot, generation, self._memory.identity.epoch)
+        epoch, folder = self._memory.identity.epoch, self._memory.folder
+        name = session_name(epoch, slot, generation)
+        folder.unlink(name)  # left by a supervisor that died in this function
+        with folder.create(name, native_session.session_bytes(ring_bytes)) as shared:
+            native_session.format_session(native_session.view(shared.memory), ring_bytes, slot, generation, epoch)
             hold(shared.descriptor)
             descriptor = os.dup(shared.descriptor)
         failpoint("session_object_made")
@@ -129,7 +114,9 @@ class Sessions:
         native.compare_and_swap(line, "state", native.SESSION_FREE, native.SESSION_OPEN)
         failpoint("session_opened")
         self._changed()
-        return OpenSession(slot, generation, ring_bytes, size, descriptor)
+        answer: SessionAnswer = {"slot": slot, "generation": generation, "ring_bytes": ring_bytes, "epoch": epoch,
+                                 "folder": str(folder.path)}
+        return answer, descriptor
 
     def _free_slot(self) -> int:
         for slot in self._slots:
@@ -350,19 +337,11 @@ class SessionServer:
         if ring_bytes is not None and not isinstance(ring_bytes, int):
             raise TypeError("ring_bytes is not a number")
         self._check_serving()
-        identity = self._memory.identity
-        opened = self._sessions.open(peer.pid, peer.uid, ring_bytes)
-        descriptors.append(opened.descriptor)
-        self._watch(opened.slot, opened.generation, peer.pid)
-        folder = self._memory.folder
-        descriptors.append(os.open(folder.path / CONTROL, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
-        return {
-            "slot": opened.slot, "generation": opened.generation, "ring_bytes": opened.ring_bytes,
-            "session_bytes": opened.session_bytes, "control_bytes": native.CONTROL_BYTES,
-            "epoch": identity.epoch, "folder": str(folder.path),
-            "semaphore_writer": semaphore_name(folder.short_id, native.WRITER),
-            "sysv_semaphore_id": identity.sysv_semaphore_id,
-        }
+        answer, descriptor = self._sessions.open(peer.pid, peer.uid, ring_bytes)
+        descriptors.append(descriptor)
+        self._watch(answer["slot"], answer["generation"], peer.pid)
+        descriptors.append(os.open(self._memory.folder.path / CONTROL, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        return answer
 
     def _check_serving(self) -> None:
         state = self._memory.state
