@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Self, cast
 
 from pyengine._front import Result
+from pyengine.arguments import INT64_MAX, INT64_MIN
 from pyengine.errors import PutError, PutTimeoutError, UsageError
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ class PutResult(Result, _PutAnswer):
                 count: int | None = None, reason: str = "", indeterminate: bool = False,
                 store_host: bytes = b"") -> Self:
         count = int(physical_offset >= 0) if count is None else count
+        queue_id = max(INT64_MIN, min(INT64_MAX, queue_id))  # of a put that was refused for it
         answer = (0, physical_offset, -1, queue_offset, store_timestamp_ms, int(status), 0, count, size_bytes)
         return cls.of_answer(answer, topic, queue_id, store_host, reason, indeterminate, msg_id)
 

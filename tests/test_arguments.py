@@ -89,6 +89,7 @@ def test_puts_of_many_and_transactions_name_the_wrong_argument(producer, call, s
     ({"queues": 5}, WRONG_TYPE, "queues must be a sequence of int, not int"),
     ({"queues": ["0"]}, WRONG_TYPE, "a queue id must be int, not str"),
     ({"queues": [-1]}, WRONG_VALUE, "-1 is not a queue id"),
+    ({"queues": [1 << 31]}, WRONG_VALUE, "2147483648 is not a queue id"),
     ({"queues": []}, WRONG_VALUE, "queues is empty"),
     ({"auto_commit": "no"}, WRONG_TYPE, "auto_commit must be bool, not str"),
     ({"commit_interval_s": "1"}, WRONG_TYPE, "commit_interval_s must be a number, not str"),

@@ -505,7 +505,11 @@ class _Work:
                 arguments = _object_arguments(line, _place(name, number))
                 arguments.setdefault("queue_id", count % self.job.queues)
                 body = arguments.pop("body")
-                waiting.append((self.producer.put_async(self.job.topic, body, **arguments), number, read_bytes, body))
+                try:
+                    future = self.producer.put_async(self.job.topic, body, **arguments)
+                except TypeError as error:  # for example tags that are a number
+                    raise UsageError(f"{_place(name, number)}: {error}") from error
+                waiting.append((future, number, read_bytes, body))
                 settle(IN_FLIGHT)
                 count += 1
                 number = number + 1 if number is not None else None

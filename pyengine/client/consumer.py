@@ -783,8 +783,9 @@ def _queue_ids(queues: Iterable[int]) -> list[int]:
     ids = sorted({arguments.integer(queue_id, "a queue id") for queue_id in arguments.several(queues, "queues", "a sequence of int")})
     if not ids:
         raise UsageError("queues is empty: name at least one, or leave it out for all")
-    if ids[0] < 0:
-        raise UsageError(f"{ids[0]} is not a queue id: give 0 or more")
+    for one in (ids[0], ids[-1]):
+        if not 0 <= one <= arguments.INT32_MAX:
+            raise UsageError(f"{one} is not a queue id: give 0 to {arguments.INT32_MAX}")
     return ids
 
 

@@ -118,6 +118,17 @@ def test_json_lines_and_standard_input(engine, tmp_path):
     assert (ran.code, ran.document["acked"], ran.document["acked_missing"]) == (0, 700, 0)
 
 
+@pytest.mark.parametrize(("row", "sentence"), [
+    ({"queue_id": "1"}, "queue_id must be int, not str"), ({"tags": 5}, "tags must be str, not int"),
+    ({"properties": {"a": 1}}, "the property a must be str"), ({"queue_id": 10 ** 30}, "MESSAGE_ILLEGAL: the queue id"),
+])
+def test_a_line_with_a_field_of_a_wrong_kind_is_named(engine, tmp_path, row, sentence):
+    one, path = engine(), tmp_path / "in.jsonl"
+    path.write_text(json.dumps({"body": "fine"}) + "\n" + json.dumps({"body": "x"} | row) + "\n")
+    ran = run("ingest", one.root, "--topic", "j", "--format", "jsonl", path)
+    assert ran.code in (1, 2) and f"{path}, line 2: " in ran.stderr and sentence in ran.stderr
+
+
 def test_a_put_with_a_time_waits_for_it(engine):
     one = engine()
     arguments = ("put", one.root, "--topic", "t", "--json")

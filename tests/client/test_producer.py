@@ -191,6 +191,7 @@ def test_threads_share_a_producer(parts):
     ({"body": bytes(65536)}, "MESSAGE_ILLEGAL", "no segment"),
     ({"body": bytes((4 << 20) + 1)}, "MESSAGE_ILLEGAL", "max_message_size_bytes"),
     ({"queue_id": -1}, "MESSAGE_ILLEGAL", "queue id"),
+    ({"queue_id": 10 ** 30}, "MESSAGE_ILLEGAL", "queue id"),
     ({"delay_level": -1}, "MESSAGE_ILLEGAL", "negative"),
 ])
 def test_bad_input_is_refused_with_a_status_and_a_sentence(shared_parts, arguments, status, says):
