@@ -66,16 +66,16 @@ def start(
     from pyengine.ipc.control_block import read_run_settings
     from pyengine.ipc.shared_objects import find_folder
 
+    if foreground and as_json:
+        raise UsageError("--foreground prints the engine's log and has no JSON document: leave --json out")
     settings, notes = with_broker_conf(broker_conf, store, settings)
     for note in notes:
         print(f"note: {output.printable(note)}", file=sys.stderr)
     config = load_config(store, settings)
     check_space(store, config)
     if take_over:
-        end_supervisor(store)
+        end_supervisor(store, config)
     if foreground:
-        if as_json:
-            raise UsageError("--foreground prints the engine's log and has no JSON document: leave --json out")
         become_supervisor(store, settings)
     with byte_bar("recover", None) as show:
         ready = start_engine(store, settings, progress=show, timeout_s=timeout_s)

@@ -38,7 +38,7 @@ from pyengine.errors import (
     UsageError,
 )
 from pyengine.formats.small_file import open_regular
-from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.control_block import EngineMemory, read_run_settings, require_same_settings
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import kind_holder, living_kinds, name_processes, read_holder, require_startable
@@ -49,6 +49,7 @@ from pyengine.storage.file_system import refuse_shared
 
 if TYPE_CHECKING:
     from pyengine.client.producer import Producer
+    from pyengine.engine_config import EngineConfig
     from pyengine.ipc.live_reader import LiveStoreReader
 
 START_TIMEOUT_S = 3600.0  # recovery of a large store may take long; a dead supervisor is noticed at once
@@ -210,14 +211,16 @@ def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S)
     return True
 
 
-def end_supervisor(root: Path) -> None:
-    """Kill the supervisor that runs on `root`, if there is one; its workers continue until a new supervisor adopts them.
+def end_supervisor(root: Path, asked: EngineConfig) -> None:
+    """Kill the supervisor that runs on `root`, if there is one; its workers continue until a supervisor with `asked` adopts them.
 
-    OtherLayoutError, before the kill, if this version of pyengine could not adopt the workers.
+    Raises before the kill if they could not be adopted: OtherLayoutError if this version of pyengine could not attach to them,
+    StoreBusyError if they run with other settings.
     """
     if (pid := supervisor_pid(root)) is not None:
         with EngineMemory.attach(find_folder(root), writable=False) as memory:
             memory.check_layouts()
+            require_same_settings(root, asked, read_run_settings(memory.folder))
         _signal_supervisor(root, pid, signal.SIGKILL, STOP_TIMEOUT_S)
 
 

@@ -42,7 +42,6 @@ from pyengine.errors import (
     ExitCode,
     OtherLayoutError,
     StoreBusyError,
-    command,
     os_error_sentence,
 )
 from pyengine.events import Event
@@ -55,6 +54,7 @@ from pyengine.ipc.control_block import (
     overrides_of,
     read_run_settings,
     reload_settings,
+    require_same_settings,
     restart_differences,
 )
 from pyengine.ipc.heartbeat import Heartbeat, build_id, process_start_ms
@@ -220,10 +220,9 @@ class Supervisor:
         """
         try:
             running = read_run_settings(memory.folder)
-            if asked is not None and (clauses := restart_differences(asked, running)):
-                if not self._arguments.no_children:
-                    raise StoreBusyError(f"workers of {self._root} are alive and run with other settings: {'; '.join(clauses)}: "
-                                         f"{command('stop', self._root)}, then start")
+            if asked is not None and not self._arguments.no_children:
+                require_same_settings(self._root, asked, running)
+            elif asked is not None and (clauses := restart_differences(asked, running)):
                 self._restart_reason = f"the settings have changed: {'; '.join(clauses)}"
         except EngineError:
             memory.close()

@@ -26,10 +26,11 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pyengine._native import ffi
-from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, OtherLayoutError
+from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, OtherLayoutError, StoreBusyError, command
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject
@@ -456,6 +457,13 @@ def restart_differences(asked: EngineConfig, running: EngineConfig) -> list[str]
             for name, row in SETTINGS.items()
             if asked.origins.get(name, DEFAULT) != DEFAULT and not row.inert and not row.live
             and getattr(asked, name) != getattr(running, name)]
+
+
+def require_same_settings(root: Path, asked: EngineConfig, running: EngineConfig) -> None:
+    """Raise StoreBusyError if workers that run cannot be adopted by an engine with the settings `asked`."""
+    if clauses := restart_differences(asked, running):
+        raise StoreBusyError(f"workers of {root} are alive and run with other settings: {'; '.join(clauses)}: {command('stop', root)}, "
+                             "then start")
 
 
 @dataclass(frozen=True, slots=True)

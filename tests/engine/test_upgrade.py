@@ -22,6 +22,7 @@ from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import kind_holder, living_kinds
 from pyengine.native import cleaning, session
 from pyengine.native import control as native
+from pyengine.storage.config import load_config
 from waiting import eventually
 
 WORKERS = [native.FLUSHER, native.WRITER, native.REPUTTER, native.ALLOCATOR, native.CHECKPOINTER, native.SCHEDULER, native.CLEANER]
@@ -145,6 +146,17 @@ def test_take_over_ends_the_supervisor_and_not_the_engine(make_engine, other_bui
     assert engine.pid("supervisor") != supervisor and stored(engine) == [b"000000", b"000001", b"000002"]
 
 
+@pytest.mark.parametrize(("options", "code", "sentence"), [
+    (["--set", "sessions_max=9"], 5, "sessions_max = 9 (--set) is asked for"), (["--foreground", "--json"], 2, "--foreground"),
+])
+def test_a_take_over_that_would_be_refused_leaves_the_supervisor_alone(make_engine, options, code, sentence):
+    engine = make_engine()
+    engine.start()
+    supervisor = engine.pid("supervisor")
+    ran = run("start", engine.root, "--take-over", *options)
+    assert (ran.code, kind_holder(engine.root, native.SUPERVISOR)) == (code, supervisor) and sentence in ran.stderr + ran.stdout
+
+
 def test_take_over_of_a_store_that_nobody_runs_starts_it(make_engine):
     engine = make_engine()
     engine.start()
@@ -177,7 +189,7 @@ def test_an_engine_of_another_layout_is_refused_at_once_and_lives_on(other_layou
     assert "another version of pyengine" in run("status", engine.root).stdout
     assert kind_holder(engine.root, native.SUPERVISOR) == supervisor, "it was not killed"
     with pytest.raises(OtherLayoutError, match=f"layout {native.LAYOUT_VERSION - 1}"):
-        end_supervisor(engine.root)
+        end_supervisor(engine.root, load_config(engine.root))
     os.kill(supervisor, signal.SIGKILL)
     eventually(lambda: native.SUPERVISOR not in living_kinds(engine.root), "it is dead")
     writer = kind_holder(engine.root, native.WRITER)
