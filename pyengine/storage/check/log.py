@@ -23,7 +23,7 @@ from pyengine.storage.check.work import CheckWork, LogSegments, StoreUnderCheck
 from pyengine.storage.commit_log import shown
 from pyengine.storage.log_scan import LogScan, Owner
 from pyengine.storage.mapped_file import MappedFile, mapped, used_end
-from pyengine.storage.recovery.log import Content, End, TailDecision, tail_case, tail_content
+from pyengine.storage.recovery.log import Tail, judge_tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,9 @@ def _judge_end(store: StoreUnderCheck, end: LogScan) -> bool:
         return False
     segment = segments[0]
     name, start = shown(segment.path, store.root), max(0, at - segment.start_offset)
-    content, used_bytes = tail_content(segment, at, reason) if at >= segment.start_offset else (Content.OTHER, 0)
+    tail, used_bytes = Tail.UNKNOWN, 0
+    if at >= segment.start_offset:
+        tail, used_bytes = judge_tail(segment, at, reason, Owner.PYENGINE if store.is_ours else Owner.ROCKETMQ)
     after = next((found for each in segments
                   if (found := _whole_record_after(each, log.size_bytes, at, each.start_offset + log.size_bytes,
                                                    used_end(each.path, max(0, at - each.start_offset)))) is not None), None)
@@ -144,8 +146,7 @@ def _judge_end(store: StoreUnderCheck, end: LogScan) -> bool:
         return False
     elif store.was_stopped:
         findings.error("tail", name, start, f"{reason} at {at}, although the store was stopped in order")
-    elif is_later_used or tail_case(
-            content, Owner.PYENGINE if store.is_ours else Owner.ROCKETMQ, End.SCAN).decision is TailDecision.QUARANTINE:
+    elif is_later_used or tail.may_be_message:
         findings.error("tail", name, start, f"{reason} at {at}: {used_bytes} bytes that may have been a message")
     else:
         findings.warning("tail", name, start, f"{reason} at {at}: a put that was cut short; `recover` clears it")

@@ -1,28 +1,10 @@
 """Decide where the commit log must end, and truncate it there.
 
-    plan_log    makes a `LogPlan` from scan, commit slot, pool and watermark, by the tables below; reads only
+    plan_log    makes a `LogPlan` from scan, commit slot, pool and watermark; reads only
     LogChange   executes it: quarantine; segments after the end, newest first; drain; clear the tail; sync
 
-The end is where the walk stopped. What follows it in the end's own segment:
-
-    label        likely cause
-    nothing      the end of a store that was stopped in order, or killed between puts
-    unpublished  a pass that was never published: the commit slot ends before it, no producer got an answer
-    roll         RocketMQ closed the last segment and made no new one; its next put does it again
-    torn         one put that a crash interrupted: a head with this offset, and only zeros after it
-    spoiled      a complete record whose body or text has changed
-    unknown      anything else: random bytes, stale records, records after a hole
-
-and in each segment after it:
-
-    spare        created ahead and never written
-    unpublished  as above
-    stranded     records that cannot be reached from the log, because of damage before them
-
-Recovery does not delete a message that a producer or a reader may know: it goes to quarantine/
-before the log changes. Only bytes that provably none of them knows are cleared without a copy. In a
-RocketMQ store it is unknown what was synced, so a spoiled record goes to quarantine;
-above pyengine's watermark the record was not durable yet, and its writer died.
+Recovery does not delete a message that a producer or a reader may know: it goes to quarantine/ before the log
+changes. Only bytes that provably none of them knows are cleared without a copy.
 
 A cut truncates the log on purpose at a record boundary: of a slave whose master does not have the records after it.
 
@@ -48,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pyengine.errors import CorruptionError, DiskError, InvariantError
+from pyengine.errors import CorruptionError, DiskError
 from pyengine.formats.constants import MESSAGE_BYTES_MIN
 from pyengine.formats.paths import Root
 from pyengine.formats.record import BEGIN, I64, PHYSICAL_OFFSET_AT
@@ -66,105 +48,28 @@ from pyengine.storage.recovery.quarantine import Quarantine
 from pyengine.storage.recovery.report import GrowingProgress, OnStep, Progress, RecoveryOptions, SharedState
 
 
-class End(enum.Enum):
-    """The source of the log's end."""
+class Tail(enum.StrEnum):
+    """What is between the log's end and the end of its segment."""
 
-    SLOT = "slot"  # the commit slot in shared memory
-    SCAN = "scan"  # the walk through the files
+    NOTHING = "nothing"          # zeros: the store was stopped in order, or killed between puts
+    UNPUBLISHED = "unpublished"  # a pass after which the commit slot was not moved: no producer got an answer
+    ROLL = "roll"                # RocketMQ closed the last segment and made no new one; its next put does it again
+    TORN = "torn"                # one put that a crash interrupted: a head with this offset, and only zeros after it
+    SPOILED = "spoiled"          # a complete record whose body or text has changed, in a log without a watermark
+    UNKNOWN = "unknown"          # anything else: random bytes, stale records, records after a hole
 
-
-class Content(enum.Enum):
-    """The kind of the bytes between the log's end and the end of its segment."""
-
-    ZEROS = "zeros"
-    BLANK = "blank"                        # the filler that closes a segment; the bytes after it are undefined
-    INCOMPLETE_RECORD = "incomplete_record"  # its head has this offset; lengths do not add up; only zeros after it
-    SPOILED_RECORD = "spoiled_record"      # its lengths add up, its CRC or text is wrong; only zeros after it
-    OTHER = "other"
-
-
-class TailDecision(enum.Enum):
-    """What recovery does with these bytes."""
-
-    LEAVE = "leave"            # there is nothing to do
-    CLEAR = "clear"            # zeros are written over it
-    QUARANTINE = "quarantine"  # kept in quarantine/, then zeros are written over it
+    @property
+    def may_be_message(self) -> bool:
+        """Whether the bytes go to quarantine/ before they are cleared."""
+        return self in (Tail.SPOILED, Tail.UNKNOWN)
 
 
-@dataclass(frozen=True, slots=True)
-class TailCase:
-    """One row: None means any value."""
+class Extra(enum.StrEnum):
+    """What a segment after the one that contains the log's end is; only STRANDED goes to quarantine/, the others are deleted."""
 
-    label: str
-    content: Content | None
-    owner: Owner | None
-    end: End | None
-    decision: TailDecision
-
-    def matches(self, content: Content, owner: Owner, end: End) -> bool:
-        return self.content in (None, content) and self.owner in (None, owner) and self.end in (None, end)
-
-
-_ANY = None
-TAIL_CASES = (
-    #        label          content                     owner         end       decision
-    TailCase("nothing",     Content.ZEROS,              _ANY,         _ANY,     TailDecision.LEAVE),
-    TailCase("unpublished", Content.BLANK,              _ANY,         End.SLOT, TailDecision.CLEAR),
-    TailCase("unpublished", Content.INCOMPLETE_RECORD,  _ANY,         End.SLOT, TailDecision.CLEAR),
-    TailCase("unpublished", Content.SPOILED_RECORD,     _ANY,         End.SLOT, TailDecision.CLEAR),
-    TailCase("unpublished", Content.OTHER,              _ANY,         End.SLOT, TailDecision.CLEAR),
-    TailCase("roll",        Content.BLANK,              _ANY,         End.SCAN, TailDecision.CLEAR),
-    TailCase("torn",        Content.INCOMPLETE_RECORD,  _ANY,         End.SCAN, TailDecision.CLEAR),
-    TailCase("torn",        Content.SPOILED_RECORD,     Owner.PYENGINE,   End.SCAN, TailDecision.CLEAR),
-    TailCase("spoiled",     Content.SPOILED_RECORD,     Owner.ROCKETMQ, End.SCAN, TailDecision.QUARANTINE),
-    TailCase("unknown",     Content.OTHER,              _ANY,         End.SCAN, TailDecision.QUARANTINE),
-)
-
-
-class FileDecision(enum.Enum):
-    """What recovery does with a segment after the one that contains the log's end."""
-
-    DELETE = "delete"
-    QUARANTINE = "quarantine"
-
-
-@dataclass(frozen=True, slots=True)
-class FileCase:
-    """One row: None means any value."""
-
-    label: str
-    is_zero: bool
-    end: End | None
-    decision: FileDecision
-
-    def matches(self, is_zero: bool, end: End) -> bool:
-        return self.is_zero == is_zero and self.end in (None, end)
-
-
-SPARE = "spare"  # created ahead and never written to
-
-FILE_CASES = (
-    #        label          is_zero  end       decision
-    FileCase(SPARE,         True,    _ANY,     FileDecision.DELETE),
-    FileCase("unpublished", False,   End.SLOT, FileDecision.DELETE),
-    FileCase("stranded",    False,   End.SCAN, FileDecision.QUARANTINE),
-)
-
-
-def tail_case(content: Content, owner: Owner, end: End) -> TailCase:
-    """Return the only row of TAIL_CASES that matches."""
-    for case in TAIL_CASES:
-        if case.matches(content, owner, end):
-            return case
-    raise InvariantError(f"no tail case for {content}, {owner}, {end}")
-
-
-def file_case(is_zero: bool, end: End) -> FileCase:
-    """Return the only row of FILE_CASES that matches."""
-    for case in FILE_CASES:
-        if case.matches(is_zero, end):
-            return case
-    raise InvariantError(f"no file case for is_zero={is_zero}, {end}")
+    SPARE = "spare"              # zeros: created ahead and never written to
+    UNPUBLISHED = "unpublished"  # as above
+    STRANDED = "stranded"        # records that cannot be reached from the log, because of damage before them
 
 
 # -- the plan ------------------------------------------------------------------------
@@ -180,15 +85,14 @@ class LogPlan:
 
     scan: LogScan
     end_offset: int
-    decided_by: End
+    by_slot: bool  # the end is the commit slot's; otherwise that of the scan
     shared_state: str
-    tail: TailDecision = TailDecision.LEAVE
-    tail_label: str = "nothing"
+    tail: Tail = Tail.NOTHING
     tail_bytes: int = 0  # up to the last non-zero one
     cut_bytes: int = 0
     drains: tuple[tuple[int, memoryview], ...] = ()
     undrained: tuple[tuple[int, memoryview], ...] = ()
-    extra: tuple[tuple[MappedFile, FileDecision, str], ...] = ()
+    extra: tuple[tuple[MappedFile, Extra], ...] = ()
 
     @property
     def drained_bytes(self) -> int:
@@ -196,21 +100,31 @@ class LogPlan:
 
     @property
     def changes_something(self) -> bool:
-        return bool(self.drains or self.undrained or self.extra or self.tail is not TailDecision.LEAVE)
+        return bool(self.drains or self.undrained or self.extra or self.tail is not Tail.NOTHING)
 
 
 def plan_log(
     log: LogView, first: int, shared: SharedState | None, *, check_crc: bool, progress: Progress | None = None
 ) -> LogPlan:
     """Find the log's end, reading from segment `first` on, and decide what happens to the bytes beyond it."""
-    plan = None
-    note = "none"
+    plan, note = None, "none"
     if shared is not None:
         plan, note = _plan_with_shared_state(log, first, shared, check_crc, progress)
     if plan is None:
         scan = scan_log(log, first, check_crc=check_crc, progress=progress)
-        plan = LogPlan(scan, scan.end_offset, End.SCAN, note)
-    return _with_extra_segments(log, _with_tail(log, plan))
+        plan = LogPlan(scan, scan.end_offset, False, note)
+    end, by_slot = plan.end_offset, plan.by_slot
+    index = log.index_of(end)
+    if index is not None:
+        tail, used_bytes = judge_tail(log.segments[index], end, plan.scan.reason, log.owner, by_slot=by_slot)
+        plan = replace(plan, tail=tail, tail_bytes=used_bytes)
+    extra, cut_bytes = [], plan.tail_bytes
+    for segment in log.segments:
+        if segment.start_offset > end:  # one that begins at the end itself remains, as in RocketMQ's truncation
+            used_bytes = used_end(segment.path)
+            extra.append((segment, Extra.SPARE if not used_bytes else Extra.UNPUBLISHED if by_slot else Extra.STRANDED))
+            cut_bytes += used_bytes
+    return replace(plan, extra=tuple(extra), cut_bytes=cut_bytes)
 
 
 # -- the shared state ---------------------------------------------------------------
@@ -230,7 +144,7 @@ def _plan_with_shared_state(
     scan = scan_log(log, first, check_crc=check_crc, limit=needed, progress=progress)
     if scan.end_offset != needed:
         return None, f"discarded: the files end at {scan.end_offset}, before its position {needed}"
-    plan = LogPlan(scan, needed, End.SLOT, "used")
+    plan = LogPlan(scan, needed, True, "used")
     return (_with_pool(log, plan, shared) if shared.pool_buffers else plan), ""
 
 
@@ -259,31 +173,22 @@ def _with_pool(log: LogView, plan: LogPlan, shared: SharedState) -> LogPlan:
     return replace(plan, scan=scan, end_offset=scan.end_offset, drains=tuple(drains), undrained=tuple(undrained))
 
 
-# -- what is beyond the end -----------------------------------------------------
+def judge_tail(segment: MappedFile, end_offset: int, reason: str, owner: Owner, *, by_slot: bool = False) -> tuple[Tail, int]:
+    """Return what a segment has from `end_offset` on, and its bytes up to the last non-zero one; `reason`: why the walk stopped there.
 
-
-def _with_tail(log: LogView, plan: LogPlan) -> LogPlan:
-    index = log.index_of(plan.end_offset)
-    if index is None:
-        return plan
-    content, used_bytes = tail_content(log.segments[index], plan.end_offset, plan.scan.reason)
-    case = tail_case(content, log.owner, plan.decided_by)
-    return replace(plan, tail=case.decision, tail_label=case.label, tail_bytes=used_bytes, cut_bytes=used_bytes)
-
-
-def tail_content(segment: MappedFile, end_offset: int, reason: str) -> tuple[Content, int]:
-    """Return the kind of a segment's bytes from `end_offset` on, and their number up to the last non-zero one.
-
-    `reason` is why the walk stopped there.
+    In a RocketMQ store it is unknown what was synced, so a spoiled record may be a message; above pyengine's watermark
+    the record was not durable yet, and its writer died.
     """
     start = end_offset - segment.start_offset
     used_bytes = used_end(segment.path, start) - start
     if used_bytes == 0:
-        return Content.ZEROS, 0
+        return Tail.NOTHING, 0
+    if by_slot:
+        return Tail.UNPUBLISHED, used_bytes
     if reason == CaseLabel.BLANK:
-        return Content.BLANK, used_bytes
+        return Tail.ROLL, used_bytes
     if reason not in (CaseLabel.TORN, CaseLabel.BAD_CRC, CaseLabel.BAD_TEXT):
-        return Content.OTHER, used_bytes
+        return Tail.UNKNOWN, used_bytes
     with mapped(segment.path) as view:
         size_bytes, _ = BEGIN.unpack_from(view, start)
         names_this_offset = (
@@ -291,24 +196,10 @@ def tail_content(segment: MappedFile, end_offset: int, reason: str) -> tuple[Con
             and I64.unpack_from(view, start + PHYSICAL_OFFSET_AT)[0] in (0, end_offset)
         )
     if not names_this_offset or size_bytes < max(MESSAGE_BYTES_MIN, used_bytes):
-        return Content.OTHER, used_bytes
+        return Tail.UNKNOWN, used_bytes
     # A complete record ends with its properties or, without properties, with its topic and two zeros.
     is_unfinished = size_bytes - used_bytes > 2
-    return (Content.INCOMPLETE_RECORD if is_unfinished else Content.SPOILED_RECORD), used_bytes
-
-
-def _with_extra_segments(log: LogView, plan: LogPlan) -> LogPlan:
-    """Add the segments after the end to the plan; one that begins at the end itself remains, as in RocketMQ's truncation."""
-    extra = []
-    cut_bytes = plan.cut_bytes
-    for segment in log.segments:
-        if segment.start_offset <= plan.end_offset:
-            continue
-        used_bytes = used_end(segment.path)
-        case = file_case(used_bytes == 0, plan.decided_by)
-        cut_bytes += used_bytes
-        extra.append((segment, case.decision, case.label))
-    return replace(plan, extra=tuple(extra), cut_bytes=cut_bytes)
+    return (Tail.TORN if is_unfinished or owner is Owner.PYENGINE else Tail.SPOILED), used_bytes
 
 
 # -- execution --------------------------------------------------------------------------
@@ -339,8 +230,8 @@ class LogChange:
 
     def remove_spares(self) -> None:
         """Remove segments of zeros after the end: on a full disk that frees space for the other steps."""
-        for segment, _, label in reversed(self._plan.extra):
-            if label == SPARE:
+        for segment, kind in reversed(self._plan.extra):
+            if kind is Extra.SPARE:
                 self._work.on_step("delete spare segment")
                 self._log.forget(segment.path)
                 segment.path.unlink(missing_ok=True)
@@ -351,13 +242,13 @@ class LogChange:
         end = self._plan.end_offset
         holder = self._log.index_of(end)
         self._quarantine_bytes()
-        for segment, decision, label in reversed(self._plan.extra):
-            if label == SPARE:
+        for segment, kind in reversed(self._plan.extra):
+            if kind is Extra.SPARE:
                 continue
-            self._work.on_step(f"{decision.value} segment")
+            self._work.on_step("quarantine segment" if kind is Extra.STRANDED else "delete segment")
             self._log.forget(segment.path)
-            if decision is FileDecision.QUARANTINE:
-                self._quarantine_segment(segment, label)
+            if kind is Extra.STRANDED:
+                self._quarantine_segment(segment)
             else:
                 segment.path.unlink(missing_ok=True)
                 sync_folder(segment.path.parent)
@@ -367,7 +258,7 @@ class LogChange:
             base = start - start % self._log.size_bytes
             write_at(self._segment_path(base), content, start - base)
             failpoint("recovery_drained")
-        if self._plan.tail is not TailDecision.LEAVE and holder is not None:
+        if self._plan.tail is not Tail.NOTHING and holder is not None:
             self._work.on_step("clear tail")
             segment = self._log.segments[holder]
             clear_file_from(segment.path, end - segment.start_offset)
@@ -378,9 +269,9 @@ class LogChange:
     def preview(self) -> None:
         """List in a dry run's quarantine what `apply` would keep there, in its order; changes nothing."""
         self._quarantine_bytes()
-        for segment, decision, label in reversed(self._plan.extra):
-            if decision is FileDecision.QUARANTINE:
-                self._quarantine_segment(segment, label)
+        for segment, kind in reversed(self._plan.extra):
+            if kind is Extra.STRANDED:
+                self._quarantine_segment(segment)
 
     def _quarantine_bytes(self) -> None:
         """Copy the parts of files and of the pool that leave the log to quarantine."""
@@ -389,7 +280,7 @@ class LogChange:
         for start, content in self._plan.undrained:
             self._work.on_step("quarantine pool")
             self._work.quarantine.add_memory(start, content, "pool bytes that are no whole records")
-        if self._plan.tail is TailDecision.QUARANTINE and holder is not None:
+        if self._plan.tail.may_be_message and holder is not None:
             self._work.on_step("quarantine tail")
             segment = self._log.segments[holder]
             self._work.quarantine.add_bytes(
@@ -397,8 +288,9 @@ class LogChange:
                 f"after the end of the log at {end} ({self._plan.scan.reason})",
             )
 
-    def _quarantine_segment(self, segment: MappedFile, label: str) -> None:
-        self._work.quarantine.add_file(segment.path, segment.start_offset, f"{label}: the log ends at {self._plan.end_offset}")
+    def _quarantine_segment(self, segment: MappedFile) -> None:
+        reason = f"{Extra.STRANDED}: the log ends at {self._plan.end_offset}"
+        self._work.quarantine.add_file(segment.path, segment.start_offset, reason)
 
     def sync(self) -> None:
         """Make the log durable from where the reading began to its end.

@@ -73,12 +73,10 @@ from pyengine.storage.recovery.dispatch import (
     synced_index_time_ms,
 )
 from pyengine.storage.recovery.log import (
-    SPARE,
-    End,
-    FileDecision,
+    Extra,
     LogChange,
     LogPlan,
-    TailDecision,
+    Tail,
     Work,
     carry_out_cut,
     plan_log,
@@ -291,7 +289,7 @@ class _Recovery:
         """
         if self._copied is None:
             return log.watermark is not None and plan.log.end_offset < log.watermark
-        holds_no_record = plan.log.tail is not TailDecision.QUARANTINE or plan.log.tail_bytes < MESSAGE_BYTES_MIN
+        holds_no_record = not plan.log.tail.may_be_message or plan.log.tail_bytes < MESSAGE_BYTES_MIN
         is_cut_short = holds_no_record and plan.log.scan.reason != MISSING_SEGMENT
         return plan.log.end_offset < self._copied.flushed and not is_cut_short
 
@@ -328,7 +326,7 @@ class _Recovery:
         log_plan = plan_log(log, first, shared, check_crc=self._options.check_crc_on_recover, progress=self._progress)
         # An earlier recovery, interrupted or complete (then `abort` is gone), has put keys that the undo in shared memory does not have.
         is_untouched = path is RecoveryPath.ABNORMAL and marker is None
-        undo = shared if log_plan.decided_by is End.SLOT and is_untouched and not self._has_failed_sync else None
+        undo = shared if log_plan.by_slot and is_untouched and not self._has_failed_sync else None
         plan = self._decide_from(log, queues, log_plan, path, checkpoint, undo)
         # Read what is dispatched now, and what the next start would read: damage there is damage below the watermark.
         read_from = min(plan.dispatch_from, _next_read_from(log, log_plan))
@@ -370,8 +368,8 @@ class _Recovery:
         """
         if log.owner is Owner.PYENGINE or read_marker(self._store) is not None:
             return
-        was_emptied = plan.path is RecoveryPath.NORMAL and plan.log.tail_label in ("nothing", "roll") and all(
-            label == SPARE for _, _, label in plan.log.extra)
+        was_emptied = plan.path is RecoveryPath.NORMAL and plan.log.tail in (Tail.NOTHING, Tail.ROLL) and all(
+            kind is Extra.SPARE for _, kind in plan.log.extra)
         known = lost_messages(self._store, log, queues, plan.log.end_offset, was_emptied=was_emptied)
         if known:
             raise CorruptionError(
@@ -557,7 +555,7 @@ class _Recovery:
             queue_entries_removed=gone,
             removed_files=() if is_degraded else tuple(
                 shown(segment.path, self._store.root)
-                for segment, decision, _ in plan.log.extra if decision is FileDecision.DELETE
+                for segment, kind in plan.log.extra if kind is not Extra.STRANDED
             ),
             cut_queues=() if is_degraded else tuple(
                 CutQueue(cut.after.topic, cut.after.queue_id, cut.entries, len(cut.deleted), cut.cleared is not None)

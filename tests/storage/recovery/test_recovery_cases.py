@@ -1,50 +1,70 @@
-"""Recovery's tables: exactly one row for every state, and no row that throws messages away unseen."""
+"""What is beyond the log's end, and what recovery keeps of it."""
 
 from __future__ import annotations
 
-import itertools
+import struct
 from pathlib import Path
 
 import pytest
 
-from pyengine.storage.recovery.log import (
-    FILE_CASES,
-    TAIL_CASES,
-    Content,
-    End,
-    FileDecision,
-    Owner,
-    TailDecision,
-    file_case,
-    tail_case,
-)
+from pyengine.formats.record import encode_blank
+from pyengine.storage.log_scan import Owner
+from pyengine.storage.mapped_file import MappedFile
+from pyengine.storage.recovery.log import Extra, Tail, judge_tail
+from record_bytes import encode_record
+
+SEGMENT, END = 8192, 1000
+RECORD = encode_record(topic="topic", body=b"hello", physical_offset=END, properties="a\x01b")
+PLAIN = encode_record(topic="topic", body=b"hello", physical_offset=END)
+PYENGINE, ROCKETMQ = Owner
+ROWS = [
+    # bytes from the end on, reason of the walk, in pyengine's store, in RocketMQ's
+    (b"", "zeroes", Tail.NOTHING, Tail.NOTHING),
+    (encode_blank(SEGMENT - END), "blank", Tail.ROLL, Tail.ROLL),
+    (encode_blank(SEGMENT - END) + b"stale", "blank", Tail.ROLL, Tail.ROLL),
+    (RECORD[:90], "torn", Tail.TORN, Tail.TORN),
+    (RECORD[:8], "torn", Tail.TORN, Tail.TORN),  # the offset was not written yet
+    (RECORD[:-3], "bad_text", Tail.TORN, Tail.TORN),
+    (RECORD[:-2], "bad_text", Tail.TORN, Tail.SPOILED),
+    (PLAIN.replace(b"hello", b"hallo"), "bad_crc", Tail.TORN, Tail.SPOILED),
+    (RECORD.replace(b"hello", b"hallo"), "bad_crc", Tail.TORN, Tail.SPOILED),
+    (RECORD.replace(b"hello", b"hallo") + b"more", "bad_crc", Tail.UNKNOWN, Tail.UNKNOWN),
+    (encode_record(topic="t", body=b"stale", physical_offset=7)[:40], "torn", Tail.UNKNOWN, Tail.UNKNOWN),
+    (struct.pack(">iI", 90, 0xDAA320A7), "torn", Tail.UNKNOWN, Tail.UNKNOWN),  # no record is so short
+    (RECORD, "offset_mismatch", Tail.UNKNOWN, Tail.UNKNOWN),
+    (b"random bytes", "foreign", Tail.UNKNOWN, Tail.UNKNOWN),
+    (RECORD[:50], "overrun", Tail.UNKNOWN, Tail.UNKNOWN),
+]
 
 
-@pytest.mark.parametrize(("content", "owner", "end"), list(itertools.product(Content, Owner, End)))
-def test_every_tail_has_exactly_one_case(content, owner, end):
-    assert len([case for case in TAIL_CASES if case.matches(content, owner, end)]) == 1
-    assert tail_case(content, owner, end).matches(content, owner, end)
+@pytest.fixture
+def segment(tmp_path):
+    def write(tail: bytes) -> MappedFile:
+        path = tmp_path / f"{0:020d}"
+        path.write_bytes((b"x" * END + tail).ljust(SEGMENT, b"\0"))
+        return MappedFile(path, 0)
+
+    return write
 
 
-@pytest.mark.parametrize(("is_zero", "end"), list(itertools.product([True, False], End)))
-def test_every_segment_after_the_end_has_exactly_one_case(is_zero, end):
-    assert len([case for case in FILE_CASES if case.matches(is_zero, end)]) == 1
-    assert file_case(is_zero, end).matches(is_zero, end)
-
-
-@pytest.mark.parametrize("case", TAIL_CASES)
-def test_every_row_is_reached(case):
-    assert any(tail_case(*state) is case for state in list(itertools.product(Content, Owner, End)))
+@pytest.mark.parametrize(("content", "reason", "ours", "theirs"), ROWS)
+def test_each_tail_is_what_its_bytes_and_its_owner_say(segment, content, reason, ours, theirs):
+    used_bytes = len(content.rstrip(b"\0"))
+    assert judge_tail(segment(content), END, reason, PYENGINE) == (ours, used_bytes)
+    assert judge_tail(segment(content), END, reason, ROCKETMQ) == (theirs, used_bytes)
 
 
 @pytest.mark.parametrize("owner", Owner)
-def test_what_may_hold_messages_is_kept_unless_the_slot_says_that_no_producer_was_told(owner):
-    assert tail_case(Content.OTHER, owner, End.SCAN).decision is TailDecision.QUARANTINE
-    assert file_case(False, End.SCAN).decision is FileDecision.QUARANTINE
-    assert tail_case(Content.SPOILED_RECORD, Owner.ROCKETMQ, End.SCAN).decision is TailDecision.QUARANTINE
+@pytest.mark.parametrize(("content", "reason", "ours", "theirs"), ROWS[1:])
+def test_what_the_commit_slot_does_not_cover_was_never_answered(segment, owner, content, reason, ours, theirs):
+    assert judge_tail(segment(content), END, reason, owner, by_slot=True)[0] is Tail.UNPUBLISHED
+
+
+def test_only_what_may_be_a_message_is_kept():
+    assert {tail for tail in Tail if tail.may_be_message} == {Tail.SPOILED, Tail.UNKNOWN}
 
 
 def test_the_page_about_recovery_names_every_row():
     page = (Path(__file__).parents[3] / "docs" / "recovery.md").read_text()
-    for label in {case.label for case in (*TAIL_CASES, *FILE_CASES)}:
+    for label in {*map(str, Tail), *map(str, Extra)}:
         assert f"| {label} |" in page
