@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pyengine import arguments
 from pyengine.client.consumer_groups import QueueLag, Start, check_start, queue_lags, start_offset
-from pyengine.client.group_session import HEARTBEAT_INTERVAL_S, AssignedQueue, GroupSession, HistoryChangedError
+from pyengine.client.group_session import HEARTBEAT_INTERVAL_S, AssignedQueue, GroupSession, HistoryChangedError, identity
 from pyengine.client.retries import MAX_RECONSUME_TIMES, RetriedMessage, Retries, has_retries, retry_topic
 from pyengine.errors import StoreBusyError, UsageError
 from pyengine.formats.record import Message
@@ -538,7 +538,7 @@ class Consumer:
         for message in messages:
             held = self._held.get(message.queue_id)
             if held is not None:
-                held.finish(message.queue_offset + 1)
+                held.finish(message)
                 if not held.is_outstanding:
                     self._outstanding.discard(message.queue_id)
 
@@ -547,7 +547,7 @@ class Consumer:
         for message in messages:
             held = self._held.get(message.queue_id)
             if held is not None and not self._auto_commit:
-                held.acknowledge(message.queue_offset)
+                held.acknowledge(message)
                 self._has_acks = True
                 if not held.is_outstanding:
                     self._outstanding.discard(message.queue_id)
@@ -745,7 +745,8 @@ class Consumer:
         found = self._reader.get_message(self.topic, held.queue_id, held.last.queue_offset, 1, level=ReadLevel.WRITTEN)
         if found.status is GetStatus.OFFSET_TOO_SMALL:
             return True
-        return [_mark(message) for message in found.placed(held.queue_id)] == [_mark(held.last)]
+        here = [(each.queue_offset, *identity(each)) for each in found.placed(held.queue_id)]
+        return here == [(held.last.queue_offset, *identity(held.last))]
 
     # -- helpers ------------------------------------------------------------------
 
@@ -795,7 +796,3 @@ def _split_by_topic(messages: Iterable[Message]) -> tuple[list[Message], list[Me
     for message in messages:
         parts[isinstance(message, RetriedMessage)].append(message)
     return parts
-
-
-def _mark(message: Message) -> tuple[int, int, int, int]:
-    return message.queue_offset, message.physical_offset, message.store_timestamp_ms, message.body_crc

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -255,6 +255,11 @@ def allocate_averagely(queue_ids: Sequence[int], members: Sequence[int], me: int
     return list(queue_ids[start : start + size])
 
 
+def identity(message: Message) -> tuple[int, int, int]:
+    """Return what tells a message apart from one that has its offset in the queue after the log was truncated."""
+    return message.physical_offset, message.store_timestamp_ms, message.body_crc
+
+
 @dataclass(slots=True)
 class AssignedQueue:
     """A queue that this consumer reads, with its offsets; `done <= delivered_end <= position` outside of its methods.
@@ -263,8 +268,9 @@ class AssignedQueue:
     delivered_end   the offset after the last message that was delivered to the program
     done         all messages below are done: a commit stores this offset
     committed    the offset that is stored; -1 for none
-    open         offsets that were delivered and are not done, in order; `acked` are those that were acknowledged while an
-                 earlier one is open. Only with `is_acked_singly`.
+    open         the offsets that were delivered and are neither acknowledged nor done, in order, each with the identity() of
+                 its message: after a recovery that truncated the log another message may have the offset. Only with
+                 `is_acked_singly`.
     """
 
     queue_id: int
@@ -278,8 +284,7 @@ class AssignedQueue:
     last: Message | None = None           # the last one fetched: by it a recovery that has lost messages is noticed
     releasing_since_s: float | None = None  # since when it is another member's share: no more messages are delivered
     is_acked_singly: bool = False
-    open: deque[int] = field(default_factory=deque)
-    acked: set[int] = field(default_factory=set)
+    open: OrderedDict[int, tuple[int, int, int]] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
         self.done = self.delivered_end = self.position
@@ -306,30 +311,27 @@ class AssignedQueue:
         if messages:
             self.delivered_end = messages[-1].queue_offset + 1
             if self.is_acked_singly:
-                self.open.extend(message.queue_offset for message in messages)
+                self.open.update((message.queue_offset, identity(message)) for message in messages)
         return messages
 
-    def finish(self, end: int | None = None) -> None:
-        """Note that all delivered messages are done; with `end`, those below it."""
-        self.done = self.delivered_end if end is None else max(self.done, min(end, self.delivered_end))
+    def finish(self, last: Message | None = None) -> None:
+        """Note that all delivered messages are done; with `last`, those up to it."""
+        if last is None:
+            self.done = self.delivered_end
+        elif self.open.get(last.queue_offset, identity(last)) == identity(last):
+            self.done = max(self.done, min(last.queue_offset + 1, self.delivered_end))
         if self.is_acked_singly:
-            while self.open and self.open[0] < self.done:
-                self.acked.discard(self.open.popleft())
-            self._pass_acked()
+            while self.open and next(iter(self.open)) < self.done:
+                self.open.popitem(last=False)
+            self.done = next(iter(self.open), self.delivered_end)
         self.settle()
 
-    def acknowledge(self, offset: int) -> None:
-        """Note that the message at `offset` is done, even if earlier ones are not."""
-        if self.done <= offset < self.delivered_end:
-            self.acked.add(offset)
-            self._pass_acked()
+    def acknowledge(self, message: Message) -> None:
+        """Note that the message is done, even if earlier ones are not."""
+        if self.open.get(message.queue_offset) == identity(message):
+            del self.open[message.queue_offset]
+            self.done = next(iter(self.open), self.delivered_end)
             self.settle()
-
-    def _pass_acked(self) -> None:
-        """Move `done` up to the first message that is not done."""
-        while self.open and self.open[0] in self.acked:
-            self.acked.discard(self.open.popleft())
-            self.done = self.open[0] if self.open else self.delivered_end
 
     def settle(self) -> None:
         """Move `done` past filtered entries, if no earlier message is open."""
@@ -346,13 +348,12 @@ class AssignedQueue:
         """Restore the offsets from before a delivery that failed; its messages are fetched again."""
         self.buffer.clear()
         self.position, self.delivered_end, self.done = next_offset, delivered_end, done
-        while self.open and self.open[-1] >= delivered_end:
-            self.acked.discard(self.open.pop())
+        while self.open and next(reversed(self.open)) >= delivered_end:
+            self.open.popitem()
 
     def seek(self, offset: int) -> None:
         """Continue at `offset`, whatever was delivered before."""
         self.buffer.clear()
         self.last = None
         self.open.clear()
-        self.acked.clear()
         self.position = self.delivered_end = self.done = offset

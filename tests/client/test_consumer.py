@@ -550,6 +550,27 @@ def test_after_a_recovery_that_cut_the_log_the_new_messages_are_given(builder, c
     assert stored(builder) == {0: 6}
 
 
+@pytest.mark.parametrize("way", ["ack", "commit"])
+def test_a_late_acknowledgement_of_a_lost_message_does_not_count_for_another_in_its_place(builder, consume, way):
+    messages = [builder.put("orders", b"old %d" % number) for number in range(3)]
+    consumer = consume(auto_commit=False, commit_interval_s=0)
+    lost = consumer.pull(3)[2]
+    consumer.ack(messages[:2])
+    consumer._housekeep()
+    builder.end, builder.queue_offsets["orders", 0] = messages[2].physical_offset, 2
+    builder.put("orders", b"new 2")
+    raise_epoch(builder.root)
+    consumer._housekeep()
+    (new,) = consumer.pull(3)
+    assert (new.body, new.queue_offset, new.physical_offset) == (b"new 2", lost.queue_offset, lost.physical_offset)
+    getattr(consumer, way)(lost)
+    consumer._housekeep()
+    assert stored(builder) == {0: 2}
+    getattr(consumer, way)(new)
+    consumer._housekeep()
+    assert stored(builder) == {0: 3}
+
+
 def test_a_light_queue_is_read_by_its_own_numbers(builder, consume):
     """The record of a light queue has the queue id and number of the queue that it was put to."""
     fill(builder, 30, queue_id=2)
