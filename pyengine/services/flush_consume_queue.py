@@ -77,7 +77,7 @@ class FlushConsumeQueueService(Service):
         self._topics = TopicConfigs(context.store.root)
         self._topics_blocked = BlockedReason(context.report)
         self._entered: dict[str, int] = {}  # topic -> the highest queue id that its entry in topics.json covers
-        self._entered_stamp = 0             # the stamp of topics.json when `_entered` was right
+        self._entered_stamp = 0             # the stamp of topics.json for which `_entered` is right
         self._synced_index = ""  # the newest index file that was full when it was synced
 
     def take_settings(self, config: EngineConfig) -> None:
@@ -188,7 +188,7 @@ class FlushConsumeQueueService(Service):
         for topic, queue_id, _ in fresh:
             if topic not in deleted:
                 self._entered[topic] = max(queue_id, self._entered.get(topic, -1))
-        self._entered_stamp = self._topics.stamp
+        self._entered_stamp = stamp  # from before: the next round sees a deletion in between
 
     def _sync_queue(self, topic: str, queue_id: int, low: int, high: int, is_synced: bool) -> None:
         size = self._queue_file_bytes

@@ -325,6 +325,28 @@ def test_a_topic_that_is_deleted_after_its_last_put_is_not_entered_again(rig):
     assert topics.read().rows["orders"] == TopicConfig("orders", 10, 10) and not topics.read().deleted
 
 
+def test_a_deletion_during_a_round_is_noticed_by_the_next_one(rig, monkeypatch):
+    enter = rig.service._topics.enter
+
+    def enter_and_lose(*arguments):
+        result = enter(*arguments)
+        monkeypatch.undo()
+        TopicConfigs(rig.owner.root).delete("orders")
+        return result
+
+    monkeypatch.setattr(rig.service._topics, "enter", enter_and_lose)
+    rig.writer.clock_ms = now_ms() - 1000
+    rig.writer.put(b"1", topic="orders")
+    rig.dispatch()
+    rig.round()
+    assert not rig.service._topics.read().rows
+    rig.writer.clock_ms = now_ms()
+    rig.writer.put(b"2", topic="orders")
+    rig.dispatch()
+    rig.round()
+    assert rig.service._topics.read().rows
+
+
 def test_a_bad_topics_file_does_not_keep_the_checkpoint_from_being_written(rig):
     topics = TopicConfigs(rig.owner.root)
     topics.path.write_text("{")
