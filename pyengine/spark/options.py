@@ -266,16 +266,10 @@ def _starting(value: str) -> QueueOffsets | StartingPoint:
     word = value.strip().lower()
     if word in ("earliest", "latest"):
         return StartingPoint(word)
-    found = re.fullmatch(r"-\s*(\d+)\s*([a-z]*)", word)
-    if found is None:
+    if not re.match(r"-\s*\d", word):
         return _queue_offsets(value, STARTING_EXAMPLE, (EARLIEST, LATEST))
-    number, unit = int(found[1]), found[2]
-    if not unit:
-        return StartingPoint("last", number)
-    for name, milliseconds in _TIME_UNITS.items():
-        if unit in (name, name + "s", name[0]):
-            return StartingPoint("time", number * milliseconds)
-    raise ValueError(f"{unit!r} is not a unit of time: give {', '.join(name + 's' for name in _TIME_UNITS)}")
+    span = word[1:].strip()
+    return StartingPoint("last", int(span)) if span.isdecimal() else StartingPoint("time", _span_ms(span))
 
 
 def _ending(value: str) -> QueueOffsets | None:
@@ -292,7 +286,7 @@ def _queue_offsets(value: str, example: str, words: tuple[int, ...]) -> QueueOff
     found: QueueOffsets = {}
     for topic, queues in document.items():
         for name, offset in queues.items():
-            if not name.isdecimal() or not _is_whole(offset) or (offset < 0 and offset not in words):
+            if not (name.isdecimal() and int(name) <= INT32_MAX and _is_whole(offset) and (0 <= offset <= INT64_MAX or offset in words)):
                 raise ValueError(f"{example}; {topic}: {name}: {offset!r} is not allowed")
             found.setdefault(topic, {})[int(name)] = offset
     return found
@@ -302,16 +296,12 @@ def _queue_times(value: str) -> QueueOffsets:
     return _queue_offsets(value, 'give JSON like {"topic": {"0": 1700000000000}}', ())
 
 
-def _delay(value: str) -> int:
-    """Parse a duration into milliseconds."""
-    found = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", value.lower())
-    number, unit = (int(found[1]), found[2]) if found else (-1, "")
-    if number >= 0 and unit in ("ms", "millisecond", "milliseconds"):
-        return number
-    for name, milliseconds in _TIME_UNITS.items():
-        if number >= 0 and unit in (name, name + "s", name[0], name[:3]):
-            return number * milliseconds
-    raise ValueError("give a span of time like 30s, 15m or 1 hour")
+def _span_ms(value: str) -> int:
+    """Parse a span of time into milliseconds."""
+    found = re.fullmatch(r"\s*(\d+)\s*([a-z]+)\s*", value.lower())
+    if found is None or found[2] not in _UNITS_MS or (span_ms := int(found[1]) * _UNITS_MS[found[2]]) > INT64_MAX:
+        raise ValueError("give a span of time like 30s, 15m or 1 hour")
+    return span_ms
 
 
 def _json(value: str, example: str) -> dict[str, Any]:
@@ -333,7 +323,9 @@ def _is_queue_id(value: object) -> bool:
 
 
 STARTING_EXAMPLE = f'give earliest or JSON like {{"topic": {{"0": 23, "1": {EARLIEST}}}}}'
-_TIME_UNITS = {"second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+_UNITS_MS = {"ms": 1, "millisecond": 1, "milliseconds": 1} | {
+    spelling: ms for name, ms in (("second", 1000), ("minute", 60_000), ("hour", 3_600_000), ("day", 86_400_000))
+    for spelling in (name, f"{name}s", name[0], name[:3])}
 
 OPTIONS = (
     Option("path", "path", location, "", "The store's root directory; also the argument of `load()`."),
@@ -407,7 +399,7 @@ OPTIONS = (
     Option("minOffsetsPerTrigger", "min_offsets_per_trigger", _number(1), "",
            "Streams: no micro-batch before this many messages wait, or maxTriggerDelay is over. The trigger `availableNow` does "
            "not wait."),
-    Option("maxTriggerDelay", "max_trigger_delay_ms", _delay, "15m",
+    Option("maxTriggerDelay", "max_trigger_delay_ms", _span_ms, "15m",
            "Streams: how long minOffsetsPerTrigger may delay messages after the last micro-batch."),
     Option("maxBytesPerTrigger", "max_bytes_per_trigger", _bytes(1), "",
            "Streams: about this many bytes of the log in one micro-batch, divided in the same way; at least one message."),

@@ -87,6 +87,9 @@ def test_texts_that_are_understood(name, text, field, value):
         ({"startingOffsets": '{"a": {"0": -1}}'}, "a: 0: -1 is not allowed"),
         ({"endingOffsets": '{"a": {"0": -2}}'}, "a: 0: -2 is not allowed"),
         ({"startingOffsets": '{"a": {"x": 1}}'}, "a: x: 1 is not allowed"),
+        ({"startingOffsets": '{"a": {"0": 9223372036854775808}}'}, "a: 0: 9223372036854775808 is not allowed"),
+        ({"endingOffsetsByTimestamp": '{"a": {"0": 9223372036854775808}}'}, "a: 0: 9223372036854775808 is not allowed"),
+        ({"endingOffsets": '{"a": {"2147483648": 1}}'}, "a: 2147483648: 1 is not allowed"),
         ({"subscribe": "a", "startingOffsets": '{"b": {"0": 1}}'}, "names topic 'b', which subscribe does not"),
         ({"assign": '{"a": [0]}', "endingOffsets": '{"a": {"1": 1}}'}, "names queue a/1, which assign does not"),
         ({"startingTimestamp": "now"}, "give a number from 0"),
@@ -118,6 +121,16 @@ def test_what_is_refused_says_what_is_allowed(options, sentence):
     with pytest.raises(UsageError) as refused:
         read(**options)
     assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "maxTriggerDelay"])
+@pytest.mark.parametrize("span", ["9223372036854776 s", "106751991168 days", "5 weeks", "0 weeks"])
+def test_a_span_of_time_has_a_known_unit_and_fits_its_field(option, span):
+    text = f"-{span}" if option == "startingOffsets" else span
+    with pytest.raises(UsageError, match="give a span of time like 30s, 15m or 1 hour"):
+        read_options({"path": "/store", option: text}, "stream")
+    largest = text.replace(span, "9223372036854775 s")
+    assert read_options({"path": "/store", option: largest}, "stream")
 
 
 def test_a_path_is_needed():
