@@ -7,11 +7,12 @@ everything.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypeGuard
 from urllib.parse import unquote
@@ -115,10 +116,14 @@ class ReadOptions:
         return self.file_system != AUTO or scheme_of(self.path) != ""
 
     @property
+    def has_topics(self) -> bool:
+        """Whether topics are chosen."""
+        return bool(self.subscribe or self.subscribe_pattern or self.assign)
+
+    @property
     def is_queue_view(self) -> bool:
         """Whether topics, queues or queue offsets are chosen, so that rows are what consumers see, not all records of the log."""
-        return bool(self.subscribe or self.subscribe_pattern or self.assign or self.starting_offsets or self.ending_offsets
-                    or self.starting_timestamps or self.ending_timestamps)
+        return bool(self.has_topics or self.starting_offsets or self.ending_offsets or self.starting_timestamps or self.ending_timestamps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,21 +208,15 @@ def _sql(value: str) -> str | None:
 
 
 def _boolean(value: str) -> bool:
-    words = {"true": True, "false": False}
-    if value.strip().lower() not in words:
-        raise ValueError("give true or false")
-    return words[value.strip().lower()]
+    return _word("true", "false")(value) == "true"
 
 
 def _number(low: int, high: int = INT64_MAX) -> Callable[[str], int]:
     def read(value: str) -> int:
-        try:
-            number = int(value)
-        except ValueError:
-            raise ValueError(f"give a number from {low:,} to {high:,}") from None
-        if not low <= number <= high:
-            raise ValueError(f"give a number from {low:,} to {high:,}")
-        return number
+        with contextlib.suppress(ValueError):
+            if low <= int(value) <= high:
+                return int(value)
+        raise ValueError(f"give a number from {low:,} to {high:,}")
 
     return read
 
@@ -257,7 +256,7 @@ def _physical(value: str) -> int | None:
 
 def _queues(value: str) -> dict[str, tuple[int, ...]]:
     document = _json(value, '{"topic": [0, 1]}')
-    if not all(isinstance(ids, list) and ids and all(_is_queue_id(one) for one in ids) for ids in document.values()):
+    if not all(isinstance(ids, list) and ids and all(_is_from_0_to(INT32_MAX, one) for one in ids) for ids in document.values()):
         raise ValueError('give JSON like {"topic": [0, 1]}')
     return {topic: tuple(sorted(set(ids))) for topic, ids in document.items()}
 
@@ -286,7 +285,8 @@ def _queue_offsets(value: str, example: str, words: tuple[int, ...]) -> QueueOff
     found: QueueOffsets = {}
     for topic, queues in document.items():
         for name, offset in queues.items():
-            if not (name.isdecimal() and int(name) <= INT32_MAX and _is_whole(offset) and (0 <= offset <= INT64_MAX or offset in words)):
+            is_allowed = _is_from_0_to(INT64_MAX, offset) or isinstance(offset, int) and offset in words
+            if not (is_allowed and name.isdecimal() and int(name) <= INT32_MAX):
                 raise ValueError(f"{example}; {topic}: {name}: {offset!r} is not allowed")
             found.setdefault(topic, {})[int(name)] = offset
     return found
@@ -314,12 +314,8 @@ def _json(value: str, example: str) -> dict[str, Any]:
     return document
 
 
-def _is_whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_queue_id(value: object) -> bool:
-    return _is_whole(value) and 0 <= value <= INT32_MAX
+def _is_from_0_to(most: int, value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
 STARTING_EXAMPLE = f'give earliest or JSON like {{"topic": {{"0": 23, "1": {EARLIEST}}}}}'
@@ -408,6 +404,7 @@ OPTIONS = (
            "Bytes of records in one Arrow batch, at most; a longer record has a batch of its own."),
 )
 BY_NAME = {option.name.lower(): option for option in OPTIONS}
+_NEED_TOPICS = "needs a choice of topics (subscribe, subscribePattern or assign)"
 _SIZES = {fold(spelling): name for name in FIXED_NAMES for spelling in (name, SETTINGS[name].key)}
 
 
@@ -435,14 +432,22 @@ def read_options(given: Mapping[str, str], use: Use = "batch") -> ReadOptions:
         values["path"] = next(str(text) for name, text in given.items() if name.lower() == "path")
     if isinstance(values.get("starting_offsets"), StartingPoint):
         values["starting_point"] = values.pop("starting_offsets")
-    _check_together(given, values)
+    options = ReadOptions(**values, sizes=sizes)
+    _check_together(options)
     if use == "batch":
-        _check_batch(given, values)
+        _check_batch({name.lower(): str(text) for name, text in given.items()}, options)
     elif use == "stream":
-        _check_stream(values)
-    _check_strategy(values)
-    _prefer_times(values)
-    return ReadOptions(**values, sizes=sizes)
+        _check_stream(options)
+    # A time for all queues has precedence over times of single queues, and these over offsets.
+    starts = options.starting_timestamps if options.starting_timestamp_ms is None else None
+    ends = options.ending_timestamps if options.ending_timestamp_ms is None else None
+    has_start, has_end = starts or options.starting_timestamp_ms is not None, ends or options.ending_timestamp_ms is not None
+    if options.starting_timestamp_strategy == "error" and not starts and not options.has_topics:
+        raise UsageError(f"option startingOffsetsByTimestampStrategy = error {_NEED_TOPICS}")
+    return replace(options, starting_timestamps=starts, ending_timestamps=ends,
+                   starting_offsets=None if has_start else options.starting_offsets,
+                   ending_offsets=None if has_end else options.ending_offsets,
+                   starting_point=None if has_start or use == "batch" else options.starting_point)
 
 
 # Options of Spark's Kafka source that have no meaning here: there is no broker, no group to join, and no polling.
@@ -472,85 +477,53 @@ def _unknown(name: str) -> str:
     return f"unknown option {name!r}; known are {', '.join(option.name for option in OPTIONS)}"
 
 
-def _check_together(given: Mapping[str, str], values: dict[str, Any]) -> None:
+def _check_together(options: ReadOptions) -> None:
     """Refuse options that contradict each other; the planning of the read checks what depends on the store."""
-    ways = [name for name in ("subscribe", "subscribe_pattern", "assign") if values.get(name)]
-    if len(ways) > 1:
+    if sum(map(bool, (options.subscribe, options.subscribe_pattern, options.assign))) > 1:
         raise UsageError("give one of subscribe, subscribePattern and assign")
     for name in ("starting_offsets", "ending_offsets", "starting_timestamps", "ending_timestamps"):
-        for topic, queues in (values.get(name) or {}).items():
-            if values.get("subscribe") and topic not in values["subscribe"]:
+        for topic, queues in (getattr(options, name) or {}).items():
+            if options.subscribe and topic not in options.subscribe:
                 raise UsageError(f"option {_camel(name)} names topic {topic!r}, which subscribe does not")
-            for queue_id in queues if values.get("assign") else ():
-                if queue_id not in values["assign"].get(topic, ()):
+            for queue_id in queues if options.assign else ():
+                if queue_id not in (options.assign or {}).get(topic, ()):
                     raise UsageError(f"option {_camel(name)} names queue {topic}/{queue_id}, which assign does not")
-    if values.get("columns") and values.get("schema_mode", "default") != "default":
+    if options.columns and options.schema_mode != "default":
         raise UsageError("give one of columns and schemaMode")
-    for start, end in (
-        ("starting_timestamp_ms", "ending_timestamp_ms"),
-        ("starting_physical_offset", "ending_physical_offset"),
-    ):
-        if values.get(start) is not None and values.get(end) is not None and values[start] > values[end]:
-            raise UsageError(f"option {_camel(start)} is after {_camel(end)}")
+    for name in ("timestamp_ms", "physical_offset"):
+        start, end = getattr(options, f"starting_{name}"), getattr(options, f"ending_{name}")
+        if start is not None and end is not None and start > end:
+            raise UsageError(f"option {_camel(f'starting_{name}')} is after {_camel(f'ending_{name}')}")
 
 
-def _check_strategy(values: dict[str, Any]) -> None:
-    """Check that topics are chosen for the strategy `error`, which reads the newest message of each chosen queue."""
-    if values.get("starting_timestamp_strategy") != "error":
-        return
-    by_queue = values.get("starting_timestamps") and values.get("starting_timestamp_ms") is None
-    if not by_queue and not any(values.get(name) for name in ("subscribe", "subscribe_pattern", "assign")):
-        raise UsageError("option startingOffsetsByTimestampStrategy = error needs a choice of topics (subscribe, "
-                         "subscribePattern or assign)")
-
-
-def _prefer_times(values: dict[str, Any]) -> None:
-    """Apply precedence: a time for all queues, then times of single queues, then offsets."""
-    if values.get("starting_timestamp_ms") is not None:
-        values.pop("starting_timestamps", None)
-    if values.get("starting_timestamp_ms") is not None or values.get("starting_timestamps"):
-        values.pop("starting_offsets", None)
-        values.pop("starting_point", None)
-    if values.get("ending_timestamp_ms") is not None:
-        values.pop("ending_timestamps", None)
-    if values.get("ending_timestamp_ms") is not None or values.get("ending_timestamps"):
-        values.pop("ending_offsets", None)
-
-
-def _check_batch(given: Mapping[str, str], values: dict[str, Any]) -> None:
-    for name in ("max_offsets_per_trigger", "max_bytes_per_trigger", "min_offsets_per_trigger", "max_trigger_delay_ms"):
-        if name in values:
-            raise UsageError(f"option {_camel(name)} is one of readStream, not of read")
-    text = next((given[name] for name in given if name.lower() == "startingoffsets"), "")
-    point = values.get("starting_point")
-    if point is not None and point.word != "earliest":
-        raise UsageError(f"option startingOffsets = {text!r}: {STARTING_EXAMPLE}; other words are for readStream")
-    for topic, queues in (values.get("starting_offsets") or {}).items():
+def _check_batch(given: Mapping[str, str], options: ReadOptions) -> None:
+    """Refuse what only a stream takes; `given`: the options' texts by their names in lower case."""
+    for name in ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"):
+        if name.lower() in given:
+            raise UsageError(f"option {name} is one of readStream, not of read")
+    said = f"option startingOffsets = {given.get('startingoffsets')!r}: {STARTING_EXAMPLE}"
+    if options.starting_point is not None and options.starting_point.word != "earliest":
+        raise UsageError(f"{said}; other words are for readStream")
+    for topic, queues in (options.starting_offsets or {}).items():
         for queue_id, offset in queues.items():
             if offset == LATEST:
-                raise UsageError(f"option startingOffsets = {text!r}: {STARTING_EXAMPLE}; {topic}: {queue_id}: {offset} is "
-                                 f"not allowed")
-    values.pop("starting_point", None)
+                raise UsageError(f"{said}; {topic}: {queue_id}: {offset} is not allowed")
 
 
-def _check_stream(values: dict[str, Any]) -> None:
+def _check_stream(options: ReadOptions) -> None:
     for name in ("ending_offsets", "ending_timestamps", "ending_timestamp_ms", "ending_physical_offset"):
-        if values.get(name) is not None:
+        if getattr(options, name) is not None:
             raise UsageError(f"option {_camel(name)}: a stream has no end; read what there is with the trigger availableNow")
-    has_topics = any(values.get(name) for name in ("subscribe", "subscribe_pattern", "assign"))
-    if not has_topics and values.get("starting_timestamps"):
-        raise UsageError("option startingOffsetsByTimestamp: times of queues need a choice of topics (subscribe, "
-                         "subscribePattern or assign)")
-    least, most = values.get("min_offsets_per_trigger"), values.get("max_offsets_per_trigger")
+    least, most = options.min_offsets_per_trigger, options.max_offsets_per_trigger
     if least is not None and most is not None and least > most:
         raise UsageError("option minOffsetsPerTrigger is more than maxOffsetsPerTrigger")
-    point = values.get("starting_point")
-    if not has_topics and (values.get("starting_offsets") or point is not None and point.word == "last"):
-        raise UsageError("option startingOffsets: offsets of queues need a choice of topics (subscribe, "
-                         "subscribePattern or assign)")
-    if has_topics and values.get("starting_physical_offset") is not None:
-        raise UsageError("option startingPhysicalOffset: a stream of topics starts at offsets of their queues, see "
-                         "startingOffsets")
+    if options.has_topics:
+        if options.starting_physical_offset is not None:
+            raise UsageError("option startingPhysicalOffset: a stream of topics starts at offsets of their queues, see startingOffsets")
+    elif options.starting_timestamps:
+        raise UsageError(f"option startingOffsetsByTimestamp {_NEED_TOPICS}")
+    elif options.starting_offsets or options.starting_point is not None and options.starting_point.word == "last":
+        raise UsageError(f"option startingOffsets {_NEED_TOPICS}")
 
 
 def _camel(name: str) -> str:

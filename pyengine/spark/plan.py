@@ -215,7 +215,7 @@ def plan_queues(
 
 def _why_no_queues(options: ReadOptions, reader: LiveStoreReader | RemoteStore, limit: int) -> tuple[str, int]:
     """Return why queues cannot be used, or "", and the offset below which every message is in its queue."""
-    if not (options.subscribe or options.subscribe_pattern or options.assign):
+    if not options.has_topics:
         return "choose topics by subscribe, subscribePattern or assign", 0
     if options.starting_physical_offset is not None or options.ending_physical_offset is not None:
         return "physical offsets are bounds of a scan", 0

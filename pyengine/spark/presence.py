@@ -58,7 +58,7 @@ def require_names(options: ReadOptions, store: LiveStoreReader | RemoteStore, us
     is not checked, because only its log was copied.
     """
     bounded = _bounded_queues(options) if use == "batch" else []  # a stream checks them when it begins, not when it continues
-    if not (options.subscribe or options.subscribe_pattern or options.assign or bounded):
+    if not (options.has_topics or bounded):
         return
     pattern = None if options.subscribe_pattern is None else re.compile(options.subscribe_pattern)
     names = _Names(store, pattern)

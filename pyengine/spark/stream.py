@@ -152,7 +152,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._store = open_for_reading(self.options)
             require_names(self.options, self._store, "stream")
             require_end(self.options, self._store)
-            of_topics = self.options.subscribe or self.options.subscribe_pattern or self.options.assign
+            of_topics = self.options.has_topics
             if of_topics and has_no_queues(self._store):
                 raise UsageError(f"{self.options.where} has no queues ({QUEUES}), by which a stream of topics goes: copy them too, or read "
                                  "the whole log")
