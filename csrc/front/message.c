@@ -32,6 +32,15 @@ static struct fields *fields_of(PyObject *message)
     return (struct fields *)((char *)message + fields_at);
 }
 
+/* Decode a copy: CPython reads the bytes twice, and if the file changed meanwhile the text would be ASCII by its header and not
+ * by its content. */
+static PyObject *text_of(const uint8_t *bytes, int32_t length)
+{
+    char copy[MS_PROPERTIES_BYTES_MAX];
+    memcpy(copy, bytes, (size_t)length);
+    return PyUnicode_DecodeUTF8(copy, length, "replace");
+}
+
 PyObject *message_of(const struct ms_record *record, PyObject *topic)
 {
     PyObject *message = allocate(message_type, 0);
@@ -55,12 +64,10 @@ PyObject *message_of(const struct ms_record *record, PyObject *topic)
     fields->store_host_bytes = (unsigned char)record->store_host_bytes;
     memcpy(fields->born_host, start + MS_AT_BORN_HOST, (size_t)record->born_host_bytes);
     memcpy(fields->store_host, tail - record->store_host_bytes, (size_t)record->store_host_bytes);
-    fields->topic = topic != NULL ? Py_NewRef(topic)
-                                  : PyUnicode_DecodeUTF8((const char *)record->topic, record->topic_bytes, "replace");
+    fields->topic = topic != NULL ? Py_NewRef(topic) : text_of(record->topic, record->topic_bytes);
     fields->body = PyBytes_FromStringAndSize((const char *)record->body, record->body_bytes);
-    fields->raw_properties = record->properties_bytes == 0
-                                 ? Py_NewRef(no_text)
-                                 : PyUnicode_DecodeUTF8((const char *)record->properties, record->properties_bytes, "replace");
+    fields->raw_properties =
+        record->properties_bytes == 0 ? Py_NewRef(no_text) : text_of(record->properties, record->properties_bytes);
     if (fields->topic == NULL || fields->body == NULL || fields->raw_properties == NULL) {
         Py_DECREF(message);
         return NULL;

@@ -17,7 +17,7 @@ from pyengine.arguments import INT64_MAX
 from pyengine.errors import InvariantError
 from pyengine.formats.index_file import IndexHeader, IndexLayout
 from pyengine.native.flush import MappedSegment, raise_disk_error
-from pyengine.native.scan import REASONS, bounded
+from pyengine.native.scan import REASONS, bounded, text_at
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -139,7 +139,7 @@ def touched_queues(
         last_ms[0] = -1
     queues = [
         TouchedQueue(
-            str(ffi.buffer(place.topic, place.topic_bytes), "utf-8", "replace"),
+            text_at(place.topic, place.topic_bytes),
             place.queue_id,
             place.min_queue_offset,
             place.max_queue_offset,

@@ -187,6 +187,11 @@ def bounded(view: Buffer, base_offset: int, start: int, end: int) -> Array[int]:
     return data
 
 
+def text_at(at: Array[int], length: int) -> str:
+    """Decode text of the log from a copy: CPython reads the bytes twice, and a file that changed meanwhile would damage the text."""
+    return bytes(ffi.buffer(at, length)).decode("utf-8", "replace") if length else ""
+
+
 BATCH_ROWS = 10_000
 BATCH_BYTES = 4 << 20
 BATCH_ROWS_MAX = 1 << 20
@@ -493,9 +498,8 @@ class TallyScanner(ColumnScanner):
     def _fill(self, rows: int) -> list[ColumnData]:
         keep = ffi.NULL
         if self._matches is not None:
-            found = ((self._rows[row].properties, self._rows[row].properties_bytes) for row in range(rows))
-            keep = ffi.new("uint8_t[]", [self._matches(str(ffi.buffer(at, length), "utf-8", "replace") if length else "")
-                                         for at, length in found])
+            keep = ffi.new("uint8_t[]", [self._matches(text_at(self._rows[row].properties, self._rows[row].properties_bytes))
+                                         for row in range(rows)])
         counted = lib.ms_tally_add(self._tally, self._rows, rows, keep)
         assert counted == rows, "there is room for as many groups as rows are selected"
         return []
@@ -542,8 +546,7 @@ class _Filter:
         """Ask `choose_queue` about the queue at which the scan stopped."""
         topic, queue_id = selection.unknown_topic, selection.unknown_queue_id
         length = selection.unknown_topic_bytes
-        name = str(ffi.buffer(topic, length), "utf-8", "replace") if length else ""
-        first, end, *times = (self._choose and self._choose(name, queue_id)) or (0, 0)
+        first, end, *times = (self._choose and self._choose(text_at(topic, length), queue_id)) or (0, 0)
         struct = self.struct
         while lib.ms_filter_add(struct, topic, length, queue_id, first, end) == -errno.ENOSPC:
             self._make_room(2 * struct.queue_capacity, 2 * struct.topics_capacity)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
+import mmap
+import os
 import pickle
+import signal
 import struct
 import sys
 import weakref
@@ -307,3 +310,23 @@ def test_a_table_that_names_its_own_message_is_collected(message):
 def test_the_class_is_chosen_once():
     with pytest.raises(RuntimeError):
         use_message(Message, decode_host)
+
+
+def test_texts_are_sound_while_another_process_changes_the_file():
+    """CPython finds out whether bytes are ASCII, then copies them: a text of bytes that changed in between would be damaged."""
+    with mmap.mmap(-1, 1 << 20) as segment:
+        record = encode_record(topic="T", body=b"", properties="k\x01" + "v" * 32000)
+        segment[: len(record)] = record
+        entry = ENTRY.pack(0, len(record), 0)
+        child = os.fork()
+        while child == 0:
+            segment[len(record) - 1] = 0xE9
+            segment[len(record) - 1] = ord("v")
+        try:
+            for _ in range(20000):
+                _, (message,), _, _ = read_queue(entry, 0, len(entry), 0, 1, "T", 0, ALL, b"", None,
+                                                 lambda offset: (0, 1 << 20, segment), None, None)
+                assert not message.raw_properties.isascii() or message.raw_properties[-1] == "v"
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
