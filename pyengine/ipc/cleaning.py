@@ -13,14 +13,15 @@ minimum offset is not beyond them.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import shared_objects
 from pyengine.ipc.heartbeat import process_start_ms
-from pyengine.ipc.shared_objects import SharedFolder, SharedObject
+from pyengine.ipc.shared_objects import SharedFolder
 from pyengine.native import cleaning as native
 
 if TYPE_CHECKING:
@@ -38,13 +39,7 @@ class Cleaning:
 
     def __init__(self, folder: SharedFolder) -> None:
         """Raises EngineUnavailableError when the object does not exist, has another layout, or belongs to another user."""
-        self.shared: SharedObject = folder.attach(shared_objects.CLEANING)
-        self.block = native.view(self.shared.memory)
-        try:
-            native.check(self.block, self.shared.size_bytes)
-        except EngineUnavailableError:
-            self.close()
-            raise
+        self.shared, self.block = folder.open_checked(shared_objects.CLEANING, native.view, native.check)
 
     def close(self) -> None:
         self.block = None  # type: ignore[assignment]  # a use after close() must raise, not read address 0
@@ -113,40 +108,31 @@ class SegmentHolds:
 def holders(block: ms_cleaning, end: int) -> list[int]:
     """Return the pids of living processes that hold a segment below `end`; clear the holds of dead processes."""
     found = []
-    alive: dict[int, bool] = {}
-    slot = native.find(block, 0, end)
-    while slot >= 0:
-        mark = block.holds[slot].owner
-        if mark not in alive:
-            alive[mark] = _lives(mark)
-        if alive[mark]:
+    lives = functools.cache(_lives)
+    for slot, mark in _owned(block, end):
+        if lives(mark):
             found.append(native.owner_of(mark)[0])
         else:
             native.reap(block, slot, mark)
-        slot = native.find(block, slot + 1, end)
     return found
 
 
 def reap_dead(block: ms_cleaning) -> int:
     """Clear all holds of dead processes; return their number."""
-    count = 0
-    slot = native.find(block, 0)
-    while slot >= 0:
-        mark = block.holds[slot].owner
-        if mark and not _lives(mark):
-            count += native.reap(block, slot, mark)
-        slot = native.find(block, slot + 1)
-    return count
+    return sum(native.reap(block, slot, mark) for slot, mark in _owned(block, -1) if not _lives(mark))
 
 
 def held_segments(block: ms_cleaning) -> list[tuple[int, int]]:
     """Return (segment, pid) of every hold, for `status`."""
-    found = []
-    slot = native.find(block, 0, 1 << 62)
+    return sorted((block.holds[slot].segment, native.owner_of(mark)[0]) for slot, mark in _owned(block, 1 << 62))
+
+
+def _owned(block: ms_cleaning, end: int) -> Iterator[tuple[int, int]]:
+    """Yield (slot, owner's mark) of the holds below `end`; -1: of all slots that have an owner. A mark of 0 was released meanwhile."""
+    slot = native.find(block, 0, end)
     while slot >= 0:
-        found.append((block.holds[slot].segment, native.owner_of(block.holds[slot].owner)[0]))
-        slot = native.find(block, slot + 1, 1 << 62)
-    return sorted(found)
+        yield slot, block.holds[slot].owner
+        slot = native.find(block, slot + 1, end)
 
 
 def _lives(mark: int) -> bool:

@@ -26,14 +26,15 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from mmap import mmap
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from pyengine._native import ffi
 from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, OtherLayoutError, StoreBusyError, command
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.ipc import shared_objects
-from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject
+from pyengine.ipc.shared_objects import KIND_NAMES, Handle, SharedFolder, SharedObject
 from pyengine.ipc.store_lock import lock_modified_ns
 from pyengine.native import blocked_reasons, queue_table, recorder, store_stats, waiting
 from pyengine.native import control as native
@@ -44,8 +45,6 @@ from pyengine.storage.config import DEFAULT, ENVIRONMENT, LIVE, SET, SETTINGS, E
 from pyengine.storage.engine_id import EngineId, read_boot_id, read_epoch
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from pyengine._native import (
         ms_blocked_reasons,
         ms_control,
@@ -55,8 +54,6 @@ if TYPE_CHECKING:
         ms_store_stats,
         ms_topic_stats,
     )
-
-_Handle = TypeVar("_Handle")
 
 SESSION_SLOTS = native.SESSION_SLOTS
 MODE_NAMES = {native.MODE_MAPPED: "async", native.MODE_POOL: "pool", native.MODE_SYNC: "sync"}
@@ -176,14 +173,7 @@ class EngineMemory:
     @classmethod
     def attach(cls, folder: SharedFolder, *, writable: bool = True) -> EngineMemory:
         """Map the memory of a running engine; EngineUnavailableError says why it cannot."""
-        control = folder.attach(shared_objects.CONTROL, writable=writable)
-        try:
-            block = native.view_control(control.memory)
-            check_block(block, control.size_bytes)
-        except EngineUnavailableError:
-            control.close()
-            raise
-        return cls(folder, control)
+        return cls(folder, folder.open_checked(shared_objects.CONTROL, native.view_control, check_block, writable=writable)[0])
 
     def publish(self) -> None:
         """Publish the control block: other processes can attach from now on."""
@@ -333,12 +323,9 @@ class EngineMemory:
             shared = None
         return recorder.Recorder(shared, kind, self.identity.epoch)
 
-    def _open(self, name: str, view: Callable[[Buffer], _Handle], check: Callable[[_Handle, int], None], writable: bool) -> _Handle:
-        """Open a shared object; `view` and `check` are its functions in pyengine.native."""
-        shared = self.folder.attach(name, writable=writable)
+    def _open(self, name: str, view: Callable[[mmap], Handle], check: Callable[[Handle, int], None], writable: bool) -> Handle:
+        shared, found = self.folder.open_checked(name, view, check, writable=writable)
         self._stats_objects.append(shared)
-        found = view(shared.memory)
-        check(found, shared.size_bytes)
         return found
 
     def close_statistics(self) -> None:
@@ -354,14 +341,8 @@ class EngineMemory:
 
         EngineUnavailableError when the object does not exist or is not a valid table.
         """
-        shared = self.folder.attach(shared_objects.queues_name(generation))
-        table = queue_table.view(shared.memory)
-        try:
-            queue_table.check(table, shared.size_bytes)
-        except EngineUnavailableError:
-            shared.close()
-            raise
-        return shared, table
+        return self.folder.open_checked(shared_objects.queues_name(generation), queue_table.view, queue_table.check,
+                                        writable=self.control_object.writable)
 
     def check_layouts(self) -> None:
         """Raise OtherLayoutError, with what to do, if an object that puts or cleaning depend on has another version's layout.

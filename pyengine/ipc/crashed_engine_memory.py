@@ -85,9 +85,8 @@ class CrashedEngineMemory:
         if self._folder is None:
             return b""
         try:
-            with self._folder.attach(shared_objects.RECORDER, writable=False) as shared:
-                found = recorder.view(shared.memory)
-                recorder.check(found, shared.size_bytes)
+            shared, found = self._folder.open_checked(shared_objects.RECORDER, recorder.view, recorder.check, writable=False)
+            with shared:
                 if recorder.boot_of(found) == read_boot_id() and shared.size_bytes == recorder.RECORDER_BYTES:
                     return bytes(shared.memory)
         except EngineUnavailableError:

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING
 
 from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError, UsageError, command
 from pyengine.formats.constants import CHECKPOINT_MARGIN_MS
-from pyengine.ipc import shared_objects
 from pyengine.ipc.cleaning import SegmentHolds
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.sessions import ended_sessions, is_drained
-from pyengine.ipc.shared_objects import SharedObject, find_folder
+from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import read_holder
 from pyengine.native import control as native
 from pyengine.native import waiting
@@ -66,9 +65,7 @@ class LiveWatermark:
     def __init__(self, root: str | os.PathLike[str], commit_log: MappedFileQueue) -> None:
         self._root = root
         self._files = FilesWatermark(root, commit_log, self._dead_engine)
-        self._shared: SharedObject | None = None
-        self._control: ms_control | None = None
-        self._path = Path()
+        self._memory: EngineMemory | None = None
         self._lock = threading.Lock()
 
     def limit(self, level: ReadLevel) -> int:
@@ -120,16 +117,21 @@ class LiveWatermark:
         if store_use(self._root) is not StoreUse.ENGINE:
             self._detach()
             return None
-        if self._is_replaced():
+        if self._memory is not None and (self._memory.retired or not self._memory.folder.is_named(self._memory.control_object)):
             self._detach()
-        if self._control is None:
-            self._attach()
-        if self._control is None:
-            return None
-        if native.load(self._control.state, "state") in _NO_POSITIONS_YET:
+        if self._memory is None:
+            try:
+                memory = EngineMemory.attach(find_folder(self._root), writable=False)
+            except EngineUnavailableError:  # another user's engine, or one that has just ended
+                return None
+            if memory.identity.boot_id != read_boot_id():
+                memory.close()
+                return None
+            self._memory = memory
+        if self._memory.state in _NO_POSITIONS_YET:
             self._detach()
             raise StoreBusyError(f"{self._root} is being recovered: wait until it runs")
-        return self._control
+        return self._memory.control
 
     def _dead_engine(self) -> DeadEngine | None:
         """Return the state in a killed engine's memory; None if there is none that recovery would use."""
@@ -142,34 +144,10 @@ class LiveWatermark:
         except EngineUnavailableError:
             return None
 
-    def _is_replaced(self) -> bool:
-        if self._control is None or self._shared is None:
-            return False
-        if native.load(self._control.state, "retired"):
-            return True
-        try:
-            return os.stat(self._path).st_ino != os.fstat(self._shared.descriptor).st_ino
-        except OSError:
-            return True
-
-    def _attach(self) -> None:
-        try:
-            folder = find_folder(self._root)
-            self._shared = folder.attach(shared_objects.CONTROL, writable=False)
-            control = self._control = native.view_control(self._shared.memory)
-            native.check_control(control, self._shared.size_bytes)
-        except EngineUnavailableError:  # another user's engine, or one that has just ended
-            self._detach()
-            return
-        self._path = folder.path / shared_objects.CONTROL
-        if bytes(control.identity.boot_id) != read_boot_id():
-            self._detach()
-
     def _detach(self) -> None:
-        self._control = None
-        if self._shared is not None:
-            self._shared.close()
-            self._shared = None
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
 
 
 # ---- the reader ------------------------------------------------------------------

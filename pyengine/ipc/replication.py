@@ -14,7 +14,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyengine.errors import EngineUnavailableError
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import SharedFolder, SharedObject
 from pyengine.native import control as native_control
@@ -131,13 +130,8 @@ class Replication:
 
     def __init__(self, folder: SharedFolder, *, writable: bool = False) -> None:
         """Raises EngineUnavailableError when the object does not exist, has another layout, or belongs to another user."""
-        shared = folder.attach(shared_objects.REPLICATION, writable=writable)
-        self._take(native.view(shared.memory), shared)
-        try:
-            native.check(self.block, shared.size_bytes)
-        except EngineUnavailableError:
-            self.close()
-            raise
+        shared, block = folder.open_checked(shared_objects.REPLICATION, native.view, native.check, writable=writable)
+        self._take(block, shared)
         if writable:
             native.clear(self.block)
 

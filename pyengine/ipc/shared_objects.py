@@ -37,8 +37,10 @@ import json
 import mmap
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError, command, disk_error, disk_errors
 from pyengine.formats.small_file import PARSE_ERRORS, read_small_file
@@ -46,6 +48,8 @@ from pyengine.native.failpoint import failpoint
 from pyengine.storage.engine_id import EngineId, read_engine_id
 from pyengine.storage.file_system import free_bytes
 from pyengine.storage.ofd_lock import remove_unlocked
+
+Handle = TypeVar("Handle")
 
 CONTROL = "control"
 STORE_STATS = "store-stats"
@@ -207,6 +211,21 @@ class SharedFolder:
             return SharedObject(name, descriptor, writable=writable)
         except OSError as error:
             raise self._refused(name, error) from error
+
+    def open_checked(self, name: str, view: Callable[[mmap.mmap], Handle], check: Callable[[Handle, int], None], *,
+                     writable: bool = True) -> tuple[SharedObject, Handle]:
+        """Map an existing object whose layout is right; return it and its struct, both by functions of pyengine.native.
+
+        Raises what attach() raises, and EngineUnavailableError if the object is incomplete or has another layout.
+        """
+        shared = self.attach(name, writable=writable)
+        try:
+            struct = view(shared.memory)
+            check(struct, shared.size_bytes)
+        except EngineUnavailableError:
+            shared.close()
+            raise
+        return shared, struct
 
     def _refused(self, name: str, error: OSError) -> EngineError:
         """Make an error that is not a DiskError: for a DiskError a worker would freeze the store."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyengine.errors import DiskError, EngineUnavailableError
 from pyengine.formats.constants import SCHEDULE_TOPIC
-from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native import queue_table, store_stats
@@ -298,7 +297,7 @@ def schedule_offsets(root: str | os.PathLike[str], memory: EngineMemory) -> dict
         delivered, _ = DelayOffsets(root).read()
     except DiskError as error:
         raise EngineUnavailableError(str(error)) from error
-    with memory.folder.attach(shared_objects.queues_name(generation), writable=False) as shared:
-        table = queue_table.view(shared.memory)
+    shared, table = memory.open_queue_table(generation)
+    with shared:
         ends = {level: queue_table.get_offset(table, SCHEDULE_TOPIC, level - 1) for level in range(1, LEVELS_MAX + 1)}
     return {level: LevelOffset(delivered.get(level, 0), end) for level, end in ends.items() if end}
