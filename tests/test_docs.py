@@ -16,6 +16,7 @@ import pytest
 import pyengine
 from fix_cli import SOURCES, environment
 from pyengine.cli.main import main
+from pyengine.native import control as native
 from pyengine.storage.config import load_config
 from waiting import patience
 
@@ -276,6 +277,13 @@ def test_the_block_of_the_upgrades_page_runs(reader):
     (block,) = runnable("docs/upgrades.md")
     shown = reader.run(block)
     assert "living workers were taken over" in shown and "ok: it takes puts" in shown
+
+
+def test_the_upgrades_page_has_the_layout_of_this_version():
+    page = (SOURCES / "docs" / "upgrades.md").read_text()
+    rows = re.findall(r"^\| \d+\.\d+\.\d+ \| (\d+) \|", page, re.MULTILINE)
+    assert int(rows[-1]) == native.LAYOUT_VERSION
+    assert f"this version's is {native.LAYOUT_VERSION})" in page
 
 
 @pytest.mark.ci
