@@ -26,7 +26,7 @@ from typing import Any
 from pyengine.errors import FormatError, NotAStoreError, StoreRefusedError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import is_live, unpack_entry
-from pyengine.formats.paths import StorePaths, segment_name
+from pyengine.formats.paths import StorePaths, segment_name, segment_start
 from pyengine.formats.record import Message, decode_record
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, read_small_file
 from pyengine.native.scan import classify
@@ -83,8 +83,8 @@ def check(
         log = LogSegments(store.list_log(), store.segment_bytes)
         queues = list_queues(store)
     except StoreRefusedError as error:
-        where = next((word.rstrip(":") for word in str(error).split() if word.startswith(f"{root}/")), "")
-        findings.error("refused", where.removeprefix(f"{root}/"), None,
+        _, inside, rest = str(error).partition(f"{root}/")  # the root may have spaces; names below it have none
+        findings.error("refused", rest.split()[0].rstrip(":") if inside else "", None,
                        f"{str(error).replace(f'{root}/', '')}; RocketMQ would not open the store")
         if not is_running:
             _check_notes(root, findings, reading.damage, was_stopped)
@@ -252,16 +252,15 @@ def _in_log(ack: dict[str, Any], offset: int, log: LogSegments) -> str:
 def _place_by_queue(root: Path, ack: dict[str, Any], queue_file_bytes: int) -> int | None:
     """Return the physical offset in the message's queue entry; None without an entry."""
     position = ack["queue_offset"] * CQ_ENTRY_BYTES
-    start = position - position % queue_file_bytes
-    path = StorePaths(root).queue_folder(ack["topic"], ack["queue_id"]) / segment_name(start)
+    start = segment_start(position, queue_file_bytes)
     try:
+        path = StorePaths(root).queue_folder(ack["topic"], ack["queue_id"]) / segment_name(start)
         with open(path, "rb", buffering=0) as file:
             file.seek(position - start)
-            entry = file.read(CQ_ENTRY_BYTES)
-    except OSError:
+            found = unpack_entry(file.read(CQ_ENTRY_BYTES))
+    except (OSError, ValueError, FormatError):  # ValueError: no queue has such a name or offset
         return None
-    found = unpack_entry(entry) if len(entry) == CQ_ENTRY_BYTES else None
-    return found.physical_offset if found is not None and is_live(found) else None
+    return found.physical_offset if is_live(found) else None
 
 
 BACKUP = ".bak"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -386,6 +387,13 @@ def acks(store):
     ]
 
 
+def test_a_damaged_segment_is_a_loss_also_in_a_folder_whose_name_has_spaces(stopped, tmp_path):
+    root = stopped.root.rename(tmp_path / "a store")
+    os.truncate(root / "commitlog" / f"{0:020d}", 100)
+    (finding,) = check(MessageStore(root, stopped.geometry)).findings
+    assert (finding.file, finding.grade, finding.steps) == (f"commitlog/{0:020d}", Grade.LOSS, [check_report.RESTORE])
+
+
 def write_acks(path, lines):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -413,6 +421,15 @@ def test_an_acknowledged_message_without_its_queue_entry_is_an_error(stopped, tm
     change(queue_file(stopped), 20, queue_file(stopped).read_bytes()[:20])
     report = check(MessageStore(stopped.root, stopped.geometry), acked=write_acks(tmp_path / "acked", lines))
     assert report.acked_missing == 1
+
+
+@pytest.mark.parametrize("never", [{"queue_offset": -1}, {"queue_offset": -(1 << 70)}, {"queue_offset": 1 << 70}, {"queue_id": -1},
+                                   {"topic": "a\0b"}, {"topic": "\ud800"}, {"topic": "x" * 9999}])
+def test_an_acknowledged_message_that_no_queue_can_have_is_an_error(stopped, tmp_path, never):
+    line = acks(stopped)[0] | {"physical_offset": None} | never
+    report = check(MessageStore(stopped.root, stopped.geometry), acked=write_acks(tmp_path / "acked", [line]))
+    assert (report.exit_code, report.acked_missing) == (ExitCode.CORRUPTION, 1)
+    assert "its queue has no such entry" in report.findings[0].text
 
 
 @pytest.mark.parametrize("line", ["x", "[]", '{"topic": "T"}',
