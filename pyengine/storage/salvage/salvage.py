@@ -120,9 +120,9 @@ def salvage(
     try:
         return _salvage(root, destination, geometry, options, progress, started_s, with_quarantine)
     except BaseException:
-        shutil.rmtree(destination, ignore_errors=True)
-        if existed:
-            make_folders(destination)
+        # A directory that was there stays, with its rights; it may be a mount or a symbolic link.
+        for path in destination.iterdir() if existed else (destination,):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         raise
 
 

@@ -21,6 +21,7 @@ from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.markers import write_recovered_from
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.salvage import log as salvage_log
+from pyengine.storage.salvage import salvage as salvage_module
 from pyengine.storage.salvage.salvage import MISSING_LISTED_MAX, salvage
 
 
@@ -221,6 +222,22 @@ def test_a_full_disk_leaves_nothing_at_the_destination(stopped, tmp_path, monkey
     with pytest.raises(DiskFullError):
         salvage(stopped.root, tmp_path / "new", stopped.geometry)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_after_a_failure_an_empty_destination_is_as_it_was(stopped, tmp_path, monkeypatch, is_link):
+    def full(*_args, **_named):
+        raise DiskFullError("injected", errno=28)
+
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o700)
+    destination = tmp_path / "link" if is_link else folder
+    if is_link:
+        destination.symlink_to(folder)
+    monkeypatch.setattr(salvage_module, "recover", full)
+    with pytest.raises(DiskFullError):
+        salvage(stopped.root, destination, stopped.geometry)
+    assert (list(folder.iterdir()), folder.stat().st_mode & 0o777) == ([], 0o700)
 
 
 @pytest.mark.parametrize("watermark", ["absent", "damaged", "whole"])
