@@ -49,7 +49,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine.engine_config import delete_hours
-from pyengine.errors import disk_error
+from pyengine.errors import disk_error, disk_errors
 from pyengine.events import Event, Report
 from pyengine.formats.constants import CQ_ENTRY_BYTES, INDEX_HEADER_BYTES
 from pyengine.formats.consume_queue import ENTRY, decode_ext_address, is_ext_address, is_filler, is_live
@@ -391,11 +391,12 @@ class CleanCommitLogService:
         """Return (start, modification time in ms) of all segments, ascending."""
         found = []
         for folder in self._store.commit_log_folders.all:
-            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+            with disk_errors("list", folder), contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
                 for entry in entries:
                     start = parse_segment_name(entry.name)
                     if start is not None and is_plain_file(entry):
-                        found.append((start, entry.stat().st_mtime_ns // 1_000_000))
+                        with contextlib.suppress(FileNotFoundError):  # the allocator removes unused segments at a stop
+                            found.append((start, entry.stat().st_mtime_ns // 1_000_000))
         return sorted(found)
 
     def _is_released(self, segment: int, decision: Decision) -> bool:
@@ -479,20 +480,21 @@ class CleanConsumeQueueService:
         """Run one pass, if the log's start has moved; yield the seconds to pause."""
         if log_min <= self._done_to:
             return
-        for number, (topic, queue_id, folder) in enumerate(queue_folders(self._store.consume_queue)):
-            expired = expired_queue_files(folder, self._geometry.mapped_file_size_consume_queue_bytes, log_min)
-            for path in expired:
-                yield from self._delete(path, "removed_queue_files")
-            ext_folder = self._store.queue_ext_folder(topic, queue_id)
-            for path in expired_ext_files(folder, ext_folder, self._geometry.mapped_file_size_consume_queue_ext_bytes, log_min):
-                expired.append(path)
-                yield from self._delete(path, "removed_queue_files")
-            if expired:
-                yield self._pause_s
-            elif number % QUEUES_A_STEP == 0:
-                yield 0.0
-        for path in expired_index_files(self._store.index, log_min):
-            yield from self._delete(path, "removed_index_files")
+        with disk_errors("list the consumequeue and index files of", self._store):
+            for number, (topic, queue_id, folder) in enumerate(queue_folders(self._store.consume_queue)):
+                expired = expired_queue_files(folder, self._geometry.mapped_file_size_consume_queue_bytes, log_min)
+                for path in expired:
+                    yield from self._delete(path, "removed_queue_files")
+                ext_folder = self._store.queue_ext_folder(topic, queue_id)
+                for path in expired_ext_files(folder, ext_folder, self._geometry.mapped_file_size_consume_queue_ext_bytes, log_min):
+                    expired.append(path)
+                    yield from self._delete(path, "removed_queue_files")
+                if expired:
+                    yield self._pause_s
+                elif number % QUEUES_A_STEP == 0:
+                    yield 0.0
+            for path in expired_index_files(self._store.index, log_min):
+                yield from self._delete(path, "removed_index_files")
         self._done_to = log_min
 
     def _delete(self, path: Path, counter: str) -> Iterator[float]:

@@ -561,3 +561,39 @@ def test_only_a_disk_that_is_nearly_full_passes_a_log_hold(make_rig, percent, de
     write_log_hold(rig.root, LogHold("backup-1", "backup", 0, NOW_MS + 60_000))
     rig.percent = percent
     assert rig.round() == deleted
+
+
+def test_a_spare_segment_that_is_removed_during_a_listing_hides_no_older_one(make_rig, monkeypatch):
+    """The allocator removes unused segments at a stop. Without the oldest ones in the list, a newer one would be deleted first."""
+    rig = make_rig()
+    real, removed = clean_files.is_plain_file, []
+
+    def remove_first(entry):
+        if not removed:
+            removed.append(int(entry.name))
+            os.unlink(entry.path)
+        return real(entry) or int(entry.name) in removed
+
+    before = rig.segments()
+    monkeypatch.setattr(clean_files, "is_plain_file", remove_first)
+    listed = [start for start, _ in rig.service._log._segments()]
+    assert listed == [start for start in before if start not in removed]
+
+
+@pytest.mark.parametrize("folder", ["commitlog", "consumequeue"])
+def test_a_folder_that_cannot_be_listed_is_reported_and_tried_again(make_rig, monkeypatch, folder):
+    rig = make_rig()
+    real = os.scandir
+
+    def full(path):
+        if folder in str(path):
+            raise OSError(errno.ENFILE, "Too many open files in system", str(path))
+        return real(path)
+
+    rig.clock.hour_now = 4
+    monkeypatch.setattr(os, "scandir", full)
+    rig.round()
+    assert folder in rig.service.blocked_reason and "Too many open files" in rig.service.blocked_reason
+    monkeypatch.undo()
+    rig.round()
+    assert not rig.service.blocked_reason
