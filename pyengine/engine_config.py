@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from pyengine.arguments import INT32_MAX
 from pyengine.errors import ConfigError, UsageError
+from pyengine.formats.delayed_message import DEFAULT_MESSAGE_DELAY_LEVEL, parse_delay_levels
 from pyengine.formats.index_file import IndexLayout
+from pyengine.formats.record import encode_host
 from pyengine.settings import Setting, setting, settings_of, split_address
 
 DAY_MS = 86_400_000
 HA_PORT = 10_912  # RocketMQ's default
-DELAY_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": DAY_MS}
 
 _ONE_BY_ONE = "each level is delivered in order, one message after the other"
 # For whom a setting that is changed while the engine runs takes effect.
@@ -122,7 +123,7 @@ class EngineConfig:
         4 << 20, "Longest body of one message; the record may be 64 KiB longer.", key="maxMessageSize", unit="bytes",
         low=1, high=INT32_MAX - 65536, group="writing")
     message_delay_level: str = setting(
-        "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
+        DEFAULT_MESSAGE_DELAY_LEVEL,
         "Delays by level, from level 1, each a number and s, m, h or d.", key="messageDelayLevel", group="writing")
     os_page_cache_busy_timeout_ms: int = setting(
         1000, "While an append takes longer, puts get OS_PAGECACHE_BUSY.",
@@ -433,7 +434,7 @@ class EngineConfig:
         _check_host(self.store_host)
         self._check_replication()
         self._check_tls()
-        delay_levels_ms(self.message_delay_level)
+        parse_delay_levels(self.message_delay_level)
         delete_hours(self.delete_when)
 
     @property
@@ -509,7 +510,7 @@ class EngineConfig:
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
         """Delay of level 1, 2, ... in milliseconds."""
-        return delay_levels_ms(self.message_delay_level)
+        return parse_delay_levels(self.message_delay_level)
 
     def overrides(self) -> dict[str, str]:
         """What a child process must be given, as text: what came by environment or --set, and the store's sizes,
@@ -521,19 +522,6 @@ class EngineConfig:
         """(name, value, default, where from) of every setting, in the table's order."""
         return [(name, row.show(getattr(self, name)), row.show(row.default), self.origins.get(name, "default"))
                 for name, row in SETTINGS.items()]
-
-
-def delay_levels_ms(text: str) -> tuple[int, ...]:
-    """Milliseconds of each level in RocketMQ's notation `1s 5s 1m`; ConfigError names the piece that is wrong."""
-    levels = []
-    for piece in text.split():
-        number, unit = piece[:-1], piece[-1]
-        if unit not in DELAY_UNITS_MS or not (number.isascii() and number.isdecimal()):
-            raise ConfigError(f"message_delay_level: {piece!r} is not a delay: give numbers with s, m, h or d, as in '1s 5m'")
-        levels.append(int(number) * DELAY_UNITS_MS[unit])
-    if not levels:
-        raise ConfigError("message_delay_level is empty: give at least one delay, as in '1s 5m'")
-    return tuple(levels)
 
 
 def delete_hours(text: str) -> frozenset[int]:
@@ -555,8 +543,6 @@ def _has_port(address: str) -> bool:
 
 
 def _check_host(text: str) -> None:
-    from pyengine.formats.record import encode_host
-
     try:
         encode_host(text)
     except UsageError:

@@ -21,7 +21,7 @@ MILLISECOND_UNITS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d"
 TRUE_WORDS = frozenset(("true", "yes", "on", "1"))
 FALSE_WORDS = frozenset(("false", "no", "off", "0"))
 
-_NUMBER_WITH_UNIT = re.compile(r"([+-]?\d[\d_]*)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
+_NUMBER_WITH_UNIT = re.compile(r"([+-]?\d[\d_]{0,30})\s*([a-z]*)", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,20 +43,25 @@ _OF_LEVEL = (PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID)
 _TIME_DIGITS_MAX = 19
 _QUEUE_DIGITS_MAX = 10
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DELAY_DAYS_MAX = 1_000_000  # so that a delivery time fits into a queue entry
 
 
-def parse_delay_levels(text: str) -> dict[int, int]:
-    """Return the delay in ms by level, counted from 1; ConfigError names the piece that is wrong."""
-    levels: dict[int, int] = {}
-    for level, piece in enumerate(text.split(" "), start=1):
-        unit_ms = _UNIT_MS.get(piece[-1:])
-        if unit_ms is None or not piece[:-1].isascii() or not piece[:-1].isdigit():
-            raise ConfigError(f"message_delay_level: {piece!r} is not a delay; write a number and s, m, h or d: 30s")
-        levels[level] = int(piece[:-1]) * unit_ms
-    return levels
+def parse_delay_levels(text: str) -> tuple[int, ...]:
+    """Return the delays of level 1, 2, ... in ms from RocketMQ's notation `1s 5s 1m`; ConfigError names the piece that is wrong."""
+    levels = []
+    for piece in text.split():
+        number, unit_ms = piece[:-1], _UNIT_MS.get(piece[-1], 0)
+        if not (unit_ms and number.isascii() and number.isdecimal() and len(number) < 16
+                and int(number) * unit_ms <= _DELAY_DAYS_MAX * _UNIT_MS["d"]):
+            raise ConfigError(f"message_delay_level: {piece!r} is not a delay: give numbers with s, m, h or d, as in '1s 5m', of "
+                              f"{_DELAY_DAYS_MAX:,} days at most")
+        levels.append(int(number) * unit_ms)
+    if not levels:
+        raise ConfigError("message_delay_level is empty: give at least one delay, as in '1s 5m'")
+    return tuple(levels)
 
 
-DEFAULT_DELAYS_MS = tuple(parse_delay_levels(DEFAULT_MESSAGE_DELAY_LEVEL).values())
+DEFAULT_DELAYS_MS = parse_delay_levels(DEFAULT_MESSAGE_DELAY_LEVEL)
 
 
 def wait_level(left_ms: int, delays_ms: Sequence[int]) -> int:

@@ -139,7 +139,7 @@ class Dispatcher:
         self._progress_memory = index_progress  # the memory of `progress`
         self._loop = DispatchLoop(
             self._file_bytes,
-            list(parse_delay_levels(options.message_delay_level).values()),
+            parse_delay_levels(options.message_delay_level),
             progress,
             index_enabled=options.message_index_enable,
             multi_dispatch=options.enable_multi_dispatch,

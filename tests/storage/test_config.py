@@ -10,8 +10,9 @@ import pytest
 
 import pyengine
 from fix_golden import RECIPES
-from pyengine.engine_config import EngineConfig, delay_levels_ms
+from pyengine.engine_config import EngineConfig
 from pyengine.errors import ConfigError, ExitCode
+from pyengine.formats.delayed_message import parse_delay_levels
 from pyengine.settings import split_address
 from pyengine.storage.config import (
     FIXED_NAMES,
@@ -145,6 +146,9 @@ def test_precedence_is_file_then_environment_then_set(tmp_path):
     ("store_host", "[127.0.0.1]:1", "IPv4:port"),
     ("message_delay_level", "1s 5y", "'5y' is not a delay"),
     ("message_delay_level", "", "at least one"),
+    ("message_delay_level", "1s 1000001d", "'1000001d' is not a delay"),
+    ("message_delay_level", "1s " + "9" * 5000 + "s", "1,000,000 days at most"),
+    ("put_timeout_ms", "9" * 5000, "1 to 86,400,000 ms"),
     ("spin", "-2", "auto, 0 to 100,000 us"),
 ])
 def test_a_wrong_setting_is_refused_with_a_sentence_that_says_what_is_allowed(tmp_path, key, value, sentence):
@@ -256,9 +260,9 @@ def test_a_config_is_frozen_and_comparable():
     assert dataclasses.replace(config, spin=0) != config and hash(config) == hash(EngineConfig())
 
 
-@pytest.mark.parametrize(("text", "meant"), [("1s", (1000,)), ("1s 2m 1h 1d", (1000, 120000, 3600000, 86400000))])
+@pytest.mark.parametrize(("text", "meant"), [("1s", (1000,)), ("1s  2m 1h 1d", (1000, 120000, 3600000, 86400000))])
 def test_a_text_of_delay_levels_means_these_delays(text, meant):
-    assert delay_levels_ms(text) == meant
+    assert parse_delay_levels(text) == meant
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
