@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         ms_store_stats,
         ms_topic_stats,
     )
-    from pyengine.native.waiting import Latch
+    from pyengine.native.waiting import Latch, Stream
 
 RANGE_END = lib.MS_CASE_RANGE_END
 BLANK = lib.MS_CASE_BLANK
@@ -375,12 +375,11 @@ DECIDE: int = lib.MS_REPUT_DECIDE
 class ReputLoop:
     """Owns one `struct ms_reput`; what it points to must outlive it."""
 
-    def __init__(self, control: ms_control, dispatch: DispatchLoop, stats: ms_store_stats, latch: Latch, *, segment_bytes: int,
-                 batch_bytes: int, gather_ns: int, quiet_ns: int, allocator: Latch | None = None) -> None:
+    def __init__(self, control: ms_control, dispatch: DispatchLoop, stats: ms_store_stats, latch: Latch, *, batch_bytes: int,
+                 stream: Stream, allocator: Latch | None = None) -> None:
         """Dispatch from the published `reput_from` up to `committed`.
 
-        `gather_ns`, `quiet_ns`: see csrc/stream.cdef.h. `allocator`: the latch of an allocator that populates pages ahead of
-        the writer."""
+        `allocator`: the latch of an allocator that populates pages ahead of the writer."""
         self._loop = ffi.new("struct ms_reput *")
         self._references = dispatch, latch, allocator
         self._segment = MappedSegment(self._loop)
@@ -389,13 +388,13 @@ class ReputLoop:
         self._loop.stats = ffi.addressof(stats, "dispatch")
         self._loop.semaphore = latch.semaphore
         self._loop.allocator_semaphore = allocator.semaphore if allocator is not None else ffi.NULL
-        self._loop.segment_bytes = segment_bytes
+        self._loop.segment_bytes = control.identity.segment_bytes
         self._loop.batch_bytes = batch_bytes
         self._loop.reput_from = self._loop.warmed_from = lib.ms_load_i64(ffi.addressof(control.reput_from, "value"))
         self._loop.base = self._loop.incomplete_end = self._loop.woken_up_to = -1
         self._loop.lag_is_known = not control.identity.replay_clock
         self.use_limit(control.committed)
-        lib.ms_stream_begin(ffi.addressof(self._loop, "stream"), gather_ns, quiet_ns)
+        lib.ms_stream_begin(ffi.addressof(self._loop, "stream"), *stream)
 
     @property
     def reput_from(self) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyengine._native import Array, CData, ms_control, ms_pool_commit, ms_reput, ms_store_stats
     from pyengine.native.recorder import Recorder
-    from pyengine.native.waiting import Latch
+    from pyengine.native.waiting import Latch, Stream
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -159,15 +159,14 @@ GROUP_SEGMENTS_MAX: int = lib.MS_GROUP_SEGMENTS_MAX
 class GroupCommit:
     """The flusher's rounds: sync what is committed, publish `flushed`, wake the puts that wait."""
 
-    def __init__(self, control: ms_control, semaphore: CData, writer_semaphore: CData, segment_bytes: int, incarnation: int,
-                 stats: ms_store_stats, recorder: Recorder) -> None:
+    def __init__(self, control: ms_control, semaphore: CData, writer_semaphore: CData, incarnation: int, stats: ms_store_stats,
+                 recorder: Recorder) -> None:
         """`semaphore`, `writer_semaphore`: of the flusher's latch and the writer's. `incarnation`: the flusher incarnation
-        that the writer must have verified. `stats` counts each fdatasync (native.store_stats) and must outlive this
-        object. `recorder` records syncs that took long."""
+        that the writer must have verified. `stats` counts each fdatasync and must outlive this object."""
         self._state = ffi.new("struct ms_group_commit *")
         self._state.control = control
         self._state.semaphore, self._state.writer_semaphore = semaphore, writer_semaphore
-        self._state.segment_bytes = segment_bytes
+        self._state.segment_bytes = control.identity.segment_bytes
         self._state.incarnation = incarnation
         self._recorder = recorder
         self._state.recorder = recorder.handle
@@ -238,10 +237,9 @@ class PoolCommitLoop:
     What its `struct ms_pool_commit` points to must outlive it.
     """
 
-    def __init__(self, control: ms_control, latch: Latch, reputter: Latch, replicator: Latch | None, *, segment_bytes: int,
-                 piece_bytes: int, gather_ns: int, quiet_ns: int, recorder: Recorder) -> None:
-        """Begin at the published `committed`. `latch` is the committer's; commits wake `reputter` and `replicator`.
-        `gather_ns`, `quiet_ns`: see csrc/stream.cdef.h. `recorder` records what took long."""
+    def __init__(self, control: ms_control, latch: Latch, reputter: Latch, replicator: Latch | None, *, piece_bytes: int,
+                 stream: Stream, recorder: Recorder) -> None:
+        """Begin at the published `committed`. `latch` is the committer's; commits wake `reputter` and `replicator`."""
         self._loop = ffi.new("struct ms_pool_commit *")
         self._references = latch, reputter, replicator, recorder
         self._loop.recorder = recorder.handle
@@ -250,11 +248,11 @@ class PoolCommitLoop:
         self._loop.semaphore = latch.semaphore
         self._loop.reputter_semaphore = reputter.semaphore
         self._loop.replicator_semaphore = replicator.semaphore if replicator is not None else ffi.NULL
-        self._loop.segment_bytes = segment_bytes
+        self._loop.segment_bytes = control.identity.segment_bytes
         self._loop.piece_bytes = piece_bytes
         self._loop.committed = lib.ms_load_i64(ffi.addressof(control.committed, "value"))
         self._loop.base = self._loop.fd = -1
-        lib.ms_stream_begin(ffi.addressof(self._loop, "stream"), gather_ns, quiet_ns)
+        lib.ms_stream_begin(ffi.addressof(self._loop, "stream"), *stream)
 
     @property
     def committed(self) -> int:

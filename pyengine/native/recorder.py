@@ -6,7 +6,6 @@ A worker records through its `Recorder`; `pyengine why` reads all rings with rea
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine._native import ffi, lib
@@ -109,14 +108,13 @@ class Recorder:
         """Take the kernel's counters now, for the stall that may follow."""
         lib.ms_recorder_begin_window(self.handle, now_ns)
 
-    def note(self, what: str, began_ns: int, took_ns: int, *, phases: Mapping[str, int] | None = None, cause: str = "unknown",
-             offset: int = 0, size_bytes: int = 0, detail: int = 0, error_number: int = 0) -> None:
-        """Record a stall that is over; without a given cause, find it from the kernel's counters."""
+    def note(self, what: str, began_ns: int, took_ns: int, *, phase: str = "other", cause: str = "unknown", **fields: int) -> None:
+        """Record a stall that is over, in one phase; without a given cause, find it from the kernel's counters.
+
+        `fields`: others of `struct ms_stall`, for example offset, bytes, error_number."""
         stall = ffi.new("struct ms_stall *", {
-            "what": WHAT_NAMES.index(what), "began_ns": began_ns, "took_ns": took_ns, "cause": CAUSE_NAMES.index(cause),
-            "offset": offset, "bytes": size_bytes, "detail": detail, "error_number": error_number})
-        for name, ns in (phases or {"other": took_ns}).items():
-            stall.phase_ns[PHASE_NAMES.index(name)] = ns
+            "what": WHAT_NAMES.index(what), "began_ns": began_ns, "took_ns": took_ns, "cause": CAUSE_NAMES.index(cause), **fields})
+        stall.phase_ns[PHASE_NAMES.index(phase)] = took_ns
         lib.ms_recorder_note(self.handle, stall)
 
     def set_phase(self, phase: int | None, since_ns: int = 0) -> None:

@@ -160,19 +160,18 @@ class HALink:
 class HALinks:
     """All connections of one master, and their lock: hold it (`with`) while you change this object or one of its links."""
 
-    def __init__(self, control: ms_control, latch: Latch, reputter: Latch | None, *, segment_bytes: int, batch_bytes: int,
-                 counts_one: bool, epoll_fd: int, recorder: Recorder) -> None:
-        """`reputter`: the reputter's latch, if it waits for `confirm`. `counts_one`: a report of any one slave confirms.
-        `recorder` records long waits for slaves."""
+    def __init__(self, control: ms_control, latch: Latch, reputter: Latch | None, *, batch_bytes: int, epoll_fd: int,
+                 recorder: Recorder) -> None:
+        """`reputter`: the reputter's latch, if it waits for `confirm`. `recorder` records long waits for slaves."""
         self._links = ffi.new("struct ms_ha_links *")
         self._by_fd: dict[int, HALink] = {}
         self._outliving = latch, reputter, recorder
         links = self._links
         links.control, links.semaphore = control, latch.semaphore
         links.reputter_semaphore = ffi.NULL if reputter is None else reputter.semaphore
-        links.segment_bytes, links.batch_bytes = segment_bytes, batch_bytes
+        links.segment_bytes, links.batch_bytes = control.identity.segment_bytes, batch_bytes
         links.segment_base = links.all_sent = links.segment_fd = -1
-        links.counts_one, links.epoll_fd = counts_one, epoll_fd
+        links.counts_one, links.epoll_fd = control.identity.min_in_sync_replicas <= 1, epoll_fd
         links.recorder = recorder.handle
 
     def __enter__(self) -> None:
@@ -245,8 +244,7 @@ REPORT: int = lib.MS_FOLLOW_REPORT
 class FollowLoop:
     """Receives, appends and reports as a slave; owns one `struct ms_ha_follow`, as `fields`, and what it points to."""
 
-    def __init__(self, control: ms_control, session: ProducerSession, *, segment_bytes: int, buffer_bytes: int,
-                 acks_flushed: bool) -> None:
+    def __init__(self, control: ms_control, session: ProducerSession, *, buffer_bytes: int, acks_flushed: bool) -> None:
         """Append through `session`. `acks_flushed`: report only what is flushed."""
         self.fields: ms_ha_follow = ffi.new("struct ms_ha_follow *")
         self._buffer = ffi.new("uint8_t[]", buffer_bytes)
@@ -255,7 +253,7 @@ class FollowLoop:
         fields = self.fields
         fields.control, fields.producer = control, session.pointer
         fields.buffer, fields.buffer_bytes = self._buffer, buffer_bytes
-        fields.segment_bytes, fields.acks_flushed = segment_bytes, acks_flushed
+        fields.segment_bytes, fields.acks_flushed = control.identity.segment_bytes, acks_flushed
 
     def seal(self, out: Seal | None, into: Seal | None) -> None:
         """Seal reports with `out` and check frames with `into` from now on."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError
@@ -80,6 +80,13 @@ def raise_sequence(sequence: ms_sequence) -> None:
 def wait_for_sequence(sequence: ms_sequence, seen: int, timeout_s: float) -> bool:
     """Sleep until the number differs from `seen` (True) or until the timeout or a signal (False)."""
     return lib.ms_sequence_wait(ffi.addressof(sequence), seen, max(0, int(timeout_s * 1e9))) == 1
+
+
+class Stream(NamedTuple):
+    """How a worker waits in a stream of work (csrc/stream.cdef.h)."""
+
+    gather_ns: int  # how long it lets work gather
+    quiet_ns: int  # the stream ends after this time without work
 
 
 def sleep_precisely() -> None:

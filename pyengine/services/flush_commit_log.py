@@ -168,8 +168,8 @@ class FlushRealTimeService(FlushService):
                 self._recorder.set_phase(None)
             took_ns = monotonic_ns() - began_ns
             if took_ns >= THRESHOLD_NS:
-                self._recorder.note("sync", began_ns, took_ns, phases={"sync": took_ns}, offset=target,
-                                    size_bytes=min(target, start + self._segment_bytes) - max(self._flushed, start))
+                self._recorder.note("sync", began_ns, took_ns, phase="sync", offset=target,
+                                    bytes=min(target, start + self._segment_bytes) - max(self._flushed, start))
             store_stats.add_sync(self._memory.counters, took_ns)
             native.increment(lines, "syncs")
             native.increment(lines, "sync_ns_total", took_ns)
@@ -200,8 +200,7 @@ class GroupCommitService(FlushService):
         memory = context.memory
         self._group = flush.GroupCommit(
             self._control, memory.latch(native.FLUSHER).semaphore, memory.latch(native.WRITER).semaphore,
-            memory.identity.segment_bytes, self.incarnation, memory.counters,
-            self._recorder)
+            self.incarnation, memory.counters, self._recorder)
         self._group.use(self._segments.descriptors)
         waiting.schedule_interactive()
 
@@ -298,8 +297,7 @@ class UnflushedSegments:
 PIECE_BYTES = 1 << 20
 COMMIT_ROUND_NS = 50_000_000  # one work() lasts at most about this long
 IDLE_PAUSE_S = 1.0
-GATHER_NS = 1_000_000  # in a stream of puts, the puts of this time are committed together
-QUIET_NS = 3_000_000  # a stream ends after this time without a put
+STREAM = waiting.Stream(gather_ns=1_000_000, quiet_ns=3_000_000)
 RETRY_NS = 500_000_000  # after a write to a full disk
 NO_SEGMENT = -1
 
@@ -346,8 +344,7 @@ class CommitRealTimeService(Service):
         self._loop = PoolCommitLoop(
             self._control, memory.latch(native.COMMITTER), memory.latch(native.REPUTTER),
             memory.latch(native.REPLICATOR) if memory.identity.replicates else None,
-            segment_bytes=self._segment_bytes, piece_bytes=PIECE_BYTES, gather_ns=GATHER_NS, quiet_ns=QUIET_NS,
-            recorder=self._recorder)
+            piece_bytes=PIECE_BYTES, stream=STREAM, recorder=self._recorder)
         self._freed_to = 0
         native.store(self._line, "error_number", 0)
         self._retry_ns = 0

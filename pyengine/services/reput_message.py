@@ -22,6 +22,7 @@ from pyengine.native import control as native
 from pyengine.native import dispatch, waiting
 from pyengine.native.dispatch import ReputLoop
 from pyengine.native.flush import monotonic_ns
+from pyengine.native.waiting import Stream
 from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.dispatcher import Dispatcher, DispatchOptions
 from pyengine.storage.mapped_file import map_read_only
@@ -32,10 +33,8 @@ if TYPE_CHECKING:
 
 NEAR_BYTES = 64 << 20      # bytes this close to the end of the log are in the page cache
 BATCH_BYTES = 4 << 20      # `reput_from` moves at least this often
-GATHER_NS = 250_000        # in a stream of puts, the records of this time are dispatched together
-QUIET_NS = 1_000_000       # a stream ends after this time without a put
-SYNC_GATHER_NS = 1_000_000  # when puts wait for the disk or for slaves: each run of this process delays one of them
-SYNC_QUIET_NS = 3_000_000
+STREAM = Stream(gather_ns=250_000, quiet_ns=1_000_000)
+SYNC_STREAM = Stream(gather_ns=1_000_000, quiet_ns=3_000_000)  # puts wait for the disk or for slaves: each run delays one of them
 ROUND_NS = 50_000_000      # one work() lasts at most about this long
 RETRY_NS = 1_000_000_000
 IDLE_PAUSE_S = 1.0
@@ -59,9 +58,8 @@ class ReputMessageService(Service):
         self._advice = mmap.MADV_NORMAL  # the advice that the view has
         self._retry_ns = 0
         follows_disk = memory.identity.mode == native.MODE_SYNC or memory.identity.role in (native.SYNC_MASTER, native.SLAVE)
-        gather_ns, quiet_ns = (SYNC_GATHER_NS, SYNC_QUIET_NS) if follows_disk else (GATHER_NS, QUIET_NS)
         self._loop = ReputLoop(self._control, self._dispatcher.loop, memory.counters, memory.latch(native.REPUTTER),
-                               segment_bytes=self._segment_bytes, batch_bytes=BATCH_BYTES, gather_ns=gather_ns, quiet_ns=quiet_ns,
+                               batch_bytes=BATCH_BYTES, stream=SYNC_STREAM if follows_disk else STREAM,
                                allocator=memory.latch(native.ALLOCATOR) if memory.identity.mode == native.MODE_MAPPED else None)
         self._use_limit(self._control.confirm if memory.identity.dispatch_at else self._control.committed)
         waiting.sleep_precisely()

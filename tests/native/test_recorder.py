@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from pyengine._native import ffi
+from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
@@ -40,7 +40,7 @@ def stalls(shared, ring: int = native.WRITER) -> list[recorder.Stall]:
 
 def test_a_stall_is_kept_with_its_phases(shared):
     began_ns = monotonic_ns()
-    writers(shared).note("request", began_ns, LONG_NS, phases={"segment": LONG_NS}, offset=7, size_bytes=8, detail=9)
+    writers(shared).note("request", began_ns, LONG_NS, phase="segment", offset=7, bytes=8, detail=9)
     [stall] = stalls(shared)
     assert (stall.what, stall.cause, stall.began_ns, stall.took_ns) == ("request", "segment", began_ns, LONG_NS)
     assert stall.phase_ns == {"segment": LONG_NS} and (stall.offset, stall.bytes, stall.detail) == (7, 8, 9)
@@ -86,8 +86,10 @@ def test_what_a_scribbler_wrote_is_passed_over(shared):
     ("sync", "sync"), ("write", "write"), ("segment", "segment"), ("slave", "slave"), ("lock", "lock"), ("touch", "fault"),
     ("other", "woken_late"), ("ring", "woken_late")])
 def test_the_longest_phase_is_the_cause(shared, phase, cause):
-    handle = writers(shared)
-    handle.note("request", monotonic_ns(), LONG_NS, phases={phase: LONG_NS - 2 * MS, "other": 2 * MS})
+    stall = ffi.new("struct ms_stall *", {"what": recorder.WHAT_NAMES.index("request"), "began_ns": monotonic_ns(), "took_ns": LONG_NS})
+    stall.phase_ns[recorder.PHASE_NAMES.index("other")] = 2 * MS
+    stall.phase_ns[recorder.PHASE_NAMES.index(phase)] = LONG_NS - 2 * MS
+    lib.ms_recorder_note(writers(shared).handle, stall)
     assert stalls(shared)[0].cause == cause
 
 

@@ -458,8 +458,7 @@ class HAClient(Service):
         failpoint("slave_session_opened")
         self._writer = producing.ProducerSession(session.control, session.session,
                                                 session.writer_latch.semaphore, session.slot, session.generation)
-        self._follow = FollowLoop(self._control, self._writer, segment_bytes=self._segment_bytes, buffer_bytes=READ_BYTES,
-                                  acks_flushed=self._acks_flushed)
+        self._follow = FollowLoop(self._control, self._writer, buffer_bytes=READ_BYTES, acks_flushed=self._acks_flushed)
         self._sequence = 0
 
     def _end_session(self) -> None:

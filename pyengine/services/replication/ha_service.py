@@ -144,8 +144,7 @@ class HAService(Service):
         waits_for_confirm = memory.identity.dispatch_at == _DISPATCH_AT_REPLICATED
         self._links = HALinks(
             self._control, memory.latch(native.REPLICATOR), memory.latch(native.REPUTTER) if waits_for_confirm else None,
-            segment_bytes=self._segment_bytes, batch_bytes=config.ha_transfer_batch_size_bytes,
-            counts_one=memory.identity.min_in_sync_replicas <= 1, epoll_fd=self._epoll.fileno(), recorder=self._recorder)
+            batch_bytes=config.ha_transfer_batch_size_bytes, epoll_fd=self._epoll.fileno(), recorder=self._recorder)
         self._segment = -1        # the descriptor that C reads; the source has its own
         self._confirm = ConfirmedPosition(memory, self._links)
         try:
