@@ -161,6 +161,11 @@ def disk_errors(doing: str, path: object, advice: str = "") -> Iterator[None]:
         raise disk_error(error, doing, path, advice) from error
 
 
+def flush_error(error: OSError, call: str, path: object) -> FlushError:
+    """The FlushError that says which sync of `path` failed, and why."""
+    return FlushError(f"{call} of {path} failed: {error.strerror}", errno=error.errno or 0, path=str(path))
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """" (did you mean X?)" with the nearest of the known names; "" where none is near."""
     from difflib import get_close_matches

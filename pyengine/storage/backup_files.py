@@ -28,7 +28,7 @@ from pyengine.formats.paths import segment_name
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.native.failpoint import failpoint
 from pyengine.settings import Value
-from pyengine.storage.durable_writes import make_folders, sync_descriptor, sync_folder, write_config
+from pyengine.storage.durable_writes import make_folders, pwrite_all, sync_descriptor, sync_folder, write_config
 from pyengine.storage.engine_id import read_engine_id
 
 if TYPE_CHECKING:
@@ -232,11 +232,11 @@ class Folder:
                     for path in self._path.rglob("*") if path.is_file()}
 
     def write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+        position = 0
         with self._new(name) as descriptor:
             for chunk in chunks:
-                rest = memoryview(chunk)
-                while rest:
-                    rest = rest[os.write(descriptor, rest):]
+                pwrite_all(descriptor, chunk, position, self._path / name)
+                position += len(chunk)
             failpoint("backup_piece_written")
 
     def clone(self, name: str, source: Path) -> bool:

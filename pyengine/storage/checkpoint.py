@@ -35,13 +35,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pyengine.errors import DiskError, FlushError, disk_error, disk_errors
+from pyengine.errors import DiskError, disk_error, disk_errors, flush_error
 from pyengine.formats.constants import CHECKPOINT_BYTES
 from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.small_file import Checkpoint, pack_checkpoint, read_small_file, unpack_checkpoint
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.durable_file import DurableRecord
-from pyengine.storage.durable_writes import FILE_MODE, sync_folder, write_config
+from pyengine.storage.durable_writes import FILE_MODE, pwrite_all, sync_folder, write_config
 from pyengine.storage.engine_id import read_boot_id, read_engine_id
 
 
@@ -75,16 +75,12 @@ def write_checkpoint(root: Root, checkpoint: Checkpoint) -> None:
         if os.fstat(descriptor).st_size != CHECKPOINT_BYTES:
             write_config(path, content, keep_backup=False)
             return
-        with disk_errors("write", path):
-            written = os.pwrite(descriptor, content, 0)
-        if written != len(content):
-            raise DiskError(f"short write to {path}", path=str(path))
+        pwrite_all(descriptor, content, 0, path)
         failpoint("checkpoint_written")
         try:
             os.fdatasync(descriptor)
         except OSError as error:
-            raise FlushError(f"fdatasync of {path} failed: {error.strerror}",
-                             errno=error.errno or 0, path=str(path)) from error
+            raise flush_error(error, "fdatasync", path) from error
         failpoint("checkpoint_synced")
     finally:
         os.close(descriptor)

@@ -55,7 +55,7 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.arguments import INT64_MAX
-from pyengine.errors import DiskError, FlushError, FormatError, StoreBusyError, UsageError, disk_error
+from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError, disk_error, disk_errors
 from pyengine.formats.paths import QUEUE_ID_MAX, StorePaths
 from pyengine.formats.small_file import (
     PARSE_ERRORS,
@@ -68,7 +68,7 @@ from pyengine.formats.small_file import (
     seal,
 )
 from pyengine.storage.durable_file import ConfigFile
-from pyengine.storage.durable_writes import make_folders, sync_folder
+from pyengine.storage.durable_writes import FILE_MODE, make_folders, pwrite_all, sync_descriptor, sync_folder
 from pyengine.storage.later_format import require_known_format
 from pyengine.storage.ofd_lock import is_at, try_lock, unlock
 from pyengine.storage.read_level import StoreUse, store_use
@@ -78,7 +78,6 @@ _POLL_INTERVAL_FIRST_S, _POLL_INTERVAL_LAST_S = 0.0005, 0.02
 _STATE = struct.Struct("<QQ")  # generation, ticket of the current writer
 _GENERATIONS = 1 << 40
 _TRIES_AHEAD = 16
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class LockTakenOverError(Exception):
@@ -105,7 +104,8 @@ class OffsetLock:
         """Be the only writer inside the block. Waits as long as other writers make progress."""
         make_folders(self._folder)
         while True:
-            descriptor = self._open()
+            with disk_errors("open", self._path):
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
             try:
                 generation = self._acquire(descriptor)
                 if not is_at(descriptor, self._path):  # the lock file was replaced: other processes lock the new one
@@ -120,12 +120,6 @@ class OffsetLock:
             finally:
                 os.close(descriptor)
 
-    def _open(self) -> int:
-        try:
-            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise disk_error(error, "open", self._path) from error
-
     def _acquire(self, descriptor: int) -> int:
         seen: tuple[int, int] | None = None
         since_s = 0.0
@@ -134,7 +128,7 @@ class OffsetLock:
             state = _read_lock(descriptor)
             if try_lock(descriptor, state[0], self._path):
                 if _read_lock(descriptor)[0] == state[0]:
-                    _write(descriptor, state[0], self._path)
+                    self._write(descriptor, state[0])
                     return state[0]
                 unlock(descriptor, state[0], 1)
                 continue
@@ -156,11 +150,14 @@ class OffsetLock:
             following = (generation + ahead) % _GENERATIONS
             if try_lock(descriptor, following, self._path):
                 if _read_lock(descriptor)[0] == generation:
-                    _write(descriptor, following, self._path)
+                    self._write(descriptor, following)
                     return following
                 unlock(descriptor, following, 1)
                 return None
         return None
+
+    def _write(self, descriptor: int, generation: int) -> None:
+        pwrite_all(descriptor, _STATE.pack(generation, secrets.randbits(64)), 0, self._path)
 
 
 class Writer:
@@ -207,12 +204,10 @@ class Writer:
         return self._target.with_name(f"{self._target.name}.{kind}{self._generation}.tmp")
 
     def _write(self, path: Path, content: bytes) -> None:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
         try:
-            rest = memoryview(content)
-            while rest:
-                rest = rest[os.write(descriptor, rest):]
-            _sync(descriptor, self._target)
+            pwrite_all(descriptor, content, 0, self._target)
+            sync_descriptor(descriptor, self._target, may_repeat=True)
         finally:
             os.close(descriptor)
 
@@ -226,8 +221,8 @@ class Writer:
         except FileNotFoundError:
             return
         try:
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                _sync(descriptor, self._target)  # a broker may have written it without a sync
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):  # a broker may have written it without a sync
+                sync_descriptor(descriptor, self._target, may_repeat=True)
             try:
                 os.link(self._target, spare)
             except FileNotFoundError:
@@ -245,22 +240,6 @@ def _read_lock(descriptor: int) -> tuple[int, int]:
     found = os.pread(descriptor, _STATE.size, 0).ljust(_STATE.size, b"\0")
     generation, ticket = _STATE.unpack(found)
     return generation % _GENERATIONS, ticket
-
-
-def _write(descriptor: int, generation: int, path: Path) -> None:
-    try:
-        os.pwrite(descriptor, _STATE.pack(generation, secrets.randbits(64)), 0)
-    except OSError as error:
-        raise disk_error(error, "write", path) from error
-
-
-def _sync(descriptor: int, path: Path) -> None:
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno in _FULL:
-            raise
-        raise FlushError(f"fsync of {path} failed: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
 
 
 SEPARATOR = "@"
@@ -343,24 +322,17 @@ class ConsumerOffsets:
 
         self.update(change)
 
-    def update(self, change: Callable[[Table], object]) -> OffsetTable:
+    def update(self, change: Callable[[Table], object], *, is_owner: bool = False) -> OffsetTable:
         """Call `change` with the table, as the only writer; the changed table is durable when this returns.
 
         An unchanged table is not written. `change` is called again if another process
         took over meanwhile; an exception in it ends the update without a
-        write. StoreBusyError while another program has the store open.
+        write. StoreBusyError while another program has the store open; `is_owner`: this process has locked it exclusively (recovery).
         """
-        return self._update(change, own_store=False)
-
-    def update_as_owner(self, change: Callable[[Table], object]) -> OffsetTable:
-        """Like update(), for the process that has locked the store exclusively (recovery)."""
-        return self._update(change, own_store=True)
-
-    def _update(self, change: Callable[[Table], object], *, own_store: bool) -> OffsetTable:
         for _ in range(_TRIES):
             try:
                 with self._lock.held() as writer:
-                    use = None if own_store else store_use(self._root)
+                    use = None if is_owner else store_use(self._root)
                     if use is StoreUse.OTHER:
                         raise StoreBusyError(
                             f"{self._root} is open in another program, which keeps the groups' offsets itself")

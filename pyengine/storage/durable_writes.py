@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pyengine.errors import DiskError, DiskFullError, FlushError, InvariantError, disk_error, disk_errors
+from pyengine.errors import DiskError, FlushError, InvariantError, disk_error, disk_errors, flush_error
 from pyengine.formats.paths import Root, log_folders
 from pyengine.formats.small_file import read_small_file
 from pyengine.native.failpoint import failpoint
@@ -154,9 +154,9 @@ def _replace(path: Path, content: bytes, keep_backup: bool, mode: int) -> None:
             if mode != FILE_MODE:
                 os.fchmod(descriptor, mode)  # the file may exist, from a crash or another program, with other rights
             failpoint("config_opened")
-            _write_all(descriptor, content)
+            pwrite_all(descriptor, content, 0, path)
             failpoint("config_written")
-            _sync_new_file(descriptor, path)
+            sync_descriptor(descriptor, path, may_repeat=True)
             failpoint("config_synced")
         finally:
             os.close(descriptor)
@@ -192,16 +192,12 @@ def make_folders(folder: Path | str) -> None:
 
 def sync_folder(folder: Path | str) -> None:
     """Make the names in `folder` durable, or raise FlushError (DiskFullError if the disk is full)."""
-    descriptor = _open_folder(Path(folder))
+    descriptor = open_file(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno == errno.EINVAL:  # some network file systems cannot sync directories
-            return
-        if error.errno in _FULL:
-            raise DiskFullError(f"no room to sync {folder}", errno=error.errno, path=str(folder)) from error
-        raise FlushError(f"fsync of directory {folder} failed: {error.strerror}",
-                         errno=error.errno or 0, path=str(folder)) from error
+        if error.errno != errno.EINVAL:  # some network file systems cannot sync directories
+            raise _sync_error(error, folder) from error
     finally:
         os.close(descriptor)
 
@@ -234,7 +230,7 @@ class _TmpfileRefusedError(Exception):
 
 
 def _create_unnamed(folder: Path, name: str, size_bytes: int, allocate: Allocation) -> int:
-    folder_fd = _open_folder(folder)
+    folder_fd = open_file(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             descriptor = os.open(folder, os.O_RDWR | os.O_TMPFILE, FILE_MODE)
@@ -311,7 +307,7 @@ def _rename_new(unfinished: Path, target: Path) -> None:
 def _give_length(descriptor: int, size_bytes: int, allocate: Allocation, path: Path) -> None:
     with disk_errors("create", path, f" (with {size_bytes:,} bytes)"):
         _size_and_allocate(descriptor, size_bytes, allocate)
-    _sync_new_file(descriptor, path)
+    sync_descriptor(descriptor, path, may_repeat=True)
     failpoint("new_file_synced")
 
 
@@ -323,17 +319,6 @@ def _size_and_allocate(descriptor: int, size_bytes: int, allocate: Allocation) -
     if blocks_bytes:
         os.posix_fallocate(descriptor, 0, blocks_bytes)
         failpoint("new_file_allocated")
-
-
-def _sync_new_file(descriptor: int, path: Path) -> None:
-    """As sync_descriptor, but DiskFullError on a full disk: no reader sees the file yet, so the caller may create it again."""
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno in _FULL:
-            raise disk_error(error, "sync", path) from error
-        raise FlushError(f"fsync of {path} failed: {error.strerror}",
-                         errno=error.errno or 0, path=str(path)) from error
 
 
 def _sync_or_unlink(folder: Path, path: Path) -> None:
@@ -358,23 +343,12 @@ def _link_backup(path: Path) -> None:
     except OSError:  # the file system has no hard links
         spare.write_bytes(read_small_file(path))
         with open(spare, "rb") as copied:
-            _sync_new_file(copied.fileno(), spare)
+            sync_descriptor(copied.fileno(), spare, may_repeat=True)
     failpoint("config_backup_linked")
     os.rename(spare, path.with_name(path.name + ".bak"))
     failpoint("config_backup_renamed")
     with contextlib.suppress(FileNotFoundError):  # rename() does nothing when both names are the same file
         spare.unlink()
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(descriptor, rest):]
-
-
-def _open_folder(folder: Path) -> int:
-    with disk_errors("open directory", folder):
-        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def write_at(path: Path, content: bytes | memoryview, position: int) -> None:
@@ -471,27 +445,20 @@ def start_writeback(paths: Sequence[Path]) -> Iterator[None]:
     It is not a sync: it makes nothing durable, and the later sync reports an error of the disk.
     If no thread can be started, it does nothing.
     """
-    thread = threading.Thread(target=_start_writing, args=(paths,), name="start-writeback", daemon=True)
-    is_started = True
-    try:
+
+    def start() -> None:
+        for path in paths:
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                start_writing(file.fileno())
+
+    thread = threading.Thread(target=start, name="start-writeback", daemon=True)
+    with contextlib.suppress(RuntimeError):  # the limit on processes is reached
         thread.start()
-    except RuntimeError:  # the limit on processes is reached
-        is_started = False
     try:
         yield
     finally:
-        if is_started:
+        if thread.ident is not None:
             thread.join()
-
-
-def _start_writing(paths: Sequence[Path]) -> None:
-    for path in paths:
-        with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                start_writing(descriptor)
-            finally:
-                os.close(descriptor)
 
 
 class DirectFile(io.RawIOBase):
@@ -562,15 +529,20 @@ class DirectFile(io.RawIOBase):
             super().close()
 
 
-def sync_descriptor(descriptor: int, path: Path) -> None:
-    """fsync, or raise FlushError, which is never retried."""
+def sync_descriptor(descriptor: int, path: Path, *, may_repeat: bool = False) -> None:
+    """fsync, or raise FlushError, which is never retried. `may_repeat`: DiskFullError on a full disk, since no reader sees the file yet."""
     try:
         os.fsync(descriptor)
     except OSError as error:
-        raise FlushError(f"fsync of {path} failed: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+        raise (_sync_error(error, path) if may_repeat else flush_error(error, "fsync", path)) from error
 
 
-def open_file(path: Path, flags: int) -> int:
+def _sync_error(error: OSError, path: Path | str) -> DiskError:
+    """Return the error of a sync that the caller may repeat on a full disk: DiskFullError for that, else FlushError."""
+    return disk_error(error, "sync", path) if error.errno in _FULL else flush_error(error, "fsync", path)
+
+
+def open_file(path: Path | str, flags: int) -> int:
     """Open a file and return its descriptor, or raise DiskError."""
     with disk_errors("open", path):
         return os.open(path, flags)

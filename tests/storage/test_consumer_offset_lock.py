@@ -47,7 +47,7 @@ def test_a_replaced_file_keeps_the_one_before(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["consumers", "file", "file.bak"]
 
 
-@pytest.mark.parametrize("where", ["open", "write", "fsync", "link", "rename", "unlink"])
+@pytest.mark.parametrize("where", ["open", "pwrite", "fsync", "link", "rename", "unlink"])
 def test_a_writer_that_is_stopped_anywhere_is_passed_over_and_cannot_undo_the_next(tmp_path, where):
     (tmp_path / "file").write_bytes(b"old")
     stopped = subprocess.Popen([sys.executable, "-c", STOPS, str(tmp_path), where], env=environment(),

@@ -170,10 +170,10 @@ def test_killed_anywhere_a_config_is_old_or_new_and_its_backup_is_whole(tmp_path
 def test_a_config_with_a_secret_is_never_in_a_file_that_others_may_read(tmp_path, monkeypatch):
     path, modes = tmp_path / "plain_acl.yml", []
     path.with_name("plain_acl.yml.tmp").touch(mode=0o644)  # of a crash
-    write, umask = os.write, os.umask(0)
+    pwrite, umask = os.pwrite, os.umask(0)
     try:
-        monkeypatch.setattr(durable_writes.os, "write", lambda descriptor, data: (
-            modes.append(os.fstat(descriptor).st_mode & 0o777), write(descriptor, data))[1])
+        monkeypatch.setattr(durable_writes.os, "pwrite", lambda descriptor, data, at: (
+            modes.append(os.fstat(descriptor).st_mode & 0o777), pwrite(descriptor, data, at))[1])
         write_config(path, b"secretKey: x", keep_backup=False, mode=0o600)
     finally:
         os.umask(umask)
@@ -181,7 +181,7 @@ def test_a_config_with_a_secret_is_never_in_a_file_that_others_may_read(tmp_path
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-@pytest.mark.parametrize("step", ["write", "fsync", "rename"])
+@pytest.mark.parametrize("step", ["pwrite", "fsync", "rename"])
 def test_a_config_that_cannot_be_written_stays_as_it_was(tmp_path, monkeypatch, step, code):
     path = tmp_path / "config" / "watermark"
     write_config(path, b"old")

@@ -378,7 +378,7 @@ def clamp_offsets(
               for key, queue_id, end in _beyond(found.offsets, queue_ends)]
     before_change()
     try:
-        offsets.update_as_owner(change)
+        offsets.update(change, is_owner=True)
     except (EngineError, OSError) as error:
         notes.append(f"the groups' offsets could not be corrected: {error}")
     return notes
