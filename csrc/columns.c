@@ -104,107 +104,68 @@ static int is_wanted(const struct ms_row_filter *filter, const struct ms_record 
 
 /* -- selecting rows --------------------------------------------------------- */
 
-static int64_t bytes_of(const struct ms_record *record, int count_bodies)
+#define NOT_WANTED -1
+
+/* Select a whole record: MS_CASE_MESSAGE: it is a row now; NOT_WANTED; or what stops the selection before it. */
+static inline int choose(struct ms_selection *s, const struct ms_record *record, int64_t offset)
 {
-    return count_bodies ? record->size_bytes : record->size_bytes - record->body_bytes;
+    if (ms_record_physical_offset(record) != offset)
+        return MS_CASE_OFFSET_MISMATCH;
+    const int wanted = s->filter == NULL ? 1 : is_wanted(s->filter, record, s);
+    if (wanted != 1)
+        return wanted == 0 ? NOT_WANTED : wanted;
+    const int found = ms_record_verify(record, offset, s->checks);
+    if (found != MS_CASE_MESSAGE)
+        return found;
+    const int64_t bytes = s->bytes + record->size_bytes - (s->count_bodies ? 0 : record->body_bytes);
+    if (bytes > s->bytes_max && s->count > 0)
+        return MS_COLUMNS_FULL;
+    s->bytes = bytes;
+    s->count++;
+    return MS_CASE_MESSAGE;
 }
 
-int ms_columns_select(const uint8_t *view, int64_t base_offset, int64_t end, int64_t limit, int checks,
-                      const struct ms_row_filter *filter, int count_bodies, int64_t rows_max, int64_t bytes_max,
-                      struct ms_record *rows, struct ms_selection *selection)
+int ms_columns_select(struct ms_selection *s, const uint8_t *view, int64_t base_offset, int64_t end, int64_t limit)
 {
-    int64_t offset = selection->position, count = 0, bytes = 0, passed = 0;
-    int found = MS_CASE_RANGE_END;
-    while (offset < end) {
-        struct ms_record *const row = &rows[count];
-        if (count == rows_max) {
-            found = MS_COLUMNS_FULL;
-            break;
-        }
-        found = ms_record_parse(view + (offset - base_offset), limit - offset, row);
+    s->count = s->bytes = 0;
+    while (s->position < end) {
+        struct ms_record *const row = &s->rows[s->count];
+        if (s->count == s->rows_max)
+            return MS_COLUMNS_FULL;
+        int found = ms_record_parse(view + (s->position - base_offset), limit - s->position, row);
         if (found != MS_CASE_MESSAGE)
-            break;
+            return found;
         ms_record_prefetch(row);
-        if (ms_record_physical_offset(row) != offset) {
-            found = MS_CASE_OFFSET_MISMATCH;
-            break;
-        }
-        const int wanted = filter == NULL ? 1 : is_wanted(filter, row, selection);
-        if (wanted == MS_COLUMNS_NEEDS_QUEUE) {
-            found = wanted;
-            break;
-        }
-        if (wanted) {
-            found = ms_record_verify(row, offset, checks);
-            if (found != MS_CASE_MESSAGE)
-                break;
-            bytes += bytes_of(row, count_bodies);
-            if (bytes > bytes_max && count > 0) {
-                found = MS_COLUMNS_FULL;
-                break;
-            }
-            count++;
-        }
-        offset += row->size_bytes;
-        passed++;
-        found = MS_CASE_RANGE_END;
+        found = choose(s, row, s->position);
+        if (found != MS_CASE_MESSAGE && found != NOT_WANTED)
+            return found;
+        s->position += row->size_bytes;
     }
-    selection->position = offset;
-    selection->passed = passed;
-    selection->rows = count;
-    return found;
+    return MS_CASE_RANGE_END;
 }
 
-int ms_columns_gather(const uint8_t *view, int64_t base_offset, int64_t limit, int checks, const uint8_t *entries,
-                      int64_t count, const struct ms_row_filter *filter, int count_bodies, int64_t rows_max,
-                      int64_t bytes_max, struct ms_record *rows, struct ms_selection *selection)
+int ms_columns_gather(struct ms_selection *s, const uint8_t *view, int64_t base_offset, int64_t limit,
+                      const uint8_t *entries, int64_t count)
 {
-    int64_t selected = 0, bytes = 0, entry = 0;
-    int found = MS_CASE_RANGE_END;
-    for (; entry < count; entry++, found = MS_CASE_RANGE_END) {
-        const uint8_t *const at = entries + entry * MS_QUEUE_ENTRY_BYTES;
-        const int64_t offset = ms_get_i64(at);
+    s->count = s->bytes = 0;
+    for (s->entries_read = 0; s->entries_read < count; s->entries_read++) {
+        const uint8_t *const at = entries + s->entries_read * MS_QUEUE_ENTRY_BYTES;
+        const int64_t offset = s->position = ms_get_i64(at);
         const int32_t size = ms_get_i32(at + 8);
-        struct ms_record *const row = &rows[selected];
-        selection->position = offset;
+        struct ms_record *const row = &s->rows[s->count];
         if (offset == 0 && size == MS_QUEUE_FILLER_SIZE)
             continue;
-        if (selected == rows_max) {
-            found = MS_COLUMNS_FULL;
-            break;
-        }
-        if (offset < base_offset || offset >= limit || size > limit - offset) {
-            found = MS_CASE_OVERRUN;
-            break;
-        }
-        found = ms_record_parse(view + (offset - base_offset), limit - offset, row);
-        if (found == MS_CASE_MESSAGE && row->size_bytes != size)
-            found = MS_CASE_TORN;
-        if (found == MS_CASE_MESSAGE && ms_record_physical_offset(row) != offset)
-            found = MS_CASE_OFFSET_MISMATCH;
-        if (found != MS_CASE_MESSAGE)
-            break;
-        const int wanted = filter == NULL ? 1 : is_wanted(filter, row, selection);
-        if (wanted == MS_COLUMNS_NEEDS_QUEUE) {
-            found = wanted;
-            break;
-        }
-        if (!wanted)
-            continue;
-        found = ms_record_verify(row, offset, checks);
-        if (found != MS_CASE_MESSAGE)
-            break;
-        bytes += bytes_of(row, count_bodies);
-        if (bytes > bytes_max && selected > 0) {
-            found = MS_COLUMNS_FULL;
-            break;
-        }
-        selected++;
+        if (s->count == s->rows_max)
+            return MS_COLUMNS_FULL;
+        if (offset < base_offset || offset >= limit || size > limit - offset)
+            return MS_CASE_OVERRUN;
+        int found = ms_record_parse(view + (offset - base_offset), limit - offset, row);
+        if (found == MS_CASE_MESSAGE)
+            found = row->size_bytes == size ? choose(s, row, offset) : MS_CASE_TORN;
+        if (found != MS_CASE_MESSAGE && found != NOT_WANTED)
+            return found;
     }
-    selection->passed = entry;
-    selection->passed_entries = entry;
-    selection->rows = selected;
-    return found;
+    return MS_CASE_RANGE_END;
 }
 
 /* -- columns ---------------------------------------------------------------- */

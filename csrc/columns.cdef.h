@@ -71,14 +71,21 @@ struct ms_row_filter {
     int64_t end_ms;
 };
 
+/* What to select (set once), and how far that has come. */
 struct ms_selection {
-    int64_t position;          /* in: where to begin; out: where to continue, or what stopped the selection */
-    int64_t passed;            /* records read, wanted or not */
-    int64_t rows;
+    const struct ms_row_filter *filter; /* NULL: all rows */
+    struct ms_record *rows;    /* room for rows_max */
+    int64_t rows_max;
+    int64_t bytes_max;         /* of all rows; a first row is selected at any size */
+    int32_t count_bodies;      /* 0: `bytes_max` is without bodies */
+    int32_t checks;            /* as for ms_record_classify; only lengths and offset of records that are not selected */
+    int64_t position;          /* where to continue, or what stopped the selection */
+    int64_t entries_read;      /* gather: before the one that stopped it */
+    int64_t count;             /* rows selected */
+    int64_t bytes;             /* of these */
     const uint8_t *unknown_topic; /* inside the view */
     int32_t unknown_topic_bytes;
     int32_t unknown_queue_id;
-    int64_t passed_entries;    /* gather: entries read */
 };
 
 /* A column of a batch. */
@@ -100,19 +107,13 @@ int ms_filter_add(struct ms_row_filter *filter, const uint8_t *topic, int32_t to
 /* Enter all queues into `places`, which the caller has just replaced. */
 void ms_filter_rehash(struct ms_row_filter *filter);
 
-/* Select records that begin in [position, end), at most `rows_max` and, after the first, at most `bytes_max` bytes
- * (`count_bodies` 0: without bodies). Reads nothing at or above `limit`. `filter` NULL: all rows. `checks` as for
- * ms_record_classify; of records that are not selected it checks lengths and offset only.
- * Returns MS_CASE_* (RANGE_END: done), MS_COLUMNS_FULL or MS_COLUMNS_NEEDS_QUEUE. */
-int ms_columns_select(const uint8_t *view, int64_t base_offset, int64_t end, int64_t limit, int checks,
-                      const struct ms_row_filter *filter, int count_bodies, int64_t rows_max, int64_t bytes_max,
-                      struct ms_record *rows, struct ms_selection *selection);
+/* Select records that begin in [position, end). Reads nothing at or above `limit`. Returns MS_CASE_* (RANGE_END: done),
+ * MS_COLUMNS_FULL or MS_COLUMNS_NEEDS_QUEUE. */
+int ms_columns_select(struct ms_selection *selection, const uint8_t *view, int64_t base_offset, int64_t end, int64_t limit);
 /* Select the records that `count` entries of a consume queue name; all must lie in this segment. Skips filler. An
- * entry whose record is not whole, or has another offset or size, stops it with what is wrong there; `passed_entries`
- * counts the entries before it, or those read when the batch is full. */
-int ms_columns_gather(const uint8_t *view, int64_t base_offset, int64_t limit, int checks, const uint8_t *entries,
-                      int64_t count, const struct ms_row_filter *filter, int count_bodies, int64_t rows_max,
-                      int64_t bytes_max, struct ms_record *rows, struct ms_selection *selection);
+ * entry whose record is not whole, or has another offset or size, stops it with what is wrong there. */
+int ms_columns_gather(struct ms_selection *selection, const uint8_t *view, int64_t base_offset, int64_t limit,
+                      const uint8_t *entries, int64_t count);
 
 /* Find the properties and set `bytes`, `nulls` and `is_bad` of each column. Columns of properties come first. */
 void ms_columns_measure(const struct ms_record *rows, int64_t count, struct ms_column *columns, int64_t column_count);

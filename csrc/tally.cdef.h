@@ -28,7 +28,7 @@
 
 struct ms_tally_group {
     uint64_t hash;
-    int64_t numbers[12];       /* MS_TALLY_*; MS_TALLY_STEP is the queue id by queue, and 0 by topic */
+    int64_t numbers[MS_TALLY_NUMBERS]; /* MS_TALLY_*; MS_TALLY_STEP is the queue id by queue, and 0 by topic */
     int32_t largest;
     int32_t topic_bytes;
     uint8_t topic[128];

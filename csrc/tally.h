@@ -5,7 +5,6 @@
 #include "record.h"
 #include "tally.cdef.h"
 
-_Static_assert(sizeof((struct ms_tally_group *)0)->numbers / sizeof(int64_t) == MS_TALLY_NUMBERS, "a place for each number");
 _Static_assert(sizeof((struct ms_tally_group *)0)->topic > MS_TOPIC_BYTES_MAX, "any topic fits");
 
 #endif

@@ -91,29 +91,27 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct input numbers = {input.at, HEAD};
     input.at += HEAD;
     input.left -= HEAD;
-    const int checks = (int)take(&numbers, 1) & 7;
-    const int count_bodies = (int)take(&numbers, 1) & 1;
-    const int64_t rows_max = 1 + take_up_to(&numbers, ROWS_MAX - 1);
+    struct ms_selection selection = {.position = BASE, .rows = rows, .bytes_max = 1 << 14};
+    selection.checks = (int)take(&numbers, 1) & 7;
+    selection.count_bodies = (int)take(&numbers, 1) & 1;
+    selection.rows_max = 1 + take_up_to(&numbers, ROWS_MAX - 1);
     const int64_t limit = BASE + take_near(&numbers, input.left);
     const int64_t end = BASE + take_near(&numbers, limit - BASE);
     struct guarded memory = guarded_copy(input.at, input.left);
-    struct ms_selection selection = {.position = BASE};
-    int why = ms_columns_select(memory.at, BASE, end, limit, checks, NULL, count_bodies, rows_max, 1 << 14, rows, &selection);
-    CHECK(why != MS_COLUMNS_NEEDS_QUEUE && selection.rows >= 0 && selection.rows <= rows_max);
+    int found = ms_columns_select(&selection, memory.at, BASE, end, limit);
+    CHECK(found != MS_COLUMNS_NEEDS_QUEUE && selection.count >= 0 && selection.count <= selection.rows_max);
     CHECK(selection.position >= BASE && selection.position <= limit);
-    fill_all(selection.rows);
+    fill_all(selection.count);
     for (int by = MS_TALLY_BY_TOPIC; by <= MS_TALLY_BY_STEP; by++)
-        count_all(selection.rows, by);
+        count_all(selection.count, by);
     /* The end of the input again, as the entries of a queue. */
     const int64_t count = input.left / 20 < 8 ? input.left / 20 : 8;
     struct guarded entries = guarded_copy(input.at + input.left - 20 * count, 20 * count);
-    selection = (struct ms_selection){0};
-    why = ms_columns_gather(memory.at, BASE, limit, checks, entries.at, count, NULL, count_bodies, rows_max, 1 << 14, rows,
-                            &selection);
-    CHECK(why != MS_COLUMNS_NEEDS_QUEUE && selection.rows <= rows_max && selection.passed_entries <= count);
-    fill_all(selection.rows);
+    found = ms_columns_gather(&selection, memory.at, BASE, limit, entries.at, count);
+    CHECK(found != MS_COLUMNS_NEEDS_QUEUE && selection.count <= selection.rows_max && selection.entries_read <= count);
+    fill_all(selection.count);
     for (int by = MS_TALLY_BY_TOPIC; by <= MS_TALLY_BY_STEP; by++)
-        count_all(selection.rows, by);
+        count_all(selection.count, by);
     guarded_free(&entries);
     guarded_free(&memory);
     return 0;

@@ -119,17 +119,20 @@ static void select_all(const struct segment *s, int64_t limit, const struct ms_r
 {
     struct guarded view = guarded_copy(s->bytes, limit - s->base);
     static struct ms_record rows[ROWS_MAX];
-    struct ms_selection selection = {.position = s->base};
-    const int64_t rows_max = 1 + (int64_t)dice(ROWS_MAX), bytes_max = 1 + (int64_t)dice(4000);
+    struct ms_selection selection = {.position = s->base, .filter = filter, .rows = rows};
+    selection.rows_max = 1 + (int64_t)dice(ROWS_MAX);
+    selection.bytes_max = 1 + (int64_t)dice(4000);
     int found;
     do {
         const int64_t before = selection.position;
-        found = ms_columns_select(view.at, s->base, limit, limit, (int)dice(4), filter, (int)dice(2), rows_max, bytes_max,
-                                  rows, &selection);
-        CHECK(selection.rows >= 0 && selection.rows <= rows_max && selection.position >= before && selection.position <= limit);
-        CHECK(found != MS_COLUMNS_FULL || selection.rows > 0);
-        fill_all(rows, selection.rows, NULL);
-        count_all(rows, selection.rows);
+        selection.checks = (int)dice(4);
+        selection.count_bodies = (int)dice(2);
+        found = ms_columns_select(&selection, view.at, s->base, limit, limit);
+        CHECK(selection.count >= 0 && selection.count <= selection.rows_max);
+        CHECK(selection.position >= before && selection.position <= limit);
+        CHECK(found != MS_COLUMNS_FULL || selection.count > 0);
+        fill_all(rows, selection.count, NULL);
+        count_all(rows, selection.count);
         if (found == MS_COLUMNS_NEEDS_QUEUE) {
             struct ms_row_filter *learning = (struct ms_row_filter *)filter;
             CHECK(ms_filter_add(learning, selection.unknown_topic, selection.unknown_topic_bytes, selection.unknown_queue_id,
@@ -150,10 +153,10 @@ static void change(void)
 static void fill_changing(const struct segment *s)
 {
     static struct ms_record rows[ROWS_MAX];
-    struct ms_selection selection = {.position = s->base};
+    struct ms_selection selection = {.position = s->base, .rows = rows, .rows_max = ROWS_MAX, .bytes_max = INT32_MAX, .count_bodies = 1};
     changing = guarded_copy(s->bytes, s->total);
-    ms_columns_select(changing.at, s->base, s->base + s->total, s->base + s->total, 0, NULL, 1, ROWS_MAX, INT32_MAX, rows, &selection);
-    fill_all(rows, selection.rows, change);
+    ms_columns_select(&selection, changing.at, s->base, s->base + s->total, s->base + s->total);
+    fill_all(rows, selection.count, change);
     guarded_free(&changing);
 }
 
@@ -169,12 +172,13 @@ static void gather_some(const struct segment *s, int64_t limit)
                               dice(20) ? size : (int32_t)dice(1ull << 32), 0);
     }
     for (int64_t done = 0; done < 30;) {
-        struct ms_selection selection = {0};
-        const int found = ms_columns_gather(view.at, s->base, limit, (int)dice(4), entries + done * MS_QUEUE_ENTRY_BYTES,
-                                            30 - done, NULL, (int)dice(2), 1 + (int64_t)dice(ROWS_MAX), 3000, rows, &selection);
-        fill_all(rows, selection.rows, NULL);
-        done += selection.passed_entries + (found != MS_COLUMNS_FULL);
-        CHECK(found != MS_COLUMNS_FULL || selection.rows > 0);
+        struct ms_selection selection = {.rows = rows, .rows_max = 1 + (int64_t)dice(ROWS_MAX), .bytes_max = 3000};
+        selection.checks = (int)dice(4);
+        selection.count_bodies = (int)dice(2);
+        const int found = ms_columns_gather(&selection, view.at, s->base, limit, entries + done * MS_QUEUE_ENTRY_BYTES, 30 - done);
+        fill_all(rows, selection.count, NULL);
+        done += selection.entries_read + (found != MS_COLUMNS_FULL);
+        CHECK(found != MS_COLUMNS_FULL || selection.count > 0);
     }
     guarded_free(&view);
 }

@@ -26,7 +26,7 @@ from pyengine.formats.record_case import WalkResult
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from pyengine._native import Array, ms_column, ms_row_filter, ms_selection, ms_text
+    from pyengine._native import Array, ms_column, ms_selection, ms_text
 
 # By MS_CASE_*; the labels are those of formats.record_case.
 REASONS = (
@@ -323,17 +323,16 @@ class ColumnScanner:
             )
         self.columns = tuple(columns)
         self._batch_rows = batch_rows
-        self._batch_bytes = batch_bytes
-        self._checks = lib.MS_CHECK_CRC if verify_crc else 0
         self._allocate = allocate
         self._filter = None if row_filter is None else _Filter(row_filter)
-        self._with_bodies = "body" in self.columns
         self._rows = _new_raw("struct ms_record[]", batch_rows)
         distinct = sorted(dict.fromkeys(self.columns), key=lambda name: _property_name(name) is None)  # properties first
         self._structs = ffi.new("struct ms_column[]", max(1, len(distinct)))
         self._struct_of = {name: self._structs[at] for at, name in enumerate(distinct)}
         self._references = [self._describe(name, column) for name, column in self._struct_of.items()]
-        self._selection = ffi.new("struct ms_selection *")
+        self._selection = ffi.new("struct ms_selection *", {
+            "filter": ffi.NULL if self._filter is None else self._filter.struct, "rows": self._rows, "rows_max": batch_rows,
+            "bytes_max": batch_bytes, "count_bodies": "body" in self.columns, "checks": lib.MS_CHECK_CRC if verify_crc else 0})
         self.reason = "range_end"
 
     @property
@@ -354,13 +353,9 @@ class ColumnScanner:
         more = True
         while more:
             first = selection.position
-            code = lib.ms_columns_select(
-                data, base_offset, end, limit, self._checks, self._filter_struct(), self._with_bodies,
-                self._batch_rows, self._batch_bytes, self._rows, selection,
-            )
-            more = self._needs_repeat(code)
-            if selection.rows:
-                yield RawBatch(selection.rows, self._fill(selection.rows), first, selection.position)
+            more = self._needs_repeat(lib.ms_columns_select(selection, data, base_offset, end, limit))
+            if selection.count:
+                yield RawBatch(selection.count, self._fill(selection.count), first, selection.position)
 
     def gather(self, view: Buffer, base_offset: int, entries: Buffer, limit: int | None = None) -> Iterator[RawBatch]:
         """Yield the records that consume-queue `entries` (20 bytes each) name, in their order; all lie in this segment.
@@ -378,18 +373,12 @@ class ColumnScanner:
         self.gathered = 0
         more = True
         while more:
-            code = lib.ms_columns_gather(
-                data, base_offset, limit, self._checks, source + self.gathered * lib.MS_QUEUE_ENTRY_BYTES,
-                count - self.gathered, self._filter_struct(), self._with_bodies, self._batch_rows, self._batch_bytes,
-                self._rows, selection,
-            )
-            self.gathered += selection.passed_entries
+            code = lib.ms_columns_gather(selection, data, base_offset, limit,
+                                         source + self.gathered * lib.MS_QUEUE_ENTRY_BYTES, count - self.gathered)
+            self.gathered += selection.entries_read
             more = self._needs_repeat(code)
-            if selection.rows:
-                yield RawBatch(selection.rows, self._fill(selection.rows), -1, -1)
-
-    def _filter_struct(self) -> ms_row_filter:
-        return ffi.NULL if self._filter is None else self._filter.struct
+            if selection.count:
+                yield RawBatch(selection.count, self._fill(selection.count), -1, -1)
 
     def _needs_repeat(self, code: int) -> bool:
         """Return whether the caller must repeat the call for the rest."""
