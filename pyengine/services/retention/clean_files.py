@@ -18,24 +18,10 @@ queue or of the index, which has the position of the next entry.
     an extension file    the queue's first valid entry points after it (ConsumeQueueExt.truncateByMinAddress)
     an index file        the record of its last key is below it    (IndexService.deleteExpiredFile)
 
-The rules for the log (docs/cleaning.md) are those of RocketMQ's DefaultMessageStore.CleanCommitLogService.
-The first row that applies decides:
-
-| when | deleted | how many |
-|---|---|---|
-| requested by hand, down to a disk use | the oldest, of any age | until that use is reached |
-| requested by hand | segments that are old enough | all of them |
-| use over disk_space_clean_forcibly_ratio, with clean_file_forcibly_enable | the oldest, of any age | a batch, until below it |
-| the log over log_retention_bytes (not RocketMQ's) | the oldest; a held one only if a row below applies | a batch, until it fits |
-| disk use over disk_max_used_space_ratio | segments that are old enough | a batch |
-| an hour of delete_when | segments that are old enough | a batch |
-| a segment that was held when it should have been deleted | that segment | one |
-
-Over disk_space_warning_level_ratio puts are refused. While disk_space_enough_bytes are free,
-puts are not refused for that, and no segment is deleted before its age. If the use of a disk is unknown,
-no segment is deleted and no put is refused (RocketMQ deletes then).
-
-`CleanRules` and the functions next to it do no I/O and read no clock: both are arguments.
+The rules for the log, of which the first that applies decides, are in docs/cleaning.md: those of RocketMQ's
+DefaultMessageStore.CleanCommitLogService, and log_retention_bytes. While disk_space_enough_bytes are free, no segment is deleted
+before its age for the disk's use, and no put is refused for it. If the use of a disk is unknown, no segment is deleted and no put is
+refused (RocketMQ deletes then). `decide` and the functions next to it do no I/O and read no clock: both are arguments.
 """
 
 from __future__ import annotations
@@ -44,12 +30,11 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine.engine_config import delete_hours
-from pyengine.errors import disk_error, disk_errors
+from pyengine.errors import disk_errors
 from pyengine.events import Event, Report
 from pyengine.formats.constants import CQ_ENTRY_BYTES, INDEX_HEADER_BYTES
 from pyengine.formats.consume_queue import ENTRY, decode_ext_address, is_ext_address, is_filler, is_live
@@ -72,31 +57,8 @@ if TYPE_CHECKING:
     from pyengine._native import ms_cleaning, ms_control
 
 HOUR_MS = 3_600_000
-
-
-@dataclass(frozen=True, slots=True)
-class CleanRules:
-    """The settings of the rules."""
-
-    reserved_ms: int
-    hours: frozenset[int]
-    max_used_percent: int
-    forcibly_percent: int
-    warning_percent: int
-    enough_bytes: int
-    forcibly_enabled: bool
-    batch_max: int
-    retention_bytes: int = 0
-
-    @classmethod
-    def of(cls, config: EngineConfig) -> CleanRules:
-        return cls(
-            reserved_ms=config.file_reserved_time_hours * HOUR_MS, hours=delete_hours(config.delete_when),
-            max_used_percent=config.disk_max_used_space_ratio,
-            forcibly_percent=config.disk_space_clean_forcibly_ratio,
-            warning_percent=config.disk_space_warning_level_ratio, enough_bytes=config.disk_space_enough_bytes,
-            forcibly_enabled=config.clean_file_forcibly_enable, batch_max=config.delete_files_batch_max,
-            retention_bytes=config.log_retention_bytes)
+QUEUES_A_STEP = 64  # queues checked between two pauses
+_CHUNK_BYTES = 3276 * CQ_ENTRY_BYTES
 
 
 class Request(NamedTuple):
@@ -115,40 +77,37 @@ class Decision(NamedTuple):
     batch_max: int | None = None
     age_counts: bool = False  # for "size": whether age alone would also delete now
 
-    @property
-    def passes_log_holds(self) -> bool:
-        """Whether the disk is so full that holds in config/log-holds are ignored."""
-        return self.why == "space" and self.at_once
-
 
 NOTHING = Decision()
 
 
-def decide(rules: CleanRules, uses: Sequence[DiskUse], hour: int, request: Request | None = None, log_bytes: int = 0) -> Decision:
-    """Return the decision of the first row of the table that applies.
+def decide(config: EngineConfig, uses: Sequence[DiskUse], hour: int, request: Request | None = None, log_bytes: int = 0) -> Decision:
+    """Return the decision of the first rule that applies.
 
     `uses`: those of the file systems of log and queues; `hour`: 0..23, local time; `log_bytes`: the length of the log.
     """
+    reserved_ms = config.file_reserved_time_hours * HOUR_MS
     if request is not None:
-        reserved_ms = rules.reserved_ms if request.reserved_ms is None else request.reserved_ms
+        if request.reserved_ms is not None:
+            reserved_ms = request.reserved_ms
         if not request.used_percent:
             return Decision("hand", reserved_ms)
         if any(use.used_percent > request.used_percent for use in uses):
             return Decision("hand", reserved_ms, at_once=True)
         return NOTHING
-    by_age = NOTHING
-    if any(use.used_percent > rules.max_used_percent for use in uses):
-        by_age = Decision("space", rules.reserved_ms, batch_max=rules.batch_max)
-    elif hour in rules.hours:
-        by_age = Decision("time", rules.reserved_ms, batch_max=rules.batch_max)
-    if rules.forcibly_enabled and any(_is_beyond(rules, use, rules.forcibly_percent) for use in uses):
-        return Decision("space", rules.reserved_ms, at_once=True, batch_max=rules.batch_max)
-    if rules.retention_bytes and log_bytes > rules.retention_bytes:
-        return Decision("size", rules.reserved_ms, at_once=True, batch_max=rules.batch_max, age_counts=bool(by_age.why))
+    by_age, batch_max = NOTHING, config.delete_files_batch_max
+    if any(use.used_percent > config.disk_max_used_space_ratio for use in uses):
+        by_age = Decision("space", reserved_ms, batch_max=batch_max)
+    elif hour in delete_hours(config.delete_when):
+        by_age = Decision("time", reserved_ms, batch_max=batch_max)
+    if config.clean_file_forcibly_enable and any(_is_beyond(config, use, config.disk_space_clean_forcibly_ratio) for use in uses):
+        return Decision("space", reserved_ms, at_once=True, batch_max=batch_max)
+    if config.log_retention_bytes and log_bytes > config.log_retention_bytes:
+        return Decision("size", reserved_ms, at_once=True, batch_max=batch_max, age_counts=bool(by_age.why))
     return by_age
 
 
-def refusal(rules: CleanRules, uses: Sequence[DiskUse]) -> tuple[int, str]:
+def refusal(config: EngineConfig, uses: Sequence[DiskUse]) -> tuple[int, str]:
     """Return (REFUSE_ bits, a sentence with the cause and what to do); (0, "") if puts are accepted."""
     for use in uses:
         if use.unwritable_reason:
@@ -157,15 +116,15 @@ def refusal(rules: CleanRules, uses: Sequence[DiskUse]) -> tuple[int, str]:
         if not use.inodes_left:
             return REFUSE_DISK_FULL, (f"the file system of {use.folder} has no inode left: delete files there; puts are "
                                       "accepted again by themselves")
-        if _is_beyond(rules, use, rules.warning_percent):
+        if _is_beyond(config, use, config.disk_space_warning_level_ratio):
             return REFUSE_DISK_FULL, (
                 f"the disk of {use.folder} is {use.used_percent} % used, over disk_space_warning_level_ratio = "
-                f"{rules.warning_percent}: free space or run `pyengine clean`; puts are accepted again by themselves")
+                f"{config.disk_space_warning_level_ratio}: free space or run `pyengine clean`; puts are accepted again by themselves")
     return 0, ""
 
 
-def _is_beyond(rules: CleanRules, use: DiskUse, percent: int) -> bool:
-    return use.used_percent > percent and not (rules.enough_bytes and use.usable_bytes >= rules.enough_bytes)
+def _is_beyond(config: EngineConfig, use: DiskUse, percent: int) -> bool:
+    return use.used_percent > percent and not 0 < config.disk_space_enough_bytes <= use.usable_bytes
 
 
 def deletable_end(segment_bytes: int, wrote: int, *others: int) -> int:
@@ -199,17 +158,16 @@ def next_to_delete(
     return start if decision.at_once or now_ms >= modified_ms + decision.reserved_ms else None
 
 
-_CHUNK_ENTRIES = 3276
-
-
 def expired_queue_files(folder: Path, size_bytes: int, log_min: int) -> list[Path]:
     """Return the queue's files to delete, oldest first."""
-    starts = _starts(folder)
     expired = []
-    for start in starts[:-1]:
-        path = folder / f"{start:020d}"
-        entry = _entry(path, size_bytes - CQ_ENTRY_BYTES)
-        if entry is None or not is_live(entry) or (not is_filler(entry) and entry[0] >= log_min):
+    for start in _starts(folder)[:-1]:
+        path = folder / segment_name(start)
+        data = _read(path, size_bytes - CQ_ENTRY_BYTES, CQ_ENTRY_BYTES)
+        if len(data) < CQ_ENTRY_BYTES:
+            break
+        entry = ENTRY.unpack(data)
+        if not is_live(entry) or (not is_filler(entry) and entry[0] >= log_min):
             break
         expired.append(path)
     return expired
@@ -224,7 +182,7 @@ def expired_ext_files(folder: Path, ext_folder: Path, ext_size_bytes: int, log_m
     if tags_code is None or not is_ext_address(tags_code):
         return []
     first_used = decode_ext_address(tags_code)
-    return [ext_folder / f"{start:020d}" for start in ext_starts[:-1] if start + ext_size_bytes < first_used]
+    return [ext_folder / segment_name(start) for start in ext_starts[:-1] if start + ext_size_bytes < first_used]
 
 
 def expired_index_files(folder: Path, log_min: int) -> list[Path]:
@@ -243,8 +201,8 @@ def _first_living_tags_code(folder: Path, log_min: int) -> int | None:
     starts = _starts(folder)
     if not starts:
         return None
-    path, at = folder / f"{starts[0]:020d}", 0
-    while chunk := _read(path, at, _CHUNK_ENTRIES * CQ_ENTRY_BYTES):
+    path, at = folder / segment_name(starts[0]), 0
+    while chunk := _read(path, at, _CHUNK_BYTES):
         for entry in ENTRY.iter_unpack(chunk[: len(chunk) // CQ_ENTRY_BYTES * CQ_ENTRY_BYTES]):
             if not is_live(entry):
                 return None
@@ -254,24 +212,11 @@ def _first_living_tags_code(folder: Path, log_min: int) -> int | None:
     return None
 
 
-def _entry(path: Path, at: int) -> tuple[int, int, int] | None:
-    data = _read(path, at, CQ_ENTRY_BYTES)
-    return ENTRY.unpack(data) if len(data) == CQ_ENTRY_BYTES else None
-
-
 def _read(path: Path, at: int, length: int) -> bytes:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise disk_error(error, "open", path) from error
-    try:
-        return os.pread(descriptor, length, at)
-    except OSError as error:
-        raise disk_error(error, "read", path) from error
-    finally:
-        os.close(descriptor)
+    """Return up to `length` bytes, none if there is no such file."""
+    with disk_errors("read", path), contextlib.suppress(FileNotFoundError), open(path, "rb", buffering=0) as file:
+        return os.pread(file.fileno(), length, at)
+    return b""
 
 
 def _starts(folder: Path) -> list[int]:
@@ -279,9 +224,6 @@ def _starts(folder: Path) -> list[int]:
         return sorted(start for name in os.listdir(folder) if (start := parse_segment_name(name)) is not None)
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-QUEUES_A_STEP = 64  # queues checked between two pauses
 
 
 class CleaningClock:
@@ -300,32 +242,18 @@ class CleaningClock:
         return monotonic_ns()
 
 
-@dataclass(frozen=True)
-class CleanedStore:
-    """The store to clean, and the clock: a running engine's store, or a stopped one with structs in private memory.
-
-    `control` and `shared`: `struct ms_control *` and `struct ms_cleaning *`.
-    """
-
-    control: ms_control
-    shared: ms_cleaning
-    store: MessageStore
-    config: EngineConfig
-    clock: CleaningClock
-    report: Report = lambda event, text: None
-
-
 class CleanCommitLogService:
-    """Deletes segments of one store."""
+    """Deletes segments of one store: that of a running engine, or a stopped one with structs in private memory."""
 
-    def __init__(self, cleaned: CleanedStore) -> None:
-        config = cleaned.config
-        self._control = cleaned.control
-        self._cleaning = cleaned.shared
-        self._store = cleaned.store
-        self._segment_bytes = cleaned.store.segment_bytes
-        self._clock = cleaned.clock
-        self._report = cleaned.report
+    def __init__(self, control: ms_control, shared: ms_cleaning, store: MessageStore, config: EngineConfig, clock: CleaningClock,
+                 report: Report = lambda event, text: None) -> None:
+        """`control` and `shared`: `struct ms_control *` and `struct ms_cleaning *`."""
+        self._control = control
+        self._cleaning = shared
+        self._store = store
+        self._segment_bytes = store.segment_bytes
+        self._clock = clock
+        self._report = report
         self.take_settings(config)
         self._retried_ns = -self._retry_ns
         self._last_reported = ""
@@ -371,12 +299,15 @@ class CleanCommitLogService:
             removing_end = 0  # a segment that was held has its own, longer interval
         end, now_ms = self._deletable_end(), self._clock.now_ms()
         segment = next_to_delete(self._segments(), self._segment_bytes, end, decision, now_ms, removing_end)
-        hold = None if segment is None or decision.passes_log_holds else lowest_log_hold(self._store.root, now_ms)
-        if segment is not None and hold is not None and segment + self._segment_bytes > hold.offset:
+        if segment is None:
+            return None
+        is_disk_full = decision.why == "space" and decision.at_once
+        hold = None if is_disk_full else lowest_log_hold(self._store.root, now_ms)
+        if hold is not None and segment + self._segment_bytes > hold.offset:
             self._report_once(f"segment {segment_name(segment)} should be deleted, but the log hold {hold.name} of {hold.owner} keeps "
                               f"it, for {(hold.expires_ms - now_ms) / 1000:.0f} s more unless it is renewed")
             return None
-        if segment is not None and segment + self._segment_bytes == removing_end:
+        if segment + self._segment_bytes == removing_end:
             self._retried_ns = self._clock.monotonic_ns()
         return segment
 
@@ -464,10 +395,9 @@ def _names(pids: list[int]) -> str:
 class CleanConsumeQueueService:
     """Deletes queue and index files whose messages are deleted."""
 
-    def __init__(self, cleaned: CleanedStore) -> None:
-        config = cleaned.config
-        self._cleaning = cleaned.shared
-        self._store = cleaned.store
+    def __init__(self, shared: ms_cleaning, store: MessageStore, config: EngineConfig) -> None:
+        self._cleaning = shared
+        self._store = store
         self._geometry = config.geometry
         self.take_settings(config)
         self._done_to = 0

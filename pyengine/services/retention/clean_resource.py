@@ -26,8 +26,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine._native import ffi
 from pyengine.errors import DiskError, EngineError, EngineUnavailableError, StoreBusyError
@@ -37,11 +36,10 @@ from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
 from pyengine.services.retention.clean_files import (
+    NOTHING,
     CleanCommitLogService,
     CleanConsumeQueueService,
-    CleanedStore,
     CleaningClock,
-    CleanRules,
     Decision,
     Request,
     decide,
@@ -73,20 +71,19 @@ class CleanResourceService(Service):
         """`shared`: the `struct ms_cleaning *`; `measure` returns the disk use of log and queues."""
         super().__init__(context)
         self._cleaning = shared
-        self._rules = CleanRules.of(context.config)
         self._measure = measure
         self._clock = clock or CleaningClock()
-        self._interval_ns = context.config.clean_resource_interval_ms * 1_000_000
-        cleaned = CleanedStore(self._control, shared, context.store, context.config, self._clock, context.report)
-        self._log = CleanCommitLogService(cleaned)
-        self._queues = CleanConsumeQueueService(cleaned)
+        self._config = config = context.config
+        self._interval_ns = config.clean_resource_interval_ms * 1_000_000
+        self._log = CleanCommitLogService(self._control, shared, context.store, config, self._clock, context.report)
+        self._queues = CleanConsumeQueueService(shared, context.store, config)
         self._steps: Generator[float, None, None] | None = None
         self._due_ns = self._clock.monotonic_ns() + self._interval_ns
         self._resume_ns = 0
 
     def take_settings(self, config: EngineConfig) -> None:
         """Take the rules and the pauses; the next round begins at once."""
-        self._rules = CleanRules.of(config)
+        self._config = config
         self._interval_ns = config.clean_resource_interval_ms * 1_000_000
         self._log.take_settings(config)
         self._queues.take_settings(config)
@@ -148,8 +145,8 @@ class CleanResourceService(Service):
 
     def _decide(self, request: Request | None) -> Decision:
         if self._is_frozen:
-            return Decision()
-        return decide(self._rules, self._measure(), self._clock.hour(), request, self._log.log_bytes())
+            return NOTHING
+        return decide(self._config, self._measure(), self._clock.hour(), request, self._log.log_bytes())
 
     def _is_requested(self) -> bool:
         return native.load(self._cleaning, "asked") == native.load(self._cleaning, "answered") + 1
@@ -189,14 +186,14 @@ class DiskSpaceProbe:
         """`shared`: the `struct ms_cleaning *`; `measure` returns the use of the log's and the queues' file system."""
         self._control = context.memory.control
         self._cleaning = shared
-        self._rules = CleanRules.of(context.config)
+        self._config = context.config
         self._measure = measure
         self._report = context.report
         self._refusing = 0
 
     def take_settings(self, config: EngineConfig) -> None:
         """Take the limits, from the next check on; called by another thread than check()."""
-        self._rules = CleanRules.of(config)
+        self._config = config
 
     def check(self) -> bool:
         """Check the disks once; return whether puts are accepted."""
@@ -206,7 +203,7 @@ class DiskSpaceProbe:
         native.store(line, "usable_bytes", log.usable_bytes)
         native.store(line, "used_percent", log.used_percent)
         native.store(line, "queue_used_percent", queues.used_percent)
-        bits, why = refusal(self._rules, uses)
+        bits, why = refusal(self._config, uses)
         if bits:
             native_cleaning.set_reason(line, why)
         native.store(line, "refusing", bits)
@@ -248,11 +245,10 @@ class DiskSpaceWatch:
 
 
 POLL_INTERVAL_S = 0.02
-_COUNTERS = ("removed_segments", "removed_bytes", "removed_queue_files", "removed_index_files")
+_COUNTERS = ("removed_segments", "removed_bytes", "removed_queue_files", "removed_index_files")  # the first fields of Cleaned
 
 
-@dataclass(frozen=True, slots=True)
-class Cleaned:
+class Cleaned(NamedTuple):
     """The files that a clean-up has deleted, and the new start of the log."""
 
     segments: int
@@ -273,17 +269,13 @@ def clean_stopped(store: MessageStore, config: EngineConfig, log_end: int, reque
     for slot in control.slots:
         slot.wrote = log_end
     native.store(control.workers[native.CHECKPOINTER], "position", log_end)
-    rules = CleanRules.of(config)
-    cleaned = CleanedStore(control, shared, store, config, clock)
-    log, queues = CleanCommitLogService(cleaned), CleanConsumeQueueService(cleaned)
-    for pause_s in log.steps(lambda: decide(rules, [measure_log(store.root), measure(store.consume_queue)], clock.hour(), request)):
+    log, queues = CleanCommitLogService(control, shared, store, config, clock), CleanConsumeQueueService(shared, store, config)
+    for pause_s in log.steps(lambda: decide(config, [measure_log(store.root), measure(store.consume_queue)], clock.hour(), request)):
         progress(native.load(shared, "removed_bytes"), None)
         time.sleep(pause_s)
     for pause_s in queues.steps(log.publish_min()):
         time.sleep(pause_s)
-    return Cleaned(native.load(shared, "removed_segments"), native.load(shared, "removed_bytes"),
-                   native.load(shared, "removed_queue_files"), native.load(shared, "removed_index_files"),
-                   native.load_position(control.min_offset))
+    return Cleaned._make([*(native.load(shared, name) for name in _COUNTERS), native.load_position(control.min_offset)])
 
 
 def request_cleaning(memory: EngineMemory, request: Request, timeout_s: float,
@@ -310,9 +302,8 @@ def request_cleaning(memory: EngineMemory, request: Request, timeout_s: float,
         failed = native.load(block, "answer_errno")
         if failed:
             raise DiskError(f"old files cannot be deleted: {os.strerror(failed)}; engine.log says which", errno=failed)
-        after = {name: native.load(block, name) - before[name] for name in _COUNTERS}
-        return Cleaned(after["removed_segments"], after["removed_bytes"], after["removed_queue_files"],
-                       after["removed_index_files"], native.load_position(memory.control.min_offset))
+        after = (native.load(block, name) - before[name] for name in _COUNTERS)
+        return Cleaned._make([*after, native.load_position(memory.control.min_offset)])
 
 
 def _wait(memory: EngineMemory, block: ms_cleaning, number: int, deadline_s: float, tell: Callable[[], None]) -> None:

@@ -9,7 +9,6 @@ from pyengine.native.control import REFUSE_DISK_FULL, REFUSE_UNWRITABLE
 from pyengine.services.retention.clean_files import (
     HOUR_MS,
     NOTHING,
-    CleanRules,
     Decision,
     Request,
     decide,
@@ -22,10 +21,6 @@ from pyengine.storage.file_system import UNKNOWN_PERCENT, DiskUse, used_percent
 
 GIB = 1 << 30
 RESERVED_MS = 72 * HOUR_MS
-
-
-def rules(**changes) -> CleanRules:
-    return CleanRules.of(EngineConfig(**changes))
 
 
 def disk(percent: int, usable_bytes: int = GIB, **changes) -> DiskUse:
@@ -53,11 +48,11 @@ def test_disk_use_is_counted_as_rocketmq_counts(total, free, usable, percent):
     (UNKNOWN_PERCENT, UNKNOWN_PERCENT, 12, NOTHING),
 ])
 def test_hour_and_disk_use_decide_with_the_defaults(log, queues, hour, expected):
-    assert decide(rules(), [disk(log), disk(queues)], hour) == expected
+    assert decide(EngineConfig(), [disk(log), disk(queues)], hour) == expected
 
 
 def test_several_hours_can_be_given():
-    chosen = rules(delete_when="04; 16")
+    chosen = EngineConfig(delete_when="04; 16")
     assert [hour for hour in range(24) if decide(chosen, [disk(1)], hour).why] == [4, 16]
 
 
@@ -69,15 +64,15 @@ def test_hours_that_are_none_are_refused_with_a_sentence(text):
 
 def test_with_enough_room_left_nothing_goes_before_its_age_and_no_put_is_refused():
     roomy = [disk(99, 16 * GIB), disk(99, 16 * GIB)]
-    assert decide(rules(), roomy, 12) == Decision("space", RESERVED_MS, batch_max=10)  # what is old enough goes all the same
-    assert refusal(rules(), roomy) == (0, "")
-    as_rocketmq = rules(disk_space_enough_bytes=0)
+    assert decide(EngineConfig(), roomy, 12) == Decision("space", RESERVED_MS, batch_max=10)  # what is old enough goes all the same
+    assert refusal(EngineConfig(), roomy) == (0, "")
+    as_rocketmq = EngineConfig(disk_space_enough_bytes=0)
     assert decide(as_rocketmq, roomy, 12).at_once
     assert refusal(as_rocketmq, roomy)[0] == REFUSE_DISK_FULL
 
 
 def test_age_counts_whatever_the_disk_use_when_forced_deletion_is_off():
-    assert decide(rules(clean_file_forcibly_enable=False), [disk(99)], 12) == Decision("space", RESERVED_MS, batch_max=10)
+    assert decide(EngineConfig(clean_file_forcibly_enable=False), [disk(99)], 12) == Decision("space", RESERVED_MS, batch_max=10)
 
 
 @pytest.mark.parametrize("request_, percent, expected", [
@@ -88,7 +83,7 @@ def test_age_counts_whatever_the_disk_use_when_forced_deletion_is_off():
     (Request(used_percent=60), UNKNOWN_PERCENT, NOTHING),
 ])
 def test_by_hand_there_is_no_batch_limit(request_, percent, expected):
-    assert decide(rules(), [disk(percent)], 4, request_) == expected
+    assert decide(EngineConfig(), [disk(percent)], 4, request_) == expected
 
 
 @pytest.mark.parametrize("uses, bits, says", [
@@ -101,7 +96,7 @@ def test_by_hand_there_is_no_batch_limit(request_, percent, expected):
     ([disk(UNKNOWN_PERCENT)], 0, ""),
 ])
 def test_a_refusal_names_the_cause_and_the_cure(uses, bits, says):
-    found, sentence = refusal(rules(), uses)
+    found, sentence = refusal(EngineConfig(), uses)
     assert found == bits and says in sentence
     assert not bits or "by themselves" in sentence
 
@@ -133,11 +128,11 @@ def test_only_ever_the_oldest_segment_goes(segments, end, decision, now_ms, remo
 
 
 def test_a_log_over_its_size_loses_its_oldest_whatever_their_age_and_the_disk():
-    chosen = rules(log_retention_bytes=1000)
+    chosen = EngineConfig(log_retention_bytes=1000)
     assert decide(chosen, [disk(50)], 12, log_bytes=1000) == NOTHING
     assert decide(chosen, [disk(50)], 12, log_bytes=1001) == Decision("size", RESERVED_MS, at_once=True, batch_max=10)
     assert decide(chosen, [disk(50)], 4, log_bytes=1000).why == "time", "beside time"
     assert decide(chosen, [disk(50)], 4, log_bytes=1001).age_counts and decide(chosen, [disk(80)], 12, log_bytes=1001).age_counts
     assert decide(chosen, [disk(86)], 12, log_bytes=5000).why == "space"
     assert decide(chosen, [disk(50)], 12, Request(), log_bytes=5000).why == "hand"
-    assert decide(rules(), [disk(50)], 12, log_bytes=1 << 60) == NOTHING, "no limit by default"
+    assert decide(EngineConfig(), [disk(50)], 12, log_bytes=1 << 60) == NOTHING, "no limit by default"
