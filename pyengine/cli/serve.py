@@ -26,7 +26,7 @@ from pyengine.cli.output import STORE_SIGNS, store_command
 from pyengine.cli.plan import shared_memory_bytes
 from pyengine.engine.children import child_environment
 from pyengine.engine.log_file import log_line
-from pyengine.errors import EngineUnavailableError, ExitCode
+from pyengine.errors import EngineUnavailableError, ExitCode, os_error_sentence
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native import waiting
 from pyengine.storage.config import EngineConfig, load_config, set_arguments
@@ -190,7 +190,11 @@ class Init:
     def _start(self, what: _Process) -> None:
         what.due_s = 0.0
         words = [*what.words, *(["--stop"] if self._stopping else [])]  # a supervisor that only stops living workers
-        what.pid = os.posix_spawn(sys.executable, [sys.executable, *words], self._environment, setsigmask=[])
+        try:
+            what.pid = os.posix_spawn(sys.executable, [sys.executable, *words], self._environment, setsigmask=[])
+        except OSError as error:  # no memory or too many processes for the moment
+            write_line(f"cannot start {words[2]}: {os_error_sentence(error)}; trying again")
+            what.due_s = time.monotonic() + RESTART_PAUSE_S
 
     def _start_what_is_due(self) -> None:
         now_s = time.monotonic()

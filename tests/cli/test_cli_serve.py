@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -148,6 +149,23 @@ def test_one_that_is_killed_again_and_again_is_given_up(tmp_path, monkeypatch, c
     assert init.run() == 1
     said = capfd.readouterr().err
     assert said.count("is started again") == serve_module.KILLED_MAX - 1 and "given up" in said
+
+
+def test_a_process_that_cannot_be_created_is_tried_again(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(serve_module, "RESTART_PAUSE_S", 0.0)
+    refusals = [OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))] * 2
+    spawn_really = os.posix_spawn
+
+    def spawn_later(*arguments: object, **options: object) -> int:
+        if refusals:
+            raise refusals.pop()
+        return spawn_really(*arguments, **options)
+
+    monkeypatch.setattr(os, "posix_spawn", spawn_later)
+    init = serve_module.Init(tmp_path / "store", {})
+    init._supervisor.words = ("-c", "raise SystemExit(6)", "engine")
+    assert init.run() == 6
+    assert capfd.readouterr().err.count("cannot start engine: Resource temporarily unavailable; trying again") == 2
 
 
 def test_what_the_engine_refuses_is_its_exit_code(serve, tmp_path):
