@@ -391,6 +391,7 @@ class Supervisor:
         """Stop in order; the store is clean if every byte that was written is durable and dispatched."""
         deadline_s = time.monotonic() + self._arguments.stop_timeout_s
         notify("STOPPING=1")
+        self._pool.join()  # before the names of the buffers are removed or restored
         if self._restart_reason:
             self._log_event(Event.ENGINE_RESTARTS, f"{self._restart_reason}; the engine is stopped in order and started again")
         if self._is_memory_lost():
@@ -506,13 +507,14 @@ class _LatchBridge:
         self._memory = memory
         self._running = True
         selector.register(self._event, selectors.EVENT_READ, self._woken)
+        self._latch.arm()
         self._thread = threading.Thread(target=self._wait, name="latch", daemon=True)
         self._thread.start()
 
     def _wait(self) -> None:
         while self._running:
-            self._latch.arm()
             if self._latch.wait(TICK_S):
+                self._latch.arm()  # before the supervisor looks: a wake-up before this is not posted
                 os.eventfd_write(self._event, 1)
 
     def _woken(self) -> None:

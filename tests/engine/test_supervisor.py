@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import selectors
 import shlex
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -16,9 +18,10 @@ import pytest
 import pyengine
 from broker_lock import held_by_a_broker
 from damage import flip
-from fix_engine import EACH_MODE, put_numbers, stored
+from fix_engine import EACH_MODE, SMALL, put_numbers, stored
 from fix_owner import CHECKOUT
 from pyengine.engine.embedded import start_engine, stop_engine, supervisor_pid
+from pyengine.engine.supervisor import _LatchBridge
 from pyengine.errors import (
     CorruptionError,
     EngineError,
@@ -611,12 +614,63 @@ def test_stop_of_what_does_not_run_is_false(tmp_path):
 
 SOCKETLESS = """
 import sys
-from pyengine.engine import supervisor
+
 def refuse(*_):
     raise OSError(28, "No space left on device")
 supervisor.SessionServer = refuse
 sys.exit(supervisor.main([sys.argv[1], "--no-children"]))
 """
+
+
+SLOW_POOL = """
+import os, signal, sys
+from pyengine.engine import bring_up, supervisor
+from pyengine.ipc.shared_objects import SharedFolder
+bring_up.POOL_AT_ONCE_BYTES = 1
+make = SharedFolder.create
+def make_slowly(self, name, size):
+    if name == "pool-1":
+        os.kill(os.getpid(), signal.SIGTERM)
+        supervisor.time.sleep(1)
+    return make(self, name, size)
+SharedFolder.create = make_slowly
+sys.exit(supervisor.main(sys.argv[1:]))
+"""
+
+
+def test_a_stop_waits_for_the_buffer_that_is_being_made(tmp_path):
+    settings = [word for name, value in (SMALL | {"transient_store_pool_enable": "true"}).items() for word in ("--set", f"{name}={value}")]
+    done = subprocess.run([sys.executable, "-c", SLOW_POOL, tmp_path / "store", *settings], cwd=CHECKOUT, capture_output=True, text=True,
+                          timeout=60)
+    assert done.returncode == ExitCode.OK and "ENGINE_STOPPED" in done.stderr and "POOL_SMALLER" not in done.stderr, done.stderr
+
+
+class LoggedLatch:
+    """A latch that is woken once, and again by its close."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+        self.woken = threading.Semaphore(1)
+
+    def arm(self) -> None:
+        self.log.append("arm")
+
+    def wait(self, timeout_s: float) -> bool:
+        return self.woken.acquire(timeout=60)
+
+    def wakeup(self) -> None:
+        self.woken.release()
+
+
+def test_the_supervisor_looks_after_its_latch_is_armed(monkeypatch):
+    log: list[str] = []
+    latch = LoggedLatch(log)
+    monkeypatch.setattr(os, "eventfd_write", lambda descriptor, number: log.append("look"))
+    with selectors.DefaultSelector() as selector:
+        bridge = _LatchBridge(types.SimpleNamespace(latch=lambda kind: latch), selector)
+        eventually(lambda: "look" in log, "it looks")
+        bridge.close()
+    assert log[:3] == ["arm", "arm", "look"]
 
 
 def test_a_supervisor_that_gets_no_socket_says_so_and_ends_in_order(tmp_path):
