@@ -33,8 +33,19 @@ struct records {
     int64_t first_offset;    /* physical offset of the first one */
 };
 
+struct limits {
+    long long messages_max, log_end, in_memory_bytes;
+    long long bytes_in_memory, count_in_memory, bytes_on_disk, count_on_disk;
+};
+
+struct entry {
+    int64_t offset, code;
+    int32_t size;
+};
+
 struct reading {
     struct segment segment;
+    int64_t gone_from, gone_to; /* of a segment that does not exist: its messages do not exist either */
     struct records *records; /* NULL: make messages */
     const char *topic;       /* of the queue, UTF-8 */
     Py_ssize_t topic_bytes;
@@ -43,6 +54,9 @@ struct reading {
     const int32_t *codes;    /* hashes of the wanted tags */
     Py_ssize_t code_count;
     int queue_id;
+    struct limits limits;
+    long long count;         /* of the records taken, with their bytes */
+    int64_t total_bytes;
 };
 
 static int enter_segment(struct reading *reading, int64_t offset)
@@ -88,13 +102,13 @@ static int code_matches(const struct reading *reading, int64_t code)
 }
 
 /* Find the entry's record; return whether it is where the entry says. */
-static int find_record(const struct reading *reading, int64_t offset, int32_t size, struct ms_record *record)
+static int find_record(const struct reading *reading, const struct entry *entry, struct ms_record *record)
 {
     const struct segment *segment = &reading->segment;
-    const int64_t at = offset - segment->start;
+    const int64_t at = entry->offset - segment->start;
     return segment->view.obj != NULL && at >= 0 && at < segment->view.len &&
            ms_record_parse((const uint8_t *)segment->view.buf + at, segment->view.len - at, record) == MS_CASE_MESSAGE &&
-           record->size_bytes == size && ms_record_physical_offset(record) == offset;
+           record->size_bytes == entry->size && ms_record_physical_offset(record) == entry->offset;
 }
 
 static int is_of_topic(const struct reading *reading, const struct ms_record *record)
@@ -103,10 +117,10 @@ static int is_of_topic(const struct reading *reading, const struct ms_record *re
 }
 
 /* Return the message of an entry, None if there is none, NULL with an exception. */
-static PyObject *read_message(const struct reading *reading, int64_t offset, int32_t size)
+static PyObject *read_message(const struct reading *reading, const struct entry *entry)
 {
     struct ms_record record;
-    if (!find_record(reading, offset, size, &record))
+    if (!find_record(reading, entry, &record))
         return Py_NewRef(Py_None);
     const int is_topic = is_of_topic(reading, &record);
     const int is_own = is_topic && ms_record_queue_id(&record) == reading->queue_id;
@@ -139,7 +153,7 @@ static int add(PyObject *messages, PyObject *message, PyObject *numbers, long lo
 }
 
 /* Append the record's bytes to the others; -1 with an exception. */
-static int keep_record(struct records *records, const struct ms_record *record)
+static int keep_record(struct records *records, const struct ms_record *record, int64_t offset)
 {
     const int64_t length = records->length + record->size_bytes;
     if (length > records->room) {
@@ -153,7 +167,7 @@ static int keep_record(struct records *records, const struct ms_record *record)
         records->room = room;
     }
     if (records->length == 0)
-        records->first_offset = ms_record_physical_offset(record);
+        records->first_offset = offset;
     memcpy(records->bytes + records->length, record->start, (size_t)record->size_bytes);
     records->length = length;
     return 0;
@@ -165,14 +179,14 @@ enum taken { FAILED = -1,
              TAKEN };
 
 /* Add the record of an entry, as a message or as bytes. `number`: the entry's queue offset. */
-static enum taken take_entry(struct reading *reading, int64_t offset, int32_t size, long long number)
+static enum taken add_record(struct reading *reading, const struct entry *entry, long long number)
 {
     struct ms_record record;
     struct records *const records = reading->records;
-    if (records != NULL && reading->tags == Py_None && find_record(reading, offset, size, &record) && is_of_topic(reading, &record) &&
+    if (records != NULL && reading->tags == Py_None && find_record(reading, entry, &record) && is_of_topic(reading, &record) &&
         ms_record_queue_id(&record) == reading->queue_id)
-        return keep_record(records, &record) == 0 ? TAKEN : FAILED;
-    PyObject *message = read_message(reading, offset, size);
+        return keep_record(records, &record, entry->offset) == 0 ? TAKEN : FAILED;
+    PyObject *message = read_message(reading, entry);
     if (message == NULL)
         return FAILED;
     enum taken taken = message == Py_None ? NOT_THERE : TAKEN;
@@ -184,92 +198,98 @@ static enum taken take_entry(struct reading *reading, int64_t offset, int32_t si
     if (taken == TAKEN && records == NULL)
         taken = add(reading->messages, message, reading->numbers, number) == 0 ? TAKEN : FAILED;
     else if (taken == TAKEN) /* the file may be truncated at any time: check it again */
-        taken = !find_record(reading, offset, size, &record) ? NOT_THERE : keep_record(records, &record) == 0 ? TAKEN
-                                                                                                              : FAILED;
+        taken = !find_record(reading, entry, &record) ? NOT_THERE : keep_record(records, &record, entry->offset) == 0 ? TAKEN
+                                                                                                                      : FAILED;
     Py_DECREF(message);
     return taken;
 }
 
-struct limits {
-    long long log_end, in_memory_bytes;
-    long long bytes_in_memory, count_in_memory, bytes_on_disk, count_on_disk;
-};
+/* Add the record of an entry if its tag is wanted; map the segment that has it. */
+static enum taken take_entry(struct reading *reading, const struct entry *entry, long long number)
+{
+    if (reading->tags != Py_None) {
+        const int matches = code_matches(reading, entry->code);
+        if (matches <= 0)
+            return matches < 0 ? FAILED : NOT_WANTED;
+    }
+    struct segment *const segment = &reading->segment;
+    if (entry->offset < 0)
+        return NOT_THERE;
+    if ((entry->offset < segment->start || entry->offset >= segment->end) && enter_segment(reading, entry->offset) != 0)
+        return FAILED;
+    const enum taken taken = add_record(reading, entry, number);
+    if (taken == NOT_THERE && segment->view.obj == NULL && entry->size != MS_QUEUE_FILLER_SIZE) {
+        reading->gone_from = segment->start;
+        reading->gone_to = segment->end;
+    }
+    return taken;
+}
+
+/* Return whether the answer has no room for this entry's record; it has for the first one. */
+static int is_full(const struct reading *reading, const struct entry *entry)
+{
+    const struct limits *const limits = &reading->limits;
+    const int is_on_disk = entry->offset < limits->log_end - limits->in_memory_bytes;
+    return reading->count > 0 &&
+           (reading->count >= limits->messages_max ||
+            reading->count >= (is_on_disk ? limits->count_on_disk : limits->count_in_memory) ||
+            reading->total_bytes + entry->size > (is_on_disk ? limits->bytes_on_disk : limits->bytes_in_memory));
+}
+
+/* Take the records of `room` bytes of entries, the first of which has the queue offset `number`. Return how many entries were
+ * passed, -1 with an exception. */
+static Py_ssize_t take_entries(struct reading *reading, const uint8_t *bytes, Py_ssize_t room, long long number, enum outcome *status)
+{
+    Py_ssize_t passed = 0;
+    for (; room >= MS_QUEUE_ENTRY_BYTES; passed++, bytes += MS_QUEUE_ENTRY_BYTES, room -= MS_QUEUE_ENTRY_BYTES) {
+        const struct entry entry = {.offset = ms_get_i64(bytes), .size = ms_get_i32(bytes + 8), .code = ms_get_i64(bytes + 12)};
+        if (entry.offset >= reading->gone_from && entry.offset < reading->gone_to)
+            continue;
+        if (is_full(reading, &entry))
+            break;
+        const enum taken taken = take_entry(reading, &entry, number + passed);
+        if (taken == FAILED)
+            return -1;
+        if (taken == TAKEN) {
+            reading->count++;
+            reading->total_bytes += entry.size;
+            *status = FOUND;
+        } else if (reading->count == 0) {
+            *status = taken == NOT_THERE ? WAS_REMOVED : NOTHING_MATCHED;
+        }
+    }
+    return passed;
+}
 
 static PyObject *read_entries(PyObject *arguments, struct records *records)
 {
-    struct reading reading = {.segment = {.start = 0}, .records = records};
-    struct limits limits;
+    struct reading reading = {.records = records, .gone_to = -1};
+    struct limits *const limits = &reading.limits;
     Py_buffer entries, codes;
     Py_ssize_t first, end;
-    long long offset, messages_max;
-    if (!PyArg_ParseTuple(arguments, "y*nnLLUi(LLLLLL)y*OOOO:read_queue", &entries, &first, &end, &offset, &messages_max,
-                          &reading.topic_text, &reading.queue_id, &limits.log_end, &limits.in_memory_bytes,
-                          &limits.bytes_in_memory, &limits.count_in_memory, &limits.bytes_on_disk, &limits.count_on_disk,
+    long long offset;
+    if (!PyArg_ParseTuple(arguments, "y*nnLLUi(LLLLLL)y*OOOO:read_queue", &entries, &first, &end, &offset, &limits->messages_max,
+                          &reading.topic_text, &reading.queue_id, &limits->log_end, &limits->in_memory_bytes,
+                          &limits->bytes_in_memory, &limits->count_in_memory, &limits->bytes_on_disk, &limits->count_on_disk,
                           &codes, &reading.tags, &reading.find_segment, &reading.find_code, &reading.belongs))
         return NULL;
     PyObject *result = NULL;
-    const uint8_t *const bytes = entries.buf;
-    int64_t gone_from = 0, gone_to = -1, total_bytes = 0;
-    long long count = 0;
     enum outcome status = NOTHING_MATCHED;
-    Py_ssize_t at = first;
+    Py_ssize_t passed = -1;
     reading.messages = PyList_New(0);
     reading.numbers = PyList_New(0);
     reading.topic = PyUnicode_AsUTF8AndSize(reading.topic_text, &reading.topic_bytes);
     reading.codes = codes.buf;
     reading.code_count = codes.len / (Py_ssize_t)sizeof *reading.codes;
-    if (reading.messages == NULL || reading.numbers == NULL || reading.topic == NULL)
-        goto done;
-    if (first < 0 || end > entries.len || codes.len % (Py_ssize_t)sizeof *reading.codes != 0) {
+    if (first < 0 || end > entries.len || codes.len % (Py_ssize_t)sizeof *reading.codes != 0)
         PyErr_SetString(PyExc_ValueError, "the entries do not lie in the file");
-        goto done;
-    }
-    for (; end - at >= MS_QUEUE_ENTRY_BYTES; at += MS_QUEUE_ENTRY_BYTES) {
-        const int64_t physical_offset = ms_get_i64(bytes + at);
-        const int32_t size = ms_get_i32(bytes + at + 8);
-        if (physical_offset >= gone_from && physical_offset < gone_to)
-            continue;
-        if (count > 0) {
-            const int is_on_disk = physical_offset < limits.log_end - limits.in_memory_bytes;
-            if (count >= messages_max || count >= (is_on_disk ? limits.count_on_disk : limits.count_in_memory) ||
-                total_bytes + size > (is_on_disk ? limits.bytes_on_disk : limits.bytes_in_memory))
-                break;
-        }
-        if (reading.tags != Py_None) {
-            const int matches = code_matches(&reading, ms_get_i64(bytes + at + 12));
-            if (matches < 0)
-                goto done;
-            if (!matches) {
-                status = count > 0 ? status : NOTHING_MATCHED;
-                continue;
-            }
-        }
-        const int is_offset = physical_offset >= 0;
-        if (is_offset && (physical_offset < reading.segment.start || physical_offset >= reading.segment.end))
-            if (enter_segment(&reading, physical_offset) != 0)
-                goto done;
-        const long long number = offset + (at - first) / MS_QUEUE_ENTRY_BYTES;
-        const enum taken taken = is_offset ? take_entry(&reading, physical_offset, size, number) : NOT_THERE;
-        if (taken == FAILED)
-            goto done;
-        if (taken != TAKEN) {
-            status = count > 0 ? status : taken == NOT_THERE ? WAS_REMOVED
-                                                             : NOTHING_MATCHED;
-            if (taken == NOT_THERE && is_offset && reading.segment.view.obj == NULL && size != MS_QUEUE_FILLER_SIZE)
-                gone_from = reading.segment.start, gone_to = reading.segment.end; /* its other messages do not exist any more either */
-            continue;
-        }
-        count++;
-        total_bytes += size;
-        status = FOUND;
-    }
-    at = (at - first) / MS_QUEUE_ENTRY_BYTES;
-    if (records == NULL)
-        result = Py_BuildValue("iOOn", (int)status, reading.messages, reading.numbers, at);
-    else
-        result = Py_BuildValue("iy#LnL", (int)status, records->bytes == NULL ? "" : (const char *)records->bytes, (Py_ssize_t)records->length, count, at,
-                               (long long)records->first_offset);
-done:
+    else if (reading.messages != NULL && reading.numbers != NULL && reading.topic != NULL)
+        passed = take_entries(&reading, (const uint8_t *)entries.buf + first, end - first, offset, &status);
+    if (passed >= 0 && records == NULL)
+        result = Py_BuildValue("iOOn", (int)status, reading.messages, reading.numbers, passed);
+    else if (passed >= 0)
+        result = Py_BuildValue("iy#LnL", (int)status, records->bytes == NULL ? "" : (const char *)records->bytes,
+                               (Py_ssize_t)records->length, reading.count, passed, (long long)records->first_offset);
     Py_XDECREF(reading.messages);
     Py_XDECREF(reading.numbers);
     PyBuffer_Release(&reading.segment.view);
