@@ -106,6 +106,13 @@ HEAD_BY_FLAGS = {
 }
 
 
+def store_timestamp_ms(buffer: Readable, at: int) -> int:
+    """Return the store time of the record at byte `at`."""
+    (sys_flag,) = I32.unpack_from(buffer, at + SYS_FLAG_AT)
+    time_ms: int = I64.unpack_from(buffer, at + store_timestamp_at(sys_flag))[0]
+    return time_ms
+
+
 def store_timestamp_at(sys_flag: int) -> int:
     """Return the position of the store time in a record, after the born host."""
     return 48 + (HOST_V6_BYTES if sys_flag & SYS_FLAG_BORN_HOST_V6 else HOST_V4_BYTES)

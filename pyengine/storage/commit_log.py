@@ -1,11 +1,4 @@
-"""CommitLog: follow and list the segments of a log, which may be in several folders, and choose the folder of a new one.
-
-    CommitLog(root, ...)      a MappedFileQueue over all folders of the log
-    list_log(root, size)      all segments, as list_segments
-    list_complete_log(root, size)   the same, for a process that will change the store: a missing segment is an error
-    new_segment_folder(...)   round robin; skips folders on a disk that is nearly full
-    LocalLog(root, size)      for a slave, which compares its log with its master's
-"""
+"""CommitLog: follow and list the segments of a log, which may be in several folders, and choose the folder of a new one."""
 
 from __future__ import annotations
 
@@ -85,30 +78,19 @@ class CommitLog(MappedFileQueue):
         folders = log_folders(root).all
         super().__init__(folders[0], size_bytes, cache, LENGTH_ADVICE)
         self._further = [MappedFileQueue(folder, size_bytes, cache, LENGTH_ADVICE) for folder in folders[1:]]
-        self._holder: dict[int, MappedFileQueue] = {}
+        self._folder_of: dict[int, str] = {}
 
     def starts(self) -> list[int]:
         """Return the start offsets, ascending; folders that have changed are listed again. Do not modify the list."""
         starts = super().starts()
         if not self._further:
             return starts
-        self._holder = {start: folder for folder in self._further for start in folder.starts()}
-        return sorted({*starts, *self._holder})
+        self._folder_of = {start: further.folder for further in self._further for start in further.starts()}
+        return sorted({*starts, *self._folder_of})
 
-    def view(self, start_offset: int) -> mmap.mmap | None:
-        """Return the segment's bytes, None if it does not exist any more."""
-        holder = self._holder.get(start_offset)
-        return super().view(start_offset) if holder is None else holder.view(start_offset)
-
-    def path(self, start_offset: int) -> str:
-        """Return the path of the segment, whether or not it exists."""
-        holder = self._holder.get(start_offset)
-        return super().path(start_offset) if holder is None else holder.path(start_offset)
-
-    def modified_ms(self, start_offset: int) -> int | None:
-        """Return the segment's modification time; None if it does not exist any more."""
-        holder = self._holder.get(start_offset)
-        return super().modified_ms(start_offset) if holder is None else holder.modified_ms(start_offset)
+    def folder_of(self, start_offset: int) -> str:
+        """Return the folder of the segment, the first one if it does not exist."""
+        return self._folder_of.get(start_offset, self.folder)
 
 
 def new_segment_folder(root: str | os.PathLike[str], start_offset: int, size_bytes: int) -> Path:

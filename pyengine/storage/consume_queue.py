@@ -32,7 +32,7 @@ from pyengine.formats.consume_queue import (
     unpack_ext_unit,
 )
 from pyengine.formats.paths import segment_name
-from pyengine.formats.record import I32, I64, SYS_FLAG_AT, store_timestamp_at
+from pyengine.formats.record import store_timestamp_ms
 from pyengine.native.dispatch import WINDOW_BYTES, count_entries, fill
 from pyengine.storage.durable_writes import create_file, create_files, sync_file, sync_folder
 from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, clear_file_from, list_segments, used_end
@@ -230,7 +230,7 @@ def offset_by_time(entries: QueueEntries, commit_log: MappedFileQueue, timestamp
             low = middle + CQ_ENTRY_BYTES
             left = middle
             continue
-        store_ms = store_timestamp_ms(commit_log, physical_offset, size_bytes)
+        store_ms = message_stored_ms(commit_log, physical_offset, size_bytes)
         if store_ms < 0:
             return 0
         if store_ms == timestamp_ms:
@@ -282,19 +282,16 @@ def _stored_ms(queue: ConsumeQueue, commit_log: MappedFileQueue, byte: int) -> i
     if start is None or view is None:
         return -1
     physical_offset, size_bytes, _ = ENTRY.unpack_from(view, byte - start)
-    return -1 if physical_offset < commit_log.min_offset else store_timestamp_ms(commit_log, physical_offset, size_bytes)
+    return -1 if physical_offset < commit_log.min_offset else message_stored_ms(commit_log, physical_offset, size_bytes)
 
 
-def store_timestamp_ms(commit_log: MappedFileQueue, physical_offset: int, size_bytes: int) -> int:
+def message_stored_ms(commit_log: MappedFileQueue, physical_offset: int, size_bytes: int) -> int:
     """Return the record's store time, -1 if there is no such record. RocketMQ: CommitLog.pickupStoreTimestamp."""
     start = commit_log.start_of(physical_offset)
     view = None if start is None else commit_log.view(start)
     if start is None or view is None or physical_offset - start + max(size_bytes, MESSAGE_BYTES_MIN) > len(view):
         return -1
-    at = physical_offset - start
-    (sys_flag,) = I32.unpack_from(view, at + SYS_FLAG_AT)
-    stored_ms: int = I64.unpack_from(view, at + store_timestamp_at(sys_flag))[0]
-    return stored_ms
+    return store_timestamp_ms(view, physical_offset - start)
 
 
 class QueueEnd(NamedTuple):

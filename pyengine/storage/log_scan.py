@@ -25,7 +25,7 @@ from pathlib import Path
 
 from pyengine.formats.constants import MESSAGE_MAGIC, Readable
 from pyengine.formats.paths import Root, segment_name
-from pyengine.formats.record import BEGIN, I32, I64, SYS_FLAG_AT, store_timestamp_at, total_size
+from pyengine.formats.record import BEGIN, store_timestamp_ms, total_size
 from pyengine.formats.record_case import CaseLabel, WalkResult
 from pyengine.formats.small_file import Checkpoint
 from pyengine.native.scan import classify, sync, walk
@@ -275,9 +275,7 @@ def _is_older_than(head: bytes, timestamp_ms: int) -> bool:
     """Whether the first record was stored at or before `timestamp_ms`. RocketMQ: CommitLog.isMappedFileMatchedRecover."""
     if len(head) < HEAD_BYTES or BEGIN.unpack_from(head)[1] != MESSAGE_MAGIC:
         return False
-    (sys_flag,) = I32.unpack_from(head, SYS_FLAG_AT)
-    stored_ms: int = I64.unpack_from(head, store_timestamp_at(sys_flag))[0]
-    return stored_ms != 0 and stored_ms <= timestamp_ms
+    return 0 != store_timestamp_ms(head, 0) <= timestamp_ms
 
 
 _RECHECK_INTERVAL_S = 1.0
@@ -343,25 +341,19 @@ def end_of_stored_until(log: LogView, time_ms: int) -> int:
             while low < high:
                 middle = (low + high) // 2
                 at = sync(view, base, middle, high, limit=base + len(view))
-                if at is None or _stored_ms(view, at - base) > time_ms:
+                if at is None or store_timestamp_ms(view, at - base) > time_ms:
                     high = middle
                 else:
                     low = at + total_size(view, at - base)
             end = base + len(view)
             while (  # `sync` does not find a record without a following one
-                low < end and classify(view, low - base, end - low, low) == CaseLabel.MESSAGE and _stored_ms(view, low - base) <= time_ms
+                low < end and classify(view, low - base, end - low, low) == CaseLabel.MESSAGE
+                and store_timestamp_ms(view, low - base) <= time_ms
             ):
                 low += total_size(view, low - base)
         if low > base:
             return low
     return max(0, log.min_offset)
-
-
-def _stored_ms(view: Readable, at: int) -> int:
-    """Return the store time of the complete record at byte `at`."""
-    (sys_flag,) = I32.unpack_from(view, at + SYS_FLAG_AT)
-    time_ms: int = I64.unpack_from(view, at + store_timestamp_at(sys_flag))[0]
-    return time_ms
 
 
 class LogEnd:
@@ -490,10 +482,6 @@ class SegmentWalk:
         return walk(self.view, self.base_offset, at, stop, strict=strict, limit=self.limit, check_crc=self.check_crc,
                     check_offset=self.check_offset)
 
-    def first_record(self, border: int, end: int) -> int | None:
-        """Find the first record after `border` by native.scan.sync()."""
-        return sync(self.view, self.base_offset, border, end, limit=self.limit)
-
 
 def walk_pieces(
     segment: SegmentWalk, start: int, pieces: Sequence[Piece], *, processors: int | None = None,
@@ -508,47 +496,36 @@ def walk_pieces(
         processors = len(os.sched_getaffinity(0))
 
     at = start
-    ahead: _Ahead | None = None
+    ahead: dict[int, WalkResult] = {}
     for number, piece in enumerate(pieces):
         stop, _ = piece
         if at >= stop:
             continue
-        if ahead is not None and ahead.guess == at and ahead.result is not None:  # its thread has finished
-            result, ahead = ahead.result, None
-        else:
-            ahead = None
-            if processors > 1 and number + 1 < len(pieces):
-                ahead = _Ahead(stop, pieces[number + 1], segment)
+        result, ahead = ahead.get(at), {}
+        if result is None:
+            thread = _walk_ahead(segment, stop, pieces[number + 1], ahead) if processors > 1 and number + 1 < len(pieces) else None
             try:
                 result = segment.walk(at, piece)
             finally:
-                if ahead is not None:
-                    ahead.join()
+                if thread is not None:
+                    thread.join()
         yield result
         at = result.end_offset
         if result.reason != CaseLabel.RANGE_END or at < stop:
             return
 
 
-class _Ahead:
-    """The walk of one piece from a guessed record on, in a thread; `guess` is None if it found no record."""
+def _walk_ahead(segment: SegmentWalk, border: int, piece: Piece, found: dict[int, WalkResult]) -> threading.Thread | None:
+    """Walk a piece in a thread, from its first record after `border` as guessed, and enter guess -> result; None without a thread."""
 
-    def __init__(self, border: int, piece: Piece, segment: SegmentWalk) -> None:
-        self.guess: int | None = None
-        self.result: WalkResult | None = None
-        self._border, self._piece, self._segment = border, piece, segment
-        self._thread: threading.Thread | None = threading.Thread(target=self._run, name="walk-ahead", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:  # the limit on processes is reached: the caller walks this piece
-            self._thread = None
-
-    def join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        guess = self._segment.first_record(self._border, min(self._piece[0], self._border + GUESS_BYTES))
+    def walk_from_guess() -> None:
+        guess = sync(segment.view, segment.base_offset, border, min(piece[0], border + GUESS_BYTES), limit=segment.limit)
         if guess is not None:
-            self.result = self._segment.walk(guess, self._piece)
-            self.guess = guess
+            found[guess] = segment.walk(guess, piece)
+
+    thread = threading.Thread(target=walk_from_guess, name="walk-ahead", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the limit on processes is reached: the caller walks this piece
+        return None
+    return thread

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from pyengine.errors import DiskError, StoreRefusedError
 from pyengine.formats.paths import StorePaths, is_index_name, is_queue_id_name, parse_segment_name, segment_name
+from pyengine.formats.small_file import open_regular
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.durable_writes import open_file, pwrite_all, sync_descriptor
 
@@ -230,13 +231,17 @@ class MappedFileQueue:
                 return None
         return starts[at]
 
+    def folder_of(self, start_offset: int) -> str:
+        """Return the folder of the segment, whether or not it exists."""
+        return self.folder
+
     def view(self, start_offset: int) -> mmap.mmap | None:
         """Return the segment's bytes, None if it does not exist any more."""
-        return self._cache.get(self.folder, start_offset)
+        return self._cache.get(self.folder_of(start_offset), start_offset)
 
     def path(self, start_offset: int) -> str:
         """Return the path of the segment, whether or not it exists."""
-        return os.path.join(self.folder, segment_name(start_offset))
+        return os.path.join(self.folder_of(start_offset), segment_name(start_offset))
 
     def modified_ms(self, start_offset: int) -> int | None:
         """Return the segment's modification time as Java's File.lastModified does; None if it does not exist any more."""
@@ -270,27 +275,21 @@ def _inodes(
                         status = entry.stat()
                     except FileNotFoundError:  # deleted since the folder was read
                         continue
-                    if followed is not None and status.st_size == 0 and _is_being_created(status):
+                    is_young = time.time_ns() - status.st_ctime_ns < _CREATION_GRACE_NS
+                    if followed is not None and status.st_size == 0 and is_young:
                         complete = False
                         continue
-                    _check_size(entry.path, start, status.st_size, size_bytes, advice)
+                    if status.st_size != size_bytes:
+                        raise StoreRefusedError(
+                            f"{entry.path} has {status.st_size} bytes, not {size_bytes}, the size of its like{advice}")
+                    if start % size_bytes:
+                        raise StoreRefusedError(f"{entry.path}: its name is not a multiple of the size {size_bytes}")
                 found[start] = inode
     except FileNotFoundError:
         return {}, True
     except NotADirectoryError:
         raise StoreRefusedError(f"{folder} is a file where a folder of segments belongs; move it away") from None
     return found, complete
-
-
-def _is_being_created(status: os.stat_result) -> bool:
-    return time.time_ns() - status.st_ctime_ns < _CREATION_GRACE_NS
-
-
-def _check_size(path: str, start: int, length: int, size_bytes: int, advice: str) -> None:
-    if length != size_bytes:
-        raise StoreRefusedError(f"{path} has {length} bytes, not {size_bytes}, the size of its like{advice}")
-    if start % size_bytes:
-        raise StoreRefusedError(f"{path}: its name is not a multiple of the size {size_bytes}")
 
 
 def drop_page_cache(root: str | os.PathLike[str], flushed: int) -> int:
@@ -306,23 +305,12 @@ def drop_page_cache(root: str | os.PathLike[str], flushed: int) -> int:
     for folder in (*log, paths.consume_queue, paths.index):
         for parent, _, names in os.walk(folder):
             for name in names:
-                count += _drop(os.path.join(parent, name), flushed if folder in log else -1)
+                with contextlib.suppress(OSError), open(open_regular(os.path.join(parent, name)), "rb") as file:
+                    if folder in log and (parse_segment_name(name) or 0) + os.fstat(file.fileno()).st_size <= flushed:
+                        continue
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                    count += 1
     return count
-
-
-def _drop(path: str, flushed: int) -> bool:
-    """Drop one file's pages, unless it is a segment that ends at or below `flushed`."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            start = parse_segment_name(os.path.basename(path)) or 0
-            if flushed >= 0 and start + os.fstat(descriptor).st_size <= flushed:
-                return False
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            return True
-        finally:
-            os.close(descriptor)
-    return False
 
 
 _CHUNK_BYTES = 1 << 17

@@ -15,7 +15,7 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES, LMQ_PREFIX, LMQ_QUEUE_ID
 from pyengine.formats.consume_queue import ENTRY, ConsumeQueueExtUnit, is_ext_address
 from pyengine.formats.index_file import IndexLayout
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.record import I32, I64, SYS_FLAG_AT, store_timestamp_at
+from pyengine.formats.record import store_timestamp_ms
 from pyengine.storage.check.log import LogFacts
 from pyengine.storage.check.report import Findings, Severity
 from pyengine.storage.check.work import LogSegments, QueueFile, QueueRules, StoreUnderCheck
@@ -152,8 +152,7 @@ def _wrong(unit: ConsumeQueueExtUnit | None, offset: int, log: LogSegments) -> s
     base, _, view = segment
     if offset - base + _TIME_READABLE_BYTES > len(view):
         return ""  # no record begins there: the check of the entries reports that
-    (sys_flag,) = I32.unpack_from(view, offset - base + SYS_FLAG_AT)
-    (stored_ms,) = I64.unpack_from(view, offset - base + store_timestamp_at(sys_flag))
+    stored_ms = store_timestamp_ms(view, offset - base)
     if unit.store_timestamp_ms == stored_ms:
         return ""
     return f"has the store time {unit.store_timestamp_ms}, its message {stored_ms}"

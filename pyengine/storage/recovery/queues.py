@@ -53,7 +53,7 @@ from pyengine.formats.consume_queue import ENTRY, is_filler, is_live
 from pyengine.formats.paths import Root, StorePaths, is_queue_id_name
 from pyengine.formats.record import I64, QUEUE_OFFSET_AT, decode_record
 from pyengine.native import dispatch
-from pyengine.storage.consume_queue import store_timestamp_ms
+from pyengine.storage.consume_queue import message_stored_ms
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets, Table, split_key
 from pyengine.storage.durable_writes import make_folders, sync_file, sync_folder, write_config
 from pyengine.storage.log_scan import LogView
@@ -518,4 +518,4 @@ def _last_store_time_ms(queue: QueueState, path: Path, start: int, log: MappedFi
     with open(path, "rb") as file:
         file.seek(last)
         entry = ENTRY.unpack(file.read(CQ_ENTRY_BYTES))
-    return -1 if is_filler(entry) else store_timestamp_ms(log, entry[0], entry[1])
+    return -1 if is_filler(entry) else message_stored_ms(log, entry[0], entry[1])
