@@ -28,7 +28,7 @@ from pyengine.spark.file_access import FETCH_BYTES, QUEUES, find_record, walk_pi
 from pyengine.spark.options import ReadOptions
 from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, Queue, offset_bounds
 from pyengine.spark.queue_entries import ENTRY, queue_entries, slice_bytes
-from pyengine.spark.remote_store import RemoteStore, consumer_groups, prefetch_queue_ends, segment_of
+from pyengine.spark.remote_store import RemoteStore, consumer_groups, prefetch_queue_ends, segments_of
 from pyengine.spark.task_reader import scanned
 from pyengine.storage.arrow import allocate, to_array
 from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
@@ -57,7 +57,9 @@ def require_names(options: ReadOptions, store: LiveStoreReader | RemoteStore, us
     match one, except in a stream, which waits for it, and in a store without topics. A store without queues on another file system
     is not checked, because only its log was copied.
     """
-    bounded = _bounded_queues(options) if use == "batch" else []  # a stream checks them when it begins, not when it continues
+    bounds = options.starting_offsets, options.ending_offsets, options.starting_timestamps, options.ending_timestamps
+    bounded = sorted({(topic, queue_id) for by_topic in bounds for topic, queues in (by_topic or {}).items() for queue_id in queues}
+                     ) if use == "batch" else []  # a stream checks them when it begins, not when it continues
     if not (options.has_topics or bounded):
         return
     pattern = None if options.subscribe_pattern is None else re.compile(options.subscribe_pattern)
@@ -74,12 +76,6 @@ def require_names(options: ReadOptions, store: LiveStoreReader | RemoteStore, us
         return
     names.require_topics(options.subscribe or tuple(options.assign or ()), options.where)
     names.require_queues([(topic, queue_id) for topic, ids in (options.assign or {}).items() for queue_id in ids], options.where)
-
-
-def _bounded_queues(options: ReadOptions) -> list[Queue]:
-    """Return the queues with given offsets or times."""
-    bounds = options.starting_offsets, options.ending_offsets, options.starting_timestamps, options.ending_timestamps
-    return sorted({(topic, queue_id) for by_topic in bounds for topic, queues in (by_topic or {}).items() for queue_id in queues})
 
 
 def require_group(options: ReadOptions, store: LiveStoreReader | RemoteStore, group: str) -> None:
@@ -240,7 +236,7 @@ class QueueExtents:
         if isinstance(self._store, RemoteStore):
             prefetch_queue_ends(self._store, filter(_is_usable, self._queues.values()), INT64_MAX)
         for key, queue in self._queues.items():
-            with contextlib.suppress(StoreRefusedError):  # what such a queue holds is nothing to compare with
+            with contextlib.suppress(StoreRefusedError):
                 end = self._end(key, queue)
                 if end is not None:
                     yield key, end
@@ -504,20 +500,15 @@ class _Record(NamedTuple):
 def _records(store: LiveStoreReader | RemoteStore, begin: int, end: int, choose: ChooseQueue) -> Iterator[_Record]:
     """Yield the wanted records that begin in [begin, end) and belong into queues; skip damage."""
     scanner = ColumnScanner(_PLACES, row_filter=RowFilter(choose_queue=choose, queued_only=True), allocate=allocate)
-    for start in list(store.commit_log.starts()):
-        first, limit = max(begin, start), min(end, start + store.commit_log.size_bytes)
-        segment = segment_of(store, start) if first < limit else None
-        if segment is None:
-            continue
-        with contextlib.closing(segment):
-            position = first if first == start else find_record(segment, first, limit, limit)
-            while position is not None and position < limit:
-                for raw in scanned(scanner, segment, position, limit, limit):
-                    for topic, queue_id, *numbers in zip(*(to_array(column, raw.rows).to_pylist() for column in raw.columns)):
-                        yield _Record((topic, queue_id), *numbers)
-                if scanner.reason in ("range_end", "blank"):
-                    break
-                position = find_record(segment, scanner.position + 1, limit, limit)
+    for segment, first, limit in segments_of(store, begin, end):
+        position = first if first % store.commit_log.size_bytes == 0 else find_record(segment, first, limit, limit)
+        while position is not None and position < limit:
+            for raw in scanned(scanner, segment, position, limit, limit):
+                for topic, queue_id, *numbers in zip(*(to_array(column, raw.rows).to_pylist() for column in raw.columns)):
+                    yield _Record((topic, queue_id), *numbers)
+            if scanner.reason in ("range_end", "blank"):
+                break
+            position = find_record(segment, scanner.position + 1, limit, limit)
 
 
 # -- the log's end ------------------------------------------------------------------
@@ -566,10 +557,7 @@ class Lost(NamedTuple):
 def _lost_by_queues(store: LiveStoreReader | RemoteStore, path: str, extents: QueueExtents) -> Lost | None:
     """Return what consume queues name beyond the log's end."""
     end = store.max_physical_offset(ReadLevel.COMMITTED)
-    beyond: dict[Queue, QueueEnd] = {}
-    for key, found in extents.ends():
-        if found.max_physical > end:
-            beyond[key] = found
+    beyond = {key: found for key, found in extents.ends() if found.max_physical > end}
     furthest = max((found.max_physical for found in beyond.values()), default=end)
     if furthest <= end or furthest <= store.max_physical_offset(ReadLevel.COMMITTED):
         return None  # a broker may have written more since the end was read
@@ -609,13 +597,8 @@ def _last_store_timestamp_ms(store: LiveStoreReader | RemoteStore, end: int) -> 
     if isinstance(store, RemoteStore) and store.last_store_timestamp_ms >= 0:
         return store.last_store_timestamp_ms
     for start in reversed(store.commit_log.starts()):
-        segment = segment_of(store, start) if start < end else None
-        if segment is not None:
-            try:
-                limit = min(end, start + store.commit_log.size_bytes)
-                found = walk_piece(segment, start, limit, limit=limit, check_crc=False)
-            finally:
-                segment.close()
+        for segment, first, limit in segments_of(store, start, min(end, start + store.commit_log.size_bytes)):
+            found = walk_piece(segment, first, limit, limit=limit, check_crc=False)
             if found.messages:
                 return found.last_store_timestamp_ms
     return 0
@@ -626,29 +609,11 @@ def _end_after_damage(options: ReadOptions, store: LiveStoreReader | RemoteStore
     end = min(lost.end, log_end)
     if options.on_corrupt == "skip":
         return max(limit, end)
-    following = _next_record(store, lost.begin + 1, end)
+    records = (find_record(segment, first, limit, limit) for segment, first, limit in segments_of(store, lost.begin + 1, end))
+    following = next((record for record in records if record is not None), None)
     if following is not None:
         raise CorruptionError(f"{lost.sentence}; it is damaged there, and continues at {following} (`pyengine check` says more): "
                               "onCorrupt=skip reads what there is")
     if options.fail_on_data_loss:
         raise DataLossError(f"{lost.sentence}; its end is missing (`pyengine check` says more): {REMEDY}")
     return limit
-
-
-def _next_record(store: LiveStoreReader | RemoteStore, begin: int, end: int) -> int | None:
-    """Return the first whole record that begins in [begin, end)."""
-    size_bytes = store.commit_log.size_bytes
-    for start in list(store.commit_log.starts()):
-        first, limit = max(begin, start), min(end, start + size_bytes)
-        if first >= limit:
-            continue
-        segment = segment_of(store, start)
-        if segment is None:
-            continue
-        try:
-            found = find_record(segment, first, limit, limit)
-        finally:
-            segment.close()
-        if found is not None:
-            return found
-    return None

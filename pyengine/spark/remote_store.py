@@ -16,7 +16,7 @@ import contextlib
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -112,19 +112,22 @@ def segment_of(store: StoreReader | RemoteStore, start: int) -> Segment | None:
     return None if view is None else MappedSegment(view, start)
 
 
+def segments_of(store: StoreReader | RemoteStore, begin: int, end: int) -> Iterator[tuple[Segment, int, int]]:
+    """Yield (segment, first byte, limit) of each existing segment with bytes of [begin, end), and close it after its use."""
+    for start in list(store.commit_log.starts()):
+        first, limit = max(begin, start), min(end, start + store.commit_log.size_bytes)
+        segment = segment_of(store, start) if first < limit else None
+        if segment is not None:
+            with contextlib.closing(segment):
+                yield segment, first, limit
+
+
 def prefetch_queue_ends(store: LiveStoreReader | RemoteStore, queues: Iterable[ConsumeQueue], limit: int) -> None:
     """Fetch the begins and ends of many queues at once; do nothing for mapped files."""
     if isinstance(store, RemoteStore):
         first = store.min_physical_offset
-
-        def prefetch(queue: ConsumeQueue) -> None:
-            high = queue.max_offset(limit)
-            if high:
-                queue.min_offset(first, high)
-
         with ThreadPoolExecutor(_THREADS) as pool:
-            for _ in pool.map(prefetch, queues):
-                pass
+            list(pool.map(lambda queue: queue.min_offset(first, queue.max_offset(limit)), queues))
 
 
 class RemoteLog:

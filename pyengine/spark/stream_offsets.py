@@ -38,7 +38,7 @@ from pyengine.spark.partitions import (
 from pyengine.spark.plan import grouped, require_messages_of_times, starting_time_ms
 from pyengine.spark.presence import queue_begin, queue_end
 from pyengine.spark.queue_entries import queue_entries, slice_bytes
-from pyengine.spark.remote_store import RemoteStore, prefetch_queue_ends, segment_of
+from pyengine.spark.remote_store import RemoteStore, prefetch_queue_ends, segment_of, segments_of
 from pyengine.spark.task_reader import scanned
 from pyengine.storage.arrow import allocate, to_array
 
@@ -231,27 +231,19 @@ class LogStream(StreamOffsets):
     def _records(self, begin: int, end: int, **settings: Any) -> Iterator[pyarrow.Array]:
         """Yield the offsets of the records that begin in [begin, end), a batch at a time; `begin` begins a record."""
         scanner = ColumnScanner([NAME], allocate=allocate, **settings)
-        size_bytes = self._log.size_bytes
-        for start in list(self._log.starts()):
-            position, limit = max(begin, start), min(end, start + size_bytes)
-            segment = segment_of(self._reader, start) if position < limit else None
-            if segment is None:
-                continue
-            with contextlib.closing(segment):
-                while position < limit:
-                    for raw in scanned(scanner, segment, position, limit, limit):
-                        yield to_array(raw.columns[0], raw.rows)
-                    if scanner.reason in ("range_end", "blank"):
-                        break
-                    position = self._skip_damage(segment, scanner.position, limit, scanner.reason)
+        for segment, position, limit in segments_of(self._reader, begin, end):
+            while position < limit:
+                for raw in scanned(scanner, segment, position, limit, limit):
+                    yield to_array(raw.columns[0], raw.rows)
+                if scanner.reason in ("range_end", "blank"):
+                    break
+                position = self._skip_damage(segment, scanner.position, limit, scanner.reason)
 
     def _first_time(self, start: int, end: int) -> int | None:
-        segment = segment_of(self._reader, start) if start < end else None
-        if segment is None:
-            return None
-        with contextlib.closing(segment):
-            found = walk_piece(segment, start, start + 1, limit=min(end, start + self._log.size_bytes), check_crc=False)
-        return found.first_store_timestamp_ms if found.messages else None
+        for segment, _, limit in segments_of(self._reader, start, min(end, start + self._log.size_bytes)):
+            found = walk_piece(segment, start, start + 1, limit=limit, check_crc=False)
+            return found.first_store_timestamp_ms if found.messages else None
+        return None
 
 
 class QueueStream(StreamOffsets):
