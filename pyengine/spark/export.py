@@ -378,7 +378,7 @@ class Target:
             self.remove([f".{SUCCESS}"])
 
     def open(self, name: str, *, is_direct: bool = False) -> NativeFile | DirectFile:
-        """Create a file to write to; with `is_direct` bypass the page cache, if this is a local file system that can."""
+        """Create a file to write to; with `is_direct` bypass the page cache if that is possible, as it is on this host."""
         if is_direct and self.is_local:
             with contextlib.suppress(DiskError):  # if no file can be created at all, the next line raises
                 return DirectFile(Path(self._at(name)))

@@ -471,13 +471,19 @@ class DirectFile(io.RawIOBase):
     _descriptor = -1  # not open
 
     def __init__(self, path: Path) -> None:
-        """Raises DiskError if the file cannot be created or the file system has no direct writes."""
+        """DiskError if the file cannot be created, the file system has no direct writes, or no thread can be started."""
         from concurrent.futures import ThreadPoolExecutor
 
         self._path = path
         with disk_errors("create", path):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT | os.O_CLOEXEC, 0o666)
         self._thread = ThreadPoolExecutor(1, "direct-file")
+        try:
+            self._thread.submit(int)  # starts it
+        except RuntimeError as error:  # the limit on processes is reached
+            os.close(self._descriptor)
+            self._descriptor = -1
+            raise DiskError(f"cannot write {path} directly: {error}", path=str(path)) from error
         self._buffer, self._held, self._position = mmap.mmap(-1, _DIRECT_BYTES), 0, 0  # aligned, as direct writes require
         self._begun: deque[tuple[mmap.mmap, Future[None]]] = deque()
 

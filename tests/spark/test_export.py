@@ -112,14 +112,20 @@ def refusing_direct(real):
     return opened
 
 
-@pytest.mark.parametrize("is_refused", [False, True])
-def test_a_file_that_bypasses_the_page_cache_has_the_same_rows(tmp_path, monkeypatch, is_refused):
+def no_thread(thread):
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("lacks", ["nothing", "direct writes", "threads"])
+def test_a_file_that_bypasses_the_page_cache_has_the_same_rows(tmp_path, monkeypatch, lacks):
     monkeypatch.setattr(durable_writes, "_DIRECT_BYTES", 8192)
     monkeypatch.setattr(export, "ROW_GROUP_BYTES", 10_000)
     table = table_of(n=list(range(20_000)), text=[f"text {number}" for number in range(20_000)])
     with monkeypatch.context() as patched:
-        if is_refused:
+        if lacks == "direct writes":
             patched.setattr(os, "open", refusing_direct(os.open))
+        if lacks == "threads":
+            patched.setattr(threading.Thread, "start", no_thread)
         files = PartFiles(Place(str(tmp_path)).open(), "part-0", table.schema, "snappy", "run", partitioned=False)
         [(name, messages, size_bytes)] = write_groups(files, iter(table.to_batches(max_chunksize=500)))
     assert messages == 20_000 and (tmp_path / name).stat().st_size == size_bytes
