@@ -30,7 +30,7 @@ from pyarrow import parquet
 
 from pyengine.errors import DiskError, EngineError, UsageError, disk_error, disk_errors
 from pyengine.formats.paths import segment_name
-from pyengine.spark.file_access import LOG, FileTree, open_tree, reach_tree
+from pyengine.spark.file_access import LOG, FileMark, FileTree, open_tree, reach_tree
 from pyengine.spark.jobs import batches_of, collect_from_workers, given_options, planned_parts, watched
 from pyengine.spark.options import AUTO, ReadOptions, destination, read_options, scheme_of, shown
 from pyengine.spark.partitions import LogRange, Part, QueuePart
@@ -146,11 +146,10 @@ def export_parquet(
             written = collect_from_workers(spark, work, parts)
     except BaseException:
         with contextlib.suppress(DiskError):
-            target.remove(name for name in target.files() if posixpath.basename(name).startswith(".part-"))
+            target.remove(name for name, number, _ in target.parts() if number is None)
         raise
-    begin = 0 if state is None or state.end is None else state.end
-    _settle(target, written, (lambda number: number >= begin) if incremental else (lambda number: True))
-    if not written and not partitioned and not target.files():
+    _settle(target, written, 0 if state is None else state.end or 0)
+    if not written and not partitioned and not any(target.entries().values()):
         written = [_empty(columns, target, compression)]
     target.sync_folders(name for name, *_ in written)
     if state is not None:
@@ -212,16 +211,13 @@ def _begin_or_clear(target: Target, state: ExportState, overwrite: bool) -> None
     if target.read(STATE) is None:
         _clear(target, overwrite)
     _write_state(target, state)
-    for name in target.files():
-        found = _PART.fullmatch(posixpath.basename(name))
-        if found and (found[0].startswith(".") or state.end is None or int(found[1]) >= state.end):
-            target.remove([name])
+    target.remove(name for name, number, _ in target.parts() if number is None or state.end is None or number >= state.end)
 
 
-def _settle(target: Target, written: list[tuple[str, int, int]], is_of_run: Callable[[int], bool]) -> None:
-    """Check that the folder has the files of this run, and no others: a task of a killed run may have finished one meanwhile."""
-    found = {name: size for name, size in target.files().items()
-             if (part := _PART.fullmatch(posixpath.basename(name))) and (part[0].startswith(".") or is_of_run(int(part[1])))}
+def _settle(target: Target, written: list[tuple[str, int, int]], begin: int) -> None:
+    """Check that the files of the folder from the number `begin` on are those of this run; remove others, which a task of a killed run
+    may have finished meanwhile."""
+    found = {name: mark.size for name, number, mark in target.parts() if number is None or number >= begin}
     for name, _, size in written:
         if found.pop(name, None) != size:
             raise EngineError(f"{target.where}/{name} is not what this run wrote: another run has written into the folder; run it again")
@@ -336,18 +332,17 @@ class Target:
         with disk_errors("look at", self.where):
             return bool(self.tree.system.get_file_info(self.tree.root).type == FileType.File)
 
-    def entries(self) -> dict[str, int | None]:
-        """Return all names below it, with the length of files and None for folders."""
-        from pyarrow.fs import FileSelector, FileType
-
-        root = self.tree.root
+    def entries(self) -> dict[str, FileMark | None]:
+        """Return all names below it, with None for folders."""
         with disk_errors("list", self.where):
-            found = self.tree.system.get_file_info(FileSelector(root, allow_not_found=True, recursive=True))
-        return {info.path[len(root):].lstrip("/"): info.size if info.type == FileType.File else None for info in found}
+            return self.tree.entries("", recursive=True)
 
-    def files(self) -> dict[str, int]:
-        """Return the length of all files by name."""
-        return {name: size for name, size in self.entries().items() if size is not None}
+    def parts(self) -> Iterator[tuple[str, int | None, FileMark]]:
+        """Yield (name, number, mark) of the files of exports; the number is None for an unfinished file."""
+        for name, mark in self.entries().items():
+            found = _PART.fullmatch(posixpath.basename(name))
+            if found and mark is not None:
+                yield name, None if found[0].startswith(".") else int(found[1]), mark
 
     def read(self, name: str) -> bytes | None:
         """Return a small file's bytes, None if it does not exist."""
@@ -378,7 +373,7 @@ class Target:
             self.remove([f".{SUCCESS}"])
 
     def open(self, name: str, *, is_direct: bool = False) -> NativeFile | DirectFile:
-        """Create a file to write to; with `is_direct` bypass the page cache if that is possible, as it is on this host."""
+        """Create a file to write to; with `is_direct` bypass the page cache where the file system and the process can."""
         if is_direct and self.is_local:
             with contextlib.suppress(DiskError):  # if no file can be created at all, the next line raises
                 return DirectFile(Path(self._at(name)))

@@ -74,20 +74,18 @@ class FileTree:
     system: FileSystem
     root: str
 
-    def folders_and_sizes(self, folder: str) -> dict[str, int | None]:
-        """Return the folder's entries: the length of files, None for folders; empty if there is no such folder."""
-        from pyarrow.fs import FileSelector, FileType
-
-        found = self.system.get_file_info(FileSelector(self._path(folder), allow_not_found=True))
-        return {info.base_name: info.size if info.type == FileType.File else None for info in found}
-
-    def files(self, folder: str, *, recursive: bool = False) -> dict[str, FileMark]:
-        """Return the files of a folder by path, with `recursive` also of its folders; empty if there is no such folder."""
+    def entries(self, folder: str, *, recursive: bool = False) -> dict[str, FileMark | None]:
+        """Return what is in a folder by path, with `recursive` also in its folders, which have None; empty if there is no such folder."""
         from pyarrow.fs import FileSelector, FileType
 
         root = self._path(folder)
         found = self.system.get_file_info(FileSelector(root, allow_not_found=True, recursive=recursive))
-        return {info.path[len(root):].lstrip("/"): FileMark(info.size, info.mtime_ns) for info in found if info.type == FileType.File}
+        return {info.path[len(root):].lstrip("/"): FileMark(info.size, info.mtime_ns) if info.type == FileType.File else None
+                for info in found}
+
+    def files(self, folder: str, *, recursive: bool = False) -> dict[str, FileMark]:
+        """Return the files among the entries."""
+        return {name: mark for name, mark in self.entries(folder, recursive=recursive).items() if mark is not None}
 
     def read(self, name: str) -> bytes | None:
         """Return a small file's bytes, None if it does not exist."""
@@ -134,7 +132,7 @@ def reach_tree(path: str, file_system: str) -> FileTree:
     def reach() -> None:
         try:
             tree = open_tree(path, file_system)
-            tree.folders_and_sizes("")
+            tree.entries("")
             found.append(tree)
         except Exception as error:  # noqa: BLE001 - raised below, in the thread that waits
             found.append(error)

@@ -144,13 +144,13 @@ class RemoteLog:
         """List the folder."""
         tree, wanted_size_bytes = self._tree, self._wanted_size_bytes
         found: dict[int, int] = {}
-        for name, length in tree.folders_and_sizes(LOG).items():
+        for name, mark in tree.entries(LOG).items():
             if name.startswith("."):  # rsync is copying it
                 continue
             start = parse_segment_name(name)
-            if start is None or length is None:
+            if start is None or mark is None:
                 raise StoreRefusedError(f"{tree.root}/{LOG}/{name} does not belong there; move it elsewhere")
-            found[start] = length
+            found[start] = mark.size
         sizes = sorted(set(found.values()))
         if len(sizes) > 1 or sizes == [0]:
             raise StoreRefusedError(f"the segments in {tree.root}/{LOG} have {sizes[0]} and {sizes[-1]} bytes: all must have one length")
@@ -275,7 +275,7 @@ class RemoteStore:
     is_live = False  # no engine's counters can be read
 
     def __init__(self, tree: FileTree, sizes: Mapping[str, int]) -> None:
-        names = tree.folders_and_sizes("")
+        names = tree.entries("")
         if not names.keys() & {LOG, QUEUES, "config", "checkpoint", "lock"}:
             raise NotAStoreError(f"{tree.root} holds no store")
         self._tree = tree
@@ -368,7 +368,7 @@ class RemoteStore:
 
     def queue_folders(self, topic: str = "") -> set[str]:
         """Return the names of the topics that have queues, or of one topic's queues."""
-        return set(self._tree.folders_and_sizes(f"{QUEUES}/{topic}" if topic else QUEUES))
+        return set(self._tree.entries(f"{QUEUES}/{topic}" if topic else QUEUES))
 
     def queue_files(self) -> dict[str, dict[str, FileMark]]:
         """Return the files of each queue by its folder; they are listed once in a refresh."""

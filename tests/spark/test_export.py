@@ -456,9 +456,9 @@ def test_tasks_of_a_killed_run_do_not_count_once_another_has_begun(spark, builde
 def test_a_file_that_another_run_has_replaced_fails_the_run(spark, builder, tmp_path, monkeypatch):
     settle, out = export._settle, tmp_path / "out"
 
-    def replaced(target, written, is_of_run):
+    def replaced(target, written, begin):
         (out / written[0][0]).write_bytes(b"other")
-        settle(target, written, is_of_run)
+        settle(target, written, begin)
 
     monkeypatch.setattr(export, "_settle", replaced)
     with pytest.raises(EngineError, match="is not what this run wrote"):
