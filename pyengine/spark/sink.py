@@ -454,6 +454,9 @@ class _Attempt:
         if self._queues is None:
             self._queues = {name: topic.write_queue_nums for name, topic in TopicConfigs(self._path).read().rows.items()}
         count = self._queues.get(row.topic, 1)
+        if count < 1:
+            raise UsageError(f"cannot write row {number} of task {self._task.task}: topic {row.topic} has no write queue in "
+                             "config/topics.json: give it some, or rows a column partition")
         return (zlib.crc32(row.keys.encode("utf-8", "replace")) if row.keys else number) % count
 
     # -- puts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import multiprocessing
 import os
 import signal
@@ -167,6 +168,19 @@ def test_without_an_engine_on_this_host_nothing_is_written(tmp_path, sink_store,
     with pytest.raises(EngineUnavailableError, match="another host than the driver"):
         put_rows(elsewhere, task_of(next(names)), batches_of(topic, numbered(3)))
     assert not messages(sink_store, topic)
+
+
+def test_a_row_without_a_queue_is_refused_for_a_topic_without_write_queues(sink_store, topic):
+    from pyengine.spark.sink import put_rows
+    from pyengine.storage.config_table import TopicConfig, TopicConfigs
+
+    TopicConfigs(sink_store).create(TopicConfig(topic, read_queue_nums=4, write_queue_nums=4))
+    path = sink_store / "config" / "topics.json"  # a broker lets an operator set 0, and nothing else is written there
+    document = json.loads(path.read_text())
+    document["topicConfigTable"][topic]["writeQueueNums"] = 0
+    path.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match=f"topic {topic} has no write queue in config/topics.json"):
+        put_rows(sink_of(sink_store), task_of(next(names)), batches_of(topic, numbered(3)))
 
 
 def test_a_row_that_cannot_be_a_message_is_named(sink_store, topic):
