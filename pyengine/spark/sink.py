@@ -35,13 +35,17 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import pyarrow
+from pyarrow import compute
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 import pyengine
 from pyengine.errors import EngineError, EngineUnavailableError, PutError, StoreBusyError, UsageError, command, disk_errors
 from pyengine.results import PutResult, PutStatus, ReadLevel
-from pyengine.spark.options import destination, scheme_of
-from pyengine.spark.schema import COLUMNS, HEADERS_TYPE, PROPERTY_PREFIX
+from pyengine.spark.options import ReadOptions, destination, scheme_of
+from pyengine.spark.partitions import LogRange, Selection
+from pyengine.spark.schema import COLUMNS, HEADERS_TYPE, PROPERTY_PREFIX, find_column
+from pyengine.spark.task_reader import read_partition
 from pyengine.spark.versions import StreamArrowWriter, arrow_batches
 from pyengine.storage.checkpoint import abort_file_exists
 from pyengine.storage.config_table import TopicConfigs
@@ -49,7 +53,6 @@ from pyengine.storage.engine_id import read_boot_id
 from pyengine.storage.ofd_lock import is_at, remove_unlocked, try_lock
 
 if TYPE_CHECKING:
-    import pyarrow
     from pyspark.sql.types import StructType
 
     from pyengine.client.producer import Producer
@@ -325,12 +328,14 @@ class _Attempt:
 
     def run(self, batches: Iterable[pyarrow.RecordBatch]) -> SinkCommit:
         """Put what is missing."""
-        rows = 0
-        is_committed, begin = _retry_until_running(self._find_commit)
+        def find() -> tuple[bool, int | None]:
+            with _settled(self._path) as (store, _):
+                return find_markers(store, self._task, self._sink.markers_from)
+
+        is_committed, self._begin = _retry_until_running(find)
         if is_committed:
             rows = sum(batch.num_rows for batch in batches)
         else:
-            self._begin = begin
             stored = _retry_until_running(self._read_stored)
             rows = self._put_missing(batches, stored) if stored else self._put_batches(batches)
         return SinkCommit(self._task.query, self._task.batch, rows, self._put, is_committed)
@@ -341,24 +346,11 @@ class _Attempt:
             self._producer.close()
         self._producer = None
 
-    # -- what earlier attempts have stored
-
-    def _find_commit(self) -> tuple[bool, int | None]:
-        """Return whether the batch was committed, and the physical offset of the task's first marker."""
-        from pyengine.ipc.live_reader import settled_end
-
-        settled_end(Path(self._path), ENGINE_TIMEOUT_S)
-        with pyengine.open_store(self._path) as store:
-            return find_markers(store, self._task, self._sink.markers_from)
-
     def _read_stored(self) -> dict[int, str]:
         """Return sequence -> fingerprint of the task's messages in the log."""
-        from pyengine.ipc.live_reader import settled_end
-
         if self._begin is None:
             return {}
-        end = settled_end(Path(self._path), ENGINE_TIMEOUT_S)
-        with pyengine.open_store(self._path) as store:
+        with _settled(self._path) as (store, end):
             segment_bytes = store.geometry.mapped_file_size_commit_log_bytes
         found = {}
         for text in _property_texts(self._path, self._begin, end, segment_bytes, self._task.prefix):
@@ -379,8 +371,6 @@ class _Attempt:
 
     def _put_missing(self, batches: Iterable[pyarrow.RecordBatch], stored: dict[int, str]) -> int:
         """Put the rows that `stored` lacks, with multiplicity. All rows are compared first, so they are kept in a file."""
-        import pyarrow
-
         to_find = Counter(stored.values())
         is_missing = bytearray()
         with tempfile.TemporaryFile(prefix="pyengine-sink-") as file:
@@ -540,14 +530,6 @@ def _text(value: bytes, what: str) -> str:
 
 def _property_texts(path: str, start: int, end: int, segment_bytes: int, prefix: str) -> Iterator[str]:
     """Yield the values of PROPERTY that begin with `prefix`, of messages in [start, end) of the log."""
-    import pyarrow
-    from pyarrow import compute
-
-    from pyengine.spark.options import ReadOptions
-    from pyengine.spark.partitions import LogRange, Selection
-    from pyengine.spark.schema import find_column
-    from pyengine.spark.task_reader import read_partition
-
     column = find_column(PROPERTY_PREFIX + PROPERTY)
     options = ReadOptions(path, columns=(column.name,), fail_on_data_loss=False)
     schema = pyarrow.schema([pyarrow.field(column.name, pyarrow.string())])
@@ -585,10 +567,7 @@ def put_commit(path: str, query: str, batch: int, messages: Sequence[WriterCommi
     second commit marker would hide the markers of the next batch, if that has begun already.
     """
     def find_last_task() -> int:
-        from pyengine.ipc.live_reader import settled_end
-
-        settled_end(Path(path), ENGINE_TIMEOUT_S)
-        with pyengine.open_store(path) as store:
+        with _settled(path) as (store, _):
             return max((task for word, (of_batch, *tasks), _ in _markers_backwards(store, query, markers_from)
                         if word == "begin" and of_batch == batch for task in tasks), default=-1)
 
@@ -685,6 +664,16 @@ def _folder_status(root: Path, folder: Path) -> os.stat_result:
         return os.stat(folder)
     except FileNotFoundError:
         raise EngineUnavailableError(f"no engine is running on {root}: start it with {command('start', root)}") from None
+
+
+@contextlib.contextmanager
+def _settled(path: str) -> Iterator[tuple[LiveStoreReader, int]]:
+    """Open the store once all puts of ended producers are executed; yield it, and the log's end then."""
+    from pyengine.ipc.live_reader import settled_end
+
+    end = settled_end(Path(path), ENGINE_TIMEOUT_S)
+    with pyengine.open_store(path) as store:
+        yield store, end
 
 
 def _retry_until_running(call: Callable[[], _Found], timeout_s: float | None = None) -> _Found:
