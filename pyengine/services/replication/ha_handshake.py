@@ -259,15 +259,17 @@ class ReplicationNotes:
 
     def follow(self, term: int) -> None:
         """Note, as a slave, the term of its master, before this returns; if that fails, `blocked` says why, and it is tried each second."""
-        if term > self._term:
-            self._term = term
-            self.note()
+        with self._lock:
+            if term > self._term:
+                self._term = term
+                self._note()
 
     def fence(self, term: int) -> None:
         """Note, as a master, a term that another store has; like follow()."""
-        if term > self._fenced_by:
-            self._fenced_by = term
-            self.note()
+        with self._lock:
+            if term > self._fenced_by:
+                self._fenced_by = term
+                self._note()
 
     def note(self) -> bool:
         """Write the file if its content has changed; return whether it was written."""

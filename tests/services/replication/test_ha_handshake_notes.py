@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+
+import pytest
+
 from pyengine.native import control as native
 from pyengine.services.replication.ha_handshake import ReplicationNotes
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
@@ -31,3 +35,28 @@ def test_where_queues_end_is_kept_although_the_file_could_not_be_read(make_owner
     file.path.write_text("{")
     assert ReplicationNotes(owner.context()).note()
     assert file.read().state.dispatch_at == "replicated"
+
+
+class SlowTerm(int):
+    """A term whose comparison takes so long that another thread's higher one arrives meanwhile."""
+
+    meanwhile: threading.Thread
+
+    def __gt__(self, other: object) -> bool:
+        is_greater = int(self) > other
+        if self.meanwhile.ident is None:
+            self.meanwhile.start()
+            self.meanwhile.join(0.2)
+        return is_greater
+
+
+@pytest.mark.parametrize("method, known", [("fence", "known_term"), ("follow", "term")])
+def test_of_two_terms_that_come_at_once_the_higher_one_is_kept(make_owner, method, known):
+    owner = make_owner("store", role=native.SYNC_MASTER, replicates=1)
+    owner.publish()
+    notes = ReplicationNotes(owner.context())
+    term = SlowTerm(5)
+    term.meanwhile = threading.Thread(target=lambda: getattr(notes, method)(7))
+    getattr(notes, method)(term)
+    term.meanwhile.join()
+    assert getattr(notes, known) == 7 == ReplicationStateFile(owner.root).read().state.known_term
