@@ -520,7 +520,7 @@ TABLES: tuple[tuple[str, Callable[[str | os.PathLike[str], bytes], None]], ...] 
 
 
 class TableSource:
-    """The files of a master. One thread calls reload(); `tables` has the last read content, by kind."""
+    """The files of a master; `tables` has the last read content, by kind."""
 
     def __init__(self, root: str | os.PathLike[str], load_end: Callable[[], int], report: Report) -> None:
         self._folder = StorePaths(root).config
@@ -528,27 +528,29 @@ class TableSource:
         self._stamps: dict[int, tuple[int, int, int]] = {}
         self.tables: dict[int, Table] = {}
         self._blocked = BlockedReason(report)
+        self._lock = threading.Lock()  # a stop reloads beside the slaves' thread
 
     def reload(self) -> None:
         """Read the files that have changed since the last call; skip one that does not exist, is empty, or cannot be read now."""
-        why = ""
-        for kind, (name, _) in enumerate(TABLES):
-            path = self._folder / name
-            try:
-                found = os.stat(path)
-                stamp = (found.st_mtime_ns, found.st_ino, found.st_size)
-                if self._stamps.get(kind) == stamp:
+        with self._lock:
+            why = ""
+            for kind, (name, _) in enumerate(TABLES):
+                path = self._folder / name
+                try:
+                    found = os.stat(path)
+                    stamp = (found.st_mtime_ns, found.st_ino, found.st_size)
+                    if self._stamps.get(kind) == stamp:
+                        continue
+                    content = read_small_file(path, TABLE_BYTES_MAX)
+                except FileNotFoundError:
                     continue
-                content = read_small_file(path, TABLE_BYTES_MAX)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                why = f"{name} is not sent to slaves: {error.strerror}"
-                continue
-            self._stamps[kind] = stamp  # from before the read: the next call sees a change in between
-            if content:  # a power cut may empty a broker's file, and the protocol has no empty table
-                self.tables[kind] = Table(kind, content, self._load_end())
-        self._blocked.set(why, why, event=Event.TABLE_UNUSABLE)
+                except OSError as error:
+                    why = f"{name} is not sent to slaves: {error.strerror}"
+                    continue
+                self._stamps[kind] = stamp  # from before the read: the next call sees a change in between
+                if content:  # a power cut may empty a broker's file, and the protocol has no empty table
+                    self.tables[kind] = Table(kind, content, self._load_end())
+            self._blocked.set(why, why, event=Event.TABLE_UNUSABLE)
 
 
 class TableSink:

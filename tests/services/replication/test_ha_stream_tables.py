@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 
+from pyengine.services.replication import ha_stream
 from pyengine.services.replication.ha_stream import TABLES, WAITING_MAX, TableSink, TableSource
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
@@ -148,3 +150,22 @@ def test_a_kind_of_a_later_version_is_left_out(sides):
     sides.sink.take(len(TABLES), b"{}", 0)
     sides.sink.apply()
     assert os.listdir(sides.slave / "config") == []
+
+
+def test_of_two_threads_that_reload_none_keeps_an_older_content(sides, monkeypatch):
+    """A master's stop reloads beside the thread that does so each second."""
+    TopicConfigs(sides.master).create(TopicConfig("old"))
+    real, other = ha_stream.read_small_file, threading.Thread(target=sides.source.reload)
+
+    def read(*arguments):
+        content = real(*arguments)
+        if other.ident is None:
+            TopicConfigs(sides.master).create(TopicConfig("new"))
+            other.start()
+            other.join(0.2)
+        return content
+
+    monkeypatch.setattr(ha_stream, "read_small_file", read)
+    sides.source.reload()
+    other.join()
+    assert b'"new"' in sides.source.tables[TOPICS].content
