@@ -32,7 +32,6 @@ from dataclasses import dataclass
 from pyengine.errors import EngineError, EngineUnavailableError
 from pyengine.events import Event, Report
 from pyengine.formats.ha_wire import Introduction
-from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.replication import Replication
 from pyengine.native import control as native
 from pyengine.native import waiting
@@ -53,7 +52,6 @@ BACKLOG = 64
 DRAIN_POLL_INTERVAL_S = 0.005
 RETRY_NS = 1_000_000_000   # of listening, and of accepting slaves without free descriptors
 FORGET_NS = 1_000_000_000  # how often the descriptors of deleted segments are closed
-_DISPATCH_AT_REPLICATED = 1
 _GONE_ALREADY = (errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO)  # of accept(): the peer has closed it
 _WATCHED = select.EPOLLIN | select.EPOLLRDHUP
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP
@@ -61,30 +59,6 @@ WINDOW_NS = 60_000_000_000
 LINES_MAX = 6       # of one host in a window; further ones are counted, and the count is a line
 HOSTS_MAX = 64      # with a limit of their own; all others share one
 _OTHERS = "other hosts"
-
-
-class ConfirmedPosition:
-    """Moves `confirm` to the offset that enough slaves have."""
-
-    def __init__(self, memory: EngineMemory, links: HALinks) -> None:
-        self._confirm = memory.control.confirm
-        self._links = links
-        self._replicas = max(1, memory.identity.min_in_sync_replicas)
-
-    @property
-    def value(self) -> int:
-        """The current `confirm`."""
-        return native.load_position(self._confirm)
-
-    def move(self, acked: list[int]) -> bool:
-        """Compute it from the last reports of all connected slaves; return whether it moved."""
-        if len(acked) < self._replicas:
-            return False
-        confirmed = max(acked) if self._replicas == 1 else sorted(acked, reverse=True)[self._replicas - 1]
-        if confirmed <= self.value:
-            return False
-        self._links.confirm(confirmed)
-        return True
 
 
 def count_slaves(links: Iterable[tuple[str, int]], *, by_host: bool) -> list[int]:
@@ -121,19 +95,17 @@ class HAService(Service):
                                                 "ha_allow_plain")
         self._config = config
         self._peers = config.ha_peer_list
-        self._has_ended = threading.Event()
+        self._ends = threading.Event()
         self._equals = {memory.identity.store_uuid.bytes}  # known masters of the same term: this one, and reported ones
         self._callers = threading.Thread(target=self._call_peers, name="peers", daemon=True) if self._peers else None
         self._connections_max = min(config.ha_connections_max, LINKS_MAX)
         self._drain_ns = config.slave_timeout_ms * 1_000_000
         self._drain_until_ns = 0
-        self._by_host = memory.identity.min_in_sync_replicas > 1 and not config.ha_slaves_share_hosts
         self._source = TransferSource(memory, context.store)
-        self._ends = EndTimes()
+        self._end_times = EndTimes()
         self._tables = TableSource(context.store.root, native.loader(memory.control.wrote, "value"), context.report)
         self._by_descriptor: dict[int, HAConnection] = {}
         self._failure: BaseException | None = None
-        self._running = True
         self._host = config.ha_listen_host
         self.port = config.ha_port if port is None else port
         self._listener: socket.socket | None = None
@@ -141,12 +113,12 @@ class HAService(Service):
         self._take_ns = 0         # when to try again if it does not
         self._forget_ns = 0
         self._epoll = select.epoll()
-        waits_for_confirm = memory.identity.dispatch_at == _DISPATCH_AT_REPLICATED
+        self._replicas = max(1, memory.identity.min_in_sync_replicas)
+        self._by_host = self._replicas > 1 and not config.ha_slaves_share_hosts
         self._links = HALinks(
-            self._control, memory.latch(native.REPLICATOR), memory.latch(native.REPUTTER) if waits_for_confirm else None,
+            self._control, memory.latch(native.REPLICATOR), memory.latch(native.REPUTTER) if memory.identity.dispatch_at else None,
             batch_bytes=config.ha_transfer_batch_size_bytes, epoll_fd=self._epoll.fileno(), recorder=self._recorder)
         self._segment = -1        # the descriptor that C reads; the source has its own
-        self._confirm = ConfirmedPosition(memory, self._links)
         try:
             if self.port or port is not None:
                 self._listen()
@@ -252,11 +224,10 @@ class HAService(Service):
         return waits
 
     def close(self) -> None:
-        self._running = False
+        self._ends.set()
         os.eventfd_write(self._waker, 1)
         if self._thread.ident is not None:
             self._thread.join()
-        self._has_ended.set()
         if self._callers is not None and self._callers.ident is not None:
             self._callers.join()
         for connection in list(self._by_descriptor.values()):
@@ -277,7 +248,7 @@ class HAService(Service):
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the worker's
         waiting.schedule_interactive()  # a put waits for the report that this thread reads
         try:
-            while self._running:
+            while not self._ends.is_set():
                 self.turn(self._wait_s())
         except BaseException as error:  # noqa: BLE001 - the worker raises it
             self._failure = error
@@ -317,13 +288,10 @@ class HAService(Service):
                 self._forget_ns = now_ns + FORGET_NS
                 self._source.forget_deleted()
                 self._send_tables(now_ns)
-                self._note_lags(now_ns)
+                self._end_times.note(now_ns, self._source.end())
+                for connection in self._by_descriptor.values():
+                    connection.note_lag(self._end_times)
                 self._lines.tick(now_ns)
-
-    def _note_lags(self, now_ns: int) -> None:
-        self._ends.note(now_ns, self._source.end())
-        for connection in self._by_descriptor.values():
-            connection.note_lag(self._ends)
 
     def _send_tables(self, now_ns: int) -> None:
         for connection in list(self._by_descriptor.values()):
@@ -339,8 +307,8 @@ class HAService(Service):
             if not was_known and connection.peer is not None:
                 self._check_peer(connection, connection.peer)
             if connection.acked != acked:
-                self._confirm.move(self._counted((other.counts_as, other.acked) for other in self._by_descriptor.values()
-                                                 if other.acked >= 0))
+                self._move_confirm(count_slaves(((other.counts_as, other.acked) for other in self._by_descriptor.values()
+                                                 if other.acked >= 0), by_host=self._by_host))
             if connection.positioned != was_positioned:
                 self._publish_connected()
                 self._lines.report(connection.host, Event.SLAVE_FOLLOWS, f"{connection.address} follows from {connection.sent}", now_ns)
@@ -350,8 +318,12 @@ class HAService(Service):
             self._transfer(connection, self._source.end(), now_ns)
         self._after_event(connection, connection.blocked)
 
-    def _counted(self, links: Iterable[tuple[str, int]]) -> list[int]:
-        return count_slaves(links, by_host=self._by_host)
+    def _move_confirm(self, acked: list[int]) -> None:
+        """Move `confirm` to the offset that enough slaves have, by what each has reported; it never decreases."""
+        if len(acked) >= self._replicas:
+            confirmed = sorted(acked, reverse=True)[self._replicas - 1]
+            if confirmed > native.load_position(self._control.confirm):
+                self._links.confirm(confirmed)
 
     def _listen(self) -> None:
         self._listener = _listen(self._host, self.port)
@@ -391,7 +363,8 @@ class HAService(Service):
             self._retry_later(f"cannot take slaves: {error.strerror}", now_ns)
             return
         self._blocked.clear()
-        host, name = _host_texts(address)
+        host, port = address[:2]
+        name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         may_be_plain = host in self._plain_peers
         if not may_be_plain and not self._secret.is_set:
             self._replication.count("refused")
@@ -399,8 +372,10 @@ class HAService(Service):
                             "ha_allow_plain does not name that address", now_ns)
             connected.close()
             return
-        if len(self._by_descriptor) >= self._connections_max:
-            self._drop_unidentified()
+        if len(self._by_descriptor) >= self._connections_max and (oldest := next(
+                (other for other in self._by_descriptor.values() if other.is_unidentified), None)):
+            oldest.end("refused: it had not authenticated itself when another peer connected")
+            self._drop(oldest)
         link = self._replication.open_link(name) if len(self._by_descriptor) < self._connections_max else None
         if link is None:
             self._replication.count("refused")
@@ -413,14 +388,6 @@ class HAService(Service):
         self._by_descriptor[connected.fileno()] = connection
         self._links.add(connection.native)
         self._epoll.register(connected, _WATCHED)
-
-    def _drop_unidentified(self) -> None:
-        """Close the oldest connection of an unidentified peer, when all links are used and another peer connects."""
-        for connection in self._by_descriptor.values():
-            if connection.is_unidentified:
-                connection.end("refused: it had not authenticated itself when another peer connected")
-                self._drop(connection)
-                return
 
     def _introduce(self) -> Introduction:
         return Introduction(self._memory.identity.store_uuid.bytes, self._notes.term, is_master=True, is_fenced=self._notes.is_fenced)
@@ -453,13 +420,13 @@ class HAService(Service):
     def _call_peers(self) -> None:
         """Exchange terms with the other masters, repeatedly."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        while self._running:
+        while not self._ends.is_set():
             for address in self._peers:
                 with contextlib.suppress(EngineError), contextlib.closing(
                         call_peer(self._store.root, self._config, address, self._introduce)) as link:
                     if link.peer is not None:
                         self._check_term(address, link.peer)
-            self._has_ended.wait(PEER_PAUSE_S)
+            self._ends.wait(PEER_PAUSE_S)
 
     # ---- both, under the lock ---------------------------------------------------
 
@@ -495,8 +462,8 @@ class HAService(Service):
         self._publish_connected()
 
     def _publish_connected(self) -> None:
-        count = self._counted((connection.counts_as, 0) for connection in self._by_descriptor.values()
-                              if connection.positioned and not connection.ended)
+        count = count_slaves(((connection.counts_as, 0) for connection in self._by_descriptor.values()
+                              if connection.positioned and not connection.ended), by_host=self._by_host)
         native.store(self._control.replicator, "slaves_connected", len(count))
         failpoint("slaves_counted")
 
@@ -520,12 +487,6 @@ def _listen(host: str, port: int) -> socket.socket:
             "set ha_listen_host and ha_listen_port") from error
     listener.setblocking(False)
     return listener
-
-
-def _host_texts(address: tuple[str, int, *tuple[int, ...]]) -> tuple[str, str]:
-    """Return (host, host:port) of a peer."""
-    host, port = address[:2]
-    return host, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(slots=True)

@@ -222,7 +222,7 @@ def test_a_slave_that_is_gone_takes_nothing_back_and_counts_no_more(make_rig):
     rig.until(lambda: again.heartbeats, "positioned again")
     again.report(2500)
     rig.until(lambda: rig.service._replication.links()[0].acked == 2500, "its report came")
-    assert not rig.service._confirm.move([2500])  # asked here: the report is shown before the service has weighed it
+    rig.service._move_confirm([2500])  # asked here: the report is shown before the service has weighed it
     assert rig.confirm == 4000
 
 
