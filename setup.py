@@ -34,7 +34,7 @@ setup(
             include_dirs=["csrc"],
             define_macros=[("Py_LIMITED_API", "0x030b0000")],
             py_limited_api=True,
-            extra_compile_args=["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", *sanitize],
+            extra_compile_args=["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wno-unused-parameter", *sanitize],  # callbacks of CPython
             extra_link_args=sanitize,
             depends=["csrc/front/front.h", "csrc/producer.cdef.h", "csrc/session.cdef.h", "csrc/control.cdef.h", "csrc/atomics.h",
                      "csrc/record.h", "csrc/record.cdef.h", "csrc/consume_queue.cdef.h", "csrc/bytes.h"],

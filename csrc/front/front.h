@@ -110,8 +110,8 @@ PyObject *message_tags(PyObject *message);
 /* ---- read_queue.c: the messages of a queue's entries. */
 int read_queue_init(PyObject *module);
 
-/* Add a type to the module; NULL with an exception. */
-PyTypeObject *add_type(PyObject *module, PyType_Spec *spec, const char *name);
+/* Add a type of this full name to the module; NULL with an exception. */
+PyTypeObject *add_type(PyObject *module, const char *name, size_t bytes, unsigned int flags, PyType_Slot *slots);
 
 /* Py_SETREF, which the stable ABI lacks: release the old object last, because its end may run Python. */
 static inline void replace(PyObject **place, PyObject *object)

@@ -61,9 +61,6 @@ void lock_release(PyObject *lock)
 
 static PyObject *lock_make(PyTypeObject *type, PyObject *arguments, PyObject *names)
 {
-    (void)type;
-    (void)arguments;
-    (void)names;
     return lock_new();
 }
 
@@ -80,7 +77,6 @@ static void lock_dealloc(PyObject *object)
 
 static PyObject *lock_enter(PyObject *lock, PyObject *none)
 {
-    (void)none;
     if (lock_take(lock) != 0)
         return NULL;
     return Py_NewRef(lock);
@@ -88,7 +84,6 @@ static PyObject *lock_enter(PyObject *lock, PyObject *none)
 
 static PyObject *lock_exit(PyObject *lock, PyObject *arguments)
 {
-    (void)arguments;
     if (((struct lock_object *)lock)->owner != PyThread_get_thread_ident()) {
         PyErr_SetString(PyExc_RuntimeError, "the lock is not held by this thread");
         return NULL;
@@ -99,7 +94,6 @@ static PyObject *lock_exit(PyObject *lock, PyObject *arguments)
 
 static PyObject *lock_locked(PyObject *lock, PyObject *none)
 {
-    (void)none;
     return PyBool_FromLong(((struct lock_object *)lock)->owner != 0);
 }
 
@@ -116,15 +110,9 @@ static PyType_Slot slots[] = {
     {Py_tp_doc, "A lock for `with`, which C takes too. Nothing of Python runs between taking it and the block."},
     {0, NULL},
 };
-static PyType_Spec spec = {
-    .name = "pyengine._front.Lock",
-    .basicsize = sizeof(struct lock_object),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = slots,
-};
 
 int lock_init(PyObject *module)
 {
-    lock_type = add_type(module, &spec, "Lock");
+    lock_type = add_type(module, "pyengine._front.Lock", sizeof(struct lock_object), 0, slots);
     return lock_type == NULL ? -1 : 0;
 }

@@ -105,7 +105,6 @@ static PyObject *decoded(PyObject *text)
 
 static PyObject *get_properties(PyObject *message, void *unused)
 {
-    (void)unused;
     struct fields *fields = fields_of(message);
     if (fields->properties == NULL) {
         PyObject *table = decoded(fields->raw_properties);
@@ -125,7 +124,6 @@ static PyObject *get_properties(PyObject *message, void *unused)
 /* Return what Message keeps: the table, or None before it is requested. */
 static PyObject *get_kept_properties(PyObject *message, void *unused)
 {
-    (void)unused;
     PyObject *table = fields_of(message)->properties;
     return Py_NewRef(table == NULL ? Py_None : table);
 }
@@ -145,7 +143,6 @@ PyObject *message_tags(PyObject *message)
 
 static PyObject *get_tags(PyObject *message, void *unused)
 {
-    (void)unused;
     return message_tags(message);
 }
 
@@ -159,32 +156,27 @@ static PyObject *host(const uint8_t *bytes, int length)
 
 static PyObject *get_born_host(PyObject *message, void *unused)
 {
-    (void)unused;
     return host(fields_of(message)->born_host, fields_of(message)->born_host_bytes);
 }
 
 static PyObject *get_store_host(PyObject *message, void *unused)
 {
-    (void)unused;
     return host(fields_of(message)->store_host, fields_of(message)->store_host_bytes);
 }
 
 /* Return Message as __class__, for equality, dataclasses.replace and repr. */
 static PyObject *get_class(PyObject *message, void *unused)
 {
-    (void)message, (void)unused;
     return Py_NewRef(message_class);
 }
 
 static PyObject *message_new(PyTypeObject *type, PyObject *arguments, PyObject *names)
 {
-    (void)type;
     return PyObject_Call(message_class, arguments, names);
 }
 
 static PyObject *message_reduce(PyObject *message, PyObject *unused)
 {
-    (void)unused;
     const Py_ssize_t count = PyTuple_Size(match_args);
     PyObject *values = PyTuple_New(count);
     for (Py_ssize_t i = 0; values != NULL && i < count; i++) {

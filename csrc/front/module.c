@@ -1,9 +1,12 @@
 #include "front.h"
 
-PyTypeObject *add_type(PyObject *module, PyType_Spec *spec, const char *name)
+#include <string.h>
+
+PyTypeObject *add_type(PyObject *module, const char *name, size_t bytes, unsigned int flags, PyType_Slot *slots)
 {
-    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
-    if (type == NULL || PyModule_AddObjectRef(module, name, type) != 0) {
+    PyType_Spec spec = {.name = name, .basicsize = (int)bytes, .flags = Py_TPFLAGS_DEFAULT | flags, .slots = slots};
+    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
+    if (type == NULL || PyModule_AddObjectRef(module, strrchr(name, '.') + 1, type) != 0) {
         Py_XDECREF(type);
         return NULL;
     }

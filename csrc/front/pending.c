@@ -27,8 +27,6 @@ struct pending_object *pending_new(void)
 /* Make one from Python, which is a Future from the beginning. */
 static PyObject *pending_make(PyTypeObject *type, PyObject *arguments, PyObject *names)
 {
-    (void)arguments;
-    (void)names;
     struct pending_object *pending = new_object(type);
     if (pending != NULL)
         pending->state = PENDING_HANDED;
@@ -330,7 +328,6 @@ static int poll_answer(struct pending_object *pending)
 
 static PyObject *pending_done(PyObject *object, PyObject *none)
 {
-    (void)none;
     struct pending_object *pending = (struct pending_object *)object;
     if (poll_answer(pending) != 0)
         return NULL;
@@ -341,7 +338,6 @@ static PyObject *pending_done(PyObject *object, PyObject *none)
 
 static PyObject *pending_running(PyObject *object, PyObject *none)
 {
-    (void)none;
     struct pending_object *pending = (struct pending_object *)object;
     if (poll_answer(pending) != 0)
         return NULL;
@@ -352,15 +348,12 @@ static PyObject *pending_running(PyObject *object, PyObject *none)
 
 static PyObject *pending_no(PyObject *object, PyObject *none)
 {
-    (void)object;
-    (void)none;
     Py_RETURN_FALSE;
 }
 
 /* Turn it into a full concurrent.futures.Future, which the thread of answers resolves. */
 static PyObject *pending_become_future(PyObject *object, PyObject *none)
 {
-    (void)none;
     struct pending_object *pending = (struct pending_object *)object;
     if (pending->state != PENDING_HANDED && advance(pending, 0) != 0)
         return NULL;
@@ -415,7 +408,6 @@ static void pending_dealloc(PyObject *object)
 
 static PyObject *pending_has_answer(PyObject *object, void *unused)
 {
-    (void)unused;
     struct pending_object *pending = (struct pending_object *)object;
     if (pending->state == PENDING_WAITS)
         session_harvest(pending->session);
@@ -443,17 +435,10 @@ static PyType_Slot slots[] = {
     {Py_tp_doc, "The future of one put_async: takes its answer out of the session when it is asked."},
     {0, NULL},
 };
-static PyType_Spec spec = {
-    .name = "pyengine._front.PendingPut",
-    .basicsize = sizeof(struct pending_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    .slots = slots,
-};
 
 /* use_futures(PutFuture, Future): set PutFuture, a subclass of PendingPut and of concurrent.futures.Future. */
 static PyObject *use_futures(PyObject *module, PyObject *arguments)
 {
-    (void)module;
     PyObject *own, *base;
     if (!PyArg_ParseTuple(arguments, "O!O:use_futures", &PyType_Type, &own, &base))
         return NULL;
@@ -487,6 +472,6 @@ static PyMethodDef functions[] = {{"use_futures", use_futures, METH_VARARGS, NUL
 
 int pending_init(PyObject *module)
 {
-    pending_type = add_type(module, &spec, "PendingPut");
+    pending_type = add_type(module, "pyengine._front.PendingPut", sizeof(struct pending_object), Py_TPFLAGS_BASETYPE, slots);
     return pending_type == NULL || PyModule_AddFunctions(module, functions) != 0 ? -1 : 0;
 }

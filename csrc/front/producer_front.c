@@ -19,6 +19,7 @@
 #define LARGE_COPY_BYTES 65536
 /* For how many free answer slots a put_async waits, when there is none. */
 #define ROOM_BATCH 512
+#define FAILED 1 /* beside the codes of producer.cdef.h, which are not above 0 */
 
 /* SubmitterFront, the base of pyengine.client.submission.Submitter: the current session. */
 struct submitter_object {
@@ -47,6 +48,8 @@ struct request {
     PyObject *topic, *body, *queue, *tags;
     PyObject *prefix;            /* a reference of its own, on the fast path */
     long long queue_id;
+    char *bytes;                 /* of one body */
+    Py_ssize_t body_bytes;
 };
 
 static struct submitter_object *submitter_of(const struct front_object *front)
@@ -95,6 +98,19 @@ static int read_request(struct front_object *front, PyObject *const *arguments, 
     request->prefix = Py_NewRef(front->prefix);
     request->queue_id = front->queue_id;
     return 1;
+}
+
+/* Read the arguments of a put of one body, like read_request. */
+static int read_put(struct front_object *front, PyObject *const *arguments, Py_ssize_t count, PyObject *names, struct request *request)
+{
+    int found = read_request(front, arguments, count, names, request);
+    if (found > 0 && (!PyBytes_CheckExact(request->body) ||
+                      PyBytes_AsStringAndSize(request->body, &request->bytes, &request->body_bytes) != 0 ||
+                      request->body_bytes > submitter_of(front)->body_bytes_max)) {
+        Py_CLEAR(request->prefix);
+        return 0;
+    }
+    return found;
 }
 
 static PyObject *slow_path(PyObject *object, PyObject *name, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
@@ -161,14 +177,14 @@ static void release_session(PyObject *lock, struct session_object *session)
     Py_XDECREF((PyObject *)session);
 }
 
-/* Reserve room for an entry, without waiting; return where its payload belongs, or NULL and why. The lock is held. */
-static uint8_t *reserve(struct session_object *session, PyObject *prefix, int kind, uint32_t count, uint64_t payload_bytes, int *why)
+/* Reserve room for an entry, without waiting; return where its payload belongs, or NULL and *code. The lock is held. */
+static uint8_t *reserve(struct session_object *session, PyObject *prefix, int kind, uint32_t count, uint64_t payload_bytes, int *code)
 {
     const uint8_t *begin = (const uint8_t *)PyBytes_AsString(prefix);
-    uint8_t *to = session->calls->reserve(session->producer, begin, kind, count, payload_bytes, 0, why);
-    if (to == NULL && *why == MS_PRODUCER_AGAIN && session->waiting > 0) { /* taking the answers frees their slots */
+    uint8_t *to = session->calls->reserve(session->producer, begin, kind, count, payload_bytes, 0, code);
+    if (to == NULL && *code == MS_PRODUCER_AGAIN && session->waiting > 0) { /* taking the answers frees their slots */
         session_harvest(session);
-        to = session->calls->reserve(session->producer, begin, kind, count, payload_bytes, 0, why);
+        to = session->calls->reserve(session->producer, begin, kind, count, payload_bytes, 0, code);
     }
     return to;
 }
@@ -197,126 +213,109 @@ static PyObject *waited_for(struct submitter_object *puts, PyObject *settled)
     return result;
 }
 
+/* Submit a put, if there is room; 0, or why nothing is submitted. The lock is held; session NULL: it has ended. */
+static int submit_put(const struct submitter_object *puts, struct session_object *session, const struct request *request)
+{
+    int code = MS_PRODUCER_CLOSED;
+    if (session == NULL || request->body_bytes > puts->body_bytes_max) /* the session may have changed, and with it the limit */
+        return code;
+    uint8_t *to = reserve(session, request->prefix, MS_ENTRY_PUT, 1, (uint64_t)request->body_bytes, &code);
+    if (to == NULL)
+        return code;
+    memcpy(to, request->bytes, (size_t)request->body_bytes);
+    session->calls->publish(session->producer);
+    return 0;
+}
+
 static PyObject *front_put(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
 {
     struct front_object *front = (struct front_object *)object;
     struct request request;
-    int found = read_request(front, arguments, count, names, &request);
-    if (found < 0)
-        return NULL;
+    int found = read_put(front, arguments, count, names, &request);
+    if (found <= 0)
+        return found < 0 ? NULL : slow_path(object, name_put_any, arguments, count, names);
     struct submitter_object *puts = submitter_of(front); /* the producer keeps it alive */
-    char *body;
-    Py_ssize_t body_bytes;
-    if (found == 0 || !PyBytes_CheckExact(request.body) || PyBytes_AsStringAndSize(request.body, &body, &body_bytes) != 0 ||
-        body_bytes > puts->body_bytes_max) {
-        Py_XDECREF(request.prefix);
-        return slow_path(object, name_put_any, arguments, count, names);
-    }
-    PyObject *lock, *prefix = request.prefix, *result = NULL;
+    PyObject *lock, *result = NULL;
     struct session_object *session;
     if (take_session(puts, 1, &lock, &session) < 0) {
-        Py_DECREF(prefix);
+        Py_DECREF(request.prefix);
         return NULL;
     }
-    int why = MS_PRODUCER_AGAIN, how = puts->how;
-    if (session != NULL && body_bytes <= puts->body_bytes_max) { /* the session may have changed, and with it the limit */
-        struct ms_producer *producer = session->producer;
-        uint8_t *to = reserve(session, prefix, MS_ENTRY_PUT, 1, (uint64_t)body_bytes, &why);
-        if (to != NULL) {
-            memcpy(to, body, (size_t)body_bytes);
-            session->calls->publish(producer);
-            why = wait_for_answer(session, how);
-            if (why == 0 && producer->answer.status == 0) {
-                result = result_of(session->result_type, &producer->answer, request.topic, request.queue_id, session->store_host);
-                release_session(lock, session);
-                Py_DECREF(prefix);
-                return result;
-            }
-            /* Under the lock, because the next put overwrites the session's last answer. */
-            result = PyObject_CallMethod((PyObject *)puts, "settle_put", "iOLi", why, request.topic, request.queue_id, how);
-            release_session(lock, session);
-            Py_DECREF(prefix);
-            if (result == NULL || result != Py_None)
-                return waited_for(puts, result);
-            Py_DECREF(result);
-            return slow_path(object, name_put_any, arguments, count, names);
-        }
+    int how = puts->how, is_submitted = submit_put(puts, session, &request) == 0;
+    if (is_submitted) {
+        const struct ms_completion *answer = &session->producer->answer;
+        int code = wait_for_answer(session, how);
+        if (code == 0 && answer->status == 0)
+            result = result_of(session->result_type, answer, request.topic, request.queue_id, session->store_host);
+        else /* under the lock, because the next put overwrites the session's last answer */
+            result = PyObject_CallMethod((PyObject *)puts, "settle_put", "iOLi", code, request.topic, request.queue_id, how);
     }
     release_session(lock, session);
-    Py_DECREF(prefix);
-    return slow_path(object, name_put_any, arguments, count, names); /* without room or a session the slow path waits for them */
+    Py_DECREF(request.prefix);
+    if (is_submitted && result != Py_None)
+        return waited_for(puts, result);
+    Py_XDECREF(result);
+    return slow_path(object, name_put_any, arguments, count, names); /* nothing was submitted: it waits for room or a session */
+}
+
+/* Wait a slice for an answer, which makes room: AGAIN, CLOSED if the slow path is due, or FAILED with an exception or the result
+ * of a put that found no room in time. The lock is held. */
+static int wait_for_room(struct submitter_object *puts, struct session_object *session, const struct request *request,
+                         int64_t *deadline_ns, PyObject **refused)
+{
+    struct ms_producer *producer = session->producer;
+    const uint64_t last = producer->sequence, acked = ms_load_acquire(&producer->session->acked);
+    const int may = may_wait(puts);
+    if (may < 0)
+        return FAILED;
+    if (may == 0 || acked >= last || session->producer == NULL) /* another thread waits, other operations use the slots, or this is a forked child */
+        return MS_PRODUCER_CLOSED;
+    const int64_t now_ns = ms_monotonic_ns();
+    if (*deadline_ns == 0)
+        *deadline_ns = now_ns + producer->timeout_ns;
+    if (now_ns >= *deadline_ns) {
+        *refused = PyObject_CallMethod((PyObject *)puts, "no_room", "OL", request->topic, request->queue_id);
+        return FAILED;
+    }
+    const uint64_t until = (session->first > acked ? session->first : acked + 1) + ROOM_BATCH;
+    return session_wait(session, until < last ? until : last, ROOM_SLICE_NS) != 0 ? FAILED : MS_PRODUCER_AGAIN;
 }
 
 static PyObject *front_put_async(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
 {
     struct front_object *front = (struct front_object *)object;
     struct request request;
-    int found = read_request(front, arguments, count, names, &request);
+    int found = read_put(front, arguments, count, names, &request);
     if (found < 0)
         return NULL;
     struct submitter_object *puts = submitter_of(front); /* the producer keeps it alive */
-    char *body;
-    Py_ssize_t body_bytes;
-    if (found == 0 || !PyBytes_CheckExact(request.body) || PyBytes_AsStringAndSize(request.body, &body, &body_bytes) != 0 ||
-        body_bytes > puts->body_bytes_max || PySequence_Size(puts->queued) > 0) {
+    if (found == 0 || PySequence_Size(puts->queued) > 0) {
         Py_XDECREF(request.prefix);
         return slow_path(object, name_async_any, arguments, count, names);
     }
-    PyObject *prefix = request.prefix, *refused = NULL;
+    PyObject *refused = NULL;
     struct pending_object *pending = pending_new();
-    if (pending == NULL) {
-        Py_DECREF(prefix);
-        return NULL;
-    }
     int64_t deadline_ns = 0;
-    for (;;) {
+    int code = pending == NULL ? FAILED : MS_PRODUCER_AGAIN;
+    while (code == MS_PRODUCER_AGAIN) {
         PyObject *lock;
         struct session_object *session;
-        int why = MS_PRODUCER_CLOSED, failed = 0;
         int taken = take_session(puts, 0, &lock, &session);
-        if (taken < 0)
-            break;
-        if (session != NULL && body_bytes <= puts->body_bytes_max) {
-            struct ms_producer *producer = session->producer;
-            uint8_t *to = reserve(session, prefix, MS_ENTRY_PUT, 1, (uint64_t)body_bytes, &why);
-            if (to != NULL) {
-                memcpy(to, body, (size_t)body_bytes);
-                session->calls->publish(producer);
+        code = taken < 0 ? FAILED : MS_PRODUCER_CLOSED;
+        if (taken > 0) {
+            code = submit_put(puts, session, &request);
+            if (code == 0)
                 pending_submitted(pending, session, request.topic, request.queue_id, puts->how);
-                release_session(lock, session);
-                Py_DECREF(prefix);
-                return (PyObject *)pending;
-            }
-            if (deadline_ns == 0)
-                deadline_ns = ms_monotonic_ns() + producer->timeout_ns;
-            if (why == MS_PRODUCER_AGAIN) {
-                const uint64_t last = producer->sequence, acked = ms_load_acquire(&producer->session->acked);
-                const int may = may_wait(puts);
-                failed = may < 0;
-                if (may == 0 || acked >= last) {
-                    why = MS_PRODUCER_CLOSED; /* use the slow path: another thread waits, or other operations use the slots */
-                } else if (may > 0 && ms_monotonic_ns() < deadline_ns) {
-                    const uint64_t until = (session->first > acked ? session->first : acked + 1) + ROOM_BATCH;
-                    failed = session_wait(session, until < last ? until : last, ROOM_SLICE_NS) != 0;
-                } else if (may > 0) {
-                    refused = PyObject_CallMethod((PyObject *)puts, "no_room", "OL", request.topic, request.queue_id);
-                    failed = 1;
-                }
-            }
-        }
-        if (taken)
+            else if (code == MS_PRODUCER_AGAIN)
+                code = wait_for_room(puts, session, &request, &deadline_ns, &refused);
             release_session(lock, session);
-        if (failed)
-            break;
-        if (why != MS_PRODUCER_AGAIN) {
-            Py_DECREF(prefix);
-            Py_DECREF(pending);
-            return slow_path(object, name_async_any, arguments, count, names);
         }
     }
-    Py_DECREF(prefix);
-    Py_DECREF(pending);
-    return refused;
+    Py_DECREF(request.prefix);
+    if (code == 0)
+        return (PyObject *)pending;
+    Py_XDECREF((PyObject *)pending);
+    return code == FAILED ? refused : slow_path(object, name_async_any, arguments, count, names);
 }
 
 struct piece {
@@ -365,6 +364,30 @@ static void fill_bodies(uint8_t *to, uint64_t lengths_bytes, const struct piece 
     }
 }
 
+/* Submit the bodies as one entry and return its result; None if nothing is submitted. The lock is held; session NULL: it has
+ * ended. */
+static PyObject *submit_many(struct submitter_object *puts, struct session_object *session, const struct request *request,
+                             const struct piece *pieces, Py_ssize_t bodies, uint64_t sum)
+{
+    const uint64_t lengths_bytes = ((uint64_t)bodies * 4 + 7) & ~(uint64_t)7;
+    int code, how = puts->how;
+    uint8_t *to = NULL;
+    if (session != NULL && (long long)(lengths_bytes + sum) <= puts->payload_bytes_max)
+        to = reserve(session, request->prefix, MS_ENTRY_MANY, (uint32_t)bodies, lengths_bytes + sum, &code);
+    if (to == NULL)
+        return Py_NewRef(Py_None);
+    if (sum >= LARGE_COPY_BYTES) {
+        Py_BEGIN_ALLOW_THREADS
+        fill_bodies(to, lengths_bytes, pieces, bodies);
+        Py_END_ALLOW_THREADS
+    } else {
+        fill_bodies(to, lengths_bytes, pieces, bodies);
+    }
+    session->calls->publish(session->producer);
+    code = wait_for_answer(session, how);
+    return PyObject_CallMethod((PyObject *)puts, "settle_many", "iOLi", code, request->topic, request->queue_id, how);
+}
+
 static PyObject *front_put_many(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names)
 {
     struct front_object *front = (struct front_object *)object;
@@ -382,46 +405,20 @@ static PyObject *front_put_many(PyObject *object, PyObject *const *arguments, Py
         Py_XDECREF(request.prefix);
         return slow_path(object, name_many_any, arguments, count, names);
     }
-    PyObject *prefix = request.prefix, *lock, *result = NULL;
-    uint64_t lengths_bytes = ((uint64_t)bodies * 4 + 7) & ~(uint64_t)7;
-    int is_done = 0;
-    struct session_object *session = NULL;
-    if ((long long)(lengths_bytes + sum) <= puts->payload_bytes_max) {
-        if (take_session(puts, 1, &lock, &session) < 0) {
-            is_done = 1;
-        } else {
-            int why, how = puts->how;
-            if (session != NULL && (long long)(lengths_bytes + sum) > puts->payload_bytes_max)
-                Py_CLEAR(session); /* there is another session by now, with a smaller ring */
-            uint8_t *to = session == NULL ? NULL
-                                          : reserve(session, prefix, MS_ENTRY_MANY, (uint32_t)bodies, lengths_bytes + sum, &why);
-            if (to != NULL) {
-                is_done = 1;
-                if (sum >= LARGE_COPY_BYTES) {
-                    Py_BEGIN_ALLOW_THREADS
-                    fill_bodies(to, lengths_bytes, pieces, bodies);
-                    Py_END_ALLOW_THREADS
-                } else {
-                    fill_bodies(to, lengths_bytes, pieces, bodies);
-                }
-                session->calls->publish(session->producer);
-                why = wait_for_answer(session, how);
-                result = PyObject_CallMethod((PyObject *)puts, "settle_many", "iOLi", why, request.topic, request.queue_id, how);
-            }
-            release_session(lock, session);
-            if (result == Py_None) { /* nothing was submitted */
-                Py_CLEAR(result);
-                is_done = 0;
-            } else {
-                result = waited_for(puts, result);
-            }
-        }
+    PyObject *lock, *result = NULL;
+    struct session_object *session;
+    if (take_session(puts, 1, &lock, &session) > 0) {
+        result = submit_many(puts, session, &request, pieces, bodies, sum);
+        release_session(lock, session);
     }
     for (Py_ssize_t i = 0; i < bodies; i++)
         Py_DECREF(pieces[i].owner);
     free(pieces);
-    Py_DECREF(prefix);
-    return is_done ? result : slow_path(object, name_many_any, arguments, count, names);
+    Py_DECREF(request.prefix);
+    if (result != Py_None)
+        return waited_for(puts, result);
+    Py_DECREF(result);
+    return slow_path(object, name_many_any, arguments, count, names);
 }
 
 #define OPTIONS "queue_id=0, tags=None, keys=None, properties=None, flag=0"
@@ -447,7 +444,6 @@ static PyMemberDef members[] = {
 /* ProducerFront(submitter) */
 static int front_init(PyObject *object, PyObject *arguments, PyObject *names)
 {
-    (void)names;
     struct front_object *front = (struct front_object *)object;
     PyObject *puts;
     if (!PyArg_ParseTuple(arguments, "O!:ProducerFront", submitter_type, &puts))
@@ -475,7 +471,7 @@ static int front_traverse(PyObject *object, visitproc visit, void *arg)
 
 static int front_clear(PyObject *object)
 {
-    (void)object; /* a put may be running in a callback: its objects are released with the producer */
+    /* a put may be running in a callback: its objects are released with the producer */
     return 0;
 }
 
@@ -501,12 +497,6 @@ static PyType_Slot slots[] = {
     {Py_tp_members, members},
     {0, NULL},
 };
-static PyType_Spec spec = {
-    .name = "pyengine._front.ProducerFront",
-    .basicsize = sizeof(struct front_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    .slots = slots,
-};
 
 /* ---- SubmitterFront */
 #define AT(field) offsetof(struct submitter_object, field)
@@ -522,8 +512,6 @@ static PyMemberDef submitter_members[] = {
 
 static PyObject *submitter_new(PyTypeObject *type, PyObject *arguments, PyObject *names)
 {
-    (void)arguments;
-    (void)names;
     struct submitter_object *puts = new_object(type);
     if (puts == NULL)
         return NULL;
@@ -561,12 +549,6 @@ static PyType_Slot submitter_slots[] = {
     {Py_tp_members, submitter_members},
     {0, NULL},
 };
-static PyType_Spec submitter_spec = {
-    .name = "pyengine._front.SubmitterFront",
-    .basicsize = sizeof(struct submitter_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-    .slots = submitter_slots,
-};
 
 int producer_init(PyObject *module)
 {
@@ -576,6 +558,7 @@ int producer_init(PyObject *module)
     name_async_any = PyUnicode_InternFromString("_put_async_any");
     name_many_any = PyUnicode_InternFromString("_put_many_any");
     zero = PyLong_FromLong(0);
-    submitter_type = add_type(module, &submitter_spec, "SubmitterFront");
-    return submitter_type == NULL || add_type(module, &spec, "ProducerFront") == NULL ? -1 : 0;
+    const unsigned int flags = Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC;
+    submitter_type = add_type(module, "pyengine._front.SubmitterFront", sizeof(struct submitter_object), flags, submitter_slots);
+    return submitter_type == NULL || add_type(module, "pyengine._front.ProducerFront", sizeof(struct front_object), flags, slots) == NULL ? -1 : 0;
 }

@@ -302,14 +302,12 @@ static PyObject *read_entries(PyObject *arguments, struct records *records)
  * -> (status, messages, their queue offsets, entries passed). See pyengine/_front.pyi. */
 static PyObject *read_queue(PyObject *module, PyObject *arguments)
 {
-    (void)module;
     return read_entries(arguments, NULL);
 }
 
 /* The same arguments -> (status, records, how many, entries passed, physical offset of the first). */
 static PyObject *read_records(PyObject *module, PyObject *arguments)
 {
-    (void)module;
     struct records records = {.first_offset = -1};
     PyObject *result = read_entries(arguments, &records);
     PyMem_Free(records.bytes);

@@ -31,7 +31,6 @@ PyObject *answer_tuple(const struct ms_completion *answer)
 
 static PyObject *result_new(PyTypeObject *type, PyObject *arguments, PyObject *names)
 {
-    (void)names;
     unsigned long long sequence;
     long long physical_offset, end_offset, queue_offset, store_timestamp_ms, queue_id;
     unsigned int status, detail, count, size_bytes;
@@ -73,19 +72,16 @@ static void result_dealloc(PyObject *object)
 
 static PyObject *result_answer(PyObject *object, void *unused)
 {
-    (void)unused;
     return answer_tuple(&((struct result_object *)object)->answer);
 }
 
 static PyObject *result_ok(PyObject *object, void *unused)
 {
-    (void)unused;
     return PyBool_FromLong(((struct result_object *)object)->answer.status == 0);
 }
 
 static PyObject *result_stored(PyObject *object, void *unused)
 {
-    (void)unused;
     return PyBool_FromLong(((struct result_object *)object)->answer.physical_offset >= 0);
 }
 
@@ -127,16 +123,9 @@ static PyType_Slot slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec spec = {
-    .name = "pyengine._front.Result",
-    .basicsize = sizeof(struct result_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    .slots = slots,
-};
-
 int result_init(PyObject *module)
 {
     empty_text = PyUnicode_InternFromString("");
-    result_base = add_type(module, &spec, "Result");
+    result_base = add_type(module, "pyengine._front.Result", sizeof(struct result_object), Py_TPFLAGS_BASETYPE, slots);
     return empty_text == NULL || result_base == NULL ? -1 : 0;
 }

@@ -50,7 +50,6 @@ int session_wait(struct session_object *session, uint64_t sequence, int64_t slic
 /* SessionFront(producer, calls, producer_owner, owner, result_type, store_host) */
 static PyObject *session_new(PyTypeObject *type, PyObject *arguments, PyObject *names)
 {
-    (void)names;
     unsigned long long producer, calls;
     PyObject *producer_owner, *owner, *result_type, *store_host;
     if (!PyArg_ParseTuple(arguments, "KKOOO!S:SessionFront", &producer, &calls, &producer_owner, &owner, &PyType_Type, &result_type,
@@ -117,7 +116,6 @@ static void session_dealloc(PyObject *object)
  * session's memory any more. The caller holds the producer's lock, so that no put is submitted meanwhile. */
 static PyObject *session_end(PyObject *object, PyObject *none)
 {
-    (void)none;
     struct session_object *session = (struct session_object *)object;
     if (session->producer == NULL)
         Py_RETURN_NONE;
@@ -151,21 +149,18 @@ static PyObject *session_end(PyObject *object, PyObject *none)
 
 static PyObject *session_forget(PyObject *object, PyObject *none)
 {
-    (void)none;
     ((struct session_object *)object)->producer = NULL;
     Py_RETURN_NONE;
 }
 
 static PyObject *session_take_answers(PyObject *object, PyObject *none)
 {
-    (void)none;
     session_harvest((struct session_object *)object);
     Py_RETURN_NONE;
 }
 
 static PyObject *session_count(PyObject *object, void *unused)
 {
-    (void)unused;
     return PyLong_FromSsize_t(((struct session_object *)object)->waiting);
 }
 
@@ -185,15 +180,9 @@ static PyType_Slot slots[] = {
     {Py_tp_getset, getters},
     {0, NULL},
 };
-static PyType_Spec spec = {
-    .name = "pyengine._front.SessionFront",
-    .basicsize = sizeof(struct session_object),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = slots,
-};
 
 int session_init(PyObject *module)
 {
-    session_type = add_type(module, &spec, "SessionFront");
+    session_type = add_type(module, "pyengine._front.SessionFront", sizeof(struct session_object), Py_TPFLAGS_HAVE_GC, slots);
     return session_type == NULL ? -1 : 0;
 }
