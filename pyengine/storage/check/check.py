@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pyengine.errors import FormatError, NotAStoreError, StoreRefusedError, UsageError
+from pyengine.errors import FormatError, StoreRefusedError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import is_live, unpack_entry
 from pyengine.formats.paths import StorePaths, segment_name, segment_start
@@ -36,7 +36,7 @@ from pyengine.storage.check.queues import QueueCheck, check_extensions, check_in
 from pyengine.storage.check.report import REFUSED_BY_RECOVER, CheckProgress, CheckReport, Finding, Findings, Severity
 from pyengine.storage.check.work import CheckWork, LogSegments, StoreUnderCheck
 from pyengine.storage.checkpoint import read_checkpoint, read_sync_failure
-from pyengine.storage.commit_log import log_exists, shown
+from pyengine.storage.commit_log import shown
 from pyengine.storage.consumer_offset import decode_delay_offsets, decode_offsets
 from pyengine.storage.later_format import find_later_features, queues_are_elsewhere
 from pyengine.storage.log_scan import LogScan, LogView, find_end, own_watermark
@@ -45,7 +45,7 @@ from pyengine.storage.recovery.dispatch import list_index_files
 from pyengine.storage.recovery.log import cut_path
 from pyengine.storage.recovery.markers import read_marker, read_rebuild_marker
 from pyengine.storage.recovery.queues import list_queues
-from pyengine.storage.recovery.recover import lost_messages, would_refuse
+from pyengine.storage.recovery.recover import lost_messages, refuse_no_store, would_refuse
 from pyengine.storage.recovery.report import copy_note
 
 
@@ -69,8 +69,7 @@ def check(
     messages), DiskError. Files that RocketMQ would refuse are findings, not exceptions.
     """
     root, geometry = store.root, store.geometry
-    if not log_exists(root) and not any(path.exists() for path in (store.checkpoint, store.consume_queue)):
-        raise NotAStoreError(f"{root} holds no store: there is no commitlog in it")
+    refuse_no_store(store)
     started_s = time.monotonic()
     work = work or CheckWork()
     report = CheckReport()

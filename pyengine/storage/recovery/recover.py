@@ -1,7 +1,7 @@
 """Recover a stopped store: the order of all steps (DefaultMessageStore.recover; docs/recovery.md).
 
     look      refuse a store that RocketMQ would refuse; change nothing
-    doubt     after a failed sync: drop cached pages, so that reads come from the disk
+    reread    after a failed sync: drop cached pages, so that reads come from the disk
     cut       finish a cut of the log that was noted before (storage/recovery/log.py)
     decide    the end of the log, queues to truncate, index files to delete, where to dispatch from
     degraded? damage below pyengine's watermark: report it, change nothing
@@ -11,7 +11,7 @@
               that may not be on the disk, sync, and read them again
     queues    truncate queues to the log; delete index files that are damaged or were not synced
     dispatch  log -> queues and index, from where they end; sync
-    finish    checkpoint, watermark, doubt, abort, marker
+    finish    checkpoint, watermark, note of a failed sync, abort, marker
     offsets   lower those of consumer groups and delay levels that are beyond the end of a queue now
 
 The caller owns the store (its lock), and no worker runs. A crash may interrupt every step;
@@ -29,7 +29,6 @@ from pathlib import Path
 
 from pyengine.errors import CorruptionError, EngineError, ExitCode, FlushError, NotAStoreError, StoreRefusedError, command
 from pyengine.formats.constants import MESSAGE_BYTES_MIN
-from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import Checkpoint
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.checkpoint import (
@@ -161,12 +160,11 @@ def would_refuse(store: MessageStore) -> bool:
     try:
         segments = store.list_complete_log()
         log = LogView.of(segments, store.segment_bytes, own_watermark(reading, segments[0].start_offset if segments else 0))
-        queues = list_queues(store)
-        plan = recovery._decide(log, queues, None)
-        recovery._refuse_loss(log, plan, queues)
+        plan = recovery.decide(log, list_queues(store), None)
+        recovery.refuse_loss(plan)
     except CorruptionError:
         return True
-    return recovery._is_degraded(log, plan)
+    return recovery.is_degraded(plan)
 
 
 def preview(
@@ -186,15 +184,29 @@ def preview(
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """All decisions, which are made before the first change."""
+    """What was found, and all decisions, which are made before the first change."""
 
+    files: LogView
+    queues: list[QueueState]
+    marker: RecoveryMarker | None  # of an earlier recovery, which did not finish
+    checkpoint: Checkpoint
     path: RecoveryPath
     log: LogPlan
     cuts: tuple[QueueCut, ...]
     index: IndexPlan
     dispatch_from: int
-    orphaned_folders: tuple[Path, ...]
+    orphaned_folders: tuple[Path, ...]  # queues and index, if there is no log
     index_progress: bytes | None
+
+    @property
+    def last_stored_ms(self) -> int:
+        """The store time of the last message; -1 if there is none."""
+        scan = self.log.scan
+        last_ms, index = scan.last_store_timestamp_ms, self.files.index_of(scan.scan_from) or 0
+        while last_ms < 0 and index > 0:  # the walk has read only blanks
+            index -= 1
+            last_ms = scan_log(self.files, index, limit=scan.scan_from).last_store_timestamp_ms
+        return last_ms
 
 
 class _Recovery:
@@ -204,14 +216,12 @@ class _Recovery:
         elsewhere: DispatchElsewhere | None = None,
     ) -> None:
         self._store = store
-        self._is_dry_run = is_dry_run
-        self._options = options
+        self._options, self._is_dry_run, self._elsewhere = options, is_dry_run, elsewhere
         self._progress = GrowingProgress(progress)
         self._on_step = on_step or (lambda name: None)
         self._quarantine = Quarantine(store, dry_run=is_dry_run)
         self._notes: list[str] = []
         self._work = Work(self._store, options, self._progress, self._on_step, self._quarantine, self._notes)
-        self._elsewhere = elsewhere
         self._dispatched_from: int | None = None
         self._was_cut = False
         self._copied = copied  # the original's watermark in a copied store
@@ -220,11 +230,9 @@ class _Recovery:
         self.durable_end = 0      # the log is durable below this offset in any case
 
     def run(self, shared: SharedState | None, accept_loss: bool) -> RecoveryReport:
-        if not _is_store(self._store):
-            raise NotAStoreError(f"{self._store} holds no store: there is no commitlog in it")
+        refuse_no_store(self._store)
         reading = self._store.read_watermark()
         self._note_failed_sync(reading.watermark, shared)
-        size_bytes = self._store.segment_bytes
         segments = self._store.list_complete_log(accept_loss=accept_loss)
         cut, rebuilt = read_cut(self._store), read_rebuild_marker(self._store)
         is_rebuilding = rebuilt is not None and not rebuilt.is_made
@@ -237,7 +245,7 @@ class _Recovery:
             self._was_cut, shared = True, None
             segments, reading = self._store.list_log(), self._store.read_watermark()
         reading = self._valid_watermark(reading, segments)
-        log = LogView.of(segments, size_bytes, reading.watermark).with_kept_mappings()
+        log = LogView.of(segments, self._store.segment_bytes, reading.watermark).with_kept_mappings()
         if rebuilt is not None and is_rebuilding:
             self._on_step("move")
             move_to_quarantine(self._store.root, rebuilt)
@@ -246,52 +254,39 @@ class _Recovery:
         if self._options.enable_consume_queue_ext:
             refuse_foreign_extensions(self._store)
         with start_writeback(log.unsynced_paths):
-            plan = self._decide(log, queues, shared)
+            plan = self.decide(log, queues, shared)
         self._refuse_later_record(log, plan.log.end_offset)
         if reading.damage:
             self._notes.append(reading.damage)
-        if self._is_degraded(log, plan) and not accept_loss:
-            return self._report(log, plan, queues, RecoveryState.DEGRADED, changed=False)
+        if self.is_degraded(plan) and not accept_loss:
+            return self._report(plan, queues, RecoveryState.DEGRADED, changed=False)
         if not accept_loss:
-            self._refuse_loss(log, plan, queues)
+            self.refuse_loss(plan)
         if misplaced:
-            self._refuse_misplaced(log, plan, {str(path) for path in misplaced})
+            self._refuse_misplaced(plan, {str(path) for path in misplaced})
+        has_work = self._has_work(plan, reading.watermark)
         if self._is_dry_run:
-            return self._preview(log, plan, reading.watermark)
-        changed = self._carry_out(log, plan, reading.watermark, queues)
+            if has_work:
+                LogChange(self._work, log, plan.log, None, has_failed_sync=self._has_failed_sync).preview()
+                self._quarantine_orphans(plan)
+                self._dispatched_from = plan.dispatch_from
+            self._progress.finish()
+            return self._report(plan, [], RecoveryState.RECOVERED, has_work)
+        if has_work:
+            queues = self._carry_out(plan, reading.watermark)
+        else:
+            self._log_change(plan).sync()
+            sweep_unfinished(self._store)
         self._progress.finish()
-        if changed is not None:
-            queues = changed
-        next_offsets = self._next_offsets(log, plan, queues)
+        next_offsets = self._next_offsets(plan, queues)
         ends = {(one.topic, one.queue_id): one.max_offset for one in queues}
         self._notes += clamp_offsets(self._store, ends, before_change=lambda: self._on_step("consumer offsets"))
         self._notes += clamp_delay_offsets(self._store, ends, before_change=lambda: self._on_step("delay offsets"))
         failpoint("recovery_done")
-        report = self._report(log, plan, queues, RecoveryState.RECOVERED, changed is not None)
+        report = self._report(plan, queues, RecoveryState.RECOVERED, has_work)
         return replace(report, queue_ends={**report.queue_ends, **next_offsets})
 
-    def _valid_watermark(self, reading: WatermarkReading, segments: Sequence[MappedFile]) -> WatermarkReading:
-        """Return the watermark; for a copy that has an identity of its own by now, one that covers no bytes yet."""
-        identity = self._store.read_engine_id()
-        own = own_watermark(reading, segments[0].start_offset if segments else 0)
-        is_renewed = identity is not None and (not identity.is_copy or self._is_dry_run)
-        if own is None or not reading.is_copied or identity is None or not is_renewed:
-            return reading
-        self._copied = reading.watermark
-        self.durable_end = own.flushed
-        return replace(reading, watermark=replace(own, uuid=str(identity.uuid)))
-
-    def _is_degraded(self, log: LogView, plan: _Plan) -> bool:
-        """Whether bytes are damaged that had been synced.
-
-        In a copy, a segment that was copied while it was written ends with zeros or inside a record, perhaps inside
-        its head, where the bytes do not show that they are one. If complete records follow, the damage is of a later time.
-        """
-        if self._copied is None:
-            return log.watermark is not None and plan.log.end_offset < log.watermark
-        holds_no_record = not plan.log.tail.may_be_message or plan.log.tail_bytes < MESSAGE_BYTES_MIN
-        is_cut_short = holds_no_record and plan.log.scan.reason != MISSING_SEGMENT
-        return plan.log.end_offset < self._copied.flushed and not is_cut_short
+    # -- look ---------------------------------------------------------------------
 
     def _note_failed_sync(self, watermark: DurableWatermark | None, shared: SharedState | None) -> None:
         """If a sync has failed since the last boot, note that durably first, and drop cached pages, so that the disk is read."""
@@ -307,79 +302,90 @@ class _Recovery:
             # The files that the sync could not write may be any of the others.
             drop_page_cache(self._store, self.durable_end if is_all_ours else 0)
 
-    def _next_offsets(self, log: LogView, plan: _Plan, queues: list[QueueState]) -> dict[tuple[str, int], int]:
-        """Call next_offsets_from_log(); not in RocketMQ's stores, where an entry's position is its offset, whatever the record has."""
-        if log.owner is not Owner.PYENGINE:
-            return {}
-        given = next_offsets_from_log(log, queues, plan.log.scan.scan_from, plan.log.end_offset)
-        for topic, queue_id in sorted(given):
-            self._notes.append(f"queue {queue_id} of {topic} lacks entries, for the number in its last message is higher than its "
-                               f"place: run {command('rebuild', 'STORE', '--topic', topic, '--queue-id', queue_id)}")
-        return given
+    def _valid_watermark(self, reading: WatermarkReading, segments: Sequence[MappedFile]) -> WatermarkReading:
+        """Return the watermark; for a copy that has an identity of its own by now, one that covers no bytes yet."""
+        identity = self._store.read_engine_id()
+        own = own_watermark(reading, segments[0].start_offset if segments else 0)
+        is_renewed = identity is not None and (not identity.is_copy or self._is_dry_run)
+        if own is None or not reading.is_copied or identity is None or not is_renewed:
+            return reading
+        self._copied = reading.watermark
+        self.durable_end = own.flushed
+        return replace(reading, watermark=replace(own, uuid=str(identity.uuid)))
 
     # -- decide -------------------------------------------------------------------
 
-    def _decide(self, log: LogView, queues: list[QueueState], shared: SharedState | None) -> _Plan:
-        marker = read_marker(self._store)
-        checkpoint = self._store.read_checkpoint()
+    def decide(self, log: LogView, queues: list[QueueState], shared: SharedState | None) -> _Plan:
+        marker, checkpoint = read_marker(self._store), self._store.read_checkpoint()
+        check_crc = self._options.check_crc_on_recover
         path, first = find_recovery_start(self._store, log, has_failed_sync=self._has_failed_sync)
-        log_plan = plan_log(log, first, shared, check_crc=self._options.check_crc_on_recover, progress=self._progress)
+        log_plan = plan_log(log, first, shared, check_crc=check_crc, progress=self._progress)
         # An earlier recovery, interrupted or complete (then `abort` is gone), has put keys that the undo in shared memory does not have.
         is_untouched = path is RecoveryPath.ABNORMAL and marker is None
         undo = shared if log_plan.by_slot and is_untouched and not self._has_failed_sync else None
-        plan = self._decide_from(log, queues, log_plan, path, checkpoint, undo)
+
+        def decide_from(log_plan: LogPlan, undo: SharedState | None) -> _Plan:
+            """Decide about queues, index and dispatch for the log of `log_plan`; `undo`: valid shared memory."""
+            end, measured = log_plan.end_offset, queues
+            if path is RecoveryPath.ABNORMAL:  # the checkpoint, by which scan_from was chosen, covers older records
+                measured = [measured_from(queue, log_plan.scan.scan_from) for queue in queues]
+            cuts = tuple(plan_cut(queue, end, keep_place=log.owner is Owner.PYENGINE) for queue in measured)
+            reput_from = undo.reput_from if undo is not None and undo.index_progress is not None else None
+            progress = undo.index_progress if undo is not None and reput_from is not None else None
+            is_crash = path is RecoveryPath.ABNORMAL and progress is None
+            index = plan_index(
+                self._store, checkpoint.index_msg_timestamp_ms if is_crash else None, max(log.min_offset, 0), end)
+            dispatch_from = dispatch_start(log, path, log_plan, cuts, index, reput_from=reput_from, options=self._options)
+            orphaned = () if log.segments else tuple(
+                folder for folder in (self._store.consume_queue, self._store.index)
+                if folder.is_dir() and any(path.is_file() for path in folder.rglob("*")))
+            return _Plan(log, queues, marker, checkpoint, path, log_plan, cuts, index, dispatch_from, orphaned, progress)
+
+        plan = decide_from(log_plan, undo)
         # Read what is dispatched now, and what the next start would read: damage there is damage below the watermark.
-        read_from = min(plan.dispatch_from, _next_read_from(log, log_plan))
+        read_from = min(plan.dispatch_from, _next_read_from(plan))
         if log.owner is Owner.PYENGINE and read_from < log_plan.scan.scan_from:
             first = log.index_of(read_from) or 0
-            extended = scan_before(log, log_plan.scan, first, check_crc=self._options.check_crc_on_recover)
+            extended = scan_before(log, log_plan.scan, first, check_crc=check_crc)
             if extended is None:
-                log_plan = plan_log(log, first, None, check_crc=self._options.check_crc_on_recover)
-                return self._decide_from(log, queues, log_plan, path, checkpoint, None)
+                return decide_from(plan_log(log, first, None, check_crc=check_crc), None)
             plan = replace(plan, log=replace(log_plan, scan=extended))
         if marker is not None:
             plan = replace(plan, dispatch_from=max(log.min_offset, 0, min(plan.dispatch_from, marker.dispatch_from)))
         return plan
 
-    def _decide_from(
-        self, log: LogView, queues: list[QueueState], log_plan: LogPlan, path: RecoveryPath, checkpoint: Checkpoint,
-        undo: SharedState | None,
-    ) -> _Plan:
-        """Decide about queues, index and dispatch for the log of `log_plan`; `undo`: valid shared memory."""
-        end = log_plan.end_offset
-        if path is RecoveryPath.ABNORMAL:  # the checkpoint, by which scan_from was chosen, covers older records
-            queues = [measured_from(queue, log_plan.scan.scan_from) for queue in queues]
-        cuts = tuple(plan_cut(queue, end, keep_place=log.owner is Owner.PYENGINE) for queue in queues)
-        reput_from = undo.reput_from if undo is not None and undo.index_progress is not None else None
-        progress = undo.index_progress if undo is not None and reput_from is not None else None
-        is_crash = path is RecoveryPath.ABNORMAL and progress is None
-        index = plan_index(
-            self._store, checkpoint.index_msg_timestamp_ms if is_crash else None, max(log.min_offset, 0), end)
-        dispatch_from = dispatch_start(log, path, log_plan, cuts, index, reput_from=reput_from, options=self._options)
-        orphaned = () if log.segments else tuple(
-            folder for folder in (self._store.consume_queue, self._store.index) if _holds_files(folder)
-        )
-        return _Plan(path, log_plan, cuts, index, dispatch_from, orphaned, progress)
+    def is_degraded(self, plan: _Plan) -> bool:
+        """Whether bytes are damaged that had been synced.
 
-    def _refuse_loss(self, log: LogView, plan: _Plan, queues: list[QueueState]) -> None:
+        In a copy, a segment that was copied while it was written ends with zeros or inside a record, perhaps inside
+        its head, where the bytes do not show that they are one. If complete records follow, the damage is of a later time.
+        """
+        if self._copied is None:
+            return plan.files.watermark is not None and plan.log.end_offset < plan.files.watermark
+        holds_no_record = not plan.log.tail.may_be_message or plan.log.tail_bytes < MESSAGE_BYTES_MIN
+        is_cut_short = holds_no_record and plan.log.scan.reason != MISSING_SEGMENT
+        return plan.log.end_offset < self._copied.flushed and not is_cut_short
+
+    def refuse_loss(self, plan: _Plan) -> None:
         """Raise CorruptionError, before any change, if queues or index have messages whose bytes are in no segment.
 
         It is for RocketMQ's stores, which have no watermark to tell the loss; RocketMQ's own recovery empties the queues.
         """
-        if log.owner is Owner.PYENGINE or read_marker(self._store) is not None:
+        if plan.files.owner is Owner.PYENGINE or plan.marker is not None:
             return
         was_emptied = plan.path is RecoveryPath.NORMAL and plan.log.tail in (Tail.NOTHING, Tail.ROLL) and all(
             kind is Extra.SPARE for _, kind in plan.log.extra)
-        known = lost_messages(self._store, log, queues, plan.log.end_offset, was_emptied=was_emptied)
+        known = lost_messages(self._store, plan.files, plan.queues, plan.log.end_offset, was_emptied=was_emptied)
         if known:
             raise CorruptionError(
                 f"{self._store} has lost a part of its commit log: {known}. Nothing was changed; restore what is missing from a "
                 "copy, carve out what is whole with `pyengine salvage STORE DEST`, or give up those messages with "
                 "`pyengine recover STORE --accept-loss`")
 
-    def _refuse_misplaced(self, log: LogView, plan: _Plan, misplaced: set[str]) -> None:
+    def _refuse_misplaced(self, plan: _Plan, misplaced: set[str]) -> None:
         """Raise StoreRefusedError, before any change, if dispatch needs a folder and a file has its name."""
-        for queue in queues_between(log, plan.dispatch_from, plan.log.end_offset, self._options.enable_multi_dispatch):
+        end, multi_dispatch = plan.log.end_offset, self._options.enable_multi_dispatch
+        for queue in queues_between(plan.files, plan.dispatch_from, end, multi_dispatch):
             folder = self._store.queue_folder(queue.topic, queue.queue_id)
             for path in (str(folder.parent), str(folder)):
                 if path in misplaced:
@@ -393,39 +399,7 @@ class _Recovery:
             with mapped(segment.path) as view:
                 refuse_later_record(view, end - segment.start_offset, end)
 
-    # -- execute ------------------------------------------------------------------
-
-    def _carry_out(
-        self, log: LogView, plan: _Plan, watermark: DurableWatermark | None, queues: list[QueueState]
-    ) -> list[QueueState] | None:
-        """Change the store as planned; return the queues afterwards, None if only syncs were needed."""
-        end = plan.log.end_offset
-        has_work = self._has_work(log, plan, watermark)
-        durable_end = self.durable_end if self._may_have_failed_sync(log, plan) else None
-        change = LogChange(self._work, log, plan.log, durable_end, has_failed_sync=self._has_failed_sync)
-        if not has_work:
-            change.sync()
-            sweep_unfinished(self._store)
-            return None
-        failpoint("recovery_planned")
-        sweep_unfinished(self._store)
-        change.remove_spares()
-        self._on_step("marker")
-        write_marker(self._store, RecoveryMarker(plan.path, plan.log.scan.scan_from, plan.dispatch_from))
-        failpoint("recovery_marked")
-        if watermark is not None and end < watermark.flushed:
-            self._on_step("accept-loss")
-            write_watermark(self._store, watermark.moved_to(end))
-            failpoint("recovery_loss_accepted")
-        change.apply()
-        self._change_queues_and_index(plan)
-        is_cut = bool(plan.orphaned_folders) or any(cut.changes_something for cut in plan.cuts)
-        self._dispatched_from, changed = LogDispatch(
-            self._work, log, plan.log, plan.index_progress, self._elsewhere).run(plan.dispatch_from, None if is_cut else queues)
-        self._finish(log, plan, watermark)
-        return changed
-
-    def _has_work(self, log: LogView, plan: _Plan, watermark: DurableWatermark | None) -> bool:
+    def _has_work(self, plan: _Plan, watermark: DurableWatermark | None) -> bool:
         """Whether the plan has changes in addition to syncs."""
         end = plan.log.end_offset
         return (
@@ -436,59 +410,79 @@ class _Recovery:
             or bool(plan.index.deleted)
             or bool(plan.orphaned_folders)
             or plan.dispatch_from < end
-            or read_marker(self._store) is not None
+            or plan.marker is not None
             or self._failure is not None
             or self._copied is not None
             or (watermark is not None and watermark.flushed != end)
-            or self._checkpoint_is_ahead(log, plan)
+            or self._checkpoint_is_ahead(plan)
         )
 
-    def _preview(self, log: LogView, plan: _Plan, watermark: DurableWatermark | None) -> RecoveryReport:
-        """Return the report of what _carry_out would do with this plan."""
-        changed = self._has_work(log, plan, watermark)
-        if changed:
-            LogChange(self._work, log, plan.log, None, has_failed_sync=self._has_failed_sync).preview()
-            self._quarantine_orphans(plan)
-            self._dispatched_from = plan.dispatch_from
-        self._progress.finish()
-        return self._report(log, plan, [], RecoveryState.RECOVERED, changed)
+    def _checkpoint_is_ahead(self, plan: _Plan) -> bool:
+        """Whether the checkpoint has times later than the log's last message, or an index time without an index."""
+        checkpoint = plan.checkpoint
+        if checkpoint.index_msg_timestamp_ms and not list_index_files(self._store):
+            return True
+        newest_ms = max(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms, checkpoint.index_msg_timestamp_ms)
+        return newest_ms > max(0, plan.log.scan.last_store_timestamp_ms) and newest_ms > max(0, plan.last_stored_ms)
 
-    def _may_have_failed_sync(self, log: LogView, plan: _Plan) -> bool:
-        """Whether a failed sync may have gone unnoticed. In a copy it cannot: no engine has ever synced it."""
-        return self._has_failed_sync or log.owner is Owner.PYENGINE and plan.path is RecoveryPath.ABNORMAL and self._copied is None
+    # -- execute ------------------------------------------------------------------
 
-    def _change_queues_and_index(self, plan: _Plan) -> None:
+    def _log_change(self, plan: _Plan) -> LogChange:
+        # A failed sync may have gone unnoticed; not in a copy, which no engine has ever synced.
+        may_have_failed = self._has_failed_sync or (
+            plan.files.owner is Owner.PYENGINE and plan.path is RecoveryPath.ABNORMAL and self._copied is None)
+        return LogChange(self._work, plan.files, plan.log, self.durable_end if may_have_failed else None,
+                         has_failed_sync=self._has_failed_sync)
+
+    def _carry_out(self, plan: _Plan, watermark: DurableWatermark | None) -> list[QueueState]:
+        """Change the store as planned; return the queues afterwards."""
+        failpoint("recovery_planned")
+        sweep_unfinished(self._store)
+        change = self._log_change(plan)
+        change.remove_spares()
+        self._on_step("marker")
+        write_marker(self._store, RecoveryMarker(plan.path, plan.log.scan.scan_from, plan.dispatch_from))
+        failpoint("recovery_marked")
+        if watermark is not None and plan.log.end_offset < watermark.flushed:
+            self._on_step("accept-loss")
+            write_watermark(self._store, watermark.moved_to(plan.log.end_offset))
+            failpoint("recovery_loss_accepted")
+        change.apply()
         self._quarantine_orphans(plan)
-        if plan.orphaned_folders:
-            return
-        for cut in plan.cuts:
-            if cut.changes_something:
-                self._on_step("cut queue")
-                apply_cut(cut)
-                failpoint("recovery_queue_cut")
-        if plan.index.deleted:
+        cuts = [] if plan.orphaned_folders else [cut for cut in plan.cuts if cut.changes_something]
+        for cut in cuts:
+            self._on_step("cut queue")
+            apply_cut(cut)
+            failpoint("recovery_queue_cut")
+        if plan.index.deleted and not plan.orphaned_folders:
             self._on_step("delete index")
             delete_index_files(plan.index.deleted)
             failpoint("recovery_index_deleted")
+        unchanged = None if cuts or plan.orphaned_folders else plan.queues
+        dispatch = LogDispatch(self._work, plan.files, plan.log, plan.index_progress, self._elsewhere)
+        self._dispatched_from, queues = dispatch.run(plan.dispatch_from, unchanged)
+        self._finish(plan, watermark)
+        return queues
 
     def _quarantine_orphans(self, plan: _Plan) -> None:
         for folder in plan.orphaned_folders:
             self._on_step("quarantine orphans")
             self._quarantine.add_file(folder, 0, "there is no commit log that these were made from", kind="derived")
 
-    def _finish(self, log: LogView, plan: _Plan, watermark: DurableWatermark | None) -> None:
+    def _finish(self, plan: _Plan, watermark: DurableWatermark | None) -> None:
         rebuilt = read_rebuild_marker(self._store)
         if rebuilt is not None:
             self._on_step("queue times")
             restore_queue_times(self._store, rebuilt)
         self._on_step("checkpoint")
-        write_checkpoint(self._store, self._true_checkpoint(log, plan))
+        last_ms = max(0, plan.last_stored_ms)
+        write_checkpoint(self._store, Checkpoint(last_ms, last_ms, synced_index_time_ms(self._store)))
         failpoint("recovery_checkpoint_written")
         if watermark is not None and (self._copied is not None or watermark.flushed != plan.log.end_offset):
             self._on_step("watermark")
             write_watermark(self._store, watermark.moved_to(plan.log.end_offset))
             failpoint("recovery_watermark_written")
-        if log.owner is Owner.ROCKETMQ and _next_read_from(log, plan.log) < plan.log.scan.scan_from:
+        if plan.files.owner is Owner.ROCKETMQ and _next_read_from(plan) < plan.log.scan.scan_from:
             self._on_step("kept from")
             write_recovered_from(self._store, plan.log.scan.scan_from)
         failpoint("recovery_kept_noted")
@@ -503,70 +497,68 @@ class _Recovery:
         remove_marker(self._store)
         failpoint("recovery_marker_removed")
 
-    def _true_checkpoint(self, log: LogView, plan: _Plan) -> Checkpoint:
-        """Return the newest times of log, queues and full index files, which are all synced now."""
-        last_ms = max(0, _last_stored_ms(log, plan.log))
-        return Checkpoint(last_ms, last_ms, synced_index_time_ms(self._store))
-
-    def _checkpoint_is_ahead(self, log: LogView, plan: _Plan) -> bool:
-        """Whether the checkpoint has times later than the log's last message, or an index time without an index."""
-        checkpoint = self._store.read_checkpoint()
-        if checkpoint.index_msg_timestamp_ms and not list_index_files(self._store):
-            return True
-        newest_ms = max(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms, checkpoint.index_msg_timestamp_ms)
-        return newest_ms > max(0, plan.log.scan.last_store_timestamp_ms) and newest_ms > max(0, _last_stored_ms(log, plan.log))
+    def _next_offsets(self, plan: _Plan, queues: list[QueueState]) -> dict[tuple[str, int], int]:
+        """Call next_offsets_from_log(); not in RocketMQ's stores, where an entry's position is its offset, whatever the record has."""
+        if plan.files.owner is not Owner.PYENGINE:
+            return {}
+        given = next_offsets_from_log(plan.files, queues, plan.log.scan.scan_from, plan.log.end_offset)
+        for topic, queue_id in sorted(given):
+            self._notes.append(f"queue {queue_id} of {topic} lacks entries, for the number in its last message is higher than its "
+                               f"place: run {command('rebuild', 'STORE', '--topic', topic, '--queue-id', queue_id)}")
+        return given
 
     # -- report -------------------------------------------------------------------
 
-    def _report(
-        self, log: LogView, plan: _Plan, queues: list[QueueState], state: RecoveryState, changed: bool
-    ) -> RecoveryReport:
-        is_degraded = state is RecoveryState.DEGRADED
-        pieces = tuple(self._quarantine.pieces)
-        exit_code = ExitCode.CORRUPTION if is_degraded else ExitCode.REPAIRED if pieces else ExitCode.OK
-        end = plan.log.end_offset
-        damage_offset = None
-        if is_degraded:  # the log continues after the damage
-            damage_offset, end = end, find_end(self._store, log).end_offset
-        gone = 0 if is_degraded else sum(cut.entries for cut in plan.cuts)
+    def _report(self, plan: _Plan, queues: list[QueueState], state: RecoveryState, changed: bool) -> RecoveryReport:
+        log, end, damage_offset = plan.log, plan.log.end_offset, None
+        if state is RecoveryState.DEGRADED:  # the log continues after the damage, and nothing of the plan is done
+            damage_offset, end = end, find_end(self._store, plan.files).end_offset
+            log = replace(log, drains=(), extra=(), cut_bytes=0)
+            plan = replace(plan, cuts=(), index=replace(plan.index, deleted=()))
+        pieces, scan = tuple(self._quarantine.pieces), log.scan
+        gone = sum(cut.entries for cut in plan.cuts)
         if gone:
             self._notes.append(f"{gone} queue entries named messages after the end of the log at {end}: they are not in it")
         return RecoveryReport(
             path=plan.path,
             state=state,
-            exit_code=exit_code,
-            min_offset=log.min_offset,
+            exit_code=ExitCode.CORRUPTION if damage_offset is not None else ExitCode.REPAIRED if pieces else ExitCode.OK,
+            min_offset=plan.files.min_offset,
             end_offset=end,
-            scan_from=plan.log.scan.scan_from,
-            stop_reason=str(plan.log.scan.reason),
-            records=plan.log.scan.records,
-            messages=plan.log.scan.messages,
-            kept_bytes=max(0, end - max(log.min_offset, 0)),
-            cut_bytes=0 if is_degraded else plan.log.cut_bytes,
-            drained_bytes=0 if is_degraded else plan.log.drained_bytes,
+            scan_from=scan.scan_from,
+            stop_reason=str(scan.reason),
+            records=scan.records,
+            messages=scan.messages,
+            kept_bytes=max(0, end - max(plan.files.min_offset, 0)),
+            cut_bytes=log.cut_bytes,
+            drained_bytes=log.drained_bytes,
             dispatched_bytes=0 if self._dispatched_from is None else max(0, end - self._dispatched_from),
-            last_store_timestamp_ms=plan.log.scan.last_store_timestamp_ms,
+            last_store_timestamp_ms=scan.last_store_timestamp_ms,
             damage_offset=damage_offset,
-            watermark=log.watermark if self._copied is None else self._copied.flushed,
+            watermark=plan.files.watermark if self._copied is None else self._copied.flushed,
             is_copy=self._copied is not None,
-            shared_state=plan.log.shared_state,
+            shared_state=log.shared_state,
             queue_ends={(queue.topic, queue.queue_id): queue.max_offset for queue in queues},
-            index_files_removed=0 if is_degraded else len(plan.index.deleted),
+            index_files_removed=len(plan.index.deleted),
             queue_entries_removed=gone,
-            removed_files=() if is_degraded else tuple(
-                shown(segment.path, self._store.root)
-                for segment, kind in plan.log.extra if kind is not Extra.STRANDED
-            ),
-            cut_queues=() if is_degraded else tuple(
+            removed_files=tuple(
+                shown(segment.path, self._store.root) for segment, kind in log.extra if kind is not Extra.STRANDED),
+            cut_queues=tuple(
                 CutQueue(cut.after.topic, cut.after.queue_id, cut.entries, len(cut.deleted), cut.cleared is not None)
                 for cut in plan.cuts if cut.changes_something
             ),
-            deleted_index_files=() if is_degraded else tuple((file.path.name, file.label) for file in plan.index.deleted),
+            deleted_index_files=tuple((file.path.name, file.label) for file in plan.index.deleted),
             quarantined=pieces,
             notes=tuple(self._notes),
             changed=changed,
             is_dry_run=self._is_dry_run,
         )
+
+
+def refuse_no_store(store: MessageStore) -> None:
+    """Raise NotAStoreError for a folder that holds no store."""
+    if not log_exists(store.root) and not store.checkpoint.exists() and not store.consume_queue.exists():
+        raise NotAStoreError(f"{store} holds no store: there is no commitlog in it")
 
 
 def lost_messages(store: MessageStore, log: LogView, queues: Sequence[QueueState], end: int, *, was_emptied: bool) -> str:
@@ -584,24 +576,7 @@ def lost_messages(store: MessageStore, log: LogView, queues: Sequence[QueueState
     return f"{named} messages after its end at {end}, where nothing is left"
 
 
-def _next_read_from(log: LogView, plan: LogPlan) -> int:
+def _next_read_from(plan: _Plan) -> int:
     """Return where the next recovery, after an orderly stop, begins to read the log of `plan`."""
-    kept = [segment for segment in log.segments if segment.start_offset <= plan.end_offset]
-    return kept[first_after_orderly_stop(log, len(kept))].start_offset if kept else plan.scan.scan_from
-
-
-def _last_stored_ms(log: LogView, plan: LogPlan) -> int:
-    """Return the store time of the last message; -1 if there is none."""
-    last_ms, index = plan.scan.last_store_timestamp_ms, log.index_of(plan.scan.scan_from) or 0
-    while last_ms < 0 and index > 0:  # the walk has read only blanks
-        index -= 1
-        last_ms = scan_log(log, index, limit=plan.scan.scan_from).last_store_timestamp_ms
-    return last_ms
-
-
-def _is_store(paths: StorePaths) -> bool:
-    return log_exists(paths.root) or any(path.exists() for path in (paths.checkpoint, paths.consume_queue))
-
-
-def _holds_files(folder: Path) -> bool:
-    return folder.is_dir() and any(path.is_file() for path in folder.rglob("*"))
+    kept = [segment for segment in plan.files.segments if segment.start_offset <= plan.log.end_offset]
+    return kept[first_after_orderly_stop(plan.files, len(kept))].start_offset if kept else plan.log.scan.scan_from
