@@ -92,8 +92,6 @@ def metrics(store: Path, settings: dict[str, str], as_json: bool, listen: tuple[
       pyengine metrics STORE --listen 127.0.0.1:0
       pyengine metrics STORE --once > /var/lib/node_exporter/pyengine.prom
     """
-    from pyengine.cli.metrics import Exposition
-
     load_config(existing_store(store), settings)  # a wrong setting is an error now, not at the first scrape
     with Exposition(store, settings) as exposition:
         if not once:
@@ -125,8 +123,6 @@ def _serve(exposition: Exposition, host: str, port: int, *, as_json: bool) -> No
 
 
 def _answer(exposition: Exposition, host: str, port: int, stop: threading.Event, *, as_json: bool) -> None:
-    from pyengine.cli.metrics import serve
-
     try:
         server = serve(exposition, host, port)
     except OSError as error:
@@ -177,7 +173,6 @@ class Exposition:
             return
         document, figures = live
         yield from _engine(document)
-        yield from _schedule(document["schedule_message_offset"])
         yield from _workers(document["workers"])
         if document["replication"] is not None:
             yield from _replication(document["replication"])
@@ -289,51 +284,42 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
 
 
+def _by(label: str, name: str, text: str, values: Iterable[tuple[str, float | None]], *, counts: bool = False) -> Metric:
+    """Return a gauge, or a counter if it `counts`, with a value for each value of the label; None leaves one out."""
+    metric: CounterMetricFamily | GaugeMetricFamily = (CounterMetricFamily if counts else GaugeMetricFamily)(name, text, labels=(label,))
+    for one, value in values:
+        if value is not None:
+            metric.add_metric((one,), value)
+    return metric
+
+
 def _disk(root: Path) -> Iterator[Metric]:
-    metric = GaugeMetricFamily("pyengine_disk_used_ratio", "How full the disk below a folder of the store is, 0 to 1.",
-                               labels=("folder",))
     paths = StorePaths(root)
-    for folder in (paths.commit_log, paths.consume_queue):
-        ratio = used_ratio(folder)
-        if ratio is not None:
-            metric.add_metric((folder.name,), ratio)
-    yield metric
+    yield _by("folder", "pyengine_disk_used_ratio", "How full the disk below a folder of the store is, 0 to 1.",
+              ((folder.name, used_ratio(folder)) for folder in (paths.commit_log, paths.consume_queue)))
 
 
 def _engine(document: dict[str, Any]) -> Iterator[Metric]:
     yield InfoMetricFamily("pyengine", "The engine.", value={
         "version": pyengine.__version__, "mode": document["mode"], "role": document["role"], "store": document["store"],
         "store_uuid": document["store_uuid"]})
-    now = GaugeMetricFamily("pyengine_state", "1 for the state that the store is in.", labels=("state",))
-    for state in STATES:
-        now.add_metric((state,), int(state == document["state"]))
-    yield now
-    verdict = GaugeMetricFamily("pyengine_verdict", "1 for the word that `pyengine status` leads with.", labels=("verdict",))
-    for word in VERDICTS:
-        verdict.add_metric((word,), int(word == document["verdict"]))
-    yield verdict
+    yield _by("state", "pyengine_state", "1 for the state that the store is in.",
+              ((state, int(state == document["state"])) for state in STATES))
+    yield _by("verdict", "pyengine_verdict", "1 for the word that `pyengine status` leads with.",
+              ((word, int(word == document["verdict"])) for word in VERDICTS))
     yield _gauge("pyengine_read_only", "1 while puts are refused because the store or its disk is in trouble.",
                  int(document["read_only"]))
     yield _gauge("pyengine_start_time_seconds", "When the engine came up, since the epoch.", document["created_ms"] / 1000)
     yield _gauge("pyengine_sessions", "Producers that have a session.", document["sessions"])
-    positions = GaugeMetricFamily("pyengine_position_bytes", "Physical offsets in the commit log.", labels=("position",))
-    for name, value in document["positions"].items():
-        positions.add_metric((name,), value)
-    yield positions
+    yield _by("position", "pyengine_position_bytes", "Physical offsets in the commit log.", document["positions"].items())
     for name, text in (("undrained", "Written to the pool and not yet to the files."),
                        ("unflushed", "Written and not yet durable."),
                        ("dispatch_lag", "Committed and not yet in queues and index.")):
         yield _gauge(f"pyengine_{name}_bytes", text, document[f"{name}_bytes"])
     yield _gauge("pyengine_clock_back_seconds", "Largest step back of the clock that the writer saw.",
                  document["clock_back_ms"] / 1000)
-
-
-def _schedule(levels: dict[str, dict[str, int]]) -> Iterator[Metric]:
-    pending = GaugeMetricFamily("pyengine_schedule_pending_messages", "Delayed messages that wait, by delay level.",
-                                labels=("level",))
-    for level, one in levels.items():
-        pending.add_metric((level,), one["pending"])
-    yield pending
+    yield _by("level", "pyengine_schedule_pending_messages", "Delayed messages that wait, by delay level.",
+              ((level, one["pending"]) for level, one in document["schedule_message_offset"].items()))
 
 
 def _replication(replication: dict[str, Any]) -> Iterator[Metric]:
@@ -353,33 +339,24 @@ def _replication(replication: dict[str, Any]) -> Iterator[Metric]:
                        ("closed", "Connections that ended for a reason.")):
         if name in replication:
             yield _counter(f"pyengine_links_{name}", text, replication[name])
-    behind = GaugeMetricFamily("pyengine_link_lag_bytes", "Committed here and not acknowledged on the link.", labels=("address",))
-    size = CounterMetricFamily("pyengine_link_bytes", "Bytes sent or received on the link.", labels=("address",))
-    late = GaugeMetricFamily("pyengine_link_lag_seconds", "Since the slave had all that was committed here; 0 while it has.",
-                             labels=("address",))
-    for link in replication["links"]:
-        size.add_metric((link["address"],), link["bytes"])
-        if link["lag_s"] is not None:
-            late.add_metric((link["address"],), link["lag_s"])
-        if link["lag_bytes"] is not None:
-            behind.add_metric((link["address"],), link["lag_bytes"])
-    yield from (behind, late, size)
+    links = replication["links"]
+    yield _by("address", "pyengine_link_lag_bytes", "Committed here and not acknowledged on the link.",
+              ((link["address"], link["lag_bytes"]) for link in links))
+    yield _by("address", "pyengine_link_lag_seconds", "Since the slave had all that was committed here; 0 while it has.",
+              ((link["address"], link["lag_s"]) for link in links))
+    yield _by("address", "pyengine_link_bytes", "Bytes sent or received on the link.",
+              ((link["address"], link["bytes"]) for link in links), counts=True)
 
 
 def _workers(workers: Sequence[dict[str, Any]]) -> Iterator[Metric]:
-    up = GaugeMetricFamily("pyengine_worker_up", "1 while the worker is ready.", labels=("kind",))
-    age = GaugeMetricFamily("pyengine_worker_heartbeat_age_seconds", "Since the worker's last sign of progress.",
-                            labels=("kind",))
-    restarts = CounterMetricFamily("pyengine_worker_restarts", "Restarts of a dead worker.", labels=("kind",))
-    errors = CounterMetricFamily("pyengine_worker_errors", "Failures that the worker lived through.", labels=("kind",))
-    for worker in workers:
-        labels = (worker["kind"],)
-        up.add_metric(labels, int(worker["state"] == "ready"))
-        if worker["heartbeat_age_ms"] is not None:
-            age.add_metric(labels, worker["heartbeat_age_ms"] / 1000)
-        restarts.add_metric(labels, worker["restarts"])
-        errors.add_metric(labels, worker["errors"])
-    yield from (up, age, restarts, errors)
+    yield _by("kind", "pyengine_worker_up", "1 while the worker is ready.",
+              ((one["kind"], int(one["state"] == "ready")) for one in workers))
+    yield _by("kind", "pyengine_worker_heartbeat_age_seconds", "Since the worker's last sign of progress.",
+              ((one["kind"], None if one["heartbeat_age_ms"] is None else one["heartbeat_age_ms"] / 1000) for one in workers))
+    yield _by("kind", "pyengine_worker_restarts", "Restarts of a dead worker.",
+              ((one["kind"], one["restarts"]) for one in workers), counts=True)
+    yield _by("kind", "pyengine_worker_errors", "Failures that the worker lived through.",
+              ((one["kind"], one["errors"]) for one in workers), counts=True)
 
 
 def _figures(figures: Statistics) -> Iterator[Metric]:
@@ -387,11 +364,8 @@ def _figures(figures: Statistics) -> Iterator[Metric]:
     yield _counter("pyengine_put_bytes", "Bytes of their records in the log.", figures.put_bytes)
     yield _counter("pyengine_puts", "Puts answered PUT_OK; one of many messages counts once.", figures.put_entries)
     yield _counter("pyengine_put_passes", "Rounds of the writer with puts in them.", figures.put_passes)
-    refused = CounterMetricFamily("pyengine_refused_puts", "Puts that the writer refused.", labels=("status",))
-    for status in PutStatus:
-        if status is not PutStatus.PUT_OK:
-            refused.add_metric((status.name,), figures.refused.get(status.name, 0))
-    yield refused
+    yield _by("status", "pyengine_refused_puts", "Puts that the writer refused.",
+              ((status.name, figures.refused.get(status.name, 0)) for status in PutStatus if status is not PutStatus.PUT_OK), counts=True)
     yield _durations("pyengine_put_duration_seconds", "From a put's submission to the writer's answer.",
                      figures.histograms["put"])
     yield _sizes(figures)
@@ -408,12 +382,11 @@ def _figures(figures: Statistics) -> Iterator[Metric]:
 
 
 def _topics(figures: Statistics) -> Iterator[Metric]:
-    messages = CounterMetricFamily("pyengine_topic_messages", "Messages that entered the topic's queues.", labels=("topic",))
-    size = CounterMetricFamily("pyengine_topic_bytes", "Bytes of their records in the log.", labels=("topic",))
-    for topic, count in sorted(figures.topics.items()):
-        messages.add_metric((topic,), count.messages)
-        size.add_metric((topic,), count.size_bytes)
-    yield from (messages, size)
+    topics = sorted(figures.topics.items())
+    yield _by("topic", "pyengine_topic_messages", "Messages that entered the topic's queues.",
+              ((topic, count.messages) for topic, count in topics), counts=True)
+    yield _by("topic", "pyengine_topic_bytes", "Bytes of their records in the log.",
+              ((topic, count.size_bytes) for topic, count in topics), counts=True)
     yield _counter("pyengine_other_topics_messages", "Messages of the topics that are not counted one by one.",
                    figures.other_topics.messages)
 

@@ -63,8 +63,6 @@ def _drawing(as_json: bool) -> Iterator[DrawSample]:
     if as_json:
         yield _print_json
         return
-    from pyengine.cli.top import screen
-
     console = output.console()
     if not sys.stdout.isatty():
         def draw(sample: Sample) -> None:
