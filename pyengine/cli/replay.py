@@ -14,13 +14,15 @@ import gzip
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from pyengine.cli import output
 from pyengine.cli.output import GivenPath, json_option, set_option
+from pyengine.client.outgoing import RawMessage
 from pyengine.errors import ExitCode, FormatError, UsageError
 from pyengine.formats.record import BatchMember, decode_batch, encode_batch
 from pyengine.results import PutResult
@@ -51,26 +53,13 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
-    """One put of a manifest. `body` of a batch is its client encoding; None is an absent body."""
+class Put(RawMessage):
+    """One put of a manifest. `body` of a batch is its client encoding; `has_body` False: it is absent, which RocketMQ stores as empty."""
 
-    number: int
-    is_batch: bool
-    topic: str
-    queue_id: int
-    body: bytes | None
-    properties_text: str
-    flag: int
-    sys_flag: int
-    born_timestamp_ms: int
-    born_host: str
-    store_host: str
-    reconsume_times: int
-    prepared_transaction_offset: int
-    wait_store_msg_ok: bool
-    delay_level: int
-    clock_ms: int
-    expected: Expected
+    number: int = 0
+    is_batch: bool = False
+    has_body: bool = True
+    expected: Expected = Expected("?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +92,16 @@ def load_manifest(path: Path) -> Manifest:
 
 def decode_put(number: int, row: Mapping[str, Any]) -> Put:
     """Decode one row of `puts`; ValueError if the body does not have the length and hash in the row."""
-    # A batch row has no `props`: RocketMQ's answer holds the stored text of single messages only.
-    is_batch = "props" not in row
     body = _body(row)
-    stored = body or b""
-    if len(stored) != row["bodyLen"] or hashlib.sha256(stored).hexdigest() != row["bodySha"]:
-        raise ValueError(f"the body has {len(stored)} bytes, the row says {row['bodyLen']} and another hash")
+    if len(body) != row["bodyLen"] or hashlib.sha256(body).hexdigest() != row["bodySha"]:
+        raise ValueError(f"the body has {len(body)} bytes, the row says {row['bodyLen']} and another hash")
     return Put(
         number=number,
-        is_batch=is_batch,
+        is_batch="props" not in row,  # RocketMQ's answer holds the stored text of single messages only
         topic=row["topic"],
         queue_id=row["queueId"],
         body=body,
+        has_body=not row.get("bodyNull"),
         properties_text=row["propsIn"],
         flag=row["flag"],
         sys_flag=row["sysFlagIn"],
@@ -130,9 +117,9 @@ def decode_put(number: int, row: Mapping[str, Any]) -> Put:
     )
 
 
-def _body(row: Mapping[str, Any]) -> bytes | None:
+def _body(row: Mapping[str, Any]) -> bytes:
     if row.get("bodyNull"):
-        return None
+        return b""
     if "subs" in row:
         return encode_batch(
             BatchMember(base64.b64decode(sub["bodyB64"], validate=True), sub["flag"], sub["props"]) for sub in row["subs"]
@@ -202,17 +189,9 @@ def replay_puts(manifest: Manifest, producer: Producer, advance: Callable[[int],
 
 def send(producer: Producer, put: Put) -> PutResult:
     """Put one row with all its inputs, including its clock."""
-    from pyengine.client.outgoing import RawMessage
-
-    body = put.body or b""  # RocketMQ stores an absent body as an empty one
-    message = RawMessage(
-        put.topic, b"" if put.is_batch else body, queue_id=put.queue_id, properties_text=put.properties_text, flag=put.flag,
-        sys_flag=put.sys_flag, born_timestamp_ms=put.born_timestamp_ms, born_host=put.born_host, store_host=put.store_host,
-        reconsume_times=put.reconsume_times, prepared_transaction_offset=put.prepared_transaction_offset,
-        wait_store_msg_ok=put.wait_store_msg_ok, delay_level=put.delay_level, clock_ms=put.clock_ms)
     if put.is_batch:
-        return producer.put_batch_raw(message, _members(body))
-    return producer.put_raw(message)
+        return producer.put_batch_raw(replace(put, body=b""), _members(put.body))
+    return producer.put_raw(put)
 
 
 def _members(encoded: bytes) -> list[BatchMember]:
@@ -271,25 +250,16 @@ def replay(manifest: Path, store: Path, mode: str | None, settings: dict[str, st
       pyengine replay basic.json.gz STORE
       pyengine replay basic.json.gz STORE --mode sync --json
     """
-    from pyengine.cli import output
-
     loaded = load_manifest(manifest)
     with engine_for(store, {**settings_of(loaded, mode), **settings}) as producer:
         report = replay_puts(loaded, producer)
-    with output.to_its_end():
-        if as_json:
-            output.write_json(asdict(report))
-        else:
-            output.write_facts(
-                [
-                    ("puts", report.puts),
-                    ("stored", report.stored),
-                    ("refused", report.refused),
-                    ("records", report.records),
-                    ("end of the log", report.end_offset),
-                    ("different from RocketMQ", len(report.differences)),
-                ]
-            )
-            for sentence in report.differences[:DIFFERENCES_SHOWN]:
-                click.echo(sentence, err=True)
+    output.print_answer(asdict(report), as_json, lambda: _print(report))
     return ExitCode.FAILED if report.differences else ExitCode.OK
+
+
+def _print(report: ReplayReport) -> None:
+    output.write_facts([
+        ("puts", report.puts), ("stored", report.stored), ("refused", report.refused), ("records", report.records),
+        ("end of the log", report.end_offset), ("different from RocketMQ", len(report.differences))])
+    for sentence in report.differences[:DIFFERENCES_SHOWN]:
+        click.echo(sentence, err=True)

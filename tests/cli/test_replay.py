@@ -79,7 +79,7 @@ def test_a_wrong_status_is_named_with_its_reason():
 def test_an_absent_body_is_sent_as_an_empty_one():
     manifest = load_manifest(GOLDEN / "emptybody.json.gz")
     producer = RecordingProducer(manifest)
-    assert manifest.puts[0].body is None
+    assert not manifest.puts[0].has_body
     send(producer, manifest.puts[0])
     assert producer.calls[0][2] == b""
 

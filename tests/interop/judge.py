@@ -89,7 +89,7 @@ def put_row(put: Put, *, with_clock: bool = True) -> dict[str, Any]:
         "topic": put.topic,
         "queueId": put.queue_id,
         "propsIn": put.properties_text,
-        "body": None if put.body is None else base64.b64encode(put.body).decode(),
+        "body": base64.b64encode(put.body).decode() if put.has_body else None,
         "batch": put.is_batch,
         "flag": put.flag,
         "sysFlagIn": put.sys_flag,

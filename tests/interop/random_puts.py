@@ -70,11 +70,11 @@ class _Maker:
         if self.rng.random() < 1 / 6:
             room = self.segment_bytes - self.position % self.segment_bytes - self.rng.choice(EDGES) - self._size(put, b"")
             if 0 <= room <= self._longest_body(put):
-                return replace(put, body=self.rng.randbytes(room))
+                return replace(put, body=self.rng.randbytes(room), has_body=True)
         length = self.rng.choice((0, 1, self.rng.randrange(300), self.rng.randrange(min(1500, self._longest_body(put)))))
         if length == 0 and self.rng.random() < 0.5:
             return put
-        return replace(put, body=self.rng.randbytes(length))
+        return replace(put, body=self.rng.randbytes(length), has_body=True)
 
     def _batch(self) -> Put:
         members, batch_text = [], self.rng.choice(("", "TRACE\x01on\x02CLUSTER\x01c"))
@@ -87,7 +87,7 @@ class _Maker:
             if room < 0:
                 break
             members.append(member)
-        return replace(put, body=encode_batch(members))
+        return replace(put, body=encode_batch(members), has_body=True)
 
     def _blank_put(self, properties: str, transaction: int) -> Put:
         rng = self.rng
@@ -96,7 +96,7 @@ class _Maker:
             is_batch=False,
             topic=rng.choice(("T", "Other-topic", "主题-ü", "%RETRY%g")),
             queue_id=rng.randrange(3),
-            body=None,
+            has_body=False,
             properties_text=properties,
             flag=rng.choice((0, 1, -1, rng.randrange(-(2**31), 2**31))),
             sys_flag=transaction | rng.choice((0, 0, 1, 2)),
@@ -138,9 +138,9 @@ class _Maker:
     def _advance(self, put: Put) -> None:
         """Moves the position as the writer does: a record that would leave fewer than 8 bytes goes to the next segment."""
         if put.is_batch:
-            size = sum(self._member_bytes(put, member, put.properties_text) for member in decode_batch(put.body or b""))
+            size = sum(self._member_bytes(put, member, put.properties_text) for member in decode_batch(put.body))
         else:
-            size = self._size(put, put.body or b"")
+            size = self._size(put, put.body)
         free = self.segment_bytes - self.position % self.segment_bytes
         if size + BLANK_BYTES > free:
             self.position += free
