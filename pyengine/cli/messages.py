@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -287,65 +288,33 @@ PULL_MESSAGES = 32
 _SYNONYMS = {"begin": "first", "end": "last"}
 
 
-class Follower:
-    """Reads the queues of one topic in turn; messages of one queue come in order.
+def follow_topic(reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...], start: str, *, follow: bool,
+                 tags: str | None, sql: str | None, level: str | None) -> Iterator[Message]:
+    """Yield the messages of one topic as they arrive, its queues in turn; without `follow` stop at the end of the queues.
 
-    `next_offsets` has the next offset to read, by queue. `start` is first, last or an offset; a queue that appears later is
-    read from its first message.
+    `start` is first, last or an offset; a queue that appears later is read from its first message.
     """
-
-    def __init__(
-        self, reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...] = (), *, start: str = "last",
-        tags: str | None = None, sql: str | None = None, level: str | None = None,
-    ) -> None:
-        self._reader = reader
-        self._topic = topic
-        self._queue_ids = queue_ids
-        self._start = start
-        self._tags = tags
-        self._sql = sql
-        self._level = level
-        self._is_first_round = True
-        self.next_offsets: dict[int, int] = {}
-
-    def messages(self, *, follow: bool, max_messages: int | None, idle: Callable[[], None]) -> Iterator[Message]:
-        """Yield messages as they arrive, at most `max_messages`; without `follow` stop at the end of the queues.
-
-        It calls `idle` after each round over the queues, before it sleeps.
-        """
-        count = 0
-        while True:
-            seen = self._reader.arrivals()
-            moved = False
-            for queue_id in self._queue_ids or self._reader.topics().get(self._topic, []):
-                before = self._next_offset(queue_id)
-                found = self._reader.get_message(self._topic, queue_id, before, tags=self._tags, level=self._level, sql=self._sql)
-                for message in found.placed(queue_id):
-                    yield message
-                    self.next_offsets[queue_id] = message.queue_offset + 1
-                    count += 1
-                    if count == max_messages:
-                        return
-                if found.status is not GetStatus.OFFSET_OVERFLOW_ONE:
-                    self.next_offsets[queue_id] = found.next_begin_offset
-                moved = moved or self.next_offsets[queue_id] != before
-            self._is_first_round = False
-            idle()
-            if not moved:
-                if not follow:
-                    return
-                self._reader.wait_for_arrival(POLL_INTERVAL_S, seen)
-
-    def _next_offset(self, queue_id: int) -> int:
-        if queue_id not in self.next_offsets:
-            self.next_offsets[queue_id] = self._first_offset(queue_id)
-        return self.next_offsets[queue_id]
-
-    def _first_offset(self, queue_id: int) -> int:
-        low, high = self._reader.queue_range(self._topic, queue_id)
-        if self._start == "first" or not self._is_first_round:
-            return low
-        return high if self._start == "last" else int(self._start)
+    next_offsets: dict[int, int] = {}
+    is_first_round = True
+    while True:
+        seen = reader.arrivals()
+        moved = False
+        for queue_id in queue_ids or reader.topics().get(topic, []):
+            if queue_id not in next_offsets:
+                low, high = reader.queue_range(topic, queue_id)
+                next_offsets[queue_id] = low if start == "first" or not is_first_round else high if start == "last" else int(start)
+            before = next_offsets[queue_id]
+            found = reader.get_message(topic, queue_id, before, tags=tags, sql=sql, level=level)
+            yield from found.placed(queue_id)
+            if found.status is not GetStatus.OFFSET_OVERFLOW_ONE:
+                next_offsets[queue_id] = found.next_begin_offset
+            moved = moved or next_offsets[queue_id] != before
+        is_first_round = False
+        sys.stdout.flush()
+        if not moved:
+            if not follow:
+                return
+            reader.wait_for_arrival(POLL_INTERVAL_S, seen)
 
 
 @click.command()
@@ -390,54 +359,45 @@ def tail(
         if not follow and topic not in reader.topics():
             raise EngineError(f"{store} has no topic {topic}")
         if group is None:
-            follower = Follower(reader, topic, queue_ids, start=start, tags=tags, sql=sql, level=level)
-            for message in follower.messages(follow=follow, max_messages=max_messages, idle=sys.stdout.flush):
+            found = follow_topic(reader, topic, queue_ids, start, follow=follow, tags=tags, sql=sql, level=level)
+            for message in islice(found, max_messages):
                 _print(message, as_json, raw)
             return
     from_: Start = "first" if start == "first" else "last" if start == "last" else AtOffset(int(start))
     with consume(store, topic, group=group, tags=tags, sql=sql, from_=from_,
                  queues=queue_ids or None, level=level, auto_commit=False, **cast(dict[str, Any], settings)) as consumer:
-        _Printer(consumer, as_json, raw).run(follow, max_messages)
+        _print_and_commit(consumer, follow, max_messages, lambda message: _print(message, as_json, raw))
 
 
-class _Printer:
-    """Prints the messages of a group's member, and commits their offsets every COMMIT_INTERVAL_S and at the end."""
+def _print_and_commit(consumer: Consumer, follow: bool, max_messages: int | None, show: Callable[[Message], None]) -> None:
+    """Show the messages of a group's member, and commit their offsets every COMMIT_INTERVAL_S and at the end."""
+    printed: dict[int, Message] = {}
+    shown_notes: set[str] = set()
 
-    def __init__(self, consumer: Consumer, as_json: bool, raw: bool) -> None:
-        self._consumer = consumer
-        self._as_json, self._raw = as_json, raw
-        self._printed: dict[int, Message] = {}
-        self._due_s = 0.0
-        self._shown_notes: set[str] = set()
-
-    def run(self, follow: bool, max_messages: int | None) -> None:
-        left = sys.maxsize if max_messages is None else max_messages
-        try:
-            while left > 0:
-                found = self._consumer.pull(min(left, PULL_MESSAGES), timeout_s=COMMIT_INTERVAL_S if follow else 0)
-                for message in found:
-                    _print(message, self._as_json, self._raw)
-                    self._printed[message.queue_id] = message
-                left -= len(found)
-                if time.monotonic() >= self._due_s:
-                    self._remember()
-                    self._due_s = time.monotonic() + COMMIT_INTERVAL_S
-                if not found and not follow:
-                    return
-        finally:
-            self._remember()
-
-    def _remember(self) -> None:
+    def remember() -> None:
         sys.stdout.flush()
-        printed = self._printed.copy()
-        self._consumer.commit(printed.values())
-        for queue_id, message in printed.items():
-            if self._printed.get(queue_id) is message:
-                del self._printed[queue_id]
-        for note in self._consumer.notes:
-            if note not in self._shown_notes:
-                self._shown_notes.add(note)
+        consumer.commit(printed.values())
+        printed.clear()
+        for note in consumer.notes:
+            if note not in shown_notes:
+                shown_notes.add(note)
                 print(f"note: {note}", file=sys.stderr)
+
+    left, due_s = sys.maxsize if max_messages is None else max_messages, 0.0
+    try:
+        while left > 0:
+            found = consumer.pull(min(left, PULL_MESSAGES), timeout_s=COMMIT_INTERVAL_S if follow else 0)
+            for message in found:
+                show(message)
+                printed[message.queue_id] = message
+            left -= len(found)
+            if time.monotonic() >= due_s:
+                remember()
+                due_s = time.monotonic() + COMMIT_INTERVAL_S
+            if not found and not follow:
+                return
+    finally:
+        remember()
 
 
 def _print(message: Message, as_json: bool, raw: bool) -> None:

@@ -11,7 +11,7 @@ import struct
 import pytest
 
 import pyengine
-from crash.in_child import InChild
+from in_child import InChild
 from pyengine._native import ffi
 from pyengine.cli.engine_status import engine_status
 from pyengine.errors import EngineError

@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crash.audit import read_acked
-from crash.in_child import InChild
 from crash.report import Summary, add_common_options, ended_in_order, finish
 from crash.rounds import RETENTION, CrashRun
 from faults.after_kill import THEN, do
@@ -38,6 +37,7 @@ from faults.mapped_pages import PageWatch
 from faults.memory_folder import memory_folder
 from faults.mutants import SEEN_BY_POWER_CUTS, build, environment
 from faults.power_cut import Outcome, Record, append_record, build_shim, explore, read_journal, shim_environment
+from in_child import InChild
 from pyengine.cli.replay import MODES
 from pyengine.cli.torture import kill_engine, remove_memory, wait_for
 from pyengine.errors import EngineError

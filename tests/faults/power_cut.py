@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from crash.in_child import Unjudged
 from faults.failing_calls import preload
+from in_child import Unjudged
 
 SOURCE = Path(__file__).with_name("journal.c")
 SECTOR_BYTES = 512

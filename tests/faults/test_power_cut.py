@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from crash.in_child import InChild
 from faults.power_cut import Disk, Record, build_shim, cut_points, explore, read_journal, shim_environment
 from fix_golden import usual
+from in_child import InChild
 
 # A store of numbered 700-byte lines in files of 40 lines; argv: folder, acks, what it forgets.
 TOY = """

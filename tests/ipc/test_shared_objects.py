@@ -9,7 +9,7 @@ import stat
 import posix_ipc
 import pytest
 
-from crash.in_child import InChild
+from in_child import InChild
 from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import SharedFolder, create_semaphores, find_folder, note_run, semaphore_name

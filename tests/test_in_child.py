@@ -8,7 +8,7 @@ import os
 import threading
 from contextlib import closing
 
-from crash.in_child import InChild, Unjudged
+from in_child import InChild, Unjudged
 
 
 def crash() -> None:
