@@ -25,7 +25,6 @@ CONCEPTS = (
     "flush",
     "queue_table",
     "store_stats",
-    "topic_stats",
     "recorder",
     "blocked_reasons",
     "record",

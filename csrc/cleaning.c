@@ -4,6 +4,7 @@
 
 #include "atomics.h"
 #include "failpoint.h"
+#include "layout.h"
 
 void ms_cleaning_format(struct ms_cleaning *cleaning, uint64_t epoch)
 {
@@ -19,13 +20,7 @@ void ms_cleaning_format(struct ms_cleaning *cleaning, uint64_t epoch)
 
 int ms_cleaning_check(const struct ms_cleaning *cleaning, int64_t mapped_bytes)
 {
-    if (mapped_bytes < (int64_t)sizeof(cleaning->magic) + (int64_t)sizeof(cleaning->layout_version))
-        return -EMSGSIZE;
-    if (ms_load_acquire(&cleaning->magic) != MS_CLEANING_MAGIC)
-        return -EPROTO;
-    if (cleaning->layout_version != MS_CLEANING_LAYOUT_VERSION || cleaning->holds_max != MS_HOLDS_MAX)
-        return -EBADMSG;
-    return mapped_bytes < (int64_t)sizeof(*cleaning) ? -EMSGSIZE : 0;
+    return ms_layout_check(cleaning, mapped_bytes, MS_CLEANING_MAGIC, MS_CLEANING_LAYOUT_VERSION, sizeof *cleaning);
 }
 
 static int free_slot(struct ms_cleaning *cleaning, uint64_t owner)

@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 #include <string.h>
-#include "topic_stats.h"
+#include "store_stats.h"
 #include "consume_queue_ext.h"
 #include "consume_queue.cdef.h"
 

@@ -5,6 +5,7 @@
 
 #include "atomics.h"
 #include "failpoint.h"
+#include "layout.h"
 
 void ms_replication_format(struct ms_replication *replication, uint64_t epoch)
 {
@@ -16,13 +17,7 @@ void ms_replication_format(struct ms_replication *replication, uint64_t epoch)
 
 int ms_replication_check(const struct ms_replication *replication, int64_t mapped_bytes)
 {
-    if (mapped_bytes < (int64_t)sizeof(replication->magic) + (int64_t)sizeof(replication->layout_version))
-        return -EMSGSIZE;
-    if (ms_load_acquire(&replication->magic) != MS_REPLICATION_MAGIC)
-        return -EPROTO;
-    if (replication->layout_version != MS_REPLICATION_LAYOUT_VERSION || replication->links_max != MS_LINKS_MAX)
-        return -EBADMSG;
-    return mapped_bytes < (int64_t)sizeof(*replication) ? -EMSGSIZE : 0;
+    return ms_layout_check(replication, mapped_bytes, MS_REPLICATION_MAGIC, MS_REPLICATION_LAYOUT_VERSION, sizeof *replication);
 }
 
 static void copy_text(int8_t *to, size_t room, const char *from)

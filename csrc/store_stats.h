@@ -8,6 +8,7 @@
 #include "store_stats.cdef.h"
 
 #define MS_STORE_STATS_MAGIC 0x4d53535441545321ULL /* "MSSTATS!" */
+#define MS_TOPIC_STATS_MAGIC 0x4d53544f50494353ULL /* "MSTOPICS" */
 #define MS_LATENCY_UNIT_BITS 6
 #define MS_LATENCY_SUB_BITS 4
 
@@ -20,6 +21,8 @@ _Static_assert(offsetof(struct ms_store_stats, put) % 128 == 0, "writer's lines"
 _Static_assert(offsetof(struct ms_store_stats, sync) % 128 == 0, "flusher's lines");
 _Static_assert(offsetof(struct ms_store_stats, dispatch) % 128 == 0, "reputter's lines");
 _Static_assert(offsetof(struct ms_store_stats, history) % 128 == 0, "supervisor's lines");
+_Static_assert(offsetof(struct ms_topic_stats, others) == 128, "topic stats header: one line");
+_Static_assert(sizeof(struct ms_topic_count) == 288, "topic count");
 
 /* Add to a field that only this process writes. */
 #define ms_count(field, by) ms_store_relaxed(&(field), (field) + (uint64_t)(by))

@@ -1,11 +1,10 @@
-/* Arbitrary bytes as each shared object that a process attaches to (csrc/{control,session,cleaning,blocked_reasons,store_stats,
- * topic_stats}.h): what a check lets through is read to its end, what it refuses is not touched. */
+/* Arbitrary bytes as each shared object that a process attaches to (csrc/{control,session,cleaning,blocked_reasons,
+ * store_stats}.h): what a check lets through is read to its end, what it refuses is not touched. */
 #include "../cleaning.h"
 #include "../control.h"
 #include "../blocked_reasons.h"
 #include "../session.h"
 #include "../store_stats.h"
-#include "../topic_stats.h"
 #include "target.h"
 
 #define OBJECT_BYTES_MAX (1 << 19)

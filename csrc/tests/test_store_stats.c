@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "../store_stats.h"
-#include "../topic_stats.h"
 
 static struct ms_store_stats stats;
 static struct ms_put_meter meter;

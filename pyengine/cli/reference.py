@@ -162,9 +162,10 @@ def shared_memory_page() -> str:
              {"ring[]": "that worker", "for_sync": "writer", "for_slave": "writer"}),
             ("Blocked reasons", "struct ms_blocked_reasons", blocked_reasons.LAYOUT_VERSION, "blocked_reasons",
              {"worker[]": "that worker"})):
+        is_statistics = source.endswith("stats")
         lines += ["", f"## {title}", "",
                   f"The object `{source.replace('_', '-')}` beside the control block, layout {version}; meanings are in "
-                  f"`csrc/{source}.cdef.h`{' and [statistics.md](statistics.md)' if source.endswith('stats') else ''}.", "",
+                  f"`csrc/{'store_stats' if is_statistics else source}.cdef.h`{' and [statistics.md](statistics.md)' * is_statistics}.", "",
                   "| offset | bytes | field | written by | elements |", "|---:|---:|---|---|---|"]
         lines += [f"| {place.offset} | {place.size_bytes} | `{place.path}` | "
                   f"{owners.get(place.path.split('.')[0], 'supervisor, before it is published')} | {place.repeats} |"
