@@ -78,41 +78,41 @@ static int write_chunk(struct ms_queue_set *set, const struct ms_queue_chunk *ch
     struct ms_queue *const queue = &set->queues[chunk->queue];
     const int64_t bytes = (int64_t)chunk->count * MS_QUEUE_ENTRY_BYTES;
     const int64_t at = chunk->first * MS_QUEUE_ENTRY_BYTES - queue->file_start;
-    int why = 0;
-    if (set->ext != NULL && (why = ms_ext_write(set->ext, chunk->queue, (int32_t)(chunk - set->chunks))) != 0) {
+    int error = 0;
+    if (set->ext != NULL && (error = ms_ext_write(set->ext, chunk->queue, (int32_t)(chunk - set->chunks))) != 0) {
         set->failed_queue = chunk->queue;
-        return why;
+        return error;
     }
     if (!chunk->dirty)
         return 0;
-    why = ms_flush_allocate_windows(queue->fd, &queue->allocated_bytes, set->file_bytes, MS_QUEUE_WINDOW_BYTES,
-                                    at, at + bytes);
+    error = ms_flush_allocate_windows(queue->fd, &queue->allocated_bytes, set->file_bytes, MS_QUEUE_WINDOW_BYTES,
+                                      at, at + bytes);
     MS_FAILPOINT("queue_room_allocated");
-    if (why == 0)
-        why = ms_flush_pwrite_all(queue->fd, chunk->entries, bytes, at);
+    if (error == 0)
+        error = ms_flush_pwrite_all(queue->fd, chunk->entries, bytes, at);
     MS_FAILPOINT("queue_entries_written");
-    if (why != 0) {
+    if (error != 0) {
         set->failed_queue = chunk->queue;
     } else if (queue->counted != NULL && chunk->fresh > 0) {
         ms_store_relaxed(&queue->counted->messages, queue->counted->messages + (uint64_t)chunk->fresh);
         ms_store_relaxed(&queue->counted->bytes, queue->counted->bytes + (uint64_t)chunk->fresh_bytes);
     }
-    return why;
+    return error;
 }
 
 int ms_queue_write_gathered(struct ms_queue_set *set)
 {
-    int why = 0;
+    int error = 0;
     for (int32_t i = 0; i < set->chunks_used; i++) {
         const struct ms_queue_chunk *const chunk = &set->chunks[i];
-        if (why == 0)
-            why = write_chunk(set, chunk);
+        if (error == 0)
+            error = write_chunk(set, chunk);
         else if (set->ext != NULL)
             ms_ext_drop(set->ext, chunk->queue, i);
         set->queues[chunk->queue].chunk = -1;
     }
     set->chunks_used = 0;
-    return why;
+    return error;
 }
 
 /* Load the bytes of the file from `position` on; zeros beyond its end. */
@@ -150,10 +150,10 @@ static int chunk_for(struct ms_queue_set *set, int32_t number, int64_t position,
                      struct ms_queue_chunk **found)
 {
     struct ms_queue *const queue = &set->queues[number];
-    int why;
+    int error;
     if (queue->chunk < 0) {
-        if (set->chunks_used == set->chunk_count && (why = ms_queue_write_gathered(set)) != 0)
-            return why;
+        if (set->chunks_used == set->chunk_count && (error = ms_queue_write_gathered(set)) != 0)
+            return error;
         queue->chunk = set->chunks_used++;
     } else {
         struct ms_queue_chunk *const chunk = &set->chunks[queue->chunk];
@@ -162,8 +162,8 @@ static int chunk_for(struct ms_queue_set *set, int32_t number, int64_t position,
             *found = chunk;
             return 0;
         }
-        if ((why = write_chunk(set, chunk)) != 0)
-            return why;
+        if ((error = write_chunk(set, chunk)) != 0)
+            return error;
     }
     struct ms_queue_chunk *const chunk = &set->chunks[queue->chunk];
     chunk->first = position;
@@ -174,9 +174,9 @@ static int chunk_for(struct ms_queue_set *set, int32_t number, int64_t position,
     chunk->fresh = 0;
     chunk->fresh_bytes = 0;
     *found = chunk;
-    if (repeated && (why = load_chunk(set, chunk, position)) != 0) {
+    if (repeated && (error = load_chunk(set, chunk, position)) != 0) {
         set->failed_queue = number;
-        return why;
+        return error;
     }
     return 0;
 }
@@ -200,16 +200,16 @@ int ms_queue_put(struct ms_queue_set *set, int32_t number, int64_t queue_offset,
         return MS_QUEUE_NEEDS_FILE;
 
     struct ms_queue_chunk *chunk;
-    int why = chunk_for(set, number, *position, repeated, &chunk);
-    if (why != 0)
-        return why;
+    int error = chunk_for(set, number, *position, repeated, &chunk);
+    if (error != 0)
+        return error;
     if (set->ext != NULL && !repeated) {
-        why = ms_ext_put(set->ext, number, queue->chunk, tags_code, store_timestamp_ms, &tags_code);
-        if (why == MS_EXT_NEEDS_FILE)
+        error = ms_ext_put(set->ext, number, queue->chunk, tags_code, store_timestamp_ms, &tags_code);
+        if (error == MS_EXT_NEEDS_FILE)
             return MS_QUEUE_NEEDS_EXT;
-        if (why != 0) {
+        if (error != 0) {
             set->failed_queue = number;
-            return why;
+            return error;
         }
     }
     uint8_t *const entry = chunk->entries + chunk->count * MS_QUEUE_ENTRY_BYTES;
@@ -239,9 +239,9 @@ int ms_queue_fill(int fd, int64_t bytes)
         ms_queue_encode_entry(piece + i * MS_QUEUE_ENTRY_BYTES, 0, MS_QUEUE_FILLER_SIZE, 0);
     for (int64_t at = 0; at < bytes;) {
         const int64_t length = bytes - at < (int64_t)sizeof piece ? bytes - at : (int64_t)sizeof piece;
-        const int why = ms_flush_pwrite_all(fd, piece, length, at);
-        if (why != 0)
-            return why;
+        const int error = ms_flush_pwrite_all(fd, piece, length, at);
+        if (error != 0)
+            return error;
         at += length;
     }
     return 0;

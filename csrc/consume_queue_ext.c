@@ -21,15 +21,15 @@ int ms_ext_write(struct ms_ext_set *set, int32_t number, int32_t run_number)
     if (run->bytes == 0)
         return 0;
     const int64_t at = run->first - queue->file_start;
-    int why = ms_flush_allocate_windows(queue->fd, &queue->allocated_bytes, set->file_bytes, WINDOW_BYTES,
-                                        at, at + run->bytes);
-    if (why == 0)
-        why = ms_flush_pwrite_all(queue->fd, run->units, run->bytes, at);
+    int error = ms_flush_allocate_windows(queue->fd, &queue->allocated_bytes, set->file_bytes, WINDOW_BYTES,
+                                          at, at + run->bytes);
+    if (error == 0)
+        error = ms_flush_pwrite_all(queue->fd, run->units, run->bytes, at);
     MS_FAILPOINT("ext_units_written");
-    if (why != 0)
+    if (error != 0)
         ms_ext_drop(set, number, run_number);
     run->bytes = 0;
-    return why;
+    return error;
 }
 
 int ms_ext_put(struct ms_ext_set *set, int32_t number, int32_t run_number, int64_t tags_code, int64_t store_timestamp_ms,
@@ -45,9 +45,9 @@ int ms_ext_put(struct ms_ext_set *set, int32_t number, int32_t run_number, int64
     if (MS_EXT_UNIT_BYTES > queue->file_start + set->file_bytes - queue->end - MS_EXT_TAIL_BYTES) {
         ms_put_16(to, 0xFFFF); /* the file is full: size -1 */
         run->bytes += 2;
-        const int why = ms_ext_write(set, number, run_number);
-        if (why != 0)
-            return why;
+        const int error = ms_ext_write(set, number, run_number);
+        if (error != 0)
+            return error;
         queue->end = queue->file_start + set->file_bytes;
         return MS_EXT_NEEDS_FILE;
     }

@@ -81,9 +81,9 @@ static int64_t tags_code_of(const struct ms_dispatch *d, const struct ms_record 
     return (int32_t)ms_java_hash(0, routing->tags.at, routing->tags.bytes);
 }
 
-static int fail(struct ms_dispatch *d, int why)
+static int fail(struct ms_dispatch *d, int error)
 {
-    d->error_number = -why;
+    d->error_number = -error;
     return MS_DISPATCH_FAILED;
 }
 
@@ -99,18 +99,18 @@ static int put_entry(struct ms_dispatch *d, const struct ms_record *record, cons
         return MS_DISPATCH_NEEDS_QUEUE;
     }
     int64_t position;
-    const int why = ms_queue_put(&d->queues, queue, target->queue_offset, physical_offset, record->size_bytes,
-                                 tags_code, record->store_timestamp_ms, &position);
-    if (why == MS_QUEUE_NEEDS_FILE) {
+    const int result = ms_queue_put(&d->queues, queue, target->queue_offset, physical_offset, record->size_bytes,
+                                    tags_code, record->store_timestamp_ms, &position);
+    if (result == MS_QUEUE_NEEDS_FILE) {
         d->wanted_queue = queue;
         d->wanted_queue_offset = position;
         return MS_DISPATCH_NEEDS_FILE;
     }
-    if (why == MS_QUEUE_NEEDS_EXT) {
+    if (result == MS_QUEUE_NEEDS_EXT) {
         d->wanted_queue = queue;
         return MS_DISPATCH_NEEDS_EXT;
     }
-    return why == 0 ? 0 : fail(d, why);
+    return result == 0 ? 0 : fail(d, result);
 }
 
 static int to_queues(struct ms_dispatch *d, const struct ms_record *record, const struct ms_routing *routing,
@@ -122,14 +122,14 @@ static int to_queues(struct ms_dispatch *d, const struct ms_record *record, cons
         .queue_id = ms_record_queue_id(record),
         .queue_offset = ms_record_queue_offset(record),
     };
-    int why = put_entry(d, record, &target, physical_offset, tags_code);
-    if (why == 0 && d->multi_dispatch && routing->multi_dispatch.at != NULL) {
+    int result = put_entry(d, record, &target, physical_offset, tags_code);
+    if (result == 0 && d->multi_dispatch && routing->multi_dispatch.at != NULL) {
         struct multi multi;
         multi_begin(&multi, routing, target.queue_id);
-        while (why == 0 && multi_next(&multi, &target))
-            why = put_entry(d, record, &target, physical_offset, tags_code);
+        while (result == 0 && multi_next(&multi, &target))
+            result = put_entry(d, record, &target, physical_offset, tags_code);
     }
-    return why;
+    return result;
 }
 
 /* Put the key, unless it is one of the record's first indexed_keys keys, which were put before a crash. */
@@ -141,11 +141,11 @@ static int put_key(struct ms_dispatch *d, const struct ms_record *record, struct
     if (d->index.base == NULL)
         return MS_DISPATCH_NEEDS_INDEX;
     const int32_t hash = ms_index_key_hash(record->topic, record->topic_bytes, key.at, key.bytes);
-    const int why = ms_index_put(&d->index, d->progress, hash, physical_offset, record->store_timestamp_ms);
-    if (why < 0)
+    const int error = ms_index_put(&d->index, d->progress, hash, physical_offset, record->store_timestamp_ms);
+    if (error < 0)
         d->queues.failed_queue = -1;
-    if (why != 0)
-        return why < 0 ? fail(d, why) : MS_DISPATCH_NEEDS_INDEX;
+    if (error != 0)
+        return error < 0 ? fail(d, error) : MS_DISPATCH_NEEDS_INDEX;
     d->indexed_keys++;
     d->keys++;
     return 0;
@@ -166,14 +166,14 @@ static int to_index(struct ms_dispatch *d, const struct ms_record *record, const
     if ((record->sys_flag & MS_SYS_FLAG_TRANSACTION) == MS_SYS_FLAG_ROLLBACK)
         return 0;
     int64_t seen = 0;
-    int why = 0;
+    int result = 0;
     if (routing->uniq_key.at != NULL)
-        why = put_key(d, record, routing->uniq_key, physical_offset, &seen);
+        result = put_key(d, record, routing->uniq_key, physical_offset, &seen);
     struct ms_text rest = routing->keys, word;
-    while (why == 0 && ms_text_split(&rest, ' ', &word))
+    while (result == 0 && ms_text_split(&rest, ' ', &word))
         if (word.bytes > 0)
-            why = put_key(d, record, word, physical_offset, &seen);
-    return why;
+            result = put_key(d, record, word, physical_offset, &seen);
+    return result;
 }
 
 int ms_dispatch_run(struct ms_dispatch *d, const uint8_t *view, int64_t base_offset, int64_t start, int64_t end)
@@ -206,10 +206,10 @@ int ms_dispatch_run(struct ms_dispatch *d, const uint8_t *view, int64_t base_off
         found = MS_CASE_RANGE_END;
     }
     MS_FAILPOINT("dispatch_gathered");
-    const int why = ms_queue_write_gathered(&d->queues);
+    const int error = ms_queue_write_gathered(&d->queues);
     MS_FAILPOINT("dispatch_written");
-    if (why != 0 && found != MS_DISPATCH_FAILED)
-        found = fail(d, why);
+    if (error != 0 && found != MS_DISPATCH_FAILED)
+        found = fail(d, error);
     d->reached = found == MS_DISPATCH_FAILED ? start : offset;
     return found;
 }

@@ -79,13 +79,28 @@ static uint32_t seconds_since(int64_t begin_timestamp_ms, int64_t store_timestam
     return passed > INT32_MAX ? INT32_MAX : (uint32_t)passed;
 }
 
+/* Store how to undo a put of `entry` before the put changes the file. */
+static void begin_put(const struct ms_index_file *file, struct ms_index_progress *progress, int64_t physical_offset,
+                      int32_t slot, int32_t head, int32_t entry)
+{
+    progress->file_number = file->number;
+    progress->physical_offset = physical_offset;
+    progress->slot = slot;
+    progress->old_head = head;
+    progress->entry = entry;
+    memcpy(progress->old_header, file->base, MS_INDEX_HEADER_BYTES);
+    ms_store_release(&progress->putting, (uint64_t)1);
+    ms_compiler_fence();
+    MS_FAILPOINT("index_undo_written");
+}
+
 int ms_index_put(const struct ms_index_file *file, struct ms_index_progress *progress, int32_t key_hash,
                  int64_t physical_offset, int64_t store_timestamp_ms)
 {
     uint8_t *const base = file->base;
-    int why = file->is_written ? ms_index_roll_back(file, progress) : 0; /* undo one that failed on a full disk */
-    if (why < 0)
-        return why;
+    int error = file->is_written ? ms_index_roll_back(file, progress) : 0; /* undo one that failed on a full disk */
+    if (error < 0)
+        return error;
     const int32_t number = count_of(file);
     if (number >= file->entries)
         return MS_INDEX_FULL;
@@ -95,16 +110,7 @@ int ms_index_put(const struct ms_index_file *file, struct ms_index_progress *pro
         head = ms_get_i32(entry_at(file, number) + 16);
     if (head < 0 || head >= number)
         head = 0;
-
-    progress->file_number = file->number;
-    progress->physical_offset = physical_offset;
-    progress->slot = slot;
-    progress->old_head = head;
-    progress->entry = number;
-    memcpy(progress->old_header, base, MS_INDEX_HEADER_BYTES);
-    ms_store_release(&progress->putting, (uint64_t)1);
-    ms_compiler_fence();
-    MS_FAILPOINT("index_undo_written");
+    begin_put(file, progress, physical_offset, slot, head, number);
 
     uint8_t copy_of_entry[MS_INDEX_ENTRY_BYTES], copy_of_header[MS_INDEX_HEADER_BYTES];
     uint8_t *const entry = file->is_written ? copy_of_entry : entry_at(file, number);
@@ -115,10 +121,10 @@ int ms_index_put(const struct ms_index_file *file, struct ms_index_progress *pro
     ms_put_32(entry + 12, seconds_since(ms_get_i64(base + AT_BEGIN_TIME), store_timestamp_ms));
     ms_put_32(entry + 16, (uint32_t)head);
     ms_compiler_fence();
-    why = file->is_written ? put_at(file, entry_at(file, number), entry, MS_INDEX_ENTRY_BYTES) : 0;
+    error = file->is_written ? put_at(file, entry_at(file, number), entry, MS_INDEX_ENTRY_BYTES) : 0;
     MS_FAILPOINT("index_entry_written");
-    if (why == 0)
-        why = put_head(file, slot, number);
+    if (error == 0)
+        error = put_head(file, slot, number);
     ms_compiler_fence();
     MS_FAILPOINT("index_slot_written");
     if (number == 1) {
@@ -138,11 +144,11 @@ int ms_index_put(const struct ms_index_file *file, struct ms_index_progress *pro
     MS_FAILPOINT("index_end_offset_written");
     ms_put_64(header + AT_END_TIME, (uint64_t)store_timestamp_ms);
     MS_FAILPOINT("index_end_time_written");
-    if (file->is_written && why == 0)
-        why = put_at(file, base, header, MS_INDEX_HEADER_BYTES);
-    if (why != 0) {
+    if (file->is_written && error == 0)
+        error = put_at(file, base, header, MS_INDEX_HEADER_BYTES);
+    if (error != 0) {
         (void)ms_index_roll_back(file, progress);
-        return why;
+        return error;
     }
     ms_store_release(&progress->putting, (uint64_t)0);
     MS_FAILPOINT("index_put_done");
@@ -154,12 +160,12 @@ int ms_index_roll_back(const struct ms_index_file *file, struct ms_index_progres
     if (ms_load_acquire(&progress->putting) == 0 || progress->file_number != file->number ||
         progress->slot < 0 || progress->slot >= file->slots)
         return 0;
-    int why = put_head(file, progress->slot, progress->old_head);
-    if (why != 0)
-        return why;
+    int error = put_head(file, progress->slot, progress->old_head);
+    if (error != 0)
+        return error;
     MS_FAILPOINT("index_slot_put_back");
-    if ((why = put_at(file, file->base, progress->old_header, MS_INDEX_HEADER_BYTES)) != 0)
-        return why;
+    if ((error = put_at(file, file->base, progress->old_header, MS_INDEX_HEADER_BYTES)) != 0)
+        return error;
     MS_FAILPOINT("index_header_put_back");
     ms_store_release(&progress->putting, (uint64_t)0);
     return 1;

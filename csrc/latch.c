@@ -70,9 +70,9 @@ int ms_latch_wait(struct ms_latch *latch, void *semaphore, int64_t timeout_ns)
     int64_t until_ns = ms_monotonic_ns() + timeout_ns;
     struct timespec until = {.tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000};
     int woken = sem_clockwait(semaphore, CLOCK_MONOTONIC, &until);
-    int why = woken == 0 ? 0 : errno;
+    int error = woken == 0 ? 0 : errno;
     ms_latch_disarm(latch);
     if (woken == 0)
         return 1;
-    return why == EINTR ? -EINTR : 0;
+    return error == EINTR ? -EINTR : 0;
 }

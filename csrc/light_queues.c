@@ -136,9 +136,9 @@ int ms_light_prepare(struct ms_light_queues *light, struct ms_queue_table *queue
             return -EINVAL;
         names[count] = name;
         queue_ids[count] = queue_id;
-        const int why = check_name(light, name, &own, &queue_ids[count]);
-        if (why < 0)
-            return why;
+        const int error = check_name(light, name, &own, &queue_ids[count]);
+        if (error < 0)
+            return error;
         offsets[count] = look_up(light, queues, names, count, queue_ids[count], &new_lmqs);
         if (offsets[count] < 0)
             return (int)offsets[count];

@@ -46,21 +46,21 @@ int ms_tail_write(struct ms_writer *writer)
     MS_FAILPOINT("tail_gathered");
     int64_t bytes = writer->current.memory != NULL ? fill_page(writer) : writer->stage_bytes;
     int64_t began_ns = ms_monotonic_ns();
-    int why = ms_flush_pwrite_all(writer->current.fd, writer->stage, bytes, writer->stage_from - writer->current.base);
-    if (why == 0)
-        why = write_zeros_ahead(writer, writer->stage_from + writer->stage_bytes);
+    int error = ms_flush_pwrite_all(writer->current.fd, writer->stage, bytes, writer->stage_from - writer->current.base);
+    if (error == 0)
+        error = write_zeros_ahead(writer, writer->stage_from + writer->stage_bytes);
     writer->write_ns += ms_monotonic_ns() - began_ns;
-    if (why == -ENOSPC || why == -EDQUOT) { /* nothing is lost: the pass is rolled back and repeated */
-        writer->error_number = -why;
-        return why;
+    if (error == -ENOSPC || error == -EDQUOT) { /* nothing is lost: the pass is rolled back and repeated */
+        writer->error_number = -error;
+        return error;
     }
-    if (why != 0) {
+    if (error != 0) {
         char reason[200];
         snprintf(reason, sizeof reason, "writing the commit log at offset %lld failed: %s",
-                 (long long)writer->stage_from, strerror(-why));
-        ms_control_freeze(writer->control, MS_WRITER, -why, reason);
-        writer->error_number = -why;
-        return why;
+                 (long long)writer->stage_from, strerror(-error));
+        ms_control_freeze(writer->control, MS_WRITER, -error, reason);
+        writer->error_number = -error;
+        return error;
     }
     MS_FAILPOINT("tail_written");
     writer->stage_from += writer->stage_bytes;

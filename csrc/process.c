@@ -79,9 +79,9 @@ int ms_process_show_command(const char *words, int64_t words_bytes, const char *
     map.env_end = map.env_start + (uint64_t)environment_bytes;
     if (prctl(PR_SET_MM, PR_SET_MM_MAP, &map, sizeof map, 0) == 0)
         return 0;
-    const int why = errno;
+    const int error = errno;
     munmap(text, bytes);
-    return -why;
+    return -error;
 }
 
 int ms_process_adopt_orphans(void)

@@ -56,9 +56,9 @@ void ms_reput_publish(struct ms_reput *reput, int64_t reached, int64_t lag_bytes
 
 /* Return whether an incomplete record follows, the rest of which is still to come. It may be a blank: a RocketMQ slave's log,
  * or `confirm`, may end inside one. */
-static int is_incomplete(int why)
+static int is_incomplete(int reason)
 {
-    return why == MS_CASE_RANGE_END || why == MS_CASE_OVERRUN || why == MS_CASE_BLANK;
+    return reason == MS_CASE_RANGE_END || reason == MS_CASE_OVERRUN || reason == MS_CASE_BLANK;
 }
 
 /* Dispatch one batch: ADVANCED, or MS_REPUT_* except TIME. */
@@ -76,17 +76,17 @@ static int advance(struct ms_reput *reput)
         return MS_REPUT_SEGMENT;
     const int64_t stop = end < segment_end ? end : segment_end;
     int64_t to = stop < from + reput->batch_bytes ? stop : from + reput->batch_bytes;
-    int why = ms_dispatch_run(d, reput->view, reput->base, from, to);
-    if (d->reached == from && to < stop && is_incomplete(why)) { /* a record longer than a batch */
+    int reason = ms_dispatch_run(d, reput->view, reput->base, from, to);
+    if (d->reached == from && to < stop && is_incomplete(reason)) { /* a record longer than a batch */
         to = stop;
-        why = ms_dispatch_run(d, reput->view, reput->base, from, to);
+        reason = ms_dispatch_run(d, reput->view, reput->base, from, to);
     }
-    const int64_t reached = why == MS_CASE_BLANK && to == segment_end ? segment_end : d->reached;
+    const int64_t reached = reason == MS_CASE_BLANK && to == segment_end ? segment_end : d->reached;
     if (reached > from) {
         ms_reput_publish(reput, reached, end - from);
         return ADVANCED;
     }
-    if (to < end || !is_incomplete(why))
+    if (to < end || !is_incomplete(reason))
         return MS_REPUT_DECIDE;
     reput->incomplete_end = end;
     return MS_REPUT_IDLE;
@@ -99,18 +99,18 @@ static int run(struct ms_reput *reput, int64_t until_ns, int may_sleep, int *is_
     const int64_t round_ends_ns = ms_monotonic_ns() + MS_REPUT_ROUND_NS;
     int64_t woken_at = -1; /* `committed` before a wake-up after which nothing was dispatched */
     for (;;) {
-        const int why = advance(reput);
-        if (why != ADVANCED && why != MS_REPUT_IDLE)
-            return why;
-        if (why == ADVANCED && *is_armed) {
+        const int reason = advance(reput);
+        if (reason != ADVANCED && reason != MS_REPUT_IDLE)
+            return reason;
+        if (reason == ADVANCED && *is_armed) {
             ms_latch_disarm(latch); /* while there is work, no process need wake this one */
             *is_armed = 0;
         }
         const int64_t now_ns = ms_monotonic_ns();
         if (now_ns >= until_ns || (reput->stream.is_busy && now_ns >= round_ends_ns))
-            return why == ADVANCED ? MS_REPUT_TIME : MS_REPUT_IDLE;
+            return reason == ADVANCED ? MS_REPUT_TIME : MS_REPUT_IDLE;
         const int64_t seen = reput->reput_from > reput->incomplete_end ? reput->reput_from : reput->incomplete_end;
-        if (ms_stream_wait(&reput->stream, reput->limit, seen, reput->has_backlog) || why == ADVANCED) {
+        if (ms_stream_wait(&reput->stream, reput->limit, seen, reput->has_backlog) || reason == ADVANCED) {
             woken_at = -1;
             continue;
         }
@@ -133,8 +133,8 @@ static int run(struct ms_reput *reput, int64_t until_ns, int may_sleep, int *is_
 int ms_reput_run(struct ms_reput *reput, int64_t until_ns, int may_sleep)
 {
     int is_armed = may_sleep;
-    const int why = run(reput, until_ns, may_sleep, &is_armed);
+    const int reason = run(reput, until_ns, may_sleep, &is_armed);
     if (is_armed)
         ms_latch_disarm(&reput->control->latch[MS_REPUTTER]);
-    return why;
+    return reason;
 }

@@ -23,8 +23,8 @@ static void *reputter(void *unused)
     while (!__atomic_load_n(&done, __ATOMIC_ACQUIRE)) {
         ms_latch_arm(&control.latch[MS_REPUTTER], &semaphore);
         /* So long that a wake-up which is slept through shows as the consumer's timeout. */
-        const int why = ms_reput_run(&reput, ms_monotonic_ns() + 2 * TIMEOUT_NS, 1);
-        CHECK(why == MS_REPUT_TIME || why == MS_REPUT_IDLE);
+        const int reason = ms_reput_run(&reput, ms_monotonic_ns() + 2 * TIMEOUT_NS, 1);
+        CHECK(reason == MS_REPUT_TIME || reason == MS_REPUT_IDLE);
     }
     return NULL;
 }

@@ -57,9 +57,9 @@ int ms_latch_wait(struct ms_latch *latch, void *unused, int64_t timeout_ns)
 static int sleepy_run(void)
 {
     ms_latch_arm(&control.latch[MS_REPUTTER], &semaphore);
-    const int why = ms_reput_run(&reput, INT64_MAX / 2, 1);
+    const int reason = ms_reput_run(&reput, INT64_MAX / 2, 1);
     CHECK(ms_load_relaxed(&control.latch[MS_REPUTTER].has_notified) == 1);
-    return why;
+    return reason;
 }
 
 int main(void)
