@@ -39,8 +39,8 @@ def run_units_here(spark, work, common, *, task_bytes, progress=None):
 
     found = {}
     for bundle in reversed(list(jobs._bundled(work, task_bytes))):
-        sent_common, sent = pickle.loads(pickle.dumps((common, bundle)))
-        found.update((number, pickle.loads(pickle.dumps(jobs._outcome(unit, sent_common)))) for number, unit in sent)
+        sent = pickle.loads(pickle.dumps((common, 0, bundle)))
+        found.update((number, pickle.loads(pickle.dumps(outcome))) for number, outcome in jobs._run_bundle(*sent))
     for outcome in found.values():
         if isinstance(outcome, BaseException):
             raise outcome

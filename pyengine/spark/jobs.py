@@ -4,8 +4,8 @@ Rows do not enter the JVM, which is several times faster than a DataFrame that i
 `spark.read.format("pyengine")`.
 
 `collect_from_workers` collects results in one stage; `run_in_workers` makes a DataFrame, for which Spark needs a plan.
-`run_units` is for other work than reads: a unit is a small object that says which bytes to process, and its outcome is small too.
-The driver gets the outcomes in the units' order.
+`run_units` is for other work than reads: a unit says which bytes to process, and its outcome is small. The driver gets the outcomes
+in the units' order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pyarrow
 from pyspark.sql.utils import is_remote
@@ -174,13 +174,14 @@ def _skipped(options: ReadOptions, columns: list[Column], number: int, part: Par
 # -- units ------------------------------------------------------------------------
 
 
-class Unit(Protocol):
-    """A piece of work. `cost` is the approximate bytes it reads. Unit and outcome are pickled; the driver raises run()'s exceptions."""
+class Unit(NamedTuple):
+    """A piece of work: the approximate bytes that it reads, and a function of the common value.
 
-    @property
-    def cost(self) -> int: ...
+    Function, common value and outcome are pickled. The driver raises the function's OSError or EngineError.
+    """
 
-    def run(self, common: Any) -> Any: ...
+    cost: int
+    run: Callable[[Any], Any]
 
 
 def run_units(spark: SparkSession, units: Sequence[Unit], common: object, *, task_bytes: int,
@@ -216,14 +217,9 @@ def _bundled(units: Iterable[Unit], most: int) -> Iterator[list[tuple[int, Unit]
 
 
 def _run_bundle(common: object, number: int, bundle: list[tuple[int, Unit]]) -> Iterator[tuple[int, object]]:
-    """Yield (number of the unit, its outcome) of each."""
+    """Yield (number of the unit, its outcome) of each; an error as one, since Spark would retry it, and show it inside a trace."""
     for at, unit in bundle:
-        yield at, _outcome(unit, common)
-
-
-def _outcome(unit: Unit, common: object) -> object:
-    """Return the unit's outcome, or its error as one: Spark would retry a raised error, and show it inside a trace."""
-    try:
-        return unit.run(common)
-    except (OSError, EngineError) as error:
-        return error
+        try:
+            yield at, unit.run(common)
+        except (OSError, EngineError) as error:
+            yield at, error

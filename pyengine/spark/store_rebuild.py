@@ -30,6 +30,7 @@ again, or write into an unused file.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import mmap
 import os
@@ -43,9 +44,9 @@ from pyengine.formats.index_file import IndexLayout
 from pyengine.formats.record import BEGIN
 from pyengine.formats.record_case import CaseLabel
 from pyengine.native.dispatch import TouchedQueue, touched_queues
-from pyengine.native.scan import count_keys, sync, walk
+from pyengine.native.scan import count_keys, walk
 from pyengine.spark.jobs import Unit, run_units
-from pyengine.spark.store_verify import GUESS_BYTES, TASK_BYTES, LogPart, WalkedLog, WalkUnit, walk_units
+from pyengine.spark.store_verify import TASK_BYTES, LogPart, LogWalk, WalkedLog, first_record, log_walks
 from pyengine.storage.checkpoint import read_sync_failure
 from pyengine.storage.config import EngineConfig, load_config
 from pyengine.storage.consume_queue import find_queue_end, open_queue_file, remove_void_files, sync_names
@@ -57,7 +58,6 @@ from pyengine.storage.mapped_file import MappedFile, mapped, used_end
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.dispatch import (
     FilledIndex,
-    KeyPlace,
     LogRange,
     UndispatchedRange,
     key_place,
@@ -110,24 +110,15 @@ class CountedPart(NamedTuple):
     keys: int
 
 
-@dataclass(frozen=True, slots=True)
-class SurveyUnit:
-    """Walks one range of the log, and counts its queues and keys."""
+def _survey(one: LogWalk, common: object) -> CountedPart | None:
+    """Walk one range of the log, and count its queues and keys."""
+    part = one.run(common)
+    return None if part is None else CountedPart(part, _count(LogRange(one.segment, part.begin, part.walk.end_offset)))
 
-    walk: WalkUnit
 
-    @property
-    def cost(self) -> int:
-        return self.walk.cost
-
-    def run(self, common: object) -> CountedPart | None:
-        part = self.walk.run(common)
-        return None if part is None else self.counted(part)
-
-    def counted(self, part: LogPart) -> CountedPart:
-        segment = self.walk.segment
-        with mapped(segment.path) as view:
-            return CountedPart(part, count_keys(view, segment.start_offset, part.begin, part.walk.end_offset))
+def _count(one: LogRange) -> int:
+    with mapped(one.segment.path) as view:
+        return count_keys(view, one.segment.start_offset, one.begin, one.end)
 
 
 class SharedWork(NamedTuple):
@@ -148,7 +139,7 @@ class PartsFound(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PartsUnit:
+class PartsSearch:
     """Divides the records that begin in [first, stop) of one segment into parts in which a queue's offsets follow each other.
 
     `segment_stop`: the segment's end `segment_end`, or the log's end before it.
@@ -161,15 +152,13 @@ class PartsUnit:
     segment_end: int
 
     @property
-    def cost(self) -> int:
-        return self.stop - self.first
+    def unit(self) -> Unit:
+        return Unit(self.stop - self.first, self.run)
 
     def run(self, common: object) -> PartsFound | None:
         """Return the parts; None if no record is found near the begin, or if there are too many parts."""
-        base = self.segment.start_offset
         with mapped(self.segment.path) as view:
-            near = min(self.stop, self.first + GUESS_BYTES)
-            begin = base if self.first == base else sync(view, base, self.first, near, limit=self.segment_stop)
+            begin = first_record(view, self.segment, self.first, self.stop, self.segment_stop)
         return None if begin is None else self.found_from(begin)
 
     def found_from(self, begin: int) -> PartsFound | None:
@@ -213,37 +202,15 @@ class PartsUnit:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class EntriesUnit:
-    """Writes the entries of one range; `begins`: see put_entries."""
-
-    range: LogRange
-    begins: dict[Queue, int | None]
-    expected: int
-
-    @property
-    def cost(self) -> int:
-        return self.range.end - self.range.begin
-
-    def run(self, shared: SharedWork) -> bool:
-        return put_entries(shared.store, self.range, self.begins, self.expected, message_delay_level=shared.message_delay_level,
-                           multi_dispatch=True)
+def _put_entries(one: LogRange, begins: dict[Queue, int | None], expected: int, shared: SharedWork) -> bool:
+    """Write the entries of one range; `begins` and `expected`: see put_entries."""
+    return put_entries(shared.store, one, begins, expected, message_delay_level=shared.message_delay_level, multi_dispatch=True)
 
 
-@dataclass(frozen=True, slots=True)
-class KeysUnit:
-    """Fills one index file, from the key after the `skipped`-th one of the range number `first` on."""
-
-    folder: Path
-    name: str
-    first: int
-    skipped: int
-    cost: int
-
-    def run(self, shared: SharedWork) -> FilledIndex:
-        after: KeyPlace | None = key_place(shared.ranges[self.first], self.skipped) if self.skipped else None
-        return put_keys(self.folder, self.name, shared.store.geometry.index_layout, shared.ranges[self.first :], after,
-                        shared.store.queue_file_bytes)
+def _fill_index(folder: Path, name: str, first: int, skipped: int, shared: SharedWork) -> FilledIndex:
+    """Fill one index file, from the key after the `skipped`-th one of the range number `first` on."""
+    after = key_place(shared.ranges[first], skipped) if skipped else None
+    return put_keys(folder, name, shared.store.geometry.index_layout, shared.ranges[first:], after, shared.store.queue_file_bytes)
 
 
 # -- the rebuild's work -----------------------------------------------------------
@@ -331,7 +298,8 @@ class WorkersRebuild(RebuildWork):
         files = plan_index_files(parts, layout) if options.message_index_enable else []
         folder = store.index
         names = IndexFiles(folder, layout).next_names(len(files))
-        keys: list[Unit] = [KeysUnit(sibling_of(folder), name, *file) for name, file in zip(names, files)]
+        keys = [Unit(layout.size_bytes, functools.partial(_fill_index, sibling_of(folder), name, *file))
+                for name, file in zip(names, files)]
         common = SharedWork(store, options.message_delay_level, parts.ranges)
         with _unfinished(sibling_of(folder), needed=bool(keys)):
             outcomes = run_units(self._spark, [*units, *keys], common, task_bytes=self._task_bytes,
@@ -346,18 +314,18 @@ class WorkersRebuild(RebuildWork):
 
     def _parts_between(self, store: MessageStore, log: LogView, start: int, end: int) -> tuple[_Parts | None, list[UndispatchedRange]]:
         """Return the parts of [start, end) and the ranges between them, as one walk finds them; None for too many parts."""
-        units = [PartsUnit(segment, first, min(first + self._task_bytes, stop), stop, segment.start_offset + log.size_bytes)
-                 for segment in segments_between(store, start, end)
-                 for stop in [min(end, segment.start_offset + log.size_bytes)]
-                 for first in range(max(start, segment.start_offset), stop, self._task_bytes)]
-        outcomes = run_units(self._spark, units, None, task_bytes=self._task_bytes)
+        searches = [PartsSearch(segment, first, min(first + self._task_bytes, stop), stop, segment.start_offset + log.size_bytes)
+                    for segment in segments_between(store, start, end)
+                    for stop in [min(end, segment.start_offset + log.size_bytes)]
+                    for first in range(max(start, segment.start_offset), stop, self._task_bytes)]
+        outcomes = run_units(self._spark, [search.unit for search in searches], None, task_bytes=self._task_bytes)
         parts, passed, at = _Parts(), [], start
-        for unit, found in zip(units, outcomes):
-            at = max(at, unit.segment.start_offset)
-            if at >= unit.stop:
+        for search, found in zip(searches, outcomes):
+            at = max(at, search.segment.start_offset)
+            if at >= search.stop:
                 continue
             if found is None or found.begin != at:
-                found = unit.found_from(at)
+                found = search.found_from(at)
             if found is None:
                 return None, []
             for one, queues, keys in found.parts:
@@ -369,12 +337,12 @@ class WorkersRebuild(RebuildWork):
     def _walk(self, log: LogView, options: RecoveryOptions) -> _Parts:
         """Return the log's parts up to the first position without a record."""
         checks_crc = options.check_crc_on_recover and log.watermark is not None
-        walks = (walk_units(segment, log.size_bytes, None, self._task_bytes, checks_crc=checks_crc, multi_dispatch=True)
-                 for segment in log.segments)
-        units = [SurveyUnit(unit) for of_segment in walks for unit in of_segment]
+        walks = [one for segment in log.segments
+                 for one in log_walks(segment, log.size_bytes, None, self._task_bytes, checks_crc=checks_crc, multi_dispatch=True)]
+        units = [Unit(one.stop - one.first, functools.partial(_survey, one)) for one in walks]
         found = run_units(self._spark, units, None, task_bytes=self._task_bytes, progress=self._progress)
-        keys = {(unit.walk.segment, counted.part.begin): counted.keys for unit, counted in zip(units, found) if counted}
-        walked = WalkedLog([(unit.walk, counted and counted.part) for unit, counted in zip(units, found)])
+        keys = {(one.segment, counted.part.begin): counted.keys for one, counted in zip(walks, found) if counted}
+        walked = WalkedLog([(one, counted and counted.part) for one, counted in zip(walks, found)])
         parts, has_ended = _Parts(), False
         self._is_whole = True
         for segment, expected in zip(log.segments, itertools.count(log.min_offset, log.size_bytes)):
@@ -425,7 +393,7 @@ def _end_of_recovery(store: MessageStore, log: LogView, options: RecoveryOptions
     return plan_log(log, first, None, check_crc=options.check_crc_on_recover).end_offset
 
 
-def _entries_of(store: MessageStore, parts: _Parts) -> tuple[list[EntriesUnit], dict[Queue, tuple[int, int]], str]:
+def _entries_of(store: MessageStore, parts: _Parts) -> tuple[list[Unit], dict[Queue, tuple[int, int]], str]:
     """Return a unit for each part with entries, the first and last offset of each queue, and why one process must make them, or ""."""
     first: dict[Queue, int] = {}
     reached: dict[Queue, int | None] = {}  # None: the queue gets no entries
@@ -450,13 +418,8 @@ def _entries_of(store: MessageStore, parts: _Parts) -> tuple[list[EntriesUnit], 
                 expected += count
                 reached[key] = begin + count
         if queues:
-            units.append(EntriesUnit(one, begins, expected))
+            units.append(Unit(one.end - one.begin, functools.partial(_put_entries, one, begins, expected)))
     return units, {key: (offset, (reached[key] or 0) - 1) for key, offset in first.items()}, ""
-
-
-def _count(one: LogRange) -> int:
-    with mapped(one.segment.path) as view:
-        return count_keys(view, one.segment.start_offset, one.begin, one.end)
 
 
 def make_queue_files(folder: Path, file_bytes: int, first: int, last: int) -> None:
@@ -507,8 +470,8 @@ def _name_index_files(folder: Path, names: list[str], filled: list[FilledIndex])
     sync_folder(folder)
 
 
-def plan_index_files(parts: _Parts, layout: IndexLayout) -> list[tuple[int, int, int]]:
-    """Return for each index file: the number of the range with the last key before it, how many of its keys to skip, its cost.
+def plan_index_files(parts: _Parts, layout: IndexLayout) -> list[tuple[int, int]]:
+    """Return for each index file: the number of the range with the last key before it, and how many of its keys to skip.
 
     RocketMQ needs a file with room before it looks for a record's keys, so there is one file as soon as there is a record, and one
     more if records follow a full one.
@@ -517,14 +480,14 @@ def plan_index_files(parts: _Parts, layout: IndexLayout) -> list[tuple[int, int,
     if not parts.ranges:
         return []
     total = sum(parts.keys)
-    found = [(0, 0, layout.size_bytes)]
+    found = [(0, 0)]
     before = number = 0
     for wanted in range(room, total + 1, room):
         while before + parts.keys[number] < wanted:
             before += parts.keys[number]
             number += 1
-        found.append((number, wanted - before, layout.size_bytes))
-    if len(found) > 1 and total % room == 0 and not _record_follows(parts, *found[-1][:2]):
+        found.append((number, wanted - before))
+    if len(found) > 1 and total % room == 0 and not _record_follows(parts, *found[-1]):
         found.pop()
     return found
 

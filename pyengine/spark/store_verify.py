@@ -14,10 +14,11 @@ had assumed. Other ranges are read again in the driver, so the outcome is that o
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -102,9 +103,15 @@ class LogPart(NamedTuple):
     queues: list[TouchedQueue]
 
 
+def first_record(view: mmap.mmap, segment: MappedFile, first: int, stop: int, limit: int) -> int | None:
+    """Return the first record of a range [first, stop) of a segment; None if none is found near the beginning."""
+    base = segment.start_offset
+    return base if first == base else sync(view, base, first, min(stop, first + GUESS_BYTES), limit=limit)
+
+
 @dataclass(frozen=True, slots=True)
-class WalkUnit:
-    """Walks the records that begin in [first, stop) of one segment; it reads nothing at or above `limit`."""
+class LogWalk:
+    """A walk of the records that begin in [first, stop) of one segment; it reads nothing at or above `limit`."""
 
     segment: MappedFile
     first: int
@@ -115,15 +122,13 @@ class WalkUnit:
     apart: bool = False
 
     @property
-    def cost(self) -> int:
-        return self.stop - self.first
+    def unit(self) -> Unit:
+        return Unit(self.stop - self.first, self.run)
 
     def run(self, common: object) -> LogPart | None:
         """None when no record is found near the beginning."""
-        base = self.segment.start_offset
         with mapped(self.segment.path) as view:
-            end = min(self.stop, self.first + GUESS_BYTES)
-            begin = base if self.first == base else sync(view, base, self.first, end, limit=self.limit)
+            begin = first_record(view, self.segment, self.first, self.stop, self.limit)
             return None if begin is None else self.walked(view, begin)
 
     def walked(self, view: mmap.mmap, begin: int) -> LogPart:
@@ -135,93 +140,41 @@ class WalkUnit:
         return LogPart(begin, found, queues)
 
 
-@dataclass(frozen=True, slots=True)
-class ChainUnit:
-    """Follows the chains of one index file."""
-
-    path: Path
-    layout: IndexLayout
-    count: int
-
-    @property
-    def cost(self) -> int:
-        return self.layout.size_bytes
-
-    def run(self, common: object) -> int:
-        with mapped(self.path) as view:
-            return broken_chain(view, self.layout, self.count)
+def _follow_chains(path: Path, layout: IndexLayout, count: int, common: object) -> int:
+    """Do as broken_chain for one index file."""
+    with mapped(path) as view:
+        return broken_chain(view, layout, count)
 
 
-@dataclass(frozen=True, slots=True)
-class QueueUnit:
-    """Checks one file of a queue; the outcome has the record of the log after which it was assumed to begin."""
+def _check_queue_file(file: QueueFile, rules: QueueRules, log: LogSegments) -> tuple[int, EntriesFound]:
+    """Check one file of a queue; return the record of the log after which it was assumed to begin too."""
+    after = guess_after(log, file)
+    found = check_queue_file(log, file, rules, after)
+    log.close()
+    return after, found
 
-    file: QueueFile
-    rules: QueueRules
 
-    @property
-    def cost(self) -> int:
-        return _FILE_COST + self.file.size_bytes
+def _check_keys(part: IndexPart, log: LogSegments) -> KeysFound:
+    found = check_index_part(log, part)
+    log.close()
+    return found
 
-    def run(self, log: LogSegments) -> tuple[int, EntriesFound]:
-        after = guess_after(log, self.file)
-        found = check_queue_file(log, self.file, self.rules, after)
+
+def _count_keys(segment: MappedFile, start: int, end: int, common: object) -> tuple[int, bool]:
+    """Count the keys of the records of [start, end), and tell whether records reach from start to end."""
+    base = segment.start_offset
+    with mapped(segment.path) as view:
+        reached = walk(view, base, start, end, limit=end, check_crc=False, check_offset=False).end_offset
+        return count_keys(view, base, start, end), reached == end
+
+
+def _compare(piece: Piece, logs: Logs) -> PieceFound | None:
+    """Compare a piece of two logs; None if in one log no record is found near the begin."""
+    here, there = (guess_record(log, piece[0], GUESS_BYTES) for log in logs)
+    found = None if here is None or there is None else compare_piece(logs, (here, there), piece[1])
+    for log in logs:
         log.close()
-        return after, found
-
-
-@dataclass(frozen=True, slots=True)
-class KeysUnit:
-    """Checks a piece of an index file."""
-
-    part: IndexPart
-
-    @property
-    def cost(self) -> int:
-        return _FILE_COST + _LOG_PER_ENTRY * (self.part.end - self.part.first)
-
-    def run(self, log: LogSegments) -> KeysFound:
-        found = check_index_part(log, self.part)
-        log.close()
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class CountUnit:
-    """Counts the keys of the records of [start, end), and tells whether records reach from start to end."""
-
-    segment: MappedFile
-    start: int
-    end: int
-
-    @property
-    def cost(self) -> int:
-        return self.end - self.start
-
-    def run(self, common: object) -> tuple[int, bool]:
-        base = self.segment.start_offset
-        with mapped(self.segment.path) as view:
-            reached = walk(view, base, self.start, self.end, limit=self.end, check_crc=False, check_offset=False).end_offset
-            return count_keys(view, base, self.start, self.end), reached == self.end
-
-
-@dataclass(frozen=True, slots=True)
-class DiffUnit:
-    """Compares a piece of two logs."""
-
-    piece: Piece
-
-    @property
-    def cost(self) -> int:
-        return 2 * (self.piece[1] - self.piece[0])
-
-    def run(self, logs: Logs) -> PieceFound | None:
-        """Compare the piece; None if in one log no record is found near the begin."""
-        here, there = (guess_record(log, self.piece[0], GUESS_BYTES) for log in logs)
-        found = None if here is None or there is None else compare_piece(logs, (here, there), self.piece[1])
-        for log in logs:
-            log.close()
-        return found
+    return found
 
 
 class WorkersDiff(DiffWork):
@@ -235,8 +188,8 @@ class WorkersDiff(DiffWork):
     def begin(self, logs: Logs, pieces: Sequence[Piece]) -> None:
         for log in logs:
             log.close()
-        self._found = run_units(self._spark, [DiffUnit(piece) for piece in pieces], logs, task_bytes=2 * self.piece_bytes,
-                                progress=self._progress)
+        units = [Unit(2 * (piece[1] - piece[0]), functools.partial(_compare, piece)) for piece in pieces]
+        self._found = run_units(self._spark, units, logs, task_bytes=2 * self.piece_bytes, progress=self._progress)
 
     def piece(self, logs: Logs, number: int, piece: Piece, at: Places) -> PieceFound:
         found = self._found[number]
@@ -258,22 +211,23 @@ class WorkersCheck(CheckWork):
         self._done_bytes = 0
         self._index = [(path, header.index_count) for path in index_files if (header := _plausible_header(path, layout))]
         self._layout = layout
-        walks = [unit for segment in log.segments
-                 for unit in walk_units(segment, log.size_bytes, log.end, self._task_bytes, apart=True)]
-        chains = [ChainUnit(path, layout, count) for path, count in self._index]
-        found = self._run([*walks, *chains], None)
+        walks = [one for segment in log.segments
+                 for one in log_walks(segment, log.size_bytes, log.end, self._task_bytes, apart=True)]
+        chains = [Unit(layout.size_bytes, functools.partial(_follow_chains, path, layout, count)) for path, count in self._index]
+        found = self._run([*(one.unit for one in walks), *chains], None)
         self._walks = WalkedLog(list(zip(walks, found)))
         self._chains: dict[Path, int] = dict(zip((path for path, _ in self._index), found[len(walks):]))
 
     def log_is_known(self, log: LogSegments, queues: Sequence[QueueState], rules: QueueRules, root: Path) -> None:
         log.close()
-        files = [QueueUnit(file, rules) for queue in queues for file in queue_files(root, queue)]
-        sound = [(path, count) for path, count in self._index if self._chains[path] == 0]
-        parts = [KeysUnit(part) for path, count in sound
+        files = [file for queue in queues for file in queue_files(root, queue)]
+        parts = [part for path, count in self._index if self._chains[path] == 0
                  for part in self.index_parts(path, str(path.relative_to(root)), self._layout, count)]
-        found = self._run([*files, *parts], log)
-        self._entries = dict(zip((unit.file.path for unit in files), found))
-        self._keys: dict[tuple[Path, int], KeysFound] = dict(zip(((unit.part.path, unit.part.first) for unit in parts), found[len(files):]))
+        units = [Unit(_FILE_COST + file.size_bytes, functools.partial(_check_queue_file, file, rules)) for file in files]
+        units += [Unit(_FILE_COST + _LOG_PER_ENTRY * (part.end - part.first), functools.partial(_check_keys, part)) for part in parts]
+        found = self._run(units, log)
+        self._entries = dict(zip((file.path for file in files), found))
+        self._keys: dict[tuple[Path, int], KeysFound] = dict(zip(((part.path, part.first) for part in parts), found[len(files):]))
 
     def walk(self, log: LogSegments, segment: MappedFile, start: int, stop: int) -> Generator[WalkResult, None, None]:
         return (part.walk for part in self._walks.of_segment(segment, start))
@@ -296,16 +250,17 @@ class WorkersCheck(CheckWork):
         return self._keys[part.path, part.first]
 
     def count_keys(self, log: LogSegments, start: int) -> int:
-        units = [CountUnit(segment, max(start, part.begin), part.walk.end_offset) for segment, part in self._walks.taken
-                 if part.walk.end_offset > start]
+        ranges = [(segment, max(start, part.begin), part.walk.end_offset) for segment, part in self._walks.taken
+                  if part.walk.end_offset > start]
+        units = [Unit(end - begin, functools.partial(_count_keys, segment, begin, end)) for segment, begin, end in ranges]
         count = 0
         cut_short: tuple[MappedFile, int] | None = None  # the end of a part whose count stopped early
-        for unit, (keys, is_whole) in zip(units, self._run(units, None)):
-            if cut_short == (unit.segment, unit.start):  # one process counts no key up to the next damage
-                cut_short = unit.segment, unit.end
+        for (segment, begin, end), (keys, is_whole) in zip(ranges, self._run(units, None)):
+            if cut_short == (segment, begin):  # one process counts no key up to the next damage
+                cut_short = segment, end
                 continue
             count += keys
-            cut_short = None if is_whole else (unit.segment, unit.end)
+            cut_short = None if is_whole else (segment, end)
         return count
 
     def _run(self, units: Sequence[Unit], common: object) -> list[Any]:
@@ -321,32 +276,32 @@ class WalkedLog:
     `taken`: the parts that count, in order, with their segments, as far as `of_segment` has been called.
     """
 
-    def __init__(self, walked: Sequence[tuple[WalkUnit, LogPart | None]]) -> None:
+    def __init__(self, walked: Sequence[tuple[LogWalk, LogPart | None]]) -> None:
         self.taken: list[tuple[MappedFile, LogPart]] = []
-        self._by_segment: dict[MappedFile, list[tuple[WalkUnit, LogPart | None]]] = {}
-        for unit, part in walked:
-            self._by_segment.setdefault(unit.segment, []).append((unit, part))
+        self._by_segment: dict[MappedFile, list[tuple[LogWalk, LogPart | None]]] = {}
+        for one, part in walked:
+            self._by_segment.setdefault(one.segment, []).append((one, part))
 
     def of_segment(self, segment: MappedFile, at: int) -> Iterator[LogPart]:
         """Yield a segment's parts from the record at `at` on, each of which begins at the end of the previous one."""
-        for unit, part in self._by_segment.get(segment, []):
-            if unit.stop <= at:
+        for one, part in self._by_segment.get(segment, []):
+            if one.stop <= at:
                 continue
             if part is None or part.begin != at:
                 with mapped(segment.path) as view:
-                    part = replace(unit, first=at).walked(view, at)
+                    part = one.walked(view, at)
             self.taken.append((segment, part))
             yield part
             at = part.walk.end_offset
-            if part.walk.reason != "range_end" or at < unit.stop:
+            if part.walk.reason != "range_end" or at < one.stop:
                 return
 
 
-def walk_units(segment: MappedFile, size_bytes: int, limit: int | None, task_bytes: int, **settings: bool) -> list[WalkUnit]:
+def log_walks(segment: MappedFile, size_bytes: int, limit: int | None, task_bytes: int, **settings: bool) -> list[LogWalk]:
     """Return the ranges of one segment, up to `limit` of the log."""
     start = segment.start_offset
     stop = start + size_bytes if limit is None else min(start + size_bytes, limit)
-    return [WalkUnit(segment, at, min(at + task_bytes, stop), stop, **settings) for at in range(start, stop, task_bytes)]
+    return [LogWalk(segment, at, min(at + task_bytes, stop), stop, **settings) for at in range(start, stop, task_bytes)]
 
 
 def _plausible_header(path: Path, layout: IndexLayout) -> IndexHeader | None:
