@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pyengine.formats.paths import segment_name
 from pyengine.formats.record import Message, decode_record, encode_blank
+from pyengine.storage.dispatcher import Dispatcher
 from pyengine.storage.mapped_file import list_segments, map_read_only
 from record_bytes import encode_record
 
@@ -122,3 +123,10 @@ def files_below(folder: Path) -> dict[str, bytes]:
 def index_contents(root: Path) -> list[bytes]:
     """Contents of the index files in the order of their names, which are times."""
     return list(files_below(root / "index").values())
+
+
+def queue_ends(dispatcher: Dispatcher) -> dict[tuple[str, int], int]:
+    """The next queue offset of every queue that got entries from the dispatcher."""
+    queues = dispatcher.loop.queues
+    return {(queues.topic(number).decode("utf-8", "replace"), queues[number].queue_id): queues[number].next_offset
+            for number in range(len(queues)) if not queues[number].refused}

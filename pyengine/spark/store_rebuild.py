@@ -49,7 +49,7 @@ from pyengine.spark.jobs import Unit, run_units
 from pyengine.spark.store_verify import TASK_BYTES, LogPart, LogWalk, WalkedLog, first_record, log_walks
 from pyengine.storage.checkpoint import read_sync_failure
 from pyengine.storage.config import EngineConfig, load_config
-from pyengine.storage.consume_queue import find_queue_end, open_queue_file, remove_void_files, sync_names
+from pyengine.storage.consume_queue import find_queue_end, open_queue_file, settle_empty_queue
 from pyengine.storage.dispatcher import is_queue_name
 from pyengine.storage.durable_writes import make_folders, sibling_of, sync_folder
 from pyengine.storage.index_file import IndexFiles
@@ -410,8 +410,7 @@ def _entries_of(store: MessageStore, parts: _Parts) -> tuple[list[Unit], dict[Qu
                     first[key] = queue.min_queue_offset
                     if find_queue_end(store.queue_folder(*key), store.queue_file_bytes).max_physical >= 0:
                         return [], {}, f"queue {queue.queue_id} of {queue.topic} has entries of messages that are not in the log"
-                    remove_void_files(store.queue_folder(*key), store.queue_file_bytes)
-                    sync_names(store.queue_folder(*key))
+                    settle_empty_queue(store.queue_folder(*key), store.queue_file_bytes)
             begin = begins[key] = reached[key]
             if begin is not None:
                 count = run_into(queue, begin)

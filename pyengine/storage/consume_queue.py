@@ -15,11 +15,11 @@ import functools
 import mmap
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pyengine.errors import DiskError, FormatError, StoreRefusedError, disk_error, disk_errors
+from pyengine.errors import DiskError, FormatError, StoreRefusedError, disk_error
 from pyengine.formats.constants import CQ_ENTRY_BYTES, CQ_EXT_UNIT_BYTES_MIN, CQ_FILLER_SIZE, MESSAGE_BYTES_MIN
 from pyengine.formats.consume_queue import (
     ENTRY,
@@ -34,7 +34,7 @@ from pyengine.formats.consume_queue import (
 from pyengine.formats.paths import segment_name
 from pyengine.formats.record import store_timestamp_ms
 from pyengine.native.dispatch import WINDOW_BYTES, count_entries, fill
-from pyengine.storage.durable_writes import create_file, create_files, sync_file, sync_folder
+from pyengine.storage.durable_writes import create_file, open_file, sync_file, sync_folder
 from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, clear_file_from, list_segments, used_end
 
 
@@ -314,7 +314,7 @@ def find_queue_end(folder: Path, file_bytes: int) -> QueueEnd:
     Raises StoreRefusedError for a foreign file or a wrong length, DiskError when it cannot be read.
     """
     for segment in reversed(list_segments(folder, file_bytes)):
-        fd = _open(segment.path, os.O_RDONLY)
+        fd = open_file(segment.path, os.O_RDONLY)
         try:
             count = count_entries(fd, file_bytes, str(segment.path))
             if count:
@@ -326,8 +326,11 @@ def find_queue_end(folder: Path, file_bytes: int) -> QueueEnd:
     return EMPTY
 
 
-def remove_void_files(folder: Path, file_bytes: int) -> None:
-    """Delete the queue's files that have only filler and zeros, which a crash left before the first entry."""
+def settle_empty_queue(folder: Path, file_bytes: int) -> None:
+    """Delete a queue's files that have only filler and zeros, which a crash left before the first entry; sync the folders' names.
+
+    The process that created the folders may have died before it synced them.
+    """
     removed = False
     for segment in list_segments(folder, file_bytes):
         data = segment.path.read_bytes()
@@ -339,26 +342,9 @@ def remove_void_files(folder: Path, file_bytes: int) -> None:
             removed = True
     if removed:
         sync_folder(folder)
-
-
-def sync_names(folder: Path) -> None:
-    """Sync the names of a queue's folders: the process that created them may have died before it synced them."""
     if folder.is_dir():
         sync_folder(folder.parent)
         sync_folder(folder.parent.parent)
-
-
-def begin_queues(folders: Sequence[str], file_bytes: int) -> list[int] | None:
-    """Create the first files of many queues that begin at 0, durably, and open them; None if create_files() cannot.
-
-    The first preallocated_bytes() of each file have blocks.
-    """
-    return create_files([f"{folder}/{segment_name(0)}" for folder in folders], file_bytes, allocate=preallocated_bytes(file_bytes))
-
-
-def preallocated_bytes(file_bytes: int) -> int:
-    """Return the bytes of a queue's first file that have blocks when it is created."""
-    return min(WINDOW_BYTES, file_bytes)
 
 
 def open_queue_file(folder: Path, file_bytes: int, position: int, *, may_make: bool = True) -> tuple[int, int, int]:
@@ -368,47 +354,39 @@ def open_queue_file(folder: Path, file_bytes: int, position: int, *, may_make: b
     Raises DiskFullError, DiskError (also for a missing file without `may_make`), StoreRefusedError.
     """
     byte = position * CQ_ENTRY_BYTES
+    return _open_file_at(folder, file_bytes, byte, byte % file_bytes, may_make)
+
+
+def open_ext_file(folder: Path, file_bytes: int, offset: int) -> tuple[int, int, int]:
+    """Do as open_queue_file() for the extension's file of byte `offset`."""
+    return _open_file_at(folder, file_bytes, offset, 0, True)
+
+
+def _open_file_at(folder: Path, file_bytes: int, byte: int, filler_bytes: int, may_make: bool) -> tuple[int, int, int]:
     start = byte - byte % file_bytes
     path = folder / segment_name(start)
-    fd = _open_made(path, file_bytes)
-    if fd is not None:
-        return fd, start, -1
-    if not may_make:
-        raise DiskError(f"{path} is gone: another process has changed the store", errno=errno.ENOENT, path=str(path))
-    return _create(folder, path, file_bytes, start, byte - start)
-
-
-def _open_made(path: Path, file_bytes: int) -> int | None:
-    """Open the file if it exists; return its descriptor, None if it does not exist."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        return None
+        if not may_make:
+            raise DiskError(f"{path} is gone: another process has changed the store", errno=errno.ENOENT, path=str(path)) from None
     except OSError as error:
         raise disk_error(error, "open", path) from error
-    length = os.fstat(fd).st_size
-    if length != file_bytes:
-        os.close(fd)
-        raise StoreRefusedError(f"{path} has {length} bytes, not {file_bytes}, the size of its like")
-    return fd
-
-
-def _create(folder: Path, path: Path, file_bytes: int, start: int, filler_bytes: int) -> tuple[int, int, int]:
-    window_end = filler_bytes + WINDOW_BYTES - filler_bytes % WINDOW_BYTES
-    allocated = min(window_end, file_bytes)
-    fd = create_file(folder, path.name, file_bytes, allocate=allocated)
-    if filler_bytes:
-        try:
-            fill(fd, filler_bytes, str(path))
-        except BaseException:
+    else:
+        length = os.fstat(fd).st_size
+        if length != file_bytes:
             os.close(fd)
-            raise
+            raise StoreRefusedError(f"{path} has {length} bytes, not {file_bytes}, the size of its like")
+        return fd, start, -1
+    allocated = min(filler_bytes + WINDOW_BYTES - filler_bytes % WINDOW_BYTES, file_bytes)
+    fd = create_file(folder, path.name, file_bytes, allocate=allocated)
+    try:
+        if filler_bytes:
+            fill(fd, filler_bytes, str(path))
+    except BaseException:
+        os.close(fd)
+        raise
     return fd, start, allocated
-
-
-def _open(path: Path, flags: int) -> int:
-    with disk_errors("open", path):
-        return os.open(path, flags | os.O_CLOEXEC)
 
 
 _ENTRIES_READ_BYTES = 3276 * CQ_ENTRY_BYTES
@@ -460,20 +438,6 @@ def _addresses_backwards(queue: list[MappedFile]) -> Iterator[int]:
                     if is_ext_address(tags_code):
                         yield decode_ext_address(tags_code)
                 end = start
-
-
-def open_ext_file(folder: Path, file_bytes: int, offset: int) -> tuple[int, int, int]:
-    """Open, or create, the extension's file of byte `offset`: (descriptor, start of the file, bytes with blocks, -1: unknown).
-
-    Raises DiskFullError, DiskError, StoreRefusedError.
-    """
-    start = offset - offset % file_bytes
-    path = folder / segment_name(start)
-    fd = _open_made(path, file_bytes)
-    if fd is not None:
-        return fd, start, -1
-    allocated = min(WINDOW_BYTES, file_bytes)
-    return create_file(folder, path.name, file_bytes, allocate=allocated), start, allocated
 
 
 def sync_ext(folder: Path, file_bytes: int) -> None:

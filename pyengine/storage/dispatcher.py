@@ -21,10 +21,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
+from pyengine.arguments import is_folder_name
 from pyengine.engine_config import Geometry
 from pyengine.formats.constants import CQ_ENTRY_BYTES, Readable
 from pyengine.formats.delayed_message import DEFAULT_MESSAGE_DELAY_LEVEL, parse_delay_levels
-from pyengine.formats.paths import StorePaths
+from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.native.dispatch import (
     BLANK,
     FAILED,
@@ -33,6 +34,7 @@ from pyengine.native.dispatch import (
     NEEDS_INDEX,
     NEEDS_QUEUE,
     RANGE_END,
+    WINDOW_BYTES,
     DispatchLoop,
     Touched,
     TouchedQueue,
@@ -45,19 +47,17 @@ from pyengine.native.flush import raise_disk_error
 from pyengine.native.scan import REASONS, bounded
 from pyengine.storage.consume_queue import (
     EMPTY,
-    begin_queues,
     find_queue_end,
     open_ext_file,
     open_queue_file,
-    preallocated_bytes,
-    remove_void_files,
+    settle_empty_queue,
     settle_ext_end,
-    sync_names,
 )
+from pyengine.storage.durable_writes import create_files
 from pyengine.storage.index_file import IndexFiles
 
 if TYPE_CHECKING:
-    from pyengine._native import Array, CData, ms_topic_stats
+    from pyengine._native import Array, CData, ms_ext_queue, ms_queue, ms_topic_stats
 
 __all__ = ["GAP", "DispatchOptions", "Dispatcher", "QueueGap", "Touched", "TouchedQueue", "is_queue_name", "touched_queues"]
 
@@ -106,6 +106,7 @@ class Dispatcher:
     this process pass the same area to the next Dispatcher; zero it if the
     store was recovered without it. `open_files_max` is the most descriptors that are kept
     open (default: half of the process's limit, whose soft limit is raised).
+    `loop` is the native loop, with its counters: a caller may run it itself, and calls dispatch() when it needs a queue or a file.
     `topic_stats` (native.store_stats, it must live longer than this object) counts new entries by topic.
 
     Raises StoreRefusedError for files of wrong lengths, DiskFullError, DiskError.
@@ -137,7 +138,7 @@ class Dispatcher:
         self._on_gap = on_gap
         progress = new_progress() if index_progress is None else progress_at(index_progress)
         self._progress_memory = index_progress  # the memory of `progress`
-        self._loop = DispatchLoop(
+        self.loop = DispatchLoop(
             self._file_bytes,
             parse_delay_levels(options.message_delay_level),
             progress,
@@ -146,14 +147,14 @@ class Dispatcher:
             topic_stats=topic_stats,
         )
         if self._ext_bytes:
-            self._loop.queues.use_ext(self._ext_bytes)
+            self.loop.queues.use_ext(self._ext_bytes)
         self._index_files = IndexFiles(self._paths.index, geometry.index_layout)
         self.stopped_by = REASONS[RANGE_END]
         if options.message_index_enable:
             index, indexed = self._index_files.open_newest(progress)
-            self._loop.use_index(index)
-            self._loop.struct.indexed_offset = indexed.physical_offset
-            self._loop.struct.indexed_keys = indexed.keys
+            self.loop.use_index(index)
+            self.loop.struct.indexed_offset = indexed.physical_offset
+            self.loop.struct.indexed_keys = indexed.keys
 
     def dispatch(self, view: Readable, base_offset: int, start: int, end: int) -> int:
         """Dispatch the complete records of [start, end) and return the offset after the last one.
@@ -171,7 +172,7 @@ class Dispatcher:
             return self._run(view, data, base_offset, start, end)
 
     def _run(self, view: Readable, data: Array[int], base_offset: int, start: int, end: int) -> int:
-        loop, state = self._loop, self._loop.struct
+        loop, state = self.loop, self.loop.struct
         while True:
             reason = loop.run(data, base_offset, start, end)
             if reason == RANGE_END:
@@ -197,52 +198,13 @@ class Dispatcher:
                 return segment_end if reason == BLANK and end == segment_end else state.reached
             start = state.reached
 
-    @property
-    def loop(self) -> DispatchLoop:
-        """The native loop, for a caller that runs it itself and calls dispatch() when the loop needs a queue or a file."""
-        return self._loop
-
-    def queue_ends(self) -> dict[tuple[str, int], int]:
-        """Return the next queue offset of every queue that got entries from this object."""
-        queues = self._loop.queues
-        return {
-            (_text(queues.topic(number)), queues[number].queue_id): queues[number].next_offset
-            for number in range(len(queues))
-            if not queues[number].refused
-        }
-
-    @property
-    def messages(self) -> int:
-        """The number of records that were dispatched."""
-        return self._loop.struct.messages
-
-    @property
-    def keys(self) -> int:
-        """The number of keys that were put into the index."""
-        return self._loop.struct.keys
-
-    @property
-    def entries(self) -> int:
-        """The number of queue entries that were written, repaired ones too."""
-        return self._loop.struct.queues.written
-
-    @property
-    def out_of_order(self) -> int:
-        """The number of entries with an offset beyond the end of their queue, appended as in RocketMQ (docs/formats.md section 8.4)."""
-        return self._loop.struct.queues.out_of_order
-
-    @property
-    def last_store_timestamp_ms(self) -> int:
-        """The store time of the newest dispatched record, -1 if there is none."""
-        return self._loop.struct.last_store_timestamp_ms
-
     def close(self) -> None:
         """Close all files. No entry is lost: the kernel has all that were written."""
-        for number in list(self._loop.queues.open_queues()):
+        for number in list(self.loop.queues.open_queues()):
             self._close_file(number)
         while self._begun:
             os.close(self._begun.popitem()[1])
-        self._loop.use_index(None)
+        self.loop.use_index(None)
         self._index_files.close()
 
     def __enter__(self) -> Dispatcher:
@@ -258,7 +220,7 @@ class Dispatcher:
 
         A queue that has a folder already may have entries, and is opened when it is needed.
         """
-        wanted = _text(self._loop.wanted_topic()), self._loop.struct.wanted_queue_id
+        wanted = _text(self.loop.wanted_topic()), self.loop.struct.wanted_queue_id
         if start < self._queues_known_to or wanted in self._begun or not self._may_make_files or self._ext_bytes:
             return
         self._queues_known_to = end
@@ -272,7 +234,8 @@ class Dispatcher:
             self._close_least_used()
         some, made = new[:max(0, min(TOGETHER_MAX, self._open_files_max - self._open_files))], None
         if len(some) >= TOGETHER_MIN:
-            made = begin_queues([f"{self._queues_folder}/{topic}/{queue_id}" for topic, queue_id in some], self._file_bytes)
+            made = create_files([f"{self._queues_folder}/{topic}/{queue_id}/{segment_name(0)}" for topic, queue_id in some],
+                                self._file_bytes, allocate=min(WINDOW_BYTES, self._file_bytes))
         if made is not None:
             self._begun.update(zip(some, made, strict=True))
             self._open_files += len(made)
@@ -297,9 +260,8 @@ class Dispatcher:
             if end.max_physical >= 0:
                 next_offset, max_physical = end
             elif not is_begun:
-                remove_void_files(folder, self._file_bytes)
-                sync_names(folder)
-        queue = self._loop.queues[self._loop.queues.add(topic, queue_id)]
+                settle_empty_queue(folder, self._file_bytes)
+        queue = self.loop.queues[self.loop.queues.add(topic, queue_id)]
         queue.next_offset = next_offset
         queue.max_physical = max_physical
         queue.refused = refused
@@ -307,10 +269,10 @@ class Dispatcher:
 
     def _attach_file(self, number: int, position: int) -> None:
         self._close_file(number)
-        queue, topic = self._loop.queues[number], self._loop.queues.topic(number)
+        queue, topic = self.loop.queues[number], self.loop.queues.topic(number)
         begun = self._begun.pop((_text(topic), queue.queue_id), -1)
         if begun >= 0 and position * CQ_ENTRY_BYTES < self._file_bytes:
-            queue.fd, queue.file_start, queue.allocated_bytes = begun, 0, preallocated_bytes(self._file_bytes)
+            queue.fd, queue.file_start, queue.allocated_bytes = begun, 0, min(WINDOW_BYTES, self._file_bytes)
             return
         if begun >= 0:
             self._open_files -= 1
@@ -323,36 +285,31 @@ class Dispatcher:
         self._open_files += 1
 
     def _attach_ext(self, number: int) -> None:
-        self._close_ext(number)
+        ext = self.loop.queues.ext(number)
+        self._close_descriptor(ext)
         if self._open_files >= self._open_files_max:
             self._close_least_used()
-        topic, queue_id = self._loop.queues.topic(number), self._loop.queues[number].queue_id
+        topic, queue_id = self.loop.queues.topic(number), self.loop.queues[number].queue_id
         folder = self._paths.queue_ext_folder(_text(topic), queue_id)
-        ext = self._loop.queues.ext(number)
         if ext.end < 0:
             ext.end = settle_ext_end(self._folder(topic, queue_id), folder, self._file_bytes, self._ext_bytes)
         ext.fd, ext.file_start, ext.allocated_bytes = open_ext_file(folder, self._ext_bytes, ext.end)
         self._open_files += 1
 
-    def _close_ext(self, number: int) -> None:
-        ext = self._loop.queues.ext(number)
-        if ext.fd >= 0:
-            fd, ext.fd = ext.fd, -1
-            self._open_files -= 1
-            os.close(fd)
-
     def _close_file(self, number: int) -> None:
         if self._ext_bytes:
-            self._close_ext(number)
-        queue = self._loop.queues[number]
-        if queue.fd >= 0:
-            fd, queue.fd = queue.fd, -1
+            self._close_descriptor(self.loop.queues.ext(number))
+        self._close_descriptor(self.loop.queues[number])
+
+    def _close_descriptor(self, file: ms_queue | ms_ext_queue) -> None:
+        if file.fd >= 0:
+            fd, file.fd = file.fd, -1
             self._open_files -= 1
             os.close(fd)
 
     def _close_least_used(self) -> None:
         """Close the least used quarter of the files: the search for them costs little per file then."""
-        queues = self._loop.queues
+        queues = self.loop.queues
         by_age = sorted(queues.open_queues(), key=lambda number: queues[number].last_used)
         for number in by_age[: max(1, len(by_age) // 4)]:
             self._close_file(number)
@@ -361,8 +318,8 @@ class Dispatcher:
         return self._paths.queue_folder(_text(topic), queue_id)
 
     def _raise_failed(self) -> None:
-        state = self._loop.struct
-        queues = self._loop.queues
+        state = self.loop.struct
+        queues = self.loop.queues
         number = state.queues.failed_queue
         if number < 0:
             raise_disk_error(-state.error_number, "write index", str(self._paths.index))
@@ -375,13 +332,10 @@ def is_queue_name(topic: bytes) -> bool:
 
     Puts to other topics are refused, but another program's log may have them: their messages are indexed and get no queue.
     """
-    if not 0 < len(topic) <= _NAME_BYTES_MAX or topic in (b".", b"..") or b"/" in topic or b"\0" in topic:
-        return False
     try:
-        topic.decode("utf-8")
+        return len(topic) <= _NAME_BYTES_MAX and is_folder_name(topic.decode("utf-8"))
     except UnicodeDecodeError:
         return False
-    return True
 
 
 def _text(topic: bytes) -> str:

@@ -321,7 +321,10 @@ class IndexFiles:
         Raises StoreRefusedError for a file of another length, DiskFullError when there is no space for a sparse file's blocks.
         """
         names = index_file_names(self._folder)
-        self._undo(names, progress)
+        if is_putting(progress):
+            name = f"{progress.file_number:017d}"
+            if name not in names or not self._with_file(name, lambda file: file.roll_back(progress)):
+                forget(progress)  # the file of the unfinished put was deleted
         if not names:
             return None, NOTHING_INDEXED
         current = self._map(names[-1])
@@ -334,9 +337,7 @@ class IndexFiles:
     def make_next(self) -> IndexFile:
         """Create the file after the current one, which is full (or does not exist), and make it the current one."""
         names = index_file_names(self._folder)
-        predecessor: IndexHeader | None = None
-        if self._current is not None:
-            predecessor = self._current.header()
+        predecessor = None if self._current is None else self._current.header()
         name = self._create(int(names[-1]) if names else None)
         failpoint("index_file_made")
         current = self._map(name)
@@ -380,14 +381,8 @@ class IndexFiles:
                 break
         return Indexed(offset, keys)
 
-    def _undo(self, names: list[str], progress: ms_index_progress) -> None:
-        if is_putting(progress):
-            name = f"{progress.file_number:017d}"
-            if name not in names or not self._with_file(name, lambda file: file.roll_back(progress)):
-                forget(progress)  # the file of the unfinished put was deleted
-
     def _with_file(self, name: str, what: Callable[[IndexFile], _T]) -> _T:
-        mapping, written_to = self._open(name)
+        mapping, written_to = map_index_file(self._folder / name, self._layout)
         file = IndexFile(mapping, int(name), self._layout, written_to)
         try:
             return what(file)
@@ -397,12 +392,9 @@ class IndexFiles:
 
     def _map(self, name: str) -> IndexFile:
         self.close()
-        self._mapping, written_to = self._open(name, to_write=True)
+        self._mapping, written_to = map_index_file(self._folder / name, self._layout, to_write=True)
         self._current = IndexFile(self._mapping, int(name), self._layout, written_to)
         return self._current
-
-    def _open(self, name: str, *, to_write: bool = False) -> tuple[mmap.mmap, int | None]:
-        return map_index_file(self._folder / name, self._layout, to_write=to_write)
 
     def _create(self, previous: int | None) -> str:
         for _ in range(_CREATE_TRIES):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from logs import Log, LogBuilder, files_below, index_contents
+from logs import Log, LogBuilder, files_below, index_contents, queue_ends
 from pyengine.engine_config import Geometry
 from pyengine.errors import DiskError, StoreRefusedError, UsageError
 from pyengine.formats.consume_queue import FILLER_BYTES, pack_entry, unpack_entry
@@ -21,7 +21,6 @@ from pyengine.storage import dispatcher as dispatcher_module
 from pyengine.storage import durable_writes, index_file
 from pyengine.storage.consume_queue import find_queue_end
 from pyengine.storage.dispatcher import TOGETHER_MIN, Dispatcher, DispatchOptions, touched_queues
-from pyengine.storage.index_file import IndexFiles
 
 SEGMENT = 16384
 GEOMETRY = Geometry(
@@ -50,7 +49,7 @@ def outcome(root: Path) -> tuple[dict[str, bytes], list[bytes]]:
 def undisturbed(tmp_path: Path, builder: LogBuilder, log: Log) -> tuple[dict[str, bytes], list[bytes]]:
     with Dispatcher(tmp_path / "undisturbed", GEOMETRY) as dispatcher:
         assert log.dispatch(dispatcher) == builder.end
-        assert dispatcher.messages == len(builder.messages)
+        assert dispatcher.loop.struct.messages == len(builder.messages)
     return outcome(tmp_path / "undisturbed")
 
 
@@ -95,7 +94,7 @@ def test_what_is_written_is_what_formats_says(tmp_path, rng):
     root, log = store_with(tmp_path, builder)
     with Dispatcher(root, GEOMETRY) as dispatcher:
         log.dispatch(dispatcher)
-        ends = dispatcher.queue_ends()
+        ends = queue_ends(dispatcher)
     assert ends == builder.queue_offsets
     expected_keys = []
     for message in builder.messages:
@@ -151,15 +150,15 @@ def test_an_index_file_that_cannot_be_mapped_is_tried_again(tmp_path, rng, monke
     root, log = store_with(tmp_path, builder)
     whole = undisturbed(tmp_path, builder, log)[0]
     assert len(undisturbed(tmp_path, builder, log)[1]) > 1
-    open_, tries = IndexFiles._open, []
+    map_file, tries = index_file.map_index_file, []
 
-    def fail_at_second(self, name, **how):
-        tries.append(name)
+    def fail_at_second(path, layout, **how):
+        tries.append(path)
         if len(tries) == 2:
             raise DiskError("cannot map it", errno=12)
-        return open_(self, name, **how)
+        return map_file(path, layout, **how)
 
-    monkeypatch.setattr(IndexFiles, "_open", fail_at_second)
+    monkeypatch.setattr(index_file, "map_index_file", fail_at_second)
     with Dispatcher(root, GEOMETRY) as dispatcher:
         with pytest.raises(DiskError, match="cannot map"):
             log.dispatch(dispatcher)
@@ -217,11 +216,11 @@ def test_dispatching_again_in_one_life_changes_nothing(tmp_path, rng):
     root, log = store_with(tmp_path, builder)
     with Dispatcher(root, GEOMETRY) as dispatcher:
         log.dispatch(dispatcher)
-        before, keys = outcome(root), dispatcher.keys
+        before, keys = outcome(root), dispatcher.loop.struct.keys
         for start in [0, *(message.physical_offset for message in builder.messages[::20])]:
             assert log.dispatch(dispatcher, start) == builder.end
         assert outcome(root) == before
-        assert dispatcher.keys == keys
+        assert dispatcher.loop.struct.keys == keys
 
 
 def test_a_half_record_is_waited_for(tmp_path):
@@ -234,8 +233,8 @@ def test_a_half_record_is_waited_for(tmp_path):
             assert dispatcher.dispatch(view, 0, 0, end) == second.physical_offset
             assert dispatcher.stopped_by in ("range_end", "overrun")
         assert dispatcher.dispatch(view, 0, second.physical_offset, builder.end) == builder.end
-        assert dispatcher.queue_ends() == {("T", 0): 2}
-        assert dispatcher.last_store_timestamp_ms == second.store_timestamp_ms
+        assert queue_ends(dispatcher) == {("T", 0): 2}
+        assert dispatcher.loop.struct.last_store_timestamp_ms == second.store_timestamp_ms
         assert first.size_bytes == second.physical_offset
 
 
@@ -264,7 +263,7 @@ def test_damage_is_not_passed(tmp_path, at, value, reason):
     with Dispatcher(root, GEOMETRY) as dispatcher:
         assert log.dispatch(dispatcher) == first.size_bytes
         assert dispatcher.stopped_by == reason
-        assert dispatcher.queue_ends() == {("T", 0): 1}
+        assert queue_ends(dispatcher) == {("T", 0): 1}
 
 
 def test_missing_and_wrong_entries_are_repaired_and_right_ones_left_alone(tmp_path, rng):
@@ -305,7 +304,7 @@ def test_a_log_that_begins_later_gives_filler_and_an_earlier_part_fills_it_in(tm
     assert (folder / "00000000000000000400").read_bytes()[:200] == FILLER_BYTES * 10
     with Dispatcher(root, GEOMETRY, DispatchOptions(message_index_enable=False)) as dispatcher:
         log.dispatch(dispatcher)
-        assert dispatcher.queue_ends() == {("T", 0): 60}
+        assert queue_ends(dispatcher) == {("T", 0): 60}
     assert outcome(root)[0] == expected[0]
 
 
@@ -354,7 +353,7 @@ def test_odd_queue_offsets_are_taken_as_rocketmq_takes_them(tmp_path):
         with Dispatcher(root, GEOMETRY) as dispatcher:
             log.dispatch(dispatcher)
             log.dispatch(dispatcher)
-            assert dispatcher.out_of_order == (2 if life == 0 else 0)
+            assert dispatcher.loop.struct.queues.out_of_order == (2 if life == 0 else 0)
         assert queue_bytes(root) == expected + bytes(400 - len(expected))
 
 
@@ -368,8 +367,8 @@ def test_names_that_no_folder_can_have_get_no_queue(tmp_path):
     root, log = store_with(tmp_path, builder)
     with Dispatcher(root, GEOMETRY) as dispatcher:
         assert log.dispatch(dispatcher) == builder.end
-        assert dispatcher.queue_ends() == {("fine", 0): 1}
-        assert dispatcher.keys == 5
+        assert queue_ends(dispatcher) == {("fine", 0): 1}
+        assert dispatcher.loop.struct.keys == 5
     assert [path.name for path in (root / "consumequeue").iterdir()] == ["fine"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
 
@@ -384,7 +383,7 @@ def test_few_descriptors_are_enough(tmp_path, rng):
     with Dispatcher(root, GEOMETRY, open_files_max=16) as dispatcher:
         log.dispatch(dispatcher)
         assert len(os.listdir("/proc/self/fd")) <= before + 18  # and the index
-        ends = dispatcher.queue_ends()
+        ends = queue_ends(dispatcher)
     assert len(os.listdir("/proc/self/fd")) == before
     assert ends == builder.queue_offsets
     for message in builder.messages:
@@ -397,12 +396,13 @@ def test_new_queues_are_made_together_where_all_descriptors_are_in_use(tmp_path,
     for number in range(200):
         builder.append(f"topic-{number}")
     root, log = store_with(tmp_path, builder)
-    together, begin = [], dispatcher_module.begin_queues
-    monkeypatch.setattr(dispatcher_module, "begin_queues", lambda folders, size: together.append(len(folders)) or begin(folders, size))
+    together, create = [], dispatcher_module.create_files
+    monkeypatch.setattr(dispatcher_module, "create_files",
+                        lambda paths, size, **allocate: together.append(len(paths)) or create(paths, size, **allocate))
     with Dispatcher(root, GEOMETRY, open_files_max=64) as dispatcher:
         for at in range(0, builder.end, 10_000):  # whole records of it: what is new of each range is made at once
             log.dispatch(dispatcher, end=min(builder.end, at + 10_000))
-        assert dispatcher.queue_ends() == builder.queue_offsets
+        assert queue_ends(dispatcher) == builder.queue_offsets
     assert sum(together) >= 180, together
     assert max(together) <= 64
 
@@ -415,7 +415,7 @@ def test_more_queues_than_one_batch_can_gather_for(tmp_path, monkeypatch):
     monkeypatch.setattr(dispatch, "CHUNKS", 100)
     with Dispatcher(root, GEOMETRY, DispatchOptions(message_index_enable=False)) as dispatcher:
         log.dispatch(dispatcher)
-        assert dispatcher.queue_ends() == builder.queue_offsets
+        assert queue_ends(dispatcher) == builder.queue_offsets
     for message in builder.messages[::37]:
         entry = unpack_entry(queue_bytes(root, message.topic, message.queue_id), 20 * message.queue_offset)
         assert entry[:2] == (message.physical_offset, message.size_bytes)
@@ -498,10 +498,10 @@ def test_light_queues_get_their_entries_when_asked(tmp_path):
     root, log = store_with(tmp_path, builder)
     with Dispatcher(root, GEOMETRY) as dispatcher:
         log.dispatch(dispatcher)
-        assert dispatcher.queue_ends() == {("T", 3): 2}
+        assert queue_ends(dispatcher) == {("T", 3): 2}
     with Dispatcher(root, GEOMETRY, DispatchOptions(enable_multi_dispatch=True)) as dispatcher:
         log.dispatch(dispatcher)
-        assert dispatcher.queue_ends() == {("T", 3): 2, ("%LMQ%a", 0): 1, ("other", 3): 1, ("%LMQ%b", 0): 1}
+        assert queue_ends(dispatcher) == {("T", 3): 2, ("%LMQ%a", 0): 1, ("other", 3): 1, ("%LMQ%b", 0): 1}
     assert unpack_entry(queue_bytes(root, "other", 3))[:2] == (0, message.size_bytes)
     found = touched_queues(log.views[0], 0, 0, builder.end, multi_dispatch=True)
     assert {(queue.topic, queue.queue_id) for queue in found.queues} == {

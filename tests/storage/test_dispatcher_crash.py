@@ -187,7 +187,7 @@ def test_an_undo_of_a_file_that_is_gone_is_dropped(tmp_path):
     with Dispatcher(root, GEOMETRY, index_progress=area.progress) as dispatcher:
         assert area.progress[0] == 0
         log.dispatch(dispatcher)
-        assert dispatcher.keys == 1
+        assert dispatcher.loop.struct.keys == 1
 
 
 @pytest.mark.parametrize(

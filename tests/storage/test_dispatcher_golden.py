@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fix_golden import CLEAN
-from logs import Log, files_below, index_contents
+from logs import Log, files_below, index_contents, queue_ends
 from pyengine.engine_config import Geometry
 from pyengine.formats.consume_queue import ENTRY
 from pyengine.storage.dispatcher import Dispatcher, DispatchOptions
@@ -29,7 +29,7 @@ def dispatched(store, root, **settings):
     log = Log(store.root, geometry.mapped_file_size_commit_log_bytes)
     with Dispatcher(root, geometry, DispatchOptions(**settings)) as dispatcher:
         log.dispatch(dispatcher)
-        return dispatcher.stopped_by, dispatcher.queue_ends(), dispatcher.out_of_order
+        return dispatcher.stopped_by, queue_ends(dispatcher), dispatcher.loop.struct.queues.out_of_order
 
 
 @pytest.mark.parametrize("name", sorted(set(CLEAN) - NOT_FROM_THE_LOG))

@@ -331,7 +331,7 @@ def put_entries(store: MessageStore, part: LogRange, begins: Mapping[Queue, int 
     dispatcher = _RangeDispatcher(store, begins, DispatchOptions(False, message_delay_level, multi_dispatch))
     with mapped(part.segment.path) as view, dispatcher:
         reached = dispatcher.dispatch(view, part.segment.start_offset, part.begin, part.end)
-        return reached == part.end and dispatcher.is_known and dispatcher.entries == expected
+        return reached == part.end and dispatcher.is_known and dispatcher.loop.struct.queues.written == expected
 
 
 class _RangeDispatcher(Dispatcher):
@@ -345,7 +345,7 @@ class _RangeDispatcher(Dispatcher):
         self.is_known = True
 
     def _add_queue(self, topic: bytes, queue_id: int, queue_offset: int) -> bool:
-        queue = self._loop.queues[self._loop.queues.add(topic, queue_id)]
+        queue = self.loop.queues[self.loop.queues.add(topic, queue_id)]
         begin = self._begins.get((topic.decode("utf-8"), queue_id), -1) if is_queue_name(topic) else None
         self.is_known = self.is_known and begin != -1
         queue.next_offset = max(begin or 0, 0)
@@ -353,9 +353,9 @@ class _RangeDispatcher(Dispatcher):
         return True
 
     def _close_file(self, number: int) -> None:
-        queue = self._loop.queues[number]
+        queue = self.loop.queues[number]
         if queue.fd >= 0:
-            folder = self._folder(self._loop.queues.topic(number), queue.queue_id)
+            folder = self._folder(self.loop.queues.topic(number), queue.queue_id)
             sync_file(folder / segment_name(queue.file_start))
         super()._close_file(number)
 
