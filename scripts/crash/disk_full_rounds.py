@@ -13,7 +13,6 @@ Exit 0: held. 1: something was lost, torn, doubled, out of order, or a hang; the
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -22,9 +21,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from crash.report import Summary, add_common_options, ended_in_order, finish
+from crash.report import Summary, crash_parser, ended_in_order, finish
 from crash.rounds import CrashRun
-from pyengine.cli.replay import MODES
 from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, HangError
 from pyengine.errors import ExitCode
 
@@ -149,10 +147,7 @@ class DiskFullRun(CrashRun):
 
 @ended_in_order
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_common_options(parser, rounds=5)
-    parser.add_argument("--mode", choices=list(MODES), default="async")
-    arguments = parser.parse_args()
+    arguments = crash_parser(__doc__, rounds=5).parse_args()
 
     def make(store: Path, scratch: Path) -> DiskFullRun:
         disk = SmallDisk(scratch / "disk", DISK_BYTES)

@@ -24,8 +24,7 @@ from pathlib import Path
 
 from crash.failpoint_replicas import PromotedRun, ReplicatedRun
 from crash.failpoint_rounds import SCENES, WAYS, FailpointRun, FailpointSummary, points_of, ways_of
-from crash.report import add_common_options, ended_in_order, finish
-from pyengine.cli.replay import MODES
+from crash.report import crash_parser, ended_in_order, finish
 from pyengine.native.failpoint import is_built
 from pyengine.native.failpoints import FAILPOINTS, PROMOTED, PUTS, REPLICATED, TABLES
 
@@ -40,9 +39,7 @@ def share(text: str) -> tuple[int, int]:
 
 @ended_in_order
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_common_options(parser, rounds=None)
-    parser.add_argument("--mode", choices=list(MODES), default="async")
+    parser = crash_parser(__doc__, rounds=None)
     parser.add_argument("--scene", choices=SCENES, default=PUTS)
     parser.add_argument("--point", action="append", choices=sorted(FAILPOINTS), metavar="NAME",
                         help="only this step; may be repeated")

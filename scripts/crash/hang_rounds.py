@@ -11,7 +11,6 @@ Exit 0: held. 1: something was lost, torn, doubled, out of order, or a hang; the
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
@@ -19,9 +18,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from crash.report import Summary, add_common_options, ended_in_order, finish
+from crash.report import Summary, crash_parser, ended_in_order, finish
 from crash.rounds import CrashRun
-from pyengine.cli.replay import MODES
 from pyengine.cli.torture import EngineWatch, kill, state_of, wait_for
 from pyengine.engine.kinds import kinds_for
 from pyengine.ipc.control_block import MODE_NUMBERS
@@ -88,9 +86,7 @@ class HangRun(CrashRun):
 
 @ended_in_order
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_common_options(parser, rounds=1)
-    parser.add_argument("--mode", choices=list(MODES), default="async")
+    parser = crash_parser(__doc__, rounds=1)
     parser.add_argument("--kind", action="append", help="only this kind; may be repeated")
     arguments = parser.parse_args()
     names = [*(kind.name for kind in kinds_for(MODE_NUMBERS[arguments.mode], False)), SUPERVISOR]

@@ -16,23 +16,19 @@ hang. The store of a failed run is kept and named.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from crash.replicas import ReplicatorRun
-from crash.report import Summary, add_common_options, ended_in_order, finish
+from crash.report import Summary, crash_parser, ended_in_order, finish
 from crash.rounds import AIM_SHARE, POOL_ONLY, VICTIMS, CrashRun
 from crash.served import GatewayRun
-from pyengine.cli.replay import MODES
 
 
 @ended_in_order
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = crash_parser(__doc__, mode=None)
     parser.add_argument("kind", choices=VICTIMS, metavar="KIND", help=", ".join(VICTIMS))
-    add_common_options(parser)
-    parser.add_argument("--mode", choices=list(MODES))
     parser.add_argument("--aim", type=float, default=AIM_SHARE, help="which share of the kills is aimed, 0 to 1")
     arguments = parser.parse_args()
     mode = arguments.mode or ("pool" if arguments.kind in POOL_ONLY else "async")

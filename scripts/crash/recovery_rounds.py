@@ -10,7 +10,6 @@ Exit 0: held. 1: something was lost, torn, doubled, out of order, or a hang; the
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import subprocess
@@ -18,9 +17,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from crash.report import Summary, add_common_options, ended_in_order, finish
+from crash.report import Summary, crash_parser, ended_in_order, finish
 from crash.rounds import CrashRun
-from pyengine.cli.replay import MODES
 from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch
 from pyengine.engine.embedded import start_engine
 from pyengine.errors import EngineError
@@ -112,9 +110,7 @@ class RecoveryRun(CrashRun):
 
 @ended_in_order
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_common_options(parser, rounds=10)
-    parser.add_argument("--mode", choices=list(MODES), default="async")
+    parser = crash_parser(__doc__, rounds=10)
     parser.add_argument("--depth", type=int, default=DEPTH, help="how many recoveries in a row are killed (3)")
     arguments = parser.parse_args()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from crash.audit import audit, check, read_acked
 from crash.rounds import AIM_SHARE, CrashRun
-from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, kill, wait_for
+from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, wait_for
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
@@ -72,16 +72,6 @@ class ReplicatorRun(CrashRun):
             pid = wait_for("a living replicator", lambda: watch.pids().get("replicator"))
             self.aimed_kill(watch, "replicator", pid)
             wait_for("a new replicator", lambda: watch.pids().get("replicator", pid) != pid)
-
-    def kill_engine(self, store: Path) -> None:
-        with EngineWatch(store) as watch:
-            pids = watch.pids()
-            kill(pids.pop("supervisor"))  # it would start the others again
-            victims = list(pids.values())
-            self.rng.shuffle(victims)
-            for pid in victims:
-                kill(pid)
-            self.summary.kills += len(victims) + 1
 
     def check_store(self, *, final: bool = False) -> None:
         """Both run until the slave has everything, then both are stopped."""

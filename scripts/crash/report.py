@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from crash.audit import read_acked, still_kept
 from crash.peer import PeerUnavailableError, open_with_rocketmq
+from pyengine.cli.replay import MODES
 from pyengine.cli.torture import as_failure
 
 INTERRUPTED = 130
@@ -56,17 +57,20 @@ class Run(Protocol):
         """Called once, after everything."""
 
 
-def add_common_options(parser: argparse.ArgumentParser, rounds: int | None = 20, *, has_peer: bool = True) -> None:
-    """--rounds (unless None), --seed, --json and --peer (unless `has_peer` is false: then RocketMQ is not asked)."""
+def crash_parser(words: str | None, rounds: int | None = 20, *, mode: str | None = "async",
+                 has_peer: bool = True) -> argparse.ArgumentParser:
+    """A parser with --rounds (unless None), --seed, --mode, --json and, if RocketMQ is asked (`has_peer`), --peer."""
+    parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     if rounds is not None:
         parser.add_argument("--rounds", type=at_least_one, default=rounds, metavar="N", help="how many (%(default)s)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32), help="repeats the choices of a run")
     parser.add_argument("--json", action="store_true", help="the summary as one JSON document")
-    if not has_peer:
-        parser.set_defaults(peer=False)
-        return
-    parser.add_argument("--peer", action=argparse.BooleanOptionalAction, default=None,
-                        help="let the real RocketMQ open the store at the end (default: if Java and Maven are there)")
+    parser.set_defaults(peer=False)
+    if has_peer:
+        parser.add_argument("--peer", action=argparse.BooleanOptionalAction, default=None,
+                            help="let the real RocketMQ open the store at the end (default: if Java and Maven are there)")
+    parser.add_argument("--mode", choices=list(MODES), default=mode)
+    return parser
 
 
 def tell(text: str) -> None:

@@ -11,16 +11,14 @@ Exit 0: held. 1: something was lost, torn, doubled, out of order, or a hang; the
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
 from pathlib import Path
 
-from crash.report import Summary, add_common_options, ended_in_order, finish
+from crash.report import crash_parser, ended_in_order, finish
 from crash.rounds import CrashRun
-from pyengine.cli.replay import MODES
-from pyengine.cli.torture import EngineWatch, kill, wait_for
+from pyengine.cli.torture import EngineWatch, wait_for
 from pyengine.engine.embedded import stop_engine
 
 
@@ -54,22 +52,12 @@ class RestartRun(CrashRun):
             self.summary.failures.append("an orderly stop has left the abort file")
         self.start_engine()
 
-    def die(self) -> None:
-        with EngineWatch(self.store) as watch:
-            pids = watch.pids()
-            kill(pids.pop("supervisor"))
-            victims = list(watch.pids().values())
-            self.rng.shuffle(victims)
-            for pid in victims:
-                kill(pid)
-        self.summary.kills += len(victims) + 1
-
     def die_and_start(self) -> None:
-        self.die()
+        self.kill_engine(self.store)
         self.start_engine()
 
     def die_and_recover(self) -> None:
-        self.die()
+        self.kill_engine(self.store)
         self.recover()
         self.check_store()
         self.start_engine()
@@ -77,18 +65,12 @@ class RestartRun(CrashRun):
 
 @ended_in_order
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_common_options(parser)
-    parser.add_argument("--mode", choices=list(MODES), default="async")
-    arguments = parser.parse_args()
+    arguments = crash_parser(__doc__).parse_args()
 
     def make(store: Path, scratch: Path) -> RestartRun:
         return RestartRun(store, scratch, arguments.mode, arguments.seed)
 
-    def go(run: RestartRun) -> Summary:
-        return run.run(arguments.rounds)
-
-    return finish(arguments, make, go)
+    return finish(arguments, make, lambda run: run.run(arguments.rounds))
 
 
 if __name__ == "__main__":

@@ -206,6 +206,17 @@ class CrashRun(KillRounds):
                     kill(pid)
                     return
 
+    def kill_engine(self, store: Path) -> None:
+        """One engine and not its producers, the supervisor first."""
+        with EngineWatch(store) as watch:
+            pids = watch.pids()
+            kill(pids.pop("supervisor"))  # it would start the others again
+            victims = list(pids.values())
+            self.rng.shuffle(victims)
+            for pid in victims:
+                kill(pid)
+            self.summary.kills += len(victims) + 1
+
     def kill_all(self, watch: EngineWatch) -> None:
         """Engine and producers, in any order."""
         self.summary.kills += kill_all(watch, [process.pid for process in self.producers], self.rng)

@@ -11,7 +11,6 @@ Exit 0: every drill held. 1: one did not; its store is kept and named. 2: there 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pwd
@@ -27,9 +26,8 @@ from typing import ClassVar
 
 from crash.audit import read_acked
 from crash.disk_full_rounds import take_room
-from crash.report import INTERRUPTED, Summary, add_common_options, ended_in_order, finish, tell
+from crash.report import INTERRUPTED, Summary, crash_parser, ended_in_order, finish, tell
 from crash.rounds import CrashRun
-from pyengine.cli.replay import MODES
 from pyengine.cli.torture import HangError, kill, remove_memory, state_of, wait_for
 from pyengine.engine.kinds import kinds_for
 from pyengine.engine.unit_files import STORE_UNIT
@@ -574,11 +572,9 @@ DRILLS: dict[str, type[Drill]] = {
 
 @ended_in_order
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = crash_parser(__doc__, rounds=1, has_peer=False)
     parser.add_argument("--drill", action="append", choices=list(DRILLS), metavar="NAME", help="only this one; may be repeated")
     parser.add_argument("--list", action="store_true", help="say what each of them does, and do nothing")
-    add_common_options(parser, rounds=1, has_peer=False)
-    parser.add_argument("--mode", choices=list(MODES), default="async")
     arguments = parser.parse_args()
     if arguments.list:
         for name, drill in DRILLS.items():

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crash.audit import read_acked
-from crash.report import Summary, add_common_options, ended_in_order, finish
+from crash.report import Summary, crash_parser, ended_in_order, finish
 from crash.rounds import RETENTION, CrashRun
 from faults.after_kill import THEN, do
 from faults.cut_judge import Promised, below, judge_tree, tell_removals
@@ -284,9 +284,7 @@ class PowerCutRun(CrashRun):
 
 @ended_in_order
 def main(words: str | None = __doc__, rig: type[PowerCutRun] = PowerCutRun) -> int:
-    parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_common_options(parser, rounds=len(IN_TURN))
-    parser.add_argument("--mode", choices=list(MODES), default="sync")
+    parser = crash_parser(words, rounds=len(IN_TURN), mode="sync")
     parser.add_argument("--states", type=int, default=200, help="states for each recorded run (200)")
     parser.add_argument("--with", dest="company", nargs="*", choices=COMPANY,
                         help="what else goes on in each run (by turns)")
