@@ -265,17 +265,6 @@ class FetchedFile:
         return fetched
 
 
-def steps(segment: Segment, first: int, limit: int) -> Iterator[int]:
-    """Yield the end of the available bytes from `first` on, each time further, up to `limit`."""
-    have, most = first, TAIL_PROBE_BYTES
-    while True:
-        have = segment.fill(first, first + most, limit)
-        yield have
-        if have >= limit:
-            return
-        most = max(RECORD_PROBE_BYTES, 2 * (have - first))
-
-
 def find_record(segment: Segment, first: int, end: int, limit: int) -> int | None:
     """Return the first record that begins in [first, end), see native.scan.sync.
 
@@ -331,17 +320,13 @@ def _kind(segment: FetchedSegment, keep: int, at: int, limit: int) -> str:
 
 def judge(segment: Segment, at: int, limit: int) -> str:
     """Return what is at `at`: one of native.scan.REASONS."""
-    label = "range_end"
-    for have in steps(segment, at, limit):
+    most = TAIL_PROBE_BYTES
+    while True:
+        have = segment.fill(at, at + most, limit)
         label = classify(segment.view, at - segment.base, have - at, at, check_crc=False)
-        if label not in ("overrun", "range_end"):
-            break
-    return label
-
-
-def more(segment: Segment, position: int, have: int, reason: str, limit: int) -> bool:
-    """Return whether a scan stopped only because the rest was not fetched yet."""
-    return segment.is_partial and have < limit and reason in ("overrun", "range_end")
+        if have >= limit or label not in ("overrun", "range_end"):
+            return label
+        most = max(RECORD_PROBE_BYTES, 2 * (have - at))
 
 
 def windows(segment: Segment, entries: numpy.ndarray, limit: int) -> Iterator[tuple[int, int, int]]:
@@ -376,10 +361,10 @@ def _size_at(segment: FetchedSegment, at: int, limit: int, claimed: int) -> int:
 
 def walk_piece(segment: Segment, position: int, stop: int, *, limit: int, **checks: bool) -> WalkResult:
     """Walk [position, stop) with `checks`, as native.scan.walk."""
-    upto = min(limit, position + RECORD_PROBE_BYTES)
+    upto: int | None = min(limit, position + RECORD_PROBE_BYTES)
     records = messages = 0
     first_ms = last_ms = -1
-    while True:
+    while upto is not None:
         have = segment.fill(position, upto, limit)
         found = walk(segment.view, segment.base, position, min(stop, have), limit=have, **checks)
         position = found.end_offset
@@ -387,16 +372,15 @@ def walk_piece(segment: Segment, position: int, stop: int, *, limit: int, **chec
             first_ms = first_ms if messages else found.first_store_timestamp_ms
             last_ms = found.last_store_timestamp_ms
         records, messages = records + found.records, messages + found.messages
-        if position >= stop or not more(segment, position, have, found.reason, limit):
-            return WalkResult(position, found.reason, records, messages, first_ms, last_ms)
-        upto = next_window(position, have, limit)
+        upto = None if position >= stop else next_window(segment, position, have, found.reason, limit, limit)
+    return WalkResult(position, found.reason, records, messages, first_ms, last_ms)
 
 
-def first_window(position: int, end: int) -> int:
-    """Return up to where to fetch for a scan from `position` to `end`."""
-    return min(end, position + FETCH_BYTES)
+def next_window(segment: Segment, position: int, have: int, reason: str, end: int, limit: int) -> int | None:
+    """Return up to where to fetch for a scan to `end` that stopped at `position`: a window, but more than is available.
 
-
-def next_window(position: int, have: int, end: int) -> int:
-    """Return up to where to fetch after a stop at `position`: a window, but more than is available."""
-    return max(first_window(position, end), have + max(RECORD_PROBE_BYTES, have - position))
+    None unless it stopped only because the rest was not fetched yet.
+    """
+    if not segment.is_partial or have >= limit or reason not in ("overrun", "range_end"):
+        return None
+    return max(min(end, position + FETCH_BYTES), have + max(RECORD_PROBE_BYTES, have - position))

@@ -13,7 +13,6 @@ queue may have by INNER_MULTI_DISPATCH.)
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from pyengine.formats.record import decode_properties, decompress_body
 from pyengine.formats.sql_filter import SqlFilter
 from pyengine.native.scan import ChooseQueue, ColumnScanner, QueueBounds, RawBatch, RowFilter, TallyScanner
 from pyengine.spark.file_access import (
+    FETCH_BYTES,
     LOG,
     QUEUES,
     FetchedSegment,
@@ -38,9 +38,7 @@ from pyengine.spark.file_access import (
     MappedSegment,
     Segment,
     find_record,
-    first_window,
     judge,
-    more,
     next_window,
     open_tree,
     windows,
@@ -141,30 +139,23 @@ class TaskReader(ABC):
             allocate=allocate,
         )
 
-    def open_segment(self, segment: int, segment_bytes: int) -> mmap.mmap | None:
-        """Map the segment; None if it was deleted and that is allowed."""
-        try:
-            view = map_read_only(self.paths.commit_log_segment(segment))
-        except FileNotFoundError:
-            self.lost(segment)
-            return None
-        if len(view) != segment_bytes:
-            raise self._wrong_length(segment, len(view), segment_bytes)
-        return view
-
     def open_bytes(self, segment: int, segment_bytes: int) -> Segment | None:
         """Open the segment, mapped or fetched; None if it was deleted and that is allowed."""
-        if self._tree is None:
-            view = self.open_segment(segment, segment_bytes)
-            return None if view is None else MappedSegment(view, segment)
+        found: Segment
         try:
-            file = self._tree.open(f"{LOG}/{segment_name(segment)}")
+            if self._tree is None:
+                view = map_read_only(self.paths.commit_log_segment(segment))
+                found, length = MappedSegment(view, segment), len(view)
+            else:
+                file = self._tree.open(f"{LOG}/{segment_name(segment)}")
+                found, length = FetchedSegment(file, segment), file.size()
         except FileNotFoundError:
             self.lost(segment)
             return None
-        if file.size() != segment_bytes:
-            raise self._wrong_length(segment, file.size(), segment_bytes)
-        return FetchedSegment(file, segment)
+        if length != segment_bytes:
+            raise CorruptionError(f"{self.segment_path(segment)} has {length} bytes here, not {segment_bytes}: is this a replica that "
+                                  "lags, or another store?")
+        return found
 
     def is_gone(self, segment: int) -> bool:
         """Return whether the segment was deleted, so that its blocks may have been freed while they were read."""
@@ -185,10 +176,6 @@ class TaskReader(ABC):
         if self._tree is not None:
             return f"{self.options.where}/{LOG}/{segment_name(segment)}"
         return str(self.paths.commit_log_segment(segment))
-
-    def _wrong_length(self, segment: int, found: int, wanted: int) -> CorruptionError:
-        return CorruptionError(f"{self.segment_path(segment)} has {found} bytes here, not {wanted}: is this a replica that lags, "
-                               "or another store?")
 
     def to_batches(self, raw: RawBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Convert scanned columns to the requested ones, of the rows that meet the condition: one batch, or several if decompressed
@@ -321,7 +308,8 @@ class RangeReader(TaskReader):
         segment_end = start + part.segment_bytes
         limit = min(part.limit, segment_end)
         scanner = self._scanner
-        position, sure = _begin(segment, start, first, end, limit), -1
+        position = first if first == start and first < limit else find_record(segment, first, end, limit)
+        sure = -1
         while position is not None and position < end:
             for raw in scanned(scanner, segment, position, end, limit):
                 if self.is_gone(start):
@@ -371,22 +359,12 @@ def _wrong_boundary(segment: Segment, boundary: int, following: int, limit: int,
 
 def scanned(scanner: ColumnScanner, segment: Segment, position: int, end: int, limit: int) -> Iterator[RawBatch]:
     """Scan [position, end), which is not empty, as ColumnScanner.scan; fetch what is not in `view`, window by window."""
-    upto = first_window(position, end)
-    while True:
+    upto: int | None = min(end, position + FETCH_BYTES)
+    while upto is not None:
         have = segment.fill(position, upto, limit)
         yield from scanner.scan(segment.view, segment.base, position, min(end, have), have)
         position = scanner.position
-        if position >= end or not more(segment, position, have, scanner.reason, limit):
-            return
-        upto = next_window(position, have, end)
-
-
-def _begin(segment: Segment, start: int, first: int, end: int, limit: int) -> int | None:
-    """Return the begin of a range's first record, None if no record begins in [first, end)."""
-    end = min(end, limit)
-    if first >= end:
-        return None
-    return first if first == start else find_record(segment, first, end, limit)
+        upto = None if position >= end else next_window(segment, position, have, scanner.reason, end, limit)
 
 
 # -- queue entries -----------------------------------------------------------------

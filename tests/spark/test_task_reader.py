@@ -279,8 +279,8 @@ SKIPPING = {"onCorrupt": "skip"}
 @pytest.mark.parametrize(
     ("look", "first", "end", "given", "before"),
     [
-        ("_begin", 2000, 4096, {}, 0),
-        ("_begin", 2000, 4096, SKIPPING, 0),
+        ("find_record", 2000, 4096, {}, 0),
+        ("find_record", 2000, 4096, SKIPPING, 0),
         ("judge", 0, 2000, {}, 2000),
         ("find_record", 0, 2000, {}, 2000),
         ("find_record", 0, 4096, SKIPPING, 1000),
