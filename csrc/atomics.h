@@ -4,8 +4,7 @@
  * because cffi must read the declarations; every access to a shared one uses these macros in C, and pyengine.native in
  * Python.
  */
-#ifndef MS_ATOMICS_H
-#define MS_ATOMICS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -59,5 +58,3 @@ static inline void ms_prefetch_range(const uint8_t *memory, uint64_t memory_byte
             ms_prefetch(memory + at);
     }
 }
-
-#endif

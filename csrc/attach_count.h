@@ -1,6 +1,3 @@
-#ifndef MS_ATTACH_COUNT_H
-#define MS_ATTACH_COUNT_H
+#pragma once
 
 #include "attach_count.cdef.h"
-
-#endif

@@ -1,5 +1,4 @@
-#ifndef MS_BLOCKED_REASONS_H
-#define MS_BLOCKED_REASONS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -11,5 +10,3 @@
 
 _Static_assert(offsetof(struct ms_blocked_reasons, worker) == 128, "lines after the head");
 _Static_assert(sizeof(struct ms_blocked_reason) == 512, "a worker has cache lines of its own");
-
-#endif

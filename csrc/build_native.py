@@ -1,7 +1,7 @@
 """Builds pyengine._native from the C concepts in this folder.
 
 Each concept X is a trio: X.cdef.h (what Python sees: plain declarations, no
-directives but #define NAME INTEGER), X.h (include guard, static asserts), X.c.
+directives but #define NAME INTEGER), X.h (what C sees, with static asserts), X.c.
 cdef() and the compiler read the same X.cdef.h, so they cannot disagree.
 
 Set PYENGINE_SANITIZE=address to build with ASan and UBSan (tests/test_sanitizers.py does), and

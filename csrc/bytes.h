@@ -1,6 +1,5 @@
 /* Big-endian numbers at any address: numbers on disk are big-endian and not aligned. */
-#ifndef MS_BYTES_H
-#define MS_BYTES_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -63,5 +62,3 @@ static inline void ms_put_64(uint8_t *at, uint64_t value)
     value = MS_BIG64(value);
     memcpy(at, &value, sizeof value);
 }
-
-#endif

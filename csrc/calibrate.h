@@ -1,7 +1,4 @@
-#ifndef MS_CALIBRATE_H
-#define MS_CALIBRATE_H
+#pragma once
 
 #include <stdint.h>
 #include "calibrate.cdef.h"
-
-#endif

@@ -1,5 +1,4 @@
-#ifndef MS_CLEANING_H
-#define MS_CLEANING_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -14,5 +13,3 @@ _Static_assert(offsetof(struct ms_cleaning, probes) == 256, "the probe's line");
 _Static_assert(offsetof(struct ms_cleaning, reason) == 384, "reason");
 _Static_assert(offsetof(struct ms_cleaning, asked) == 640, "request's line");
 _Static_assert(offsetof(struct ms_cleaning, holds) == 768, "holds");
-
-#endif

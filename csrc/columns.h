@@ -1,8 +1,5 @@
-#ifndef MS_COLUMNS_H
-#define MS_COLUMNS_H
+#pragma once
 
 #include <stdint.h>
 #include "record.h"
 #include "columns.cdef.h"
-
-#endif

@@ -1,5 +1,4 @@
-#ifndef MS_CONSUME_QUEUE_H
-#define MS_CONSUME_QUEUE_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -24,5 +23,3 @@ static inline uint64_t ms_queue_hash(const uint8_t *topic, int32_t bytes, int32_
     hash = (hash ^ word ^ ((uint64_t)bytes << 56)) * 0xC4CEB9FE1A85EC53ULL;
     return hash ^ hash >> 32;
 }
-
-#endif

@@ -1,5 +1,4 @@
-#ifndef MS_CONTROL_H
-#define MS_CONTROL_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -20,5 +19,3 @@ _Static_assert(sizeof(struct ms_latch) == MS_LINE_BYTES, "latch: one line");
 _Static_assert(offsetof(struct ms_commit_slot, sessions) == MS_LINE_BYTES, "slot header: one line");
 _Static_assert(offsetof(struct ms_undo, old_offset) == MS_LINE_BYTES, "undo header: one line");
 _Static_assert(MS_GATEWAY == MS_WORKER_KINDS - 1, "the last kind of worker: both are raised with a new one");
-
-#endif

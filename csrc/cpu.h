@@ -1,8 +1,5 @@
-#ifndef MS_CPU_H
-#define MS_CPU_H
+#pragma once
 
 #include <stdint.h>
 
 #include "cpu.cdef.h"
-
-#endif

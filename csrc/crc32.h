@@ -1,7 +1,4 @@
-#ifndef MS_CRC32_H
-#define MS_CRC32_H
+#pragma once
 
 #include <stdint.h>
 #include "crc32.cdef.h"
-
-#endif

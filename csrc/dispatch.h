@@ -1,9 +1,6 @@
-#ifndef MS_DISPATCH_H
-#define MS_DISPATCH_H
+#pragma once
 
 #include <stdint.h>
 #include "consume_queue.h"
 #include "index_file.h"
 #include "dispatch.cdef.h"
-
-#endif

@@ -1,5 +1,4 @@
-#ifndef MS_ENTRY_H
-#define MS_ENTRY_H
+#pragma once
 
 #include <stdint.h>
 
@@ -58,5 +57,3 @@ uint32_t ms_entry_measure(const struct ms_taken *taken, struct ms_measure *measu
 void ms_entry_records(const struct ms_taken *taken, struct ms_records *records);
 /* Set body, flag and properties of the next record; the rest of `record` is the same for all. 0 after the last. */
 int ms_entry_next(const struct ms_taken *taken, struct ms_records *records, struct ms_record_template *record);
-
-#endif

@@ -1,5 +1,4 @@
-#ifndef MS_FAILPOINT_H
-#define MS_FAILPOINT_H
+#pragma once
 
 #include <stdint.h>
 
@@ -12,6 +11,4 @@
 #else
 #define MS_FAILPOINT(name) ((void)0)
 #endif
-#endif
-
 #endif

@@ -1,7 +1,4 @@
-#ifndef MS_FLUSH_H
-#define MS_FLUSH_H
+#pragma once
 
 #include <stdint.h>
 #include "flush.cdef.h"
-
-#endif

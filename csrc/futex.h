@@ -1,7 +1,6 @@
 /* Sleeps on a 32-bit number in shared memory, which other processes wake. Waiters may map the page read-only. Waits are
  * always timed. */
-#ifndef MS_FUTEX_H
-#define MS_FUTEX_H
+#pragma once
 
 #include <linux/futex.h>
 #include <stdint.h>
@@ -48,5 +47,3 @@ static inline int64_t ms_wall_ms(void)
     clock_gettime(CLOCK_REALTIME, &now);
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
-
-#endif

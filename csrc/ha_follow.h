@@ -1,10 +1,7 @@
-#ifndef MS_HA_FOLLOW_H
-#define MS_HA_FOLLOW_H
+#pragma once
 
 #include "control.h"
 #include "producer.h"
 #include "replication.h"
 #include "ha_links.h"
 #include "ha_follow.cdef.h"
-
-#endif

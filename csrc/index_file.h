@@ -1,5 +1,4 @@
-#ifndef MS_INDEX_FILE_H
-#define MS_INDEX_FILE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -15,5 +14,3 @@ static inline int ms_index_is_full(const struct ms_index_file *file)
     ms_index_read_header(file, &header);
     return header.index_count >= file->entries;
 }
-
-#endif

@@ -1,7 +1,4 @@
-#ifndef MS_LATCH_H
-#define MS_LATCH_H
+#pragma once
 
 #include "control.h"
 #include "latch.cdef.h"
-
-#endif

@@ -1,6 +1,5 @@
 /* The check of a shared object. Each begins with a magic, which its maker stores last, and the version of its layout. */
-#ifndef MS_LAYOUT_H
-#define MS_LAYOUT_H
+#pragma once
 
 #include <errno.h>
 #include <stdint.h>
@@ -19,5 +18,3 @@ static inline int ms_layout_check(const void *object, int64_t mapped_bytes, uint
         return -EBADMSG;
     return mapped_bytes < bytes ? -EMSGSIZE : 0;
 }
-
-#endif

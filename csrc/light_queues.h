@@ -1,5 +1,4 @@
-#ifndef MS_LIGHT_QUEUES_H
-#define MS_LIGHT_QUEUES_H
+#pragma once
 
 #include <stdint.h>
 #include "control.h"
@@ -9,5 +8,3 @@
 
 _Static_assert(MS_LIGHT_TEXT_BYTES_MAX >= MS_PROPERTIES_BYTES_MAX + 26 + MS_LIGHT_QUEUES_MAX * 21,
                "room for the longest text and all offsets");
-
-#endif

@@ -1,5 +1,4 @@
-#ifndef MS_LOG_TAIL_H
-#define MS_LOG_TAIL_H
+#pragma once
 
 #include <stdint.h>
 
@@ -18,5 +17,3 @@ int ms_tail_copy(struct ms_writer *writer, const uint8_t *from, int64_t bytes);
 /* Write the gathered bytes, and zeros after them; 0 or -errno, also in error_number: no room (-ENOSPC, -EDQUOT), otherwise
  * the store is frozen. */
 int ms_tail_write(struct ms_writer *writer);
-
-#endif

@@ -1,7 +1,4 @@
-#ifndef MS_NEW_FILE_H
-#define MS_NEW_FILE_H
+#pragma once
 
 #include <stdint.h>
 #include "new_file.cdef.h"
-
-#endif

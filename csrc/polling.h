@@ -1,7 +1,4 @@
-#ifndef MS_POLLING_H
-#define MS_POLLING_H
+#pragma once
 
 #include "control.h"
 #include "polling.cdef.h"
-
-#endif

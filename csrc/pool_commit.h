@@ -1,9 +1,6 @@
-#ifndef MS_POOL_COMMIT_H
-#define MS_POOL_COMMIT_H
+#pragma once
 
 #include "control.h"
 #include "recorder.h"
 #include "stream.h"
 #include "pool_commit.cdef.h"
-
-#endif

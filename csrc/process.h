@@ -1,8 +1,5 @@
-#ifndef MS_PROCESS_H
-#define MS_PROCESS_H
+#pragma once
 
 #include <stdint.h>
 
 #include "process.cdef.h"
-
-#endif

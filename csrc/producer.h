@@ -1,8 +1,5 @@
-#ifndef MS_PRODUCER_H
-#define MS_PRODUCER_H
+#pragma once
 
 #include "control.h"
 #include "session.h"
 #include "producer.cdef.h"
-
-#endif

@@ -4,8 +4,7 @@
  * MessageDecoder.string2messageProperties it ignores a piece without 0x01, or with an empty name or value; the first 0x01
  * splits; the last of equal names wins.
  */
-#ifndef MS_PROPERTY_H
-#define MS_PROPERTY_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -120,5 +119,3 @@ static inline int ms_text_number(struct ms_text text, int64_t low, int64_t high,
     *number = value;
     return value >= low && value <= high;
 }
-
-#endif

@@ -1,5 +1,4 @@
-#ifndef MS_QUEUE_TABLE_H
-#define MS_QUEUE_TABLE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -9,5 +8,3 @@
 
 _Static_assert(sizeof(struct ms_queue_slot) == 160, "queue slot");
 _Static_assert(offsetof(struct ms_queue_table, slot) == 128, "queue table header: one line");
-
-#endif

@@ -1,5 +1,4 @@
-#ifndef MS_RAW_APPEND_H
-#define MS_RAW_APPEND_H
+#pragma once
 
 #include "entry.h"
 #include "writer.h"
@@ -11,5 +10,3 @@ int ms_raw_is_allowed(const struct ms_writer *writer, const struct ms_writer_ses
 uint32_t ms_raw_measure(const struct ms_writer *writer, const struct ms_taken *taken, struct ms_measure *measure);
 /* Append a measured entry and set its answer *what; 0, or -EIO, after which the store is frozen. */
 int ms_raw_append(struct ms_writer *writer, const struct ms_taken *taken, struct ms_completion *what);
-
-#endif

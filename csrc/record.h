@@ -1,5 +1,4 @@
-#ifndef MS_RECORD_H
-#define MS_RECORD_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -131,5 +130,3 @@ static inline int ms_record_is_queued(const struct ms_record *record)
 
 /* Make the checks beyond the lengths, for a parsed record. */
 int ms_record_verify(const struct ms_record *record, int64_t physical_offset, int checks);
-
-#endif

@@ -1,5 +1,4 @@
-#ifndef MS_RECORDER_H
-#define MS_RECORDER_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -25,5 +24,3 @@ static inline void ms_recorder_wait(struct ms_waiting *waiting, int64_t reached,
     ms_store_relaxed(&waiting->since_ns, since_ns);
     ms_store_release(&waiting->end, end);
 }
-
-#endif

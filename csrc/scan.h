@@ -1,7 +1,4 @@
-#ifndef MS_SCAN_H
-#define MS_SCAN_H
+#pragma once
 
 #include <stdint.h>
 #include "scan.cdef.h"
-
-#endif

@@ -1,7 +1,4 @@
-#ifndef MS_SEAL_H
-#define MS_SEAL_H
+#pragma once
 
 #include <stdint.h>
 #include "seal.cdef.h"
-
-#endif

@@ -1,5 +1,4 @@
-#ifndef MS_SEQUENCE_H
-#define MS_SEQUENCE_H
+#pragma once
 
 #include "control.h"
 #include "sequence.cdef.h"
@@ -9,5 +8,3 @@ static inline uint32_t ms_sequence_bit(uint32_t value)
 {
     return (uint32_t)1 << (value & 31);
 }
-
-#endif

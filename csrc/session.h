@@ -1,5 +1,4 @@
-#ifndef MS_SESSION_H
-#define MS_SESSION_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -37,5 +36,3 @@ static inline uint64_t ms_entry_payload_at(uint32_t topic_bytes, uint32_t proper
 {
     return ms_align8(sizeof(struct ms_entry) + (uint64_t)topic_bytes + properties_bytes);
 }
-
-#endif

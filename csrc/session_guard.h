@@ -1,7 +1,4 @@
-#ifndef MS_SESSION_GUARD_H
-#define MS_SESSION_GUARD_H
+#pragma once
 
 #include <stdint.h>
 #include "session_guard.cdef.h"
-
-#endif

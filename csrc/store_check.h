@@ -1,7 +1,4 @@
-#ifndef MS_STORE_CHECK_H
-#define MS_STORE_CHECK_H
+#pragma once
 
 #include <stdint.h>
 #include "store_check.cdef.h"
-
-#endif

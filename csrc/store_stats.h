@@ -1,5 +1,4 @@
-#ifndef MS_STORE_STATS_H
-#define MS_STORE_STATS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -104,5 +103,3 @@ static inline void ms_put_meter_commit(struct ms_put_meter *meter, int64_t now_n
     }
     meter->entries = meter->timed = 0;
 }
-
-#endif

@@ -1,7 +1,4 @@
-#ifndef MS_STREAM_H
-#define MS_STREAM_H
+#pragma once
 
 #include "control.h"
 #include "stream.cdef.h"
-
-#endif

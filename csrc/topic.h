@@ -1,6 +1,5 @@
 /* Valid names of topics: they are names of folders too, and the bytes 1 and 2 separate properties. */
-#ifndef MS_TOPIC_H
-#define MS_TOPIC_H
+#pragma once
 
 #include <stdint.h>
 #include "record.h"
@@ -14,5 +13,3 @@ static inline int ms_topic_is_legal(const uint8_t *topic, int64_t bytes)
         return 0;
     return ms_record_text_is_clean(topic, bytes);
 }
-
-#endif

@@ -3,8 +3,7 @@
  * Who: the writer adds one entry per queue and pass, before it changes next_offset, so that the next writer can restore it
  * (ms_writer_roll_back).
  */
-#ifndef MS_UNDO_H
-#define MS_UNDO_H
+#pragma once
 
 #include <stdint.h>
 #include "atomics.h"
@@ -27,5 +26,3 @@ static inline void ms_undo_remember(struct ms_control *control, struct ms_queue_
     MS_FAILPOINT("undo_counted");
     queue->pass = pass;
 }
-
-#endif

@@ -3,8 +3,7 @@
  * Who: dispatch (hashes), the column scanner (repair of invalid text). Header only. Invalid bytes decode to U+FFFD, one for
  * each maximal part that could have begun a character, like Python's "replace" and Java's decoder.
  */
-#ifndef MS_UTF8_H
-#define MS_UTF8_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -101,5 +100,3 @@ static inline uint32_t ms_java_hash(uint32_t hash, const uint8_t *text, int64_t 
     }
     return hash;
 }
-
-#endif

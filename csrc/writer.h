@@ -1,5 +1,4 @@
-#ifndef MS_WRITER_H
-#define MS_WRITER_H
+#pragma once
 
 #include "control.h"
 #include "cpu.h"
@@ -12,5 +11,3 @@
 #include "writer.cdef.h"
 
 _Static_assert(MS_SESSION_WORDS * 64 == MS_SESSION_SLOTS, "a bit for each session");
-
-#endif

@@ -6,8 +6,7 @@
  * objects here are memory of the process. It calls Python only for what is not ordinary, and not while an entry is
  * incomplete.
  */
-#ifndef MS_FRONT_H
-#define MS_FRONT_H
+#pragma once
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -134,5 +133,3 @@ static inline void free_object(PyObject *object)
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
 }
-
-#endif

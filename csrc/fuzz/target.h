@@ -3,8 +3,7 @@
  * A target is libFuzzer's LLVMFuzzerTestOneInput. It must succeed for any bytes, and CHECKs the promises in the header of the
  * called functions. fuzz_seeds() provides valid inputs to begin with.
  */
-#ifndef MS_FUZZ_TARGET_H
-#define MS_FUZZ_TARGET_H
+#pragma once
 
 #include "../tests/segments.h"
 
@@ -59,5 +58,3 @@ static inline void emit_segments(void (*emit)(const uint8_t *, size_t), int head
         emit(input, (size_t)(head + s.total));
     }
 }
-
-#endif

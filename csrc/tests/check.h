@@ -1,6 +1,5 @@
 /* What the C tests share: assertions that say where, seeded dice, and memory that ends at a guard page. */
-#ifndef MS_TESTS_CHECK_H
-#define MS_TESTS_CHECK_H
+#pragma once
 
 #include <stdint.h>
 #include <stdio.h>
@@ -72,5 +71,3 @@ static inline void guarded_free(struct guarded *memory)
 {
     munmap(memory->mapping, memory->mapping_bytes);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* A reputter's loop over a log of small records in memory, with one queue in a file without a name. */
-#ifndef MS_TESTS_REPUT_RIG_H
-#define MS_TESTS_REPUT_RIG_H
+#pragma once
 
 #include "../bytes.h"
 #include "../record.h"
@@ -72,5 +71,3 @@ static inline int has_entry(int record)
     return pread(queue_fd, entry, sizeof entry, (off_t)record * MS_QUEUE_ENTRY_BYTES) == sizeof entry &&
            ms_get_i64(entry) == starts[record] && ms_get_i32(entry + 8) == starts[record + 1] - starts[record];
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* Segments of varied records for the tests, and ways to spoil them. */
-#ifndef MS_TESTS_SEGMENTS_H
-#define MS_TESTS_SEGMENTS_H
+#pragma once
 
 #include "../record.h"
 #include "check.h"
@@ -79,5 +78,3 @@ static inline void segment_spoil(struct segment *s)
             s->bytes[at] = dice(2) ? nasty[dice(sizeof nasty)] : (uint8_t)dice(256);
     }
 }
-
-#endif
