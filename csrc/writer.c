@@ -216,16 +216,16 @@ static int refuse(struct ms_writer *writer, struct ms_writer_session *own, uint6
 }
 
 /* Close the session of a producer that broke the protocol; other sessions continue. */
-static int close_session(struct ms_writer *writer, struct ms_writer_session *own, uint32_t why)
+static int close_session(struct ms_writer *writer, struct ms_writer_session *own, uint32_t refusal)
 {
     struct ms_session_slot *slot = &writer->control->sessions[own - writer->sessions];
     uint32_t open = MS_SESSION_OPEN;
     own->broken = 1;
     touch(writer, own);
     writer->unsynced_answers = 1;
-    ms_store_relaxed(&slot->bad_entry, why);
+    ms_store_relaxed(&slot->bad_entry, refusal);
     MS_FAILPOINT("session_accused");
-    ms_store_release(&own->session->closed, why);
+    ms_store_release(&own->session->closed, refusal);
     MS_FAILPOINT("session_closed");
     ms_compare_exchange(&slot->state, &open, MS_SESSION_DEAD);
     return 0;
@@ -267,6 +267,27 @@ static int64_t store_time(const struct ms_writer *writer, const struct ms_entry 
     return writer->store_timestamp_ms;
 }
 
+/* Fill in the fields that all records of an entry have in common. */
+static void fill_template(struct ms_record_template *record, const struct ms_taken *taken, int64_t store_timestamp_ms)
+{
+    const struct ms_entry *head = &taken->head;
+    *record = (struct ms_record_template){
+        .queue_id = head->queue_id,
+        .flag = head->flag,
+        .sys_flag = head->sys_flag,
+        .born_timestamp_ms = head->born_timestamp_ms,
+        .store_timestamp_ms = store_timestamp_ms,
+        .reconsume_times = head->reconsume_times,
+        .prepared_transaction_offset = head->kind == MS_ENTRY_BATCH ? 0 : head->prepared_transaction_offset,
+        .topic = taken->topic,
+        .topic_bytes = (int32_t)head->topic_bytes,
+        .properties = taken->properties,
+        .properties_bytes = (int32_t)head->properties_bytes,
+    };
+    memcpy(record->born_host, head->born_host, sizeof record->born_host);
+    memcpy(record->store_host, head->store_host, sizeof record->store_host);
+}
+
 /* Append the records of an entry, `sum` bytes together, and answer it. */
 static int execute(struct ms_writer *writer, struct ms_writer_session *own, const struct ms_taken *taken, int64_t sum)
 {
@@ -288,21 +309,8 @@ static int execute(struct ms_writer *writer, struct ms_writer_session *own, cons
         ms_undo_remember(writer->control, writer->queues, (uint32_t)at, writer->pass);
         MS_FAILPOINT("pass_queue_remembered");
     }
-    struct ms_record_template record = {
-        .queue_id = head->queue_id,
-        .flag = head->flag,
-        .sys_flag = head->sys_flag,
-        .born_timestamp_ms = head->born_timestamp_ms,
-        .store_timestamp_ms = store_time(writer, head),
-        .reconsume_times = head->reconsume_times,
-        .prepared_transaction_offset = head->kind == MS_ENTRY_BATCH ? 0 : head->prepared_transaction_offset,
-        .topic = taken->topic,
-        .topic_bytes = (int32_t)head->topic_bytes,
-        .properties = taken->properties,
-        .properties_bytes = (int32_t)head->properties_bytes,
-    };
-    memcpy(record.born_host, head->born_host, sizeof record.born_host);
-    memcpy(record.store_host, head->store_host, sizeof record.store_host);
+    struct ms_record_template record;
+    fill_template(&record, taken, store_time(writer, head));
     struct ms_completion what = {
         .sequence = head->sequence,
         .physical_offset = -1,
@@ -344,7 +352,7 @@ static int execute(struct ms_writer *writer, struct ms_writer_session *own, cons
     return 0;
 }
 
-/* The same for raw records. Their queue offsets are the master's: no producer puts into this store. */
+/* Append raw records and answer them. Their queue offsets are the master's: no producer puts into this store. */
 static int execute_raw(struct ms_writer *writer, struct ms_writer_session *own, const struct ms_taken *taken)
 {
     struct ms_completion what = {.sequence = taken->head.sequence, .queue_offset = -1, .status = PUT_OK};
@@ -355,17 +363,33 @@ static int execute_raw(struct ms_writer *writer, struct ms_writer_session *own, 
     return 0;
 }
 
-/* Add the offsets in further queues to the entry's properties; 0 or the status that refuses it, with *detail. */
+/* Replace the properties by the text that light_queues.c has made of them. */
+static void use_light_text(struct ms_taken *taken, const struct ms_light_queues *light)
+{
+    taken->properties = light->text;
+    taken->head.properties_bytes = light->text_bytes;
+}
+
+/* Add the offsets in further queues to the entry's properties, or drop those that its producer claims; PUT_OK, or the status that
+ * refuses it, with *detail. */
 static uint32_t prepare_light_queues(struct ms_writer *writer, struct ms_taken *taken, uint32_t *detail)
 {
     struct ms_light_queues *light = &writer->light;
+    if (taken->head.kind != MS_ENTRY_PUT)
+        return PUT_OK;
+    if (!light->enabled) {
+        if (ms_light_has_places(taken->properties, taken->head.properties_bytes)) {
+            ms_light_drop_places(light, taken->properties, taken->head.properties_bytes);
+            use_light_text(taken, light);
+        }
+        return PUT_OK;
+    }
     switch (ms_light_prepare(light, writer->queues, taken->topic, taken->head.topic_bytes, taken->head.queue_id,
                              taken->properties, taken->head.properties_bytes)) {
     case 0:
         return PUT_OK;
     case 1:
-        taken->properties = light->text;
-        taken->head.properties_bytes = light->text_bytes;
+        use_light_text(taken, light);
         return PUT_OK;
     case -ENOSPC:
         *detail = MS_REFUSED_QUEUES_FULL;
@@ -380,6 +404,91 @@ static uint32_t prepare_light_queues(struct ms_writer *writer, struct ms_taken *
         *detail = MS_REFUSED_LIGHT_QUEUE_NAME;
         return MESSAGE_ILLEGAL;
     }
+}
+
+/* Copy the entry of `bytes` at the session's head, or take its side object, and parse the copy; 0, or MS_REFUSED_* for a producer
+ * that broke the protocol. Bodies stay in the ring. */
+static uint32_t copy_entry(struct ms_writer *writer, const struct ms_writer_session *own, uint64_t bytes, struct ms_taken *taken)
+{
+    const uint8_t *from = own->ring + (own->head & (own->ring_bytes - 1));
+    if (bytes < sizeof taken->head || bytes > writer->scratch_bytes)
+        return MS_REFUSED_MALFORMED;
+    uint64_t sequence = own->acked + 1;
+    int from_side = writer->side_loaded == sequence && &writer->sessions[writer->side_slot] == own;
+    uint64_t decisive = bytes;
+    if (!from_side) {
+        memcpy(&taken->head, from, sizeof taken->head);
+        decisive = ms_entry_decisive_bytes(&taken->head, bytes);
+        if (decisive == 0)
+            return MS_REFUSED_MALFORMED;
+        memcpy(writer->scratch, &taken->head, sizeof taken->head);
+        memcpy(writer->scratch + sizeof taken->head, from + sizeof taken->head, decisive - sizeof taken->head);
+    }
+    if (ms_session_guard_broken((uint32_t)(own - writer->sessions))) /* the copy is zeros in part */
+        return MS_REFUSED_MALFORMED;
+    if (!ms_entry_parse(writer->scratch, from_side ? writer->side_bytes : bytes, taken) || (from_side && taken->head.kind == MS_ENTRY_SIDE))
+        return MS_REFUSED_MALFORMED;
+    if (decisive < bytes)
+        taken->bodies = from + decisive;
+    return taken->head.sequence == sequence ? MS_REFUSED_NO : MS_REFUSED_SEQUENCE;
+}
+
+/* Request the side object of an entry, or refuse the entry if the object could not be loaded. */
+static int take_side(struct ms_writer *writer, struct ms_writer_session *own, const struct ms_taken *taken)
+{
+    if (writer->side_failed) {
+        writer->side_failed = 0;
+        return refuse(writer, own, taken->head.sequence, UNKNOWN_ERROR, MS_REFUSED_SIDE);
+    }
+    writer->side_slot = (uint32_t)(own - writer->sessions);
+    writer->side_sequence = taken->head.sequence;
+    writer->side_bytes = taken->head.payload_bytes;
+    return MS_RUN_SIDE;
+}
+
+/* Check the entry, then execute or refuse it: 0, or MS_RUN_*. */
+static int take_records(struct ms_writer *writer, struct ms_writer_session *own, struct ms_taken *taken)
+{
+    uint32_t detail = MS_REFUSED_NO;
+    uint32_t status = check_entry(writer, own, taken, &detail);
+    writer->light.count = 0;
+    if (status == PUT_OK) {
+        status = prepare_light_queues(writer, taken, &detail);
+        if (detail == MS_REFUSED_QUEUES_FULL) {
+            if (!writer->queues_refused)
+                return MS_RUN_QUEUES;
+            writer->queues_refused = 0;
+        }
+    }
+    struct ms_measure measure = {
+        .segment_bytes = writer->segment_bytes,
+        .max_message_bytes = writer->max_message_bytes,
+        .room = ms_tail_room(writer),
+    };
+    if (status == PUT_OK) {
+        status = taken->head.kind == MS_ENTRY_RAW ? ms_raw_measure(writer, taken, &measure) : ms_entry_measure(taken, &measure);
+        detail = measure.detail;
+    }
+    uint32_t rolls = measure.rolls;
+    uint32_t rolls_max = writer->mode == MS_MODE_POOL ? writer->control->identity.pool_buffers - 1 : MS_AHEAD_MAX;
+    if (status == PUT_OK && rolls > rolls_max) {
+        status = MESSAGE_ILLEGAL;
+        detail = MS_REFUSED_TOO_MANY_SEGMENTS;
+    }
+    if (status == PUT_OK && rolls > writer->ahead_count) {
+        if (!writer->refuse_segment) {
+            writer->segments_needed = rolls;
+            return MS_RUN_SEGMENT;
+        }
+        writer->refuse_segment = 0;
+        status = CREATE_MAPEDFILE_FAILED;
+        detail = MS_REFUSED_NO_SEGMENT;
+    }
+    if (status != PUT_OK)
+        return refuse(writer, own, taken->head.sequence, status, detail);
+    if (writer->rolled + rolls > MS_AHEAD_MAX)
+        return MS_RUN_ROLLED;
+    return taken->head.kind == MS_ENTRY_RAW ? execute_raw(writer, own, taken) : execute(writer, own, taken, measure.sum);
 }
 
 /* Execute the entry at the session's head: 0, or MS_RUN_*, after which it is still there. */
@@ -398,90 +507,12 @@ static int take_entry(struct ms_writer *writer, struct ms_writer_session *own, u
         return 0;
     }
     struct ms_taken taken;
-    if (bytes < sizeof taken.head || bytes > writer->scratch_bytes)
-        return close_session(writer, own, MS_REFUSED_MALFORMED);
-    uint64_t sequence = own->acked + 1;
-    int from_side = writer->side_loaded == sequence && &writer->sessions[writer->side_slot] == own;
-    uint64_t decisive = from_side ? writer->side_bytes : bytes;
-    if (!from_side) {
-        memcpy(&taken.head, own->ring + place, sizeof taken.head);
-        decisive = ms_entry_decisive_bytes(&taken.head, bytes);
-        if (decisive == 0)
-            return close_session(writer, own, MS_REFUSED_MALFORMED);
-        memcpy(writer->scratch, &taken.head, sizeof taken.head);
-        memcpy(writer->scratch + sizeof taken.head, own->ring + place + sizeof taken.head, decisive - sizeof taken.head);
-    }
-    if (ms_session_guard_broken((uint32_t)(own - writer->sessions))) /* the copy is zeros in part */
-        return close_session(writer, own, MS_REFUSED_MALFORMED);
-    if (!ms_entry_parse(writer->scratch, from_side ? writer->side_bytes : bytes, &taken))
-        return close_session(writer, own, MS_REFUSED_MALFORMED);
-    if (decisive < bytes && !from_side)
-        taken.bodies = own->ring + place + decisive;
-    if (taken.head.kind == MS_ENTRY_SIDE) {
-        if (from_side)
-            return close_session(writer, own, MS_REFUSED_MALFORMED);
-        if (taken.head.sequence != sequence)
-            return close_session(writer, own, MS_REFUSED_SEQUENCE);
-        if (writer->side_failed) {
-            writer->side_failed = 0;
-            refuse(writer, own, sequence, UNKNOWN_ERROR, MS_REFUSED_SIDE);
-            own->head += bytes;
-            return 0;
-        }
-        writer->side_slot = (uint32_t)(own - writer->sessions);
-        writer->side_sequence = sequence;
-        writer->side_bytes = taken.head.payload_bytes;
-        return MS_RUN_SIDE;
-    }
-    if (taken.head.sequence != sequence)
-        return close_session(writer, own, MS_REFUSED_SEQUENCE);
-    uint32_t detail = MS_REFUSED_NO;
-    uint32_t status = check_entry(writer, own, &taken, &detail);
-    writer->light.count = 0;
-    if (status == PUT_OK && !writer->light.enabled && taken.head.kind == MS_ENTRY_PUT &&
-        ms_light_has_places(taken.properties, taken.head.properties_bytes)) {
-        ms_light_drop_places(&writer->light, taken.properties, taken.head.properties_bytes);
-        taken.properties = writer->light.text;
-        taken.head.properties_bytes = writer->light.text_bytes;
-    } else if (status == PUT_OK && writer->light.enabled && taken.head.kind == MS_ENTRY_PUT) {
-        status = prepare_light_queues(writer, &taken, &detail);
-        if (detail == MS_REFUSED_QUEUES_FULL) {
-            if (!writer->queues_refused)
-                return MS_RUN_QUEUES;
-            writer->queues_refused = 0;
-        }
-    }
-    struct ms_measure measure = {
-        .segment_bytes = writer->segment_bytes,
-        .max_message_bytes = writer->max_message_bytes,
-        .room = ms_tail_room(writer),
-    };
-    if (status == PUT_OK) {
-        status = taken.head.kind == MS_ENTRY_RAW ? ms_raw_measure(writer, &taken, &measure) : ms_entry_measure(&taken, &measure);
-        detail = measure.detail;
-    }
-    uint32_t rolls = measure.rolls;
-    uint32_t rolls_max = writer->mode == MS_MODE_POOL ? writer->control->identity.pool_buffers - 1 : MS_AHEAD_MAX;
-    if (status == PUT_OK && rolls > rolls_max) {
-        status = MESSAGE_ILLEGAL;
-        detail = MS_REFUSED_TOO_MANY_SEGMENTS;
-    }
-    if (status == PUT_OK && rolls > writer->ahead_count) {
-        if (!writer->refuse_segment) {
-            writer->segments_needed = rolls;
-            return MS_RUN_SEGMENT;
-        }
-        writer->refuse_segment = 0;
-        status = CREATE_MAPEDFILE_FAILED;
-        detail = MS_REFUSED_NO_SEGMENT;
-    }
-    if (status == PUT_OK && writer->rolled + rolls > MS_AHEAD_MAX)
-        return MS_RUN_ROLLED;
-    int why = status != PUT_OK                  ? refuse(writer, own, sequence, status, detail)
-              : taken.head.kind == MS_ENTRY_RAW ? execute_raw(writer, own, &taken)
-                                                : execute(writer, own, &taken, measure.sum);
-    if (why != 0)
-        return why;
+    uint32_t refused = copy_entry(writer, own, bytes, &taken);
+    if (refused != MS_REFUSED_NO)
+        return close_session(writer, own, refused);
+    int reason = taken.head.kind == MS_ENTRY_SIDE ? take_side(writer, own, &taken) : take_records(writer, own, &taken);
+    if (reason != 0)
+        return reason;
     own->head += bytes;
     writer->side_loaded = 0;
     return 0;
@@ -711,9 +742,9 @@ static int take_turn(struct ms_writer *writer, uint32_t i, int64_t from)
         if (writer->control->undo.count >= MS_UNDO_MAX - MS_LIGHT_QUEUES_MAX || writer->position - from >= MS_PASS_BYTES ||
             writer->position - turn_from >= TURN_BYTES)
             break;
-        int why = take_entry(writer, own, tail);
-        if (why != MS_RUN_TIME)
-            return why;
+        int reason = take_entry(writer, own, tail);
+        if (reason != MS_RUN_TIME)
+            return reason;
     }
     return MS_RUN_TIME;
 }
@@ -752,12 +783,12 @@ static void record_pass(struct ms_writer *writer, int64_t from)
     ms_recorder_note_puts(&writer->recorder, &puts, is_slow ? &pass : NULL);
 }
 
-static uint32_t phase_of(uint32_t why)
+static uint32_t phase_of(uint32_t reason)
 {
-    return why == MS_RUN_SEGMENT   ? MS_PHASE_SEGMENT
-           : why == MS_RUN_QUEUES  ? MS_PHASE_LOCK
-           : why == MS_RUN_FLUSHER ? MS_PHASE_SYNC
-                                   : MS_PHASE_OTHER;
+    return reason == MS_RUN_SEGMENT   ? MS_PHASE_SEGMENT
+           : reason == MS_RUN_QUEUES  ? MS_PHASE_LOCK
+           : reason == MS_RUN_FLUSHER ? MS_PHASE_SYNC
+                                      : MS_PHASE_OTHER;
 }
 
 /* Record the time between two runs, when Python worked or the process could not run. */
@@ -786,31 +817,31 @@ static void record_sleep(struct ms_writer *writer, int64_t from_ns, int64_t to_n
 /* Make one round over the active sessions; MS_RUN_TIME if it is complete. */
 static int make_pass(struct ms_writer *writer)
 {
-    int why = MS_RUN_TIME;
+    int reason = MS_RUN_TIME;
     uint32_t high = writer->sessions_high;
     uint32_t turn = writer->turn;
     uint32_t next_turn = 0;
     int64_t from = writer->position;
     begin_pass(writer);
     writer->is_gathering = writer->gather_bytes_min > 0 && waiting_bytes(writer) >= writer->gather_bytes_min;
-    for (uint32_t n = 0, i = turn; n < 2 && why == MS_RUN_TIME; n++, i = 0) { /* the sessions from `turn` on, then those before it */
+    for (uint32_t n = 0, i = turn; n < 2 && reason == MS_RUN_TIME; n++, i = 0) { /* the sessions from `turn` on, then those before it */
         uint32_t end = n == 0 ? high : turn;
-        for (i = next_active(writer, i); i < end && why == MS_RUN_TIME; i = next_active(writer, i + 1)) {
+        for (i = next_active(writer, i); i < end && reason == MS_RUN_TIME; i = next_active(writer, i + 1)) {
             if (i != turn) /* its producer took the entry back that Python has answered: no other entry may use the answer */
                 writer->refuse_segment = writer->side_failed = writer->queues_refused = writer->side_loaded = 0;
-            why = take_turn(writer, i, from);
+            reason = take_turn(writer, i, from);
             if (next_turn == 0)
                 next_turn = i + 1;
-            if (why != MS_RUN_TIME)
+            if (reason != MS_RUN_TIME)
                 writer->turn = i; /* it is the first one after Python has done its part */
         }
     }
     /* A refusal is for the entry whose request failed, which came first; no other entry may use it. */
     writer->refuse_segment = writer->side_failed = writer->queues_refused = 0;
-    if (why == MS_RUN_TIME)
+    if (reason == MS_RUN_TIME)
         writer->turn = next_turn < high ? next_turn : 0;
-    if (why == MS_RUN_FAILED || why == MS_RUN_CUT_SHORT)
-        return why;
+    if (reason == MS_RUN_FAILED || reason == MS_RUN_CUT_SHORT)
+        return reason;
     int committed = commit_pass(writer);
     writer->last_work_ns = ms_monotonic_ns();
     if (committed == MS_RUN_TIME)
@@ -820,7 +851,7 @@ static int make_pass(struct ms_writer *writer)
         record_pass(writer, from);
     writer->clock_ns = writer->last_work_ns;
     prefetch_places(writer);
-    return committed != MS_RUN_TIME ? committed : why;
+    return committed != MS_RUN_TIME ? committed : reason;
 }
 
 int ms_writer_use_table(struct ms_writer *writer, struct ms_queue_table *queues)
@@ -847,39 +878,75 @@ static void publish_beside_producer(const struct ms_writer *writer)
         ms_store_relaxed(&lines->is_beside_producer, writer->last_producer_same_cpu);
 }
 
-static int run(struct ms_writer *writer, int64_t deadline_ns)
+/* Make a pass and set what the next one depends on: MS_RUN_*. */
+static int work(struct ms_writer *writer)
 {
     struct ms_control *control = writer->control;
-    struct ms_latch *latch = &writer->control->latch[MS_WRITER];
+    publish_cpu(control);
+    int reason = make_pass(writer);
+    if (reason != MS_RUN_TIME)
+        return reason;
+    if (writer->rolled)
+        return MS_RUN_ROLLED;
+    if (writer->mode == MS_MODE_SYNC) {
+        writer->spinning = 0; /* the next one comes after the sync */
+        publish_beside_producer(writer);
+        ms_affinity_note(&writer->affinity, ms_load_relaxed(&control->workers[MS_WRITER].cpu), writer->last_work_ns);
+    } else if (writer->spin_us > 0)
+        ms_mover_note(&writer->mover, writer->last_producer_same_cpu, writer->last_work_ns);
+    return MS_RUN_TIME;
+}
+
+#define AWAKE -1 /* there was something to do */
+#define SLEPT -2
+
+/* Sleep on the latch until an entry comes, or until the deadline: AWAKE, SLEPT, or MS_RUN_TIME if Python must look. */
+static int sleep_on_latch(struct ms_writer *writer, int64_t now, int64_t deadline_ns)
+{
+    struct ms_control *control = writer->control;
+    struct ms_latch *latch = &control->latch[MS_WRITER];
     void *semaphore = writer->semaphores[MS_WRITER];
+    ms_latch_arm(latch, semaphore);
+    if (scan_sessions(writer, now) || pending_request(writer) != MS_RUN_TIME) {
+        ms_latch_disarm(latch);
+        return AWAKE;
+    }
+    int woken = ms_latch_wait(latch, semaphore, deadline_ns - now);
+    if (woken > 0 && ms_load_relaxed(&control->state.refuse_puts) & 1)
+        return MS_RUN_TIME; /* a stop, whose signal may have arrived before the sleep */
+    if (woken > 0 && writer->mode == MS_MODE_SYNC && writer->spin_us > 0) {
+        /* The flusher posts when it has woken producers, whose next entries come soon. */
+        writer->spinning = 1;
+        writer->last_work_ns = ms_monotonic_ns();
+    }
+    if (woken < 0) {
+        int64_t resumed_ns;
+        if (ms_recorder_resumes(&resumed_ns) != writer->recorder.continued)
+            record_sleep(writer, writer->clock_ns, resumed_ns);
+        return MS_RUN_TIME; /* a signal, whose handler Python runs */
+    }
+    return SLEPT;
+}
+
+static int run(struct ms_writer *writer, int64_t deadline_ns)
+{
     int slept = 0;
     for (;;) {
-        int why = pending_request(writer);
-        if (why != MS_RUN_TIME)
-            return why;
+        int reason = pending_request(writer);
+        if (reason != MS_RUN_TIME)
+            return reason;
         if (is_scan_due(writer, writer->last_work_ns))
             scan_sessions(writer, writer->last_work_ns);
         if (work_waits(writer)) {
-            publish_cpu(control);
             if (slept) {
                 /* Spinning is worthwhile only if the next entry comes soon after the last one. */
                 writer->clock_ns = ms_monotonic_ns();
                 writer->spinning = writer->clock_ns - writer->last_work_ns < (int64_t)writer->spin_us * 1000 * SPIN_GAP;
                 slept = 0;
             }
-            why = make_pass(writer);
-            if (why != MS_RUN_TIME)
-                return why;
-            if (writer->rolled)
-                return MS_RUN_ROLLED;
-            if (writer->mode == MS_MODE_SYNC) {
-                writer->spinning = 0; /* the next one comes after the sync */
-                publish_beside_producer(writer);
-                ms_affinity_note(&writer->affinity, ms_load_relaxed(&control->workers[MS_WRITER].cpu), writer->last_work_ns);
-            } else if (writer->spin_us > 0)
-                ms_mover_note(&writer->mover, writer->last_producer_same_cpu, writer->last_work_ns);
-            if (writer->last_work_ns >= deadline_ns)
-                return MS_RUN_TIME;
+            reason = work(writer);
+            if (reason != MS_RUN_TIME || writer->last_work_ns >= deadline_ns)
+                return reason;
             continue;
         }
         int64_t now = ms_monotonic_ns();
@@ -896,26 +963,10 @@ static int run(struct ms_writer *writer, int64_t deadline_ns)
                 ms_pause();
             continue;
         }
-        ms_latch_arm(latch, semaphore);
-        if (scan_sessions(writer, now) || pending_request(writer) != MS_RUN_TIME) {
-            ms_latch_disarm(latch);
-            continue;
-        }
-        int woken = ms_latch_wait(latch, semaphore, deadline_ns - now);
-        slept = 1;
-        if (woken > 0 && ms_load_relaxed(&control->state.refuse_puts) & 1)
-            return MS_RUN_TIME; /* a stop, whose signal may have arrived before the sleep: Python checks */
-        if (woken > 0 && writer->mode == MS_MODE_SYNC && writer->spin_us > 0) {
-            /* The flusher posts when it has woken producers, whose next entries come soon. */
-            writer->spinning = 1;
-            writer->last_work_ns = ms_monotonic_ns();
-        }
-        if (woken < 0) {
-            int64_t resumed_ns;
-            if (ms_recorder_resumes(&resumed_ns) != writer->recorder.continued)
-                record_sleep(writer, writer->clock_ns, resumed_ns);
-            return MS_RUN_TIME; /* a signal, whose handler Python runs */
-        }
+        int waited = sleep_on_latch(writer, now, deadline_ns);
+        if (waited == MS_RUN_TIME)
+            return MS_RUN_TIME;
+        slept |= waited == SLEPT;
     }
 }
 
@@ -932,10 +983,10 @@ int ms_writer_run(struct ms_writer *writer, int64_t deadline_ns)
         writer->waited_for_pool = 0;
         writer->meter.slow_ns = recorder->threshold_ns;
     }
-    int why = run(writer, deadline_ns);
+    int reason = run(writer, deadline_ns);
     writer->returned_ns = ms_monotonic_ns();
-    writer->return_reason = (uint32_t)why;
-    if (why != MS_RUN_TIME)
+    writer->return_reason = (uint32_t)reason;
+    if (reason != MS_RUN_TIME)
         ms_recorder_set_phase(recorder, phase_of(writer->return_reason), writer->returned_ns);
-    return why;
+    return reason;
 }
