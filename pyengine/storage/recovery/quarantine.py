@@ -23,10 +23,10 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from pyengine.errors import disk_error
 from pyengine.formats.paths import Root, StorePaths, segment_name
@@ -62,38 +62,37 @@ class Quarantine:
         and the log is unchanged) or DiskError.
         """
         with open(segment, "rb") as source:
-            end = start + _length_without_zeros(source, start - segment_start, end - segment_start)
-            if end == start:
-                return
-            digest = _digest(source, start - segment_start, end - segment_start)
-            name = self._free_name(f"commitlog-{segment_name(start)}-{end - start}", digest)
-            target = self._folder / name
-            if not self._dry_run and not self._has(name, digest):
-                make_folders(self._folder)
-                with self._removed_on_failure(target):
-                    with open(target, "wb") as copy:
-                        for chunk in _chunks(source, start - segment_start, end - segment_start):
-                            copy.write(chunk)
-                        copy.flush()
-                        os.fsync(copy.fileno())
-                    failpoint("quarantine_copied")
-                    self._write_note(target, segment.name, start, end - start, digest, reason)
-        self.pieces.append(QuarantinedPiece(target, start, end - start, reason))
+            at = start - segment_start
+            size_bytes = _length_without_zeros(source, at, end - segment_start)
+            if size_bytes:
+                self._copy("commitlog", segment.name, start, size_bytes, lambda: _chunks(source, at, at + size_bytes), reason)
 
     def add_memory(self, physical_offset: int, content: memoryview, reason: str) -> None:
         """Keep bytes that are in no file: pool bytes that are no complete records. Durable before this returns."""
-        digest = hashlib.sha256(content).hexdigest()
-        name = self._free_name(f"pool-{segment_name(physical_offset)}-{len(content)}", digest)
+        self._copy("pool", "transient store pool", physical_offset, len(content), lambda: [content], reason)
+
+    def _copy(
+        self, kind: str, origin: str, physical_offset: int, size_bytes: int, content: Callable[[], Iterable[bytes | memoryview]],
+        reason: str,
+    ) -> None:
+        """Copy `content` unless a complete copy of it is in quarantine already."""
+        digest = _sha256(content())
+        name = base = f"{kind}-{segment_name(physical_offset)}-{size_bytes}"
+        number = 0
+        while not (is_kept := self._has(name, digest)) and _note_path(self._folder / name).exists():
+            number += 1
+            name = f"{base}.{number}"
         target = self._folder / name
-        if not self._dry_run and not self._has(name, digest):
+        if not self._dry_run and not is_kept:
             make_folders(self._folder)
             with self._removed_on_failure(target):
                 with open(target, "wb") as copy:
-                    copy.write(content)
+                    copy.writelines(content())
                     copy.flush()
                     os.fsync(copy.fileno())
-                self._write_note(target, "transient store pool", physical_offset, len(content), digest, reason)
-        self.pieces.append(QuarantinedPiece(target, physical_offset, len(content), reason))
+                failpoint("quarantine_copied")
+                self._write_note(target, origin, physical_offset, size_bytes, digest, reason)
+        self.pieces.append(QuarantinedPiece(target, physical_offset, size_bytes, reason))
 
     def add_file(self, path: Path, physical_offset: int, reason: str, *, kind: str = "commitlog") -> None:
         """Move a file or a folder to quarantine, with its note. Durable before this returns."""
@@ -123,35 +122,19 @@ class Quarantine:
         sync_folder(self._folder)
         sync_folder(path.parent)
 
-    def _free_name(self, name: str, digest: str) -> str:
-        candidate, number = name, 0
-        while _note_path(self._folder / candidate).exists() and not self._has(candidate, digest):
-            number += 1
-            candidate = f"{name}.{number}"
-        return candidate
-
     def _has(self, name: str, digest: str) -> bool:
         """Whether a complete copy of exactly this content is in quarantine already."""
         try:
             note = json.loads(read_small_file(_note_path(self._folder / name)))
-            with open(open_regular(self._folder / name), "rb") as copy:
-                size_bytes = os.fstat(copy.fileno()).st_size
-                return bool(note.get("sha256") == digest == _digest(copy, 0, size_bytes))
+            return bool(note.get("sha256") == digest == _digest_of_file(self._folder / name))
         except (OSError, *PARSE_ERRORS):
             return False
 
     def _write_note(
         self, target: Path, origin: str, physical_offset: int, size_bytes: int, digest: str | None, reason: str
     ) -> None:
-        note = {
-            "from": origin,
-            "physical_offset": physical_offset,
-            "size_bytes": size_bytes,
-            "sha256": digest,
-            "reason": reason,
-            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        }
-        write_config(_note_path(target), json.dumps(note, indent=2).encode() + b"\n", keep_backup=False)
+        write_note(target, {"from": origin, "physical_offset": physical_offset, "size_bytes": size_bytes, "sha256": digest,
+                            "reason": reason})
 
     @contextlib.contextmanager
     def _removed_on_failure(self, target: Path) -> Iterator[None]:
@@ -224,17 +207,18 @@ def _entry(path: Path) -> QuarantineEntry:
 
 def changed_content(entry: QuarantineEntry) -> bool:
     """Whether copied bytes no longer match the note's checksum. It reads all of them."""
-    if entry.sha256 is None or not entry.path.is_file():
-        return False
-    with open(open_regular(entry.path), "rb") as content:
-        return _digest(content, 0, os.fstat(content.fileno()).st_size) != entry.sha256
+    return entry.sha256 is not None and entry.path.is_file() and _digest_of_file(entry.path) != entry.sha256
 
 
 def note_restore(entry: QuarantineEntry, **said: int) -> None:
     """Add `restoring_from` or `restored` to the piece's note; durable before this returns."""
-    path = _note_path(entry.path)
-    note = json.loads(read_small_file(path)) | said
-    write_config(path, json.dumps(note, indent=2).encode() + b"\n", keep_backup=False)
+    write_note(entry.path, json.loads(read_small_file(_note_path(entry.path))) | said)
+
+
+def write_note(target: Path, note: dict[str, Any]) -> None:
+    """Write the note of a piece next to it, with the time unless it has one; durable before this returns."""
+    note = {**note, "at": note.get("at") or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    write_config(_note_path(target), json.dumps(note, indent=2).encode() + b"\n", keep_backup=False)
 
 
 def _note_path(target: Path) -> Path:
@@ -251,11 +235,16 @@ def _chunks(source: BinaryIO, start: int, end: int) -> Iterator[bytes]:
         yield chunk
 
 
-def _digest(source: BinaryIO, start: int, end: int) -> str:
+def _sha256(content: Iterable[bytes | memoryview]) -> str:
     digest = hashlib.sha256()
-    for chunk in _chunks(source, start, end):
+    for chunk in content:
         digest.update(chunk)
     return digest.hexdigest()
+
+
+def _digest_of_file(path: Path) -> str:
+    with open(open_regular(path), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _length_without_zeros(source: BinaryIO, start: int, end: int) -> int:

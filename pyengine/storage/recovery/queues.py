@@ -38,10 +38,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,7 +53,7 @@ from pyengine.formats.record import I64, QUEUE_OFFSET_AT, decode_record
 from pyengine.native import dispatch
 from pyengine.storage.consume_queue import message_stored_ms
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets, Table, split_key
-from pyengine.storage.durable_writes import make_folders, sync_file, sync_folder, write_config
+from pyengine.storage.durable_writes import make_folders, sync_file, sync_folder
 from pyengine.storage.log_scan import LogView
 from pyengine.storage.mapped_file import (
     MappedFile,
@@ -69,7 +67,7 @@ from pyengine.storage.mapped_file import (
 )
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.markers import RebuildMarker
-from pyengine.storage.recovery.quarantine import sync_tree
+from pyengine.storage.recovery.quarantine import sync_tree, write_note
 
 RECOVERED_FILES = 3  # ConsumeQueue.recover reads this many files
 _FIRST_CHUNK_BYTES = 204 * CQ_ENTRY_BYTES  # most of many queues end here, within one page
@@ -433,7 +431,9 @@ def _move(root: Path, marker: RebuildMarker, piece: str) -> None:
     elif target.exists():
         shutil.rmtree(source)
     else:
-        _write_note(root, marker)
+        noted = StorePaths(root).quarantine / marker.folder
+        if not noted.with_name(f"{marker.folder}.json").exists():
+            write_note(noted, {"from": list(marker.pieces), "reason": "replaced by a rebuild from the log"})
         make_folders(target.parent)
         try:
             os.rename(source, target)
@@ -453,17 +453,6 @@ def _copy_to_quarantine(source: Path, target: Path) -> None:
     sync_tree(part)
     os.rename(part, target)
     shutil.rmtree(source)
-
-
-def _write_note(root: Path, marker: RebuildMarker) -> None:
-    """Write the note about the folder in quarantine/ next to the folder."""
-    folder = StorePaths(root).quarantine
-    path = folder / f"{marker.folder}.json"
-    make_folders(folder)
-    note = {"from": list(marker.pieces), "reason": "replaced by a rebuild from the log",
-            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-    if not path.exists():
-        write_config(path, json.dumps(note, indent=2).encode() + b"\n", keep_backup=False)
 
 
 # -- times -------------------------------------------------------------------------------
