@@ -325,7 +325,7 @@ class HAClient(Service):
             self._received_ns = now_ns
         if done.has_reported:
             self._acked, self._sent_ns = done.acked, now_ns
-            link.was_reported(follow.unsent)
+            link.unsent = follow.unsent
         if why == replication.LOST:
             link.lost(-done.got)
         if why in (replication.TAKE, replication.SUBMITTED):

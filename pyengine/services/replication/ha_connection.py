@@ -59,7 +59,7 @@ class HAConnection:
 
     `acked`: the last report that confirms, -1 without one; `reported`: the last report, -1 before the first; `positioned`: its
     first report could be served; `blocked`: the socket is full until it is writable again; `ended`: why it has ended, "" while it is
-    open.
+    open; `peer`: its proven identity, None before that and for a peer that uses RocketMQ's own protocol.
     """
 
     def __init__(self, connected: socket.socket, address: str, source: TransferSource, link: Link, limits: LinkLimits,
@@ -84,7 +84,7 @@ class HAConnection:
         self._limits = limits
         self._refused_until_ns = 0
         self._half_report = b""
-        self._peer: Introduction | None = None
+        self.peer: Introduction | None = None
         self._fields.next = -1    # everything below is in the buffer or sent
         self._buffer = memoryview(b"")
         self._buffer_start = 0    # physical offset of the buffer's first body
@@ -107,14 +107,9 @@ class HAConnection:
         return self._handshake is not None and not self._handshake.may_be_plain
 
     @property
-    def peer(self) -> Introduction | None:
-        """Its proven identity; None before that, and for a peer that uses RocketMQ's own protocol."""
-        return self._peer
-
-    @property
     def counts_as(self) -> str:
         """The identity of the slave: links with the same text, a proven store UUID or an address, are of the same slave."""
-        return self._peer.store_uuid.hex() if self._peer is not None else self.host
+        return self.peer.store_uuid.hex() if self.peer is not None else self.host
 
     @property
     def acked(self) -> int:
@@ -162,10 +157,10 @@ class HAConnection:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._end(f"the connection broke: {error.strerror}")
+            self.end(f"the connection broke: {error.strerror}")
             return
         if not data:
-            self._end(self._refusal or "the slave closed the connection")
+            self.end(self._refusal or "the slave closed the connection")
             return
         if self._refused_until_ns:
             return
@@ -184,13 +179,13 @@ class HAConnection:
         try:
             for at in range(0, whole, step):
                 if self._seals.into is not None and not self._seals.into.take(data[at:at + step]):
-                    self._end("a report did not come as it was sent: its seal does not fit")
+                    self.end("a report did not come as it was sent: its seal does not fit")
                     return
                 self._take(ha_wire.unpack_report(data, at), now_ns)
                 if self._refused_until_ns or self.ended:
                     return
         except FormatError as error:
-            self._end(str(error))
+            self.end(str(error))
 
     def _shake_hands(self, handshake: MasterHandshake, data: bytes) -> bytes:
         """Pass bytes to the handshake; return the unused ones. Afterwards the handshake is None, or `ended` says why it failed."""
@@ -206,10 +201,10 @@ class HAConnection:
             self._refuse_unidentified(str(error))
             return b""
         except OSError as error:
-            self._end(f"the connection broke: {error.strerror}")
+            self.end(f"the connection broke: {error.strerror}")
             return b""
         self._handshake = None
-        self._peer, self._seals = handshake.peer, handshake.seals
+        self.peer, self._seals = handshake.peer, handshake.seals
         self.native.seal(*self._seals)
         if self._seals.out is not None:
             self._head_bytes += Seal.BYTES
@@ -223,9 +218,9 @@ class HAConnection:
             return
         what = self.native.take_report(report, self.sent)
         if what == replication.SHORTER:
-            self._end(f"the slave has {report} after {self.reported}: its log became shorter")
+            self.end(f"the slave has {report} after {self.reported}: its log became shorter")
         elif what == replication.UNSENT:
-            self._end(f"the slave has {report}, but only {self.sent} was sent")
+            self.end(f"the slave has {report}, but only {self.sent} was sent")
 
     def _position(self, report: int, now_ns: int) -> None:
         """Begin at the reported offset (HAConnection.slaveRequestOffset); refuse one that this log cannot serve."""
@@ -255,7 +250,7 @@ class HAConnection:
             self.socket.send(frame if self._seals.out is None else self._seals.out.sealed(frame))
             self.socket.shutdown(socket.SHUT_WR)
         except OSError:
-            self._end(why)
+            self.end(why)
 
     def note_lag(self, ends: EndTimes) -> None:
         """Note since when it lacks bytes."""
@@ -316,9 +311,9 @@ class HAConnection:
             position += size
         try:
             if not self._source.read(self._buffer_start, views):
-                self._end(f"what the slave needs at {self._buffer_start} was deleted before it was sent")
+                self.end(f"what the slave needs at {self._buffer_start} was deleted before it was sent")
         except DiskError as error:
-            self._end(str(error))
+            self.end(str(error))
         if self._seals.out is not None:
             for head, body, size in bodies:
                 self._seals.out.put(buffer, head, ha_wire.HEADER_BYTES)
@@ -345,7 +340,7 @@ class HAConnection:
                 self.blocked = True
                 return False
             except OSError as error:
-                self._end(f"the connection broke: {error.strerror}")
+                self.end(f"the connection broke: {error.strerror}")
                 return False
             self._fields.written_ns = now_ns
         self.blocked = False
@@ -358,7 +353,7 @@ class HAConnection:
     def send_tables(self, tables: Mapping[int, Table], now_ns: int) -> None:
         """Send new tables to a slave with the secret, each after the bytes of the log to which it belongs."""
         seal = self._seals.out
-        if seal is None or self._peer is None or not self.positioned or self.ended or self._refused_until_ns or not self._announced_end:
+        if seal is None or self.peer is None or not self.positioned or self.ended or self._refused_until_ns or not self._announced_end:
             return
         self._take_half_frame()
         for kind, table in dict(tables).items():  # another thread may add to them
@@ -399,11 +394,11 @@ class HAConnection:
     def _check_deadlines(self, now_ns: int) -> None:
         if self._refused_until_ns:
             if now_ns >= self._refused_until_ns:
-                self._end(self._refusal)
+                self.end(self._refusal)
         elif self.is_unidentified and now_ns > self._handshake_until_ns:
             self._refuse_unidentified(f"it has proven nothing within {HANDSHAKE_NS / 1e9:g} s")
         elif now_ns - self._fields.read_ns > self._limits.housekeeping_ns:
-            self._end(f"the slave said nothing for {(now_ns - self._fields.read_ns) / 1e9:.0f} s")
+            self.end(f"the slave said nothing for {(now_ns - self._fields.read_ns) / 1e9:.0f} s")
         elif (self.positioned and self._pushed == self._filled
               and now_ns - self._fields.written_ns >= self._limits.heartbeat_ns):
             self._heartbeat(now_ns)
@@ -423,15 +418,11 @@ class HAConnection:
 
     def _refuse_unidentified(self, why: str) -> None:
         self.was_refused = True
-        self._end(f"refused: {why}")
+        self.end(f"refused: {why}")
 
     def end(self, why: str) -> None:
-        """End the connection, for the reason `why`."""
-        self._end(why)
-
-    def _end(self, why: str) -> None:
-        if not self.ended:
-            self.ended = why
+        """End the connection, for the first reason that is given."""
+        self.ended = self.ended or why
 
     def close(self) -> None:
         """Close the socket and release the link; `ended` stays readable."""
@@ -487,19 +478,11 @@ class TransferSource:
     """
 
     def __init__(self, memory: EngineMemory, store: MessageStore) -> None:
-        self._load_committed = native.loader(memory.control.committed, "value")
-        self._load_min_offset = native.loader(memory.control.min_offset, "value")
+        self.end = native.loader(memory.control.committed, "value")  # everything below is in the files, and may be sent
+        self.min_offset = native.loader(memory.control.min_offset, "value")  # everything below is deleted
         self._store = store
         self.segment_bytes = store.segment_bytes
         self._open: dict[int, int] = {}
-
-    def end(self) -> int:
-        """Return the offset below which everything is in the files, and may be sent."""
-        return self._load_committed()
-
-    def min_offset(self) -> int:
-        """Return the offset below which everything is deleted."""
-        return self._load_min_offset()
 
     def read(self, offset: int, views: Sequence[memoryview]) -> bool:
         """Fill the views with the bytes from `offset` on, all of one segment and below end().
@@ -509,10 +492,13 @@ class TransferSource:
         base = offset - offset % self.segment_bytes
         wanted = sum(len(view) for view in views)
         try:
-            descriptor = self._open.get(base)
-            if descriptor is None:
-                descriptor = self._open_segment(base)
-            got = os.preadv(descriptor, views, offset - base)
+            if base not in self._open:
+                if len(self._open) >= SEGMENTS_OPEN_MAX:
+                    self._close(next(iter(self._open)))
+                descriptor = os.open(self._store.commit_log_segment(base), os.O_RDONLY | os.O_CLOEXEC)
+                failpoint("source_opened")
+                self._open[base] = descriptor
+            got = os.preadv(self._open[base], views, offset - base)
             failpoint("source_read")
         except OSError as error:
             if self.min_offset() > offset:
@@ -524,14 +510,6 @@ class TransferSource:
             raise DiskError(f"{self._store.commit_log_segment(base)} is shorter than a segment: {got} bytes instead of "
                             f"{wanted} at {offset}", path=str(self._store.commit_log_segment(base)))
         return True
-
-    def _open_segment(self, base: int) -> int:
-        if len(self._open) >= SEGMENTS_OPEN_MAX:
-            self._close(next(iter(self._open)))
-        descriptor = os.open(self._store.commit_log_segment(base), os.O_RDONLY | os.O_CLOEXEC)
-        failpoint("source_opened")
-        self._open[base] = descriptor
-        return descriptor
 
     def forget_deleted(self) -> None:
         """Close deleted segments, whose blocks are otherwise not freed."""

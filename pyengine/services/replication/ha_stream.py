@@ -87,7 +87,10 @@ class Run(NamedTuple):
 
 
 class FrameCutter:
-    """Divides a stream of bytes into frames. With a seal it returns a frame only whole, and only if the seal is right."""
+    """Divides a stream of bytes into frames. With a seal it returns a frame only whole, and only if the seal is right.
+
+    `_head` is the received part of a header or, with a seal, of a body, each with its seal.
+    """
 
     def __init__(self, segment_bytes: int) -> None:
         self._segment_bytes = segment_bytes
@@ -105,12 +108,10 @@ class FrameCutter:
 
         BadStreamError for a wrong header, after which the stream cannot be decoded.
         """
-        if seal is not None:
-            yield from self._feed_sealed(seal, data)
-            return
+        seal_bytes = 0 if seal is None else Seal.BYTES
         at = 0
         while at < len(data):
-            if self._left:
+            if self._left and seal is None:
                 piece = data[at : at + self._left]
                 offset = self._offset
                 self._offset += len(piece)
@@ -118,27 +119,7 @@ class FrameCutter:
                 at += len(piece)
                 yield offset, piece
                 continue
-            head: bytes | memoryview
-            if not self._head and len(data) - at >= HEADER_BYTES:
-                head, start = data, at
-                at += HEADER_BYTES
-            else:
-                wanted = HEADER_BYTES - len(self._head)
-                self._head += data[at : at + wanted]
-                at += wanted
-                if len(self._head) < HEADER_BYTES:
-                    return
-                head, start = bytes(self._head), 0
-                self._head.clear()
-            self._offset, self._left = self._header(head, start)
-            if not self._left:
-                yield self._offset, data[:0]
-
-    def _feed_sealed(self, seal: Seal, data: memoryview) -> Iterator[tuple[int, memoryview]]:
-        """Do as feed() with seals; `_head` is the received part of a header, or, with `_left`, of a body, each with its seal."""
-        at = 0
-        while at < len(data):
-            size_bytes = (self._left or HEADER_BYTES) + Seal.BYTES
+            size_bytes = (self._left or HEADER_BYTES) + seal_bytes
             part: memoryview
             if not self._head and len(data) - at >= size_bytes:
                 part = data[at : at + size_bytes]
@@ -150,23 +131,25 @@ class FrameCutter:
                 if len(self._head) < size_bytes:
                     return
                 part, self._head = memoryview(self._head), bytearray()
-            if not seal.take(part):
+            if seal is not None and not seal.take(part):
                 raise BadStreamError("a frame did not come as it was sent: its seal does not fit")
             if self._left:
                 self._left = 0
-                yield self._offset, part[: -Seal.BYTES]
-            else:
-                self._offset, self._left = unpack_sealed_header(part)
-                if self._offset >= 0:
-                    self._header(part, 0)
-                elif not 0 < self._left <= TABLE_BYTES_MAX:
-                    raise BadStreamError(f"a table of {self._left} bytes: no master sends that")
-                if not self._left:
-                    yield self._offset, data[:0]
+                yield self._offset, part[:-seal_bytes]
+                continue
+            self._offset, self._left = self._header(part, may_be_table=seal is not None)
+            if not self._left:
+                yield self._offset, data[:0]
 
-    def _header(self, head: bytes | memoryview, start: int) -> tuple[int, int]:
+    def _header(self, head: memoryview, *, may_be_table: bool) -> tuple[int, int]:
+        if may_be_table:
+            offset, size_bytes = unpack_sealed_header(head)
+            if offset < 0:
+                if not 0 < size_bytes <= TABLE_BYTES_MAX:
+                    raise BadStreamError(f"a table of {size_bytes} bytes: no master sends that")
+                return offset, size_bytes
         try:
-            offset, size_bytes = unpack_header(head, start)
+            offset, size_bytes = unpack_header(head)
         except FormatError as error:
             raise BadStreamError(str(error)) from None
         if offset % self._segment_bytes + size_bytes > self._segment_bytes:
@@ -363,7 +346,7 @@ class MasterLink:
         self._offered: int | None = None  # the report with an offer that the master has not answered yet
         self._may_offer = self.peer is None
         self._answer = b""      # the received part of the answer to the offer
-        self._unsent = b""      # the rest of a report that was sent in part
+        self.unsent = b""       # the rest of a report that was sent in part, also by C
         self._waiting: int | None = None  # the newest report of which no byte was sent
 
     def _shake_hands(self, address: str, call: MasterCall | None, timeout_s: float) -> None:
@@ -406,26 +389,22 @@ class MasterLink:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether a report was sent in part."""
-        return bool(self._unsent) or self._waiting is not None
-
-    def was_reported(self, unsent: bytes) -> None:
-        """Note that C has sent a report except for these bytes."""
-        self._unsent = unsent
+        """Whether a report was sent in part, or not at all."""
+        return bool(self.unsent) or self._waiting is not None
 
     def report(self, offset: int) -> None:
         """Send one report, after the rest of an incomplete one; of unsent reports only the newest counts."""
         self._waiting = offset
-        while self._unsent or self._waiting is not None:
-            if not self._unsent:
-                self._unsent, self._waiting = self._packed(self._waiting or 0), None
+        while self.unsent or self._waiting is not None:
+            if not self.unsent:
+                self.unsent, self._waiting = self._packed(self._waiting or 0), None
             try:
-                sent = self._socket.send(self._unsent)
+                sent = self._socket.send(self.unsent)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
                 raise LinkLostError(f"the connection broke: {os_error_sentence(error)}") from None
-            self._unsent = self._unsent[sent:]
+            self.unsent = self.unsent[sent:]
 
     def _packed(self, offset: int) -> bytes:
         text = pack_report(offset)
@@ -482,10 +461,6 @@ TABLE_BYTES_MAX = 16 << 20
 WAITING_MAX = 8  # tables of one kind that wait for their bytes of the log to be durable
 
 
-def _unchanged(text: str) -> str:
-    return text
-
-
 class Table(NamedTuple):
     """The content of one file of the master. `end`: the end of its log at that time."""
 
@@ -503,7 +478,7 @@ def _replace(name: str, decode: Callable[[str], object], *, is_shared: bool = Tr
     def write(root: str | os.PathLike[str], content: bytes) -> None:
         text = content.decode()
         decode(text)  # FormatError
-        file = ConfigFile(StorePaths(root).config / name, _unchanged)
+        file = ConfigFile(StorePaths(root).config / name, str)
         with exclusive(file.path) if is_shared else contextlib.nullcontext():
             if file.read().value != text:
                 file.write(text)
