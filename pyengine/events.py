@@ -91,7 +91,7 @@ class Event(Enum):
                    "Look at that host and the network; `pyengine status STORE` shows how far the slave lags.")
     FENCED = (ERROR, "There is a master of a higher term: this one refuses puts from now on.",
               "Start this store as a slave of that master ([replication.md](replication.md)).")
-    SECOND_MASTER = (ERROR, "This master has heard of another master of the same term: their logs diverge.",
+    SECOND_MASTER = (ERROR, "Another master has the same term as this one: their logs diverge.",
                      "Stop one of the two at once, and start it as the other's slave.")
     # ---- the gateway ----
     GATEWAY_LISTENS = (INFO, "The gateway takes clients at these addresses.", NOTHING)

@@ -254,7 +254,7 @@ def test_an_old_master_that_returns_refuses_puts_until_it_is_a_slave(make_engine
     assert put(new.root, b"of the new one") == [PutStatus.PUT_OK]
     for kind in reversed(kinds):
         os.kill(old.pid(kind), signal.SIGCONT)
-    eventually(lambda: put(old.root, b"of the old one") == [PutStatus.SERVICE_NOT_AVAILABLE], "it has heard of the other")
+    eventually(lambda: put(old.root, b"of the old one") == [PutStatus.SERVICE_NOT_AVAILABLE], "it knows the other")
     with pyengine.connect(old.root) as producer:
         assert "a master of a higher term has taken this store's place" in producer.put("T", b"x").reason
 

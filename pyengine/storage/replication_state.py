@@ -32,8 +32,8 @@ class ReplicationState:
     """The last role of a store, and the confirmed offset of its log. A write with `dispatch_at` None keeps that of the file.
 
     `master_end`: of a slave, the last known end of its master's log; 0 if unknown. `term`: its own as a master, or that of
-    the master that it followed last; 0 before the first promotion. `fenced_by`: the highest term that it has heard of as a
-    master. A write never decreases these two.
+    the master that it followed last; 0 before the first promotion. `fenced_by`: as a master, the highest
+    term of another store that it knows of. A write never decreases these two.
     """
 
     role: str

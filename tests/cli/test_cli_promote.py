@@ -184,7 +184,7 @@ def standing(owner, **lines):
     return _wait_until_caught_up(owner.control, 0.01)
 
 
-def test_what_is_missing_is_what_was_heard_of_and_not_written(make_owner):
+def test_what_is_missing_is_what_was_announced_and_not_written(make_owner):
     owner = make_owner(role=2)
     assert standing(owner, wrote=500) == SlaveProgress(False, 500, 0)
     assert standing(owner, master_end=500).missing_bytes == 0
@@ -197,7 +197,7 @@ def test_what_is_missing_is_what_was_heard_of_and_not_written(make_owner):
     assert "400 bytes are missing" in notes[0] and "the last known end of its master's log is 900" in notes[1]
 
 
-def test_a_stopped_slave_knows_what_it_had_heard_of(tmp_path):
+def test_a_stopped_slave_knows_the_last_end_of_its_masters_log(tmp_path):
     with pyengine.Engine(tmp_path / "store", **SMALL):
         pass
     ReplicationStateFile(tmp_path / "store").write(ReplicationState("SLAVE", 500, master_end=900))
@@ -207,7 +207,7 @@ def test_a_stopped_slave_knows_what_it_had_heard_of(tmp_path):
     assert ReplicationStateFile(tmp_path / "store").read().state == ReplicationState("ASYNC_MASTER", 500, term=1)
 
 
-def test_a_master_that_lives_and_one_that_was_never_heard_of_are_told_apart():
+def test_a_master_that_lives_and_one_that_was_never_reached_are_told_apart():
     linked: list[str] = []
     _judge(SlaveProgress(True, 10, 10), False, linked)
     silent: list[str] = []

@@ -90,7 +90,7 @@ class HAConnection:
         self._buffer_start = 0    # physical offset of the buffer's first body
         self._pushed = self._filled = self._frames = 0
         self._refusal = ""
-        self._announced_end = False     # the slave has heard where this log ends
+        self._announced_end = False     # the slave knows where this log ends
         self._handshake = handshake
         self._handshake_until_ns = now_ns + HANDSHAKE_NS
         self._head_bytes = ha_wire.HEADER_BYTES  # of a frame, before its body, with its seal

@@ -125,7 +125,7 @@ def ask_peers(root: str | os.PathLike[str], config: EngineConfig) -> tuple[str, 
             with contextlib.closing(call_peer(root, config, address, lambda: _introduce(root, is_master=True))) as link:
                 peer = link.peer
         except EngineError as error:
-            notes.append(f"whether another master has taken this one's place was not heard from {error}")
+            notes.append(f"it is unknown whether another master has replaced this one: {error}")
             continue
         file = ReplicationStateFile(root)
         state = file.read().state or ReplicationState(config.broker_role, 0)

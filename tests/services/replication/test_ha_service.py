@@ -892,7 +892,7 @@ def test_a_master_that_meets_a_higher_term_refuses_puts_and_remembers_it(make_ri
     assert not is_fenced(rig)
     peer = rig.sealed_slave(call_of(secret, Introduction(b"x" * 16, 3, is_master)))
     rig.slaves.remove(peer)
-    assert peer.link.peer.term == 0 and not peer.link.peer.is_fenced, "it had not heard it when it spoke"
+    assert peer.link.peer.term == 0 and not peer.link.peer.is_fenced, "it did not know it when it spoke"
     rig.until(lambda: is_fenced(rig), "puts are refused")
     state = ReplicationStateFile(rig.owner.root).read().state
     assert (state.term, state.fenced_by, state.is_fenced) == (0, 3, True)
@@ -937,7 +937,7 @@ def test_a_master_tells_its_peers_its_term_and_hears_theirs(make_rig, secret):
     new.config = dataclasses.replace(new.config, ha_peers=f"127.0.0.1:{old.service.port}")
     new.service = new.new_service()
     new.service.start()
-    old.until(lambda: is_fenced(old), "the old one has heard of it")
+    old.until(lambda: is_fenced(old), "the old one knows it")
     assert not is_fenced(new)
     again = make_rig(ha_secret_file=secret)
     again.config = dataclasses.replace(again.config, ha_peers=f"127.0.0.1:1, 127.0.0.1:{new.service.port}")
