@@ -20,6 +20,7 @@ a store into a populated mapping dirties its whole large folio, a megabyte to th
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -49,7 +50,6 @@ BUSY_NS = 100_000_000
 WINDOW_BYTES = 64 << 20
 STEP_BYTES = 16 << 20   # populate when this much of the window has been written
 PIECE_BYTES = 4 << 20   # of one call; between two calls the worker records a heartbeat and checks for signals
-PAGE_BYTES = mmap.PAGESIZE
 
 
 class AllocateMappedFileService(Service):
@@ -79,20 +79,16 @@ class AllocateMappedFileService(Service):
         now_ns = monotonic_ns()
         wrote = native.load_position(self._control.wrote)
         if wrote != self._wrote:
-            self._note_gathering(wrote)
-            self._wrote, self._moved_ns = wrote, now_ns
+            # What the writer gathers and writes by system call needs no pages ahead of it.
+            number = native.load_position(self._control.slot_pass)
+            if self._wrote >= 0 and number > self._pass:
+                self._passes_are_large = wrote - self._wrote >= GATHER_BYTES_MIN * (number - self._pass)
+            self._wrote, self._pass, self._moved_ns = wrote, number, now_ns
         if native.load(self._allocator, "ready_end") < self._target(wrote):
             if now_ns < self._retry_ns or self._is_frozen:
                 return False
             return self._make_one(now_ns)
         return self._warm(wrote)
-
-    def _note_gathering(self, wrote: int) -> None:
-        """Note whether the writer gathers its passes: what it writes by system call needs no pages ahead of it."""
-        number = native.load_position(self._control.slot_pass)
-        if self._wrote >= 0 and number > self._pass:
-            self._passes_are_large = wrote - self._wrote >= GATHER_BYTES_MIN * (number - self._pass)
-        self._pass = number
 
     def _target(self, wrote: int) -> int:
         """Return the offset up to which segments must be ready: at least `wanted_end`, and one segment after the one being written."""
@@ -208,34 +204,6 @@ class AllocateMappedFileService(Service):
             self._warmer.close()
 
 
-class _Window:
-    """One segment's mapping."""
-
-    def __init__(self, path: os.PathLike[str], segment_bytes: int) -> None:
-        with disk_errors("open", path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            # On such a file system the writer does not store into mapped pages, and populating them would take disk space.
-            is_written = copies_on_write(descriptor)
-            self._mapping = None if is_written else mmap.mmap(descriptor, segment_bytes, mmap.MAP_SHARED)
-        finally:
-            os.close(descriptor)
-        self._address = ffi.cast("uint8_t *", ffi.from_buffer(self._mapping)) if self._mapping is not None else None
-
-    def populate(self, start: int, stop: int, *, lock: bool) -> tuple[int, int]:
-        """Populate (and lock) bytes [start, stop) of the segment; return the errno of each step, 0 for success."""
-        if self._address is None:
-            return 0, 0
-        start -= start % PAGE_BYTES
-        refused = populate(self._address + start, stop - start)
-        return refused, lock_memory(self._address + start, stop - start) if lock else 0
-
-    def close(self) -> None:
-        self._address = None
-        if self._mapping is not None:
-            self._mapping.close()  # unlocks too
-
-
 class PageWarmer:
     """Keeps the pages of [wrote, wrote + window) present; with `whole`, those of whole segments, locked until they are written."""
 
@@ -244,17 +212,16 @@ class PageWarmer:
         self._store = store
         self._segment_bytes = store.segment_bytes
         self._whole = whole
-        self._windows: dict[int, _Window] = {}
+        self._mappings: dict[int, mmap.mmap | None] = {}  # by the segment's start
         self._filling = True
         self.populated_end = populated_end
-        self.refused = 0  # errno of the last populate or lock that failed, which only costs speed
-        self.lock_refused = 0  # of the last lock
+        self.lock_refused = 0  # errno of the last lock that failed, which only costs speed
 
     def advance(self, wrote: int, ready_end: int, window_bytes: int = WINDOW_BYTES) -> bool:
         """Populate one piece if at least STEP_BYTES are missing; return whether there is more to do now."""
         size = self._segment_bytes
-        for start in [start for start in self._windows if start + size <= wrote]:
-            self._windows.pop(start).close()
+        for start in [start for start in self._mappings if start + size <= wrote]:
+            self._unmap(start)
         window = max(window_bytes, 2 * size) if self._whole else window_bytes
         end = min(wrote + window, ready_end)
         at = max(self.populated_end, wrote)
@@ -262,16 +229,37 @@ class PageWarmer:
             return False
         start = at - at % size
         stop = min(end, at + PIECE_BYTES, start + size)
-        if start not in self._windows:
-            self._windows[start] = _Window(self._store.commit_log_segment(start), size)
-        refused, lock_refused = self._windows[start].populate(at - start, stop - start, lock=self._whole)
-        self.lock_refused = lock_refused or self.lock_refused
-        self.refused = lock_refused or refused or self.refused
+        self._populate(start, at - start, stop - start)
         self.populated_end = stop
         self._filling = stop < end  # once begun, it continues to the end of the window
         return self._filling
 
+    def _populate(self, segment: int, start: int, stop: int) -> None:
+        """Populate (and lock) bytes [start, stop) of a segment. A failure only costs speed."""
+        if segment not in self._mappings:
+            self._mappings[segment] = self._map(segment)
+        mapping = self._mappings[segment]
+        if mapping is not None:
+            start -= start % mmap.PAGESIZE
+            address = ffi.cast("uint8_t *", ffi.from_buffer(mapping)) + start
+            populate(address, stop - start)
+            if self._whole:
+                self.lock_refused = lock_memory(address, stop - start) or self.lock_refused
+
+    def _map(self, segment: int) -> mmap.mmap | None:
+        """Map a segment; None if that fails, or if the file system copies on write.
+
+        There the writer does not store into mapped pages, and populating them would take disk space.
+        """
+        with contextlib.suppress(OSError, ValueError), open(self._store.commit_log_segment(segment), "r+b", buffering=0) as file:
+            return None if copies_on_write(file.fileno()) else mmap.mmap(file.fileno(), self._segment_bytes, mmap.MAP_SHARED)
+        return None
+
+    def _unmap(self, segment: int) -> None:
+        mapping = self._mappings.pop(segment)
+        if mapping is not None:
+            mapping.close()  # unlocks too
+
     def close(self) -> None:
-        for window in self._windows.values():
-            window.close()
-        self._windows.clear()
+        for segment in list(self._mappings):
+            self._unmap(segment)

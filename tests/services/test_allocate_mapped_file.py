@@ -12,7 +12,7 @@ from fix_owner import Owner
 from fix_small_disk import resize
 from fix_writer import PlainWriter
 from pyengine.engine_config import Geometry
-from pyengine.errors import DiskError, DiskFullError
+from pyengine.errors import DiskFullError
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.native import control as native
 from pyengine.native.writer import GATHER_BYTES_MIN
@@ -244,7 +244,7 @@ def test_warming_changes_no_byte_and_follows_the_writer(tmp_path, whole):
     assert not warmer.advance(2 * size + (16 << 20), ready), "less than a step is missing"
     while warmer.advance(2 * size + (20 << 20), 4 * size):
         pass
-    assert warmer.populated_end == 4 * size and sorted(warmer._windows) == [2 * size, 3 * size]
+    assert warmer.populated_end == 4 * size and sorted(warmer._mappings) == [2 * size, 3 * size]
     warmer.close()
     content = paths.commit_log_segment(0).read_bytes()
     assert content[:8] == b"a record" and not any(content[8:])
@@ -321,9 +321,19 @@ def test_room_is_left_for_queues_and_index(make_small_disk):
         owner.close()
 
 
-def test_an_unreadable_log_folder_is_a_disk_error(tmp_path):
-    with pytest.raises(DiskError, match="commitlog"):
-        PageWarmer(MessageStore(tmp_path, Geometry(SEGMENT))).advance(0, SEGMENT)
+def test_a_segment_that_cannot_be_mapped_is_only_not_populated(make_owner, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    owner = make_owner(mode=native.MODE_MAPPED)
+    owner.position(0)
+    owner.publish()
+    service = AllocateMappedFileService(owner.context(EngineConfig()))
+    monkeypatch.setattr(allocate_mapped_file.mmap, "mmap", refuse)
+    native.store(owner.control.writer, "wanted_end", 4 * SEGMENT)
+    eventually(lambda: not service.work(), "all is made")
+    assert ready_end(owner) == 4 * SEGMENT and not service.blocked_reason
+    service.close()
 
 
 def test_no_page_is_brought_in_where_the_disk_copies_on_write(tmp_path, monkeypatch):
