@@ -26,7 +26,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 
-from pyengine.errors import DiskError, EngineError, FlushError, FormatError, disk_error
+from pyengine.errors import DiskError, EngineError, FlushError, FormatError, disk_error, disk_errors
 from pyengine.events import Event, Report
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import decode_ext_address, is_ext_address, unpack_entry
@@ -115,7 +115,8 @@ class FlushConsumeQueueService(Service):
         if self._is_frozen:
             return  # recovery must find the files as they are now
         try:
-            self._round(final=final)
+            with disk_errors("read the log, queues or index of", self._store):
+                self._round(final=final)
         except FlushError as error:
             self._freeze(error)
         except DiskError as error:

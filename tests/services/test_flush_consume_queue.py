@@ -371,3 +371,18 @@ def test_a_changed_interval_counts_at_once(rig):
     assert 86_000 < rig.service.pause_s() <= 86_400
     rig.service.take_settings(rig.config)
     assert rig.service.pause_s() == 0
+
+
+def test_a_folder_that_cannot_be_listed_is_told_and_tried_again(rig, monkeypatch):
+    def full(path):
+        raise OSError(errno.ENFILE, "Too many open files in system", str(path))
+
+    rig.writer.put(b"1", properties="KEYS\x01k")
+    rig.dispatch()
+    rig.flush()
+    monkeypatch.setattr(os, "scandir", full)
+    rig.round()
+    assert "Too many open files in system" in rig.service.blocked_reason and read_watermark(rig.owner.root).watermark is None
+    monkeypatch.undo()
+    rig.round()
+    assert not rig.service.blocked_reason and read_watermark(rig.owner.root).watermark.flushed == rig.writer.end
