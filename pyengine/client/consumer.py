@@ -18,6 +18,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Self
@@ -47,6 +48,16 @@ READ_AHEAD_BYTES = 1 << 20
 NOTES_MAX = 100
 _LOG = logging.getLogger("pyengine.client.consumer")
 _NOTHING_YET = (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE)
+
+_living: weakref.WeakSet[Consumer] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for consumer in _living:
+        consumer._make_locks()  # a thread of the parent may have had them, which is not in the child
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def consume(
@@ -140,10 +151,9 @@ class Consumer:
         self._commit_due_s = time.monotonic() + commit_interval_s
         self._closing = threading.Event()
         self._is_closed = False
-        self._state = threading.RLock()    # guards the queues that are held; no thread waits while it has it
-        self._work = threading.RLock()     # one change of claims or offsets at a time; locked before _state
-        self._pulling = threading.RLock()  # one thread asks for messages at a time; locked before both
+        self._make_locks()
         self._pid = os.getpid()
+        _living.add(self)
         self._reader = open_store(path, **settings)
         self._session: GroupSession | None = None
         try:
@@ -160,6 +170,11 @@ class Consumer:
         self._heartbeat_thread = threading.Thread(target=self._heartbeat_loop, name=f"pyengine-consumer-{topic}", daemon=True)
         if not is_inner:
             self._heartbeat_thread.start()
+
+    def _make_locks(self) -> None:
+        self._state = threading.RLock()    # guards the queues that are held; no thread waits while it has it
+        self._work = threading.RLock()     # one change of claims or offsets at a time; locked before _state
+        self._pulling = threading.RLock()  # one thread asks for messages at a time; locked before both
 
     # -- ask for messages ---------------------------------------------------------
 

@@ -37,6 +37,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
 from pyengine import arguments
@@ -269,6 +270,7 @@ class HalfMessages:
             else:
                 yield descriptor
         finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # not by close() alone: a child that was forked meanwhile has the descriptor too
             os.close(descriptor)
 
     def _committed(self, half: Message) -> PutResult | None:
@@ -547,7 +549,8 @@ class GroupTransactions:
         self._interval_s = limits.check_interval_ms / 1000
         self._checkers: dict[str, Checker] = {}
         self._open: set[str] = set()
-        self._closing = threading.Event()
+        self._is_closing = False
+        self._wake: SimpleQueue[None] = SimpleQueue()  # which has no lock that a thread of the parent could have at a fork
         self._asking = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -556,7 +559,7 @@ class GroupTransactions:
         """Implement Producer.transaction."""
         if checker is not None:
             self._checkers[group] = checker
-            if self._thread is None and not self._closing.is_set():
+            if self._thread is None and not self._is_closing:
                 self._thread = threading.Thread(target=self._loop, name="pyengine-transactions", daemon=True)
                 self._thread.start()
         transaction = Transaction(self, group, check_after_s)
@@ -605,18 +608,20 @@ class GroupTransactions:
             self._halves.end(half, outcome)
 
     def _loop(self) -> None:
-        while not self._closing.is_set():
+        while not self._is_closing:
             try:
                 self.check_now(round(self._interval_s * 500))
             except ReferenceError:  # the producer was dropped
                 return
             except EngineError as error:
                 _LOG.warning("transactions could not be checked: %s", error)
-            self._closing.wait(self._interval_s)
+            with suppress(Empty):
+                self._wake.get(timeout=self._interval_s)
 
     def stop_asking(self) -> None:
         """End the thread, without waiting for it."""
-        self._closing.set()
+        self._is_closing = True
+        self._wake.put(None)
 
     def close(self) -> None:
         """End the thread, and close the store's files."""

@@ -141,7 +141,9 @@ class Producer(ProducerFront):
         super().__init__(Submitter(open_session, (self._born_host, self._store_host, self._host_flags)))
 
     def close(self) -> None:
-        """Wait for the answers of all puts, then close the session. A second call does nothing."""
+        """Wait for the answers of all puts, then close the session. A second call does nothing, nor does a call in a forked child."""
+        if self._puts.is_forked:
+            return
         if self._group_transactions is not None:
             self._group_transactions.close()
         self._puts.close()

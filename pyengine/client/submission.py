@@ -159,15 +159,20 @@ class Submitter(SubmitterFront):
             self._pending.end()
 
     @property
+    def is_forked(self) -> bool:
+        """Whether this is a child of the process that has made it."""
+        return os.getpid() != self._pid
+
+    @property
     def why_unusable(self) -> str:
         """Return why this process cannot put any more; "" if it can."""
-        if os.getpid() != self._pid:
+        if self.is_forked:
             return _FORKED
         return _CLOSED if self.closed_ns else ""
 
     def _open_if_missing(self, deadline_ns: int) -> str:
         """Open a session if there is none; return why that fails, "" if it does not. The caller does not hold the lock."""
-        if os.getpid() != self._pid:
+        if self.is_forked:
             return _FORKED
         if self.session is not None:
             return ""
@@ -199,15 +204,14 @@ class Submitter(SubmitterFront):
         self._finalizer.detach()
 
     def close(self) -> None:
-        """Wait for the answers of all puts, then close the session. A second call does nothing."""
+        """Wait for the answers of all puts, then close the session. A second call does nothing. Not for a forked child."""
         self.closed_ns = self.closed_ns or monotonic_ns()
-        if os.getpid() == self._pid:
-            self._queued.end()
-            self._queued.join()
-            with self.lock:
-                self._detach()
-                self._pending.end()  # repeated, in case an exception interrupted an earlier call
-            self._pending.join()
+        self._queued.end()
+        self._queued.join()
+        with self.lock:
+            self._detach()
+            self._pending.end()  # repeated, in case an exception interrupted an earlier call
+        self._pending.join()
 
     # ---- put and wait -----------------------------------------------------------
 

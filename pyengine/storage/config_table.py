@@ -150,6 +150,7 @@ def exclusive(path: Path) -> Iterator[None]:
             time.sleep(LOCK_POLL_INTERVAL_S)
         yield
     finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # not by close() alone: a child that was forked meanwhile has the descriptor too
         os.close(descriptor)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import threading
 from datetime import UTC, datetime
 
@@ -670,6 +671,38 @@ def test_a_forked_child_may_not_use_it(builder, consume):
             consumer.close()
             os._exit(0)
         os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(consumer.pull()) == 1
+
+
+@pytest.mark.parametrize("lock", ["_pulling", "_work", "_state"])
+def test_a_child_forked_while_another_thread_uses_it_is_told_so(builder, consume, lock):
+    fill(builder, 1)
+    consumer = consume()
+    locked, may_end = threading.Event(), threading.Event()
+
+    def keep():
+        with getattr(consumer, lock):
+            locked.set()
+            may_end.wait(60)
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    assert locked.wait(30)
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        refused = 0
+        for call in (consumer.pull, consumer.commit, lambda: consumer.ack([]), consumer.pause, lambda: consumer.seek(0, 0)):
+            try:
+                call()
+            except UsageError as error:
+                refused += "fork" in str(error)
+        consumer.close()
+        os._exit(0 if refused == 5 else refused + 1)
+    may_end.set()
+    thread.join()
     assert os.waitpid(child, 0)[1] == 0
     assert len(consumer.pull()) == 1
 

@@ -508,6 +508,47 @@ def test_the_producers_own_thread_asks_and_ends_with_it(tmp_path):
         assert threading.active_count() == before and os.path.exists(engine.path)
 
 
+def test_a_forked_child_closes_its_parents_producer_at_once(engine, producer):
+    """At any moment a thread of the parent may have a lock, which it does not give back in the child."""
+    with producer.transaction(checker=lambda message: None) as transaction:
+        transaction.put("orders", b"x")
+    halves, may_end = producer._group_transactions._halves, threading.Event()
+    locked = threading.Event()
+
+    def keep():
+        with halves.lock:
+            locked.set()
+            may_end.wait(60)
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    assert locked.wait(30)
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        producer.close()
+        os._exit(0)
+    may_end.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert producer.check_transactions() == 0 and producer.put("orders", b"y").ok, "the parent's goes on"
+
+
+def test_a_child_forked_during_a_round_does_not_keep_the_check_from_others(engine, halves):
+    with halves.lock_check() as lock:
+        assert lock is not None
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+    try:
+        with halves.lock_check() as lock:
+            assert lock is not None
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def test_several_producers_of_a_group_ask_no_more_often_than_one(tmp_path, monkeypatch):
     """The checker of a web server with 16 workers would be asked for the last time after a minute, whatever the interval."""
     calls, done, run_round = [], [], PreparedCheck.round

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import os
+import signal
 import stat
 import threading
 
@@ -211,6 +213,20 @@ def test_a_file_that_cannot_be_read_is_not_replaced_by_one_of_the_new_topics(tmp
     with pytest.raises(DiskError, match="it is not changed; repair the file or remove it"):
         found.enter(touched(orders=0))
     assert found.path.read_text() == "{"
+
+
+def test_a_child_forked_during_a_change_does_not_keep_the_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(config_table, "LOCK_WAIT_S", 1.0)
+    configs = TopicConfigs(tmp_path)
+    with config_table.exclusive(configs.path):
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+    try:
+        configs.create(TopicConfig("orders"))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_a_lock_that_another_process_keeps_is_not_waited_for_for_ever(tmp_path, monkeypatch):
