@@ -20,13 +20,19 @@ from pyengine.cli.verdict import (
     conclude_unseen,
     judge,
     stalled_slaves,
-    why_otherwise,
-    why_unseen,
 )
 from pyengine.errors import DiskError, EngineUnavailableError, StoreBusyError, UsageError
 from pyengine.formats.consume_queue import is_filler
 from pyengine.ipc.cleaning import Cleaning, held_segments
-from pyengine.ipc.control_block import MODE_NAMES, ROLE_NAMES, STATE_NAMES, EngineMemory, now_ms, read_run_settings
+from pyengine.ipc.control_block import (
+    MODE_NAMES,
+    ROLE_NAMES,
+    STATE_NAMES,
+    EngineMemory,
+    difference_from_file,
+    now_ms,
+    read_run_settings,
+)
 from pyengine.ipc.crashed_engine_memory import open_crashed_memory
 from pyengine.ipc.heartbeat import build_id, is_alive
 from pyengine.ipc.live_reader import LiveWatermark
@@ -35,7 +41,7 @@ from pyengine.ipc.sessions import producers_attached
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.ipc.statistics import Statistics, put_totals, read_statistics, schedule_offsets
 from pyengine.ipc.statistics import document as document_of
-from pyengine.ipc.store_lock import living_kinds, read_holder
+from pyengine.ipc.store_lock import living_kinds, read_holder, sentence_if_lost, sentence_if_unseen
 from pyengine.native import blocked_reasons as native_blocked_reasons
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
@@ -86,7 +92,7 @@ def engine_status(root: Path, settings: dict[str, str]) -> dict[str, Any]:
 def live_status(root: Path) -> tuple[dict[str, Any], Statistics | None] | None:
     """Return the status document of a running engine and its figures; None if no engine's counters are visible.
 
-    It reads no file of the store, so several calls a second are cheap.
+    Of the store's files it reads only delayOffset.json, so several calls a second are cheap.
     """
     try:
         store = MessageStore(root)
@@ -102,7 +108,7 @@ def _from_memory(store: MessageStore, living: list[int]) -> dict[str, Any]:
     with EngineMemory.attach(find_folder(store), writable=False) as memory:
         more = stalled_slaves(memory.identity.role, lambda: live_replication(memory))
         with contextlib.suppress(EngineUnavailableError):  # the status reports that trouble already
-            more.append(Finding(Verdict.WARNING, why_otherwise(store, read_run_settings(memory.folder))))
+            more.append(Finding(Verdict.WARNING, difference_from_file(store, read_run_settings(memory.folder))))
         return _live(store, memory, living, more)[0]
 
 
@@ -160,7 +166,7 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
         "schedule_message_offset": _schedule(store, memory),
         "replication": replication,
     }
-    findings = [*judge(store, memory, living, blocked_reasons, document), *more]
+    findings = [*judge(memory, sentence_if_lost(store, memory.missing_names(), living), living, blocked_reasons, document), *more]
     return conclude(findings, all_is_well(document)) | document, figures
 
 
@@ -251,7 +257,7 @@ def _from_files(store: MessageStore, settings: dict[str, str], living: list[int]
     elif any(kind != native.SUPERVISOR for kind in living):
         state, reason = "running", f"its counters cannot be seen: {unseen}"
         with contextlib.suppress(EngineUnavailableError, PermissionError):  # another user's may not be listed
-            reason = why_unseen(store, find_folder(store), living) or reason
+            reason = sentence_if_unseen(store, find_folder(store), living) or reason
     elif holder.kind == "owner" or living:
         state, reason = "recovering", "its owner is recovering it or starting"
     elif files.abort_exists:

@@ -1,27 +1,23 @@
 """Concludes a status in one word and one sentence, from the figures of pyengine/cli/engine_status.py.
 
 Each function checks for one problem and returns findings; `conclude` puts the worst first. docs/operations.md has the table
-of words. This module reads only the control block that the caller has mapped, /proc, and the settings file.
+of words. This module reads only the control block that the caller has mapped, and /proc.
 """
 
 from __future__ import annotations
 
 import enum
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyengine.engine.kinds import kinds_for
 from pyengine.engine_config import DAY_MS
-from pyengine.errors import ConfigError, command
-from pyengine.formats.paths import Root
+from pyengine.errors import command
 from pyengine.ipc.control_block import EngineMemory, Identity, boot_ns, now_ms
 from pyengine.ipc.heartbeat import is_stopped
-from pyengine.ipc.shared_objects import CONTROL, KIND_NAMES, SharedFolder, removed_names
-from pyengine.ipc.store_lock import kind_holder, name_processes
+from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
-from pyengine.storage.config import DEFAULT, FILE, LIVE, SETTINGS, EngineConfig, config_path, read_file
 
 if TYPE_CHECKING:
     from pyengine._native import ms_control
@@ -71,9 +67,12 @@ def conclude(findings: Iterable[Finding], otherwise: Finding) -> dict[str, Any]:
             "findings": [{"verdict": str(finding.verdict), "sentence": finding.sentence} for finding in found]}
 
 
-def judge(root: Root, memory: EngineMemory, living: Sequence[int], blocked_reasons: Sequence[str],
+def judge(memory: EngineMemory, lost: str, living: Sequence[int], blocked_reasons: Sequence[str],
           document: dict[str, Any]) -> list[Finding]:
-    """Return all problems of a running engine. `document`: its positions, workers, disk, replication and times."""
+    """Return all problems of a running engine.
+
+    `lost` says that no process can attach to it any more. `document`: its positions, workers, disk, replication and times.
+    """
     control, identity, workers = memory.control, memory.identity, document["workers"]
     refused = native.load(control.state, "refuse_puts")
     frozen = native.load(control.state, "frozen") != 0 or memory.state == native.STATE_READ_ONLY
@@ -82,7 +81,7 @@ def judge(root: Root, memory: EngineMemory, living: Sequence[int], blocked_reaso
     return [
         Finding(Verdict.DEGRADED, (reason or "recovery refused the store") if memory.state == native.STATE_DEGRADED else ""),
         Finding(Verdict.READ_ONLY, (reason or "the store is frozen") if frozen else ""),
-        Finding(Verdict.STUCK, why_lost(root, memory.missing_names(), living)),
+        Finding(Verdict.STUCK, lost),
         Finding(Verdict.READ_ONLY, _why_full(refused, document["disk"])),
         Finding(Verdict.READ_ONLY, _why_fenced(refused)),
         Finding(Verdict.STOPPING, "the engine is stopping" if document["stopping"] else ""),
@@ -116,30 +115,6 @@ def all_is_well(document: dict[str, Any]) -> Finding:
 
 
 # ---- what may be wrong -----------------------------------------------------------
-
-
-def why_lost(root: Root, missing: list[str], living: Sequence[int]) -> str:
-    """Return what happens, and what to do, if no process can attach to an engine any more."""
-    if not missing:
-        return ""
-    processes = name_processes(root, list(living))
-    if native.SUPERVISOR in living:
-        then = f"the engine stops in order and starts again by itself; if it does not: {command('stop', root)}, then start"
-    else:
-        then = f"its workers end in order by themselves, then {command('start', root)} recovers the store"
-    return f"{removed_names(missing)}: {then}. Alive: {processes}; kill -9 what does not end"
-
-
-def why_unseen(root: Root, folder: SharedFolder, living: Sequence[int]) -> str:
-    """Return why this process does not see the control block of a running engine; "" if it sees it."""
-    if CONTROL in folder.names():
-        return ""
-    control = folder.path / CONTROL
-    holders = [pid for kind in living if (pid := kind_holder(root, kind)) is not None]
-    if not all(os.path.lexists(f"/proc/{pid}/root{control}") for pid in holders):
-        return why_lost(root, [str(control)], living)
-    return (f"its shared memory ({folder.path}) is not seen here: it runs in another container, or as another user; "
-            "run this where it runs (docs/containers.md)")
 
 
 def _why_full(refused: int, disk: dict[str, Any]) -> str:
@@ -275,22 +250,3 @@ def _why_mixed(workers: Sequence[dict[str, Any]]) -> str:
     mix = "; ".join(f"{build}: {', '.join(kinds)}" for build, kinds in sorted(by_build.items()))
     return (f"its processes run {len(by_build)} builds of pyengine ({mix}): `pyengine start --take-over` by the build that is wanted "
             "restarts the others")
-
-
-def why_otherwise(root: Root, running: EngineConfig) -> str:
-    """Return a sentence about settings that differ from the store's file, except those given at the start."""
-    try:
-        from_file = read_file(config_path(root))
-    except ConfigError as error:
-        return f"the next start will be refused: {error}"
-    differing = []
-    for name, row in SETTINGS.items():
-        origin, runs = running.origins.get(name, DEFAULT), getattr(running, name)
-        if row.inert or origin not in (DEFAULT, FILE, LIVE) or (origin == DEFAULT and name not in from_file):
-            continue
-        if (wanted := from_file.get(name, row.default)) != runs:
-            differing.append(f"{name} = {row.show(wanted)} in the file, {row.show(runs)} runs")
-    if not differing:
-        return ""
-    return (f"settings differ from {config_path(root)}: {'; '.join(differing)}: stop and start the engine to have the file's"
-            " (SIGHUP to its supervisor is enough for those that are live: `pyengine config explain`)")

@@ -41,7 +41,7 @@ from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
 from pyengine.native.waiting import Latch
 from pyengine.settings import Value
-from pyengine.storage.config import DEFAULT, ENVIRONMENT, LIVE, SET, SETTINGS, EngineConfig
+from pyengine.storage.config import DEFAULT, ENVIRONMENT, FILE, LIVE, SET, SETTINGS, EngineConfig, config_path, read_file
 from pyengine.storage.engine_id import EngineId, read_boot_id, read_epoch
 
 if TYPE_CHECKING:
@@ -445,6 +445,25 @@ def require_same_settings(root: Path, asked: EngineConfig, running: EngineConfig
     if clauses := restart_differences(asked, running):
         raise StoreBusyError(f"workers of {root} are alive and run with other settings: {'; '.join(clauses)}: {command('stop', root)}, "
                              "then start")
+
+
+def difference_from_file(root: str | os.PathLike[str], running: EngineConfig) -> str:
+    """Return a sentence about settings that differ from the store's file, except those given at the start; "" if there are none."""
+    try:
+        from_file = read_file(config_path(root))
+    except ConfigError as error:
+        return f"the next start will be refused: {error}"
+    differing = []
+    for name, row in SETTINGS.items():
+        origin, runs = running.origins.get(name, DEFAULT), getattr(running, name)
+        if row.inert or origin not in (DEFAULT, FILE, LIVE) or (origin == DEFAULT and name not in from_file):
+            continue
+        if (wanted := from_file.get(name, row.default)) != runs:
+            differing.append(f"{name} = {row.show(wanted)} in the file, {row.show(runs)} runs")
+    if not differing:
+        return ""
+    return (f"settings differ from {config_path(root)}: {'; '.join(differing)}: stop and start the engine to have the file's"
+            " (SIGHUP to its supervisor is enough for those that are live: `pyengine config explain`)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ from typing import Literal
 
 from pyengine.errors import DiskError, InvariantError, NotAStoreError, StoreBusyError, command, disk_error
 from pyengine.formats.small_file import open_regular
-from pyengine.ipc.shared_objects import KIND_NAMES
+from pyengine.ipc.shared_objects import CONTROL, KIND_NAMES, SharedFolder, removed_names
+from pyengine.native import control as native
 from pyengine.storage.file_system import refuse_shared
 from pyengine.storage.later_format import require_known_format
 from pyengine.storage.ofd_lock import EXCLUSIVE, OFD_PID, SHARED, UNLOCKED, find_lock, try_lock
@@ -258,6 +259,30 @@ def name_processes(root: str | os.PathLike[str], kinds: Iterable[int]) -> str:
     """Name the living processes of these kinds, for a message: `writer (pid 4711), flusher (pid 4712)`."""
     holders = [(KIND_NAMES[kind], kind_holder(root, kind)) for kind in kinds]
     return ", ".join(f"{name} (pid {'unknown' if pid is None else pid})" for name, pid in holders)
+
+
+def sentence_if_lost(root: str | os.PathLike[str], missing: list[str], living: Iterable[int]) -> str:
+    """Return what happens, and what to do, if names are missing, so that no process can attach to an engine; "" if none is."""
+    if not missing:
+        return ""
+    kinds = list(living)
+    if native.SUPERVISOR in kinds:
+        then = f"the engine stops in order and starts again by itself; if it does not: {command('stop', root)}, then start"
+    else:
+        then = f"its workers end in order by themselves, then {command('start', root)} recovers the store"
+    return f"{removed_names(missing)}: {then}. Alive: {name_processes(root, kinds)}; kill -9 what does not end"
+
+
+def sentence_if_unseen(root: str | os.PathLike[str], folder: SharedFolder, living: Iterable[int]) -> str:
+    """Return the reason for which this process does not see the control block of a running engine; "" if it sees it."""
+    if CONTROL in folder.names():
+        return ""
+    kinds, control = list(living), folder.path / CONTROL
+    holders = [pid for kind in kinds if (pid := kind_holder(root, kind)) is not None]
+    if not all(os.path.lexists(f"/proc/{pid}/root{control}") for pid in holders):
+        return sentence_if_lost(root, [str(control)], kinds)
+    return (f"its shared memory ({folder.path}) is not seen here: it runs in another container, or as another user; "
+            "run this where it runs (docs/containers.md)")
 
 
 def kill_workers(root: str | os.PathLike[str]) -> None:
