@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pyarrow import NativeFile
     from pyarrow.fs import FileSystem
 
+    from pyengine.native.scan import ColumnScanner, RawBatch
+
 LOG, QUEUES = "commitlog", "consumequeue"
 REACH_TIMEOUT_S = 10.0
 _ADVICE = {
@@ -372,11 +374,21 @@ def walk_piece(segment: Segment, position: int, stop: int, *, limit: int, **chec
             first_ms = first_ms if messages else found.first_store_timestamp_ms
             last_ms = found.last_store_timestamp_ms
         records, messages = records + found.records, messages + found.messages
-        upto = None if position >= stop else next_window(segment, position, have, found.reason, limit, limit)
+        upto = None if position >= stop else _next_window(segment, position, have, found.reason, limit, limit)
     return WalkResult(position, found.reason, records, messages, first_ms, last_ms)
 
 
-def next_window(segment: Segment, position: int, have: int, reason: str, end: int, limit: int) -> int | None:
+def scanned(scanner: ColumnScanner, segment: Segment, position: int, end: int, limit: int) -> Iterator[RawBatch]:
+    """Scan [position, end), which is not empty, as ColumnScanner.scan; fetch what is not in `view`, window by window."""
+    upto: int | None = min(end, position + FETCH_BYTES)
+    while upto is not None:
+        have = segment.fill(position, upto, limit)
+        yield from scanner.scan(segment.view, segment.base, position, min(end, have), have)
+        position = scanner.position
+        upto = None if position >= end else _next_window(segment, position, have, scanner.reason, end, limit)
+
+
+def _next_window(segment: Segment, position: int, have: int, reason: str, end: int, limit: int) -> int | None:
     """Return up to where to fetch for a scan to `end` that stopped at `position`: a window, but more than is available.
 
     None unless it stopped only because the rest was not fetched yet.

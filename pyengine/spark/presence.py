@@ -24,12 +24,11 @@ from pyengine.formats.consume_queue import further_offset, is_filler, is_live
 from pyengine.formats.paths import StorePaths
 from pyengine.native.scan import ColumnScanner, RowFilter
 from pyengine.results import ReadLevel
-from pyengine.spark.file_access import FETCH_BYTES, QUEUES, find_record, walk_piece
+from pyengine.spark.file_access import FETCH_BYTES, QUEUES, find_record, scanned, walk_piece
 from pyengine.spark.options import ReadOptions
 from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, Queue, offset_bounds
 from pyengine.spark.queue_entries import ENTRY, queue_entries, slice_bytes
 from pyengine.spark.remote_store import RemoteStore, consumer_groups, prefetch_queue_ends, segments_of
-from pyengine.spark.task_reader import scanned
 from pyengine.storage.arrow import allocate, to_array
 from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
 from pyengine.storage.config_table import TopicConfig, TopicConfigs

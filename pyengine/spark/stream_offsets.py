@@ -21,7 +21,7 @@ import numpy
 from pyengine.errors import CorruptionError
 from pyengine.formats.constants import LMQ_PREFIX
 from pyengine.native.scan import ColumnScanner, RowFilter
-from pyengine.spark.file_access import Segment, find_record, walk_piece
+from pyengine.spark.file_access import Segment, find_record, scanned, walk_piece
 from pyengine.spark.options import EARLIEST, LATEST, ReadOptions
 from pyengine.spark.partitions import (
     REMEDY,
@@ -39,7 +39,6 @@ from pyengine.spark.plan import grouped, require_messages_of_times, starting_tim
 from pyengine.spark.presence import queue_begin, queue_end
 from pyengine.spark.queue_entries import queue_entries, slice_bytes
 from pyengine.spark.remote_store import RemoteStore, prefetch_queue_ends, segment_of, segments_of
-from pyengine.spark.task_reader import scanned
 from pyengine.storage.arrow import allocate, to_array
 
 if TYPE_CHECKING:

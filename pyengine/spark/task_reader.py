@@ -30,7 +30,6 @@ from pyengine.formats.record import decode_properties, decompress_body
 from pyengine.formats.sql_filter import SqlFilter
 from pyengine.native.scan import ChooseQueue, ColumnScanner, QueueBounds, RawBatch, RowFilter, TallyScanner
 from pyengine.spark.file_access import (
-    FETCH_BYTES,
     LOG,
     QUEUES,
     FetchedSegment,
@@ -39,8 +38,8 @@ from pyengine.spark.file_access import (
     Segment,
     find_record,
     judge,
-    next_window,
     open_tree,
+    scanned,
     windows,
 )
 from pyengine.spark.options import ReadOptions
@@ -355,16 +354,6 @@ def _wrong_boundary(segment: Segment, boundary: int, following: int, limit: int,
         return f"the log is damaged after the record at {following}"
     return (f"the body at {found} looks like a record of its own: "
             "with maxPartitionBytes of at least a segment's size no task looks for its first record")
-
-
-def scanned(scanner: ColumnScanner, segment: Segment, position: int, end: int, limit: int) -> Iterator[RawBatch]:
-    """Scan [position, end), which is not empty, as ColumnScanner.scan; fetch what is not in `view`, window by window."""
-    upto: int | None = min(end, position + FETCH_BYTES)
-    while upto is not None:
-        have = segment.fill(position, upto, limit)
-        yield from scanner.scan(segment.view, segment.base, position, min(end, have), have)
-        position = scanner.position
-        upto = None if position >= end else next_window(segment, position, have, scanner.reason, end, limit)
 
 
 # -- queue entries -----------------------------------------------------------------
