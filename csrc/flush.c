@@ -61,11 +61,11 @@ int ms_flush_pwrite_all(int fd, const uint8_t *from, int64_t length, int64_t at)
 
 int ms_flush_allocate(int fd, int64_t offset, int64_t length)
 {
-    int why;
+    int error;
     do
-        why = posix_fallocate(fd, offset, length);
-    while (why == EINTR);
-    return -why;
+        error = posix_fallocate(fd, offset, length);
+    while (error == EINTR);
+    return -error;
 }
 
 int ms_flush_allocate_windows(int fd, int64_t *allocated_bytes, int64_t file_bytes, int64_t window_bytes,
@@ -80,10 +80,10 @@ int ms_flush_allocate_windows(int fd, int64_t *allocated_bytes, int64_t file_byt
     end -= end % window_bytes;
     if (end > file_bytes)
         end = file_bytes;
-    const int why = ms_flush_allocate(fd, start, end - start);
-    if (why == 0)
+    const int error = ms_flush_allocate(fd, start, end - start);
+    if (error == 0)
         *allocated_bytes = end;
-    return why;
+    return error;
 }
 
 int ms_flush_punch(int fd, int64_t offset, int64_t length)
@@ -111,9 +111,9 @@ int64_t ms_flush_zero_range(int fd, int64_t offset, int64_t length)
         if (got == 0)
             return written; /* end of the file */
         if (memcmp(piece, zeros, (size_t)got) != 0) {
-            int why = ms_flush_pwrite_all(fd, zeros, got, offset);
-            if (why != 0)
-                return why;
+            int error = ms_flush_pwrite_all(fd, zeros, got, offset);
+            if (error != 0)
+                return error;
             written += got;
         }
         offset += got;

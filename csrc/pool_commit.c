@@ -26,11 +26,11 @@ static void record(struct ms_pool_commit *pool, int64_t began_ns, int64_t from, 
 static int write_piece(struct ms_pool_commit *pool, int64_t from, int64_t to)
 {
     const int64_t began_ns = ms_monotonic_ns();
-    const int why = ms_flush_pwrite_all(pool->fd, pool->view + (from - pool->base), to - from, from - pool->base);
-    pool->error_number = -why;
-    if (pool->recorder != NULL && why == 0)
+    const int error = ms_flush_pwrite_all(pool->fd, pool->view + (from - pool->base), to - from, from - pool->base);
+    pool->error_number = -error;
+    if (pool->recorder != NULL && error == 0)
         record(pool, began_ns, from, to);
-    return why;
+    return error;
 }
 
 static void publish(struct ms_pool_commit *pool, int64_t end)
@@ -92,9 +92,9 @@ static int run(struct ms_pool_commit *pool, int64_t until_ns, int may_sleep, int
                 ms_latch_disarm(latch); /* while there is work, no process need wake this one */
                 *is_armed = 0;
             }
-            const int why = commit_piece(pool, pool->committed + left);
-            if (why != ADVANCED)
-                return why;
+            const int reason = commit_piece(pool, pool->committed + left);
+            if (reason != ADVANCED)
+                return reason;
             moved = 1;
         }
         const int64_t now_ns = ms_monotonic_ns();
@@ -125,8 +125,8 @@ static int run(struct ms_pool_commit *pool, int64_t until_ns, int may_sleep, int
 int ms_pool_commit_run(struct ms_pool_commit *pool, int64_t until_ns, int may_sleep)
 {
     int is_armed = may_sleep;
-    const int why = run(pool, until_ns, may_sleep, &is_armed);
+    const int reason = run(pool, until_ns, may_sleep, &is_armed);
     if (is_armed)
         ms_latch_disarm(&pool->control->latch[MS_COMMITTER]);
-    return why;
+    return reason;
 }

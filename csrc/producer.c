@@ -137,13 +137,13 @@ int ms_producer_wait_for_room(struct ms_producer *producer, uint64_t need, int64
 }
 
 /* Return where an entry of `bytes` goes: at the tail, or after a filler if it does not fit before the ring's end. NULL and
- * *why: AGAIN, CLOSED. */
-static uint8_t *take_room(struct ms_producer *producer, uint64_t bytes, int64_t deadline_ns, int *why)
+ * *code: AGAIN, CLOSED. */
+static uint8_t *take_room(struct ms_producer *producer, uint64_t bytes, int64_t deadline_ns, int *code)
 {
     uint64_t place = producer->tail & (producer->ring_bytes - 1);
     uint64_t pad = place + bytes > producer->ring_bytes ? producer->ring_bytes - place : 0;
-    *why = ms_producer_wait_for_room(producer, pad + bytes, deadline_ns);
-    if (*why != 0)
+    *code = ms_producer_wait_for_room(producer, pad + bytes, deadline_ns);
+    if (*code != 0)
         return NULL;
     if (pad) {
         struct {
@@ -221,10 +221,10 @@ int ms_producer_submit(struct ms_producer *producer, struct ms_entry *header, co
     if (header->submitted_ns == 0)
         header->submitted_ns = ms_monotonic_ns();
     uint64_t bytes = ms_entry_layout_bytes(header->topic_bytes, header->properties_bytes, first_bytes + second_bytes);
-    int why;
-    uint8_t *to = take_room(producer, bytes, deadline_ns, &why);
+    int code;
+    uint8_t *to = take_room(producer, bytes, deadline_ns, &code);
     if (to == NULL)
-        return why;
+        return code;
     header->entry_bytes = (uint32_t)bytes;
     header->sequence = producer->sequence + 1;
     ms_entry_fill(to, header, topic, properties, first, first_bytes, second, second_bytes);
@@ -240,10 +240,10 @@ int ms_producer_fill(struct ms_producer *producer, struct ms_entry *header, cons
     uint64_t bytes = ms_entry_layout_bytes(header->topic_bytes, header->properties_bytes, header->payload_bytes);
     if (bytes > ms_producer_entry_limit(producer))
         return MS_PRODUCER_AGAIN;
-    int why;
-    uint8_t *to = take_room(producer, bytes, 0, &why);
+    int code;
+    uint8_t *to = take_room(producer, bytes, 0, &code);
     if (to == NULL)
-        return why;
+        return code;
     header->entry_bytes = (uint32_t)bytes;
     header->sequence = producer->sequence + 1;
     ms_entry_fill(to, header, topic, properties, payload, header->payload_bytes, NULL, 0);
@@ -370,9 +370,9 @@ int ms_producer_wait_persisted(struct ms_producer *producer, int64_t end_offset,
     if (no_slave)
         return MS_PRODUCER_NO_SLAVE;
     if (how & MS_PUT_CONFIRMED) {
-        int why = wait_for_confirm(producer, end_offset, slave_deadline_ns);
-        if (why != 0)
-            return why == MS_PRODUCER_AGAIN ? MS_PRODUCER_UNCONFIRMED : why;
+        int code = wait_for_confirm(producer, end_offset, slave_deadline_ns);
+        if (code != 0)
+            return code == MS_PRODUCER_AGAIN ? MS_PRODUCER_UNCONFIRMED : code;
     }
     return late;
 }
@@ -421,24 +421,24 @@ static int wait_for_put(struct ms_producer *producer, int64_t slice_end_ns, int6
         sleep_until_flush(producer, producer->sequence, earlier(slice_end_ns, deadline_ns));
     else if (how & MS_PUT_CONFIRMED)
         sleep_until_confirmed(producer, earlier(slice_end_ns, deadline_ns));
-    int why = ms_producer_wait_acked(producer, producer->sequence, earlier(slice_end_ns, deadline_ns), &producer->answer);
-    if (why == MS_PRODUCER_AGAIN && slice_end_ns < deadline_ns)
+    int code = ms_producer_wait_acked(producer, producer->sequence, earlier(slice_end_ns, deadline_ns), &producer->answer);
+    if (code == MS_PRODUCER_AGAIN && slice_end_ns < deadline_ns)
         return MS_PRODUCER_UNFINISHED;
-    if (why == 0) {
+    if (code == 0) {
         producer->stage = MS_STAGE_ANSWERED;
         if ((how & (MS_PUT_DURABLE | MS_PUT_CONFIRMED)) && producer->answer.status == 0) {
             int64_t now_ns = ms_monotonic_ns();
             int64_t flush_ns = now_ns + producer->flush_timeout_ns, slave_ns = now_ns + producer->slave_timeout_ns;
-            why = ms_producer_wait_persisted(producer, producer->answer.end_offset, how, earlier(slice_end_ns, flush_ns),
-                                             earlier(slice_end_ns, slave_ns));
-            if ((why == MS_PRODUCER_AGAIN && slice_end_ns < flush_ns) ||
-                (why == MS_PRODUCER_UNCONFIRMED && slice_end_ns < slave_ns))
+            code = ms_producer_wait_persisted(producer, producer->answer.end_offset, how, earlier(slice_end_ns, flush_ns),
+                                              earlier(slice_end_ns, slave_ns));
+            if ((code == MS_PRODUCER_AGAIN && slice_end_ns < flush_ns) ||
+                (code == MS_PRODUCER_UNCONFIRMED && slice_end_ns < slave_ns))
                 return MS_PRODUCER_UNFINISHED;
         }
     }
     ms_producer_finish(producer, producer->sequence); /* also without an answer: it will not be read any more */
     producer->unclaimed = 0;
-    return why;
+    return code;
 }
 
 int ms_producer_put_entry(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
@@ -449,9 +449,9 @@ int ms_producer_put_entry(struct ms_producer *producer, struct ms_entry *header,
     int64_t slice_end_ns = header->submitted_ns + MS_PUT_SLICE_NS;
     producer->submitted_ns = header->submitted_ns;
     producer->stage = MS_STAGE_NOT_SUBMITTED;
-    int why = ms_producer_submit(producer, header, topic, properties, first, first_bytes, second, second_bytes,
-                                 earlier(slice_end_ns, deadline_ns));
-    return why != 0 ? why : wait_for_put(producer, slice_end_ns, deadline_ns, how);
+    int code = ms_producer_submit(producer, header, topic, properties, first, first_bytes, second, second_bytes,
+                                  earlier(slice_end_ns, deadline_ns));
+    return code != 0 ? code : wait_for_put(producer, slice_end_ns, deadline_ns, how);
 }
 
 uint64_t ms_producer_prefix(const struct ms_producer *producer, uint8_t *to, const uint8_t *topic, uint32_t topic_bytes,
@@ -469,7 +469,7 @@ uint64_t ms_producer_prefix(const struct ms_producer *producer, uint8_t *to, con
 }
 
 uint8_t *ms_producer_reserve(struct ms_producer *producer, const uint8_t *prefix, int kind, uint32_t count,
-                             uint64_t payload_bytes, int64_t room_ns, int *why)
+                             uint64_t payload_bytes, int64_t room_ns, int *code)
 {
     struct ms_entry header;
     memcpy(&header, prefix, sizeof header);
@@ -483,8 +483,8 @@ uint8_t *ms_producer_reserve(struct ms_producer *producer, const uint8_t *prefix
     uint64_t bytes = ms_align8(prefix_bytes + payload_bytes);
     producer->stage = MS_STAGE_NOT_SUBMITTED;
     producer->submitted_ns = header.submitted_ns;
-    *why = is_busy ? MS_PRODUCER_BUSY : 0;
-    uint8_t *to = *why == 0 ? take_room(producer, bytes, header.submitted_ns + room_ns, why) : NULL;
+    *code = is_busy ? MS_PRODUCER_BUSY : 0;
+    uint8_t *to = *code == 0 ? take_room(producer, bytes, header.submitted_ns + room_ns, code) : NULL;
     if (to == NULL)
         return NULL;
     header.entry_bytes = (uint32_t)bytes;

@@ -211,18 +211,14 @@ static int is_persisted(struct pending_object *pending, int64_t slice_ns, int *c
     struct ms_producer *producer = session->producer;
     const int64_t end_offset = pending->answer.end_offset, flush_ns = pending->flush_deadline_ns, slave_ns = pending->slave_deadline_ns;
     const int how = pending->how;
-    int64_t now_ns = ms_monotonic_ns(), until_ns = now_ns + slice_ns;
-    int why;
+    const int64_t until_ns = ms_monotonic_ns() + slice_ns;
     session->users++;
     Py_BEGIN_ALLOW_THREADS
-    why = calls->wait_persisted(producer, end_offset, how, flush_ns < until_ns ? flush_ns : until_ns,
-                                slave_ns < until_ns ? slave_ns : until_ns);
+    *code = calls->wait_persisted(producer, end_offset, how, flush_ns < until_ns ? flush_ns : until_ns,
+                                  slave_ns < until_ns ? slave_ns : until_ns);
     Py_END_ALLOW_THREADS
     session->users--;
-    *code = why;
-    if ((why == MS_PRODUCER_AGAIN && until_ns < flush_ns) || (why == MS_PRODUCER_UNCONFIRMED && until_ns < slave_ns))
-        return 0;
-    return 1;
+    return !(*code == MS_PRODUCER_AGAIN && until_ns < flush_ns) && !(*code == MS_PRODUCER_UNCONFIRMED && until_ns < slave_ns);
 }
 
 /* Advance the future by the answers that have arrived; with a slice, wait for them. -1 with an exception. Threads on the same

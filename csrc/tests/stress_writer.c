@@ -52,10 +52,10 @@ static void *write_all(void *unused)
     (void)unused;
     int64_t next = writer->ahead[writer->ahead_count - 1].base + SEGMENT_BYTES;
     while (!ms_load_acquire(&stop)) {
-        int why = ms_writer_run(writer, ms_monotonic_ns() + 5000000);
-        if (why == MS_RUN_TIME)
+        int reason = ms_writer_run(writer, ms_monotonic_ns() + 5000000);
+        if (reason == MS_RUN_TIME)
             continue;
-        CHECK(why == MS_RUN_ROLLED || why == MS_RUN_SEGMENT);
+        CHECK(reason == MS_RUN_ROLLED || reason == MS_RUN_SEGMENT);
         writer->rolled = 0;
         while (writer->ahead_count < 2) {
             CHECK(next < (int64_t)SEGMENT_BYTES * SEGMENTS);
@@ -114,8 +114,8 @@ static void *produce(void *number)
         memcpy(body, &n, sizeof n);
         int durable = n % 7 == 0;
         uint32_t body_bytes = 8 + (uint32_t)(n % 500);
-        int how = durable ? MS_PUT_DURABLE : 0, why;
-        uint8_t *to = ms_producer_reserve(producer, prefix, MS_ENTRY_PUT, 1, body_bytes, producer->timeout_ns, &why);
+        int how = durable ? MS_PUT_DURABLE : 0, code;
+        uint8_t *to = ms_producer_reserve(producer, prefix, MS_ENTRY_PUT, 1, body_bytes, producer->timeout_ns, &code);
         CHECK(to != NULL);
         memcpy(to, body, body_bytes);
         if (n % 64 < BURST) {
@@ -126,17 +126,17 @@ static void *produce(void *number)
         }
         ms_producer_publish(producer);
         ms_producer_is_answered(producer, 1 + (int)(n % 50));
-        why = ms_producer_await(producer, how);
-        if (why == MS_PRODUCER_UNFINISHED) { /* a loaded machine */
+        code = ms_producer_await(producer, how);
+        if (code == MS_PRODUCER_UNFINISHED) { /* a loaded machine */
             uint64_t sequence;
             ms_producer_claim(producer, &sequence);
             int64_t deadline_ns = ms_monotonic_ns() + 20000000000;
-            why = ms_producer_wait_acked(producer, sequence, deadline_ns, &producer->answer);
-            if (why == 0 && durable)
-                why = ms_producer_wait_persisted(producer, producer->answer.end_offset, MS_PUT_DURABLE, deadline_ns, deadline_ns);
+            code = ms_producer_wait_acked(producer, sequence, deadline_ns, &producer->answer);
+            if (code == 0 && durable)
+                code = ms_producer_wait_persisted(producer, producer->answer.end_offset, MS_PUT_DURABLE, deadline_ns, deadline_ns);
             ms_producer_finish(producer, sequence);
         }
-        CHECK(why == 0);
+        CHECK(code == 0);
         CHECK(producer->answer.status == 0 && producer->answer.queue_offset == n);
         CHECK(ms_load_acquire(&control->wrote.value) >= producer->answer.end_offset);
         if (durable)

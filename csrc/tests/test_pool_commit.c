@@ -69,9 +69,9 @@ static int sleepy_run(void)
 {
     ms_latch_arm(&control.latch[MS_COMMITTER], &semaphore);
     ms_latch_arm(&control.latch[MS_REPUTTER], &reputter);
-    const int why = ms_pool_commit_run(&pool, INT64_MAX / 2, 1);
+    const int reason = ms_pool_commit_run(&pool, INT64_MAX / 2, 1);
     CHECK(ms_load_relaxed(&control.latch[MS_COMMITTER].has_notified) == 1);
-    return why;
+    return reason;
 }
 
 int main(void)

@@ -261,17 +261,17 @@ class ProducerSession:
     def wait_acked(self, sequence: int, deadline_ns: int) -> tuple[int, tuple[Any, ...]]:
         """Wait for the answer to `sequence`; return (0, answer), or (AGAIN or CLOSED, ()). Any thread may call it."""
         answer = ffi.new("struct ms_completion *")
-        why = lib.ms_producer_wait_acked(self._producer, sequence, deadline_ns, answer)
-        if why:
-            return why, ()
+        code = lib.ms_producer_wait_acked(self._producer, sequence, deadline_ns, answer)
+        if code:
+            return code, ()
         return 0, ANSWER.unpack(ffi.buffer(answer, ANSWER.size))
 
     def take_answer(self, sequence: int, deadline_ns: int) -> tuple[int, tuple[Any, ...]]:
         """Do as wait_acked(), for a caller that has one pending entry and no claim; it frees the answer's slot."""
-        why, answer = self.wait_acked(sequence, deadline_ns)
-        if why == 0:
+        code, answer = self.wait_acked(sequence, deadline_ns)
+        if code == 0:
             lib.ms_producer_finish(self._producer, sequence)
-        return why, answer
+        return code, answer
 
     def wait_persisted(self, end_offset: int, how: int, flush_deadline_ns: int, slave_deadline_ns: int) -> int:
         """Wait until everything below `end_offset` is durable (DURABLE) and confirmed (CONFIRMED); any thread may call it.

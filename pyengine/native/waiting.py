@@ -35,10 +35,10 @@ class Latch:
     """
 
     def __init__(self, latch: ms_latch, name: str, *, writable: bool = True) -> None:
-        why = ffi.new("int *")
-        semaphore = lib.ms_latch_open(name.encode(), why)
+        error_number = ffi.new("int *")
+        semaphore = lib.ms_latch_open(name.encode(), error_number)
         if semaphore == ffi.NULL:
-            raise EngineUnavailableError(f"semaphore {name}: {os.strerror(why[0])}")
+            raise EngineUnavailableError(f"semaphore {name}: {os.strerror(error_number[0])}")
         self.latch = latch
         self.semaphore = semaphore
         self.name = name
