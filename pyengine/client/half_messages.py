@@ -588,17 +588,26 @@ class GroupTransactions:
         return self._halves.end(half, outcome)
 
     def check_now(self, again_after_ms: int = 0) -> int:
-        """Run one round: call this producer's checkers for undecided messages; return the number of messages."""
+        """Run one round: call this producer's checkers for undecided messages; return the number of messages.
+
+        It raises the first error after all were asked about, since each of them has one try less now.
+        """
         with self._asking:
             found = self._check.round(self._checkers.__contains__, again_after_ms)
             asked = [half for half in found if half.uniq_key not in self._open]
+            first_error: EngineError | None = None
             for half in asked:
-                self._ask(half)
+                try:
+                    self._ask(half)
+                except EngineError as error:
+                    first_error = first_error or error
+            if first_error is not None:
+                raise first_error
             return len(asked)
 
     def _ask(self, half: Message) -> None:
         topic, queue_id = real_queue(half)
-        group = half.properties[PROPERTY_PRODUCER_GROUP]
+        group = half.properties.get(PROPERTY_PRODUCER_GROUP, "")
         try:
             outcome = self._checkers[group](replace(half, topic=topic, queue_id=queue_id))
         except Exception:  # noqa: BLE001 - the checker's own: the next round calls it again

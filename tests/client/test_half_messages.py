@@ -479,6 +479,22 @@ def test_a_checker_that_fails_is_asked_again(engine, producer):
     assert bodies(engine) == [b"left"]
 
 
+def test_a_message_that_cannot_be_ended_keeps_no_other_from_being_asked_about(engine, producer, halves):
+    for number in range(3):
+        prepare(halves, b"%d" % number, group="shop", unique_key=f"U{number}")
+    messages(engine, HALF)
+    asked = []
+
+    def checker(message):
+        asked.append(message.body)
+        return "yes" if message.body == b"0" else "commit"
+
+    producer._in_groups()._checkers["shop"] = checker
+    with pytest.raises(UsageError, match="'yes' ends no transaction"):
+        producer.check_transactions()
+    assert asked == [b"0", b"1", b"2"] and bodies(engine) == [b"1", b"2"]
+
+
 class HalfOpen:
     """A producer of `shop` that leaves a message undecided."""
 
