@@ -67,6 +67,7 @@ TOGETHER_MAX = 256  # ... and most at a time: each is an open file
 _OPEN_FILES_MIN = 16
 _OPEN_FILES_MAX = 1 << 16
 _NAME_BYTES_MAX = 255
+_UNREADABLE = "\ufffd"  # part of the decoded topic if it is not UTF-8
 _QUEUE_OFFSET_MAX = (1 << 62) // CQ_ENTRY_BYTES
 
 
@@ -226,7 +227,7 @@ class Dispatcher:
         self._queues_known_to = end
         new = [(queue.topic, queue.queue_id)
                for queue in touched_queues(view, base_offset, start, end, multi_dispatch=self._multi_dispatch).queues
-               if queue.min_queue_offset == 0 and is_queue_name(queue.topic.encode())
+               if queue.min_queue_offset == 0 and is_queue_name(queue.topic.encode()) and _UNREADABLE not in queue.topic
                and not os.path.exists(f"{self._queues_folder}/{queue.topic}/{queue.queue_id}")]
         if len(new) < TOGETHER_MIN:
             return

@@ -373,6 +373,19 @@ def test_names_that_no_folder_can_have_get_no_queue(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
 
 
+def test_many_new_queues_are_made_and_none_of_a_topic_that_is_not_utf8(tmp_path):
+    builder = LogBuilder(SEGMENT)
+    for number in range(TOGETHER_MIN):
+        builder.append(f"topic-{number}")
+    builder.append("spoiled")
+    at = builder.segments[0].index(b"spoiled")
+    builder.segments[0][at : at + 2] = b"\xff\xfe"
+    root, log = store_with(tmp_path, builder)
+    with Dispatcher(root, GEOMETRY) as dispatcher:
+        assert log.dispatch(dispatcher) == builder.end
+    assert {path.name for path in (root / "consumequeue").iterdir()} == {f"topic-{number}" for number in range(TOGETHER_MIN)}
+
+
 def test_few_descriptors_are_enough(tmp_path, rng):
     builder = LogBuilder(1 << 20)
     topics = [f"topic-{number}" for number in range(40)]
