@@ -15,6 +15,7 @@ RocketMQ's default decides, and the code that opens a segment of another length 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -200,12 +201,10 @@ def segment_size(folders: Iterable[list[tuple[int, int]]], unit_bytes: int = 1) 
 def _segments(folder: Path) -> list[tuple[int, int]]:
     """Return (start offset, length) of the 20-digit files of a folder, ascending."""
     found = []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                start = parse_segment_name(entry.name)
-                if start is not None and is_plain_file(entry):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        for entry in entries:
+            start = parse_segment_name(entry.name)
+            if start is not None and is_plain_file(entry):
+                with contextlib.suppress(FileNotFoundError):  # deleted since the folder was read
                     found.append((start, entry.stat().st_size))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
     return sorted(found)

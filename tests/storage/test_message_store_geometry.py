@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 
 import pytest
@@ -82,6 +83,21 @@ def test_names_tell_the_size_when_every_segment_was_cut(tmp_path):
     folder.mkdir()
     for start, length in ((0, 3000), (4096, 1000), (12288, 7)):
         (folder / f"{start:020d}").write_bytes(bytes(length))
+    assert discover(tmp_path).mapped_file_size_commit_log_bytes == 4096
+
+
+def test_a_segment_that_is_deleted_while_the_folder_is_read_hides_no_other(tmp_path, monkeypatch):
+    log = tmp_path / "commitlog"
+    log.mkdir()
+    for start in (0, 4096, 8192):
+        (log / f"{start:020d}").write_bytes(bytes(4096))
+
+    def delete_first(entry):
+        if entry.name == f"{0:020d}":
+            os.unlink(entry.path)
+        return True
+
+    monkeypatch.setattr("pyengine.storage.message_store.is_plain_file", delete_first)
     assert discover(tmp_path).mapped_file_size_commit_log_bytes == 4096
 
 
