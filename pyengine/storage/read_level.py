@@ -199,7 +199,9 @@ def _is_local_and_writable(descriptor: int) -> bool:
     if os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:
         return False
     with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}") as facts, open("/proc/self/mountinfo") as mounts:
-        mount = next(line.split()[1] for line in facts if line.startswith("mnt_id:"))
-        fields = next(line for line in mounts if line.startswith(f"{mount} ")).split(" - ")[1].split()
-        return fields[0] in LOCAL_FILE_SYSTEMS and "ro" not in fields[2].split(",")
+        mount = next((line.split()[1] for line in facts if line.startswith("mnt_id:")), "")
+        for line in mounts:  # in a chroot the mount may not be listed
+            if line.startswith(f"{mount} "):
+                fields = line.split(" - ")[1].split()
+                return fields[0] in LOCAL_FILE_SYSTEMS and "ro" not in fields[2].split(",")
     return False

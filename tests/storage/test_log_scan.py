@@ -18,7 +18,7 @@ from pyengine.formats.paths import segment_name
 from pyengine.formats.record import encode_blank
 from pyengine.formats.small_file import Checkpoint, pack_checkpoint
 from pyengine.results import ReadLevel
-from pyengine.storage import log_scan
+from pyengine.storage import log_scan, read_level
 from pyengine.storage.checkpoint import DurableWatermark, create_abort_file, note_sync_failure, write_watermark
 from pyengine.storage.log_scan import LogEnd
 from pyengine.storage.mapped_file import MappedFileQueue, MappingCache
@@ -220,6 +220,16 @@ def test_levels_of_a_store_that_another_process_has_open(builder, kind, use):
     finally:
         holder.communicate()
     assert store_use(builder.root) is StoreUse.CLOSED
+
+
+def test_in_a_chroot_that_does_not_list_its_own_mount_nothing_is_synced(builder, tmp_path, monkeypatch):
+    first = builder.put("T", b"x")
+    builder.put("T", b"y")
+    write_watermark(builder.root, DurableWatermark("u", 1, first.size_bytes))
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text("71 48 254:0 /usr /usr rw - ext4 /dev/vda rw\n")
+    monkeypatch.setattr(read_level, "open", lambda path: open(mounts if path == "/proc/self/mountinfo" else path), raising=False)
+    assert FilesWatermark(builder.root, log_of(builder)).limit(ReadLevel.FLUSHED) == first.size_bytes
 
 
 def test_a_posix_lock_like_javas_is_another_process(builder):
