@@ -5,6 +5,7 @@ The public functions check first, so that the wrong call itself raises the error
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from pyengine.errors import UsageError
 
 INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1  # Java's int and long: of the files, the wire and the settings
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
+FOLDER_NAME_BYTES_MAX = 255  # NAME_MAX of Linux
 
 _Each = TypeVar("_Each")
 
@@ -33,13 +35,18 @@ def topic_name(value: object) -> str:
     """Return the name of a topic to read; UsageError for a name that no folder, and so no topic, can have."""
     name = text(value, "topic")
     if not is_folder_name(name):
-        raise UsageError(f"the topic {name!r} cannot be a folder's name: give one that is not empty, '.' or '..' and holds no '/'")
+        raise UsageError(f"the topic {name!r} cannot be a folder's name: give one of 1 to "
+                         f"{FOLDER_NAME_BYTES_MAX} bytes that is not '.' or '..' and holds no '/'")
     return name
 
 
 def is_folder_name(name: str) -> bool:
     """Whether a folder of the file system can have this name."""
-    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
+    try:
+        size_bytes = len(os.fsencode(name))
+    except UnicodeEncodeError:
+        return False
+    return 0 < size_bytes <= FOLDER_NAME_BYTES_MAX and name not in (".", "..") and "/" not in name and "\0" not in name
 
 
 def integer(value: object, name: str) -> int:

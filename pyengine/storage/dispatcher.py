@@ -66,7 +66,6 @@ TOGETHER_MIN = 8    # least number of new queues whose first files are created t
 TOGETHER_MAX = 256  # ... and most at a time: each is an open file
 _OPEN_FILES_MIN = 16
 _OPEN_FILES_MAX = 1 << 16
-_NAME_BYTES_MAX = 255
 _UNREADABLE = "\ufffd"  # part of the decoded topic if it is not UTF-8
 _QUEUE_OFFSET_MAX = (1 << 62) // CQ_ENTRY_BYTES
 
@@ -334,7 +333,7 @@ def is_queue_name(topic: bytes) -> bool:
     Puts to other topics are refused, but another program's log may have them: their messages are indexed and get no queue.
     """
     try:
-        return len(topic) <= _NAME_BYTES_MAX and is_folder_name(topic.decode("utf-8"))
+        return is_folder_name(topic.decode("utf-8"))
     except UnicodeDecodeError:
         return False
 

@@ -341,8 +341,7 @@ class StoreReader:
 
     def _queue_ids(self, topic: str) -> list[int]:
         folder = os.path.join(self._consume_queue, topic)
-        ids = sorted(int(name) for name in folder_names(folder) if is_queue_id_name(name))
-        return [queue_id for queue_id in ids if _has_files(os.path.join(folder, str(queue_id)))]
+        return sorted(int(name) for name in folder_names(folder) if is_queue_id_name(name) and _has_files(os.path.join(folder, name)))
 
     def _entries(self, topic: str, queue_id: int, level: ReadLevel | str | None) -> QueueEntries | None:
         """Return the queue's entries for this level; None for a queue that does not exist or has none."""

@@ -250,6 +250,14 @@ def test_a_segment_deleted_under_the_reader(builder, monkeypatch):
         assert store.message_at(0) is None
 
 
+@pytest.mark.parametrize("topic", ["x" * 256, "é" * 128, "\ud800"], ids=["long", "long in UTF-8", "half a pair"])
+def test_a_topic_that_no_folder_can_be_named_after_has_no_queues(builder, topic):
+    builder.put("T", b"x")
+    with open_store(builder.root) as store:
+        assert store.queue_ids(topic) == []
+        assert store.queue(topic, 0) is None
+
+
 def test_records_are_what_get_message_gives_as_they_are_in_the_log(builder, monkeypatch):
     put_all(builder, 60)
     far = 1 << 40
