@@ -48,7 +48,7 @@ from pyengine.native.recorder import SYNC_PHASE, THRESHOLD_NS
 from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.durable_writes import rewrite
-from pyengine.storage.mapped_file import map_read_only, mapped
+from pyengine.storage.mapped_file import mapped
 from pyengine.storage.message_store import MessageStore
 
 if TYPE_CHECKING:
@@ -59,45 +59,12 @@ ROUND_NS = 100_000_000        # of group commits in one work()
 IDLE_ROUND_NS = 1_000_000_000  # of waiting for the first
 RECHECK_NS = 5_000_000
 WRITE_AGAIN_BYTES = 16 << 20  # between two heartbeats
-
-
-def take_over(memory: EngineMemory) -> int:
-    """Become the flusher, as a new incarnation; it may move `flushed` after the writer has synced its own descriptors.
-
-    The kernel reports a failed write-back once to each open file: a failure that was reported to a dead flusher
-    is not reported to its successor's descriptors. The writer's descriptors are older; a writer that started
-    after the dead flusher's last sync writes the bytes of that sync again (services/put_message.py).
-    """
-    lines = memory.control.flusher
-    incarnation = native.load(lines, "incarnation") + 1
-    native.store(lines, "incarnation", incarnation)
-    failpoint("flusher_taken_over")
-    memory.wake(native.WRITER)
-    return incarnation
-
-
-def last_store_time(memory: EngineMemory, store: MessageStore, start: int, target: int) -> int:
-    """Return the store time of the last record below `target`, or of an earlier one if that cannot be read; never a later time.
-
-    `start` and `target` are record boundaries. If the commit slot ends at `target`, it has the
-    time; otherwise the records from `start` on are walked.
-    """
-    wrote, slot_time_ms = native.committed_slot(memory.control)
-    if wrote == target:
-        return slot_time_ms
-    _, time_ms = native.flush_pair(memory.control)
-    size = store.segment_bytes
-    while start < target:
-        base = start - start % size
-        end = min(target, base + size)
-        mapping = map_read_only(store.commit_log_segment(base))
-        walked = scan.walk(mapping, base, start, end, check_crc=False)
-        if walked.messages:
-            time_ms = max(time_ms, walked.last_store_timestamp_ms)
-        if walked.reason not in ("range_end", "blank"):
-            break
-        start = end
-    return time_ms
+PIECE_BYTES = 1 << 20
+COMMIT_ROUND_NS = 50_000_000  # one work() lasts at most about this long
+IDLE_PAUSE_S = 1.0
+STREAM = waiting.Stream(gather_ns=1_000_000, quiet_ns=3_000_000)
+RETRY_NS = 500_000_000  # after a write to a full disk
+NO_SEGMENT = -1
 
 
 class FlushService(Service):
@@ -109,7 +76,13 @@ class FlushService(Service):
         super().__init__(context)
         self._segments = UnflushedSegments(context.store)
         self._follow()
-        self.incarnation = take_over(self._memory)
+        # The kernel reports a failed write-back once to each open file, so one that a dead flusher was told of is not reported to this
+        # one's descriptors. This flusher may move `flushed` after the writer has synced its own, which are older, without an error; a
+        # writer that started after the dead flusher's last sync writes the bytes of that sync again (services/put_message.py).
+        self.incarnation = native.load(self._control.flusher, "incarnation") + 1
+        native.store(self._control.flusher, "incarnation", self.incarnation)
+        failpoint("flusher_taken_over")
+        self._memory.wake(native.WRITER)
 
     def _follow(self) -> None:
         """Open the segments that may have unflushed bytes, close those that are flushed."""
@@ -152,7 +125,7 @@ class FlushRealTimeService(FlushService):
         if target <= self._flushed or self._is_frozen or not self._is_verified:
             return False
         self._follow()
-        time_ms = last_store_time(self._memory, self._store, self._flushed, target)
+        time_ms = self._last_store_time(target)
         lines = self._control.flusher
         native.store(lines, "sync_target", target)
         for start in self._segments.between(self._flushed, target):
@@ -179,6 +152,31 @@ class FlushRealTimeService(FlushService):
         failpoint("timed_published")
         self._flushed = target
         return True
+
+    def _last_store_time(self, target: int) -> int:
+        """Return the store time of the last record below `target`, or of an earlier one if that cannot be read; never a later time.
+
+        If the commit slot ends at `target`, it has the time; otherwise the records from `flushed` on are walked.
+        """
+        wrote, slot_time_ms = native.committed_slot(self._control)
+        if wrote == target:
+            return slot_time_ms
+        _, time_ms = native.flush_pair(self._control)
+        start = self._flushed
+        while start < target:
+            base = start - start % self._segment_bytes
+            end = min(target, base + self._segment_bytes)
+            try:
+                with mapped(self._store.commit_log_segment(base)) as view:
+                    walked = scan.walk(view, base, start, end, check_crc=False)
+            except (DiskError, FileNotFoundError):
+                break
+            if walked.messages:
+                time_ms = max(time_ms, walked.last_store_timestamp_ms)
+            if walked.reason not in ("range_end", "blank"):
+                break
+            start = end
+        return time_ms
 
     def pause_s(self) -> float:
         if native.load_position(self._control.committed) <= self._flushed:
@@ -256,13 +254,13 @@ class UnflushedSegments:
         start = flushed - flushed % self.segment_bytes
         while start < ready_end:
             if start not in self.descriptors:
-                self.descriptors[start] = self._open(start)
+                with disk_errors("open", self.path(start)):
+                    self.descriptors[start] = os.open(self.path(start), os.O_RDWR | os.O_CLOEXEC)
             start += self.segment_bytes
 
     def between(self, start: int, end: int) -> list[int]:
         """Return the start offsets of the segments that [start, end) touches; all of them are open after follow()."""
-        first = start - start % self.segment_bytes
-        return list(range(first, end, self.segment_bytes))
+        return list(range(start - start % self.segment_bytes, end, self.segment_bytes))
 
     def write_again(self, start: int, end: int, heartbeat: Callable[[], None]) -> None:
         """Rewrite the records of [start, end) in place, durably, and read them back. No process may write there meanwhile.
@@ -284,22 +282,10 @@ class UnflushedSegments:
                                 errno=errno.EIO, path=str(path))
             start = stop
 
-    def _open(self, start: int) -> int:
-        with disk_errors("open", self.path(start)):
-            return os.open(self.path(start), os.O_RDWR | os.O_CLOEXEC)
-
     def close(self) -> None:
         for descriptor in self.descriptors.values():
             os.close(descriptor)
         self.descriptors.clear()
-
-
-PIECE_BYTES = 1 << 20
-COMMIT_ROUND_NS = 50_000_000  # one work() lasts at most about this long
-IDLE_PAUSE_S = 1.0
-STREAM = waiting.Stream(gather_ns=1_000_000, quiet_ns=3_000_000)
-RETRY_NS = 500_000_000  # after a write to a full disk
-NO_SEGMENT = -1
 
 
 class TransientStorePool:
@@ -349,7 +335,9 @@ class CommitRealTimeService(Service):
         native.store(self._line, "error_number", 0)
         self._retry_ns = 0
         self._free_full_buffers()
-        self._wake_followers()  # a committer that was killed after it moved `committed` may not have woken them
+        memory.wake(native.REPUTTER)  # a committer that was killed after it moved `committed` may not have woken them
+        if memory.identity.replicates:
+            memory.wake(native.REPLICATOR)
         waiting.sleep_precisely()
 
     def take_settings(self, config: EngineConfig) -> None:
@@ -402,11 +390,6 @@ class CommitRealTimeService(Service):
             self._retry_ns = 0
             native.store(self._line, "error_number", 0)
         return True
-
-    def _wake_followers(self) -> None:
-        self._memory.wake(native.REPUTTER)
-        if self._memory.identity.replicates:
-            self._memory.wake(native.REPLICATOR)
 
     def _wait_for_room(self, error: DiskError, remedy: str) -> None:
         self._blocked.set(f"cannot commit what is in the pool: {error}; trying again each {RETRY_NS / 1e9:g} s: {remedy}",

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from fix_writer import PlainWriter
+from pyengine.errors import DiskError
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
 from pyengine.services import flush_commit_log
@@ -107,6 +108,24 @@ def test_a_sync_that_is_under_way_is_announced(make_owner, monkeypatch):
     service = FlushRealTimeService(owner.context(EVERY_TIME))
     writer.vouch()
     assert service.flush() and announced == [(writer.end, 0)]
+    service.close()
+
+
+def test_a_log_that_cannot_be_mapped_is_flushed_with_an_earlier_time(make_owner, monkeypatch):
+    owner, writer = rig(make_owner, native.MODE_MAPPED)
+    writer.put(b"first")
+    end = writer.end
+    writer.put(b"second")
+    native.store_position(owner.control.committed, end)
+    service = FlushRealTimeService(owner.context(EVERY_TIME))
+    writer.vouch()
+
+    def refuse(path):
+        raise DiskError(f"cannot map {path}", errno=errno.ENFILE, path=str(path))
+
+    monkeypatch.setattr(flush_commit_log, "mapped", refuse)
+    assert service.flush()
+    assert native.flush_pair(owner.control)[0] == end and native.flush_pair(owner.control)[1] < writer.clock_ms
     service.close()
 
 
