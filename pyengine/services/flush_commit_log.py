@@ -1,31 +1,18 @@
 """CommitLog's services: commit the pool's buffers to the segment files, and flush the log, by the store's flush mode.
 
-FlushRealTimeService, for the asynchronous modes, syncs the dirty bytes once in an interval. RocketMQ's service
-flushes four pages or more each 500 ms, and everything only each 10 s. Here every flush takes everything,
-so `flushed` lags at most the interval plus one sync. Wake-ups before the interval has passed are ignored,
-as with flushCommitLogTimed.
+FlushRealTimeService, for the asynchronous modes, syncs everything that is dirty once in an interval, so that `flushed` lags the
+interval plus one sync at most; RocketMQ's waits for four pages or 10 s. Wake-ups before the interval has passed are ignored, as with
+flushCommitLogTimed.
 
-GroupCommitService, for sync mode, syncs as soon as a record is appended, and again until none is left.
-RocketMQ swaps two request lists; here a waiting put watches `flushed` itself, so a round is one
-fdatasync and one broadcast, in C (csrc/group_commit.cdef.h).
+GroupCommitService, for sync mode, syncs as soon as a record is appended, and again until none is left. A waiting put watches
+`flushed` itself, so that a round is one fdatasync and one broadcast, in C (csrc/group_commit.cdef.h).
 
-CommitRealTimeService, with a pool, commits its buffers to the files (MappedFile.commit, TransientStorePool).
-The writer fills a buffer in shared memory for each segment; this service writes the new bytes to the
-segment's file with pwrite and then moves `committed`. RocketMQ waits for four pages or 200 ms; here a put
-on an idle store is committed, and so visible to readers, at once, and under load pieces grow to PIECE_BYTES or to the puts of
-a millisecond. One call of C runs the common round, from the wake-up to the next sleep (csrc/pool_commit.cdef.h); the code
-here handles what that call returns for: the next segment, errors, buffers to free.
-
-`committed` is always a record boundary: the C code ends each piece at the end of a record. Of the
-blank that closes a segment only the header is written: the bytes after it in the buffer are stale,
-from the segment that the buffer held before, and the file has zeros there.
-
-A full disk is not a failure: `committed` waits, the service tries again each half second, and
+CommitRealTimeService, with a pool, writes the new bytes of its buffers to the files with pwrite and then moves `committed`
+(MappedFile.commit, TransientStorePool). RocketMQ waits for four pages or 200 ms; here a put on an idle store is committed, and so
+visible to readers, at once, and under load pieces grow to PIECE_BYTES or to the puts of a millisecond. One call of C runs the common
+round, from the wake-up to the next sleep (csrc/pool_commit.cdef.h); the code here handles what that call returns for: the next
+segment, errors, buffers to free. A full disk is not a failure: `committed` waits, the service tries again each half second, and
 while its errno is in shared memory the writer refuses puts that find no free buffer.
-
-A buffer is free again once its segment is committed to the end. After a crash of this
-process its successor starts at `committed`: it may write some bytes a second time, with the same
-content.
 """
 
 from __future__ import annotations

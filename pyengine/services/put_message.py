@@ -1,13 +1,9 @@
 """CommitLog.putMessage under its lock, as a process of its own: the part of the writer that is not in C.
 
-The pass itself (drain rings, append, commit, answer) is csrc/writer.c. This module rolls back the pass of a dead
-writer, gives the pass its segments, sessions, side objects and larger queue tables, and syncs the log's
-descriptors for a new flusher. The writer process owns the positions `wrote` and, without a pool,
-`committed`; the commit slots; the queue table; and each pool buffer's step from free to taken.
-
-After a crash of this process the commit slot says which pass was committed. The next writer restores
-the queue offsets that the uncommitted pass changed and zeroes the bytes that it may have written: new records
-of equal size would otherwise end where old ones begin, and recovery would read the old ones as valid.
+The pass itself (drain rings, append, commit, answer) is csrc/writer.c. This module gives the pass its segments, sessions, side objects
+and larger queue tables, syncs the log's descriptors for a new flusher, and rolls back the pass of a dead writer: the commit slot says
+which pass was committed, and the queue offsets that a later one changed are restored and its bytes zeroed. New records of equal size
+would otherwise end where old ones begin, and recovery would read the old ones as valid.
 
 In async mode the writer stores the records of a small pass into mapped segments, and gathers those of a large one
 (GATHER_BYTES_MIN) and writes them, as in sync mode. It writes all passes if the file system copies on write
@@ -18,6 +14,7 @@ to write zeros at the position of the next record, until that succeeds.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -224,13 +221,17 @@ class PutMessageService(Service):
     def _after_roll(self) -> None:
         """RUN_ROLLED: unmap the segments that are full, and attach the next one if it is ready."""
         for segment in self._writer.take_finished():
-            mapping = self._mappings.pop(segment.base, None)
-            if mapping is not None:
-                _unmap(mapping)
+            self._unmap(segment.base)
         self._follow()
         failpoint("segment_rolled")
         self._memory.wake(native.ALLOCATOR)
         self._attach_ahead(1)
+
+    def _unmap(self, base: int) -> None:
+        mapping = self._mappings.pop(base, None)
+        if mapping is not None:
+            with contextlib.suppress(BufferError):  # a cffi view still refers to it; it is unmapped with the view
+                mapping.close()
 
     # ---- sessions ---------------------------------------------------------------
 
@@ -537,19 +538,11 @@ class PutMessageService(Service):
         """Unmap everything; positions and slots remain for the next writer."""
         for slot in tuple(self._sessions):
             self._detach_session(slot)
-        for mapping in self._mappings.values():
-            _unmap(mapping)
-        self._mappings.clear()
+        for base in tuple(self._mappings):
+            self._unmap(base)
         self._pool.close(_unmap_object)
         self._unflushed.close()
         _unmap_object(self._table_object)
-
-
-def _unmap(mapping: mmap.mmap) -> None:
-    try:
-        mapping.close()
-    except BufferError:
-        pass  # a cffi view still refers to it; it is unmapped with the view
 
 
 def _unmap_object(shared: SharedObject) -> None:

@@ -36,10 +36,6 @@ if TYPE_CHECKING:
     from pyengine.native.waiting import Latch
 
 
-def _ignore(event: Event, text: str) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class ServiceContext:
     """What a service works with: the memory of its engine, the store, and the engine's settings.
@@ -51,7 +47,7 @@ class ServiceContext:
     memory: EngineMemory
     store: MessageStore
     config: EngineConfig
-    report: Report = _ignore
+    report: Report = lambda event, text: None
     heartbeat: Callable[[], None] = lambda: None
     recorder: Recorder = field(default_factory=Recorder)
 
