@@ -64,7 +64,7 @@ def test_an_interrupted_recovery_is_finished_by_the_next(golden, function):
 
 
 @pytest.mark.parametrize(("command", "function"), [
-    ("check", "pyengine.storage.check.work:walk_pieces"), ("check", "pyengine.storage.check.check:QueueCheck"),
+    ("check", "pyengine.storage.check.work:walk_pieces"), ("check", "pyengine.storage.check.check:check_queues"),
     ("check", "pyengine.storage.check.check:check_index"), ("inspect", "pyengine.storage.inspect:StoreReader"),
 ])
 def test_an_interrupted_look_changes_nothing(golden, command, function):

@@ -32,7 +32,7 @@ from pyengine.formats.small_file import PARSE_ERRORS, decode_config, read_small_
 from pyengine.native.scan import classify
 from pyengine.storage import config_table
 from pyengine.storage.check.log import LogFacts, check_log
-from pyengine.storage.check.queues import QueueCheck, check_extensions, check_index, index_files_to_check
+from pyengine.storage.check.queues import check_extensions, check_index, check_queues, queue_rules
 from pyengine.storage.check.report import REFUSED_BY_RECOVER, CheckProgress, CheckReport, Finding, Findings, Severity
 from pyengine.storage.check.work import CheckWork, LogSegments, StoreUnderCheck
 from pyengine.storage.checkpoint import read_checkpoint, read_sync_failure
@@ -44,9 +44,9 @@ from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.dispatch import list_index_files
 from pyengine.storage.recovery.log import cut_path
 from pyengine.storage.recovery.markers import read_marker, read_rebuild_marker
-from pyengine.storage.recovery.queues import list_queues
+from pyengine.storage.recovery.queues import QueueState, list_queues
 from pyengine.storage.recovery.recover import lost_messages, refuse_no_store, would_refuse
-from pyengine.storage.recovery.report import copy_note
+from pyengine.storage.recovery.report import RecoveryOptions, copy_note
 
 
 def check(
@@ -54,8 +54,7 @@ def check(
     *,
     acked: Path | str | None = None,
     limit: int | None = None,
-    message_index_enable: bool = True,
-    enable_multi_dispatch: bool = False,
+    options: RecoveryOptions | None = None,
     progress: CheckProgress | None = None,
     work: CheckWork | None = None,
     beside: str = "",
@@ -64,72 +63,77 @@ def check(
 
     `limit` is for a store that an engine has open: its `reput_from`, beyond which
     nothing is checked. `beside` names a broker that has the store open: then `limit` is the offset that its checkpoint has flushed.
-    Missing light queues are findings with `enable_multi_dispatch`, or if the store has any.
+    Missing light queues are findings if `options` enable them, or if the store has any.
     `work` reads for the check (default: in this process). Raises NotAStoreError, UsageError (for the list of acknowledged
     messages), DiskError. Files that RocketMQ would refuse are findings, not exceptions.
     """
-    root, geometry = store.root, store.geometry
     refuse_no_store(store)
     started_s = time.monotonic()
-    work = work or CheckWork()
-    report = CheckReport()
-    findings = Findings(report)
-    reading = store.read_watermark()
-    watermark = own_watermark(reading, 0)
-    is_running = limit is not None
-    was_stopped = is_running or not store.abort_exists()
+    report, reading, is_running = CheckReport(), store.read_watermark(), limit is not None
+    findings, was_stopped = Findings(report), is_running or not store.abort_exists()
     try:
-        log = LogSegments(store.list_log(), store.segment_bytes)
-        queues = list_queues(store)
+        log, queues = LogSegments(store.list_log(), store.segment_bytes), list_queues(store)
     except StoreRefusedError as error:
-        _, inside, rest = str(error).partition(f"{root}/")  # the root may have spaces; names below it have none
+        _, inside, rest = str(error).partition(f"{store.root}/")  # the root may have spaces; names below it have none
         findings.error("refused", rest.split()[0].rstrip(":") if inside else "", None,
-                       f"{str(error).replace(f'{root}/', '')}; RocketMQ would not open the store")
+                       f"{str(error).replace(f'{store.root}/', '')}; RocketMQ would not open the store")
         if not is_running:
-            _check_notes(root, findings, reading.damage, was_stopped)
+            _check_notes(store.root, findings, reading.damage, was_stopped)
         report.seconds = time.monotonic() - started_s
         return report
-    index_files = index_files_to_check(root, is_running=is_running) if message_index_enable else []
     view = LogView.of(log.segments, store.segment_bytes, own_watermark(reading, log.min_offset))
-    end = LogScan(limit, limit, "range_end") if limit is not None else find_end(root, view)
+    end = LogScan(limit, limit, "range_end") if limit is not None else find_end(store.root, view)
     log.end = end.end_offset
-    work.begin(log, index_files, geometry.index_layout)
-    checked = StoreUnderCheck(root, log, work, findings, report, watermark, was_stopped, is_running)
-    facts = check_log(checked, end, progress or (lambda done, total: None))
     if beside:
         findings.info("broker", "lock", None, f"{beside} has the store open: checked is the log up to {log.end:,}, with its queues and "
                                               "keys, which its checkpoint calls flushed; what came since is not judged")
     if reading.is_copied and reading.watermark is not None:
-        findings.info("copy", "config/watermark", None, copy_note(report.end_offset, reading.watermark.flushed))
-    if not checked.is_ours and not is_running and read_marker(root) is None:
-        was_emptied = was_stopped and not facts.is_cut_short
-        known = lost_messages(store, view, queues, log.end, was_emptied=was_emptied)
-        if known:
-            findings.error("lost messages", "commitlog", log.end, known)
-    queue_check = QueueCheck(checked, facts)
-    work.log_is_known(log, queues, queue_check.rules, root)
-    for one in find_later_features(root):
-        findings.warning("later format", one.path, None, one.what)
-    if not queues_are_elsewhere(root):
-        queue_check.check(queues)
-        queue_check.check_light_queues(is_expected=enable_multi_dispatch)
-        check_extensions(checked, store.queue_ext_file_bytes, queues)
-    if message_index_enable:
-        check_index(checked, geometry.index_layout, index_files)
+        findings.info("copy", "config/watermark", None, copy_note(log.end, reading.watermark.flushed))
+    checked = StoreUnderCheck(
+        store, log, work or CheckWork(), findings, report, own_watermark(reading, 0), was_stopped, is_running)
+    facts = _check_files(checked, end, queues, options or RecoveryOptions(), progress or (lambda done, total: None))
     if acked is not None:
-        _check_acked(checked, Path(acked), store.queue_file_bytes)
-    _check_config(root, findings)
+        _check_acked(checked, Path(acked))
+    _check_config(store.root, findings)
     if not is_running:
-        _check_notes(root, findings, reading.damage, was_stopped)
-        _check_checkpoint(root, facts, findings, was_stopped)
+        _check_notes(store.root, findings, reading.damage, was_stopped)
+        _check_checkpoint(store.root, facts, findings, was_stopped)
     if checked.is_ours:
-        _check_blocks(root, log, findings)
+        _check_blocks(store.root, log, findings)
     log.close()
     if not is_running:
         report.findings = _with_limits(store, report.findings, checked.is_ours)
     report.findings.sort(key=lambda finding: list(Severity).index(finding.severity))
     report.seconds = time.monotonic() - started_s
     return report
+
+
+def _check_files(
+    checked: StoreUnderCheck, end: LogScan, queues: list[QueueState], options: RecoveryOptions, progress: CheckProgress
+) -> LogFacts:
+    """Check the log up to `end`, and compare queues and index with it."""
+    store, log, findings, work = checked.store, checked.log, checked.findings, checked.work
+    index_files = list_index_files(store) if options.message_index_enable else []
+    if checked.is_running:
+        del index_files[-1:]  # it may have an unfinished put
+    work.begin(log, index_files, store.geometry.index_layout)
+    facts = check_log(checked, end, progress)
+    if not checked.is_ours and not checked.is_running and read_marker(store) is None:
+        view = LogView.of(log.segments, store.segment_bytes, None)
+        was_emptied = checked.was_stopped and not facts.is_cut_short
+        known = lost_messages(store, view, queues, log.end, was_emptied=was_emptied)
+        if known:
+            findings.error("lost messages", "commitlog", log.end, known)
+    rules = queue_rules(checked, facts)
+    work.log_is_known(log, queues, rules, store.root)
+    for one in find_later_features(store.root):
+        findings.warning("later format", one.path, None, one.what)
+    if not queues_are_elsewhere(store.root):
+        check_queues(checked, facts, rules, queues, expects_light_queues=options.enable_multi_dispatch)
+        check_extensions(checked, queues)
+    if options.message_index_enable:
+        check_index(checked, index_files)
+    return facts
 
 
 def _with_limits(store: MessageStore, findings: list[Finding], is_ours: bool) -> list[Finding]:
@@ -190,21 +194,21 @@ def _check_blocks(root: Path, log: LogSegments, findings: Findings) -> None:
 _FIELDS = {"topic": str, "queue_id": int, "queue_offset": int, "physical_offset": int | None, "body_sha256": str}
 
 
-def _check_acked(store: StoreUnderCheck, acked: Path, queue_file_bytes: int) -> None:
+def _check_acked(checked: StoreUnderCheck, acked: Path) -> None:
     """Search for every message of the list; UsageError names a line that is not such an object."""
     lines = []
     for number, ack in _read(acked):
-        place = _place_by_queue(store.root, ack, queue_file_bytes)
+        place = _place_by_queue(checked.store, ack)
         lines.append((number, ack, place, place if ack["physical_offset"] is None else ack["physical_offset"]))
     for number, ack, place, offset in sorted(lines, key=lambda line: -1 if line[3] is None else line[3]):
-        store.report.acked += 1
-        wrong, kind = _in_log(ack, offset, store.log) if offset is not None else "", "acked"
+        checked.report.acked += 1
+        wrong, kind = _in_log(ack, offset, checked.log) if offset is not None else "", "acked"
         if not wrong and place != offset or offset is None:
             wrong = "its queue has no such entry" if place is None else "its queue entry does not point to it"
             kind = "acked entry"
         if wrong:
-            store.report.acked_missing += 1
-            store.findings.error(
+            checked.report.acked_missing += 1
+            checked.findings.error(
                 kind, "commitlog", offset,
                 f"acknowledged message {ack['queue_offset']} of queue {ack['queue_id']} of {ack['topic']} "
                 f"(line {number}): {wrong}",
@@ -248,12 +252,12 @@ def _in_log(ack: dict[str, Any], offset: int, log: LogSegments) -> str:
     return ""
 
 
-def _place_by_queue(root: Path, ack: dict[str, Any], queue_file_bytes: int) -> int | None:
+def _place_by_queue(store: MessageStore, ack: dict[str, Any]) -> int | None:
     """Return the physical offset in the message's queue entry; None without an entry."""
     position = ack["queue_offset"] * CQ_ENTRY_BYTES
-    start = segment_start(position, queue_file_bytes)
+    start = segment_start(position, store.queue_file_bytes)
     try:
-        path = StorePaths(root).queue_folder(ack["topic"], ack["queue_id"]) / segment_name(start)
+        path = store.queue_folder(ack["topic"], ack["queue_id"]) / segment_name(start)
         with open(path, "rb", buffering=0) as file:
             file.seek(position - start)
             found = unpack_entry(file.read(CQ_ENTRY_BYTES))

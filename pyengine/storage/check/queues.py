@@ -13,95 +13,81 @@ from pathlib import Path
 from pyengine.errors import StoreRefusedError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, LMQ_PREFIX, LMQ_QUEUE_ID
 from pyengine.formats.consume_queue import ENTRY, ConsumeQueueExtUnit, is_ext_address
-from pyengine.formats.index_file import IndexLayout
-from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import store_timestamp_ms
-from pyengine.storage.check.log import LogFacts
+from pyengine.storage.check.log import LogFacts, QueueInLog
 from pyengine.storage.check.report import Findings, Severity
 from pyengine.storage.check.work import LogSegments, QueueFile, QueueRules, StoreUnderCheck
 from pyengine.storage.consume_queue import ConsumeQueue
 from pyengine.storage.mapped_file import MappedFileQueue, MappingCache
-from pyengine.storage.recovery.dispatch import is_plausible, list_index_files, read_index_header
+from pyengine.storage.recovery.dispatch import is_plausible, read_index_header
 from pyengine.storage.recovery.queues import QueueState
 
 
-class QueueCheck:
-    """Checks one queue after the other, then finds missing queues."""
+def queue_rules(store: StoreUnderCheck, facts: LogFacts) -> QueueRules:
+    """Return how severe missing entries are: RocketMQ tolerates a queue that has lost some or whose topic was deleted."""
+    settled_by_recovery = not store.was_stopped or facts.is_damaged
+    return QueueRules(
+        missing=Severity.ERROR if store.is_ours and not settled_by_recovery else Severity.WARNING,
+        beyond=Severity.WARNING if settled_by_recovery or not store.is_ours else Severity.ERROR,
+        is_running=store.is_running,
+    )
 
-    def __init__(self, store: StoreUnderCheck, facts: LogFacts) -> None:
-        self._store = store
-        self._findings = store.findings
-        self._facts = facts
-        self._further: Counter[tuple[str, int]] = Counter()  # entries of other queues' records, by queue
-        # RocketMQ tolerates a queue that has lost entries or whose topic was deleted; pyengine never loses entries.
-        settled_by_recovery = not store.was_stopped or facts.is_damaged
-        self.rules = QueueRules(
-            missing=Severity.ERROR if store.is_ours and not settled_by_recovery else Severity.WARNING,
-            beyond=Severity.WARNING if settled_by_recovery or not store.is_ours else Severity.ERROR,
-            is_running=store.is_running,
-        )
 
-    def check(self, queues: list[QueueState]) -> None:
-        """Check all queues on the disk, then those that only the log has."""
-        for queue in queues:
-            self._check_queue(queue)
-        if self._store.is_running:
-            return
-        known = {(queue.topic, queue.queue_id) for queue in queues}
-        for (topic, queue_id), in_log in sorted(self._facts.queues.items()):
-            if (topic, queue_id) not in known:
-                self._findings.add(
-                    self.rules.missing, "missing queue", f"consumequeue/{topic}/{queue_id}", None,
-                    f"the log holds {in_log.count} messages of this queue, which has no files",
-                )
+def check_queues(
+    store: StoreUnderCheck, facts: LogFacts, rules: QueueRules, queues: list[QueueState], *, expects_light_queues: bool
+) -> None:
+    """Check all queues on the disk; then report queues and further entries (docs/formats.md section 8.6) that only the log has.
 
-    def check_light_queues(self, *, is_expected: bool) -> None:
-        """Report further entries of records (docs/formats.md section 8.6) that no queue has; call it after `check`.
-
-        If the store has no light queue, they are checked only if `is_expected`: RocketMQ may have been set to make none.
-        """
-        if self._store.is_running or not (is_expected or +self._further):
-            return
-        for (topic, queue_id), count in sorted(self._facts.further.items()):
-            have = self._further[topic, queue_id]
+    If the store has no light queue, they are checked only if expected: RocketMQ may have been set to make none.
+    """
+    further: Counter[tuple[str, int]] = Counter()  # entries of other queues' records, by queue
+    for queue in queues:
+        # A light queue has one key for all queue ids that RocketMQ may use (consume_queue.further_offset).
+        key = queue.topic, LMQ_QUEUE_ID if queue.topic.startswith(LMQ_PREFIX) else queue.queue_id
+        further[key] += _check_queue(store, rules, queue, facts.queues.get((queue.topic, queue.queue_id)))
+    if store.is_running:
+        return
+    known = {(queue.topic, queue.queue_id) for queue in queues}
+    for (topic, queue_id), in_log in sorted(facts.queues.items()):
+        if (topic, queue_id) not in known:
+            store.findings.add(rules.missing, "missing queue", f"consumequeue/{topic}/{queue_id}", None,
+                               f"the log holds {in_log.count} messages of this queue, which has no files")
+    if expects_light_queues or +further:
+        for (topic, queue_id), count in sorted(facts.further.items()):
+            have = further[topic, queue_id]
             if have < count:
-                self._findings.add(
-                    self.rules.missing, "missing entries", f"consumequeue/{topic}/{queue_id}", None,
-                    f"only {have} of the {count} messages that have a further place in this queue have an entry there",
-                )
-
-    def _check_queue(self, queue: QueueState) -> None:
-        self._store.report.queues += 1
-        expected_start = queue.files[0].start_offset
-        after, own_entries = -1, 0
-        for file in queue_files(self._store.root, queue):
-            if file.start_offset != expected_start:
-                self._findings.error("queue gap", file.name, None, f"the file before it, {expected_start:020d}, is missing")
-            expected_start = file.start_offset + queue.size_bytes
-            found = self._store.work.queue_file(self._store.log, file, self.rules, after)
-            self._findings.take(found.findings)
-            self._store.report.queue_entries += found.entries
-            own_entries += found.own
-            self._further[_counted_as(queue.topic, queue.queue_id)] += found.entries - found.own
-            after = found.after
-        in_log = self._facts.queues.get((queue.topic, queue.queue_id))
-        if in_log is not None and own_entries < in_log.count and not self._store.is_running:
-            self._findings.add(
-                self.rules.missing, "missing entries", f"consumequeue/{queue.topic}/{queue.queue_id}", None,
-                f"only {own_entries} of the {in_log.count} messages that the log holds for this queue have an entry",
-            )
+                store.findings.add(
+                    rules.missing, "missing entries", f"consumequeue/{topic}/{queue_id}", None,
+                    f"only {have} of the {count} messages that have a further place in this queue have an entry there")
 
 
-def _counted_as(topic: str, queue_id: int) -> tuple[str, int]:
-    """Return the key of a queue; a light queue has one key for all queue ids that RocketMQ may use (consume_queue.further_offset)."""
-    return (topic, LMQ_QUEUE_ID) if topic.startswith(LMQ_PREFIX) else (topic, queue_id)
+def _check_queue(store: StoreUnderCheck, rules: QueueRules, queue: QueueState, in_log: QueueInLog | None) -> int:
+    """Check one queue; return the number of its entries for records of other queues."""
+    store.report.queues += 1
+    expected_start = queue.files[0].start_offset
+    after, own_entries, further = -1, 0, 0
+    for file in queue_files(store.root, queue):
+        if file.start_offset != expected_start:
+            store.findings.error("queue gap", file.name, None, f"the file before it, {expected_start:020d}, is missing")
+        expected_start = file.start_offset + queue.size_bytes
+        found = store.work.queue_file(store.log, file, rules, after)
+        store.findings.take(found.findings)
+        store.report.queue_entries += found.entries
+        own_entries += found.own
+        further += found.entries - found.own
+        after = found.after
+    if in_log is not None and own_entries < in_log.count and not store.is_running:
+        store.findings.add(
+            rules.missing, "missing entries", f"consumequeue/{queue.topic}/{queue.queue_id}", None,
+            f"only {own_entries} of the {in_log.count} messages that the log holds for this queue have an entry")
+    return further
 
 
 def queue_files(root: Path, queue: QueueState) -> Iterator[QueueFile]:
     """Yield the files of a queue, in order."""
     previous = None
     for number, file in enumerate(queue.files):
-        yield QueueFile(queue.topic, queue.queue_id, file.path, str(file.path.relative_to(StorePaths(root).root)),
+        yield QueueFile(queue.topic, queue.queue_id, file.path, str(file.path.relative_to(root)),
                         file.start_offset, queue.size_bytes, number + 1 == len(queue.files), previous)
         previous = file.path
 
@@ -109,16 +95,16 @@ def queue_files(root: Path, queue: QueueState) -> Iterator[QueueFile]:
 _TIME_READABLE_BYTES = 68 + 8  # after a 20-byte host
 
 
-def check_extensions(store: StoreUnderCheck, ext_file_bytes: int, queues: Sequence[QueueState]) -> None:
+def check_extensions(store: StoreUnderCheck, queues: Sequence[QueueState]) -> None:
     """Check the extensions of all queues that have one; for other queues it only tests for the folder."""
-    root, findings, paths = store.root, store.findings, StorePaths(store.root)
+    root, findings, paths = store.root, store.findings, store.store
     if not paths.consume_queue_ext.is_dir():
         return
     cache = MappingCache()
     for queue in queues:
         reader = ConsumeQueue(
             queue.topic, queue.queue_id, MappedFileQueue(queue.folder, queue.size_bytes, cache),
-            MappedFileQueue(paths.queue_ext_folder(queue.topic, queue.queue_id), ext_file_bytes, cache),
+            MappedFileQueue(paths.queue_ext_folder(queue.topic, queue.queue_id), paths.queue_ext_file_bytes, cache),
         )
         try:
             _check_units(root, queue, reader, store.log, findings)
@@ -158,15 +144,9 @@ def _wrong(unit: ConsumeQueueExtUnit | None, offset: int, log: LogSegments) -> s
     return f"has the store time {unit.store_timestamp_ms}, its message {stored_ms}"
 
 
-def index_files_to_check(root: Path, *, is_running: bool) -> list[Path]:
-    """Return the index files, oldest first, without the newest of a running engine, which may have an unfinished put."""
-    files = list_index_files(root)
-    return files[:-1] if is_running else files
-
-
-def check_index(store: StoreUnderCheck, layout: IndexLayout, files: Sequence[Path]) -> None:
+def check_index(store: StoreUnderCheck, files: Sequence[Path]) -> None:
     """Check the index files that `work` got at the beginning: a running engine creates and deletes others meanwhile."""
-    log, work, findings = store.log, store.work, store.findings
+    log, work, findings, layout = store.log, store.work, store.findings, store.store.geometry.index_layout
     covered_from, keys = None, 0
     for path in files:
         if store.is_running and not path.exists():

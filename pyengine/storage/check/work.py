@@ -30,6 +30,7 @@ from pyengine.storage.check.report import CheckReport, Findings, Severity
 from pyengine.storage.checkpoint import DurableWatermark
 from pyengine.storage.log_scan import SLICE_BYTES, SegmentWalk, walk_pieces
 from pyengine.storage.mapped_file import MappedFile, map_read_only, mapped, used_end
+from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.queues import QueueState, live_entries
 
 
@@ -321,7 +322,7 @@ def check_index_part(log: LogSegments, part: IndexPart) -> KeysFound:
 class StoreUnderCheck:
     """The context of all parts of a check: the store, how it was stopped, its reader, and the findings."""
 
-    root: Path
+    store: MessageStore
     log: LogSegments
     work: CheckWork
     findings: Findings
@@ -329,6 +330,10 @@ class StoreUnderCheck:
     watermark: DurableWatermark | None  # None in RocketMQ's store
     was_stopped: bool  # it was stopped in order, or it is running
     is_running: bool
+
+    @property
+    def root(self) -> Path:
+        return self.store.root
 
     @property
     def is_ours(self) -> bool:

@@ -312,10 +312,10 @@ def test_lost_light_queues_are_missed(builder, gone):
     recover(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True))
     shutil.rmtree(builder.root / "consumequeue")
     recover(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True))
-    assert check(MessageStore(builder.root, builder.geometry), enable_multi_dispatch=True).findings == []
+    assert check(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True)).findings == []
     for name in gone:
         shutil.rmtree(builder.root / "consumequeue" / f"%LMQ%{name}")
-    report = check(MessageStore(builder.root, builder.geometry), enable_multi_dispatch=True)
+    report = check(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True))
     assert [(finding.kind, finding.file, finding.text) for finding in report.findings] == [
         ("missing entries", f"consumequeue/%LMQ%{name}/0",
          "only 0 of the 3 messages that have a further place in this queue have an entry there") for name in gone]
@@ -329,11 +329,11 @@ def test_a_queue_that_a_record_names_twice_has_one_entry_of_it(builder):
     builder.put("T", queue_id=2, dispatch=False,
                 properties={"INNER_MULTI_DISPATCH": "T,%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": "4,8"})
     recover(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True))
-    assert check(MessageStore(builder.root, builder.geometry), enable_multi_dispatch=True).findings == []
+    assert check(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True)).findings == []
     file = next((builder.root / "consumequeue" / "%LMQ%a" / "0").iterdir())
     entries = file.read_bytes()
     file.write_bytes(entries[:20] + entries[40:] + bytes(20))  # one is lost, the others move up
-    report = check(MessageStore(builder.root, builder.geometry), enable_multi_dispatch=True)
+    report = check(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True))
     assert [(finding.kind, finding.file, finding.text) for finding in report.findings] == [
         ("missing entries", "consumequeue/%LMQ%a/0",
          "only 4 of the 5 messages that have a further place in this queue have an entry there")]
@@ -347,7 +347,7 @@ def test_light_queues_are_looked_at_without_another_walk_over_the_log(builder, m
     walks = []
     ranges = LogSegments.ranges
     monkeypatch.setattr(LogSegments, "ranges", lambda log, start: walks.append(start) or ranges(log, start))
-    assert check(MessageStore(builder.root, builder.geometry), enable_multi_dispatch=True).findings == []
+    assert check(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True)).findings == []
     with_light_queues = len(walks)
     shutil.rmtree(builder.root / "consumequeue" / "%LMQ%a")
     assert check(MessageStore(builder.root, builder.geometry)).findings == []

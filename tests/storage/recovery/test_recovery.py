@@ -383,7 +383,7 @@ def test_a_queues_place_that_is_found_taken_late_is_told_and_the_next_recovery_g
         recover(MessageStore(root, geometry), options=options)
     (root / "consumequeue" / "early").unlink()
     assert recover(MessageStore(root, geometry), options=options).state is RecoveryState.RECOVERED
-    assert check(MessageStore(root, geometry), message_index_enable=False).findings == []
+    assert check(MessageStore(root, geometry), options=RecoveryOptions(message_index_enable=False)).findings == []
 
 
 def test_a_folder_that_is_no_store_is_told_so(tmp_path):
