@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 from pyengine.errors import StoreRefusedError, command
 from pyengine.formats.constants import CQ_ENTRY_BYTES, Readable
-from pyengine.formats.paths import StorePaths, parse_segment_name
+from pyengine.formats.paths import StorePaths, parse_segment_name, segment_name
+from pyengine.formats.small_file import open_regular, read_small_file
 
 MESSAGE_MAGIC_V2 = 0xDAA320AB
 TIMER_TOPIC = "rmq_sys_wheel_timer"
@@ -105,7 +106,7 @@ def _rocksdb_folders(paths: StorePaths) -> list[Path]:
 
 def _is_rocksdb(folder: Path) -> bool:
     try:
-        with open(folder / "CURRENT", "rb") as file:
+        with open(open_regular(folder / "CURRENT"), "rb") as file:
             return file.read(len(_MANIFEST)) == _MANIFEST
     except OSError:
         return False
@@ -114,12 +115,12 @@ def _is_rocksdb(folder: Path) -> bool:
 def _pending_timers(paths: StorePaths) -> int:
     """Count the messages in slots of the wheel after its last read time, and in its queue after its next offset."""
     try:
-        wheel = (paths.root / "timerwheel").read_bytes()
+        wheel = read_small_file(paths.root / "timerwheel")
     except OSError:
         return 0
     read_ms, taken = 0, 0
     with contextlib.suppress(OSError, struct.error):
-        read_ms, _, taken = _CHECK.unpack((paths.config / "timercheck").read_bytes()[: _CHECK.size])
+        read_ms, _, taken = _CHECK.unpack(read_small_file(paths.config / "timercheck")[: _CHECK.size])
     whole = len(wheel) - len(wheel) % _SLOT.size
     waiting: int = sum(number for time, _, _, number, _ in _SLOT.iter_unpack(memoryview(wheel)[:whole])
                   if number > 0 and time * _SLOT_UNIT_MS >= read_ms)
@@ -128,12 +129,11 @@ def _pending_timers(paths: StorePaths) -> int:
 
 def _queue_end(folder: Path) -> int:
     """Return the offset after the last entry of a queue, from its last file; 0 without entries."""
-    starts = [start for start in map(parse_segment_name, _names(folder)) if start is not None]
-    if not starts:
-        return 0
     with contextlib.suppress(OSError):
-        content = (folder / f"{max(starts):020d}").read_bytes().rstrip(b"\0")
-        return max(starts) // CQ_ENTRY_BYTES - -len(content) // CQ_ENTRY_BYTES
+        last = max((start for start in map(parse_segment_name, os.listdir(folder)) if start is not None), default=None)
+        if last is not None:
+            content = read_small_file(folder / segment_name(last)).rstrip(b"\0")
+            return last // CQ_ENTRY_BYTES - -len(content) // CQ_ENTRY_BYTES
     return 0
 
 
@@ -145,12 +145,5 @@ def _folders(folder: Path) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
             return sorted(Path(entry.path) for entry in entries if entry.is_dir())
-    except OSError:
-        return []
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
     except OSError:
         return []

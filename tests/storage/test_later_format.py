@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 
 import pytest
@@ -134,3 +135,12 @@ def test_a_record_of_rocketmq_5_is_not_cut_off(build_store):
     ran = run("recover", store.root)
     assert ran.code == 3 and f"the record at {store.records[12].start} is one of RocketMQ 5" in ran.stderr
     assert [name for name in changes(before, picture(store.root)) if name not in (".", "lock")] == []
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
+    timer_wheel(tmp_path, slot_s=NOW_S, read_s=NOW_S - 10)
+    (tmp_path / "consumequeue").mkdir()
+    (tmp_path / "config" / "timercheck").unlink()
+    for name in ("consumequeue/CURRENT", "config/timercheck"):
+        os.mkfifo(tmp_path / name)
+    assert [found.path for found in find_later_features(tmp_path)] == ["timerwheel"]
