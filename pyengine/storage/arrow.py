@@ -23,7 +23,6 @@ from pyengine.native.scan import (
     ColumnBuffer,
     ColumnData,
     ColumnScanner,
-    RawBatch,
     RowFilter,
     choose_topics,
     column_kind,
@@ -43,8 +42,6 @@ _TYPES = {
     "string": pa.string(),
     "binary": pa.binary(),
 }
-# Reasons to end a walk that are not damage.
-_IN_ORDER = ("range_end", "blank")
 
 
 def schema(columns: Sequence[str] | None = None) -> pa.Schema:
@@ -113,26 +110,20 @@ class LogScanner:
         position: int | None = start
         while position is not None and position < end:
             for batch in self._scanner.scan(view, base_offset, position, end, limit):
-                yield self._to_arrow(batch)
-            if self._scanner.reason in _IN_ORDER:
+                arrays = [to_array(column, batch.rows) for column in batch.columns]
+                yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+            if self._scanner.reason in ("range_end", "blank"):  # not damage
                 return
             position = self._skip_damage(view, base_offset, end, limit)
 
     def _skip_damage(self, view: Buffer, base_offset: int, end: int, limit: int) -> int | None:
         """Return the first record after the damage at which the scan stopped, None if there is none."""
         position, reason = self._scanner.position, self._scanner.reason
-        following = sync(view, base_offset, position + 1, end, limit=limit) if position + 1 < end else None
-        self._report(position, reason, (end if following is None else following) - position)
-        return following
-
-    def _report(self, offset: int, reason: str, length: int) -> None:
         if self._on_corrupt == "fail":
-            raise CorruptionError(f"the log is damaged at {offset}: {reason.replace('_', ' ')}")
-        self.skipped.append((offset, reason, length))
-
-    def _to_arrow(self, batch: RawBatch) -> pa.RecordBatch:
-        arrays = [to_array(column, batch.rows) for column in batch.columns]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+            raise CorruptionError(f"the log is damaged at {position}: {reason.replace('_', ' ')}")
+        following = sync(view, base_offset, position + 1, end, limit=limit) if position + 1 < end else None
+        self.skipped.append((position, reason, (end if following is None else following) - position))
+        return following
 
 
 def allocate(length: int) -> ColumnBuffer:

@@ -266,53 +266,39 @@ def _entry(queue: ConsumeQueue, offset: int, max_offset: int) -> list[int] | dic
 
 
 def _record(message: Message, offset: int, raw: bytes) -> dict[str, Any]:
-    return {
-        "phy": offset,
-        "size": message.size_bytes,
-        "crc": message.body_crc,
-        "queueId": message.queue_id,
-        "flag": message.flag,
-        "queueOffset": message.queue_offset,
-        "physField": message.physical_offset,
-        "sysFlag": message.sys_flag,
-        "born": message.born_timestamp_ms,
-        "bornHost": _java_host(message.born_host),
-        "storeTs": message.store_timestamp_ms,
-        "storeHost": _java_host(message.store_host),
-        "reconsume": message.reconsume_times,
-        "prepared": message.prepared_transaction_offset,
-        "bodyLen": len(message.body),
-        "bodySha": _sha256(message.body),
-        "topic": message.topic,
-        "props": message.raw_properties,
-        "recSha": _sha256(raw),
-    }
+    return {"phy": offset, **_shared(message, raw), "physField": message.physical_offset, "props": message.raw_properties}
 
 
 def _message(message: Message, queue_topic: str, raw: bytes) -> dict[str, Any]:
     return {
-        "topic": message.topic,
-        "queue": queue_topic,
-        "queueId": message.queue_id,
-        "queueOffset": message.queue_offset,
         "phy": message.physical_offset,
-        "size": message.size_bytes,
+        **_shared(message, raw),
+        "queue": queue_topic,
         "tags": message.tags,
         "keys": message.keys,
         "uniq": message.uniq_key,
         "props": message.properties,
+        "msgId": message.msg_id,
+    }
+
+
+def _shared(message: Message, raw: bytes) -> dict[str, Any]:
+    return {
+        "size": message.size_bytes,
+        "crc": message.body_crc,
+        "queueId": message.queue_id,
         "flag": message.flag,
+        "queueOffset": message.queue_offset,
         "sysFlag": message.sys_flag,
         "born": message.born_timestamp_ms,
-        "storeTs": message.store_timestamp_ms,
         "bornHost": _java_host(message.born_host),
+        "storeTs": message.store_timestamp_ms,
         "storeHost": _java_host(message.store_host),
         "reconsume": message.reconsume_times,
         "prepared": message.prepared_transaction_offset,
         "bodyLen": len(message.body),
         "bodySha": _sha256(message.body),
-        "crc": message.body_crc,
-        "msgId": message.msg_id,
+        "topic": message.topic,
         "recSha": _sha256(raw),
     }
 

@@ -15,7 +15,6 @@ import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from pyengine import arguments
@@ -90,11 +89,11 @@ class GetFigures:
 
 
 class GetStatistics:
-    """The counters of one reader. Threads may share it."""
+    """The counters of one reader: `figures`, which each count replaces. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._figures = GetFigures()
+        self.figures = GetFigures()
 
     def count(self, result: GetResult | GetRecords, took_ns: int) -> None:
         """Count one get_message or get_records by its result."""
@@ -102,20 +101,14 @@ class GetStatistics:
         if isinstance(result, GetRecords):
             messages, size_bytes = result.message_count, len(result.records)
         else:
-            messages, size_bytes = len(result.messages), sum(map(_size_bytes, result.messages))
+            messages, size_bytes = len(result.messages), sum(message.size_bytes for message in result.messages)
         with self._lock:
-            was = self._figures
-            self._figures = GetFigures(
+            was = self.figures
+            self.figures = GetFigures(
                 was.found + found, was.missed + (not found), was.transferred_messages + messages,
                 was.transferred_bytes + size_bytes, max(was.entire_time_max_ms, took_ns / 1e6))
 
-    @property
-    def figures(self) -> GetFigures:
-        """Return a snapshot of all counters."""
-        return self._figures
 
-
-_size_bytes = attrgetter("size_bytes")
 NEAR_BYTES_MAX = 1 << 30  # at the log's end: a reader that must not wait for a disk reads only there
 ENTRIES_WALKED_MIN = 800  # least number of entries that one call may filter (16,000 bytes of entries)
 
