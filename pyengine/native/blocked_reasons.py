@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
-from pyengine.native.control import raise_layout_error
+from pyengine.native.control import encoded, raise_layout_error
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -41,8 +41,7 @@ def check(blocked_reasons: ms_blocked_reasons, mapped_bytes: int) -> None:
 
 def write(blocked_reasons: ms_blocked_reasons, kind: int, text: str) -> None:
     """Publish why the worker of that kind, which calls this, is blocked; "" if it is not."""
-    data = text.replace("\0", " ").encode("utf-8", "replace")[: TEXT_BYTES - 1].decode("utf-8", "ignore").encode()
-    lib.ms_blocked_reason_write(blocked_reasons, kind, data)
+    lib.ms_blocked_reason_write(blocked_reasons, kind, encoded(text, TEXT_BYTES))
 
 
 def read(blocked_reasons: ms_blocked_reasons, kind: int) -> str:

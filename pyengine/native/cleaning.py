@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
-from pyengine.native.control import raise_layout_error
+from pyengine.native.control import encoded, raise_layout_error
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -76,8 +76,8 @@ def reap(cleaning: ms_cleaning, slot: int, owner: int) -> bool:
 
 def set_reason(cleaning: ms_cleaning, text: str) -> None:
     """Publish why the cleaner has puts refused; "" if it does not."""
-    data = text.encode()[: lib.MS_CLEANING_REASON_BYTES - 1].decode("utf-8", "ignore").encode()
-    ffi.memmove(cleaning.reason, data + b"\0", len(data) + 1)
+    data = encoded(text, lib.MS_CLEANING_REASON_BYTES) + b"\0"
+    ffi.memmove(cleaning.reason, data, len(data))
 
 
 def reason(cleaning: ms_cleaning) -> str:

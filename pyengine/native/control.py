@@ -204,18 +204,23 @@ def freeze(control: ms_control, kind: int, error_number: int, reason: str) -> bo
 
     The first failed sync freezes `flushed`: it is never retried (docs/promises.md, 2).
     """
-    return bool(lib.ms_control_freeze(control, kind, error_number, reason.encode()[:240]))
+    return bool(lib.ms_control_freeze(control, kind, error_number, encoded(reason, lib.MS_REASON_BYTES)))
 
 
 def set_reason(control: ms_control, text: str) -> None:
     """Set why the store starts degraded; called by the supervisor before it publishes the block."""
-    data = text.encode()[:255].decode("utf-8", "ignore").encode()
-    ffi.memmove(control.state.reason, data + b"\0", len(data) + 1)
+    data = encoded(text, lib.MS_REASON_BYTES) + b"\0"
+    ffi.memmove(control.state.reason, data, len(data))
 
 
 def reason(control: ms_control) -> str:
     """Return why the store is frozen, read-only or degraded; "" if it is not."""
-    return ffi.string(ffi.cast("char *", control.state.reason), 255).decode("utf-8", "replace")
+    return ffi.string(ffi.cast("char *", control.state.reason), lib.MS_REASON_BYTES - 1).decode("utf-8", "replace")
+
+
+def encoded(text: str, room_bytes: int) -> bytes:
+    """Return as much of the text as fits into a C string of `room_bytes`; "?" replaces what a path has beside UTF-8."""
+    return text.replace("\0", " ").encode("utf-8", "replace")[: room_bytes - 1].decode("utf-8", "ignore").encode()
 
 
 def raise_layout_error(what: str, code: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
-from pyengine.native.control import raise_layout_error
+from pyengine.native.control import encoded, raise_layout_error
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -63,7 +63,7 @@ def clear(replication: ms_replication) -> None:
 def write_texts(owner: ms_replication | ms_link, address: str, detail: str) -> None:
     """Publish `address` and `detail` of a link or of the whole block; texts that are too long are truncated."""
     lib.ms_replication_write_texts(ffi.addressof(owner, "text_seq"), owner.address, owner.detail,
-                                   _fitting(address, lib.MS_LINK_ADDRESS_BYTES), _fitting(detail, lib.MS_LINK_DETAIL_BYTES))
+                                   encoded(address, lib.MS_LINK_ADDRESS_BYTES), encoded(detail, lib.MS_LINK_DETAIL_BYTES))
 
 
 def read_texts(owner: ms_replication | ms_link) -> tuple[str, str]:
@@ -74,10 +74,6 @@ def read_texts(owner: ms_replication | ms_link) -> tuple[str, str]:
         if lib.ms_replication_read_texts(ffi.addressof(owner, "text_seq"), owner.address, owner.detail, address, detail) == 0:
             return ffi.string(address).decode("utf-8", "replace"), ffi.string(detail).decode("utf-8", "replace")
     return "", ""
-
-
-def _fitting(text: str, room_bytes: int) -> bytes:
-    return text.replace("\0", " ").encode()[: room_bytes - 1].decode("utf-8", "ignore").encode()
 
 
 PYTHON: int = lib.MS_HA_PYTHON

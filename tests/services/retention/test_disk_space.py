@@ -60,6 +60,12 @@ def test_from_full_to_read_only_the_cause_that_is_named_changes(probe):
     assert probe.check() and refused(probe) == 0
 
 
+def test_a_path_of_any_bytes_can_be_the_cause(probe):
+    probe.uses = [DiskUse(os.fsdecode(b"/log\xff"), 91, 1 << 30)] * 2
+    assert not probe.check() and refused(probe) == native.REFUSE_DISK_FULL
+    assert native_cleaning.reason(probe.block).startswith("the disk of /log? is 91 % used")
+
+
 def test_a_new_probe_takes_back_what_a_dead_one_had_set(probe):
     native.refuse_puts(probe.owner.control, native.REFUSE_DISK_FULL | native.REFUSE_STOPPING)
     assert probe.check() and refused(probe) == native.REFUSE_STOPPING
