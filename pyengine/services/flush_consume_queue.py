@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 
 from pyengine.errors import DiskError, EngineError, FlushError, FormatError, disk_error, disk_errors
 from pyengine.events import Event, Report
-from pyengine.formats.constants import CQ_ENTRY_BYTES
+from pyengine.formats.constants import CQ_ENTRY_BYTES, INDEX_HEADER_BYTES
 from pyengine.formats.consume_queue import decode_ext_address, is_ext_address, unpack_entry
 from pyengine.formats.index_file import unpack_header
 from pyengine.formats.paths import segment_name
@@ -49,7 +49,6 @@ from pyengine.storage.message_store import MessageStore
 
 WATERMARK_INTERVAL_NS = 1_000_000_000
 SHARE = 10  # the pause after a round is at least this many times as long as the round
-INDEX_HEADER_BYTES = 40
 SLICE_BYTES = 8 << 20
 RETRY_NS = 1_000_000_000
 
@@ -133,10 +132,13 @@ class FlushConsumeQueueService(Service):
         failpoint("derived_synced")
         native.store(self._line, "position", target)
         failpoint("derived_noted")
-        self._write_checkpoint(Checkpoint(
+        checkpoint = Checkpoint(
             max(self._checkpoint.physic_msg_timestamp_ms, flushed_ms),
             max(self._checkpoint.logics_msg_timestamp_ms, logics_ms),
-            max(self._checkpoint.index_msg_timestamp_ms, index_ms)))
+            max(self._checkpoint.index_msg_timestamp_ms, index_ms))
+        if checkpoint != self._checkpoint:
+            write_checkpoint(self._store.root, checkpoint)
+            self._checkpoint = checkpoint
         failpoint("checkpoint_noted")
         self._write_watermark(flushed, final=final)
         failpoint("watermark_noted")
@@ -238,9 +240,8 @@ class FlushConsumeQueueService(Service):
         if not self._index_enabled:
             return 0
         names = index_file_names(self._store.index)
-        full = names[:-1]
         index_ms = 0
-        for name in [name for name in full if name > self._synced_index]:
+        for name in [name for name in names[:-1] if name > self._synced_index]:
             path = str(self._store.index / name)
             self._sync_derived(path)
             with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
@@ -251,12 +252,7 @@ class FlushConsumeQueueService(Service):
             self._sync_derived(str(self._store.index / names[-1]))
         return index_ms
 
-    # -- checkpoint and watermark
-
-    def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        if checkpoint != self._checkpoint:
-            write_checkpoint(self._store.root, checkpoint)
-            self._checkpoint = checkpoint
+    # -- watermark
 
     def _write_watermark(self, flushed: int, *, final: bool) -> None:
         now_ns = monotonic_ns()

@@ -53,7 +53,7 @@ POLL_NS_MIN = 50_000_000       # of an empty level
 POLL_NS_MAX = 5_000_000_000
 PAUSE_S_MAX = 1.0              # the wall clock may be set during a sleep
 RETRY_NS = 100_000_000         # after a put that was refused for the moment
-SESSION_AHEAD_MS = 1500         # a session is opened this long before it is needed
+SESSION_AHEAD_MS = 1500         # a session is opened this long before it is needed: that takes longer than a put
 SESSION_IDLE_NS = 10_000_000_000
 DRAIN_NS = 2_000_000_000       # longest wait of an orderly stop for the last deliveries to be flushed
 DRAIN_POLL_INTERVAL_S = 0.02
@@ -151,7 +151,7 @@ class ScheduleMessageService(Service):
         self._stalled = StalledClock(max((level.delay_ms or 0 for level in self._levels), default=0) * 1_000_000)
 
     def _load(self, config: EngineConfig) -> list[_Level]:
-        """Return the levels of the setting, and further ones that have a queue in the store."""
+        """Return the levels of the setting, further ones that have a queue, and TIMER_TOPIC's queue if a broker put into it."""
         self._written, problem = self._offsets.read()
         if problem:
             self._report(Event.TABLE_UNUSABLE, problem)
@@ -167,14 +167,10 @@ class ScheduleMessageService(Service):
                              f"delay level {number} is said to be delivered up to {offset}, but its queue reaches from {low} to "
                              f"{high}: going on at {inside}")
             levels.append(_Level(number, delays.get(number), inside, inside))
-        return levels + self._timer_level()
-
-    def _timer_level(self) -> list[_Level]:
-        """Return the queue of TIMER_TOPIC, if there is one: only a broker that had the store open puts into it."""
         low, high = self._range(TIMER_TOPIC, 0)
         self._timer_offset = self._group_offsets.read(TIMER_TOPIC, TIMER_GROUP).get(0, 0)
         offset = max(low, min(self._timer_offset, high))
-        return [_Level(TIMER, None, offset, offset)] if offset < high else []
+        return [*levels, _Level(TIMER, None, offset, offset)] if offset < high else levels
 
     def _range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """Return (first offset, end) of a queue. The end may be beyond what is shown, for what was delivered before
@@ -196,10 +192,14 @@ class ScheduleMessageService(Service):
         self._stalled.observe(self._clock_ms() < native.committed_slot(self._control)[1], self._clock_ns(),
                             self._watermark.limit(ReadLevel.COMMITTED))
         more = False
-        if self._may_put():
+        if self._retry_ns and self._clock_ns() >= self._retry_ns:
+            self._retry_ns = 0
+        if self._memory.state == native.STATE_RUNNING:
             try:
                 more = self._deliver_levels()
-                self._open_session_ahead()
+                now = self._now_ms()
+                if not self._retry_ns and any(level.due_ms and level.due_ms - now <= SESSION_AHEAD_MS for level in self._levels):
+                    self._session()
                 if not self._retry_ns:
                     self._blocked.clear()
             except EngineError as error:  # for example a folder or a file that cannot be read
@@ -245,12 +245,6 @@ class ScheduleMessageService(Service):
         self._queues.clear()
         self._reader.close()
 
-    def _may_put(self) -> bool:
-        """Whether the engine accepts puts; ends the pause after a refusal when its time is over."""
-        if self._retry_ns and self._clock_ns() >= self._retry_ns:
-            self._retry_ns = 0
-        return self._memory.state == native.STATE_RUNNING
-
     def _now_ms(self) -> int:
         return max(self._clock_ms(), native.committed_slot(self._control)[1])
 
@@ -272,7 +266,8 @@ class ScheduleMessageService(Service):
     def _deliver_level(self, level: _Level) -> bool:
         """Put the messages of a level that are due, at most BATCH_MESSAGES; True if there may be more to do."""
         if not level.in_flight:
-            if not self._is_to_be_read(level):
+            is_time = self._is_due(level, level.due_ms, level.head) if level.due_ms else self._clock_ns() >= level.poll_ns
+            if not is_time:
                 return False
             level.due_ms = 0
             queue = self._queue(level)
@@ -365,11 +360,6 @@ class ScheduleMessageService(Service):
         offset = min(end, queue.next_file_offset(cursor))
         return _Step(offset, reason=f"its queue file is missing, and with it everything before {offset}")
 
-    def _is_to_be_read(self, level: _Level) -> bool:
-        if level.due_ms:
-            return self._is_due(level, level.due_ms, level.head)
-        return self._clock_ns() >= level.poll_ns
-
     def _is_due(self, level: _Level, due_ms: int, physical_offset: int) -> bool:
         """Whether a message is due. As in RocketMQ's correctDeliverTimestamp, a time further ahead than the level's delay is due."""
         now = self._now_ms()
@@ -455,12 +445,6 @@ class ScheduleMessageService(Service):
             except EngineError as error:
                 self._retry_later(str(error))
         return self._producer
-
-    def _open_session_ahead(self) -> None:
-        """Open a session before the next message is due: that takes longer than a put."""
-        now = self._now_ms()
-        if not self._retry_ns and any(level.due_ms and level.due_ms - now <= SESSION_AHEAD_MS for level in self._levels):
-            self._session()
 
     def _end_session(self) -> None:
         producer, self._producer = self._producer, None
