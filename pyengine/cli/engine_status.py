@@ -163,7 +163,7 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
         "refused_puts": native.load(control.writer, "refused"),
         "unclean": False,
         "statistics": _statistics(store, identity.created_ms, figures) if figures is not None else None,
-        "schedule_message_offset": _schedule(store, memory),
+        "schedule_message_offset": schedule_offsets(store, memory),
         "replication": replication,
     }
     findings = [*judge(memory, sentence_if_lost(store, memory.missing_names(), living), living, blocked_reasons, document), *more]
@@ -183,15 +183,6 @@ def _statistics(store: MessageStore, created_ms: int, figures: Statistics) -> di
     return {"boot_timestamp_ms": created_ms, "runtime_s": max(0, now_ms() - created_ms) / 1000, **document_of(figures),
             "commit_log_disk_ratio": used_ratio(store.commit_log),
             "consume_queue_disk_ratio": used_ratio(store.consume_queue)}
-
-
-def _schedule(store: MessageStore, memory: EngineMemory) -> dict[str, dict[str, int]]:
-    """Return by delay level: the next offset to deliver, the level's end, and the number between them."""
-    try:
-        levels = schedule_offsets(store, memory)
-    except EngineUnavailableError:
-        return {}
-    return {str(level): {"offset": one.offset, "max": one.end, "pending": one.pending} for level, one in levels.items()}
 
 
 def _disk(memory: EngineMemory) -> dict[str, Any]:

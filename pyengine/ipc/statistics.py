@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pyengine.errors import DiskError, EngineUnavailableError
 from pyengine.formats.constants import SCHEDULE_TOPIC
@@ -275,29 +275,18 @@ class StoreStatsService:
 # ---- the delay levels ------------------------------------------------------------
 
 
-class LevelOffset(NamedTuple):
-    """Queue offsets of one level: the next one to deliver, by the scheduler's last note, and the end of its queue."""
+def schedule_offsets(root: str | os.PathLike[str], memory: EngineMemory) -> dict[str, dict[str, int]]:
+    """Return by delay level that ever had a message: `offset`, the next to deliver by the scheduler's note, `max`, and `pending`.
 
-    offset: int
-    end: int
-
-    @property
-    def pending(self) -> int:
-        """The number of messages that wait, or were delivered since the scheduler's last note."""
-        return max(0, self.end - self.offset)
-
-
-def schedule_offsets(root: str | os.PathLike[str], memory: EngineMemory) -> dict[int, LevelOffset]:
-    """Return the offsets by level (1 to LEVELS_MAX), of the levels that ever had a message.
-
-    EngineUnavailableError while the queue table is replaced by a larger one.
+    Empty while the queue table is replaced by a larger one, or if the note cannot be read.
     """
     generation = native.load(memory.control.slots[native.load_position(memory.control.slot_pass) % 2], "queue_table_generation")
     try:
         delivered, _ = DelayOffsets(root).read()
-    except DiskError as error:
-        raise EngineUnavailableError(str(error)) from error
-    shared, table = memory.open_queue_table(generation)
+        shared, table = memory.open_queue_table(generation)
+    except (DiskError, EngineUnavailableError):
+        return {}
     with shared:
         ends = {level: queue_table.get_offset(table, SCHEDULE_TOPIC, level - 1) for level in range(1, LEVELS_MAX + 1)}
-    return {level: LevelOffset(delivered.get(level, 0), end) for level, end in ends.items() if end}
+    return {str(level): {"offset": (offset := delivered.get(level, 0)), "max": end, "pending": max(0, end - offset)}
+            for level, end in ends.items() if end}
