@@ -69,23 +69,32 @@ class _Child:
     exit_code: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerStarter:
+    """Starts workers of the store at `root` by its fork server, or by exec; `overrides` are the settings on their command line."""
+
+    root: Path
+    overrides: Mapping[str, str]
+    fork_server: ForkServer | None = None
+
+    def start(self, kind: Kind) -> subprocess.Popen[bytes] | ForkedWorker:
+        """Start a worker of this kind; OSError when the system cannot create a process at this moment."""
+        words = [sys.executable, "-P", "-m", kind.module, str(self.root), *set_arguments(self.overrides)]
+        forked = self.fork_server.start_worker(words) if self.fork_server else None
+        return forked or subprocess.Popen(words, stdin=subprocess.DEVNULL, env=without_systemd(child_environment()), process_group=0)
+
+
 class Children:
     """All workers of one engine."""
 
-    def __init__(self, root: Path, memory: EngineMemory, lock: StoreLock, selector: selectors.BaseSelector,
-                 kinds: Sequence[Kind], overrides: Mapping[str, str], report: Report,
-                 fork_server: ForkServer | None = None, died: Callable[[int], None] = lambda kind: None) -> None:
-        """`overrides` are the settings that workers get on their command line.
-
-        `report` is called with each sentence for the log, `died` with the kind of each worker that died and is restarted.
-        """
-        self._root = root
+    def __init__(self, memory: EngineMemory, lock: StoreLock, selector: selectors.BaseSelector, kinds: Sequence[Kind],
+                 starter: WorkerStarter, report: Report, died: Callable[[int], None] = lambda kind: None) -> None:
+        """`report` is called with each sentence for the log, `died` with the kind of each worker that died and is restarted."""
         self._memory = memory
         self._lock = lock
         self._selector = selector
-        self._overrides = overrides
+        self._starter = starter
         self._report = report
-        self._fork_server = fork_server
         self._note_death = died
         self._children = {kind.number: _Child(kind) for kind in kinds}
         self._restarting = True
@@ -166,11 +175,8 @@ class Children:
             if not self._adopt(child):
                 child.due_s = time.monotonic() + LOCK_POLL_INTERVAL_S
             return
-        words = [sys.executable, "-P", "-m", child.kind.module, str(self._root), *set_arguments(self._overrides)]
         try:
-            child.process = self._fork_server.start_worker(words) if self._fork_server else None
-            if child.process is None:
-                child.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=without_systemd(child_environment()), process_group=0)
+            child.process = self._starter.start(child.kind)
         except OSError as error:  # no memory or too many processes for the moment
             self._report(Event.WORKER_NOT_STARTED,
                       f"the {child.kind.name} could not be started: {error}; trying again in {SPAWN_RETRY_S:g} s")
@@ -241,8 +247,8 @@ class Children:
 
     def tick(self) -> None:
         """Start the workers that are due, and kill those whose heartbeat is too old."""
-        if self._fork_server:
-            self._fork_server.tick()
+        if self._starter.fork_server:
+            self._starter.fork_server.tick()
         if self._down_reason and self.all_ready:
             self._down_reason = ""
         self._publish_down_reason()

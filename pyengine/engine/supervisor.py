@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyengine.engine.bring_up import PoolGrowth, bring_up, grow_queue_table, prepare_root, raise_descriptors
-from pyengine.engine.children import Children
+from pyengine.engine.children import Children, WorkerStarter
 from pyengine.engine.fork_server import ForkServer
 from pyengine.engine.kinds import Kind, kinds_for
 from pyengine.engine.log_file import LogFile, log_event, notify, watchdog_interval_s
@@ -269,8 +269,8 @@ class Supervisor:
         degraded = self._memory.state == native.STATE_DEGRADED
         kinds = () if degraded or self._arguments.no_children else self._kinds()
         self._recorder = self._memory.recorder_of(native.SUPERVISOR)
-        children = Children(self._root, self._memory, lock, self._selector, kinds, overrides, self._log_event, self._fork_server,
-                            self._note_death)
+        children = Children(self._memory, lock, self._selector, kinds, WorkerStarter(self._root, overrides, self._fork_server),
+                            self._log_event, self._note_death)
         server = SessionServer(self._memory, self._selector, Sessions(self._memory), self._take_settings)
         self._pool = PoolGrowth(self._memory, self._log_event)
         bridge = _LatchBridge(self._memory, self._selector)  # last: its thread must not outlive the mapping
@@ -414,9 +414,8 @@ class Supervisor:
         self._wait_for_producers(min(deadline_s, time.monotonic() + PRODUCERS_WAIT_S))
         if self._arguments.no_children:
             may_start = children.may_start
-            children = Children(self._root, self._memory, lock, self._selector,
-                                [kind for kind in self._kinds()
-                                 if lock.kind_taken(kind.number)], {}, self._log_event)
+            children = Children(self._memory, lock, self._selector, [kind for kind in self._kinds() if lock.kind_taken(kind.number)],
+                                WorkerStarter(self._root, {}), self._log_event)
             children.start()
             children.may_start = may_start
         problems = children.stop(self._process_events, deadline_s)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from fix_owner import CHECKOUT
-from pyengine.engine.children import NEVER_S, Children, child_environment
+from pyengine.engine.children import NEVER_S, Children, WorkerStarter, child_environment
 from pyengine.engine.kinds import KINDS, WorkerExit
 from pyengine.events import Event
 from pyengine.ipc.heartbeat import is_stopped
@@ -34,7 +34,7 @@ class Rig:
         self.owner = owner
         self.reported = Reported()
         self.selector = selectors.DefaultSelector()
-        self.children = Children(owner.root, owner.memory, owner.lock, self.selector, kinds, overrides or {},
+        self.children = Children(owner.memory, owner.lock, self.selector, kinds, WorkerStarter(owner.root, overrides or {}),
                                  self.reported)
 
     def pump(self, seconds: float = 0.02) -> None:
