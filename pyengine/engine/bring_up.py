@@ -72,8 +72,8 @@ FIRST_GENERATION = 1
 QUEUE_SLOTS_MIN = 4096
 POOL_AT_ONCE_BYTES = 256 << 20  # this part of the pool is made before READY, the rest while the engine runs
 _STORE_NAMES = frozenset(("commitlog", "consumequeue", "index", "checkpoint", "config", "lock", "abort", log_file.NAME))
-Progress = Callable[[int, int], None]
 SLAVE = "SLAVE"
+Progress = Callable[[int, int], None]
 # In an engine with all kinds of workers, a producer and forty queues the process that opens the most has 36 descriptors;
 # each further producer, and each buffer of a pool, takes one more in the supervisor.
 DESCRIPTORS_MIN = 48
@@ -122,26 +122,52 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         make_folders(writable)
     record_sizes(root, config)
     engine_id = ensure_engine_id(root)
-    with open_crashed_memory(root) as crashed:
+    report, remembered, recorded = _recover(store, config, progress)
+    presence, confirm, is_recovered = None, 0, report.state is RecoveryState.RECOVERED
+    if is_recovered:
+        if config.broker_role == SLAVE and config.replicates:
+            report, presence = _join_master(store, config, report, remembered, progress)
+        confirm, confirm_notes = settle_confirmed(root, config, report.end_offset, remembered)
+        report = replace(report, notes=report.notes + confirm_notes + ask_peers(root, config))
+    memory = _make_memory(root, config, engine_id, report, recorded, confirm)
+    if is_recovered:
+        if config.broker_role != SLAVE and (noted := ReplicationStateFile(root).read().state) is not None and noted.is_fenced:
+            native.refuse_puts(memory.control, native.REFUSE_FENCED)
+        create_abort_file(root)
+        failpoint("engine_opened")
+        _publish(memory, native.STATE_RUNNING, report.copy_note)
+        failpoint("engine_published")
+    else:
+        _publish(memory, native.STATE_DEGRADED, report.sentence)
+    if config.broker_role == SLAVE:
+        native.refuse_puts(memory.control, native.REFUSE_SLAVE)
+    lock.share()
+    if is_recovered and report.path is RecoveryPath.ABNORMAL:
+        report = replace(report, notes=report.notes + _enter_topics(store, config, report))
+    return StartedEngine(memory, report, time.monotonic() - began_s, presence)
+
+
+def _recover(store: MessageStore, config: EngineConfig, progress: Progress | None) -> tuple[RecoveryReport, int, bytes]:
+    """Recover the files, and what the dead engine's memory has; (report, confirmed offset in that memory, its flight recorder)."""
+    with open_crashed_memory(store.root) as crashed:
         crashed.require_dead()
         remembered = crashed.confirm
         report = recover(store, progress=progress, shared=crashed.shared, options=RecoveryOptions.of(config))
         if report.state is RecoveryState.RECOVERED:
-            _note_confirmed(root, remembered)
-            raise_epoch(root)  # from here on the crashed engine's memory is stale
+            _note_confirmed(store.root, remembered)
+            raise_epoch(store.root)  # from here on the crashed engine's memory is stale
             failpoint("epoch_raised")
         elif crashed.undrained_bytes:
             raise CorruptionError(f"{report.sentence} {crashed.undrained_bytes:,} acknowledged bytes are only in the "
                                   f"shared memory of the dead engine: keep the machine up until that is decided.")
         recorded = crashed.recorded()
         crashed.discard()
-    presence = None
-    if report.state is RecoveryState.RECOVERED and config.broker_role == "SLAVE" and config.replicates:
-        report, presence = _join_master(root, config, report, remembered, progress)
-    confirm = 0
-    if report.state is RecoveryState.RECOVERED:
-        confirm, confirm_notes = settle_confirmed(root, config, report.end_offset, remembered)
-        report = replace(report, notes=report.notes + confirm_notes + ask_peers(root, config))
+    return report, remembered, recorded
+
+
+def _make_memory(root: Path, config: EngineConfig, engine_id: EngineId, report: RecoveryReport, recorded: bytes,
+                 confirm: int) -> EngineMemory:
+    """Make all shared objects of the engine; none is left if one cannot be made."""
     folder = SharedFolder.of(engine_id, config.shm_directory)
     folder.make()
     folder.sweep()
@@ -162,22 +188,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
         sessions.remove_attach_count(semaphore_id)
         folder.sweep()
         raise
-    memory.open_latches()
-    if report.state is RecoveryState.RECOVERED:
-        if config.broker_role != SLAVE and (noted := ReplicationStateFile(root).read().state) is not None and noted.is_fenced:
-            native.refuse_puts(memory.control, native.REFUSE_FENCED)
-        create_abort_file(root)
-        failpoint("engine_opened")
-        _publish(memory, native.STATE_RUNNING, report.copy_note)
-        failpoint("engine_published")
-    else:
-        _publish(memory, native.STATE_DEGRADED, report.sentence)
-    if config.broker_role == "SLAVE":
-        native.refuse_puts(memory.control, native.REFUSE_SLAVE)
-    lock.share()
-    if report.state is RecoveryState.RECOVERED and report.path is RecoveryPath.ABNORMAL:
-        report = replace(report, notes=report.notes + _enter_topics(store, config, report))
-    return StartedEngine(memory, report, time.monotonic() - began_s, presence)
+    return memory.open_latches()
 
 
 def _enter_topics(store: MessageStore, config: EngineConfig, report: RecoveryReport) -> tuple[str, ...]:
@@ -203,38 +214,27 @@ def _note_confirmed(root: Path, remembered: int) -> None:
         file.write(replace(noted, confirm=remembered))
 
 
-def _be_slave(root: Path) -> None:
-    """Note that the store is a slave now: as a master it would lack the records that are about to be truncated."""
-    file = ReplicationStateFile(root)
-    noted = file.read().state
-    if noted is not None and noted.role != SLAVE:
-        file.write(replace(noted, role=SLAVE))
-
-
-def _join_master(root: Path, config: EngineConfig, report: RecoveryReport, remembered: int,
+def _join_master(store: MessageStore, config: EngineConfig, report: RecoveryReport, remembered: int,
                  progress: Progress | None) -> tuple[RecoveryReport, MasterLink | None]:
     """Ask the master where a new slave's log begins, or truncate what the master does not have (services/replication/ha_join.py)."""
-    store = MessageStore(root, config.geometry)
     found = join(store, config, report.min_offset, report.end_offset, remembered)
     if found.cut_at is not None:
         failpoint("cut_decided")
-        _be_slave(root)
-        intend_cut(root, Cut(found.cut_at, report.end_offset, found.notes[0]))
+        file = ReplicationStateFile(store.root)
+        noted = file.read().state
+        if noted is not None and noted.role != SLAVE:  # as a master it would lack the records that are about to be truncated
+            file.write(replace(noted, role=SLAVE))
+        intend_cut(store.root, Cut(found.cut_at, report.end_offset, found.notes[0]))
         failpoint("cut_intended")
         again = recover(store, progress=progress, options=RecoveryOptions.of(config))
         report = replace(again, notes=report.notes + again.notes, quarantined=report.quarantined + again.quarantined)
         return report, found.presence
-    if found.origin:
-        _make_first_segment(root, config, found.origin)
+    if found.origin:  # without its first segment the next recovery would report the watermark as a loss
+        size = config.mapped_file_size_commit_log_bytes
+        os.close(create_file(new_segment_folder(store.root, found.origin, size), segment_name(found.origin), size))
         failpoint("origin_made")
         report = replace(report, min_offset=found.origin, end_offset=found.origin)
     return replace(report, notes=report.notes + found.notes), found.presence
-
-
-def _make_first_segment(root: Path, config: EngineConfig, origin: int) -> None:
-    """Create the first segment of a log that begins after 0: without it the next recovery would report the watermark as a loss."""
-    size = config.mapped_file_size_commit_log_bytes
-    os.close(create_file(new_segment_folder(root, origin, size), segment_name(origin), size))
 
 
 def _identity(root: Path, config: EngineConfig, engine_id: EngineId, semaphore_id: int) -> Identity:
