@@ -5,21 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
-from pyengine.native.control import encoded, raise_layout_error
+from pyengine.native.control import SharedStruct, encoded
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from pyengine._native import ms_blocked_reasons
 
-BLOCKED_REASONS_BYTES: int = ffi.sizeof("struct ms_blocked_reasons")
+_SHARED: SharedStruct[ms_blocked_reasons] = SharedStruct(
+    "the workers' blocked reasons", "struct ms_blocked_reasons", lib.ms_blocked_reasons_check)
+view, check = _SHARED.view, _SHARED.check
+BLOCKED_REASONS_BYTES = _SHARED.size_bytes
 LAYOUT_VERSION: int = lib.MS_BLOCKED_REASONS_LAYOUT_VERSION
 TEXT_BYTES: int = lib.MS_BLOCKED_REASON_BYTES
-
-
-def view(memory: Buffer) -> ms_blocked_reasons:
-    """Return an unchecked `struct ms_blocked_reasons *` over a mapping, which the caller keeps alive."""
-    return ffi.cast("struct ms_blocked_reasons *", ffi.from_buffer(memory))
 
 
 def private() -> ms_blocked_reasons:
@@ -32,11 +28,6 @@ def private() -> ms_blocked_reasons:
 def format_blocked_reasons(blocked_reasons: ms_blocked_reasons) -> None:
     """Initialize a zeroed block, with no worker blocked; called by the supervisor."""
     lib.ms_blocked_reasons_format(blocked_reasons)
-
-
-def check(blocked_reasons: ms_blocked_reasons, mapped_bytes: int) -> None:
-    """Raise EngineUnavailableError, which names the fault, unless the object is complete and of this build's layout."""
-    raise_layout_error("the workers' blocked reasons", lib.ms_blocked_reasons_check(blocked_reasons, mapped_bytes))
 
 
 def write(blocked_reasons: ms_blocked_reasons, kind: int, text: str) -> None:

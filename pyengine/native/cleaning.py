@@ -5,21 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
-from pyengine.native.control import encoded, raise_layout_error
+from pyengine.native.control import SharedStruct, encoded
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from pyengine._native import ms_cleaning
 
-CLEANING_BYTES: int = ffi.sizeof("struct ms_cleaning")
+_SHARED: SharedStruct[ms_cleaning] = SharedStruct("the cleaner's shared object", "struct ms_cleaning", lib.ms_cleaning_check)
+view, check = _SHARED.view, _SHARED.check
+CLEANING_BYTES = _SHARED.size_bytes
 LAYOUT_VERSION: int = lib.MS_CLEANING_LAYOUT_VERSION
 HOLDS_MAX: int = lib.MS_HOLDS_MAX
-
-
-def view(memory: Buffer) -> ms_cleaning:
-    """Return an unchecked `struct ms_cleaning *` over a writable mapping, which the caller keeps alive."""
-    return ffi.cast("struct ms_cleaning *", ffi.from_buffer(memory))
 
 
 def private() -> ms_cleaning:
@@ -32,11 +27,6 @@ def private() -> ms_cleaning:
 def format_cleaning(cleaning: ms_cleaning, epoch: int) -> None:
     """Initialize a zeroed block without holds and requests; called by the supervisor."""
     lib.ms_cleaning_format(cleaning, epoch)
-
-
-def check(cleaning: ms_cleaning, mapped_bytes: int) -> None:
-    """Raise EngineUnavailableError, which names the fault, unless the object is complete and of this build's layout."""
-    raise_layout_error("the cleaner's shared object", lib.ms_cleaning_check(cleaning, mapped_bytes))
 
 
 def owner_mark(pid: int, start_time_ms: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError, OtherLayoutError
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from pyengine._native import Struct, ms_control, ms_position
+
+_S = TypeVar("_S")
 
 CONTROL_BYTES: int = ffi.sizeof("struct ms_control")
 LAYOUT_VERSION: int = lib.MS_CONTROL_LAYOUT_VERSION
@@ -69,9 +71,30 @@ REFUSE_UNWRITABLE = 8
 REFUSE_FENCED = 16
 
 
-def view_control(memory: Buffer) -> ms_control:
-    """Return an unchecked `struct ms_control *` over a mapping, which the caller keeps alive."""
-    return ffi.cast("struct ms_control *", ffi.from_buffer(memory))
+class SharedStruct(Generic[_S]):
+    """The struct of one kind of shared object, and its ms_*_check function; `what` names the object in errors."""
+
+    def __init__(self, what: str, struct: str, check: Callable[[_S, int], int]) -> None:
+        self.size_bytes: int = ffi.sizeof(struct)
+        self._what, self._pointer, self._check = what, f"{struct} *", check
+
+    def view(self, memory: Buffer) -> _S:
+        """Return an unchecked pointer to the struct over a mapping, which the caller keeps alive."""
+        return cast(_S, ffi.cast(self._pointer, ffi.from_buffer(memory)))
+
+    def check(self, struct: _S, mapped_bytes: int) -> None:
+        """Raise EngineUnavailableError, which names the fault, unless the object is complete and of this build's layout."""
+        code = self._check(struct, mapped_bytes)
+        if code == -errno.EPROTO:
+            raise EngineUnavailableError(f"{self._what}: not published yet, or not ours (wrong magic)")
+        if code == -errno.EBADMSG:
+            raise OtherLayoutError(f"{self._what}: another layout than this version's: use the version of the running engine")
+        if code:
+            raise EngineUnavailableError(f"{self._what}: too short")
+
+
+_SHARED: SharedStruct[ms_control] = SharedStruct("the control block", "struct ms_control", lib.ms_control_check)
+view_control = _SHARED.view
 
 
 def index_progress_copy(control: ms_control) -> bytes:
@@ -81,13 +104,13 @@ def index_progress_copy(control: ms_control) -> bytes:
 
 def check_control(control: ms_control, mapped_bytes: int) -> None:
     """Raise EngineUnavailableError, which names the fault, unless the block is published and of this build's layout."""
-    code = lib.ms_control_check(control, mapped_bytes)
-    if code == -errno.EBADMSG:
+    try:
+        _SHARED.check(control, mapped_bytes)
+    except OtherLayoutError:
         raise OtherLayoutError(
             f"the engine was started by another version of pyengine (its control block has layout {control.identity.layout_version}, "
             f"this version's is {lib.MS_CONTROL_LAYOUT_VERSION}): use that version, or stop the engine and start it with this one"
-        )
-    raise_layout_error("the control block", code)
+        ) from None
 
 
 def publish(control: ms_control) -> None:
@@ -221,13 +244,3 @@ def reason(control: ms_control) -> str:
 def encoded(text: str, room_bytes: int) -> bytes:
     """Return as much of the text as fits into a C string of `room_bytes`; "?" replaces what a path has beside UTF-8."""
     return text.replace("\0", " ").encode("utf-8", "replace")[: room_bytes - 1].decode("utf-8", "ignore").encode()
-
-
-def raise_layout_error(what: str, code: int) -> None:
-    """Raise EngineUnavailableError about `what` for the return code of a ms_*_check function; do nothing for 0."""
-    if code == -errno.EPROTO:
-        raise EngineUnavailableError(f"{what}: not published yet, or not ours (wrong magic)")
-    if code == -errno.EBADMSG:
-        raise OtherLayoutError(f"{what}: another layout than this version's: use the version of the running engine")
-    if code:
-        raise EngineUnavailableError(f"{what}: too short")

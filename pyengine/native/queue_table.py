@@ -7,27 +7,19 @@ from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
 from pyengine.errors import DiskFullError
-from pyengine.native.control import raise_layout_error
+from pyengine.native.control import SharedStruct
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from pyengine._native import ms_queue_table
+
+
+_SHARED: SharedStruct[ms_queue_table] = SharedStruct("the table of queues", "struct ms_queue_table", lib.ms_queue_table_check)
+view, check = _SHARED.view, _SHARED.check
 
 
 def table_bytes(slots: int) -> int:
     """Return the size of a table of `slots` (a power of two)."""
     return lib.ms_queue_table_bytes(slots)
-
-
-def view(memory: Buffer) -> ms_queue_table:
-    """Return an unchecked `struct ms_queue_table *` over a writable mapping, which the caller keeps alive."""
-    return ffi.cast("struct ms_queue_table *", ffi.from_buffer(memory))
-
-
-def check(table: ms_queue_table, mapped_bytes: int) -> None:
-    """Raise EngineUnavailableError, which names the fault, unless the table is complete and readable."""
-    raise_layout_error("the table of queues", lib.ms_queue_table_check(table, mapped_bytes))
 
 
 def format_table(table: ms_queue_table, slots: int, generation: int) -> None:

@@ -9,14 +9,14 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine._native import ffi, lib
-from pyengine.native.control import raise_layout_error
+from pyengine.native.control import SharedStruct
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from pyengine._native import ms_recorder, ms_recorder_handle, ms_recorder_ring, ms_stall, ms_writer
 
-RECORDER_BYTES: int = ffi.sizeof("struct ms_recorder")
+_SHARED: SharedStruct[ms_recorder] = SharedStruct("the flight recorder", "struct ms_recorder", lib.ms_recorder_check)
+view, check = _SHARED.view, _SHARED.check
+RECORDER_BYTES = _SHARED.size_bytes
 LAYOUT_VERSION: int = lib.MS_RECORDER_LAYOUT_VERSION
 THRESHOLD_NS: int = lib.MS_STALL_NS
 STALLS: int = lib.MS_STALLS
@@ -132,19 +132,9 @@ def count_resumes() -> None:
     lib.ms_recorder_count_resumes()
 
 
-def view(memory: Buffer) -> ms_recorder:
-    """Return an unchecked `struct ms_recorder *` over a mapping, which the caller keeps alive."""
-    return ffi.cast("struct ms_recorder *", ffi.from_buffer(memory))
-
-
 def format_recorder(recorder: ms_recorder, boot_id: bytes) -> None:
     """Initialize zeroed memory, or keep what a dead engine of this boot recorded; called by the supervisor."""
     lib.ms_recorder_format(recorder, boot_id)
-
-
-def check(recorder: ms_recorder, mapped_bytes: int) -> None:
-    """Raise EngineUnavailableError, which names the fault, unless the recorder is complete and of this build's layout."""
-    raise_layout_error("the flight recorder", lib.ms_recorder_check(recorder, mapped_bytes))
 
 
 def boot_of(recorder: ms_recorder) -> bytes:
@@ -165,7 +155,7 @@ def _ring(kind: int, ring: ms_recorder_ring) -> Ring:
                for row in ring.minute if row.stalls]
     return Ring(ring.stalls,
                 CurrentPhase(names[phase], since_ns) if since_ns > 0 and phase < len(names) else None,
-                sorted(found, key=lambda stall: stall.number), sorted(minutes))
+                sorted(found, key=lambda stall: stall.number), sorted(minutes, key=lambda row: row.minute))
 
 
 def _stall(kind: int, place: ms_stall) -> Stall | None:

@@ -9,17 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
-from pyengine.native.control import encoded, raise_layout_error
+from pyengine.native.control import SharedStruct, encoded
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from pyengine._native import ms_control, ms_ha_follow, ms_ha_link, ms_link, ms_replication, ms_seal
     from pyengine.native.recorder import Recorder
     from pyengine.native.session import ProducerSession
     from pyengine.native.waiting import Latch
 
-REPLICATION_BYTES: int = ffi.sizeof("struct ms_replication")
+_SHARED: SharedStruct[ms_replication] = SharedStruct("the replicator's shared object", "struct ms_replication", lib.ms_replication_check)
+view, check = _SHARED.view, _SHARED.check
+REPLICATION_BYTES = _SHARED.size_bytes
 LAYOUT_VERSION: int = lib.MS_REPLICATION_LAYOUT_VERSION
 LINKS_MAX: int = lib.MS_LINKS_MAX
 
@@ -33,11 +33,6 @@ LINK_SHUTDOWN: int = lib.MS_LINK_SHUTDOWN
 _TRIES = 100
 
 
-def view(memory: Buffer) -> ms_replication:
-    """Return an unchecked `struct ms_replication *` over a mapping, which the caller keeps alive."""
-    return ffi.cast("struct ms_replication *", ffi.from_buffer(memory))
-
-
 def private() -> ms_replication:
     """Return a block in private memory, for a replicator that cannot have the shared one."""
     block = ffi.new("struct ms_replication *")
@@ -48,11 +43,6 @@ def private() -> ms_replication:
 def format_replication(replication: ms_replication, epoch: int) -> None:
     """Initialize a zeroed block without links; called by the supervisor."""
     lib.ms_replication_format(replication, epoch)
-
-
-def check(replication: ms_replication, mapped_bytes: int) -> None:
-    """Raise EngineUnavailableError, which names the fault, unless the object is complete and of this build's layout."""
-    raise_layout_error("the replicator's shared object", lib.ms_replication_check(replication, mapped_bytes))
 
 
 def clear(replication: ms_replication) -> None:

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 from pyengine import arguments
 from pyengine._native import ffi, lib
 from pyengine.errors import UsageError
-from pyengine.native.control import raise_layout_error
+from pyengine.native.control import SharedStruct
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from pyengine._native import CData, ms_control, ms_entry, ms_producer, ms_session
 
+_SHARED: SharedStruct[ms_session] = SharedStruct("the session object", "struct ms_session", lib.ms_session_check)
+view, check_session = _SHARED.view, _SHARED.check
 RING_BYTES_MIN = 64 * 1024
 RING_BYTES_MAX = 1 << 30
 
@@ -36,19 +38,9 @@ def session_bytes(ring_bytes: int) -> int:
     return lib.ms_session_bytes(ring_bytes)
 
 
-def view(memory: Buffer) -> ms_session:
-    """Return an unchecked `struct ms_session *` over a writable mapping, which the caller keeps alive."""
-    return ffi.cast("struct ms_session *", ffi.from_buffer(memory))
-
-
 def format_session(session: ms_session, ring_bytes: int, slot: int, generation: int, epoch: int) -> None:
     """Make zeroed memory a session; from then on other processes accept it."""
     lib.ms_session_format(session, ring_bytes, slot, generation, epoch)
-
-
-def check_session(session: ms_session, mapped_bytes: int) -> None:
-    """Raise EngineUnavailableError unless this is a session object of this build's layout."""
-    raise_layout_error("the session object", lib.ms_session_check(session, mapped_bytes))
 
 
 def install_guard(elsewhere: CData = ffi.NULL) -> None:

@@ -11,11 +11,9 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine._native import ffi, lib
-from pyengine.native.control import raise_layout_error
+from pyengine.native.control import SharedStruct
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from pyengine._native import (
         Struct,
         ms_group_commit,
@@ -27,7 +25,9 @@ if TYPE_CHECKING:
         ms_writer,
     )
 
-STATS_BYTES: int = ffi.sizeof("struct ms_store_stats")
+_SHARED: SharedStruct[ms_store_stats] = SharedStruct("the statistics", "struct ms_store_stats", lib.ms_store_stats_check)
+view, check = _SHARED.view, _SHARED.check
+STATS_BYTES = _SHARED.size_bytes
 LAYOUT_VERSION: int = lib.MS_STATS_LAYOUT_VERSION
 LATENCY_BUCKETS: int = lib.MS_LATENCY_BUCKETS
 DISTRIBUTE_BUCKETS: int = lib.MS_DISTRIBUTE_BUCKETS
@@ -65,11 +65,6 @@ class Snapshot(NamedTuple):
     lag: list[int]
 
 
-def view(memory: Buffer) -> ms_store_stats:
-    """Return an unchecked `struct ms_store_stats *` over a mapping, which the caller keeps alive."""
-    return ffi.cast("struct ms_store_stats *", ffi.from_buffer(memory))
-
-
 def private() -> ms_store_stats:
     """Return counters in private memory, for a process that finds no shared ones."""
     return ffi.new("struct ms_store_stats *")
@@ -78,11 +73,6 @@ def private() -> ms_store_stats:
 def format_stats(stats: ms_store_stats) -> None:
     """Make zeroed memory empty counters; from then on other processes can attach."""
     lib.ms_store_stats_format(stats)
-
-
-def check(stats: ms_store_stats, mapped_bytes: int) -> None:
-    """Raise EngineUnavailableError, which names the fault, unless the counters are complete and of this build's layout."""
-    raise_layout_error("the statistics", lib.ms_store_stats_check(stats, mapped_bytes))
 
 
 # ---- the writing processes ------------------------------------------------------------------
@@ -200,6 +190,8 @@ def percentile_ns(buckets: Sequence[int], share: float) -> int | None:
     return bounds[-1]
 
 
+_TOPICS: SharedStruct[ms_topic_stats] = SharedStruct("the statistics by topic", "struct ms_topic_stats", lib.ms_topic_stats_check)
+view_topics, check_topics = _TOPICS.view, _TOPICS.check
 TOPICS_LAYOUT_VERSION: int = lib.MS_TOPIC_STATS_LAYOUT_VERSION
 
 
@@ -215,19 +207,9 @@ def topic_stats_bytes(slots: int) -> int:
     return lib.ms_topic_stats_bytes(slots)
 
 
-def view_topics(memory: Buffer) -> ms_topic_stats:
-    """Return an unchecked `struct ms_topic_stats *` over a mapping, which the caller keeps alive."""
-    return ffi.cast("struct ms_topic_stats *", ffi.from_buffer(memory))
-
-
 def format_topic_stats(stats: ms_topic_stats, slots: int) -> None:
     """Make zeroed memory an empty table; from then on other processes can attach."""
     lib.ms_topic_stats_format(stats, slots)
-
-
-def check_topics(stats: ms_topic_stats, mapped_bytes: int) -> None:
-    """Raise EngineUnavailableError, which names the fault, unless the table is complete and of this build's layout."""
-    raise_layout_error("the statistics by topic", lib.ms_topic_stats_check(stats, mapped_bytes))
 
 
 def topic_counts(stats: ms_topic_stats) -> dict[str, TopicCount]:
