@@ -13,7 +13,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import numpy
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _NAMED_MAX = 5
+_Wanted = TypeVar("_Wanted")
 
 # -- names --------------------------------------------------------------------------
 
@@ -61,20 +62,18 @@ def require_names(options: ReadOptions, store: LiveStoreReader | RemoteStore, us
                      ) if use == "batch" else []  # a stream checks them when it begins, not when it continues
     if not (options.has_topics or bounded):
         return
-    pattern = None if options.subscribe_pattern is None else re.compile(options.subscribe_pattern)
-    names = _Names(store, pattern)
+    names = _Names(options, store)
     if use != "view":
         names.refuse_light_queues([*(options.subscribe or options.assign or ()), *(topic for topic, _ in bounded)])
-    if options.allow_missing:
+    if options.allow_missing or names.are_unknown:
         return
-    names.require_topics([topic for topic, _ in bounded], options.where)
-    names.require_queues(bounded, options.where)
-    if pattern is not None:
-        if use != "stream":
-            names.require_match(options.where)
-        return
-    names.require_topics(options.subscribe or tuple(options.assign or ()), options.where)
-    names.require_queues([(topic, queue_id) for topic, ids in (options.assign or {}).items() for queue_id in ids], options.where)
+    names.require_topics([topic for topic, _ in bounded])
+    names.require_queues(bounded)
+    if options.subscribe_pattern is None:
+        names.require_topics(options.subscribe or tuple(options.assign or ()))
+        names.require_queues([(topic, queue_id) for topic, ids in (options.assign or {}).items() for queue_id in ids])
+    elif use != "stream":
+        names.require_match()
 
 
 def require_group(options: ReadOptions, store: LiveStoreReader | RemoteStore, group: str) -> None:
@@ -88,48 +87,47 @@ def require_group(options: ReadOptions, store: LiveStoreReader | RemoteStore, gr
 class _Names:
     """The names of topics and queues in one store."""
 
-    def __init__(self, store: LiveStoreReader | RemoteStore, pattern: re.Pattern[str] | None) -> None:
+    def __init__(self, options: ReadOptions, store: LiveStoreReader | RemoteStore) -> None:
+        self._where = options.where
         self._store = store
-        self._pattern = pattern
+        self._pattern = re.compile(options.subscribe_pattern or "")
         self._configured = TopicConfigs(store.root).read().rows
         self._folders = _queue_folders(store)
         self._all = self._folders | self._configured.keys()
+        self._matched = [] if options.subscribe_pattern is None else [*filter(self._pattern.fullmatch, self._all)]
+
+    @property
+    def are_unknown(self) -> bool:
+        """Whether it is a copy of the log alone."""
+        return isinstance(self._store, RemoteStore) and not self._folders
 
     def refuse_light_queues(self, topics: Collection[str]) -> None:
-        matched = [] if self._pattern is None else [topic for topic in self._all if self._pattern.fullmatch(topic)]
         light = sorted(topic for topic in topics if topic.startswith(LMQ_PREFIX))
-        if matched and all(topic.startswith(LMQ_PREFIX) for topic in matched):
-            light.append(min(matched))
+        if self._matched and all(topic.startswith(LMQ_PREFIX) for topic in self._matched):
+            light.append(min(self._matched))
         if light:
             raise UsageError(f"{light[0]} is a light queue: its messages are rows of their own topics, whose property "
                              "INNER_MULTI_DISPATCH names their light queues; format(\"pyengine-queue\") with view=entries lists "
                              "where they are")
 
-    def require_match(self, path: str) -> None:
-        pattern = self._pattern
-        assert pattern is not None
-        if any(map(pattern.fullmatch, self._all)):
+    def require_match(self) -> None:
+        if self._matched or not self._all:
             return
-        found = list(itertools.islice(self._in_log(lambda topic, _: pattern.fullmatch(topic) is not None), 1))
-        if not found and self._all and self._knows_names():
-            raise UsageError(f"subscribePattern {pattern.pattern!r} matches none of the {len(self._all)} topics of {path}: "
+        if self._not_in_log({True}, lambda queue: self._pattern.fullmatch(queue[0]) is not None):
+            raise UsageError(f"subscribePattern {self._pattern.pattern!r} matches none of the {len(self._all)} topics of {self._where}: "
                              "allowMissing=true reads what there is")
 
-    def require_topics(self, topics: Collection[str], path: str) -> None:
-        missing = {topic for topic in topics if topic not in self._all}
+    def require_topics(self, topics: Collection[str]) -> None:
+        missing = sorted(self._not_in_log(set(topics) - self._all, lambda queue: queue[0]))
         if missing:
-            missing -= {topic for topic, _ in self._in_log(lambda topic, _: topic in missing, len(missing))}
-        if missing and self._knows_names():
-            hint = did_you_mean(min(missing), self._all)
-            raise UsageError(f"{path} has no topic {_listed(map(repr, sorted(missing)))}{hint}: allowMissing=true reads what there is")
+            raise UsageError(f"{self._where} has no topic {_listed(map(repr, missing))}{did_you_mean(missing[0], self._all)}: "
+                             "allowMissing=true reads what there is")
 
-    def require_queues(self, queues: Collection[Queue], path: str) -> None:
-        missing = {queue for queue in queues if not self._has_queue(*queue)}
+    def require_queues(self, queues: Collection[Queue]) -> None:
+        missing = sorted(self._not_in_log({queue for queue in queues if not self._has_queue(*queue)}, lambda queue: queue))
         if missing:
-            missing -= set(self._in_log(lambda topic, queue_id: (topic, queue_id) in missing, len(missing)))
-        if missing and self._knows_names():
-            named = _listed(f"{topic}/{queue_id}" for topic, queue_id in sorted(missing))
-            raise UsageError(f"{path} has no queue {named}: allowMissing=true reads what there is")
+            named = _listed(f"{topic}/{queue_id}" for topic, queue_id in missing)
+            raise UsageError(f"{self._where} has no queue {named}: allowMissing=true reads what there is")
 
     def _has_queue(self, topic: str, queue_id: int) -> bool:
         config = self._configured.get(topic)
@@ -137,25 +135,18 @@ class _Names:
             return True
         return topic in self._folders and str(queue_id) in _queue_folders(self._store, topic)
 
-    def _knows_names(self) -> bool:
-        """Return whether names are known, which they are not for a copy of the log alone."""
-        return not isinstance(self._store, RemoteStore) or bool(self._folders)
-
-    def _in_log(self, is_wanted: Callable[[str, int], bool], most: int = 1) -> Iterator[Queue]:
-        """Yield up to `most` wanted queues, each once, of records that may be in no queue yet; skip damage."""
-        reader = self._store
-        if isinstance(reader, RemoteStore):
-            return
-        end = max(0, reader.max_physical_offset(ReadLevel.COMMITTED))
-        is_known = self._folders and not why_not_dispatched(reader)
-        found: set[Queue] = set()
-        for record in _records(reader, max(0, reader.dispatched_offset(ReadLevel.COMMITTED)) if is_known else 0, end,
-                              lambda topic, queue_id: EVERY_OFFSET if is_wanted(topic, queue_id) else None):
-            if record.queue not in found:
-                found.add(record.queue)
-                yield record.queue
-                if len(found) >= most:
-                    return
+    def _not_in_log(self, wanted: set[_Wanted], key_of: Callable[[Queue], _Wanted]) -> set[_Wanted]:
+        """Return those that are the key of no record in the log that may be in no queue yet; skip damage."""
+        reader, missing = self._store, set(wanted)
+        if missing and not isinstance(reader, RemoteStore):
+            is_known = self._folders and not why_not_dispatched(reader)
+            begin = max(0, reader.dispatched_offset(ReadLevel.COMMITTED)) if is_known else 0
+            for record in _records(reader, begin, max(0, reader.max_physical_offset(ReadLevel.COMMITTED)),
+                                   lambda *queue: EVERY_OFFSET if key_of(queue) in missing else None):
+                missing.discard(key_of(record.queue))
+                if not missing:
+                    break
+        return missing
 
 
 def _queue_folders(store: LiveStoreReader | RemoteStore, topic: str = "") -> set[str]:
@@ -375,7 +366,7 @@ def _following(queue: ConsumeQueue, at: int) -> tuple[int, numpy.ndarray] | None
             continue
         end = min(queue.files.size_bytes, (position + _AHEAD_BYTES) // _BLOCK_BYTES * _BLOCK_BYTES + _BLOCK_BYTES)
         data = view[position : end - (end - position) % CQ_ENTRY_BYTES]
-        if data != _VOID[: len(data)]:
+        if not _VOID.startswith(data):
             return number, numpy.frombuffer(data, ENTRY)
     return None
 

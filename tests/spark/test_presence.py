@@ -122,6 +122,9 @@ def test_a_topic_exists_that_is_configured_or_in_the_log_alone(builder):
         assert rows(builder.root, **COLUMNS, **given) == [("new", 0)]
     with pytest.raises(UsageError, match="has no queue new/6"):
         rows(builder.root, **COLUMNS, assign='{"new": [5, 6]}')
+    builder.put("new", b"x", queue_id=6, dispatch=False)
+    builder.put("newest", b"x", dispatch=False)
+    assert rows(builder.root, **COLUMNS, subscribe="new,newest") == [("new", 0), ("new", 0), ("newest", 0)]
 
 
 def test_names_cannot_be_told_of_a_log_that_was_copied_alone_over_a_file_system_and_of_no_store_at_all(builder, tmp_path):
