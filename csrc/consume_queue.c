@@ -10,8 +10,6 @@
 #include "bytes.h"
 #include "flush.h"
 
-#define EXT_ADDRESS_MAX INT64_C(-2147483649) /* a tags code at or below is an address in the extension */
-
 int ms_queue_find(const struct ms_queue_set *set, const uint8_t *topic, int32_t topic_bytes, int32_t queue_id)
 {
     const uint64_t hash = ms_queue_hash(topic, topic_bytes, queue_id);
@@ -73,13 +71,70 @@ void ms_queue_encode_entry(uint8_t *to, int64_t physical_offset, int32_t size_by
     ms_put_64(to + 12, (uint64_t)tags_code);
 }
 
+/* Drop the gathered units; afterwards `end` is unknown. */
+static void drop_units(struct ms_ext_set *set, int32_t queue, int32_t run)
+{
+    if (set->runs[run].bytes > 0)
+        set->queues[queue].end = -1;
+    set->runs[run].bytes = 0;
+}
+
+/* Write the gathered units: 0, or -errno, after which `end` is unknown. Nothing stays gathered. */
+static int write_units(struct ms_ext_set *set, int32_t number, int32_t run_number)
+{
+    struct ms_ext_run *const run = &set->runs[run_number];
+    struct ms_ext_queue *const queue = &set->queues[number];
+    if (run->bytes == 0)
+        return 0;
+    const int64_t at = run->first - queue->file_start;
+    int error = ms_flush_allocate_windows(queue->fd, &queue->allocated_bytes, set->file_bytes, MS_QUEUE_WINDOW_BYTES,
+                                          at, at + run->bytes);
+    if (error == 0)
+        error = ms_flush_pwrite_all(queue->fd, run->units, run->bytes, at);
+    MS_FAILPOINT("ext_units_written");
+    if (error != 0)
+        drop_units(set, number, run_number);
+    run->bytes = 0;
+    return error;
+}
+
+/* Gather a unit: 0 with the tags code that names it, MS_QUEUE_NEEDS_EXT, or -errno. */
+static int put_unit(struct ms_ext_set *set, int32_t number, int32_t run_number, int64_t tags_code, int64_t store_timestamp_ms,
+                    int64_t *address)
+{
+    struct ms_ext_queue *const queue = &set->queues[number];
+    struct ms_ext_run *const run = &set->runs[run_number];
+    if (queue->fd < 0 || queue->end < queue->file_start || queue->end >= queue->file_start + set->file_bytes)
+        return MS_QUEUE_NEEDS_EXT;
+    if (run->bytes == 0)
+        run->first = queue->end;
+    uint8_t *const to = run->units + run->bytes;
+    if (MS_EXT_UNIT_BYTES > queue->file_start + set->file_bytes - queue->end - MS_EXT_TAIL_BYTES) {
+        ms_put_16(to, 0xFFFF); /* the file is full: size -1 */
+        run->bytes += 2;
+        const int error = write_units(set, number, run_number);
+        if (error != 0)
+            return error;
+        queue->end = queue->file_start + set->file_bytes;
+        return MS_QUEUE_NEEDS_EXT;
+    }
+    ms_put_16(to, MS_EXT_UNIT_BYTES);
+    ms_put_64(to + 2, (uint64_t)tags_code);
+    ms_put_64(to + 10, (uint64_t)store_timestamp_ms);
+    ms_put_16(to + 18, 0);
+    *address = (int64_t)((uint64_t)queue->end + (uint64_t)INT64_MIN);
+    run->bytes += MS_EXT_UNIT_BYTES;
+    queue->end += MS_EXT_UNIT_BYTES;
+    return 0;
+}
+
 static int write_chunk(struct ms_queue_set *set, const struct ms_queue_chunk *chunk)
 {
     struct ms_queue *const queue = &set->queues[chunk->queue];
     const int64_t bytes = (int64_t)chunk->count * MS_QUEUE_ENTRY_BYTES;
     const int64_t at = chunk->first * MS_QUEUE_ENTRY_BYTES - queue->file_start;
     int error = 0;
-    if (set->ext != NULL && (error = ms_ext_write(set->ext, chunk->queue, (int32_t)(chunk - set->chunks))) != 0) {
+    if (set->ext != NULL && (error = write_units(set->ext, chunk->queue, (int32_t)(chunk - set->chunks))) != 0) {
         set->failed_queue = chunk->queue;
         return error;
     }
@@ -108,7 +163,7 @@ int ms_queue_write_gathered(struct ms_queue_set *set)
         if (error == 0)
             error = write_chunk(set, chunk);
         else if (set->ext != NULL)
-            ms_ext_drop(set->ext, chunk->queue, i);
+            drop_units(set->ext, chunk->queue, i);
         set->queues[chunk->queue].chunk = -1;
     }
     set->chunks_used = 0;
@@ -142,7 +197,7 @@ static int is_taken(const uint8_t *entry, int64_t physical_offset, int32_t size_
     if (there < 0 || there_bytes <= 0 || (there == 0 && there_bytes == MS_QUEUE_FILLER_SIZE))
         return 0;
     return there != physical_offset ||
-           (there_bytes == size_bytes && (there_tags == tags_code || there_tags <= EXT_ADDRESS_MAX));
+           (there_bytes == size_bytes && (there_tags == tags_code || there_tags <= MS_EXT_ADDRESS_MAX));
 }
 
 /* Return a chunk of the queue that can take `position`: the current one, or a new one. */
@@ -204,13 +259,11 @@ int ms_queue_put(struct ms_queue_set *set, int32_t number, int64_t queue_offset,
     if (error != 0)
         return error;
     if (set->ext != NULL && !repeated) {
-        error = ms_ext_put(set->ext, number, queue->chunk, tags_code, store_timestamp_ms, &tags_code);
-        if (error == MS_EXT_NEEDS_FILE)
-            return MS_QUEUE_NEEDS_EXT;
-        if (error != 0) {
+        error = put_unit(set->ext, number, queue->chunk, tags_code, store_timestamp_ms, &tags_code);
+        if (error < 0)
             set->failed_queue = number;
+        if (error != 0)
             return error;
-        }
     }
     uint8_t *const entry = chunk->entries + chunk->count * MS_QUEUE_ENTRY_BYTES;
     queue->last_used = set->tick;

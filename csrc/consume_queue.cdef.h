@@ -5,6 +5,10 @@
  * harmless. After a crash: any run of entries may be missing, and the last one may be written in part; the next
  * dispatcher starts again from the published position.
  *
+ * In a store with enable_consume_queue_ext new entries name units of the queue's extension (docs/formats.md section 9). A
+ * unit is written before the entry that names it, so the last unit may be an orphan, which the next dispatcher clears. The
+ * filter bit map stays empty, as in a broker without filters.
+ *
  * All memory belongs to the caller (Python), which also opens and creates files; C returns which one it needs.
  */
 #define MS_QUEUE_ENTRY_BYTES 20
@@ -14,6 +18,10 @@
 
 #define MS_QUEUE_NEEDS_FILE 1
 #define MS_QUEUE_NEEDS_EXT 2
+
+#define MS_EXT_UNIT_BYTES 20
+#define MS_EXT_TAIL_BYTES 4      /* RocketMQ reserves them in each file for its end mark */
+#define MS_EXT_RUN_BYTES 1288    /* the units of a chunk of 64 entries, and the mark */
 
 struct ms_queue {
     int64_t next_offset;     /* the expected queue offset of the next entry */
@@ -41,6 +49,26 @@ struct ms_queue_chunk {
     int32_t fresh;           /* entries that were not in the file yet */
     int64_t fresh_bytes;     /* of their records */
     uint8_t entries[MS_QUEUE_CHUNK_ENTRIES * MS_QUEUE_ENTRY_BYTES];
+};
+
+struct ms_ext_queue {
+    int64_t end;                 /* byte after the last unit; -1: unknown */
+    int64_t file_start;
+    int64_t allocated_bytes;     /* of the open file; -1 not known */
+    int32_t fd;                  /* -1: none is open */
+    int32_t reserved;
+};
+
+struct ms_ext_run {
+    int64_t first;               /* byte of units[0] */
+    int64_t bytes;
+    uint8_t units[MS_EXT_RUN_BYTES];
+};
+
+struct ms_ext_set {
+    struct ms_ext_queue *queues; /* by the number of the queue */
+    struct ms_ext_run *runs;     /* by the number of its chunk */
+    int64_t file_bytes;
 };
 
 struct ms_queue_set {

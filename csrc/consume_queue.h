@@ -3,10 +3,12 @@
 #include <stdint.h>
 #include <string.h>
 #include "store_stats.h"
-#include "consume_queue_ext.h"
 #include "consume_queue.cdef.h"
 
+#define MS_EXT_ADDRESS_MAX INT64_C(-2147483649) /* a tags code at or below is an address in the extension */
+
 _Static_assert(MS_QUEUE_WINDOW_BYTES % 4096 == 0, "windows are whole blocks");
+_Static_assert(MS_EXT_RUN_BYTES >= MS_QUEUE_CHUNK_ENTRIES * MS_EXT_UNIT_BYTES + 2, "a chunk's units and the mark");
 
 /* The hash of a queue in every table. */
 static inline uint64_t ms_queue_hash(const uint8_t *topic, int32_t bytes, int32_t queue_id)

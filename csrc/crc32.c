@@ -188,7 +188,7 @@ uint32_t ms_crc32_tables(uint32_t crc, const uint8_t *from, int64_t length)
     return ~run_tables(~crc, from, length);
 }
 
-uint32_t ms_crc32_by_cpu(uint32_t crc, const uint8_t *from, int64_t length)
+uint32_t ms_crc32(uint32_t crc, const uint8_t *from, int64_t length)
 {
 #if HAS_FOLDING
     if (can_fold && length >= FOLD_BYTES_MIN)
@@ -198,11 +198,6 @@ uint32_t ms_crc32_by_cpu(uint32_t crc, const uint8_t *from, int64_t length)
         return ~run_instructions(~crc, NULL, from, length);
 #endif
     return ms_crc32_tables(crc, from, length);
-}
-
-uint32_t ms_crc32(uint32_t crc, const uint8_t *from, int64_t length)
-{
-    return ms_crc32_by_cpu(crc, from, length);
 }
 
 uint32_t ms_crc32_copy(uint8_t *to, const uint8_t *from, int64_t length)

@@ -10,6 +10,5 @@
 uint32_t ms_crc32(uint32_t crc, const uint8_t *from, int64_t length);
 /* Copy `length` bytes and return the CRC of the copy, even if another process changes the source meanwhile. */
 uint32_t ms_crc32_copy(uint8_t *to, const uint8_t *from, int64_t length);
-/* The two implementations, for tests; the second uses tables if the CPU lacks the instructions. */
+/* The same by tables alone, for tests. */
 uint32_t ms_crc32_tables(uint32_t crc, const uint8_t *from, int64_t length);
-uint32_t ms_crc32_by_cpu(uint32_t crc, const uint8_t *from, int64_t length);

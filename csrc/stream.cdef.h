@@ -22,6 +22,11 @@ struct ms_stream {
 void ms_stream_begin(struct ms_stream *stream, int64_t gather_ns, int64_t quiet_ns);
 /* Note that work was done at `now_ns` (CLOCK_MONOTONIC). */
 void ms_stream_worked(struct ms_stream *stream, int64_t now_ns);
+/* Wait until the position is above `value`, by sleeps of interval_ns, growing to eight times that: 1, or 0 after the timeout. A
+ * sleep costs a few microseconds of CPU, so this is for waits of milliseconds; for longer ones use the latch. */
+int ms_poll_until_above(const struct ms_position *position, int64_t value, int64_t timeout_ns, int64_t interval_ns);
+/* Let this process's sleeps end within a microsecond of the requested time (the kernel's default slack is 50). */
+int ms_sleep_precisely(void);
 /* In a stream: sleep for gather_ns unless `has_backlog`, then wait until the position is above `value`: 1. 0: there is no
  * stream, or it ended. */
 int ms_stream_wait(struct ms_stream *stream, const struct ms_position *position, int64_t value, int has_backlog);

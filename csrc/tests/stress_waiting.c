@@ -13,8 +13,8 @@
 #include "../futex.h"
 #include "../group_commit.h"
 #include "../latch.h"
-#include "../polling.h"
 #include "../sequence.h"
+#include "../stream.h"
 
 #define ROUNDS 2000
 #define WAITERS 3

@@ -172,7 +172,7 @@ class QueueSet:
         self._make_room(_QUEUES_FIRST, _QUEUES_FIRST * _TOPIC_BYTES)
 
     def use_ext(self, file_bytes: int) -> None:
-        """Write extension units for new entries, into files of `file_bytes` (csrc/consume_queue_ext.cdef.h)."""
+        """Write extension units for new entries, into files of `file_bytes` (csrc/consume_queue.cdef.h)."""
         ext = self._ext = ffi.new("struct ms_ext_set *")
         self._ext_runs = ffi.new("struct ms_ext_run[]", CHUNKS)
         ext.runs = self._ext_runs

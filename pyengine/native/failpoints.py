@@ -162,8 +162,6 @@ _TABLE = (
     *_steps("csrc/consume_queue.c", "reputter",
         _("queue_room_allocated", "blocks for queue entries, no entries"),
         _("queue_entries_written", "entries of one queue are in its file, other queues lack theirs"),
-    ),
-    *_steps("csrc/consume_queue_ext.c", "reputter",
         _("ext_units_written", "extension units are there, the entries that name them are not", scene=EXT),
     ),
     *_steps("csrc/dispatch.c", "reputter",
