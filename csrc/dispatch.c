@@ -6,12 +6,11 @@
 #include "failpoint.h"
 #include "property.h"
 #include "record.h"
+#include "topic.h"
 #include "utf8.h"
 
 #define SCHEDULE_TOPIC "SCHEDULE_TOPIC_XXXX"
 #define SCHEDULE_TOPIC_BYTES 19
-#define LMQ_PREFIX "%LMQ%"
-#define LMQ_PREFIX_BYTES 5
 
 /* One queue in which a message has an entry. */
 struct target {
@@ -55,9 +54,7 @@ static int multi_next(struct multi *multi, struct target *target)
     while (ms_text_split(&multi->names, ',', &target->topic) && ms_text_split(&multi->offsets, ',', &offset)) {
         if (target->topic.bytes == 0 || !ms_text_number(offset, 0, INT64_MAX, &target->queue_offset))
             continue;
-        const int is_lmq = target->topic.bytes >= LMQ_PREFIX_BYTES &&
-                           memcmp(target->topic.at, LMQ_PREFIX, LMQ_PREFIX_BYTES) == 0;
-        target->queue_id = is_lmq ? 0 : multi->queue_id;
+        target->queue_id = ms_topic_is_light(target->topic.at, target->topic.bytes) ? 0 : multi->queue_id;
         return 1;
     }
     return 0;
@@ -163,16 +160,12 @@ static int to_index(struct ms_dispatch *d, const struct ms_record *record, const
         d->indexed_offset = physical_offset;
         d->indexed_keys = 0;
     }
-    if ((record->sys_flag & MS_SYS_FLAG_TRANSACTION) == MS_SYS_FLAG_ROLLBACK)
-        return 0;
+    struct ms_keys keys = ms_keys_of(record, routing);
+    struct ms_text key;
     int64_t seen = 0;
     int result = 0;
-    if (routing->uniq_key.at != NULL)
-        result = put_key(d, record, routing->uniq_key, physical_offset, &seen);
-    struct ms_text rest = routing->keys, word;
-    while (result == 0 && ms_text_split(&rest, ' ', &word))
-        if (word.bytes > 0)
-            result = put_key(d, record, word, physical_offset, &seen);
+    while (result == 0 && ms_keys_next(&keys, &key))
+        result = put_key(d, record, key, physical_offset, &seen);
     return result;
 }
 

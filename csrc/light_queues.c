@@ -9,27 +9,20 @@
 #include "topic.h"
 #include "undo.h"
 
-#define LMQ_PREFIX "%LMQ%"
-#define LMQ_PREFIX_BYTES 5
 #define OFFSETS_NAME "INNER_MULTI_QUEUE_OFFSET"
 #define OFFSETS_NAME_BYTES 24
-
-static int is_lmq(const uint8_t *name, int64_t bytes)
-{
-    return bytes >= LMQ_PREFIX_BYTES && memcmp(name, LMQ_PREFIX, LMQ_PREFIX_BYTES) == 0;
-}
 
 static void count_lmqs(struct ms_light_queues *light, const struct ms_queue_table *queues)
 {
     light->lmq_count = 0;
     for (uint32_t at = 0; at < queues->slots; at++)
-        light->lmq_count += queues->slot[at].key_bytes > 0 && is_lmq(queues->slot[at].topic, queues->slot[at].key_bytes);
+        light->lmq_count += queues->slot[at].key_bytes > 0 && ms_topic_is_light(queues->slot[at].topic, queues->slot[at].key_bytes);
 }
 
 /* Check that a message of this topic and queue may name this queue: 0 with *queue_id, or -EINVAL. */
 static int check_name(const struct ms_light_queues *light, struct ms_text name, const struct ms_text *topic, int32_t *queue_id)
 {
-    const int lmq = is_lmq(name.at, name.bytes);
+    const int lmq = ms_topic_is_light(name.at, name.bytes);
     if (name.bytes == 0 || name.bytes > MS_TOPIC_BYTES_MAX || !ms_topic_is_legal(name.at, name.bytes) ||
         (lmq && !light->lmq))
         return -EINVAL;
@@ -52,7 +45,7 @@ static int64_t look_up(struct ms_light_queues *light, struct ms_queue_table *que
     const int64_t at = ms_queue_table_find(queues, name.at, (uint32_t)name.bytes, queue_id, 0);
     if (at >= 0)
         return queues->slot[at].next_offset;
-    if (!is_lmq(name.at, name.bytes))
+    if (!ms_topic_is_light(name.at, name.bytes))
         return 0;
     if (light->lmq_count < 0)
         count_lmqs(light, queues);
@@ -71,7 +64,7 @@ static int64_t claim(struct ms_light_queues *light, struct ms_queue_table *queue
     at = ms_queue_table_find(queues, name.at, (uint32_t)name.bytes, queue_id, 1);
     if (at < 0)
         return -ENOSPC;
-    light->lmq_count += light->lmq_count >= 0 && is_lmq(name.at, name.bytes);
+    light->lmq_count += light->lmq_count >= 0 && ms_topic_is_light(name.at, name.bytes);
     return at;
 }
 

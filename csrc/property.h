@@ -99,6 +99,32 @@ static inline int ms_text_split(struct ms_text *rest, uint8_t separator, struct 
     return 1;
 }
 
+/* An iterator over a record's keys in the order of dispatch: UNIQ_KEY, then the words of KEYS. */
+struct ms_keys {
+    struct ms_text uniq_key;
+    struct ms_text words;
+};
+
+static inline struct ms_keys ms_keys_of(const struct ms_record *record, const struct ms_routing *routing)
+{
+    if ((record->sys_flag & MS_SYS_FLAG_TRANSACTION) == MS_SYS_FLAG_ROLLBACK)
+        return (struct ms_keys){{NULL, 0}, {NULL, 0}};
+    return (struct ms_keys){routing->uniq_key, routing->keys};
+}
+
+static inline int ms_keys_next(struct ms_keys *keys, struct ms_text *key)
+{
+    if (keys->uniq_key.at != NULL) {
+        *key = keys->uniq_key;
+        keys->uniq_key.at = NULL;
+        return 1;
+    }
+    while (ms_text_split(&keys->words, ' ', key))
+        if (key->bytes > 0)
+            return 1;
+    return 0;
+}
+
 /* Parse a decimal number like Java's parseInt and parseLong; 0 if the text is no number or out of range. */
 static inline int ms_text_number(struct ms_text text, int64_t low, int64_t high, int64_t *number)
 {

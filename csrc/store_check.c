@@ -8,8 +8,6 @@
 #include "record.h"
 #include "utf8.h"
 
-#define EXT_ADDRESS_MAX (-2147483649LL)
-
 /* Parse the record at a physical offset, if [base_offset, limit) contains it completely. */
 static int record_at(const uint8_t *view, int64_t base_offset, int64_t limit, int64_t offset, struct ms_record *record)
 {
@@ -20,7 +18,7 @@ static int record_at(const uint8_t *view, int64_t base_offset, int64_t limit, in
 static int tags_fit(const struct ms_record *record, int64_t tags_code)
 {
     struct ms_routing routing;
-    if (tags_code <= EXT_ADDRESS_MAX)
+    if (tags_code <= MS_EXT_ADDRESS_MAX)
         return 1;
     ms_property_routing(record->properties, record->properties_bytes, &routing);
     return tags_code == (routing.tags.at == NULL ? 0 : (int32_t)ms_java_hash(0, routing.tags.at, routing.tags.bytes));
@@ -62,49 +60,25 @@ int64_t ms_check_chains(const uint8_t *file, int32_t slots, int32_t count, int32
     return 0;
 }
 
-/* An iterator over a record's keys in the order of dispatch: UNIQ_KEY, then the words of KEYS. */
-struct keys {
-    struct ms_text uniq_key;
-    struct ms_text words;
-};
-
-static void keys_begin(const struct ms_record *record, struct keys *keys)
+static struct ms_keys keys_of(const struct ms_record *record)
 {
     struct ms_routing routing;
-    memset(keys, 0, sizeof *keys);
-    if ((record->sys_flag & MS_SYS_FLAG_TRANSACTION) == MS_SYS_FLAG_ROLLBACK)
-        return;
     ms_property_routing(record->properties, record->properties_bytes, &routing);
-    keys->uniq_key = routing.uniq_key;
-    keys->words = routing.keys;
-}
-
-static int keys_next(struct keys *keys, struct ms_text *key)
-{
-    if (keys->uniq_key.at != NULL) {
-        *key = keys->uniq_key;
-        keys->uniq_key.at = NULL;
-        return 1;
-    }
-    while (ms_text_split(&keys->words, ' ', key))
-        if (key->bytes > 0)
-            return 1;
-    return 0;
+    return ms_keys_of(record, &routing);
 }
 
 int32_t ms_check_keys(const uint8_t *view, int64_t base_offset, int64_t limit, const uint8_t *entry_zero, int32_t first,
                       int32_t end)
 {
     struct ms_record record;
-    struct keys keys;
     struct ms_text key;
     for (int32_t n = first; n < end; n++) {
         const uint8_t *const entry = entry_zero + MS_INDEX_ENTRY_BYTES * (int64_t)n;
         if (!record_at(view, base_offset, limit, ms_get_i64(entry + 4), &record))
             return n;
         int found = 0;
-        keys_begin(&record, &keys);
-        while (!found && keys_next(&keys, &key))
+        struct ms_keys keys = keys_of(&record);
+        while (!found && ms_keys_next(&keys, &key))
             found = ms_index_key_hash(record.topic, record.topic_bytes, key.at, key.bytes) == ms_get_i32(entry);
         if (!found)
             return n;
@@ -115,12 +89,11 @@ int32_t ms_check_keys(const uint8_t *view, int64_t base_offset, int64_t limit, c
 int64_t ms_check_count_keys(const uint8_t *view, int64_t base_offset, int64_t start, int64_t end)
 {
     struct ms_record record;
-    struct keys keys;
     struct ms_text key;
     int64_t count = 0;
     for (int64_t offset = start; record_at(view, base_offset, end, offset, &record); offset += record.size_bytes) {
-        keys_begin(&record, &keys);
-        while (keys_next(&keys, &key))
+        struct ms_keys keys = keys_of(&record);
+        while (ms_keys_next(&keys, &key))
             count++;
     }
     return count;

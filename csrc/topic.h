@@ -13,3 +13,9 @@ static inline int ms_topic_is_legal(const uint8_t *topic, int64_t bytes)
         return 0;
     return ms_record_text_is_clean(topic, bytes);
 }
+
+/* Return 1 for the name of a light queue, which has queue 0 only. */
+static inline int ms_topic_is_light(const uint8_t *name, int64_t bytes)
+{
+    return bytes >= 5 && memcmp(name, "%LMQ%", 5) == 0;
+}

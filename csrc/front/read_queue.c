@@ -13,8 +13,6 @@
 #include "consume_queue.h"
 #include "record.h"
 
-#define EXT_ADDRESS_MAX INT64_C(-2147483649) /* a tags code at or below is an address in the extension */
-
 #define RECORDS_ROOM 40960 /* for 32 messages of 1 KiB */
 
 enum outcome { NOTHING_MATCHED = 1,
@@ -83,7 +81,7 @@ static int enter_segment(struct reading *reading, int64_t offset)
 /* Return whether the entry may have a wanted tag: 1 or 0; -1 with an exception. */
 static int code_matches(const struct reading *reading, int64_t code)
 {
-    if (code <= EXT_ADDRESS_MAX) {
+    if (code <= MS_EXT_ADDRESS_MAX) {
         PyObject *known = PyObject_CallFunction(reading->find_code, "L", (long long)code);
         if (known == NULL)
             return -1;
