@@ -42,7 +42,7 @@ from pyengine.formats.constants import (
 )
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX
 from pyengine.formats.record import hash_map_order, string_hash
-from pyengine.results import PutManyResult, PutResult, PutStatus
+from pyengine.results import PutStatus
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 
 _RESERVED = RESERVED_PROPERTY_NAMES | INTERNAL_PROPERTY_NAMES
@@ -131,14 +131,6 @@ class PutRefusedError(Exception):
         super().__init__(reason)
         self.status = status
         self.reason = reason
-
-    def result(self, topic: object, queue_id: int) -> PutResult:
-        """Return the result of the put."""
-        return PutResult(self.status, topic=str(topic), queue_id=queue_id, reason=self.reason)
-
-    def many_result(self, topic: object, queue_id: int) -> PutManyResult:
-        """Return the result of put_many."""
-        return PutManyResult(self.status, topic=str(topic), queue_id=queue_id, reason=self.reason)
 
 
 def topic_bytes(topic: str) -> bytes:

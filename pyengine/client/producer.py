@@ -38,8 +38,8 @@ from pyengine.client.outgoing import (
     RawMessage,
     TransactionLimits,
 )
-from pyengine.client.pending_puts import PutContext, PutFuture
-from pyengine.client.submission import PutEntry, Submitter, resolved
+from pyengine.client.pending_puts import PutContext, PutFuture, PutOutcome
+from pyengine.client.submission import PutEntry, Submitter
 from pyengine.errors import PutError, UsageError
 from pyengine.formats.constants import (
     NAME_VALUE_SEPARATOR,
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from pyengine.ipc.session_client import ProducerSession
 
 _Key = TypeVar("_Key")
+_Made = TypeVar("_Made")
 _REMEMBERED_MAX = 100_000  # topics, tags and prefixes whose bytes are cached: some 40 MB at most
 
 
@@ -201,46 +202,26 @@ class Producer(ProducerFront):
             Together they may have up to 256 MiB and span segments; each body obeys max_message_size_bytes.
             """
 
-    def _put_any(self, topic: str, body: bytes, *, queue_id: int | None = 0, tags: str | None = None,
-                 keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
-                 delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
-                 timeout_s: float | None = None, deliver_at: datetime | int | None = None,
-                 sharding_key: str | None = None) -> PutResult:
+    def _put_any(self, topic: str, body: bytes, *, wait: bool = True, timeout_s: float | None = None, **options: Any) -> PutResult:
         """Handle a put() with any combination of arguments."""
-        message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, deliver_at,
-                                  sharding_key)
-        try:
-            if queue_id is None and message.is_common and wait and timeout_s is None:
-                return self.put(topic, body, queue_id=self._choose_queue(message), tags=tags)  # in C, once it is remembered
-            entry = self._entry(message, wait)
-        except PutRefusedError as refused:
-            return refused.result(topic, message.queue_id or 0)
-        return cast(PutResult, self._puts.put_and_wait(entry, timeout_s))
+        message = OutgoingMessage(topic, body, **options)
+        if message.queue_id is None and message.is_common and wait and timeout_s is None:
+            queue_id = self._checked(self._choose_queue, message)
+            if isinstance(queue_id, int):
+                return self.put(topic, body, queue_id=queue_id, tags=message.tags)  # in C, once it is remembered
+        return cast(PutResult, self._puts.put_and_wait(self._checked(self._entry, message, wait), timeout_s))
 
-    def _put_async_any(self, topic: str, body: bytes, *, queue_id: int | None = 0, tags: str | None = None,
-                       keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
-                       delay_level: int = 0, unique_key: str | None = None, wait: bool = True,
-                       timeout_s: float | None = None, deliver_at: datetime | int | None = None,
-                       sharding_key: str | None = None) -> PutFuture:
+    def _put_async_any(self, topic: str, body: bytes, *, wait: bool = True, timeout_s: float | None = None,
+                       **options: Any) -> PutFuture:
         """Handle a put_async() with any combination of arguments."""
-        message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, delay_level, unique_key, deliver_at,
-                                  sharding_key)
-        try:
-            entry = self._entry(message, wait)
-        except PutRefusedError as refused:
-            return resolved(refused.result(topic, message.queue_id or 0))
-        return self._puts.submit(entry, timeout_s)
+        return self._puts.submit(self._checked(self._entry, OutgoingMessage(topic, body, **options), wait), timeout_s)
 
     def _put_many_any(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = 0, tags: str | None = None,
                       keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
                       wait: bool = True, timeout_s: float | None = None, sharding_key: str | None = None) -> PutManyResult:
         """Handle a put_many() with any combination of arguments."""
         message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag, sharding_key=sharding_key)
-        try:
-            entry = self._many_entry(message, bodies, wait)
-        except PutRefusedError as refused:
-            return refused.many_result(topic, message.queue_id or 0)
-        return cast(PutManyResult, self._puts.put_and_wait(entry, timeout_s))
+        return cast(PutManyResult, self._puts.put_and_wait(self._checked(self._many_entry, message, bodies, wait), timeout_s))
 
     def put_many_async(self, topic: str, bodies: Sequence[bytes], *, queue_id: int | None = 0, tags: str | None = None,
                        keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None,
@@ -248,11 +229,7 @@ class Producer(ProducerFront):
                        sharding_key: str | None = None) -> PutFuture:
         """Like put_many(), but return a Future of the PutManyResult at once; see put_async()."""
         message = OutgoingMessage(topic, b"", queue_id, tags, keys, properties, flag, sharding_key=sharding_key)
-        try:
-            entry = self._many_entry(message, bodies, wait)
-        except PutRefusedError as refused:
-            return resolved(refused.many_result(topic, message.queue_id or 0))
-        return self._puts.submit(entry, timeout_s)
+        return self._puts.submit(self._checked(self._many_entry, message, bodies, wait), timeout_s)
 
     def put_batch(self, topic: str, messages: Iterable[BatchMessage | bytes], *, queue_id: int | None = 0,
                   properties: Mapping[str, str] | None = None, wait: bool = True,
@@ -263,26 +240,7 @@ class Producer(ProducerFront):
         result has the offsets of the first message, and all message ids joined by commas.
         """
         message = OutgoingMessage(topic, b"", queue_id, properties=properties, sharding_key=sharding_key)
-        try:
-            queue_id = self._choose_queue(message)
-            name = self._topic_bytes(topic)
-            shared = self._properties(message)
-            members = []
-            for each in arguments.several(messages, "messages", "an iterable of BatchMessage or bytes"):
-                each = each if isinstance(each, BatchMessage) else BatchMessage(outgoing.body_bytes(each))
-                self._refuse_sizes(len(each.body), queue_id, each.flag)
-                text = outgoing.properties_text(each.tags, each.keys, each.properties)
-                outgoing.properties_bytes(text)
-                members.append(BatchMember(outgoing.body_bytes(each.body), each.flag, text))
-            if not members:
-                raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "put_batch got no messages: give at least one")
-        except PutRefusedError as refused:
-            return refused.result(topic, message.queue_id or 0)
-        header = self._header(native.BATCH, name, shared)
-        header.queue_id = queue_id
-        context = PutContext(native.BATCH, topic, queue_id, self._store_host, self._puts.waits if wait else 0)
-        entry = PutEntry(header, name, shared, context)
-        return self._with_members(entry, members) or cast(PutResult, self._puts.put_and_wait(entry, timeout_s))
+        return cast(PutResult, self._puts.put_and_wait(self._checked(self._batch_entry, message, messages, wait), timeout_s))
 
     # ---- raw puts: the calls that RocketMQ's broker makes to its store ------------
 
@@ -291,47 +249,19 @@ class Producer(ProducerFront):
 
         For tools that replay what a broker received. RocketMQ: putMessage with a MessageExtBrokerInner.
         """
-        try:
-            entry = self._raw_entry(message)
-        except PutRefusedError as refused:
-            return refused.result(message.topic, message.queue_id)
-        return cast(PutResult, self._puts.put_and_wait(entry, timeout_s))
+        return cast(PutResult, self._puts.put_and_wait(self._checked(self._raw_entry, message), timeout_s))
 
     def put_raw_async(self, message: RawMessage, *, timeout_s: float | None = None) -> PutFuture:
         """Like put_raw(), but return a Future of the PutResult at once; see put_async()."""
-        try:
-            entry = self._raw_entry(message)
-        except PutRefusedError as refused:
-            return resolved(refused.result(message.topic, message.queue_id))
-        return self._puts.submit(entry, timeout_s)
+        return self._puts.submit(self._checked(self._raw_entry, message), timeout_s)
 
     def put_batch_raw(self, message: RawMessage, members: Sequence[BatchMember], *, timeout_s: float | None = None) -> PutResult:
         """Store a batch with every field set by the caller; the members have body and flag. RocketMQ: MessageExtBatch."""
-        entry = self._raw_batch_entry(message, members)
-        return entry if isinstance(entry, PutResult) else cast(PutResult, self._puts.put_and_wait(entry, timeout_s))
+        return cast(PutResult, self._puts.put_and_wait(self._checked(self._raw_batch_entry, message, members), timeout_s))
 
     def put_batch_raw_async(self, message: RawMessage, members: Sequence[BatchMember], *, timeout_s: float | None = None) -> PutFuture:
         """Like put_batch_raw(), but return a Future of the PutResult at once; see put_async()."""
-        entry = self._raw_batch_entry(message, members)
-        return resolved(entry) if isinstance(entry, PutResult) else self._puts.submit(entry, timeout_s)
-
-    def _raw_batch_entry(self, message: RawMessage, members: Sequence[BatchMember]) -> PutEntry | PutResult:
-        """Check and encode a batch; returns its entry, or the result of a batch that is refused."""
-        try:
-            if message.sys_flag & SYS_FLAG_TRANSACTION_MASK or message.delay_level > 0:
-                raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL,
-                                      "a batch holds no transaction and no delayed messages: put them singly")
-            name = outgoing.topic_bytes(message.topic)
-            shared = outgoing.properties_bytes(message.properties_text)
-        except PutRefusedError as refused:
-            return refused.result(message.topic, message.queue_id)
-        store_host = self._store_host_of(message)
-        header = self._raw_header(native.BATCH, name, shared, message, store_host)
-        header.queue_id, header.prepared_transaction_offset = message.queue_id, 0
-        wait = message.wait_store_msg_ok and is_wait_store_ok(decode_properties(message.properties_text))
-        context = PutContext(native.BATCH, message.topic, message.queue_id, store_host, self._puts.waits if wait else 0)
-        entry = PutEntry(header, name, shared, context)
-        return self._with_members(entry, list(members)) or entry
+        return self._puts.submit(self._checked(self._raw_batch_entry, message, members), timeout_s)
 
     def put_raw_then(self, message: RawMessage, then: Callable[[PutResult], None], members: Sequence[BatchMember] = ()) -> None:
         """Like put_raw_async(), or put_batch_raw_async() with `members`, but without a Future: for many puts from an event loop.
@@ -339,14 +269,8 @@ class Producer(ProducerFront):
         collect(), which the loop must call soon, or another thread calls `then` with the result. `then` must not put, since
         close() may call it.
         """
-        try:
-            entry = self._raw_batch_entry(message, members) if members else self._raw_entry(message)
-        except PutRefusedError as refused:
-            entry = refused.result(message.topic, message.queue_id)
-        if isinstance(entry, PutResult):
-            then(entry)
-        else:
-            self._puts.submit_then(entry, then)
+        self._puts.submit_then(
+            self._checked(self._raw_batch_entry, message, members) if members else self._checked(self._raw_entry, message), then)
 
     def collect(self, timeout_ns: int) -> None:
         """Take results of put_raw_then(): for those that arrive within the time, `then` is called in this thread."""
@@ -419,7 +343,8 @@ class Producer(ProducerFront):
             data = outgoing.body_bytes(body)
             self._refuse_sizes(len(data), queue_id, flag)
         except PutRefusedError as refused:
-            raise PutError(f"{refused.status.name}: {refused.reason}", refused.result(topic, message.queue_id or 0)) from None
+            raise PutError(f"{refused.status.name}: {refused.reason}", PutResult(
+                refused.status, topic=str(topic), queue_id=message.queue_id or 0, reason=refused.reason)) from None
         return RawMessage(topic, data, queue_id=queue_id, properties_text=PROPERTY_SEPARATOR.join(pieces), flag=flag,
                           born_timestamp_ms=time.time_ns() // 1_000_000)
 
@@ -469,6 +394,14 @@ class Producer(ProducerFront):
         return message.queue_id
 
     # ---- entries ------------------------------------------------------------------
+
+    def _checked(self, make: Callable[..., _Made], message: OutgoingMessage | RawMessage, *more: object) -> _Made | PutOutcome:
+        """Return what `make` makes of a message; the result of the put where it raises PutRefusedError."""
+        try:
+            return make(message, *more)
+        except PutRefusedError as refused:
+            kind = PutManyResult if make == self._many_entry else PutResult
+            return kind(refused.status, topic=str(message.topic), queue_id=message.queue_id or 0, reason=refused.reason)
 
     def _entry(self, message: OutgoingMessage, wait: bool) -> PutEntry:
         """Check and encode a message, for the delay schedule if it is delivered later; or raise PutRefusedError."""
@@ -522,14 +455,32 @@ class Producer(ProducerFront):
         if common and type(queue_id) is int:  # True is not queue 1
             _remember(self._prefixes, (message.topic, queue_id, message.tags, 0), self._puts.native.prefix(name, text, queue_id, 0))
 
-    def _with_members(self, entry: PutEntry, members: list[BatchMember]) -> PutResult | None:
-        """Add the members to a batch's entry; return a refusal if they are too large together."""
+    def _batch_entry(self, message: OutgoingMessage, messages: Iterable[BatchMessage | bytes], wait: bool) -> PutEntry:
+        """Return put_batch's entry, or raise PutRefusedError."""
+        queue_id = self._choose_queue(message)
+        name = self._topic_bytes(message.topic)
+        shared = self._properties(message)
+        members = []
+        for each in arguments.several(messages, "messages", "an iterable of BatchMessage or bytes"):
+            each = each if isinstance(each, BatchMessage) else BatchMessage(outgoing.body_bytes(each))
+            self._refuse_sizes(len(each.body), queue_id, each.flag)
+            text = outgoing.properties_text(each.tags, each.keys, each.properties)
+            outgoing.properties_bytes(text)
+            members.append(BatchMember(outgoing.body_bytes(each.body), each.flag, text))
+        if not members:
+            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "put_batch got no messages: give at least one")
+        header = self._header(native.BATCH, name, shared)
+        header.queue_id = queue_id
+        context = PutContext(native.BATCH, message.topic, queue_id, self._store_host, self._puts.waits if wait else 0)
+        return self._with_members(PutEntry(header, name, shared, context), members)
+
+    def _with_members(self, entry: PutEntry, members: Sequence[BatchMember]) -> PutEntry:
+        """Add the members to a batch's entry; PutRefusedError if they are too large together."""
         payload = encode_batch(members)
         most, header, context = self._puts.max_message_bytes, entry.header, entry.context
         if len(payload) > most:
-            return PutResult(PutStatus.MESSAGE_ILLEGAL, topic=context.topic, queue_id=context.queue_id,
-                             reason=f"the batch has {len(payload)} bytes, {most} are possible "
-                                    "(max_message_size_bytes): split it, or use put_many")
+            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"the batch has {len(payload)} bytes, {most} are possible "
+                                                             "(max_message_size_bytes): split it, or use put_many")
         header.payload_bytes, header.count = len(payload), len(members)
         sizes = []
         for member in members:
@@ -537,7 +488,20 @@ class Producer(ProducerFront):
             joint = bool(shared and own and not member.properties_text.endswith("\x02"))
             sizes.append(record_size(len(member.body), len(entry.topic), own + joint + shared, header.sys_flag))
         entry.payload, context.sizes = payload, tuple(sizes)
-        return None
+        return entry
+
+    def _raw_batch_entry(self, message: RawMessage, members: Sequence[BatchMember]) -> PutEntry:
+        """Check and encode a raw batch, or raise PutRefusedError."""
+        if message.sys_flag & SYS_FLAG_TRANSACTION_MASK or message.delay_level > 0:
+            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, "a batch holds no transaction and no delayed messages: put them singly")
+        name = outgoing.topic_bytes(message.topic)
+        shared = outgoing.properties_bytes(message.properties_text)
+        store_host = self._store_host_of(message)
+        header = self._raw_header(native.BATCH, name, shared, message, store_host)
+        header.queue_id, header.prepared_transaction_offset = message.queue_id, 0
+        wait = message.wait_store_msg_ok and is_wait_store_ok(decode_properties(message.properties_text))
+        context = PutContext(native.BATCH, message.topic, message.queue_id, store_host, self._puts.waits if wait else 0)
+        return self._with_members(PutEntry(header, name, shared, context), members)
 
     def _raw_entry(self, message: RawMessage) -> PutEntry:
         """Check and encode a raw message, for the delay schedule if it is delivered later; or raise PutRefusedError."""

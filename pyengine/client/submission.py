@@ -215,8 +215,13 @@ class Submitter(SubmitterFront):
 
     # ---- put and wait -----------------------------------------------------------
 
-    def put_and_wait(self, entry: PutEntry, timeout_s: float | None) -> PutOutcome:
-        """Submit a put and return its result: by one native call if that is short, else from the answers' thread."""
+    def put_and_wait(self, entry: PutEntry | PutOutcome, timeout_s: float | None) -> PutOutcome:
+        """Submit a put and return its result: by one native call if that is short, else from the answers' thread.
+
+        Of a put that was refused already the entry is its result.
+        """
+        if not isinstance(entry, PutEntry):
+            return entry
         limit_s = self._limit_s(timeout_s)
         context, size_bytes = entry.context, entry.size_bytes
         context.submitted_ns = monotonic_ns()
@@ -296,7 +301,7 @@ class Submitter(SubmitterFront):
     def no_room(self, topic: str, queue_id: int) -> PutFuture:
         """Return the future of a put_async in C that found no room in the ring in time."""
         context = PutContext(native.PUT, topic, queue_id, self._store_host, 0)
-        return resolved(refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, _no_room(self.timeout_s)))
+        return _resolved(refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, _no_room(self.timeout_s)))
 
     def may_wait(self) -> bool:
         """Whether put_async may wait for room: it may not in an event loop or in a callback of a future."""
@@ -307,23 +312,28 @@ class Submitter(SubmitterFront):
 
     # ---- submit -----------------------------------------------------------------
 
-    def submit(self, entry: PutEntry, timeout_s: float | None) -> PutFuture:
-        """Submit a put and return its future; it waits for room and for a session.
+    def submit(self, entry: PutEntry | PutOutcome, timeout_s: float | None) -> PutFuture:
+        """Submit a put and return its future; it waits for room and for a session. A refused put has its result at once.
 
         It never waits in an event loop or in a callback of a future: a put that cannot be submitted at once is submitted
         later there, by another thread.
         """
+        if not isinstance(entry, PutEntry):
+            return _resolved(entry)
         future = PutFuture()
         future.set_running_or_notify_cancel()
         found = self._submit(entry, timeout_s, future)
-        return future if found is future else resolved(found)
+        return future if found is future else _resolved(found)
 
-    def submit_then(self, entry: PutEntry, then: Callable[[Any], None]) -> None:
+    def submit_then(self, entry: PutEntry | PutOutcome, then: Callable[[Any], None]) -> None:
         """Submit a put without a Future, which is expensive to make; `then` is called with the result.
 
         In an event loop collect() calls it. The answers' thread calls it elsewhere, when collect() has given up, and when the
-        put waits for a sync.
+        put waits for a sync; for a refused put it is called now.
         """
+        if not isinstance(entry, PutEntry):
+            then(entry)
+            return
         call = PutCall(then)
         found = self._submit(entry, None, call)
         if found is not call:
@@ -528,7 +538,7 @@ def _in_event_loop() -> bool:
     return asyncio is not None and asyncio._get_running_loop() is not None
 
 
-def resolved(result: object) -> PutFuture:
+def _resolved(result: object) -> PutFuture:
     """Return a future that has its result."""
     future = PutFuture()
     future.set_result(result)
