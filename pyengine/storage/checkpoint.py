@@ -1,24 +1,16 @@
-"""How a store ended and how much of it is durable: `checkpoint`, `abort` (docs/formats.md sections 11, 13), watermark.
+"""How a store ended and how much of it is durable: `checkpoint`, `abort` (docs/formats.md sections 11, 13), watermark, sync failure.
 
 `checkpoint` has three store times, none of them ahead of the files on the disk. Abnormal recovery starts at the newest
 segment whose first record is older than these times. A time that is ahead loses queue entries; one that lags makes the
 scan longer. So the caller reads the time, then syncs, then writes that time. The file is written in place: 24 bytes
 in one sector, like RocketMQ's mapping.
 
-`abort` exists while the store is open. RocketMQ removes it only after an orderly stop with nothing left to dispatch;
-if it exists when a store is loaded, recovery takes the abnormal path.
+`abort` exists while the store is open. If it exists when a store is loaded, recovery takes the abnormal path.
 
-`config/watermark`: the physical offset below which an engine of pyengine has synced every byte.
-
-In a store that another program made (RocketMQ, or a copy) it covers only the bytes that this engine wrote, or
-has read and checked since: those from `verified_from` on (services/flush_consume_queue.py).
-
-Only pyengine writes it (RocketMQ's stores have none): the checkpointer does, at most
-once a second and at stop. It may be lower than the durable end and is never beyond
-it. Recovery and readers rely on it: recovery never truncates below it (docs/promises.md, 1).
-
-The file is one line of JSON with a CRC over its other fields. A damaged file counts as absent,
-and its reader gets a sentence about it.
+`config/watermark`: the offset below which an engine of pyengine has synced every byte of the log; in a store that another
+program made, only from `verified_from` on. Only the checkpointer writes it, at most once a second and at stop; it may be lower
+than the durable end and is never beyond it. Recovery never truncates below it (docs/promises.md, 1). A damaged file counts as
+absent, and its reader gets a sentence about it.
 
 `config/sync-failure`: a sync of the store has failed since the machine was booted. The kernel has then
 marked the pages that it could not write as clean, so that later syncs say nothing about them until they
@@ -113,10 +105,6 @@ def remove_abort_file(root: Root) -> None:
     sync_folder(path.parent)
 
 
-WATERMARK_NAME = "watermark"
-SYNC_FAILURE_NAME = "sync-failure"
-
-
 @dataclass(frozen=True, slots=True)
 class DurableWatermark:
     """Every byte of the log in [verified_from, flushed) was synced by the engine `uuid` up to its epoch `epoch`.
@@ -159,7 +147,7 @@ def _fields(watermark: DurableWatermark) -> dict[str, Any]:
     return {name: value for name, value in asdict(watermark).items() if name != "verified_from" or value}
 
 
-_WATERMARK: DurableRecord[DurableWatermark] = DurableRecord(WATERMARK_NAME, _fields, _watermark)
+_WATERMARK: DurableRecord[DurableWatermark] = DurableRecord("watermark", _fields, _watermark)
 
 
 def watermark_path(root: Root) -> Path:
@@ -197,7 +185,7 @@ class SyncFailure:
 
 
 _SYNC_FAILURE: DurableRecord[SyncFailure] = DurableRecord(
-    SYNC_FAILURE_NAME, asdict,
+    "sync-failure", asdict,
     lambda fields: SyncFailure(str(fields["boot_id"]), int(fields["flushed"]), str(fields["file"]), str(fields["cause"])))
 
 

@@ -222,12 +222,8 @@ class TopicConfigs(ConfigTable[TopicConfig]):
         """Return the entry of this topic; if there is none, enter `config`, durable before this returns."""
         found = self.read().rows.get(config.topic)
         if found is None:
-            try:
-                return self.create(config)
-            except UsageError:  # another process has just entered it
-                found = self.read().rows.get(config.topic)
-                if found is None:
-                    raise
+            with self.changed() as table:
+                found = table.rows.setdefault(config.topic, config.check())
         return found
 
     def update(self, topic: str, **changes: Any) -> TopicConfig:

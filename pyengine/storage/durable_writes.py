@@ -3,22 +3,14 @@
 A file's length never changes. A large file is deleted in two steps: its name first, then its blocks, piece by
 piece. A reader may have the file mapped: truncating it would kill that reader by SIGBUS, so a hole
 is punched instead, and the reader sees zeros there. A reader that copies from a mapping checks afterwards
-that the file still has its name (MESSAGE_WAS_REMOVING). After a kill between the steps the name is removed, and
-the kernel frees the blocks with the last descriptor and mapping. Files are deleted oldest first, and the folder is
+that the file still has its name (MESSAGE_WAS_REMOVING). After a kill between the steps the kernel frees the blocks with
+the last descriptor and mapping. Files are deleted oldest first, and the folder is
 synced after each name, so that a power cut never leaves a gap between files.
 
-New files appear complete or not at all (docs/promises.md, 3).
-
-A segment directory may contain only full-length files with valid names:
-otherwise RocketMQ refuses the whole store. So a file is created without a name
-(O_TMPFILE), gets its length and its blocks, is synced, and is linked after that; the
-directory is synced last. A crash at any moment leaves either no file or the
-complete one.
-
-If the file system refuses O_TMPFILE (or /proc is missing), the file is created
-in a sibling of its directory, `.<directory>.new`, and renamed. A crash may leave
-that sibling; `sweep_unfinished` removes it at the next start. RocketMQ ignores it:
-it lists only the directories that it knows and, below a topic, only numeric names.
+New files appear complete or not at all (docs/promises.md, 3), since RocketMQ refuses a store with a segment of another length.
+A file is created without a name (O_TMPFILE), gets its length and its blocks, is synced, and is linked after that; the
+directory is synced last. If the file system refuses O_TMPFILE (or /proc is missing), the file is created in a sibling of its
+directory, `.<directory>.new`, which RocketMQ ignores, and renamed. `sweep_unfinished` removes what a crash left there.
 
 Config files are replaced by rename, and the previous content is kept as `.bak`.
 """
@@ -574,14 +566,9 @@ def unlink_durably(path: Path) -> int:
     with contextlib.suppress(OSError):  # no permission or no free descriptor: the blocks are freed at once
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(FileNotFoundError):
+        with disk_errors("delete", path), contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-    except OSError as error:
-        if descriptor >= 0:
-            os.close(descriptor)
-        raise disk_error(error, "delete", path) from error
-    failpoint("removal_unlinked")
-    try:
+        failpoint("removal_unlinked")
         sync_folder(path.parent)
     except DiskError:
         if descriptor >= 0:

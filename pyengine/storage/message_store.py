@@ -29,7 +29,6 @@ from pyengine.formats.paths import StorePaths, parse_segment_name
 from pyengine.formats.small_file import Checkpoint
 from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
 from pyengine.storage.commit_log import CommitLog, list_complete_log, list_log
-from pyengine.storage.engine_id import EngineId, read_engine_id, read_epoch
 from pyengine.storage.index_file import find_layout
 from pyengine.storage.log_holds import LogHold, read_log_holds
 from pyengine.storage.mapped_file import MappedFile, MappingCache, index_file_names, is_plain_file, queue_folders
@@ -108,14 +107,6 @@ class MessageStore(StorePaths):
     def read_checkpoint(self) -> Checkpoint:
         """Read the three store times, zeros without a file; DiskError when it cannot be read."""
         return read_checkpoint(self.root)
-
-    def read_engine_id(self) -> EngineId | None:
-        """Read the store's identity, None if it has none yet; DiskError when it cannot be read."""
-        return read_engine_id(self.root)
-
-    def read_epoch(self) -> int:
-        """Read the number of the last recovery, 0 if there was none."""
-        return read_epoch(self.root)
 
     def abort_exists(self) -> bool:
         """Whether the file `abort` exists: the store is open, or there was a crash."""

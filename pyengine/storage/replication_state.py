@@ -116,12 +116,9 @@ def _decode(text: str) -> ReplicationState:
         raise FormatError(f"no role and confirmed position: {error!r}") from error
     if role not in ROLES:
         raise FormatError(f"{role!r} is not a role")
-    for position in (confirm, master_end):
-        if type(position) is not int or not 0 <= position <= INT64_MAX:
-            raise FormatError(f"{position!r} is no position in a log")
-    for number in (term, fenced_by):
+    for number in (confirm, master_end, term, fenced_by):
         if type(number) is not int or not 0 <= number <= INT64_MAX:
-            raise FormatError(f"{number!r} is not a term")
+            raise FormatError(f"{number!r} is not a term or an offset of the log")
     if dispatch_at not in DISPATCH_AT:
         raise FormatError(f"{dispatch_at!r} is not a place to dispatch at")
     return ReplicationState(role, confirm, dispatch_at, master_end, term, fenced_by)

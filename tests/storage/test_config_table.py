@@ -167,13 +167,13 @@ def test_an_entry_is_made_once_and_kept_as_it_is(tmp_path):
 
 def test_an_entry_that_another_process_made_meanwhile_is_taken(tmp_path, monkeypatch):
     mine, other = configs(tmp_path), TopicConfigs(tmp_path)
-    create = mine.create
+    changed = mine.changed
 
-    def late(config):
+    def late():
         other.create(TopicConfig("T", 3, 3))
-        return create(config)
+        return changed()
 
-    monkeypatch.setattr(mine, "create", late)
+    monkeypatch.setattr(mine, "changed", late)
     assert mine.ensure(TopicConfig("T", 1, 1)).read_queue_nums == 3
 
 

@@ -10,7 +10,6 @@ import pytest
 from pyengine.engine_config import Geometry
 from pyengine.formats.small_file import Checkpoint
 from pyengine.storage.checkpoint import DurableWatermark, create_abort_file, write_checkpoint, write_watermark
-from pyengine.storage.engine_id import ensure_engine_id, raise_epoch
 from pyengine.storage.mapped_file import MappingCache
 from pyengine.storage.message_store import DEFAULTS, MessageStore
 
@@ -45,12 +44,9 @@ def test_it_is_a_value(tmp_path):
 
 def test_the_state_files_are_read_anew_at_each_call(tmp_path):
     store = MessageStore(tmp_path)
-    assert (store.read_watermark().watermark, store.read_checkpoint(), store.read_engine_id(), store.read_epoch(),
-            store.abort_exists()) == (None, Checkpoint(), None, 0, False)
+    assert (store.read_watermark().watermark, store.read_checkpoint(), store.abort_exists()) == (None, Checkpoint(), False)
     watermark, checkpoint = DurableWatermark("u", 1, 4096), Checkpoint(3, 2, 1)
     write_watermark(store, watermark)
     write_checkpoint(store, checkpoint)
     create_abort_file(store)
-    assert raise_epoch(store) == store.read_epoch() == 1
-    assert ensure_engine_id(store) == store.read_engine_id()
     assert (store.read_watermark().watermark, store.read_checkpoint(), store.abort_exists()) == (watermark, checkpoint, True)
