@@ -107,49 +107,6 @@ KINDS = {
 REFUSED_BY_RECOVER = frozenset(("gap", "below watermark", "lost messages"))
 
 
-def grade_of(kind: str, file: str, *, is_error: bool) -> Grade:
-    """Return the grade of one finding. KeyError for a kind that has no row."""
-    row = KINDS[kind]
-    if kind == "refused" and _is_segment(file):
-        return Grade.LOSS
-    return row.as_error if is_error else row.otherwise
-
-
-def _is_segment(file: str) -> bool:
-    """Whether the file is a log segment, which cannot be rebuilt; a foreign file has no such name."""
-    folder, _, name = file.rpartition("/")
-    return folder == "commitlog" and parse_segment_name(name) is not None
-
-
-def advice_for(kind: str, file: str, grade: Grade, *, recover_is_refused: bool, rebuild_is_vain: bool) -> list[str]:
-    """Return the steps, in order, with the queue's own name if the file tells it.
-
-    `recover_is_refused`: while the damage exists, `recover` changes nothing without --accept-loss.
-    `rebuild_is_vain`: the log lacks the records for queues and index, so that only a restored log helps.
-    """
-    steps = list(KINDS[kind].advice)
-    if kind == "refused" and file.startswith("consumequeue/"):
-        steps = [REBUILD_QUEUE]
-    elif kind == "refused" and grade is Grade.LOSS:
-        steps = [RESTORE]
-    if rebuild_is_vain:
-        steps = [RESTORE if step in (REBUILD_INDEX, REBUILD_QUEUES, REBUILD_QUEUE) else step for step in steps]
-    if recover_is_refused:
-        steps = [ACCEPT_LOSS if step is RECOVER else step for step in steps]
-        if kind in REFUSED_BY_RECOVER:
-            steps.append(ACCEPT_LOSS)
-    parts = file.split("/")
-    queue = REBUILD_QUEUES if len(parts) < 3 else REBUILD_QUEUE.format(topic=quote(parts[1]), queue_id=parts[2])
-    return [queue if step is REBUILD_QUEUE else step.format(file=file) for step in steps]
-
-
-def rank(step: str, kind: str) -> int:
-    """Return the rank of a step (ORDER); steps against damage that prevents recovery from opening the store come first."""
-    if kind == "refused" and step != RESTORE:
-        return ORDER.index(MOVE_AWAY)
-    return next(number for number, form in enumerate(ORDER) if step.startswith(form.split("{")[0]))
-
-
 FINDINGS_PER_KIND_MAX = 20
 
 
@@ -168,18 +125,33 @@ class Finding:
     offset: int | None
     text: str
     kind: str = ""
-    recover_is_refused: bool = False  # these two: see advice_for
-    rebuild_is_vain: bool = False
+    recover_is_refused: bool = False  # while the damage exists, `recover` changes nothing without --accept-loss
+    rebuild_is_vain: bool = False     # the log lacks the records for queues and index: only a restored log helps
 
     @property
     def grade(self) -> Grade:
-        return grade_of(self.kind, self.file, is_error=self.severity is Severity.ERROR)
+        row, (folder, _, name) = KINDS[self.kind], self.file.rpartition("/")
+        if self.kind == "refused" and folder == "commitlog" and parse_segment_name(name) is not None:
+            return Grade.LOSS  # a segment cannot be rebuilt; a foreign file has no such name
+        return row.as_error if self.severity is Severity.ERROR else row.otherwise
 
     @property
     def steps(self) -> list[str]:
-        """The steps, in order; empty if no action is needed."""
-        return advice_for(self.kind, self.file, self.grade, recover_is_refused=self.recover_is_refused,
-                          rebuild_is_vain=self.rebuild_is_vain)
+        """The steps, in order, with the queue's own name if the file tells it; empty if no action is needed."""
+        steps = list(KINDS[self.kind].advice)
+        if self.kind == "refused" and self.file.startswith("consumequeue/"):
+            steps = [REBUILD_QUEUE]
+        elif self.kind == "refused" and self.grade is Grade.LOSS:
+            steps = [RESTORE]
+        if self.rebuild_is_vain:
+            steps = [RESTORE if step in (REBUILD_INDEX, REBUILD_QUEUES, REBUILD_QUEUE) else step for step in steps]
+        if self.recover_is_refused:
+            steps = [ACCEPT_LOSS if step is RECOVER else step for step in steps]
+            if self.kind in REFUSED_BY_RECOVER:
+                steps.append(ACCEPT_LOSS)
+        parts = self.file.split("/")
+        queue = REBUILD_QUEUES if len(parts) < 3 else REBUILD_QUEUE.format(topic=quote(parts[1]), queue_id=parts[2])
+        return [queue if step is REBUILD_QUEUE else step.format(file=self.file) for step in steps]
 
     @property
     def advice(self) -> str:
@@ -213,11 +185,14 @@ class CheckReport:
 
     @property
     def advice(self) -> list[str]:
-        """The steps for all findings, each once, in the order in which to do them."""
+        """The steps for all findings, each once, in the order in which to do them (ORDER)."""
         ranks: dict[str, int] = {}
         for finding in self.findings:
             for step in finding.steps:
-                ranks[step] = min(rank(step, finding.kind), ranks.get(step, len(ORDER)))
+                rank = next(number for number, form in enumerate(ORDER) if step.startswith(form.split("{")[0]))
+                if finding.kind == "refused" and step != RESTORE:  # no command can open the store before this step
+                    rank = ORDER.index(MOVE_AWAY)
+                ranks[step] = min(rank, ranks.get(step, len(ORDER)))
         if any(finding.kind == "refused" and finding.grade is Grade.LOSS for finding in self.findings):
             ranks = {step: number for step, number in ranks.items() if step == RESTORE}  # before that no command can open the store
         return sorted(ranks, key=ranks.__getitem__)
