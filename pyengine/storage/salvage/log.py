@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyengine.formats.constants import (
+    BLANK_HEADER_BYTES,
     MESSAGE_MAGIC,
     NAME_VALUE_SEPARATOR,
+    PROPERTIES_BYTES_MAX,
     PROPERTY_INNER_MULTI_QUEUE_OFFSET,
     PROPERTY_REAL_TOPIC,
     PROPERTY_SEPARATOR,
@@ -63,19 +65,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Bytes of [start, end) that are no complete records; `reason` is what is at the start."""
+    """Bytes of [start, end) that are no complete records; `reason` is what is at the start, "" for a blank that closes the segment."""
 
     start: int
     end: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Blank:
-    """The blank in [start, end) that closes a segment."""
-
-    start: int
-    end: int
 
 
 def list_damaged_segments(folder: Path) -> list[tuple[int, Path]]:
@@ -88,8 +82,8 @@ def list_damaged_segments(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def carve(path: Path, base: int, size_bytes: int) -> Iterator[tuple[Run | Skipped | Blank, memoryview]]:
-    """Yield runs, skipped ranges and the blank of one segment in order, each with its bytes; `size_bytes`: its right length.
+def carve(path: Path, base: int, size_bytes: int) -> Iterator[tuple[Run | Skipped, memoryview]]:
+    """Yield runs and skipped ranges of one segment in order, each with its bytes; `size_bytes`: its right length.
 
     Zeros up to the segment's end are left out. The bytes are valid until the next step.
     """
@@ -100,7 +94,7 @@ def carve(path: Path, base: int, size_bytes: int) -> Iterator[tuple[Run | Skippe
         yield from _carve(mapping, base, end, min(end, base + used_end(path)), base + size_bytes)
 
 
-def carve_quarantined(entry: QuarantineEntry) -> Iterator[tuple[Run | Skipped | Blank, memoryview]]:
+def carve_quarantined(entry: QuarantineEntry) -> Iterator[tuple[Run | Skipped, memoryview]]:
     """Like carve(), for a piece of the log in quarantine/, which may lack its final zeros."""
     if entry.path.stat().st_size == 0:
         return
@@ -169,7 +163,7 @@ def records_of(run: Run, data: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 def _carve(
     mapping: mmap.mmap, base: int, end: int, data_end: int, segment_end: int
-) -> Iterator[tuple[Run | Skipped | Blank, memoryview]]:
+) -> Iterator[tuple[Run | Skipped, memoryview]]:
     """Carve [base, end), which has only zeros from `data_end` on; a blank reaches to `segment_end`."""
     with memoryview(mapping) as view:
         at = base
@@ -183,7 +177,7 @@ def _carve(
                 return
             if result.reason == CaseLabel.BLANK and BEGIN.unpack_from(view, at - base)[0] == segment_end - at:
                 with view[at - base : end - base] as piece:  # the bytes after the blank's head are undefined
-                    yield Blank(at, segment_end), piece
+                    yield Skipped(at, segment_end, ""), piece
                 return
             following = _next_record(mapping, base, at + 1, end)
             stop = data_end if following is None else following
@@ -205,9 +199,7 @@ def _next_record(view: mmap.mmap, base: int, start: int, end: int) -> int | None
 
 _WRITE_BYTES = 1 << 20
 _QUEUE_ID_AT = 12
-_BLANK_BYTES = 8
 _PLACES = PROPERTY_INNER_MULTI_QUEUE_OFFSET.encode()
-_PROPERTIES_BYTES_MAX = (1 << 15) - 1
 _NUMBER_BYTES_MAX = 20
 
 
@@ -293,21 +285,18 @@ class SalvagedLog:
         """Return the physical end of the last record."""
         return self._at
 
-    def append_run(self, old_start: int, data: memoryview) -> None:
-        """Append all records of a run that was at `old_start`; complete records only."""
-        at = 0
-        while at < len(data):
-            size_bytes, _ = BEGIN.unpack_from(data, at)
-            self._append(old_start + at, bytearray(data[at : at + size_bytes]))
-            at += size_bytes
+    def append_run(self, run: Run, data: memoryview) -> None:
+        """Append all records of a run of the old log."""
+        for old_offset, record in records_of(run, data):
+            self._append(old_offset, bytearray(record))
 
-    def append_after_old_log(self, old_start: int, record: memoryview) -> None:
-        """Append a record of quarantine/, which had been at `old_start`; call it after all records of the old log.
+    def append_after_old_log(self, old_offset: int, record: memoryview) -> None:
+        """Append a record of quarantine/, which had been at `old_offset`; call it after all records of the old log.
 
         Its old queue offset is not mapped to the new one: the old log may have used that offset for another message since.
         """
         self._is_old_log = False
-        self._append(old_start, bytearray(record))
+        self._append(old_offset, bytearray(record))
 
     def moved_offset(self, old_offset: int) -> int:
         """Return the new offset of the record that was at `old_offset`, 0 if it was not kept."""
@@ -321,7 +310,7 @@ class SalvagedLog:
         old_bytes = len(record)
         self._renumber_places(record)
         room = self._segment + self._size_bytes - self._at
-        if self._descriptor < 0 or len(record) + _BLANK_BYTES > room:
+        if self._descriptor < 0 or len(record) + BLANK_HEADER_BYTES > room:
             self._roll(room)
         if self._is_old_log:
             self._note_move(old_offset, old_bytes)
@@ -353,7 +342,7 @@ class SalvagedLog:
         topic_at = _topic_at(record)
         at = topic_at + record[topic_at - 1]
         properties = with_further_offsets(bytes(record[at + I16.size :]), offsets)
-        if len(properties) > _PROPERTIES_BYTES_MAX:  # only with damaged offsets: new offsets do not have more digits
+        if len(properties) > PROPERTIES_BYTES_MAX:  # only with damaged offsets: new offsets do not have more digits
             return
         record[at:] = I16.pack(len(properties)) + properties
         I32.pack_into(record, 0, len(record))

@@ -157,8 +157,8 @@ def _salvage(
                 unsure.clear()
                 end = reached = piece.end
                 if isinstance(piece, Run):
-                    log.append_run(piece.start, data)
-                elif isinstance(piece, Skipped):
+                    log.append_run(piece, data)
+                elif piece.reason:
                     skipped.append(piece)
             there = max(reached, base + min(size_bytes, path.stat().st_size))
             if reached < there:
