@@ -57,7 +57,6 @@ ENTRY_HEAD_BYTES = 4096
 BACKLOG_BYTES = 2 << 20        # with so many bytes waiting for the writer it stops reading, and the master's socket fills
 PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)  # before each try to connect, the last one from then on
 READ_WAIT_S_MAX = 0.2                      # longest wait of one round
-READ_WAIT_NS_MAX = 200_000_000
 ANSWER_WAIT_NS = 5_000_000                 # one wait for the writer or the flusher, while no bytes arrive
 REFUSED_PAUSE_NS = 200_000_000
 ANSWER_NS_MAX = 1_000_000_000  # longest wait of an orderly stop for the pending entry
@@ -114,7 +113,7 @@ class HAClient(Service):
         self._notes.after_note = self._tables.apply
         self._notes.start()
         self._replication = replication
-        self._link_status: Link | None = None
+        self._status = self._open_status(LINK_CONNECTING)
         self._last_reported = ""
         self._tries = 0
         self._retry_ns = 0
@@ -132,7 +131,6 @@ class HAClient(Service):
         self._linked_ns = NEVER_NS     # when the logs were found equal
         self._link: MasterLink | None = None
         native.store(control.replicator, "linked", 0)  # a killed predecessor may have left it set
-        self._show_connecting("")
 
     # ---- the service --------------------------------------------------------------
 
@@ -182,8 +180,7 @@ class HAClient(Service):
     def close(self) -> None:
         self._disconnect()
         self._end_session()
-        if self._link_status is not None:
-            self._link_status.close()
+        self._status.close()
         self._replication.close()
         self._notes.close()
         self._log.close()
@@ -200,7 +197,7 @@ class HAClient(Service):
         finally:
             if self._link is not None:
                 self._disconnect()
-                self._show_connecting("the engine stops")
+                self._status.state(LINK_CONNECTING, "the engine stops")
             self._end_session()
 
     # ---- connecting -----------------------------------------------------------------
@@ -229,11 +226,9 @@ class HAClient(Service):
             raise
         failpoint("slave_connected")
         self._replication.count("connections")
-        if self._link_status is not None:
-            self._link_status.close()
-        self._link_status = self._replication.open_link(self._address, LINK_HANDSHAKE)
-        if self._link_status is not None:
-            self._link_status.start(begin)
+        self._status.close()
+        self._status = self._open_status(LINK_HANDSHAKE)
+        self._status.start(begin)
         self._cutter = FrameCutter(self._segment_bytes)
         self._stream = RecordStream(begin, end, self._log, self._segment_bytes,
                                     self._writer.entry_limit - RUN_BYTES - ENTRY_HEAD_BYTES)
@@ -275,14 +270,13 @@ class HAClient(Service):
             pause_s = PAUSES_S[min(self._tries, len(PAUSES_S) - 1)]
             self._tries += 1
         self._retry_ns = self._clock_ns() + int(pause_s * 1e9)
-        was_connected = self._link is not None
-        self._disconnect()
-        if was_connected and self._link_status is not None:
-            self._link_status.close(reason)
-            self._link_status = None
+        if self._link is not None:
+            self._disconnect()
+            self._status.close(reason)
+            self._status = self._open_status(LINK_CONNECTING)
         if reason:
             self._report_once(reason)
-        self._show_connecting(reason)
+        self._status.state(LINK_CONNECTING, reason)
 
     def _disconnect(self) -> None:
         if self._link is not None:
@@ -292,11 +286,10 @@ class HAClient(Service):
         self._abandon_entry()
         native.store(self._control.replicator, "linked", 0)
 
-    def _show_connecting(self, reason: str) -> None:
-        if self._link_status is None:
-            self._link_status = self._replication.open_link(self._address, LINK_CONNECTING)
-        if self._link_status is not None:
-            self._link_status.state(LINK_CONNECTING, reason)
+    def _open_status(self, state: int) -> Link:
+        link = self._replication.open_link(self._address, state)
+        assert link is not None, "a slave has one link at a time"
+        return link
 
     def _report_once(self, text: str) -> None:
         if text != self._last_reported:
@@ -313,9 +306,8 @@ class HAClient(Service):
     def _follow_in_c(self, link: MasterLink, writer: producing.ProducerSession, follow: FollowLoop) -> None:
         """Let C receive, append and report, for a step or until a case that it does not handle; then handle that case."""
         due_ns = self._sent_ns + self._heartbeat_ns - self._clock_ns()
-        row = self._link_status.row if self._link_status is not None else None
         before = self._stream.own_end
-        why = follow.run(link.descriptor, row, before, monotonic_ns() + max(0, min(READ_WAIT_NS_MAX, due_ns)))
+        why = follow.run(link.descriptor, self._status.row, before, monotonic_ns() + max(0, min(int(READ_WAIT_S_MAX * 1e9), due_ns)))
         now_ns = self._clock_ns()
         done = follow.fields
         if done.end > before:
@@ -368,12 +360,9 @@ class HAClient(Service):
         self._check_silence(now_ns)
 
     def _check_silence(self, now_ns: int) -> None:
-        if now_ns - self._received_ns > self._silence_ns and not self._has_backlog():
+        """Raise LinkLostError if the master is silent, unless it waits for received bytes to be taken."""
+        if now_ns - self._received_ns > self._silence_ns and self._stream.waiting_bytes < BACKLOG_BYTES:
             raise LinkLostError(f"the master was silent for {self._silence_ns / 1e9:g} s")
-
-    def _has_backlog(self) -> bool:
-        """Return whether received bytes wait for the writer, so that a silent master is not lost."""
-        return self._stream.waiting_bytes >= BACKLOG_BYTES
 
     def _take(self, link: MasterLink, data: memoryview) -> None:
         frames = 0
@@ -395,8 +384,7 @@ class HAClient(Service):
         failpoint("received_moved")
         if position > self._load_master_end():
             self._store_master_end(position)
-        if self._link_status is not None:
-            self._link_status.sent(position, len(data), frames)
+        self._status.sent(position, len(data), frames)
         if self._stream.is_equal and not self._load_linked():
             self._set_linked(link)
 
@@ -406,8 +394,7 @@ class HAClient(Service):
         native.store(self._control.replicator, "linked", 1)
         failpoint("slave_linked")
         self._linked_ns = self._clock_ns()
-        if self._link_status is not None:
-            self._link_status.state(LINK_TRANSFER)
+        self._status.state(LINK_TRANSFER)
         self._last_reported = ""
         self._report(Event.MASTER_FOLLOWED, f"master {self._address}: follows from {self._stream.own_end}"
                      + ("" if link.seals.into else ", by RocketMQ's own protocol: what is sent has no checksum"))
@@ -508,8 +495,7 @@ class HAClient(Service):
             self._has_appended = True
             if self._last_reported:
                 self._last_reported = ""
-                if self._link_status is not None:
-                    self._link_status.state(LINK_TRANSFER)
+                self._status.state(LINK_TRANSFER)
 
     def _retry_refused(self, status: int, detail: int) -> None:
         if detail in (REFUSED_OFFSET, REFUSED_RAW):
@@ -517,8 +503,7 @@ class HAClient(Service):
         self._refused_until_ns = self._clock_ns() + REFUSED_PAUSE_NS
         reason = f"{PutStatus(status).name}: {REFUSALS.get(detail, '')}"
         self._report_once(f"what it sends waits: {reason}")
-        if self._link_status is not None:
-            self._link_status.state(LINK_TRANSFER, reason)
+        self._status.state(LINK_TRANSFER, reason)
 
     def _abandon_entry(self) -> None:
         """Forget the pending entry of a connection that ends; if it is appended, the own log's end shows it."""
@@ -551,8 +536,7 @@ class HAClient(Service):
             link.report(goal)
             failpoint("slave_reported")
             self._sent_ns = now_ns
-            if self._link_status is not None:
-                self._link_status.acked(goal)
+            self._status.acked(goal)
         elif now_ns - self._sent_ns >= self._heartbeat_ns and not self._is_first_header:
             link.report(max(self._acked, self._begin))
             self._sent_ns = now_ns
