@@ -38,11 +38,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Literal
+from typing import Literal
 
 from pyengine import arguments
 from pyengine.client import outgoing
-from pyengine.client.outgoing import TRANSACTION_DEFAULTS, PutRefusedError, RawMessage, TransactionLimits
+from pyengine.client.outgoing import TRANSACTION_DEFAULTS, PutRefusedError, RawMessage, TransactionLimits, map_text
 from pyengine.errors import EngineError, FormatError, PutError, UsageError, disk_errors
 from pyengine.formats.constants import (
     NAME_VALUE_SEPARATOR,
@@ -103,13 +103,13 @@ def half_of(message: RawMessage) -> RawMessage:
     properties = decode_properties(message.properties_text)
     properties |= {PROPERTY_REAL_TOPIC: message.topic, PROPERTY_REAL_QUEUE_ID: str(message.queue_id)}
     return replace(message, topic=TRANSACTION_HALF_TOPIC, queue_id=0, sys_flag=message.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,
-                   properties_text=_text(properties))
+                   properties_text=map_text(properties))
 
 
 def commit_of(half: Message) -> RawMessage:
     """Return what a commit stores in the real topic, with REAL_TOPIC and TRAN_MSG as by the broker. UsageError without a topic."""
     topic, queue_id = real_queue(half)
-    return replace(_raw(half, half.properties), topic=topic, queue_id=queue_id, flag=half.flag,
+    return replace(RawMessage.of(half, half.properties), topic=topic, queue_id=queue_id,
                    sys_flag=half.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_TRANSACTION_COMMIT,
                    prepared_transaction_offset=half.physical_offset)
 
@@ -119,7 +119,7 @@ def op_of(half: Message, queue_offset: int, now_ms: int, host: str | None = None
     return RawMessage(
         TRANSACTION_OP_TOPIC, str(queue_offset).encode(), queue_id=half.queue_id, born_timestamp_ms=now_ms,
         born_host=host or "127.0.0.1:0", store_host=host, wait_store_msg_ok=False,
-        properties_text=_text({PROPERTY_TAGS: REMOVE_TAG, PROPERTY_WAIT: "true"}))
+        properties_text=map_text({PROPERTY_TAGS: REMOVE_TAG, PROPERTY_WAIT: "true"}))
 
 
 def real_queue(half: Message) -> tuple[str, int]:
@@ -196,9 +196,9 @@ class HalfMessages:
         return (PROPERTY_TRANSACTION_CHECK_TIMES in half.properties
                 or _age_ms(half, self.now_ms()) >= (self.timeout_ms if immunity_s < 0 else immunity_s * 1000))
 
-    def put_back(self, half: Message, more: Mapping[str, str]) -> Message | None:
+    def put_back(self, half: Message, more: dict[str, str]) -> Message | None:
         """Store a half message again at the end of the half topic, with further properties. RocketMQ: renewHalfMessageInner."""
-        raw = replace(_raw(half, half.properties | dict(more)), topic=half.topic, queue_id=half.queue_id, wait_store_msg_ok=False)
+        raw = replace(RawMessage.of(half, half.properties | more), wait_store_msg_ok=False)
         result = self._put_raw(raw, None)
         if not result.stored:
             return None
@@ -210,8 +210,7 @@ class HalfMessages:
     def discard(self, half: Message) -> bool:
         """Store a half message in TRANS_CHECK_MAX_TIME_TOPIC; return whether it was stored."""
         self.enter(TRANSACTION_DISCARD_TOPIC)
-        raw = replace(_raw(half, half.properties), topic=TRANSACTION_DISCARD_TOPIC, queue_id=0, reconsume_times=half.reconsume_times)
-        result = self._put_raw(raw, None)
+        result = self._put_raw(replace(RawMessage.of(half, half.properties), topic=TRANSACTION_DISCARD_TOPIC, queue_id=0), None)
         self.last_put_end = max(self.last_put_end, result.physical_offset + result.size_bytes)
         return result.stored
 
@@ -441,7 +440,7 @@ class PreparedCheck:
             self._put_back(half, {})
         return True
 
-    def _put_back(self, half: Message, more: Mapping[str, str]) -> Message:
+    def _put_back(self, half: Message, more: dict[str, str]) -> Message:
         copy = self._halves.put_back(half, more)
         if copy is None:
             raise PutError(f"cannot put half message {half.msg_id} back: it is checked in the next round")
@@ -653,17 +652,6 @@ def _number(text: str, otherwise: int) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else otherwise
 
 
-def _text(properties: Mapping[str, str]) -> str:
-    return encode_properties({name: properties[name] for name in hash_map_order(properties)})
-
-
-def _raw(half: Message, properties: Mapping[str, Any]) -> RawMessage:
-    return RawMessage(
-        half.topic, half.body, queue_id=half.queue_id, properties_text=_text(properties), flag=half.flag, sys_flag=half.sys_flag,
-        born_timestamp_ms=half.born_timestamp_ms, born_host=half.born_host, store_host=half.store_host,
-        reconsume_times=half.reconsume_times)
-
-
 class Transactions:
     """The prepared messages of one producer, which does the puts and owns this object. Thread-safe: one is ended at a time.
 
@@ -731,15 +719,12 @@ class Transactions:
 
     def _put_end(self, prepared: Message, outcome: Outcome, wait: bool, timeout_s: float | None) -> PutResult:
         """Put the second record; as in RocketMQ its property text is written from a map without TRAN_MSG."""
-        properties = prepared.properties
-        names = [name for name in hash_map_order(properties) if name != PROPERTY_TRANSACTION_PREPARED]
-        return self._put_raw(RawMessage(
-            prepared.topic, prepared.body if outcome == "commit" else b"", queue_id=prepared.queue_id,
-            properties_text=encode_properties({name: properties[name] for name in names}), flag=prepared.flag,
+        names = [name for name in hash_map_order(prepared.properties) if name != PROPERTY_TRANSACTION_PREPARED]
+        return self._put_raw(replace(
+            RawMessage.of(prepared, {}), body=prepared.body if outcome == "commit" else b"",
+            properties_text=encode_properties({name: prepared.properties[name] for name in names}),
             sys_flag=prepared.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | _KINDS[outcome],
-            born_timestamp_ms=prepared.born_timestamp_ms, born_host=prepared.born_host, store_host=prepared.store_host,
-            reconsume_times=prepared.reconsume_times, prepared_transaction_offset=prepared.physical_offset,
-            wait_store_msg_ok=wait), timeout_s)
+            prepared_transaction_offset=prepared.physical_offset, wait_store_msg_ok=wait), timeout_s)
 
     # ---- the log ----------------------------------------------------------------
 

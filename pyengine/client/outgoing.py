@@ -41,7 +41,7 @@ from pyengine.formats.constants import (
     TOPIC_BYTES_MAX,
 )
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX
-from pyengine.formats.record import hash_map_order, string_hash
+from pyengine.formats.record import Message, encode_properties, hash_map_order, string_hash
 from pyengine.results import PutStatus
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 
@@ -110,6 +110,18 @@ class RawMessage:
     wait_store_msg_ok: bool = True
     delay_level: int = 0
     clock_ms: int = 0
+
+    @classmethod
+    def of(cls, message: Message, properties: Mapping[str, str]) -> RawMessage:
+        """Return a stored message to be put again, with these properties in the order of the broker's map."""
+        return cls(
+            message.topic, message.body, message.queue_id, map_text(properties), message.flag, message.sys_flag,
+            message.born_timestamp_ms, message.born_host, message.store_host, message.reconsume_times)
+
+
+def map_text(properties: Mapping[str, str]) -> str:
+    """Return the property text that a broker encodes from a map: in the order of java.util.HashMap."""
+    return encode_properties({name: properties[name] for name in hash_map_order(properties)})
 
 
 class TransactionLimits(NamedTuple):

@@ -30,7 +30,7 @@ from pyengine.formats.constants import (
     RETRY_PREFIX,
     TOPIC_BYTES_MAX,
 )
-from pyengine.formats.record import Message, encode_properties, hash_map_order
+from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S
 from pyengine.results import PutResult
@@ -82,7 +82,7 @@ def sent_back(
         topic = TopicConfig(dlq_topic(group), DLQ_QUEUE_NUMS, DLQ_QUEUE_NUMS)
     else:
         topic = TopicConfig(retry_topic(group), retry_queue_nums, retry_queue_nums, topic_sys_flag=topic_sys_flag)
-    return topic, replace(_raw(message, properties), topic=topic.topic, queue_id=random.randrange(topic.write_queue_nums),
+    return topic, replace(RawMessage.of(message, properties), topic=topic.topic, queue_id=random.randrange(topic.write_queue_nums),
                           delay_level=level, reconsume_times=message.reconsume_times + 1)
 
 
@@ -196,23 +196,23 @@ class DeadLetters:
         """
         retries = Retries(self._root, group, max_reconsume_times=MAX_RECONSUME_TIMES, **self._settings)
         topic = TopicConfig(retry_topic(group), RETRY_QUEUE_NUMS, RETRY_QUEUE_NUMS)
-        count = 0
+
+        def put_back(messages: list[Message]) -> int:
+            for message in messages:
+                raw = RawMessage.of(message, message.properties | {PROPERTY_RETRY_TOPIC: message.topic})
+                retries.put_into(topic, replace(raw, topic=topic.topic, queue_id=0, reconsume_times=0))
+            return len(messages)
+
         try:
             with self._open() as reader:
                 queue = self._queue(reader, group)
                 if offsets is not None:
-                    for message in self._read_at(reader, queue, offsets):
-                        retries.put_into(topic, _requeued(message, topic.topic))
-                        count += 1
-                    return count
-                at = queue.next
-                while at < queue.end:
+                    return put_back(self._read_at(reader, queue, offsets))
+                count = 0
+                for at in range(queue.next, queue.end, REQUEUE_MESSAGES):
                     end = min(at + REQUEUE_MESSAGES, queue.end)
-                    for message in _read(reader, group, at, end, REQUEUE_MESSAGES):
-                        retries.put_into(topic, _requeued(message, topic.topic))
-                        count += 1
+                    count += put_back(list(_read(reader, group, at, end, REQUEUE_MESSAGES)))
                     self._offsets.commit(dlq_topic(group), group, {0: end})
-                    at = end
                 return count
         finally:
             retries.close()
@@ -241,21 +241,6 @@ def _group_topic(prefix: str, group: str) -> str:
     if not has_retries(group):
         raise UsageError(f"the group {group!r} has no retries: its name must have 1 to {GROUP_BYTES_MAX} bytes")
     return prefix + group
-
-
-def _raw(message: Message, properties: dict[str, str]) -> RawMessage:
-    """Return the message with other properties, in the order of the broker's map."""
-    return RawMessage(
-        message.topic, message.body, queue_id=message.queue_id,
-        properties_text=encode_properties({name: properties[name] for name in hash_map_order(properties)}),
-        flag=message.flag, sys_flag=message.sys_flag, born_timestamp_ms=message.born_timestamp_ms,
-        born_host=message.born_host, store_host=message.store_host, reconsume_times=message.reconsume_times)
-
-
-def _requeued(message: Message, topic: str) -> RawMessage:
-    """Return the message that puts a dead letter back."""
-    properties = message.properties | {PROPERTY_RETRY_TOPIC: message.topic}
-    return replace(_raw(message, properties), topic=topic, queue_id=0, reconsume_times=0)
 
 
 def _read(reader: LiveStoreReader, group: str, offset: int, end: int, count: int) -> Iterator[Message]:
