@@ -50,7 +50,6 @@ if TYPE_CHECKING:
         ms_control,
         ms_identity,
         ms_queue_table,
-        ms_recorder,
         ms_store_stats,
         ms_topic_stats,
     )
@@ -280,51 +279,46 @@ class EngineMemory:
         with self.folder.create(shared_objects.TOPIC_STATS, store_stats.topic_stats_bytes(slots)) as shared:
             store_stats.format_topic_stats(store_stats.view_topics(shared.memory), slots)
 
-    def open_store_stats(self, *, writable: bool = False) -> ms_store_stats:
-        """`struct ms_store_stats *`, usable until close_statistics(); EngineUnavailableError says why not."""
-        return self._open(shared_objects.STORE_STATS, store_stats.view, store_stats.check, writable)
+    def open_store_stats(self) -> ms_store_stats:
+        """`struct ms_store_stats *`, usable until close_statistics(); EngineUnavailableError says why not. As writable as the memory."""
+        return self._open(shared_objects.STORE_STATS, store_stats.view, store_stats.check)
 
-    def open_topic_stats(self, *, writable: bool = False) -> ms_topic_stats:
-        """`struct ms_topic_stats *`, usable until close_statistics(); EngineUnavailableError says why not."""
-        return self._open(shared_objects.TOPIC_STATS, store_stats.view_topics, store_stats.check_topics, writable)
+    def open_topic_stats(self) -> ms_topic_stats:
+        """`struct ms_topic_stats *`, as open_store_stats()."""
+        return self._open(shared_objects.TOPIC_STATS, store_stats.view_topics, store_stats.check_topics)
+
+    def open_blocked_reasons(self) -> ms_blocked_reasons:
+        """`struct ms_blocked_reasons *`, as open_store_stats()."""
+        return self._open(shared_objects.BLOCKED_REASONS, blocked_reasons.view, blocked_reasons.check)
+
+    # A worker runs without these objects rather than fail.
 
     @cached_property
     def counters(self) -> ms_store_stats:
-        """The statistics in which a worker counts: the shared object, or a private one if that cannot be opened.
-
-        A worker runs without shared statistics rather than fail.
-        """
+        """The statistics in which a worker counts: the shared object, or a private one if that cannot be opened."""
         try:
-            return self.open_store_stats(writable=True)
+            return self.open_store_stats()
         except (EngineError, OSError):
             return store_stats.private()
-
-    def open_blocked_reasons(self, *, writable: bool = False) -> ms_blocked_reasons:
-        """`struct ms_blocked_reasons *`, usable until close_statistics(); EngineUnavailableError says why not."""
-        return self._open(shared_objects.BLOCKED_REASONS, blocked_reasons.view, blocked_reasons.check, writable)
 
     @cached_property
     def blocked_reasons(self) -> ms_blocked_reasons:
         """The lines for the workers' blocked reasons: the shared object, or a private one if that cannot be opened."""
         try:
-            return self.open_blocked_reasons(writable=True)
+            return self.open_blocked_reasons()
         except (EngineError, OSError):
             return blocked_reasons.private()
-
-    def open_recorder(self, *, writable: bool = False) -> ms_recorder:
-        """`struct ms_recorder *`, usable until close_statistics(); EngineUnavailableError says why not."""
-        return self._open(shared_objects.RECORDER, recorder.view, recorder.check, writable)
 
     def recorder_of(self, kind: int) -> recorder.Recorder:
         """Return the recorder of a worker's stalls; it records nothing if the shared ring cannot be opened."""
         try:
-            shared = self.open_recorder(writable=True)
+            shared = self._open(shared_objects.RECORDER, recorder.view, recorder.check)
         except (EngineError, OSError):
             shared = None
         return recorder.Recorder(shared, kind, self.identity.epoch)
 
-    def _open(self, name: str, view: Callable[[mmap], Handle], check: Callable[[Handle, int], None], writable: bool) -> Handle:
-        shared, found = self.folder.open_checked(name, view, check, writable=writable)
+    def _open(self, name: str, view: Callable[[mmap], Handle], check: Callable[[Handle, int], None]) -> Handle:
+        shared, found = self.folder.open_checked(name, view, check, writable=self.control_object.writable)
         self._stats_objects.append(shared)
         return found
 
@@ -352,23 +346,18 @@ class EngineMemory:
         """
         from pyengine.native import cleaning, session
 
-        def check(name: str, shared: SharedObject) -> None:
-            if name == shared_objects.CLEANING:
-                cleaning.check(cleaning.view(shared.memory), shared.size_bytes)
-            else:
-                session.check_session(session.view(shared.memory), shared.size_bytes)
-
         for name in os.listdir(self.folder.path):
-            if name == shared_objects.CLEANING or name.startswith(shared_objects.SESSION_PREFIX):
-                try:
-                    with self.folder.attach(name, writable=False) as shared:
-                        check(name, shared)
-                except OtherLayoutError:
-                    raise OtherLayoutError(f"the engine was started by another version of pyengine (the layout of {name} in shared "
-                                           "memory is not this version's): use that version, or stop the engine and start it with "
-                                           "this one") from None
-                except EngineUnavailableError:
-                    pass  # removed meanwhile, or not complete yet
+            try:
+                if name == shared_objects.CLEANING:
+                    self.folder.open_checked(name, cleaning.view, cleaning.check, writable=False)[0].close()
+                elif name.startswith(shared_objects.SESSION_PREFIX):
+                    self.folder.open_checked(name, session.view, session.check_session, writable=False)[0].close()
+            except OtherLayoutError:
+                raise OtherLayoutError(f"the engine was started by another version of pyengine (the layout of {name} in shared "
+                                       "memory is not this version's): use that version, or stop the engine and start it with "
+                                       "this one") from None
+            except EngineUnavailableError:
+                pass  # removed meanwhile, or not complete yet
 
     def open_pool(self, *, writable: bool = True) -> dict[int, SharedObject]:
         """Open the pool's buffers that exist now, by number; the caller closes them.

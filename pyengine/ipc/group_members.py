@@ -33,7 +33,6 @@ import struct
 import weakref
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 
 from pyengine.errors import EngineError, disk_error, disk_errors
 from pyengine.formats.paths import StorePaths
@@ -99,7 +98,14 @@ class GroupMembers:
     def __init__(self, root: str | os.PathLike[str], topic: str, group: str, *, may_create: bool = True) -> None:
         """Open the file; create it if `may_create`, else raise FileNotFoundError if it does not exist."""
         self._path = StorePaths(root).config / "consumers" / group_key(topic, group)
-        self._descriptor = _open(self._path, may_create)
+        if may_create:
+            make_folders(self._path.parent)
+        try:
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if may_create else 0), 0o644)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise disk_error(error, "open", self._path) from error
         self._slot = -1
         self._base = MEMBERS
         self._heartbeats = 0
@@ -173,11 +179,8 @@ class GroupMembers:
 
     def seize(self, queue_id: int) -> Claim | None:
         """Take a queue from the member that holds it, which ends that member's hold."""
-        fence = self.fence_off(queue_id)
-        if not self._try_lock(_queue_byte(queue_id, fence)):
-            return None
-        self._put_record(queue_id, QueueRecord(fence, self.incarnation))
-        return Claim(queue_id, fence)
+        self.fence_off(queue_id)
+        return self.claim(queue_id)
 
     def fence_off(self, queue_id: int) -> int:
         """End any hold on a queue, so that a member can claim it; return the new fence."""
@@ -197,7 +200,7 @@ class GroupMembers:
 
     def drop(self, claim: Claim) -> None:
         """Drop the kernel lock of a claim, valid or not, without a change of the record."""
-        self._unlock(_queue_byte(claim.queue_id, claim.fence))
+        unlock(self._descriptor, _queue_byte(claim.queue_id, claim.fence), 1)
 
     def close(self) -> None:
         """Leave the group: drop every lock of this process on it, even if a forked child has the file open."""
@@ -217,9 +220,6 @@ class GroupMembers:
 
     def _try_lock(self, byte: int) -> bool:
         return try_lock(self._descriptor, byte, self._path)
-
-    def _unlock(self, byte: int) -> None:
-        unlock(self._descriptor, byte, 1)
 
     def _locked(self, start: int, end: int) -> list[int]:
         """Return the bytes of [start, end) that other open files have locked; each call of the kernel names one."""
@@ -266,14 +266,3 @@ class GroupMembers:
 
 def _queue_byte(queue_id: int, fence: int) -> int:
     return QUEUES + (fence % _FENCES << 32) + queue_id
-
-
-def _open(path: Path, may_create: bool) -> int:
-    if may_create:
-        make_folders(path.parent)
-    try:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if may_create else 0), 0o644)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise disk_error(error, "open", path) from error

@@ -175,6 +175,6 @@ class ReputMessageService(Service):
 def _topic_stats(memory: EngineMemory) -> ms_topic_stats | None:
     """Return the shared counters by topic; None, which disables counting, if the engine has none."""
     try:
-        return memory.open_topic_stats(writable=True)
+        return memory.open_topic_stats()
     except EngineUnavailableError:
         return None

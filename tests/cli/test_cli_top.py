@@ -48,7 +48,7 @@ def test_rates_and_percentiles_are_those_between_two_samples(owner):
     clock = Clock()
     watcher = Watcher(owner.root, {}, clock)
     stats = owner.memory.counters
-    topics = owner.memory.open_topic_stats(writable=True)
+    topics = owner.memory.open_topic_stats()
     store_stats.add_sync(stats, 900_000_000)  # before the first look: not in the percentiles
     slot = topics.slot[0]
     slot.topic, slot.topic_bytes, slot.messages, slot.bytes = b"orders", 6, 100, 1000
