@@ -7,8 +7,10 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ipc.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/sem.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -92,4 +94,16 @@ int ms_process_adopt_orphans(void)
 int ms_process_end_with_parent(void)
 {
     return prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) == 0 ? 0 : -errno;
+}
+
+int ms_attach_count_add(int id, int by)
+{
+    struct sembuf change = {.sem_num = 0, .sem_op = (short)by, .sem_flg = SEM_UNDO | IPC_NOWAIT};
+    return semop(id, &change, 1) == 0 ? 0 : -errno;
+}
+
+int ms_attach_count_get(int id)
+{
+    int value = semctl(id, 0, GETVAL);
+    return value >= 0 ? value : -errno;
 }

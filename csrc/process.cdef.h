@@ -10,3 +10,12 @@ int ms_process_show_command(const char *words, int64_t words_bytes, const char *
 int ms_process_adopt_orphans(void);
 /* Have the kernel send SIGKILL to this process when the thread that forked it ends. 0 or -errno. */
 int ms_process_end_with_parent(void);
+
+/* The number of living producers: a SysV semaphore that the supervisor makes (sysv_ipc, IPC_PRIVATE), and whose id is in the
+ * control block. Each producer increments it with SEM_UNDO and decrements it when it closes; the kernel does so for a killed
+ * one. Producers in another IPC namespace are not counted. `status` shows the number and `stop` waits for it. sysv_ipc opens
+ * semaphores by key only, hence these two functions. */
+/* Add `by` (1 or -1) with SEM_UNDO. 0 or -errno (EINVAL, EIDRM: no such semaphore; EAGAIN: below zero). */
+int ms_attach_count_add(int id, int by);
+/* Return the number, or -errno. */
+int ms_attach_count_get(int id);

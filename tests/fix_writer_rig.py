@@ -15,6 +15,7 @@ from pyengine.native import control as control_native
 from pyengine.native import flush, queue_table, session
 from pyengine.native import session as producer_native
 from pyengine.native import writer as writer_native
+from pyengine.native.flush import monotonic_ns
 from pyengine.native.waiting import Latch
 from waiting import patience
 
@@ -133,9 +134,9 @@ class WriterRig:
     def drain(self, deadline_s: float = 0.0) -> None:
         """Run the writer, doing what it asks for, until nothing is left to do (or for deadline_s)."""
         writer = self.writer
-        until = lib.ms_clock_monotonic_ns() + int(deadline_s * 1e9)
+        until = monotonic_ns() + int(deadline_s * 1e9)
         while True:
-            why = writer.run(max(until, lib.ms_clock_monotonic_ns() + 200_000))
+            why = writer.run(max(until, monotonic_ns() + 200_000))
             if why == writer_native.RUN_SEGMENT or why == writer_native.RUN_ROLLED:
                 writer.take_finished()
                 while writer.ahead_count < max(4, writer.pointer.segments_needed):
@@ -143,7 +144,7 @@ class WriterRig:
             elif why == writer_native.RUN_SESSIONS:
                 self.attach_sessions()
             elif why == writer_native.RUN_TIME:
-                if lib.ms_clock_monotonic_ns() >= until and not self._work_waits():
+                if monotonic_ns() >= until and not self._work_waits():
                     return
             else:
                 raise AssertionError(f"unexpected request {why}")
@@ -178,12 +179,12 @@ def submit(producer, kind: int, topic: bytes, properties: bytes, first: bytes, s
            **fields) -> int:
     """Publish an entry; its sequence number."""
     head = header(kind, payload_bytes=len(first) + len(second), topic=topic, properties=properties, **fields)
-    why = producer.submit(head, topic, properties, first, second, lib.ms_clock_monotonic_ns() + int(patience(timeout_s) * 1e9))
+    why = producer.submit(head, topic, properties, first, second, monotonic_ns() + int(patience(timeout_s) * 1e9))
     assert why == 0
     return producer.sequence
 
 
 def answer_of(producer, sequence: int) -> tuple:
-    why, answer = producer.wait_acked(sequence, lib.ms_clock_monotonic_ns() + int(patience(5) * 1e9))
+    why, answer = producer.wait_acked(sequence, monotonic_ns() + int(patience(5) * 1e9))
     assert why == 0
     return answer

@@ -1,11 +1,10 @@
-"""Sync, allocation and other calls on files, and the rounds of flusher and committer (csrc/flush, new_file, group_commit,
-pool_commit .cdef.h).
-"""
+"""Calls on files, and the rounds of flusher and committer (csrc/flush, group_commit, pool_commit .cdef.h)."""
 
 from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from pyengine.native.recorder import Recorder
     from pyengine.native.waiting import Latch, Stream
 
+monotonic_ns = time.monotonic_ns  # CLOCK_MONOTONIC, comparable between processes of one boot
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -115,11 +115,6 @@ def lock_memory(base: CData, length: int) -> int:
 def current_cpu() -> int:
     """Return the CPU on which this process runs at this moment."""
     return lib.ms_current_cpu()
-
-
-def monotonic_ns() -> int:
-    """Return CLOCK_MONOTONIC in ns, comparable between processes of one boot."""
-    return lib.ms_clock_monotonic_ns()
 
 
 def link_unnamed(fd: int, path: str, folder_fd: int = -100) -> None:  # AT_FDCWD

@@ -12,6 +12,7 @@ from fix_writer_rig import RING_BYTES, WriterRig, answer_of, submit
 from pyengine._native import ffi, lib
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.native import control as control_native
+from pyengine.native.flush import monotonic_ns
 from pyengine.native.scan import walk
 from pyengine.native.session import COMPLETIONS, PUT
 from pyengine.native.writer import RUN_ROLLED, RUN_SEGMENT, RUN_TIME
@@ -92,7 +93,7 @@ def slave_with_session(rigs, tmp_path, mode: int = control_native.MODE_MAPPED, a
 
 
 def submit_raw(slave: WriterRig, producer, records: bytes, where: int) -> tuple:
-    assert producer.submit_raw(records, where, lib.ms_clock_monotonic_ns() + 5_000_000_000) == 0
+    assert producer.submit_raw(records, where, monotonic_ns() + 5_000_000_000) == 0
     slave.drain()
     return answer_of(producer, producer.sequence)
 
@@ -122,16 +123,16 @@ def test_what_is_gathered_of_a_segment_that_is_exactly_full_is_written_before_th
     log = filled_master(rigs, seed=random.randrange(1 << 30))
     slave, producer = slave_with_session(rigs, tmp_path, control_native.MODE_SYNC)
     for piece in entries(log, random.Random(1)):
-        if producer.submit_raw(log[piece], piece.start, lib.ms_clock_monotonic_ns()) != 0:  # no room in the ring
+        if producer.submit_raw(log[piece], piece.start, monotonic_ns()) != 0:  # no room in the ring
             slave.drain()
-            assert producer.submit_raw(log[piece], piece.start, lib.ms_clock_monotonic_ns() + 5_000_000_000) == 0
+            assert producer.submit_raw(log[piece], piece.start, monotonic_ns() + 5_000_000_000) == 0
     slave.drain()
     assert slave.wrote() == len(log) and log_of(slave) == log
 
 
 def test_a_session_outlives_as_many_entries_as_it_has_places_for_answers(rigs, tmp_path):
     slave, producer = slave_with_session(rigs, tmp_path)
-    deadline_ns = lib.ms_clock_monotonic_ns() + 60_000_000_000
+    deadline_ns = monotonic_ns() + 60_000_000_000
     for _ in range(2 * COMPLETIONS + 10):
         assert producer.submit_raw(b"of another place", 1, deadline_ns) == 0
         slave.drain()
@@ -215,7 +216,7 @@ def test_after_a_full_segment_the_next_one_is_asked_for(rigs, tmp_path):
     first = [piece for piece in whole_records(log) if piece.start < SEGMENT_BYTES]
     slave, producer = slave_with_session(rigs, tmp_path, ahead=0)
     for number, piece in enumerate([*first, whole_records(log)[len(first)]]):
-        assert producer.submit_raw(log[piece], piece.start, lib.ms_clock_monotonic_ns() + 5_000_000_000) == 0
+        assert producer.submit_raw(log[piece], piece.start, monotonic_ns() + 5_000_000_000) == 0
         if number in (0, len(first)):
             assert slave.writer.run(0) == RUN_SEGMENT and slave.writer.pointer.segments_needed == 1
             assert slave.writer.ahead_count == 0 and slave.wrote() == piece.start
@@ -254,7 +255,7 @@ def test_an_ordinary_put_to_a_slave_is_refused_and_raw_ones_obey_a_full_disk(rig
 def test_more_than_half_a_ring_is_refused_at_the_door(rigs, tmp_path):
     _, producer = slave_with_session(rigs, tmp_path)
     with pytest.raises(ValueError, match="do not fit"):
-        producer.submit_raw(bytes(RING_BYTES), 0, lib.ms_clock_monotonic_ns())
+        producer.submit_raw(bytes(RING_BYTES), 0, monotonic_ns())
 
 
 def test_any_bytes_at_all_leave_a_readable_log(rigs, tmp_path):

@@ -1,3 +1,0 @@
-#pragma once
-
-#include "attach_count.cdef.h"
