@@ -119,7 +119,10 @@ def create_files(paths: Sequence[str], size_bytes: int, *, allocate: Allocation)
     return None
 
 
-def write_config(path: Path | str, content: bytes, *, keep_backup: bool = True, mode: int = FILE_MODE) -> None:
+Content = bytes | Callable[[os.stat_result], bytes]  # of a file, or a function that makes it from the new file's status
+
+
+def write_config(path: Path | str, content: Content, *, keep_backup: bool = True, mode: int = FILE_MODE) -> None:
     """Replace `path` by `content`, atomically and durably; the old content is kept as `path.bak`.
 
     Once `path` exists it exists at every moment (RocketMQ's own way has a gap). With a stricter `mode` no file with more
@@ -138,7 +141,7 @@ def write_config(path: Path | str, content: bytes, *, keep_backup: bool = True, 
     failpoint("config_durable")
 
 
-def _replace(path: Path, content: bytes, keep_backup: bool, mode: int) -> None:
+def _replace(path: Path, content: Content, keep_backup: bool, mode: int) -> None:
     temporary = path.with_name(path.name + ".tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -146,7 +149,7 @@ def _replace(path: Path, content: bytes, keep_backup: bool, mode: int) -> None:
             if mode != FILE_MODE:
                 os.fchmod(descriptor, mode)  # the file may exist, from a crash or another program, with other rights
             failpoint("config_opened")
-            pwrite_all(descriptor, content, 0, path)
+            pwrite_all(descriptor, content(os.fstat(descriptor)) if callable(content) else content, 0, path)
             failpoint("config_written")
             sync_descriptor(descriptor, path, may_repeat=True)
             failpoint("config_synced")

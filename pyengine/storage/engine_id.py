@@ -17,7 +17,6 @@ the original's objects, even before its owner has given it a new UUID.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -28,7 +27,7 @@ from pathlib import Path
 
 from pyengine.errors import disk_error, disk_errors
 from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_small_file
-from pyengine.storage.durable_writes import FILE_MODE, make_folders, sync_folder, write_config
+from pyengine.storage.durable_writes import write_config
 
 COPIES_MAX = 16  # most originals that are noted
 
@@ -128,22 +127,14 @@ def _read(path: Path) -> tuple[EngineId, int] | None:
 
 
 def _write(path: Path, value: uuid.UUID, copied_from: tuple[str, ...] = ()) -> EngineId:
-    make_folders(path.parent)
-    temporary = path.with_name(path.name + ".tmp")
-    with disk_errors("write", path):
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE_MODE)
-        try:
-            status = os.fstat(descriptor)  # the rename below keeps the inode
-            document = {"uuid": str(value), "device": status.st_dev, "inode": status.st_ino}
-            document |= {"copy_of": " ".join(copied_from)} if copied_from else {}
-            text = json.dumps(document).encode() + b"\n"
-            if os.write(descriptor, text) != len(text):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.rename(temporary, path)
-    sync_folder(path.parent)
+    def content(status: os.stat_result) -> bytes:
+        document = {"uuid": str(value), "device": status.st_dev, "inode": status.st_ino}
+        document |= {"copy_of": " ".join(copied_from)} if copied_from else {}
+        return json.dumps(document).encode() + b"\n"
+
+    write_config(path, content, keep_backup=False)
+    with disk_errors("read", path):
+        status = os.stat(path)
     return EngineId(value, status.st_dev, status.st_ino, copied_from)
 
 

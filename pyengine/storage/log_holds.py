@@ -43,16 +43,10 @@ class LogHold:
         return not self.damage and now_ms < self.expires_ms <= now_ms + HOLD_MS_MAX + CLOCK_GRACE_MS
 
 
-def _hold(fields: dict[str, object]) -> LogHold:
-    name, owner, offset, expires_ms = fields["name"], fields["owner"], fields["offset"], fields["expires_ms"]
-    if not (isinstance(name, str) and isinstance(owner, str) and isinstance(offset, int) and isinstance(expires_ms, int)):
-        raise ValueError
-    return LogHold(name, owner, offset, expires_ms)
-
-
 def _record(name: str) -> DurableRecord[LogHold]:
     return DurableRecord(
-        f"{FOLDER}/{name}", lambda hold: {key: value for key, value in asdict(hold).items() if key != "damage"}, _hold)
+        f"{FOLDER}/{name}", lambda hold: {key: value for key, value in asdict(hold).items() if key != "damage"},
+        lambda fields: LogHold(str(fields["name"]), str(fields["owner"]), int(fields["offset"]), int(fields["expires_ms"])))
 
 
 def write_log_hold(root: Root, hold: LogHold) -> None:

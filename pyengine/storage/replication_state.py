@@ -94,13 +94,8 @@ class ReplicationStateFile:
             raise DiskError(f"{self._unread}: it is not changed; repair the file or remove it", path=str(self.path))
         self._dispatch_at = state.dispatch_at or self._dispatch_at
         self._term, self._fenced_by = max(self._term, state.term), max(self._fenced_by, state.fenced_by)
-        document: dict[str, Any] = {"role": state.role, "confirm": state.confirm}
-        if self._term:
-            document["term"] = self._term
-        if self._fenced_by:
-            document["fencedBy"] = self._fenced_by
-        if state.master_end:
-            document["masterEnd"] = state.master_end
+        others = {"term": self._term, "fencedBy": self._fenced_by, "masterEnd": state.master_end}
+        document = {"role": state.role, "confirm": state.confirm} | {name: number for name, number in others.items() if number}
         if self._dispatch_at != DISPATCH_AT[0]:
             document["dispatchAt"] = self._dispatch_at
         self._file.write(encode_config(document))
