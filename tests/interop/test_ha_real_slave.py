@@ -112,14 +112,14 @@ def test_a_real_slave_follows_and_acknowledges(pair, mode, rng):
             assert result.status is PutStatus.PUT_OK, result
             if number % 10 == 0:
                 assert slave.end() >= result.physical_offset + result.size_bytes, "confirmed before the slave had it"
-        assert producer.put_many("Ha", bodies[:40], queue_id=2).status is PutStatus.PUT_OK
+        assert producer.put_many("Ha", bodies[:20], queue_id=2).status is PutStatus.PUT_OK
     end = wait_same_end(engine, slave)
     assert end > 3 * 65536
     assert position(engine, "confirm") == end
     assert engine.stop()
     facts = slave.close()["facts"]
     assert_same_logs(engine, slave, end)
-    assert {queue["queueId"]: queue["max"] for queue in facts["queues"]} == {0: 30, 1: 30, 2: 40}
+    assert {queue["queueId"]: queue["max"] for queue in facts["queues"]} == {0: 30, 1: 30, 2: 20}
     with pyengine.open_store(slave.root) as store:
         found = [message.body for queue_id in range(2) for offset in range(30)
                  for message in store.get_message("Ha", queue_id, offset, max_messages=1).messages]
