@@ -107,10 +107,9 @@ class HAClient(Service):
         self._silence_ns = config.ha_housekeeping_interval_ms * 1_000_000
         self._acks_flushed = config.acks_flushed
         self._log = LocalLog(context.store.root, self._segment_bytes)
-        self._notes = ReplicationNotes(context)
-        self._notes.note()  # from now on the note says that the store is a slave
         self._tables = TableSink(context.store.root, self._load_flushed, context.report)
-        self._notes.after_note = self._tables.apply
+        self._notes = ReplicationNotes(context, self._tables.apply)
+        self._notes.note()  # from now on the note says that the store is a slave
         self._notes.start()
         self._replication = replication
         self._status = self._open_status(LINK_CONNECTING)

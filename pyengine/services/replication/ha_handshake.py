@@ -45,6 +45,7 @@ from pyengine.storage.replication_state import DISPATCH_AT, ReplicationState, Re
 
 SECRET_BYTES_MIN = 16
 SECRET_BYTES_MAX = 4096
+INTERVAL_S = 1.0  # between two notes
 _SLAVE, _MASTER, _FRAMES, _REPORTS = (b"pyengine replication 1 " + word for word in (b"slave", b"master", b"frames", b"reports"))
 
 
@@ -209,27 +210,25 @@ def _seal(secret: bytes, label: bytes, transcript: bytes) -> Seal:
     return Seal(_mac(secret, label, transcript)[: Seal.KEY_BYTES])
 
 
-INTERVAL_S = 1.0
-
-
 class ReplicationNotes:
     """Notes the role and the confirmed offset of one engine and, of a slave, the last known end of its master's log.
 
-    `blocked`: why the file cannot be written at present.
+    `blocked`: why the file cannot be written at present; `term`: of this store as a master, or of the master that it follows.
     """
 
-    def __init__(self, context: ServiceContext) -> None:
+    def __init__(self, context: ServiceContext, after_note: Callable[[], None] = lambda: None) -> None:
+        """`after_note` is called by the notes' thread, after each note."""
         memory = context.memory
         self._control = memory.control
         self._role = ROLE_NAMES[memory.identity.role]
         self._dispatch_at = DISPATCH_AT[memory.identity.dispatch_at]  # not from the file, which may be unreadable now
         self._file = ReplicationStateFile(context.store.root)
-        self._written, _ = self._file.read()
+        self._written = self._file.read().state
         self.blocked = BlockedReason(context.report)
-        self.after_note: Callable[[], None] | None = None  # called by the same thread, after each note
+        self._after_note = after_note
         self._lock = threading.Lock()
-        self._term = self._written.term if self._written is not None else 0
-        self._fenced_by = self._written.fenced_by if self._written is not None else 0
+        known = self._written or ReplicationState(self._role, 0)
+        self.term, self._fenced_by = known.term, known.fenced_by
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="notes", daemon=True)
 
@@ -239,29 +238,23 @@ class ReplicationNotes:
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL_S):
             self.note()
-            if self.after_note is not None:
-                self.after_note()
-
-    @property
-    def term(self) -> int:
-        """The term of this store as a master, or of the master that it follows."""
-        return self._term
+            self._after_note()
 
     @property
     def known_term(self) -> int:
         """The highest term that this store knows of."""
-        return max(self._term, self._fenced_by)
+        return max(self.term, self._fenced_by)
 
     @property
     def is_fenced(self) -> bool:
         """Whether a master with a higher term has replaced this one."""
-        return self._fenced_by > self._term
+        return self._fenced_by > self.term
 
     def follow(self, term: int) -> None:
         """Note, as a slave, the term of its master, before this returns; if that fails, `blocked` says why, and it is tried each second."""
         with self._lock:
-            if term > self._term:
-                self._term = term
+            if term > self.term:
+                self.term = term
                 self._note()
 
     def fence(self, term: int) -> None:
@@ -280,7 +273,7 @@ class ReplicationNotes:
         is_slave = self._role == ROLE_NAMES[native.SLAVE]
         state = ReplicationState(self._role, native.load_position(self._control.confirm), self._dispatch_at,
                                  master_end=native.load(self._control.replicator, "master_end") if is_slave else 0,
-                                 term=self._term, fenced_by=self._fenced_by)
+                                 term=self.term, fenced_by=self._fenced_by)
         if state == self._written:
             return False
         try:
@@ -299,6 +292,5 @@ class ReplicationNotes:
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
-            if self.after_note is not None:
-                self.after_note()
+            self._after_note()
         self.note()
