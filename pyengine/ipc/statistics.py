@@ -7,7 +7,7 @@ latencies of the last minute from its snapshots of the buckets. Reading does not
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,15 +37,9 @@ LEVELS_MAX = 64  # RocketMQ has 18; of a longer message_delay_level only the fir
 
 @dataclass(frozen=True, slots=True)
 class RecentLatency:
-    """Durations of one kind, in ms: `count` to `max_ms` since the start, the percentiles of the last minute.
+    """Durations of one kind, in ms: the longest since the start, percentiles of the last minute; None if there was no duration."""
 
-    A value is None if there was no duration.
-    """
-
-    count: int
-    mean_ms: float | None
     max_ms: float | None
-    recent: int
     p50_ms: float | None
     p99_ms: float | None
     p999_ms: float | None
@@ -64,7 +58,6 @@ class Statistics:
     put_tps: dict[int, float | None]
     put_bytes_per_s: dict[int, float | None]
     put_latency: RecentLatency
-    put_distribute: list[int]
     put_distribute_recent: list[int]
     put_sizes: list[int]
     syncs: int
@@ -133,32 +126,20 @@ def recent_latency(latency: Latency, recent: Sequence[int]) -> RecentLatency:
         found = store_stats.percentile_ns(recent, of)
         return None if found is None else round(min(found, latency.max_ns) / 1e6, 6)
 
-    count = latency.count
-    return RecentLatency(count, latency.sum_ns / count / 1e6 if count else None, latency.max_ns / 1e6 if count else None,
-                         sum(recent), share(0.5), share(0.99), share(0.999))
+    return RecentLatency(latency.max_ns / 1e6 if latency.count else None, share(0.5), share(0.99), share(0.999))
 
 
 def read_statistics(memory: EngineMemory, now_ns: int | None = None) -> Statistics:
     """Read the figures of a running engine; EngineUnavailableError if it has none (an engine of another version)."""
-    with _open_tables(memory) as (stats, topics):
-        return _read(memory.control, stats, topics, monotonic_ns() if now_ns is None else now_ns)
-
-
-class _open_tables:
-    """Both tables, open inside the block. The counters by topic may be missing."""
-
-    def __init__(self, memory: EngineMemory) -> None:
-        self._memory = memory
-
-    def __enter__(self) -> tuple[Any, Any]:
-        stats = self._memory.open_store_stats()
+    try:
+        stats = memory.open_store_stats()
         try:
-            return stats, self._memory.open_topic_stats()
-        except EngineUnavailableError:
-            return stats, None
-
-    def __exit__(self, *exception: object) -> None:
-        self._memory.close_statistics()
+            topics = memory.open_topic_stats()
+        except EngineUnavailableError:  # the counters by topic may be missing
+            topics = None
+        return _read(memory.control, stats, topics, monotonic_ns() if now_ns is None else now_ns)
+    finally:
+        memory.close_statistics()
 
 
 def _read(control: ms_control, stats: ms_store_stats, topics: ms_topic_stats | None, now_ns: int) -> Statistics:
@@ -167,15 +148,17 @@ def _read(control: ms_control, stats: ms_store_stats, topics: ms_topic_stats | N
     put, sync = store_stats.latency(stats.put.latency), store_stats.latency(stats.sync.latency)
     lag = store_stats.latency(stats.dispatch.lag)
     distribute = list(stats.put.distribute)[:store_stats.DISTRIBUTE_BUCKETS]
+    names = {status.value: status.name for status in PutStatus}
+    refused = {names.get(number, f"status_{number}"): count for number, count in enumerate(stats.put.refused) if count}
 
     def recent(latency: Latency, field: str) -> RecentLatency:
         return recent_latency(latency, recent_counts(latency.buckets, snapshots, field, now_ns))
 
     return Statistics(
         put_messages=now.put_messages, put_bytes=now.put_bytes, put_entries=stats.put.entries, put_passes=stats.put.passes,
-        put_entries_per_pass_max=stats.put.entries_max, refused=_by_status(stats.put.refused),
+        put_entries_per_pass_max=stats.put.entries_max, refused=refused,
         put_tps=rates(samples, "put_messages"), put_bytes_per_s=rates(samples, "put_bytes"),
-        put_latency=recent(put, "put"), put_distribute=distribute,
+        put_latency=recent(put, "put"),
         put_distribute_recent=recent_counts(distribute, snapshots, "distribute", now_ns), put_sizes=list(stats.put.size),
         syncs=now.syncs, sync_tps=rates(samples, "syncs"), sync_latency=recent(sync, "sync"),
         dispatched=now.dispatched, dispatch_tps=rates(samples, "dispatched"), dispatch_lag=recent(lag, "lag"),
@@ -185,11 +168,6 @@ def _read(control: ms_control, stats: ms_store_stats, topics: ms_topic_stats | N
         other_topics=store_stats.other_topics(topics) if topics is not None else TopicCount(0, 0),
         sample_age_s=(now_ns - samples[-1].at_ns) / 1e9 if samples else None,
         histograms={"put": put, "sync": sync, "lag": lag})
-
-
-def _by_status(counts: Iterable[int]) -> dict[str, int]:
-    names = {status.value: status.name for status in PutStatus}
-    return {names.get(number, f"status_{number}"): count for number, count in enumerate(counts) if count}
 
 
 def document(figures: Statistics) -> dict[str, Any]:

@@ -91,10 +91,10 @@ def test_percentiles_are_right_within_a_sixteenth():
 def test_a_percentile_never_exceeds_the_largest_duration():
     buckets = histogram(ns1000000=1)
     found = statistics.recent_latency(Latency(1, 1_000_000, 1_000_000, buckets), buckets)
-    assert (found.count, found.mean_ms, found.max_ms, found.recent) == (1, 1.0, 1.0, 1)
+    assert found.max_ms == 1.0
     assert found.p50_ms <= found.p99_ms <= found.p999_ms <= 1.0
     nothing = statistics.recent_latency(Latency(0, 0, 0, []), [])
-    assert (nothing.mean_ms, nothing.max_ms, nothing.p50_ms) == (None, None, None)
+    assert (nothing.max_ms, nothing.p50_ms) == (None, None)
 
 
 # ---- the sampler -------------------------------------------------------------
