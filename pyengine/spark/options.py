@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypeGuard
@@ -463,18 +463,22 @@ _OF_KAFKA = {
 }
 
 
+def hint(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return "did you mean X?" with the nearest known name in any case; `otherwise` if none is near."""
+    by_name = {one.lower(): one for one in known}
+    near = get_close_matches(name.lower(), by_name, n=1)
+    return f"did you mean {by_name[near[0]]}?" if near else otherwise
+
+
 def _unknown(name: str) -> str:
     why = _OF_KAFKA.get(name.lower()) or (
         "there is no Kafka client to configure" if name.lower().startswith("kafka.") else "")
     if why:
         return f"option {name} has no meaning here: {why}; leave it out"
-    near = get_close_matches(name.lower(), BY_NAME, n=1)
-    if near:
-        return f"unknown option {name!r}: did you mean {BY_NAME[near[0]].name}?"
+    names = [option.name for option in OPTIONS]
     near = get_close_matches(fold(name), _SIZES, n=1)
-    if near:
-        return f"unknown option {name!r}: did you mean {SETTINGS[_SIZES[near[0]]].key}?"
-    return f"unknown option {name!r}; known are {', '.join(option.name for option in OPTIONS)}"
+    of_sizes = f"did you mean {SETTINGS[_SIZES[near[0]]].key}?" if near else f"known are {', '.join(names)}"
+    return f"unknown option {name!r}: {hint(name, names, of_sizes)}"
 
 
 def _check_together(options: ReadOptions) -> None:

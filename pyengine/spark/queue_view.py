@@ -11,15 +11,14 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
-from pyengine.spark.options import BY_NAME, ReadOptions, read_options
-from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, queue_chooser, select
+from pyengine.spark.options import BY_NAME, ReadOptions, hint, read_options
+from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, QueueSlice, queue_chooser, select
 
 if TYPE_CHECKING:
     import numpy
@@ -74,16 +73,16 @@ class QueueViewOptions:
     """The parsed options; `read` has those shared with the format `pyengine`, `columns` are of VIEWS[view]."""
 
     read: ReadOptions
-    view: str = "queues"
-    group: str | None = None
-    columns: tuple[str, ...] = ()
+    view: str
+    group: str | None
+    columns: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class QueueRows(InputPartition):
-    """Queues as (topic, queue id, first offset, end); no message beyond the physical offset `limit` exists."""
+    """Parts of queues; no message beyond the physical offset `limit` exists."""
 
-    queues: tuple[tuple[str, int, int, int], ...]
+    queues: tuple[QueueSlice, ...]
     limit: int
 
 
@@ -194,9 +193,8 @@ def _columns(view: str, asked: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(names.values())
     for name in asked:
         if name.lower() not in names:
-            near = get_close_matches(name.lower(), names, n=1)
-            hint = f"did you mean {names[near[0]]}?" if near else f"known are {', '.join(names.values())}"
-            raise UsageError(f"unknown column {name!r} of view={view}: {hint}")
+            known = f"known are {', '.join(names.values())}"
+            raise UsageError(f"unknown column {name!r} of view={view}: {hint(name, names.values(), known)}")
     chosen = [names[name.lower()] for name in asked]
     if len(set(chosen)) != len(chosen):
         raise UsageError("option columns: a column is named twice")
@@ -210,6 +208,7 @@ def types_of(view: str) -> dict[str, str]:
 
 def plan_view(options: QueueViewOptions) -> list[QueueRows]:
     """Return the read's partitions: every chosen queue up to the current end of the level."""
+    from pyengine.spark.plan import grouped
     from pyengine.spark.presence import QueueExtents, require_end, require_entries, require_group, require_names
     from pyengine.spark.remote_store import open_for_reading
 
@@ -223,32 +222,13 @@ def plan_view(options: QueueViewOptions) -> list[QueueRows]:
         require_end(read, reader, extents)
         limit = max(0, reader.dispatched_offset(read.read_level))
         require_entries(read, reader, extents, limit)
-        found = [(queue.topic, queue.queue_id, first, high) for queue, first, high, _ in extents.bounds(limit)]
-    groups = _groups(found, options.view, read.min_partitions)
-    return [QueueRows(tuple(group), limit) for group in groups]
-
-
-def _groups(queues: list[tuple[str, int, int, int]], view: str, least: int) -> Iterator[list[tuple[str, int, int, int]]]:
-    """Yield the queues in groups; divide a queue if entries are listed and there are many."""
-    if view == "queues":
-        step = max(1, min(QUEUES_PER_PART, -(-len(queues) // least)))
-        yield from (queues[at : at + step] for at in range(0, len(queues), step))
-        return
-    total = sum(end - first for *_, first, end in queues)
-    most = max(1, min(ENTRIES_PER_PART, -(-total // least)))
-    group: list[tuple[str, int, int, int]] = []
-    room = most
-    for topic, queue_id, first, end in queues:
-        while first < end:
-            stop = min(end, first + room)
-            group.append((topic, queue_id, first, stop))
-            room -= stop - first
-            first = stop
-            if not room:
-                yield group
-                group, room = [], most
-    if group:
-        yield group
+        found = [QueueSlice(queue.topic, queue.queue_id, first, high, high - first) for queue, first, high, _ in extents.bounds(limit)]
+    if options.view == "queues":
+        step = max(1, min(QUEUES_PER_PART, -(-len(found) // read.min_partitions)))
+        return [QueueRows(tuple(found[at : at + step]), limit) for at in range(0, len(found), step)]
+    found = [one for one in found if one.first < one.end]
+    entries = sum(one.log_bytes for one in found)  # an entry counts as a byte here
+    return [QueueRows(tuple(group), limit) for group in grouped(found, min(ENTRIES_PER_PART, -(-entries // read.min_partitions)))]
 
 
 def view_rows(options: QueueViewOptions, part: QueueRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
@@ -269,7 +249,8 @@ def _count(
     examiner = _Examiner(options.read, reader, part.limit)
     groups = consumer_offsets(reader).groups() if options.group else {}
     rows: dict[str, list[Any]] = {name: [] for name in options.columns}
-    for topic, queue_id, first, end in part.queues:
+    for one in part.queues:
+        topic, queue_id, first, end = one.topic, one.queue_id, one.first, one.end
         queue = reader.queue(topic, queue_id)
         if queue is None:  # deleted since the read was planned
             continue
@@ -302,16 +283,16 @@ def _list(
     import pyarrow
 
     examiner = _Examiner(options.read, reader, part.limit)
-    for topic, queue_id, first, end in part.queues:
-        queue = reader.queue(topic, queue_id)
+    for one in part.queues:
+        queue = reader.queue(one.topic, one.queue_id)
         if queue is None:
             continue
-        for number, found in examiner.entries(queue, first, end):
+        for number, found in examiner.entries(queue, one.first, one.end):
             is_right = examiner.right(queue, number, found)
             entries, offsets = found[is_right], numpy.arange(number, number + len(found), dtype=numpy.int64)[is_right]
             made: dict[str, Callable[[], Any]] = {
-                "topic": lambda: pyarrow.repeat(pyarrow.scalar(topic, pyarrow.string()), len(entries)),
-                "partition": lambda: numpy.full(len(entries), queue_id, numpy.int32),
+                "topic": lambda: pyarrow.repeat(pyarrow.scalar(one.topic, pyarrow.string()), len(entries)),
+                "partition": lambda: numpy.full(len(entries), one.queue_id, numpy.int32),
                 "offset": lambda: offsets,
                 "physicalOffset": lambda: entries["physicalOffset"].astype(numpy.int64),
                 "size": lambda: entries["size"].astype(numpy.int32),

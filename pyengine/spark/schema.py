@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from pyengine.errors import UsageError
-from pyengine.spark.options import ReadOptions
+from pyengine.spark.options import ReadOptions, hint
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -87,10 +86,9 @@ def find_column(name: str) -> Column:
         raise UsageError(f"column {name!r}: write {PROPERTY_PREFIX}NAME")
     column = _BY_NAME.get(name.lower())
     if column is None:
-        near = get_close_matches(name.lower(), _BY_NAME, n=1)
-        known = ", ".join(c.name for c in COLUMNS)
-        hint = f"did you mean {_BY_NAME[near[0]].name}?" if near else f"known are {known}, {PROPERTY_PREFIX}NAME"
-        raise UsageError(f"unknown column {name!r}: {hint}")
+        names = [column.name for column in COLUMNS]
+        known = f"known are {', '.join(names)}, {PROPERTY_PREFIX}NAME"
+        raise UsageError(f"unknown column {name!r}: {hint(name, names, known)}")
     return column
 
 

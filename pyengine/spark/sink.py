@@ -31,7 +31,6 @@ from base64 import urlsafe_b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -42,7 +41,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 import pyengine
 from pyengine.errors import EngineError, EngineUnavailableError, PutError, StoreBusyError, UsageError, command, disk_errors
 from pyengine.results import PutResult, PutStatus, ReadLevel
-from pyengine.spark.options import ReadOptions, destination, scheme_of
+from pyengine.spark.options import ReadOptions, destination, hint, scheme_of
 from pyengine.spark.partitions import LogRange, Selection
 from pyengine.spark.schema import COLUMNS, HEADERS_TYPE, PROPERTY_PREFIX, find_column
 from pyengine.spark.task_reader import read_partition
@@ -126,9 +125,8 @@ def read_sink_options(given: Mapping[str, str], *, is_stream: bool) -> SinkOptio
         if name.lower() in names:
             values[names[name.lower()]] = str(text)
         elif not (is_stream and name.lower() == "checkpointlocation"):
-            near = get_close_matches(name.lower(), names, n=1)
-            hint = f"did you mean {names[near[0]]}?" if near else f"the sink knows {', '.join(SINK_OPTIONS)}"
-            raise UsageError(f"unknown option {name!r}: {hint}")
+            knows = f"the sink knows {', '.join(SINK_OPTIONS)}"
+            raise UsageError(f"unknown option {name!r}: {hint(name, SINK_OPTIONS, knows)}")
     if "path" not in values:
         raise UsageError('give the store\'s root directory: .save("/path/of/store"), .start("/path/of/store") or .option("path", ...)')
     if scheme_of(values["path"]) not in ("", "file"):
@@ -155,9 +153,9 @@ def sink_columns(schema: StructType, options: SinkOptions) -> dict[str, int]:
         if column is None:
             if name in of_source or name.startswith(PROPERTY_PREFIX):
                 continue
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {known[near[0]].name}?" if near else f"the sink takes {', '.join(c.name for c in SINK_COLUMNS)}"
-            raise UsageError(f"cannot write column {of_schema.name!r}: {hint}")
+            names = [one.name for one in SINK_COLUMNS]
+            takes = f"the sink takes {', '.join(names)}"
+            raise UsageError(f"cannot write column {of_schema.name!r}: {hint(name, names, takes)}")
         own, taken = of_schema.dataType.simpleString().upper(), [one.upper().replace(" ", "") for one in column.types]
         if own not in taken:
             raise UsageError(f"cannot write column {of_schema.name} of type {own}: cast it to {' or '.join(column.types)}")

@@ -22,7 +22,6 @@ from pyengine.spark.file_access import QUEUES
 from pyengine.spark.options import AUTO, ReadOptions, read_options
 from pyengine.spark.partitions import LogRange, QueuePart, queue_chooser, select, without_light_queues
 from pyengine.spark.presence import QueueExtents, has_no_queues, require_end, require_entries, require_names
-from pyengine.spark.queue_entries import queue_entries
 from pyengine.spark.remote_store import RemoteStore, open_for_reading
 from pyengine.spark.schema import columns_of_schema
 from pyengine.spark.stream_offsets import NAME, LogStream, Offset, QueueStream, StreamOffsets
@@ -232,5 +231,5 @@ def _between(store: LiveStoreReader | RemoteStore, start: Offset, end: Offset) -
             first = before.get(name, 0 if queue is None else store.queue_range(topic, int(name))[0])
             messages += max(0, last - first)
             if queue is not None:
-                size_bytes += sum(int(entries["size"].sum(dtype="i8")) for _, entries in queue_entries(queue, first, last))
+                size_bytes += queue.record_bytes(first, last)
     return messages, size_bytes

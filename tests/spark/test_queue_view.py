@@ -81,6 +81,17 @@ def builder(tmp_path) -> StoreBuilder:
     return made
 
 
+@pytest.mark.parametrize("least", [1, 7, 100])
+def test_a_queue_without_messages_is_a_row_and_has_no_entries(builder, least):
+    of_another = next((builder.root / "consumequeue" / "A" / "0").iterdir())
+    folder = builder.root / "consumequeue" / "C" / "0"
+    folder.mkdir(parents=True)
+    (folder / of_another.name).write_bytes(bytes(of_another.stat().st_size))
+    assert [row["messages"] for row in read(builder.root, subscribe="C", minPartitions=least)] == [0]
+    assert read(builder.root, view="entries", subscribe="C", minPartitions=least) == []
+    assert len(read(builder.root, view="entries", minPartitions=least)) == 60
+
+
 def test_lags_of_a_group(builder):
     offsets = ConsumerOffsets(builder.root)
     offsets.commit("A", "G", {0: 11, 1: 99})
