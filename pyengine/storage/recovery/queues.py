@@ -20,18 +20,12 @@ does not dispatch again after a hole, and loses the entries after it.
 A queue whose entries were shifted, by another program or a bad copy, has no hole: it ends before the queue offset of its
 last message. Its next message must not get a queue offset that an older message has, or a rebuild could not tell the two apart.
 
-If a group has committed offset 100 and a power cut takes the queue back to 90, the next messages get the offsets 90 to
-99 again, and the group would not read them. So recovery, before any put, lowers such offsets to the current end of
-the queue, and replaces a damaged file by the previous one. It does the same for delayOffset.json
-(ScheduleMessageService.correctDelayOffset): the scheduler could not, since it may start after the lost offsets were
-used again.
+If a power cut takes a queue back to 90, the next messages get the offsets from 90 on again, and a group that has
+committed offset 100 would not read them. So recovery, before any put, lowers such offsets to the current end of the
+queue; also those of delay levels (ScheduleMessageService.correctDelayOffset), since the scheduler may start too late.
 
-The files that a rebuild replaces are moved to quarantine/rebuild-N/ before, and the new ones get their times.
-
-To find an offset by time, RocketMQ takes the first file of the queue that was modified at or after that time
-(MappedFileQueue.getMappedFileByTime), and so does pyengine. With the times of the rebuild every search
-would end in the first file. So each new file gets the store time of its last entry's message, or the time
-of the file that it replaces if that is not earlier than the message and not later than the next file's.
+The files that a rebuild replaces are moved to quarantine/rebuild-N/ before, and the new ones get their times: a search
+by time takes the first file of the queue that was modified at or after that time (MappedFileQueue.getMappedFileByTime).
 """
 
 from __future__ import annotations
@@ -48,7 +42,7 @@ from pyengine.arguments import INT64_MAX
 from pyengine.errors import DiskError, EngineError, FormatError, StoreRefusedError, disk_error
 from pyengine.formats.constants import CQ_ENTRY_BYTES, SCHEDULE_TOPIC
 from pyengine.formats.consume_queue import ENTRY, is_filler, is_live
-from pyengine.formats.paths import Root, StorePaths, is_queue_id_name
+from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.record import I64, QUEUE_OFFSET_AT, decode_record
 from pyengine.native import dispatch
 from pyengine.storage.consume_queue import message_stored_ms
@@ -60,9 +54,11 @@ from pyengine.storage.mapped_file import (
     MappedFileQueue,
     MappingCache,
     clear_file_from,
+    folder_names,
     is_folder,
     list_segments,
     mapped,
+    queue_folders,
     used_end,
 )
 from pyengine.storage.message_store import MessageStore
@@ -109,27 +105,31 @@ class QueueCut:
         return bool(self.deleted or self.cleared)
 
 
-def list_queues(store: MessageStore, misplaced: list[Path] | None = None) -> list[QueueState]:
-    """Return every queue that has files, with its own end. StoreRefusedError for files that RocketMQ would refuse.
-
-    `misplaced` collects files with the name of a topic's or queue's folder; RocketMQ ignores them, but dispatch may need the folder.
-    """
+def list_queues(store: MessageStore) -> list[QueueState]:
+    """Return every queue that has files, with its own end. StoreRefusedError for files that RocketMQ would refuse."""
     queues, size_bytes = [], store.queue_file_bytes
-    for topic, queue_id, folder in _queue_folders(store.consume_queue, misplaced):
+    for topic, queue_id, folder in queue_folders(store.consume_queue):
         files = tuple(list_segments(folder, size_bytes))
         if files:
             queues.append(_measure(QueueState(topic, queue_id, folder, files, size_bytes), files[-RECOVERED_FILES:]))
     return queues
 
 
+def misplaced_files(queues: Path) -> set[Path]:
+    """Return the files with the name of the folder of all queues, of a topic or of a queue; RocketMQ ignores them."""
+    if not queues.is_dir():
+        return {queues} if queues.exists() else set()
+    folders = [queues, *(queues / topic for topic in folder_names(queues))]
+    return {Path(entry.path) for folder in folders for entry in os.scandir(folder) if not is_folder(entry)}
+
+
 def refuse_foreign_extensions(store: MessageStore) -> None:
     """Raise StoreRefusedError for files in the queues' extensions that RocketMQ would refuse."""
     folder = store.consume_queue_ext
-    try:
-        for _, _, queue in _queue_folders(folder, None):
-            list_segments(queue, store.queue_ext_file_bytes)
-    except NotADirectoryError:
-        raise StoreRefusedError(f"{folder} is a file where a folder belongs; move it away") from None
+    if folder.exists() and not folder.is_dir():
+        raise StoreRefusedError(f"{folder} is a file where a folder belongs; move it away")
+    for _, _, queue in queue_folders(folder):
+        list_segments(queue, store.queue_ext_file_bytes)
 
 
 def measured_from(queue: QueueState, synced_below: int) -> QueueState:
@@ -223,30 +223,6 @@ def sync_queue(queue: QueueState, from_physical_offset: int, *, is_synced: bool)
 # -- reading ----------------------------------------------------------------------
 
 
-def _queue_folders(queues: Path, misplaced: list[Path] | None) -> Iterator[tuple[str, int, Path]]:
-    """Yield (topic, queue id, folder), sorted; names that are not numbers are ignored, as in RocketMQ."""
-    for topic in _folders(queues, misplaced):
-        folder = queues / topic
-        numbers = [name for name in _folders(folder, misplaced) if is_queue_id_name(name)]
-        for name in sorted(numbers, key=lambda name: (len(name), name)):
-            yield topic, int(name), folder / name
-
-
-def _folders(folder: Path, misplaced: list[Path] | None) -> list[str]:
-    """Return the names of the folders in a folder, sorted; other files are added to `misplaced`."""
-    names = []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if is_folder(entry):
-                    names.append(entry.name)
-                elif misplaced is not None:
-                    misplaced.append(folder / entry.name)
-    except FileNotFoundError:
-        return []
-    return sorted(names)
-
-
 def _measure(queue: QueueState, files: Sequence[MappedFile]) -> QueueState:
     """Find the queue's own end in these last files, as ConsumeQueue.recover does."""
     last = None
@@ -256,8 +232,7 @@ def _measure(queue: QueueState, files: Sequence[MappedFile]) -> QueueState:
         last = last_here or last
         if end < file.start_offset + queue.size_bytes:
             break
-    max_physical_offset = -1 if last is None or is_filler(last) else last[0] + last[1]
-    return replace(queue, end=end, max_physical_offset=max_physical_offset, last_offset=last[0] if last else None)
+    return replace(queue, end=end, max_physical_offset=_record_end(last), last_offset=last[0] if last else None)
 
 
 def live_entries(path: Path, size_bytes: int, below: int = INT64_MAX) -> tuple[int, tuple[int, int, int] | None]:
@@ -483,7 +458,11 @@ def _replaced_folder(root: Path, marker: RebuildMarker, queue: QueueState) -> Pa
 
 
 def _times(queue: QueueState, replaced: Path, log: MappedFileQueue) -> Iterable[tuple[Path, int]]:
-    """Yield (file, modification time) from the newest to the oldest; files without a message keep their time."""
+    """Yield (file, modification time) from the newest to the oldest; files without a message keep their time.
+
+    It is the store time of the last entry's message, or the time of the replaced file if that is not earlier and not later
+    than the next file's.
+    """
     following_ns: int | None = None
     for file in reversed(queue.files):
         stored_ms = _last_store_time_ms(queue, file.path, file.start_offset, log)
@@ -504,7 +483,5 @@ def _last_store_time_ms(queue: QueueState, path: Path, start: int, log: MappedFi
     last = min(queue.end - start, queue.size_bytes) - CQ_ENTRY_BYTES
     if last < 0:
         return -1
-    with open(path, "rb") as file:
-        file.seek(last)
-        entry = ENTRY.unpack(file.read(CQ_ENTRY_BYTES))
+    entry = _read_entry(path, last)
     return -1 if is_filler(entry) else message_stored_ms(log, entry[0], entry[1])

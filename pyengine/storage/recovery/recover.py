@@ -101,6 +101,7 @@ from pyengine.storage.recovery.queues import (
     count_entries_beyond_log,
     list_queues,
     measured_from,
+    misplaced_files,
     move_to_quarantine,
     next_offsets_from_log,
     plan_cut,
@@ -250,8 +251,7 @@ class _Recovery:
         if rebuilt is not None and is_rebuilding:
             self._on_step("move")
             move_to_quarantine(self._store.root, rebuilt)
-        misplaced: list[Path] = []
-        queues = list_queues(self._store, misplaced)
+        queues = list_queues(self._store)
         if self._options.enable_consume_queue_ext:
             refuse_foreign_extensions(self._store)
         with start_writeback(log.unsynced_paths):
@@ -263,8 +263,7 @@ class _Recovery:
             return self._report(plan, queues, RecoveryState.DEGRADED, changed=False)
         if not accept_loss:
             self.refuse_loss(plan)
-        if misplaced:
-            self._refuse_misplaced(plan, {str(path) for path in misplaced})
+        self._refuse_misplaced(plan)
         has_work = self._has_work(plan, reading.watermark)
         if self._is_dry_run:
             if has_work:
@@ -383,14 +382,14 @@ class _Recovery:
                 "copy, carve out what is whole with `pyengine salvage STORE DEST`, or give up those messages with "
                 "`pyengine recover STORE --accept-loss`")
 
-    def _refuse_misplaced(self, plan: _Plan, misplaced: set[str]) -> None:
+    def _refuse_misplaced(self, plan: _Plan) -> None:
         """Raise StoreRefusedError, before any change, if dispatch needs a folder and a file has its name."""
+        misplaced = misplaced_files(self._store.consume_queue)
         end, multi_dispatch = plan.log.end_offset, self._options.enable_multi_dispatch
-        for queue in queues_between(plan.files, plan.dispatch_from, end, multi_dispatch):
+        for queue in queues_between(plan.files, plan.dispatch_from, end, multi_dispatch) if misplaced else ():
             folder = self._store.queue_folder(queue.topic, queue.queue_id)
-            for path in (str(folder.parent), str(folder)):
-                if path in misplaced:
-                    raise StoreRefusedError(f"{path} is not a folder, and the log has messages for the queue {folder}; move it away")
+            for path in misplaced & {folder.parent.parent, folder.parent, folder}:
+                raise StoreRefusedError(f"{path} is not a folder, and the log has messages for the queue {folder}; move it away")
 
     def _refuse_later_record(self, log: LogView, end: int) -> None:
         """Raise StoreRefusedError, before any change, if the log continues with a record of RocketMQ 5."""
