@@ -14,13 +14,10 @@ from pyengine.native import control as native
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 
 
-def make_service(attached: worker.Worker) -> AllocateMappedFileService:
-    return AllocateMappedFileService(attached.context)
-
-
 def main() -> int:
     """Run the allocator with the arguments of this process; its exit code."""
-    return worker.main(native.ALLOCATOR, "Keeps the next log segments ready.", make_service)
+    return worker.main(native.ALLOCATOR, "Keeps the next log segments ready.",
+                       lambda attached: AllocateMappedFileService(attached.context))
 
 
 if __name__ == "__main__":

@@ -13,13 +13,10 @@ from pyengine.native import control as native
 from pyengine.services.flush_consume_queue import FlushConsumeQueueService
 
 
-def make_service(attached: worker.Worker) -> FlushConsumeQueueService:
-    return FlushConsumeQueueService(attached.context)
-
-
 def main() -> int:
     """Run the checkpointer with the arguments of this process; its exit code."""
-    return worker.main(native.CHECKPOINTER, "Syncs queues and index, and writes the checkpoint.", make_service)
+    return worker.main(native.CHECKPOINTER, "Syncs queues and index, and writes the checkpoint.",
+                       lambda attached: FlushConsumeQueueService(attached.context))
 
 
 if __name__ == "__main__":

@@ -46,13 +46,9 @@ class CleanerService(CleanResourceService):
         self._shared.close()
 
 
-def make_service(attached: worker.Worker) -> CleanerService:
-    return CleanerService(attached)
-
-
 def main() -> int:
     """Run the cleaner with the arguments of this process; its exit code."""
-    return worker.main(native.CLEANER, "Deletes expired files and watches the free disk space.", make_service)
+    return worker.main(native.CLEANER, "Deletes expired files and watches the free disk space.", CleanerService)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ from pyengine.services.flush_commit_log import FlushRealTimeService, FlushServic
 
 def make_service(attached: worker.Worker) -> FlushService:
     """Make the service for the flush mode: group commit in sync mode, timed flushing otherwise."""
-    sync = attached.memory.identity.mode == native.MODE_SYNC
-    if not sync:
+    if attached.memory.identity.mode != native.MODE_SYNC:
         return FlushRealTimeService(attached.context)
     service = GroupCommitService(attached.context)
     service.share_cpu()

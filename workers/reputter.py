@@ -14,13 +14,10 @@ from pyengine.native import control as native
 from pyengine.services.reput_message import ReputMessageService
 
 
-def make_service(attached: worker.Worker) -> ReputMessageService:
-    return ReputMessageService(attached.context)
-
-
 def main() -> int:
     """Run the reputter with the arguments of this process; its exit code."""
-    return worker.main(native.REPUTTER, "Dispatches the log into consume queues and index.", make_service)
+    return worker.main(native.REPUTTER, "Dispatches the log into consume queues and index.",
+                       lambda attached: ReputMessageService(attached.context))
 
 
 if __name__ == "__main__":

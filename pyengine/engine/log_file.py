@@ -175,8 +175,6 @@ def notify(*lines: str) -> None:
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
-    import socket
-
     if address.startswith("@"):
         address = "\0" + address[1:]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
