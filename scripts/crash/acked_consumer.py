@@ -1,13 +1,13 @@
-"""One consumer process: reads for ever in two groups, and writes down what it read and what was committed.
+"""One consumer process: reads in two groups until it is killed, and lists what it read and committed.
 
     python -m crash.acked_consumer STORE ACKED
 
-Group `flushed` reads at that level, group `any` at the store's own; each commits whatever it has pulled at once. JSON
+Group `flushed` reads at that level, group `any` at the store's own; each commits what it has pulled at once. JSON
 lines in ACKED:
 
     {"reads": topic}                           it has begun
-    {"group": g, "asks": {queue: offset}}      before a commit: no queue of the group is remembered beyond this
-    {"group": g, "commits": {queue: offset}}   after commit() has returned: that is remembered
+    {"group": g, "asks": {queue: offset}}      before a commit: the store has no later offset of the group
+    {"group": g, "commits": {queue: offset}}   after commit() has returned: the store has this offset
     {"read_to": n}                             group `flushed` was given messages that end at byte n of the log
 
 It may be killed at any moment.
@@ -32,7 +32,7 @@ PULL_S = 0.02
 
 
 def read_and_commit(consumer: pyengine.Consumer, group: str, messages: Sequence[Message], acked: AckedList) -> None:
-    """Commits what was just pulled, with a line before and after."""
+    """Commit what was pulled, with a line before and after."""
     if group == FLUSHED:
         acked.write({"read_to": max(message.physical_offset + message.size_bytes for message in messages)})
     acked.write({"group": group, "asks": consumer.positions})

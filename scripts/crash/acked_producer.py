@@ -1,16 +1,15 @@
-"""One producer process: puts for ever and writes down what was acknowledged.
+"""One producer process: puts until it is ended, and lists what was acknowledged.
 
     python -m crash.acked_producer STORE ACKED --name p0 --seed 7 [--rate 2000] [--delayed [LEVELS]]
 
-Each acknowledged message is one JSON line in ACKED (topic, queue_id, queue_offset, physical_offset,
-body_sha256; put_many tells the physical offset of its first message only, the others have null), written
-only after the put has returned PUT_OK. With --delayed some messages are delayed ones, of one level or of so many:
-their lines have no offsets, since it is not known yet where they will be delivered; `level`, `waits_as` and `waits_at` say
-in which queue of SCHEDULE_TOPIC_XXXX, as what and where in the log they wait. Ends in order on SIGTERM; may be killed at any
-moment. When the engine goes away it tries again until it is back.
+After a put has returned PUT_OK, each of its messages is one JSON line in ACKED: topic, queue_id, queue_offset,
+physical_offset, body_sha256. The answer of put_many has the physical offset of the first message only; the others have null.
+With --delayed some messages are delayed, by level 1 up to LEVELS. Their lines have no offsets, because the place of their
+delivery is not known yet; `level`, `waits_as` and `waits_at` are level, queue offset and physical offset in
+SCHEDULE_TOPIC_XXXX. SIGTERM ends it in order; it may be killed at any moment. While no engine runs it tries to connect.
 
-A body tells who made it and in which order, so that an audit finds doubled and reordered ones, and
-carries a hash of itself, so that a torn one shows without any list.
+A body has its producer's name and its number, so that an audit finds doubled and reordered messages, and a hash of
+itself, which shows that it is whole.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def make_body(name: str, sequence: int, filler: bytes) -> bytes:
 
 
 def read_body(body: bytes) -> tuple[str, int]:
-    """Who made it and its number; ValueError if it is not what its maker put."""
+    """Return the producer's name and the number; ValueError if the body is not as it was put."""
     name, sequence, digest, filler = body.split(b" ", 3)
     if hashlib.sha256(name + b" " + sequence + b" " + filler).hexdigest()[:DIGEST_CHARACTERS].encode() != digest:
         raise ValueError(f"body of {name.decode()} number {int(sequence)} does not match its own digest")
@@ -77,7 +76,7 @@ class AckedProducer:
     """Puts of every kind against one connected producer."""
 
     def __init__(self, name: str, rng: random.Random, acked: AckedList, *, delayed: int = 0) -> None:
-        """`delayed`: how many delay levels are put to, from the first on."""
+        """`delayed`: the number of delay levels that are used, from level 1."""
         self._name = name
         self._rng = rng
         self._acked = acked
@@ -94,7 +93,7 @@ class AckedProducer:
         return made
 
     def step(self, producer: pyengine.Producer) -> int:
-        """One call of a random kind; how many messages it put."""
+        """Make one call of a random kind; return the number of messages."""
         topic, queue_id = self._rng.choice(TOPICS), self._rng.randrange(QUEUES)
         return self._rng.choice(self._kinds)(producer, topic, queue_id)
 
@@ -105,7 +104,7 @@ class AckedProducer:
         return 1
 
     def _short(self, producer: pyengine.Producer, topic: str, queue_id: int) -> int:
-        """What csrc/front does by itself, once a queue and tags were put to: as _many and _async, without keys."""
+        """Put without keys, which csrc/front does alone after the first put to a queue with these tags."""
         bodies = self.bodies(self._rng.randrange(1, 4))
         tags = self._rng.choice((None, self._name))
         for body in bodies:
@@ -153,7 +152,7 @@ class AckedProducer:
 
 
 def connections(store: Path, stopping: list[int]) -> Iterator[pyengine.Producer]:
-    """One connected producer after another, for as long as the engine comes back."""
+    """Yield one connected producer after another, a new one each time the engine is back."""
     while not stopping:
         try:
             with pyengine.connect(store) as producer:
@@ -167,7 +166,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path)
     parser.add_argument("acked", type=Path)
-    parser.add_argument("--name", required=True, help="must differ from every other producer's, earlier ones included")
+    parser.add_argument("--name", required=True, help="a name that no other producer of the store has or had")
     parser.add_argument("--seed", required=True)
     parser.add_argument("--delayed", type=int, nargs="?", const=1, default=0, metavar="LEVELS",
                         help="some messages with a delay level from 1 to this (1)")

@@ -1,7 +1,7 @@
-"""What must hold after any crash: nothing acknowledged lost, nothing torn, doubled or out of order.
+"""The audit after a crash: no acknowledged message is lost, and none is torn, doubled or out of order.
 
-It reads the store as any reader does, through its queues; `pyengine check` sees to the rest (log chain,
-checksums, holes, index). A list of what was acknowledged is rows as acked_producer.py writes them.
+It reads the store through its queues, as a consumer does; `pyengine check` checks the rest (log chain, checksums, holes,
+index). Acknowledged messages are rows as acked_producer.py writes them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ FAILURES_MAX = 10
 
 @dataclass
 class Audit:
-    """`failures` are sentences; empty means that everything promised is there.
+    """The result; without `failures`, which are sentences, the store has all that was acknowledged.
 
-    `waiting`: (queue id, offset) in SCHEDULE_TOPIC_XXXX -> digest of the body there; `delivered`: digest -> how often
-    that body stands under its own topic.
+    `waiting`: (queue id, offset) in SCHEDULE_TOPIC_XXXX -> digest of that body; `delivered`: digest -> the number of messages
+    with that body in its own topic.
     """
 
     acknowledged: int = 0
@@ -43,7 +43,7 @@ class Audit:
 
 
 def read_acked(paths: Iterable[Path]) -> list[dict]:
-    """All whole lines; a line that a kill cut short was never finished, so nothing was promised by it."""
+    """Return all whole lines; a line that a kill cut short promises nothing."""
     rows = []
     for path in paths:
         *whole, _ = path.read_bytes().split(b"\n")
@@ -52,10 +52,10 @@ def read_acked(paths: Iterable[Path]) -> list[dict]:
 
 
 def still_kept(store: Path, rows: Sequence[dict]) -> list[dict]:
-    """The rows that retention has not deleted: those whose message lies at or after the log's beginning.
+    """Return the rows that retention has not deleted, whose message is at or after the log's begin.
 
-    Where a row tells no physical offset its queue's first offset decides. A queue that does not exist went with the segments
-    of its messages, unless a row with a physical offset says that one of them is kept.
+    For a row without a physical offset the first offset of its queue decides. A queue that does not exist was deleted with the
+    segments of its messages, unless a row with a physical offset shows that one of them is kept.
     """
     with pyengine.open_store(store) as reader:
         log_min = reader.min_physical_offset
@@ -78,9 +78,9 @@ def still_kept(store: Path, rows: Sequence[dict]) -> list[dict]:
 
 def audit(store: Path, rows: Sequence[dict], level: str = "committed", topics: Collection[str] | None = None, *,
           delayed_are_due: bool = True) -> Audit:
-    """Reads every queue (of `topics` only, if given) to its end and looks up every acknowledged message there.
+    """Read every queue (of `topics` only, if given) to its end, and look for every acknowledged message.
 
-    Delayed ones are looked up where they were delivered, `delayed_are_due` by now, and may be there twice.
+    A delayed message must have been delivered if `delayed_are_due`, and may have been delivered twice.
     """
     found = Audit(acknowledged=len(rows))
     at_offset = [row for row in rows if row["queue_offset"] is not None]
@@ -114,7 +114,7 @@ def audit(store: Path, rows: Sequence[dict], level: str = "committed", topics: C
 
 
 def audit_kept(store: Path, rows: Sequence[dict], **options) -> tuple[Audit, Sequence[dict]]:
-    """audit() of the rows that retention has not deleted, and these rows; a cleaner may delete more of them meanwhile."""
+    """Return audit() of the rows that retention has not deleted, and these rows; a cleaner may delete more meanwhile."""
     while True:
         rows = still_kept(store, rows)
         found = audit(store, rows, **options)
@@ -123,7 +123,7 @@ def audit_kept(store: Path, rows: Sequence[dict], **options) -> tuple[Audit, Seq
 
 
 def _check_delayed(message, topic: str, queue_id: int, found: Audit) -> None:
-    """Whole, wherever it stands; as long as it waits (SCHEDULE_TOPIC) it is not delivered."""
+    """Check that a delayed message is whole, and note that it waits (SCHEDULE_TOPIC) or was delivered."""
     found.messages += 1
     try:
         read_body(message.body)
@@ -138,7 +138,7 @@ def _check_delayed(message, topic: str, queue_id: int, found: Audit) -> None:
 
 @dataclass
 class _Expected:
-    """Rows by (topic, queue id, offset) that were not come across yet, and what each maker's messages were."""
+    """Rows by (topic, queue id, offset) whose message was not read yet, and the messages read of each producer."""
 
     promised: dict[tuple[str, int, int], dict]
     last_of: dict[tuple[str, int, str], int] = field(default_factory=lambda: defaultdict(lambda: -1))
@@ -165,13 +165,13 @@ def _check_message(message: Message, at: int, topic: str, queue_id: int, expecte
     if row is None:
         return
     if row["body_sha256"] != sha256(message.body).hexdigest() or row["physical_offset"] not in (None, message.physical_offset):
-        found.failures.append(f"WRONG: another message stands at {topic}-{queue_id} offset {at} than was acknowledged")
+        found.failures.append(f"WRONG: the message at {topic}-{queue_id} offset {at} is not the acknowledged one")
     else:
         del expected.promised[topic, queue_id, at]
 
 
 def check(store: Path, rows: Sequence[dict], scratch: Path) -> list[str]:
-    """`pyengine check --acked` over the same list; what it complains of."""
+    """Run `pyengine check --acked` with the same list; return its failure."""
     merged = scratch / "acked.jsonl"
     merged.write_text("".join(json.dumps(row) + "\n" for row in rows if row["queue_offset"] is not None))
     failure = check_acked(store, merged).failure

@@ -1,14 +1,13 @@
-"""Fill the disk under a running engine, again and again; give room back, or kill everything first; then audit.
+"""Fill the disk under a running engine in each round; make room, or kill everything first; then audit.
 
     python -m crash.disk_full_rounds [--rounds 5] [--seed N] [--mode async|pool|sync] [--json] [--peer]
 
-The store lies on a file system of its own (a tmpfs, which only root may mount), in which a second file takes
-what is free. Puts that find no room are refused, not acknowledged; with room again they go on. In the first round
-and every second one after it all processes are killed while the disk is full: recovery comes up without room, or
-says that it needs some.
+The store has a file system of its own (a tmpfs, which only root may mount), in which a second file takes all free
+space. Puts without room are refused, and accepted again once there is room. In the first round and every second
+one after it all processes are killed while the disk is full: recovery works without room, or says that it needs some.
 
-Exit 0: held. 1: something was lost, torn, doubled, out of order, or a hang; the store is kept and named.
-2: no file system can be mounted here, which a sentence says.
+Exit 0: held. 1: a message was lost, torn, doubled or out of order, or something hung; the store is kept and named.
+2: no file system can be mounted here.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, HangError
 from pyengine.errors import ExitCode
 
 DISK_BYTES = 96 << 20
-# A full disk is met as such: no segment is deleted for room, and no put is refused before there is none.
-MET_AS_SUCH = {"clean_file_forcibly_enable": False, "file_reserved_time_hours": 1000, "disk_space_warning_level_ratio": 100,
+# So that the disk gets full: no segment is deleted for room, and no put is refused earlier.
+UNTIL_FULL = {"clean_file_forcibly_enable": False, "file_reserved_time_hours": 1000, "disk_space_warning_level_ratio": 100,
                "disk_space_clean_forcibly_ratio": 100, "disk_max_used_space_ratio": 95}
 PIECE_BYTES = 64 << 10
-QUIET_S = 0.5       # no acknowledgement for so long: the disk is met
+QUIET_S = 0.5       # without an acknowledgement for so long the disk counts as full
 FULL_TIMEOUT_S = 60.0
-SAYS_SO = ("room", "full", "No space left")  # one of them is in the sentence of a recovery that needs room
+ROOM_WORDS = ("room", "full", "No space left")  # one of them is in the sentence of a recovery that needs room
 
 
 @dataclass
 class DiskFullSummary(Summary):
-    """`times_full`: how often puts stood still for want of room; `without_room`: recoveries that managed without any."""
+    """`times_full`: how often puts waited for room; `without_room`: recoveries that succeeded without room."""
 
     times_full: int = 0
     without_room: int = 0
@@ -49,7 +48,7 @@ class NoDiskError(Exception):
 
 
 def take_room(ballast: Path) -> None:
-    """Let that file take what is free on its file system."""
+    """Let the file `ballast` take all free space of its file system."""
     descriptor = os.open(ballast, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         while True:
@@ -61,7 +60,7 @@ def take_room(ballast: Path) -> None:
 
 
 class SmallDisk:
-    """A tmpfs, and a file in it that takes what is free."""
+    """A tmpfs, with a file in it that can take all free space."""
 
     def __init__(self, folder: Path, size_bytes: int) -> None:
         self.folder = folder
@@ -71,35 +70,35 @@ class SmallDisk:
         try:
             done = subprocess.run(command, capture_output=True, text=True)
         except BaseException:
-            self.unmount()  # it may have come about all the same
+            self.unmount()  # the mount may have succeeded
             raise
         if done.returncode:
             raise NoDiskError(f"no small disk can be mounted here, which takes root: {done.stderr.strip()}")
 
     def fill(self) -> None:
-        """Nothing is left, but what is given up meanwhile."""
+        """Take all free space."""
         take_room(self._ballast)
 
     def give_room(self) -> None:
         self._ballast.unlink(missing_ok=True)
 
     def unmount(self) -> None:
-        """Nothing of it is left; a second time nothing happens."""
+        """Unmount it, if it is mounted."""
         if os.path.ismount(self.folder):
             subprocess.run(["umount", "--lazy", self.folder], check=True)
 
 
 class DiskFullRun(CrashRun):
-    """Rounds of full and not full."""
+    """Rounds in which the disk is full for a time."""
 
     def __init__(self, disk: SmallDisk, scratch: Path, mode: str, seed: int) -> None:
         super().__init__(disk.folder / "store", scratch, "disk full", mode, seed)
         self.disk = disk
-        self.settings |= MET_AS_SUCH
+        self.settings |= UNTIL_FULL
         self.summary = DiskFullSummary("disk full", mode, seed)
 
     def leave(self, *, held: bool) -> None:
-        """The disk goes; a store that is to be looked at stays in the run's folder."""
+        """Unmount the disk; keep the store of a failed run in the run's folder."""
         try:
             if not held and self.store.exists():
                 shutil.copytree(self.store, self.scratch / "store")
@@ -117,7 +116,7 @@ class DiskFullRun(CrashRun):
         self.wait_for_acks()
 
     def wait_until_full(self) -> None:
-        """Acknowledgements stop: the segments made ahead are used up."""
+        """Wait until acknowledgements stop, once the segments that were made ahead are full."""
         deadline_s = time.monotonic() + FULL_TIMEOUT_S
         bytes_before, since_s = -1, time.monotonic()
         while time.monotonic() - since_s < QUIET_S:
@@ -136,7 +135,7 @@ class DiskFullRun(CrashRun):
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S)
         if done.returncode == ExitCode.OK:
             self.summary.without_room += 1
-        elif not any(word in done.stderr for word in SAYS_SO) or "Traceback" in done.stderr:
+        elif not any(word in done.stderr for word in ROOM_WORDS) or "Traceback" in done.stderr:
             self.summary.failures.append(f"recovery on a full disk ended with {done.returncode} and does not say so: "
                                          f"{done.stderr[-1000:]}")
         self.disk.give_room()

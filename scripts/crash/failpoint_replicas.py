@@ -1,43 +1,41 @@
-"""Failpoints of two engines: a SYNC_MASTER and its slave under puts, and the two as they change places.
+"""Failpoints of two engines: a SYNC_MASTER and its slave under puts, and the change of their roles.
 
     replicated   a step of either side is struck; each side has a board of its own
-    promoted     the slave is promoted, the old master, whose log goes on where no slave was, comes back as its slave;
-                 `promote` or that start is killed at the step. What is cut must stand in quarantine/
+    promoted     the slave is promoted, and the old master, whose log has messages that no slave got, returns as its slave;
+                 `promote` or that start is killed at the step. Bytes that are cut must be in quarantine/
 
-Afterwards what was acknowledged is on both sides, and the two logs are equal byte for byte (replicas.py).
+Afterwards both sides have what was acknowledged, and the two logs are equal byte for byte (replicas.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyengine
 from crash.acked_producer import make_body
-from crash.failpoint_rounds import SUPERVISOR, TRIES, FailpointRun, NotReachedError
+from crash.failpoint_rounds import SUPERVISOR, TRIES, FailpointRun, NotReachedError, using_board
 from crash.replicas import ReplicatorRun, free_port
 from crash.rounds import DEATHS_SEEN_MAX
 from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, HangError, kill, wait_for
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError, ExitCode
 from pyengine.ipc.store_lock import living_kinds
-from pyengine.native.failpoint import VARIABLE, Board
+from pyengine.native.failpoint import Board
 from pyengine.native.failpoints import MASTER, SLAVE, Failpoint
 from pyengine.results import PutStatus
 from pyengine.storage.commit_log import list_log
 
-OWN_SHARE = 4             # every so manyth nudge is for the struck side's own process, the others for the other side
-SEGMENT_BYTES = 64 << 10  # of the promoted scene: what is cut is of several segments
+OWN_SHARE = 4             # of so many nudges one is for the process of the step, the others for the other side
+SEGMENT_BYTES = 64 << 10  # of the promoted scene, so that several segments are cut
 NUDGED_S = 15.0
 TAIL_BYTES = 2 * SEGMENT_BYTES + SEGMENT_BYTES // 2
 PROMOTE = "promote"
-CRASHES_SEEN_MAX = 8      # what one has lost stays lost: every so manyth, and the end, is looked over
+CRASHES_SEEN_MAX = 8      # the audit follows each crash of this number, and the last: a lost message stays lost
 
 
 class ReplicatedRun(FailpointRun, ReplicatorRun):
@@ -64,15 +62,15 @@ class ReplicatedRun(FailpointRun, ReplicatorRun):
     def strike_at(self, point: Failpoint, way: str, side: str, nth: int) -> None:
         self.board = self.boards[side]
         self.victim = self.slave if side == SLAVE else self.store
-        for store in (self.store, self.slave):  # now, while nothing is armed: a start waits for every worker
+        for store in (self.store, self.slave):  # now, while no step is armed: a start waits for every worker
             self._refresh(store)
         if point.after:  # its predecessor dies first
             self._count_death(self.victim)
         super().strike_at(point, way, side, nth)
 
     def nudge(self, point: Failpoint, number: int) -> None:
-        """The other side's replicator is replaced, so that the link comes anew; now and then the own process."""
-        with EngineWatch(self.slave) as watch, contextlib.suppress(HangError):  # what the last nudge brought about comes first
+        """Kill the other side's replicator, so that the link is made again, or each fourth time the process of the step."""
+        with EngineWatch(self.slave) as watch, contextlib.suppress(HangError):  # the effect of the last nudge
             wait_for("it follows", lambda: self.board.struck_pid or (watch.is_linked and watch.pids().get("replicator")),
                      NUDGED_S)
         if self.board.struck_pid:
@@ -92,7 +90,7 @@ class ReplicatedRun(FailpointRun, ReplicatorRun):
         self._deaths[store] = self._deaths.get(store, 0) + 1
 
     def _refresh(self, store: Path) -> None:
-        """As CrashRun.keep_supervisor_fresh, of either engine."""
+        """As CrashRun.keep_supervisor_fresh, for either engine."""
         if self._deaths.get(store, 0) >= DEATHS_SEEN_MAX:
             self._deaths[store] = 0
             with EngineWatch(store) as watch:
@@ -101,14 +99,14 @@ class ReplicatedRun(FailpointRun, ReplicatorRun):
 
 
 class PromotedRun(FailpointRun, ReplicatorRun):
-    """`store` is whichever is the master now; each round they change places."""
+    """`store` is the current master; each round the two change roles."""
 
     def __init__(self, store: Path, scratch: Path, scene: str, mode: str, seed: int) -> None:
         super().__init__(store, scratch, scene, mode, seed)
         self.ports = {self.store: int(self.settings["ha_listen_port"]), self.slave: free_port()}
         self.settings |= {"mapped_file_size_commit_log_bytes": SEGMENT_BYTES, "dispatch_at": "replicated"}
         self.slave_settings |= {name: value for name, value in self.settings.items() if name.startswith("ma")}
-        self._changes = 0  # of places, of which a round may take some: no two have the same bodies
+        self._changes = 0  # of roles, one or more a round: each has bodies of its own
 
     def start_engine(self) -> dict[str, object]:
         self.settings["ha_listen_port"] = self.ports[self.store]
@@ -119,14 +117,14 @@ class PromotedRun(FailpointRun, ReplicatorRun):
         return start_engine(self.slave, settings, timeout_s=COMMAND_TIMEOUT_S)
 
     def in_life(self, point: Failpoint, way: str, nth: int) -> None:
-        """Some steps depend on where the slave's log ends: at the beginning of a segment nothing of one is copied."""
+        """Change roles until the step is reached: some depend on where in a segment the slave's log ends."""
         if not any(self.change_places(point) for _ in range(TRIES)):
             raise NotReachedError
 
     def change_places(self, point: Failpoint) -> bool:
-        """The slave is killed under puts, the master goes on alone and is lost; the slave is promoted; the old master returns.
+        """Kill the slave under puts, let the master write alone and end it, promote the slave, and start the old master as its slave.
 
-        One of the two last is struck, if the step comes. What was acknowledged the slave must have had when it was killed.
+        Returns whether one of the last two was struck. The slave must have had all acknowledged messages when it was killed.
         """
         self._changes += 1
         self.kill_engine(self.slave)
@@ -141,8 +139,8 @@ class PromotedRun(FailpointRun, ReplicatorRun):
             stop_engine(self.store)
         tail = self.read_tail(end)
         was_struck = self.promote_slave(point)
-        self.store, self.slave = self.slave, self.store  # from here on by their new roles
-        if self.rng.random() < 0.5:  # else the old master's log is longer, and not another one
+        self.store, self.slave = self.slave, self.store  # by their new roles
+        if self.rng.random() < 0.5:  # otherwise the old master's log is longer and does not differ
             with pyengine.connect(self.store) as producer:
                 producer.put("crash-promoted", make_body(f"new-{self._changes}", 0, b""), timeout_s=5.0)
         was_struck |= self.return_old_master(point)
@@ -153,7 +151,7 @@ class PromotedRun(FailpointRun, ReplicatorRun):
         return was_struck
 
     def put_what_is_lost(self, end: int) -> None:
-        """Puts that no slave gets: none of them may be acknowledged as if one had."""
+        """Put messages that no slave gets: none of them may be answered PUT_OK."""
         with EngineWatch(self.store) as watch, pyengine.connect(self.store) as producer:
             number = 0
             while watch.positions().wrote < end + TAIL_BYTES:
@@ -164,7 +162,7 @@ class PromotedRun(FailpointRun, ReplicatorRun):
                 number += 1
 
     def read_tail(self, end: int) -> dict[int, bytes]:
-        """What the master's files hold from `end` on: physical offset -> bytes without the zeros at their end."""
+        """Return the content of the master's files from `end` on: physical offset -> bytes without the zeros at their end."""
         found = {}
         for segment in list_log(self.store, SEGMENT_BYTES):
             start = max(end, segment.start_offset)
@@ -174,12 +172,12 @@ class PromotedRun(FailpointRun, ReplicatorRun):
         return found
 
     def promote_slave(self, point: Failpoint) -> bool:
-        """Whether `promote` was struck. It is a master afterwards, and runs."""
+        """Promote the slave, which is a running master afterwards; return whether `promote` was struck."""
         words = [sys.executable, "-P", "-m", "pyengine", PROMOTE, str(self.slave), "--role", "SYNC_MASTER", "--force"]
         for name, value in (self.settings | {"ha_listen_port": self.ports[self.slave]}).items():
             words += ["--set", f"{name}={value}"] if name != "broker_role" else []
         if point.process == PROMOTE:
-            self.start_slave()  # whose master is away
+            self.start_slave()  # its master does not run
             self.board.arm(point.name, 1, "kill", PROMOTE)
         done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S)
         was_struck = done.returncode == -signal.SIGKILL and self.board.struck_pid != 0
@@ -195,7 +193,7 @@ class PromotedRun(FailpointRun, ReplicatorRun):
         return was_struck
 
     def return_old_master(self, point: Failpoint) -> bool:
-        """It comes back as a slave, killed once in that if the step lies there."""
+        """Start the old master as a slave; return whether that start was struck."""
         if point.process == PROMOTE:
             self.start_slave()
             return False
@@ -212,7 +210,7 @@ class PromotedRun(FailpointRun, ReplicatorRun):
 
 
 def not_kept(store: Path, tail: dict[int, bytes]) -> list[str]:
-    """What of a log that was cut stands nowhere in quarantine/."""
+    """Return sentences about bytes that were cut and are not in quarantine/."""
     kept: dict[int, list[bytes]] = {}
     for note in (store / "quarantine").glob("*.json"):
         said = json.loads(note.read_bytes())
@@ -220,17 +218,3 @@ def not_kept(store: Path, tail: dict[int, bytes]) -> list[str]:
             kept.setdefault(said["physical_offset"], []).append(note.with_suffix("").read_bytes().rstrip(b"\0"))
     return [f"LOST: {len(content)} bytes at {start} were cut and are not in quarantine" for start, content in sorted(tail.items())
             if content not in kept.get(start, [])] + (["nothing was there to be cut"] if len(tail) < 2 else [])
-
-
-@contextlib.contextmanager
-def using_board(board: Board) -> Iterator[None]:
-    """What is started meanwhile looks at that board."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = str(board.path)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before

@@ -1,4 +1,4 @@
-"""One engine, of which a process is killed or stopped at each step of the list of failpoints; then audit (failpoints.py)."""
+"""Rounds of one engine, of which a process is killed or stopped at each step of the list of failpoints (failpoints.py)."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ from pyengine.storage.consume_queue import find_queue_end
 
 RESTART, CRASH, HANG = WAYS = ("restart", "crash", "hang")
 SCENES = (PUTS, CLEANING, DELAYED, START, STOP, RECOVERY, EXT, TABLES, REPLICATED, PROMOTED)
-KILLED_THERE = (START, STOP, RECOVERY, TABLES, PROMOTED)  # scenes that go on by themselves: restart is the only way
+KILLED_THERE = (START, STOP, RECOVERY, TABLES, PROMOTED)  # scenes with their own continuation: restart is the only way
 PRODUCER = "acked_producer"
 SUPERVISOR = "supervisor"
-NUDGE_S = 0.4          # so long without reaching the step: something must happen for it; each time longer, machines are busy
+NUDGE_S = 0.4          # after so long without reaching the step, and longer each time, the run causes something
 NUDGES_MAX = 20
-TRIES = 3              # to come to a step that is easily missed
+TRIES = 3              # to reach a step that is easily missed
 MOMENT_S = 0.05
-# Reached only while another process does not do its work: step -> who is held until it strikes.
+# Reached only while another process does not do its work: step -> the process that is stopped until the step is reached.
 HELD = {"segment_wanted": "allocator"}
-# Where the dead engine's memory tells the end, bytes after it belong to no record, and the index is believed.
+# Reached only without the dead engine's memory: with it recovery knows the end of the log, and keeps the index.
 WITHOUT_MEMORY = ("quarantine_copied", "quarantine_noted", "quarantine_moved", "recovery_index_deleted")
-# Steps of one engine that the two of a scene pass as well: how they are struck there.
+# Steps of one engine that the two engines of a scene pass too, and how they are struck there.
 ALSO = {
     REPLICATED: (
         ({"process": "writer", "side": SLAVE},
@@ -71,15 +71,15 @@ ALSO = {
     ),
 }
 QUEUES_MANY = 3000
-# So that what comes once in a while comes soon.
+# So that rare steps come soon.
 OFTEN = {"max_hash_slot_num": 30, "max_index_num": 120, "flush_interval_consume_queue_ms": 20, "flush_interval_commit_log_ms": 20,
          "flush_delay_offset_interval_ms": 50}
 
 
 @dataclass
 class FailpointSummary(Summary):
-    """`struck`: step -> how often; `unreached`: steps that never were; `left_out`: how many this build has not; `part`: which of the
-    scene's steps were asked for, where not all."""
+    """`struck`: step -> how often; `unreached`: the steps that no process reached; `left_out`: the number of steps that this build
+    lacks; `part`: the steps of the scene that were asked for, if not all."""
 
     scene: str = PUTS
     part: str = ""
@@ -89,18 +89,32 @@ class FailpointSummary(Summary):
 
 
 def points_of(scene: str, mode: str) -> list[Failpoint]:
-    """The steps that a run of the scene in that mode passes."""
+    """Return the steps that a run of the scene in that mode passes."""
     points = [point for point in FAILPOINTS.values() if point.scene == scene]
     points += [replace(FAILPOINTS[name], scene=scene, **how) for how, names in ALSO.get(scene, ()) for name in names]
     return [point for point in points if mode in point.modes.split()]
 
 
 def ways_of(scene: str, asked: list[str] | None) -> tuple[list[str], str]:
-    """The ways in which steps of the scene are struck, and a sentence about those that were asked for and do not go there."""
+    """Return the ways for the steps of the scene, and a sentence about those that were asked for and do not exist there."""
     possible = [RESTART] if scene in KILLED_THERE else list(WAYS)
     left_out = [way for way in asked or () if way not in possible]
-    said = f"in the scene {scene} a process is killed at the step and that goes on: --way {RESTART} is the only one" if left_out else ""
+    said = f"the scene {scene} has only --way {RESTART}" if left_out else ""
     return [way for way in possible if not asked or way in asked], said
+
+
+@contextlib.contextmanager
+def using_board(board: Board) -> Iterator[None]:
+    """Processes that are started in the block use that board."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(board.path)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
 
 
 class NotReachedError(HangError):
@@ -114,31 +128,25 @@ class FailpointRun(CrashRun):
         super().__init__(store, scratch, {CLEANING: "cleaner", DELAYED: "scheduler"}.get(scene, scene), mode, seed)
         self.settings |= OFTEN | ({"enable_consume_queue_ext": True} if scene == EXT else {})
         self.scene = scene
-        if scene in (RECOVERY, PROMOTED):  # what was spoilt goes to quarantine
+        if scene in (RECOVERY, PROMOTED):  # damaged bytes go to quarantine
             self.recovered_codes = (ExitCode.OK, ExitCode.REPAIRED)
         self.summary = FailpointSummary("failpoints", mode, seed, scene=scene)
         self.board = Board(scratch / "board")
         self.victim = store
 
     def go_through(self, points: list[Failpoint], ways: list[str], nth: int) -> FailpointSummary:
-        """Each step in each way; the summary tells what did not hold."""
+        """Strike each step in each way; return the summary."""
         all_steps = [step for point in points for way in ways for step in self.steps_of(point, way)]
         steps = iter(all_steps)
         self.strike = lambda: self.strike_at(*next(steps), nth)
-        before = os.environ.get(VARIABLE)
-        os.environ[VARIABLE] = str(self.board.path)  # for what is started from here
-        try:
+        with using_board(self.board):
             summary = self.run(len(all_steps))
-            if summary.unreached:
-                summary.failures.append(f"never reached: {', '.join(summary.unreached)}")
-            return summary
-        finally:
-            del os.environ[VARIABLE]
-            if before is not None:
-                os.environ[VARIABLE] = before
+        if summary.unreached:
+            summary.failures.append(f"never reached: {', '.join(summary.unreached)}")
+        return summary
 
     def steps_of(self, point: Failpoint, way: str) -> list[tuple[Failpoint, str, str]]:
-        """What is to be struck for it: (point, way, side)."""
+        """Return (point, way, side) for each strike at this step."""
         return [(point, way, point.side)]
 
     def strike_at(self, point: Failpoint, way: str, side: str, nth: int) -> None:
@@ -181,10 +189,10 @@ class FailpointRun(CrashRun):
         self.wait_for_acks()
 
     def come_to(self, point: Failpoint, way: str, nth: int) -> int:
-        """Who died at the step, or stands there.
+        """Return the process that died at the step, or is stopped there.
 
-        A step that only the successor of a dead process passes is armed after that death. On a busy machine the successor may be
-        past it by then, and another process has to die.
+        A step that only the successor of a dead process passes is armed after that death. On a busy machine the successor may
+        have passed it by then, so that another process has to die.
         """
         action = "kill" if way == RESTART else "stop"
         if not point.after:
@@ -200,7 +208,7 @@ class FailpointRun(CrashRun):
         raise NotReachedError
 
     def reached(self, point: Failpoint, nudges_max: int = NUDGES_MAX) -> int:
-        """Waits until the armed step has struck; who was struck. Something is made to happen if it takes long."""
+        """Wait until a process has reached the armed step, and return it; cause something if that takes long."""
         if self.scene == TABLES:
             threading.Thread(target=self.put_to_many_queues, daemon=True).start()
         with self.held(HELD.get(point.name)):
@@ -219,7 +227,7 @@ class FailpointRun(CrashRun):
             yield
 
     def nudge(self, point: Failpoint, number: int) -> None:
-        """A producer goes and another comes, a new queue is put to; now and then the process itself is replaced."""
+        """Put to a new queue, and replace a producer or, each fourth time, the process of the step."""
         name = f"{point.name}-{number}-{self.summary.rounds}"
         threading.Thread(target=self.put_to_new_queue, args=(name,), daemon=True).start()
         if number % 4 != 3 or point.process in (SUPERVISOR, PRODUCER):
@@ -248,7 +256,7 @@ class FailpointRun(CrashRun):
             self.keep_supervisor_fresh()
 
     def kill_all_around(self, pid: int) -> None:
-        """Everything else dies while that process stands in the gap, then it does; the supervisor is held (watch.kill_all)."""
+        """Kill all others while that process is stopped at the step, then it; the supervisor is stopped meanwhile (torture.kill_all)."""
         with EngineWatch(self.victim) as watch:
             supervisor = watch.pid(SUPERVISOR)
             with stopped(supervisor):
@@ -265,11 +273,11 @@ class FailpointRun(CrashRun):
     # -- while it does not
 
     def in_recovery(self, point: Failpoint, nth: int) -> None:
-        """Recovery after everything was killed is killed at the step; the next one makes the store whole."""
+        """Kill a recovery, after everything was killed, at the step; the next one recovers the store."""
         with EngineWatch(self.store) as watch:
-            wait_for("queues that can be spoilt", lambda: watch.positions().reput_from > 0)
+            wait_for("queues that can be damaged", lambda: watch.positions().reput_from > 0)
         self.kill_everything_now()
-        self.spoil(point)
+        self.damage(point)
         self.board.arm(point.name, nth, "kill", "recover")
         command = [sys.executable, "-P", "-m", "pyengine", "recover", str(self.store)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S)
@@ -290,8 +298,8 @@ class FailpointRun(CrashRun):
                     wait_for("bytes in the pool", lambda: watch.positions().wrote > watch.positions().committed, 2.0)
             self.kill_all_around(pids["writer"])
 
-    def spoil(self, point: Failpoint) -> None:
-        """What only a foreign hand leaves: bytes after the end, and a segment of them; or no memory of the dead engine."""
+    def damage(self, point: Failpoint) -> None:
+        """Make what no kill leaves: bytes after the log's end, also a segment of them; or remove the dead engine's memory."""
         with EngineWatch(self.store) as watch:
             end = watch.positions().slot_end
         if point.name in WITHOUT_MEMORY:
@@ -311,7 +319,7 @@ class FailpointRun(CrashRun):
                 file.write(self.rng.randbytes(4000))
 
     def add_entry_beyond(self, log_end: int) -> None:
-        """One queue goes on for an entry whose message the log has not."""
+        """Append an entry to one queue whose message is beyond the log's end."""
         size = int(self.settings["mapped_file_size_consume_queue_bytes"])
         for folder in sorted(self.store.glob("consumequeue/*/*")):
             at = find_queue_end(folder, size).next_offset * CQ_ENTRY_BYTES
@@ -323,7 +331,7 @@ class FailpointRun(CrashRun):
                 return
 
     def in_start(self, point: Failpoint) -> None:
-        """The supervisor is killed while it starts; the next start comes to the same store."""
+        """Kill the supervisor while it starts; the next start recovers the store."""
         self.end_producers()
         self.kill_everything_now()
         self.board.arm(point.name, 1, "kill", SUPERVISOR)
@@ -333,7 +341,7 @@ class FailpointRun(CrashRun):
 
     def live_on(self, *, was_struck: bool) -> None:
         self.board.disarm()
-        with contextlib.suppress(StoreBusyError):  # not reached: it is running
+        with contextlib.suppress(StoreBusyError):  # the step was not reached, and the engine runs
             self.start_engine()
         self.make_producers()
         self.wait_for_acks()
@@ -341,7 +349,7 @@ class FailpointRun(CrashRun):
             raise NotReachedError
 
     def in_stop(self, point: Failpoint) -> None:
-        """A process is killed in an orderly stop: the stop finishes, or the next start recovers."""
+        """Kill a process in an orderly stop: the stop finishes, or the next start recovers."""
         self.end_producers()
         self.board.arm(point.name, 1, "kill", point.process)
         with contextlib.suppress(EngineError):

@@ -4,15 +4,15 @@
                                      [--point NAME]... [--share K/N] [--way restart|crash|hang]... [--nth 1] [--seed N]
                                      [--json]
 
-The steps and what lies in their gaps: pyengine/native/failpoints.py. Three ways, each for each step:
+pyengine/native/failpoints.py has the steps and what a crash leaves at each. Each step is struck in three ways:
 
-    restart   the process is killed there; its successor goes on in place
+    restart   the process is killed there, and its successor continues
     crash     it is stopped there and everything is killed, then recovered: `pyengine recover`, then a new start
-    hang      it is stopped there for a moment and goes on
+    hang      it is stopped there for a moment and resumed
 
-Steps in C need a build with PYENGINE_BUILD_FAILPOINTS=1; in another one they are left out, with a count.
-Two engines, master and slave, are struck in the scenes `replicated` and `promoted` (failpoint_replicas.py).
-A step that is not reached is a failure. Exit 0: held. 1: something was lost, torn, doubled, out of order, or a hang.
+Steps in C need a build with PYENGINE_BUILD_FAILPOINTS=1; another build leaves them out and counts them.
+The scenes `replicated` and `promoted` have two engines, master and slave (failpoint_replicas.py).
+A step that is not reached is a failure. Exit 0: held. 1: a message was lost, torn, doubled or out of order, or something hung.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Stop one worker after the other with SIGSTOP, put under it, and resume it or kill it; then audit.
+"""Stop one process after the other with SIGSTOP, put meanwhile, and resume it or kill it; then audit.
 
     python -m crash.hang_rounds [--rounds 1] [--seed N] [--mode async|pool|sync] [--kind KIND]... [--json] [--peer]
 
-A round takes every kind of worker that runs in the mode, the supervisor too, once with SIGCONT and once with
-SIGKILL while it is stopped. While one is stopped the others must be right: what is acknowledged meanwhile
-is there at the end, and where puts do not need the stopped one they go on.
+A round stops every kind of process that runs in the mode twice, and ends the stop with SIGCONT or SIGKILL.
+What is acknowledged meanwhile must be in the store at the end, and puts that do not need the stopped process go on.
 
-Exit 0: held. 1: something was lost, torn, doubled, out of order, or a hang; the store is kept and named.
+Exit 0: held. 1: a message was lost, torn, doubled or out of order, or something hung; the store is kept and named.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ NEEDED = {"async": ("writer",), "pool": ("writer",), "sync": ("writer", "flusher
 
 @dataclass
 class HangSummary(Summary):
-    """`stops`: processes that stood still; `went_on`: how often puts did not notice."""
+    """`stops`: the number of stops; `went_on`: the number of them in which puts went on."""
 
     stops: int = 0
     went_on: int = 0
@@ -76,7 +75,7 @@ class HangRun(CrashRun):
         self.keep_supervisor_fresh()
 
     def put_meanwhile(self, kind: str) -> None:
-        """Some of the time that is left to a stopped process; acknowledgements that need it not move."""
+        """Wait for acknowledgements, or a moment if they need the stopped process."""
         if kind in NEEDED[self.mode]:
             time.sleep(self.rng.uniform(0, STOPPED_S_MAX))
             return

@@ -1,17 +1,17 @@
-"""Kill one kind of process at random moments, again and again, while producers put; then audit.
+"""Kill one kind of process at random moments, in many rounds, while producers put; then audit.
 
     python -m crash.kills KIND [--rounds 20] [--seed N] [--mode async|pool|sync] [--aim 0.5] [--json] [--peer]
 
 KIND is a worker kind, `supervisor`, `producer`, or `everything` (all at once, then `pyengine recover`).
-After each kill acknowledgements must move again within a deadline: a hang is a failure. A share of the
-kills (--aim) is aimed: the process is stopped again and again until it stands in the middle of something.
+After each kill acknowledgements must move again within a time limit: a hang is a failure. A share of the
+kills (--aim) is aimed: the process is stopped repeatedly until it is in the middle of an operation.
 
 With the gateway as victim producers speak RocketMQ's protocol to it.
-With the scheduler as victim some messages are delayed: each must be delivered, maybe twice. At the end the
-real RocketMQ opens the store, where there is one (--peer, --no-peer).
+With the scheduler as victim some messages are delayed: each must be delivered, at most twice. At the end
+RocketMQ opens the store, if it is there (--peer, --no-peer).
 
-Exit 0: held. 1: something acknowledged was lost, something torn, doubled or reordered was served, or a
-hang. The store of a failed run is kept and named.
+Exit 0: held. 1: an acknowledged message was lost, one was torn, doubled or reordered, or something hung.
+The store of a failed run is kept and named.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from crash.served import GatewayRun
 def main() -> int:
     parser = crash_parser(__doc__, mode=None)
     parser.add_argument("kind", choices=VICTIMS, metavar="KIND", help=", ".join(VICTIMS))
-    parser.add_argument("--aim", type=float, default=AIM_SHARE, help="which share of the kills is aimed, 0 to 1")
+    parser.add_argument("--aim", type=float, default=AIM_SHARE, help="the share of aimed kills, 0 to 1")
     arguments = parser.parse_args()
     mode = arguments.mode or ("pool" if arguments.kind in POOL_ONLY else "async")
     if arguments.kind in POOL_ONLY and mode != "pool":

@@ -1,7 +1,6 @@
-"""The real RocketMQ store opens what a run has left: it loads, and gives out every acknowledged message.
+"""RocketMQ's own store opens the store of a run, on a copy: it must load it, and have every acknowledged message.
 
-It runs in a JVM (tests/interop/judge.py, built by Maven on first use), on a copy. Where there is no Java or
-Maven that is said, and nothing is shown by it.
+It runs in a JVM (tests/interop/judge.py, built by Maven on first use). Without Java or Maven the run says so.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ FAILURES_MAX = 5
 
 
 class PeerUnavailableError(Exception):
-    """There is no RocketMQ to be had here; the text says why."""
+    """RocketMQ cannot run here; the text says why."""
 
 
 def open_with_rocketmq(store: Path, settings: Mapping[str, object], rows: Sequence[dict]) -> list[str]:
-    """What does not hold: sentences. PeerUnavailableError where it cannot be tried."""
+    """Return sentences about what does not hold; PeerUnavailableError if RocketMQ cannot run."""
     sys.path.insert(0, str(TESTS))
     try:
         import needs
@@ -56,16 +55,16 @@ def open_with_rocketmq(store: Path, settings: Mapping[str, object], rows: Sequen
 
 
 def _heap_mib() -> int:
-    """Half of what is free: the judge keeps a row for each message and each key."""
+    """Return half of the free memory: the judge has a row for each message and each key."""
     return max(512, min(HEAP_MIB_MAX, psutil.virtual_memory().available // 2 >> 20))
 
 
 def judge_answer(found: Mapping[str, object], rows: Sequence[dict]) -> list[str]:
-    """Compares what RocketMQ has read with what was acknowledged."""
+    """Compare what RocketMQ has read with what was acknowledged."""
     if not found["loadOk"]:
         return ["RocketMQ refuses the store"]
     served = {(one["topic"], one["queueId"], one["queueOffset"]): one["bodySha"] for one in found["messages"] if "phy" in one}
     missing = [row for row in rows if row["queue_offset"] is not None
                and served.get((row["topic"], row["queue_id"], row["queue_offset"])) != row["body_sha256"]]
-    return [f"RocketMQ does not give out what was acknowledged ({len(missing)} messages): {row}"
+    return [f"RocketMQ does not have what was acknowledged ({len(missing)} messages): {row}"
             for row in missing[:FAILURES_MAX]]

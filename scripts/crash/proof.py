@@ -1,18 +1,18 @@
-"""docs/proof.md: what was tried, how often and on which commit, a row for each class. Written by this, never by hand.
+"""Write docs/proof.md: what was tried, how often and on which commit, with a row for each class.
 
     python -m crash.proof add RECORDS CLASS COMMAND < OUTPUT  adds the JSON summaries that a crash script printed
-    python -m crash.proof page RECORDS PAGE                   brings PAGE up to date
+    python -m crash.proof page RECORDS PAGE                   updates PAGE
 
-The page is the only record that stays. RECORDS is a scratch file of one run of scripts/prove_all.sh, which tries whole
-classes: `page` replaces the row of each class that RECORDS has lines of, together with what did not hold in it, and keeps
-the other rows; their age is counted anew. Tests add their own lines (tests/fix_proof.py) where PYENGINE_PROOF names RECORDS.
+Only the page is kept. RECORDS is a temporary file of one run of scripts/prove_all.sh, which tries whole classes: `page`
+replaces the row of each class that RECORDS has lines of, and its lines about what did not hold; it keeps the other rows and
+counts their age again. Tests add their own lines (tests/fix_proof.py) to the file that PYENGINE_PROOF names.
 A line is one JSON document:
 
     rig, what     the class, and what of it was tried: "power cut", "sync"
-    counts        name -> number; those called in HARM must be 0 for the line to hold
+    counts        name -> number; those in HARM must be 0 for the line to hold
     held          whether everything held
     seed, command what repeats it
-    commit        the sources it ran on, with a + after it if they had been changed
+    commit        the commit of the sources, with a + if files differed from it
     date, seconds
 
 A line replaces the earlier one of the same class and `what`.
@@ -63,7 +63,7 @@ def _git(checkout: Path, *arguments: str) -> str:
 
 
 def commit_of(checkout: Path = CHECKOUT) -> str:
-    """The commit, with a + where files differ from it; `unknown` outside a repository."""
+    """Return the commit, with a + if files differ from it; `unknown` outside a repository."""
     try:
         changed = _git(checkout, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/proof.md")
         return _git(checkout, "rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
@@ -72,7 +72,7 @@ def commit_of(checkout: Path = CHECKOUT) -> str:
 
 
 def engine_commits_since(commit: str, checkout: Path = CHECKOUT) -> int | None:
-    """How many commits changed the engine after that one; None where the repository does not know it."""
+    """Return the number of later commits that changed the engine; None if the repository does not have that commit."""
     try:
         return int(_git(checkout, "rev-list", "--count", f"{commit.rstrip('+')}..HEAD", "--", *ENGINE))
     except (OSError, subprocess.CalledProcessError):
@@ -81,7 +81,7 @@ def engine_commits_since(commit: str, checkout: Path = CHECKOUT) -> int | None:
 
 def note(records: Path, rig: str, what: str, counts: Mapping[str, int], *, held: bool, seed: str, command: str,
          seconds: float) -> None:
-    """Adds one line; several processes may add at the same time."""
+    """Add one line; several processes may add at the same time."""
     held = held and not any(counts.get(name) for name in HARM)
     line = {"rig": rig, "what": what, "counts": dict(counts), "held": held, "seed": seed, "command": command,
             "commit": commit_of(), "date": time.strftime("%Y-%m-%d", time.gmtime()), "seconds": round(seconds, 1)}
@@ -91,7 +91,7 @@ def note(records: Path, rig: str, what: str, counts: Mapping[str, int], *, held:
 
 
 def read(records: Path) -> list[dict]:
-    """The last line of everything that was tried; ValueError names the first line that is none."""
+    """Return the last line of each trial; ValueError names the first wrong line."""
     last: dict[tuple[str, str], dict] = {}
     for number, text in enumerate(records.read_text().splitlines(), start=1):
         try:
@@ -108,13 +108,13 @@ def read(records: Path) -> list[dict]:
 
 
 def _answers(line: dict, earlier: dict) -> bool:
-    """Whether it is from the command that had ended without a summary."""
+    """Whether `line` is from the command of `earlier`, which had ended without a summary."""
     return (line["rig"] == earlier["rig"] and earlier["what"].startswith(NO_SUMMARY)
             and line["command"].startswith(earlier["command"]))
 
 
 def add_summaries(records: Path, rig: str, command: str, output: str) -> None:
-    """The summaries of crash.rounds: one JSON document in a line. Without any the run ended before it could judge: not held."""
+    """Add the summaries in the output of a crash script; without one the run did not hold, since it ended before its judgement."""
     texts = [text for text in output.splitlines() if text.startswith("{")]
     for text in texts:
         one = json.loads(text)
@@ -142,7 +142,7 @@ class Row:
 
 
 def page(lines: Sequence[dict], before: str = "", since: Callable[[str], int | None] = engine_commits_since) -> str:
-    """The whole page: `before`, with the rows of the classes in `lines` replaced; `since` gives the engine commits after one."""
+    """Return the page `before` with new rows for the classes in `lines`; `since` counts the engine commits after one."""
     rows = read_page(before)
     classes: dict[str, list[dict]] = defaultdict(list)
     for line in lines:
@@ -160,7 +160,7 @@ def page(lines: Sequence[dict], before: str = "", since: Callable[[str], int | N
 
 
 def read_page(text: str) -> dict[str, Row]:
-    """The rows of a page by class; ValueError for a page that this has not written."""
+    """Return the rows of a page by class; ValueError for a page of another form."""
     lines = text.splitlines()
     if not lines:
         return {}

@@ -1,11 +1,11 @@
-"""Kill everything, then kill the recovery of that, and the recovery of that, three deep; then audit.
+"""Kill everything, then three recoveries in a row; then audit.
 
     python -m crash.recovery_rounds [--rounds 10] [--depth 3] [--seed N] [--mode async|pool|sync] [--json] [--peer]
 
-Each recovery of a round is a `pyengine recover` or the start of an engine, and dies at a step of the list of
-failpoints, or at any moment of its time. Then one runs to its end, and everything acknowledged is looked up.
+Each recovery of a round is a `pyengine recover` or the start of an engine. It is killed at a step of the list of
+failpoints or at a random moment. Then one runs to its end, and the audit looks for every acknowledged message.
 
-Exit 0: held. 1: something was lost, torn, doubled, out of order, or a hang; the store is kept and named.
+Exit 0: held. 1: a message was lost, torn, doubled or out of order, or something hung; the store is kept and named.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyengine.native.failpoints import FAILPOINTS, RECOVERY, START
 
 DEPTH = 3
 AIMED_SHARE = 0.7
-# Steps that each recovery after a kill passes; others it may pass.
+# Steps that each recovery after a kill passes; it may pass others.
 ALWAYS_PASSED = tuple(f"recovery_{name}" for name in (
     "planned", "marked", "tail_cleared", "log_done", "dispatched", "derived_synced", "checkpoint_written", "abort_removed",
     "marker_removed"))
@@ -37,7 +37,7 @@ SURE_SHARE = 0.7
 
 @dataclass
 class RecoverySummary(Summary):
-    """`recoveries_killed`: those that died; a step that was not reached kills none."""
+    """`recoveries_killed`: the recoveries that died; one that does not reach its step lives."""
 
     depth: int = DEPTH
     recoveries_killed: int = 0
@@ -68,7 +68,7 @@ class RecoveryRun(CrashRun):
             self.kill_all(watch)
 
     def kill_one_recovery(self, *, sure: bool) -> None:
-        """`sure`: at a step that it certainly passes, since everything was killed and nothing is recovered yet."""
+        """Kill a recovery; `sure`: at a step that it certainly passes, as the first one after the kills does."""
         is_start = self.rng.random() < 0.5
         if sure or self.rng.random() < AIMED_SHARE:
             if sure or self.rng.random() < SURE_SHARE:
@@ -94,7 +94,7 @@ class RecoveryRun(CrashRun):
         return process.wait() < 0
 
     def die_starting(self) -> bool:
-        """The supervisor dies on its way up, or right after; what it had started dies too."""
+        """Start an engine whose supervisor dies during the start or at its end; kill the rest; return whether it died so."""
         is_armed = self.is_armed()
         try:
             start_engine(self.store, self.settings, timeout_s=COMMAND_TIMEOUT_S if is_armed else self.rng.uniform(0.05, 0.4))

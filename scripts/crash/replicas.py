@@ -1,7 +1,7 @@
-"""The rounds for a replicator: a SYNC_MASTER and its slave, of which one or the other loses it, or everything.
+"""The rounds for a replicator: a SYNC_MASTER and its slave, of which one loses its replicator or all processes.
 
-What a put of such a master was acknowledged for must be on both sides afterwards, and the two logs must be equal
-byte for byte. The slave is the engine's own; it is stopped, killed and started like the master.
+Afterwards both must have every acknowledged message, and their logs must be equal byte for byte. The slave is
+another pyengine; it is stopped, killed and started like the master.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ACKED_BYTES = 40_000  # of rows, a few hundred of them
 
 
 class ReplicatorRun(CrashRun):
-    """A CrashRun with a slave beside it. `aim` stays what it is: the share of kills in the middle of something."""
+    """A CrashRun of a master and its slave."""
 
     def __init__(self, store: Path, scratch: Path, kind: str, mode: str, seed: int, aim: float = AIM_SHARE) -> None:
         super().__init__(store, scratch, kind, mode, seed, aim)
@@ -43,7 +43,7 @@ class ReplicatorRun(CrashRun):
             "flush_disk_type": self.settings.get("flush_disk_type", "ASYNC_FLUSH")}
 
     def start_engine(self) -> dict[str, object]:
-        """Whichever of the two has no supervisor; what the master said, or {} if it runs."""
+        """Start each of the two that has no supervisor; return the master's report, or {} if it runs."""
         started = super().start_engine() if not is_run(self.store) else {}
         if not is_run(self.slave):
             self.start_slave()
@@ -53,12 +53,12 @@ class ReplicatorRun(CrashRun):
         return start_engine(self.slave, self.slave_settings, timeout_s=COMMAND_TIMEOUT_S)
 
     def wait_for_acks(self) -> None:
-        """Many, not one: between two kills the slave is to be followed for a while, not only found."""
+        """Wait for many acknowledgements, so that the slave follows for a while between two kills."""
         before = self.acked_count()
         wait_for("acknowledgements move", lambda: self.acked_count() > before + ACKED_BYTES)
 
     def strike(self) -> None:
-        """One side's replicator; or one side as a whole, which recovers and comes back."""
+        """Kill one side's replicator, or one side as a whole, and start that again."""
         is_slave = self.rng.random() < 0.5
         store = self.slave if is_slave else self.store
         if self.rng.random() < WHOLE_ENGINE_SHARE:
@@ -74,7 +74,7 @@ class ReplicatorRun(CrashRun):
             wait_for("a new replicator", lambda: watch.pids().get("replicator", pid) != pid)
 
     def check_store(self, *, final: bool = False) -> None:
-        """Both run until the slave has everything, then both are stopped."""
+        """Run both until the slave has everything, stop both, and check both."""
         if not living_kinds(self.store):
             start_engine(self.store, self.settings, timeout_s=COMMAND_TIMEOUT_S)
         if not living_kinds(self.slave):
@@ -103,12 +103,12 @@ class ReplicatorRun(CrashRun):
 
 
 def is_run(store: Path) -> bool:
-    """Whether it has a supervisor: workers alone are adopted by a new one."""
+    """Whether the store has a supervisor; without one, a start adopts the workers."""
     return native.SUPERVISOR in living_kinds(store)
 
 
 def differences(one: Path, other: Path, segment_bytes: int) -> list[str]:
-    """Where two logs that should be equal are not; segments after the end are zeros on both sides, as many as there are."""
+    """Return a sentence about the first difference of two logs; a segment that only one side has must be zeros."""
     left = {segment.start_offset: segment.path for segment in list_log(one, segment_bytes)}
     right = {segment.start_offset: segment.path for segment in list_log(other, segment_bytes)}
     for start in sorted(left.keys() | right.keys()):

@@ -1,4 +1,4 @@
-"""What every crash command does around its run: options, seed, a folder to work in, the judgement and the last line."""
+"""The common part of the crash commands: options, seed, a working folder, the judgement and the last line."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pyengine.cli.replay import MODES
 from pyengine.cli.torture import as_failure
 
 INTERRUPTED = 130
-SCRIPT = "PYENGINE_SCRIPT"  # names the script that started this, which is what its user has typed
+SCRIPT = "PYENGINE_SCRIPT"  # names the script that the user has called
 
 
 @dataclass
 class Summary:
-    """What a run did; `failures` empty means that everything held."""
+    """What a run did; without `failures` it held."""
 
     kind: str
     mode: str
@@ -46,7 +46,7 @@ class Summary:
 
 
 class Run(Protocol):
-    """What `finish` needs of a run."""
+    """The part of a run that `finish` uses."""
 
     store: Path
     settings: dict[str, object]
@@ -54,7 +54,7 @@ class Run(Protocol):
     summary: Summary
 
     def leave(self, *, held: bool) -> None:
-        """Called once, after everything."""
+        """Remove what the run has outside its folder; called once, at the end."""
 
 
 def crash_parser(words: str | None, rounds: int | None = 20, *, mode: str | None = "async",
@@ -74,19 +74,19 @@ def crash_parser(words: str | None, rounds: int | None = 20, *, mode: str | None
 
 
 def tell(text: str) -> None:
-    """One line about what is being done, on stderr, at once."""
+    """Print one line about the run on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def at_least_one(text: str) -> int:
-    """The number of rounds; ArgumentTypeError for none, which would show nothing."""
+    """Parse the number of rounds; ArgumentTypeError for less than one."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: give 1 or more")
     return int(text)
 
 
 def ended_in_order(main: Callable[..., int]) -> Callable[..., int]:
-    """Lets Ctrl-C and SIGTERM unwind it from its first line on: what it made goes, and its exit code is INTERRUPTED."""
+    """Let Ctrl-C and SIGTERM end `main` by an exception, so that it removes what it made; the exit code is INTERRUPTED."""
     @functools.wraps(main)
     def run(*arguments: object) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -102,10 +102,10 @@ def ended_in_order(main: Callable[..., int]) -> Callable[..., int]:
 
 def finish(arguments: argparse.Namespace, make: Callable[[Path, Path], Any], go: Callable[[Any], Summary],
            more: Callable[[Any], str] = lambda summary: "") -> int:
-    """Makes the run in a folder of its own, goes, prints; the exit code.
+    """Make the run in a new folder, run it with `go`, and print its summary; return the exit code.
 
-    `more`: words for the line of the summary. The folder of a run that held is removed, as is that of one that could
-    not even be made; any other stays and is named. Ctrl-C (and SIGTERM: ended_in_order) ends the run and whatever it started.
+    `more` returns words for the line of the summary. The folder is removed if the run held or could not be made; otherwise it is
+    kept and named. Ctrl-C (and SIGTERM: ended_in_order) ends the run and all its processes.
     """
     scratch = Path(tempfile.mkdtemp(prefix="pyengine-crash-"))
     try:
@@ -122,7 +122,7 @@ def finish(arguments: argparse.Namespace, make: Callable[[Path, Path], Any], go:
         if not summary.failures and arguments.peer is not False:
             _ask_peer(run, summary, required=bool(arguments.peer))
         held = not summary.failures
-    except Exception as error:  # a run without a summary would be missing where runs are counted
+    except Exception as error:  # proof.py counts summaries: a failed run must have one too
         summary.failures.append(as_failure(error))
     except KeyboardInterrupt:
         print(f"interrupted; kept: {scratch}", file=sys.stderr)
@@ -143,7 +143,7 @@ def finish(arguments: argparse.Namespace, make: Callable[[Path, Path], Any], go:
         print(sentence, file=sys.stderr)
     if summary.failures:
         print(f"kept: {scratch}", file=sys.stderr)
-        tell(f"It did not hold: {len(summary.failures)} thing{'' if len(summary.failures) == 1 else 's'} went wrong, the first: "
+        tell(f"It did not hold: {len(summary.failures)} failure{'' if len(summary.failures) == 1 else 's'}, the first: "
              f"{summary.failures[0].splitlines()[0]}")
         return 1
     shutil.rmtree(scratch)

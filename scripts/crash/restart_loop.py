@@ -1,12 +1,12 @@
-"""Stop and start an engine again and again, in every way there is, while producers put; then audit.
+"""Stop and start an engine in every way, in many rounds, while producers put; then audit.
 
     python -m crash.restart_loop [--rounds 20] [--seed N] [--mode async|pool|sync] [--json] [--peer]
 
-Each round ends the engine in one of these ways, and starts it again: an orderly stop; the supervisor's death,
-with workers that go on and are adopted; the death of everything, recovered by the start itself or by
-`pyengine recover` before. Producers are not told: they wait, connect again and go on.
+Each round ends the engine in one of these ways and starts it again: an orderly stop; a kill of the supervisor, whose
+workers live and are adopted; a kill of everything, which the start recovers, or `pyengine recover` before it.
+Producers wait meanwhile, and connect again.
 
-Exit 0: held. 1: something was lost, torn, doubled, out of order, or a hang; the store is kept and named.
+Exit 0: held. 1: a message was lost, torn, doubled or out of order, or something hung; the store is kept and named.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RestartRun(CrashRun):
         self.ends: list = []
 
     def strike(self) -> None:
-        if not self.ends:  # each way once, in an order of its own, before any comes again
+        if not self.ends:  # each way once, in a random order, before one is repeated
             self.ends = [self.stop, self.stop_by_signal, self.kill_supervisor, self.die_and_start, self.die_and_recover]
             self.rng.shuffle(self.ends)
         end = self.ends.pop()
@@ -43,7 +43,7 @@ class RestartRun(CrashRun):
         self.start_engine()
 
     def stop_by_signal(self) -> None:
-        """As a service manager does, while producers wait for answers."""
+        """Stop it by SIGTERM, as a service manager does, while producers wait for answers."""
         with EngineWatch(self.store) as watch:
             supervisor, workers = watch.pid("supervisor"), watch.pids()
             os.kill(supervisor, signal.SIGTERM)

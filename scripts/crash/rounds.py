@@ -1,7 +1,7 @@
-"""One store under producer processes, of which one kind of process is killed again and again; then audit.
+"""The rounds of the crash scripts: a store under producer processes, of which one kind of process is killed; then an audit.
 
-What every crash script builds on. After each kill acknowledgements must move again within a deadline: a hang is a failure.
-A share of the kills is aimed: the process is stopped again and again until it is in the middle of something.
+After each kill acknowledgements must move again within a time limit: a hang is a failure. A share of the kills is aimed: the
+process is stopped repeatedly until it is in the middle of an operation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SMALL_FILES = {
     "max_hash_slot_num": 1000,
     "max_index_num": 20_000,
 }
-# For a cleaner there must always be something to delete.
+# So that a cleaner always has something to delete.
 RETENTION = {
     "file_reserved_time_hours": 0,
     "delete_when": ";".join(map(str, range(24))),
@@ -40,7 +40,7 @@ RETENTION = {
     "delete_consume_queue_files_interval_ms": 1,
     "flush_interval_consume_queue_ms": 20,
 }
-# Delivered at once, and noted soon.
+# So that delayed messages are delivered at once, and noted soon.
 DELAYS = {"message_delay_level": "0s", "flush_delay_offset_interval_ms": 50, "flush_interval_commit_log_ms": 50}
 PRODUCERS = 2
 AIM_SHARE = 0.5
@@ -69,7 +69,7 @@ class CrashRun(KillRounds):
         self.acked: list[Path] = []
         self.recovered_codes = (ExitCode.OK,)
         self._deaths_seen = 0
-        self._told = (0, 0)  # kills, and kills in the middle of something, when the last round ended
+        self._told = (0, 0)  # kills, and aimed kills that hit, at the end of the last round
 
     def run(self, rounds: int) -> Summary:
         self.summary.seconds = self.run_rounds(lambda: self.summary.rounds < rounds)
@@ -80,7 +80,7 @@ class CrashRun(KillRounds):
         return self.summary.failures
 
     def end_round(self) -> None:
-        """Count the round and say what it did: this process may be watched for an hour."""
+        """Count the round and print what it did."""
         summary = self.summary
         summary.rounds += 1
         kills, middle = summary.kills - self._told[0], summary.kills_in_the_middle - self._told[1]
@@ -97,7 +97,7 @@ class CrashRun(KillRounds):
             wait_for("all delayed messages are delivered and noted", self.delayed_are_noted)
 
     def recover(self, store: Path | None = None) -> None:
-        """As an operator would: the command, which drains what the dead engine left in its buffers."""
+        """Run `pyengine recover`, which also drains the dead engine's buffers."""
         command = [sys.executable, "-P", "-m", "pyengine", "recover", str(store or self.store)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S)
         if done.returncode not in self.recovered_codes:
@@ -106,7 +106,7 @@ class CrashRun(KillRounds):
     # -- producers
 
     def make_producers(self) -> None:
-        """Keeps PRODUCERS of them alive; a new one has a name that none had before."""
+        """Start producers until PRODUCERS of them live; each has a name of its own."""
         self.producers = [process for process in self.producers if process.poll() is None]
         while len(self.producers) < PRODUCERS:
             name = f"p{len(self.acked)}"
@@ -118,7 +118,7 @@ class CrashRun(KillRounds):
                 self.producers.append(subprocess.Popen(command, stderr=log))
 
     def producer_command(self) -> list[str]:
-        """The module of a producer, and what it has to be told before the list that it keeps."""
+        """Return the module of a producer, and its arguments before its list."""
         return ["crash.acked_producer", *["--delayed=1"] * self.has_delayed, str(self.store)]
 
     def end_producers(self) -> None:
@@ -129,21 +129,21 @@ class CrashRun(KillRounds):
                 process.wait(COMMAND_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 raise HangError(f"producer {process.pid} does not end") from None
-            if process.returncode not in (0, -signal.SIGTERM):  # the latter: it had not begun yet
+            if process.returncode not in (0, -signal.SIGTERM):  # by SIGTERM: it had not begun yet
                 raise EngineError(f"producer {process.pid} ended with {process.returncode}, see {self.scratch}")
         self.producers = []
 
     def wait_for_deletion(self) -> None:
-        """Few kills may have come before the first segment went: what they left must not keep it from going."""
+        """Wait until a segment is deleted, which the kills must not prevent."""
         with EngineWatch(self.store) as watch:
             wait_for("an old segment is deleted", lambda: watch.positions().min_offset > 0)
 
     def acked_messages(self) -> int:
-        """Messages on their lists."""
+        """Return the number of messages on the producers' lists."""
         return sum(path.read_bytes().count(b"\n") for path in self.acked)
 
     def acked_count(self) -> int:
-        """Bytes of their lists."""
+        """Return the bytes of the producers' lists."""
         return sum(path.stat().st_size for path in self.acked)
 
     def delayed_are_noted(self) -> bool:
@@ -172,7 +172,7 @@ class CrashRun(KillRounds):
         self.keep_supervisor_fresh()
 
     def keep_supervisor_fresh(self) -> None:
-        """A supervisor starts what dies again and again after growing pauses; its successor begins anew, and adopts."""
+        """Replace the supervisor after DEATHS_SEEN_MAX deaths: its pauses before restarts grow, and a new one has none."""
         self._deaths_seen += 1
         if self._deaths_seen >= DEATHS_SEEN_MAX:
             self._deaths_seen = 0
@@ -181,7 +181,7 @@ class CrashRun(KillRounds):
             self.start_successor()
 
     def kill_supervisor(self) -> None:
-        """Workers and producers go on without it; its successor adopts them and recovers nothing."""
+        """Kill the supervisor: workers and producers go on, and its successor adopts the workers without recovery."""
         with EngineWatch(self.store) as watch:
             workers, epoch = watch.pids(), watch.epoch
             kill(workers.pop("supervisor"))
@@ -193,7 +193,7 @@ class CrashRun(KillRounds):
                 self.summary.failures.append(f"workers were not adopted: {workers} became {after}, epoch {epoch} {watch.epoch}")
 
     def aimed_kill(self, watch: EngineWatch, kind: str, pid: int) -> None:
-        """Kills now, or (in the share of times that are aimed) as soon as the process stands in the middle of something."""
+        """Kill the process now or, in the share of aimed kills, in the middle of an operation."""
         aim = self.rng.random() < self.aim
         for attempt in range(AIM_TRIES):
             if aim:
@@ -207,7 +207,7 @@ class CrashRun(KillRounds):
                     return
 
     def kill_engine(self, store: Path) -> None:
-        """One engine and not its producers, the supervisor first."""
+        """Kill an engine without its producers, the supervisor first."""
         with EngineWatch(store) as watch:
             pids = watch.pids()
             kill(pids.pop("supervisor"))  # it would start the others again
@@ -218,14 +218,14 @@ class CrashRun(KillRounds):
             self.summary.kills += len(victims) + 1
 
     def kill_all(self, watch: EngineWatch) -> None:
-        """Engine and producers, in any order."""
+        """Kill the engine and the producers in a random order."""
         self.summary.kills += kill_all(watch, [process.pid for process in self.producers], self.rng)
         for process in self.producers:
             process.wait()
         self.producers = []
 
     def kill_everything(self) -> None:
-        """All processes at once, in any order; the pool's committer is held first, so that bytes wait in the pool."""
+        """Kill all processes in a random order, after a stop of the pool's committer, so that the pool has bytes."""
         with EngineWatch(self.store) as watch:
             pids = watch.pids()
             if "committer" in pids:
@@ -251,7 +251,7 @@ class CrashRun(KillRounds):
             all_rows = rows
             found, rows = audit_kept(self.store, rows, delayed_are_due=final)
             if final and len(rows) == len(all_rows):
-                self.summary.failures.append("nothing was deleted: these kills have shown nothing")
+                self.summary.failures.append("nothing was deleted, so these kills prove nothing")
         else:
             found = audit(self.store, rows, delayed_are_due=final)
         self.summary.acknowledged = found.acknowledged
@@ -268,4 +268,4 @@ class CrashRun(KillRounds):
         super().clean_up()
 
     def leave(self, *, held: bool) -> None:
-        """Called once, after everything; what the run has outside its folder goes."""
+        """Remove what the run has outside its folder; called once, at the end."""

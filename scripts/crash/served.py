@@ -1,9 +1,9 @@
-"""The rounds for a gateway: producers send to it by RocketMQ's protocol while it is killed again and again.
+"""The rounds for a gateway: producers send to it by RocketMQ's protocol while it is killed.
 
     python -m crash.served PORT ACKED --name p0 --seed 7     one such producer
 
-What a send was answered SUCCESS for must be in the store. The producer is crash.acked_producer's, with a connection in place
-of a session: a send that was not answered is not in its list, and what it sends next has another number.
+The store must have each message that was answered SUCCESS. The producer is that of crash.acked_producer, with a connection
+in place of a session. A send without an answer is not in its list, and its number is not used again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RATE = 2000.0
 
 
 class GatewayRun(CrashRun):
-    """A CrashRun with a gateway, whose producers know nothing else of the engine."""
+    """A CrashRun of a gateway and its clients."""
 
     def __init__(self, store: Path, scratch: Path, kind: str, mode: str, seed: int, aim: float = AIM_SHARE) -> None:
         super().__init__(store, scratch, kind, mode, seed, aim)
@@ -42,14 +42,14 @@ class GatewayRun(CrashRun):
 
 
 class Sends:
-    """One connection. A ConnectionError, or what a socket raises, ends it."""
+    """One connection; an OSError ends it."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
         self._file = self._socket.makefile("rb")
 
     def all(self, topic: str, queue_id: int, bodies: list[bytes], code: int = codes.SEND_MESSAGE_V2) -> list[Frame]:
-        """Send each body at once, then take the answers; in the order of the bodies."""
+        """Send all bodies, then return the answers in the same order."""
         fields = {"a": "crash", "b": topic, "c": "TBW102", "d": "4", "e": str(queue_id), "f": "0", "g": "1", "h": "0", "i": "", "j": "0"}
         self._socket.sendall(b"".join(encode_frame(Frame(code, fields, body, number)) for number, body in enumerate(bodies)))
         answers: dict[int, Frame] = {}
@@ -71,14 +71,14 @@ class Sends:
 
 
 class SentProducer(AckedProducer):
-    """Sends of every kind over one connection at a time."""
+    """Makes sends of every kind over one connection at a time."""
 
     def __init__(self, name: str, rng: random.Random, acked: AckedList) -> None:
         super().__init__(name, rng, acked)
         self._ways = [self._one_by_one, self._pipelined, self._in_a_batch]
 
     def send(self, connection: Sends, topic: str, queue_id: int) -> int:
-        """One step; how many messages it sent."""
+        """Make one send of a random kind; return the number of messages."""
         return self._rng.choice(self._ways)(connection, topic, queue_id)
 
     def _one_by_one(self, connection: Sends, topic: str, queue_id: int) -> int:

@@ -1,12 +1,12 @@
-"""Drills under systemd: what can happen to an engine of units, done to one while producers go on; then an audit.
+"""Drills under systemd: each does to an engine of units what can happen to it, under producers; then an audit.
 
     python -m crash.systemd_drills [--drill NAME]... [--rounds 1] [--seed N] [--mode async|pool|sync] [--json] [--list]
 
-Each drill has a store of its own, pyengine@drill-....target, with the units that scripts/install-systemd.sh has installed, under two
-producers that keep lists of what was acknowledged. It says what it does and what it sees. Then the units are stopped in order,
-`pyengine check --acked` and a reader look for every message of the lists, and the store, its settings and its drop-ins go.
+Each drill has a store of its own, pyengine@drill-....target, with the units that scripts/install-systemd.sh has installed, and two
+producers that list what was acknowledged. It prints what it does and sees. Then it stops the units in order, looks for every
+message of the lists by `pyengine check --acked` and a reader, and removes the store, its settings and its drop-ins.
 
-Exit 0: every drill held. 1: one did not; its store is kept and named. 2: there are no units to try.
+Exit 0: every drill held. 1: one did not; its store is kept and named. 2: no units are installed.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from pyengine.ipc.control_block import MODE_NUMBERS
 
 STORES = Path("/var/lib/pyengine")
 SETTINGS = Path("/etc/pyengine")
-DROP_INS = Path("/run/systemd/system")  # gone with a reboot, whatever happens
+DROP_INS = Path("/run/systemd/system")  # a reboot removes them
 SHARED_MEMORY = Path("/dev/shm")
 RUN = Path("/run")
-GUEST = "PYENGINE_DRILLS_IN_GUEST"  # set where this systemd is there for the drills alone
+GUEST = "PYENGINE_DRILLS_IN_GUEST"  # set if this systemd runs for the drills only
 BACK_S = 90.0
 STOP_S = 120.0
 COMMAND_S = 120.0
 STORE_KIND = "store"
 WATCHDOG_S = 2
-# Less than any Python process takes, so the kernel must kill it.
+# Less than any Python process needs, so that the kernel kills it.
 MEMORY_MAX = "4M"
 DISK_BYTES = 1 << 30
 SMALL_MEMORY_BYTES = 64 << 20
@@ -53,7 +53,7 @@ BACKED_UP_MIN = 1000
 
 
 def systemctl(*words: str, check: bool = True) -> str:
-    """What it prints; EngineError with its words if it fails."""
+    """Return what systemctl prints; EngineError with its message if it fails."""
     done = subprocess.run(["systemctl", *words], capture_output=True, text=True, timeout=STOP_S)
     if check and done.returncode:
         raise EngineError(f"systemctl {' '.join(words)} ended with {done.returncode}: {done.stderr.strip()}")
@@ -61,7 +61,7 @@ def systemctl(*words: str, check: bool = True) -> str:
 
 
 def unit_user() -> str:
-    """The user of the installed units; EngineError where there are none."""
+    """Return the user of the installed units; EngineError if there are none."""
     user = systemctl("show", "-P", "User", STORE_UNIT.replace("@.", "@any."))
     if not user:
         raise EngineError("the units are not installed: scripts/install-systemd.sh --python PYTHON")
@@ -69,11 +69,11 @@ def unit_user() -> str:
 
 
 class Drill(CrashRun):
-    """One store of units. A subclass says in strike() what is done to it, and in NAME and DOES what it is."""
+    """One store of units. A subclass has NAME and DOES, its name and description, and does in strike() what they say."""
 
     NAME: ClassVar[str]
     DOES: ClassVar[str]
-    MODE: ClassVar[str | None] = None  # the only flush mode that can keep what it promises here
+    MODE: ClassVar[str | None] = None  # the only flush mode that keeps its promise in this drill
 
     def __init__(self, scratch: Path, mode: str, seed: int) -> None:
         mode = self.MODE or mode
@@ -110,17 +110,17 @@ class Drill(CrashRun):
         return self.shown(kind, "ActiveState") == "active"
 
     def wait_back(self, kind: str, pid: int) -> None:
-        """Another process than `pid`, and ready."""
+        """Wait until another process than `pid` is ready."""
         wait_for(f"{self.unit(kind)} is back", lambda: self.pid(kind) not in (0, pid) and self.is_active(kind), BACK_S)
 
     def wait_all_active(self) -> None:
-        """All are ready, and producers get answers."""
+        """Wait until all units are ready and producers get answers."""
         wait_for(f"all units of {self.instance} are active", lambda: all(map(self.is_active, self.kinds)), BACK_S)
         self.make_producers()
         self.wait_for_acks()
 
     def kill_units(self) -> None:
-        """All of them at once."""
+        """Kill all units at once."""
         for kind in self.rng.sample(self.kinds, len(self.kinds)):
             systemctl("kill", "-s", "KILL", self.unit(kind))
             self.summary.kills += 1
@@ -130,7 +130,7 @@ class Drill(CrashRun):
             self.wait_back(kind, pid)
 
     def drop_in(self, kind: str, *lines: str) -> Path:
-        """Lines of [Service] for one unit, until forget() or the end of the drill."""
+        """Add lines to [Service] of one unit, until forget() or the end of the drill."""
         path = DROP_INS / f"{self.unit(kind)}.d" / "drill.conf"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("[Service]\n" + "".join(f"{line}\n" for line in lines))
@@ -139,13 +139,13 @@ class Drill(CrashRun):
         return path
 
     def forget(self, path: Path) -> None:
-        """Take a drop-in away."""
+        """Remove a drop-in."""
         shutil.rmtree(path.parent)
         self._drop_ins.remove(path)
         systemctl("daemon-reload")
 
     def as_user(self, *words: object) -> subprocess.CompletedProcess[str]:
-        """`pyengine WORDS...` as the units' user."""
+        """Run `pyengine WORDS...` as the units' user."""
         entry = pwd.getpwnam(self.user)
         command = [sys.executable, "-P", "-m", "pyengine", *map(str, words)]
         return subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, cwd="/", user=entry.pw_uid,
@@ -155,20 +155,20 @@ class Drill(CrashRun):
         return json.loads(self.as_user("status", self.store, "--json").stdout)
 
     def last_words(self, kind: str) -> str:
-        """What the unit's process has said last, as a warning or worse."""
+        """Return the last warning or error of the unit's process."""
         command = ["journalctl", f"_SYSTEMD_UNIT={self.unit(kind)}", "-p", "warning", "-o", "cat", "-n", "1", "--no-pager"]
         return subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S).stdout.strip()
 
     def wait_for_words(self, *expected: str) -> str:
-        """What keeps the store unit from coming up, once it says one of these."""
+        """Return the reason why the store unit does not start, once it has one of these words."""
         def said() -> str:
             words = self.last_words(STORE_KIND)
             return words if any(one in words for one in expected) else ""
 
         try:
-            return wait_for(f"the start says {' or '.join(expected)}", said, BACK_S)
+            return wait_for(f"the start names {' or '.join(expected)}", said, BACK_S)
         except HangError:
-            self.fail(f"the start does not say what keeps it: {self.last_words(STORE_KIND)}")
+            self.fail(f"the start does not name the reason: {self.last_words(STORE_KIND)}")
             return ""
 
     def fail(self, sentence: str) -> None:
@@ -178,7 +178,7 @@ class Drill(CrashRun):
     # -- the engine, as KillRounds has it
 
     def prepare(self) -> None:
-        """Before the first start."""
+        """Called before the first start."""
 
     def start_engine(self) -> dict:
         if not self._has_units:
@@ -210,7 +210,7 @@ class Drill(CrashRun):
         super().wait_for_acks()
 
     def kill_remaining(self) -> None:
-        """Also of a run that was interrupted: nothing is asked to end in order, so that it takes no second."""
+        """Kill all units, also those of an interrupted run, without an orderly stop."""
         if self._has_units:
             systemctl("stop", "--no-block", self.target, *self.units, check=False)
             systemctl("kill", "-s", "KILL", *self.units, check=False)
@@ -312,14 +312,14 @@ class OutOfMemory(Drill):
 
 
 def oom_kills() -> int:
-    """Of this kernel since it came up."""
+    """Return the number of processes that this kernel has killed for lack of memory."""
     return int(dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())["oom_kill"])
 
 
 class ReadOnly(Drill):
     NAME = "read-only"
     DOES = "an ext4 that an error turns read-only under the store (errors=remount-ro), then a start on a read-only mount"
-    MODE = "sync"  # what no sync has confirmed is lost with the kernel's pages, as in a power cut
+    MODE = "sync"  # unsynced bytes are lost with the kernel's pages, as in a power cut
 
     def prepare(self) -> None:
         self._image = self.scratch / "ext4"
@@ -373,7 +373,7 @@ class ReadOnly(Drill):
 
 @contextmanager
 def sys_folder(folder: Path) -> Iterator[Path]:
-    """A /sys that can be written to, which a guest's own cannot."""
+    """Mount a /sys that can be written to, since that of a guest cannot."""
     folder.mkdir(exist_ok=True)
     run("mount", "-t", "sysfs", "sysfs", folder)
     try:
@@ -383,7 +383,7 @@ def sys_folder(folder: Path) -> Iterator[Path]:
 
 
 def run(*words: object, codes: Sequence[int] = (0,)) -> str:
-    """What a command prints; EngineError with its words if it fails."""
+    """Return what a command prints; EngineError with its message if it fails."""
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=COMMAND_S)
     if done.returncode not in codes:
         raise EngineError(f"{' '.join(map(str, words))} ended with {done.returncode}: {done.stderr.strip()}")
@@ -396,7 +396,7 @@ class MemoryFull(Drill):
 
     def __init__(self, scratch: Path, mode: str, seed: int) -> None:
         super().__init__(scratch, mode, seed)
-        self._folder = SHARED_MEMORY if GUEST in os.environ else RUN / self.instance  # units see no /tmp but their own
+        self._folder = SHARED_MEMORY if GUEST in os.environ else RUN / self.instance  # a unit has a /tmp of its own
         self._ballast = self._folder / f"pyengine-{self.instance}"
 
     def prepare(self) -> None:

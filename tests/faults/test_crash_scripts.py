@@ -262,7 +262,7 @@ def test_what_rocketmq_does_not_give_out_is_told():
     row = {"topic": "T", "queue_id": 0, "queue_offset": 1, "physical_offset": 9, "body_sha256": "aa"}
     served = {"topic": "T", "queueId": 0, "queueOffset": 1, "phy": 9, "bodySha": "aa"}
     assert judge_answer({"loadOk": True, "messages": [served]}, [row]) == []
-    assert "does not give out" in judge_answer({"loadOk": True, "messages": [served | {"bodySha": "bb"}]}, [row])[0]
+    assert "does not have what was acknowledged" in judge_answer({"loadOk": True, "messages": [served | {"bodySha": "bb"}]}, [row])[0]
     assert "(1 messages)" in judge_answer({"loadOk": True, "messages": []}, [row, row | {"queue_offset": None}])[0]
     assert judge_answer({"loadOk": False, "messages": []}, [row]) == ["RocketMQ refuses the store"]
 
