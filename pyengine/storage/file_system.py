@@ -13,6 +13,7 @@ estimate is too low no message is lost; queues wait until there is space.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -58,22 +59,33 @@ def refuse_shared(root: str | os.PathLike[str]) -> None:
 
 
 UNKNOWN_PERCENT = -1
+MOUNTS = "/proc/self/mountinfo"
+
+
+def mount_of(descriptor: int) -> tuple[bytes, list[bytes]]:
+    """Return the type of an open file's file system and the options of its mount; (b"", []) if /proc does not list it.
+
+    So it is in a chroot whose root is not a mount point. Names of mount points are bytes of any encoding.
+    """
+    with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}", "rb") as facts, open(MOUNTS, "rb") as mounts:
+        number = next((line.split()[1] for line in facts if line.startswith(b"mnt_id:")), b"")
+        for line in mounts:
+            if line.startswith(number + b" "):
+                kind, *_, options = line.split(b" - ")[1].split()
+                return kind, options.split(b",")
+    return b"", []
 
 
 def file_system_of(folder: Path | str) -> str:
-    """Return the type of the folder's file system, by the longest mount point; "" if /proc does not have it."""
-    path = os.path.realpath(folder)
-    best, kind = "", ""
+    """Return the type of the folder's file system; "" if it is unknown."""
     try:
-        lines = Path("/proc/self/mounts").read_text().splitlines()
+        descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return ""
-    for line in lines:
-        _, point, name, *_ = line.split(" ")
-        point = point.replace("\\040", " ")
-        if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
-            best, kind = point, name
-    return kind
+    try:
+        return mount_of(descriptor)[0].decode()
+    finally:
+        os.close(descriptor)
 
 
 class DiskUse(NamedTuple):

@@ -6,7 +6,6 @@ ipc/live_reader.py has one that uses the counters of a running engine.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import errno
 import os
@@ -21,6 +20,7 @@ from pyengine.formats.paths import LOCK_NAME
 from pyengine.formats.small_file import TRANSIENT_ERRNOS, open_regular
 from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_sync_failure, read_watermark
+from pyengine.storage.file_system import mount_of
 from pyengine.storage.log_scan import LogEnd
 from pyengine.storage.mapped_file import MappedFileQueue
 from pyengine.storage.ofd_lock import SHARED, find_lock
@@ -198,10 +198,5 @@ def _is_local_and_writable(descriptor: int) -> bool:
     """Whether the open file is on a file system of this host that is mounted for writing."""
     if os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:
         return False
-    with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}") as facts, open("/proc/self/mountinfo") as mounts:
-        mount = next((line.split()[1] for line in facts if line.startswith("mnt_id:")), "")
-        for line in mounts:  # in a chroot the mount may not be listed
-            if line.startswith(f"{mount} "):
-                fields = line.split(" - ")[1].split()
-                return fields[0] in LOCAL_FILE_SYSTEMS and "ro" not in fields[2].split(",")
-    return False
+    kind, options = mount_of(descriptor)
+    return kind.decode() in LOCAL_FILE_SYSTEMS and b"ro" not in options

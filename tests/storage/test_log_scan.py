@@ -7,6 +7,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,7 @@ from pyengine.formats.paths import segment_name
 from pyengine.formats.record import encode_blank
 from pyengine.formats.small_file import Checkpoint, pack_checkpoint
 from pyengine.results import ReadLevel
-from pyengine.storage import log_scan, read_level
+from pyengine.storage import file_system, log_scan
 from pyengine.storage.checkpoint import DurableWatermark, create_abort_file, note_sync_failure, write_watermark
 from pyengine.storage.log_scan import LogEnd
 from pyengine.storage.mapped_file import MappedFileQueue, MappingCache
@@ -228,8 +229,17 @@ def test_in_a_chroot_that_does_not_list_its_own_mount_nothing_is_synced(builder,
     write_watermark(builder.root, DurableWatermark("u", 1, first.size_bytes))
     mounts = tmp_path / "mountinfo"
     mounts.write_text("71 48 254:0 /usr /usr rw - ext4 /dev/vda rw\n")
-    monkeypatch.setattr(read_level, "open", lambda path: open(mounts if path == "/proc/self/mountinfo" else path), raising=False)
+    monkeypatch.setattr(file_system, "MOUNTS", mounts)
     assert FilesWatermark(builder.root, log_of(builder)).limit(ReadLevel.FLUSHED) == first.size_bytes
+
+
+def test_the_name_of_another_mount_need_not_be_utf8(builder, tmp_path, monkeypatch):
+    builder.put("T", b"x")
+    mounts = tmp_path / "mountinfo"
+    mounts.write_bytes(b"7 1 0:7 / /media/caf\xe9 rw - vfat  rw\n" + Path(file_system.MOUNTS).read_bytes())
+    monkeypatch.setattr(file_system, "MOUNTS", mounts)
+    assert FilesWatermark(builder.root, log_of(builder)).limit(ReadLevel.FLUSHED) == builder.end
+    assert file_system.file_system_of("/proc") == "proc" and file_system.file_system_of(tmp_path / "none") == ""
 
 
 def test_a_posix_lock_like_javas_is_another_process(builder):
