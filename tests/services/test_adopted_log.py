@@ -1,4 +1,4 @@
-"""What stood in the log before the engine is read newest first; damage there stops it and is told."""
+"""The log from before the engine is read newest first; damage there ends the work and is reported."""
 
 from __future__ import annotations
 

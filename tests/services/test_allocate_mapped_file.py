@@ -1,4 +1,4 @@
-"""Segments stand ready, whole, ahead of the writer; a full disk is told and got over; unused ones go at stop."""
+"""Complete segments are ready ahead of the writer; a full disk is reported and waited for; a stop removes unused segments."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_full_disk_is_told_tried_again_and_got_over(allocator, monkeypatch):
     latch.arm()
     assert not service.work()
     assert error_number(owner) == errno.ENOSPC and ready_end(owner) == 2 * SEGMENT
-    assert latch.wait(10), "the writer is told, to answer CREATE_MAPEDFILE_FAILED"
+    assert latch.wait(10), "the writer is woken, to answer CREATE_MAPEDFILE_FAILED"
     assert 0 < service.pause_s() <= 0.5
     eventually(lambda: service.work() or native.load(owner.control.allocator, "error_count") >= 3, "tried again")
     assert len(reported) == 1, "said once, not each time"

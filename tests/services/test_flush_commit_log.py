@@ -1,4 +1,4 @@
-"""Flushing: nothing is claimed that was not synced, the pair never runs ahead, the first failure is final."""
+"""Flushing: `flushed` covers only what was synced, the pair never runs ahead, the first failure is final."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVERY_TIME = EngineConfig(flush_interval_commit_log_ms=1)
 
 
 def rig(make_owner, mode, segments=4):
-    """An owner, a writer, and segments that stand ready."""
+    """Return an owner and a writer; segments are ready."""
     owner = make_owner(mode=mode, segment_bytes=SEGMENT, pool_buffers=0)
     owner.position(0)
     owner.publish()
@@ -140,7 +140,7 @@ def test_draining_reaches_the_end_and_then_ends(flusher):
 
 
 def test_the_pair_never_speaks_of_a_record_above_it(flusher):
-    """The writer is between its commit point and `committed`: the slot knows more than may be told."""
+    """The writer is between its commit point and `committed`: the slot knows more than the pair may say."""
     owner, writer, service = flusher
     writer.vouch()
     writer.put(b"first")
@@ -148,8 +148,8 @@ def test_the_pair_never_speaks_of_a_record_above_it(flusher):
     writer.put(b"second")
     native.store_position(owner.control.committed, end)
     go_until(service, lambda: flushed(owner) == end, "flushed up to committed")
-    told, told_ms = native.flush_pair(owner.control)
-    assert told == end and told_ms <= time_ms
+    pair_end, pair_ms = native.flush_pair(owner.control)
+    assert pair_end == end and pair_ms <= time_ms
     native.store_position(owner.control.committed, writer.end)
     go_until(service, lambda: flushed(owner) == writer.end, "the rest flushed")
     assert native.flush_pair(owner.control)[1] == writer.clock_ms

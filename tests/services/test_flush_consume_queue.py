@@ -253,9 +253,9 @@ def test_the_watermark_is_written_at_most_once_a_second_but_always_at_stop(rig):
     rig.service.work()
     assert read_watermark(rig.owner.root).watermark.flushed == first
     assert not rig.service.drain()
-    told = read_watermark(rig.owner.root).watermark
-    assert told.flushed == rig.writer.end
-    assert (told.uuid, told.epoch) == (str(rig.owner.engine_id.uuid), rig.owner.memory.identity.epoch)
+    written = read_watermark(rig.owner.root).watermark
+    assert written.flushed == rig.writer.end
+    assert (written.uuid, written.epoch) == (str(rig.owner.engine_id.uuid), rig.owner.memory.identity.epoch)
 
 
 def test_the_worker_writes_while_it_runs_and_when_it_is_asked_to_stop(rig):
@@ -280,9 +280,9 @@ def test_a_checkpoint_that_cannot_be_written_is_told_with_its_file_and_is_the_ol
 
     write_checkpoint(tmp_path, Checkpoint(1, 2, 3))
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(DiskError, match=f"cannot write {tmp_path}/checkpoint: No space left") as told:
+    with pytest.raises(DiskError, match=f"cannot write {tmp_path}/checkpoint: No space left") as failed:
         write_checkpoint(tmp_path, Checkpoint(4, 5, 6))
-    assert told.value.errno == errno.ENOSPC and read_checkpoint(tmp_path) == Checkpoint(1, 2, 3)
+    assert failed.value.errno == errno.ENOSPC and read_checkpoint(tmp_path) == Checkpoint(1, 2, 3)
 
 
 def test_a_topic_of_a_new_message_is_entered_in_the_same_round_and_again_after_it_was_deleted(rig):

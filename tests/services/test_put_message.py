@@ -280,7 +280,7 @@ def test_nothing_is_written_again_for_a_sync_that_is_over_or_that_began_later(ma
 
 
 def test_what_a_dead_writers_own_sync_for_a_new_flusher_may_have_failed_on_is_written_again_too(make_parts, monkeypatch):
-    """Whatever it was told, and that flusher's descriptors with it, died; and no flusher had a sync under way."""
+    """The error that its sync got died with it, and with that flusher's descriptors; no flusher had a sync in progress."""
     parts = make_parts()
     with parts.producer() as producer:
         assert producer.put_many("T", [b"x" * 3000] * 5).ok

@@ -209,7 +209,7 @@ def test_it_sleeps_until_the_next_message_is_due_or_an_empty_level_could_have_on
 
 
 def test_a_message_put_into_an_empty_level_is_seen_before_it_is_due(make_rig):
-    """Nobody rings: an empty level is looked at again before anything in it can be due."""
+    """No process wakes it: an empty level is polled before a message in it can be due."""
     rig = make_rig()
     service = rig.service()
     rig.go(service)

@@ -1,4 +1,4 @@
-"""config/replication.json while a replicator runs: what cannot be noted is told, and what was unreadable is not forgotten."""
+"""config/replication.json while a replicator runs: a failed write is reported, and what was unreadable is not forgotten."""
 
 from __future__ import annotations
 

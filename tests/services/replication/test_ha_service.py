@@ -628,7 +628,7 @@ def test_a_failure_of_the_slaves_thread_ends_the_worker(make_rig):
     rig.service.turn = fail
     rig.service.start()
     with pytest.raises(RuntimeError, match="broken on purpose"):
-        eventually(rig.service.work, "the failure is told")
+        eventually(rig.service.work, "the failure reaches the worker")
 
 
 def test_the_worker_is_killed_and_the_next_one_serves(make_owner):
@@ -899,7 +899,7 @@ def test_a_master_that_meets_a_higher_term_refuses_puts_and_remembers_it(make_ri
     assert any("knows a master of term 3, and this one is of term 0: puts are refused" in line for line in rig.reported)
     peer.close()
     other = rig.sealed_slave(call_of(secret))
-    assert other.link.peer.is_fenced, "slaves are told"
+    assert other.link.peer.is_fenced, "it says so to slaves"
     rig.slaves.remove(other)
     with pytest.raises(LinkLostError):
         rig.until(lambda: other.take() and False, "and are not served")

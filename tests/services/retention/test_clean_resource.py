@@ -155,7 +155,7 @@ def test_at_the_hour_old_segments_go_oldest_first_and_the_last_one_stays(make_ri
     assert rig.segments()[0] == native.load_position(rig.control.min_offset) == 3 * SEGMENT
     rig.clock.ms += 73 * HOUR_MS
     assert rig.round() == 3
-    assert rig.segments() == [6 * SEGMENT, 7 * SEGMENT]  # the one with the newest messages, and the one that stands ready
+    assert rig.segments() == [6 * SEGMENT, 7 * SEGMENT]  # the one with the newest messages, and the spare one
     assert (rig.count("removed_segments"), rig.count("removed_bytes")) == (6, 6 * SEGMENT)
     assert rig.count("rounds") == 3
 
@@ -186,7 +186,7 @@ def test_the_minimum_has_moved_before_the_room_of_a_segment_is_given_back(make_r
     monkeypatch.setattr(clean_files, "free_blocks", look)
     rig.clock.hour_now = 4
     rig.round()
-    assert seen and all(told == first for told, first in seen)
+    assert seen and all(shown == first for shown, first in seen)
 
 
 def test_queue_and_index_files_follow_the_log(make_rig):
