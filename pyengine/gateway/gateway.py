@@ -23,11 +23,10 @@ from pyengine.gateway import codes
 from pyengine.gateway.access import RELOAD_INTERVAL_S, AccessList, TlsHandler, printable, without_list
 from pyengine.gateway.admin import COUNT_S, Admin
 from pyengine.gateway.connections import Connection, Connections, Handlers, Limits, TurnExecutor
-from pyengine.gateway.members import Members
+from pyengine.gateway.members import Members, Relays
 from pyengine.gateway.names import Address, Names, NameServer
 from pyengine.gateway.positions import FLUSH_S, GroupOffsets, Positions
 from pyengine.gateway.pulls import Pulls
-from pyengine.gateway.relays import Relays
 from pyengine.gateway.sends import Ends, Puts, Sends
 from pyengine.ipc.live_reader import LiveStoreReader
 
