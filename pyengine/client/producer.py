@@ -72,7 +72,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from datetime import datetime
 
-    from pyengine.client.half_messages import Checker, GroupTransactions, Outcome, Transaction, Transactions
+    from pyengine.client.half_messages import Outcome
+    from pyengine.client.transactions import Checker, GroupTransactions, Transaction, Transactions
     from pyengine.ipc.session_client import ProducerSession
 
 _Key = TypeVar("_Key")
@@ -318,7 +319,7 @@ class Producer(ProducerFront):
 
     def _in_groups(self) -> GroupTransactions:
         if self._group_transactions is None:
-            from pyengine.client.half_messages import GroupTransactions
+            from pyengine.client.transactions import GroupTransactions
 
             itself = weakref.proxy(self)  # so that a producer that is dropped ends
             made = GroupTransactions(
@@ -367,7 +368,7 @@ class Producer(ProducerFront):
 
     def _transaction(self) -> Transactions:
         if self._transactions is None:
-            from pyengine.client.half_messages import Transactions
+            from pyengine.client.transactions import Transactions
 
             itself = weakref.proxy(self)  # so that a producer that is dropped ends
             self._transactions = Transactions(

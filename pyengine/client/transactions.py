@@ -1,0 +1,326 @@
+"""A producer's transactions: messages that consumers see only after their producer has committed them, in two ways.
+
+With RocketMQ's half messages and their check-back (half_messages.py):
+
+    with producer.transaction(checker=look_it_up) as transaction:
+        transaction.put("orders", b"order 17 is paid")      # no consumer sees it yet
+        pay()                                                # an exception rolls it back
+
+As RocketMQ's store has them, without a check-back:
+
+    prepared = producer.put_prepared("orders", b"paid", keys="order-17")
+    ...                                             # the producer's own work
+    producer.end_transaction(prepared.msg_id, "commit")     # or "rollback"
+
+Two bits of sysFlag tell three kinds of record in the log apart (docs/formats.md
+section 4). *Prepared*: queue offset 0, in no queue, but found by its keys. *Commit*: the
+message itself, in its queue and in the index, with the offset of the prepared record.
+*Rollback*: the prepared record without its body, in no queue and not in the index.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from pyengine import arguments
+from pyengine.client import outgoing
+from pyengine.client.half_messages import HalfMessages, Outcome, PreparedCheck, real_queue
+from pyengine.client.outgoing import PutRefusedError, RawMessage, TransactionLimits
+from pyengine.errors import EngineError, FormatError, UsageError
+from pyengine.formats.constants import (
+    NAME_VALUE_SEPARATOR,
+    PROPERTY_CHECK_IMMUNITY_TIME,
+    PROPERTY_PRODUCER_GROUP,
+    PROPERTY_SEPARATOR,
+    PROPERTY_TRANSACTION_PREPARED,
+    SYS_FLAG_TRANSACTION_COMMIT,
+    SYS_FLAG_TRANSACTION_MASK,
+    SYS_FLAG_TRANSACTION_PREPARED,
+    SYS_FLAG_TRANSACTION_ROLLBACK,
+)
+from pyengine.formats.record import Message, decode_message_id, encode_properties, hash_map_order
+from pyengine.ipc.live_reader import LiveStoreReader
+from pyengine.results import PutResult, PutStatus, ReadLevel
+
+Checker = Callable[[Message], Outcome | None]
+DEFAULT_GROUP = "pyengine"
+ENDED_MAX = 10_000     # ended transactions that a producer remembers
+COMMITTED_WAIT_S = 5.0  # a record in a pool buffer becomes readable within commit_interval_commit_log_ms
+COMMITTED_POLL_INTERVAL_S = 0.002
+_KINDS = {"commit": SYS_FLAG_TRANSACTION_COMMIT, "rollback": SYS_FLAG_TRANSACTION_ROLLBACK}
+_LOG = logging.getLogger("pyengine.client.transactions")
+
+
+# ---- with half messages --------------------------------------------------------------
+
+
+class Transaction:
+    """The messages of one `with producer.transaction(...)`: after the block consumers see all of them, or none."""
+
+    def __init__(self, owner: GroupTransactions, group: str, check_after_s: int | None) -> None:
+        self._owner = owner
+        self._group = group
+        self._check_after_s = check_after_s
+        self._halves: list[Message] = []
+        self.results: list[PutResult] = []
+        """What the commits answered, in the order of the puts; after the block."""
+
+    def put(self, topic: str, body: bytes, *, queue_id: int | None = 0, tags: str | None = None,
+            keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
+            unique_key: str | None = None, sharding_key: str | None = None, timeout_s: float | None = None) -> PutResult:
+        """Store one message that consumers do not see before the commit; arguments as of Producer.put. PutError if it is refused.
+
+        The result has the offsets of the half message.
+        """
+        more = {PROPERTY_TRANSACTION_PREPARED: "true", PROPERTY_PRODUCER_GROUP: self._group}
+        if self._check_after_s is not None:
+            more[PROPERTY_CHECK_IMMUNITY_TIME] = str(self._check_after_s)
+        raw = self._owner.raw(topic, body, queue_id=queue_id, tags=tags, keys=keys, properties=properties, flag=flag,
+                              unique_key=unique_key or uuid.uuid4().hex.upper(), sharding_key=sharding_key, more=more)
+        result, half = self._owner.prepare(raw, timeout_s)
+        if half is None:
+            result.raise_for_status()
+        else:
+            self._halves.append(half)
+        return result
+
+    def end(self, outcome: Outcome) -> None:
+        """End all messages; raises the first error after all were tried. The check-back asks later about those that failed."""
+        first_error: EngineError | None = None
+        for half in self._halves:
+            try:
+                result = self._owner.end(half, outcome)
+                if outcome == "commit":
+                    self.results.append(result)
+                if not result.stored:
+                    result.raise_for_status()
+            except EngineError as error:
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+
+
+class GroupTransactions:
+    """The transactions of one producer: the open ones, the checkers by group, and the thread that calls the checkers."""
+
+    def __init__(self, put_raw: Callable[[RawMessage, float | None], PutResult], make_raw: Callable[..., RawMessage], root: Path, *,
+                 host: str, limits: TransactionLimits) -> None:
+        self.raw = make_raw
+        self._halves = HalfMessages(root, put_raw, host=host, timeout_ms=limits.timeout_ms)
+        self._check = PreparedCheck(self._halves, check_max=limits.check_max, reserved_ms=limits.reserved_ms)
+        self._interval_s = limits.check_interval_ms / 1000
+        self._checkers: dict[str, Checker] = {}
+        self._open: set[str] = set()
+        self._is_closing = False
+        self._wake: SimpleQueue[None] = SimpleQueue()  # which has no lock that a thread of the parent could have at a fork
+        self._asking = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def transaction(self, group: str, checker: Checker | None, check_after_s: int | None) -> Iterator[Transaction]:
+        """Implement Producer.transaction."""
+        if checker is not None:
+            self._checkers[group] = checker
+            if self._thread is None and not self._is_closing:
+                self._thread = threading.Thread(target=self._loop, name="pyengine-transactions", daemon=True)
+                self._thread.start()
+        transaction = Transaction(self, group, check_after_s)
+        try:
+            try:
+                yield transaction
+            except BaseException:
+                try:
+                    transaction.end("rollback")
+                except EngineError as error:  # the program's own exception says more; the checker is called later
+                    _LOG.warning("a transaction of %s could not be rolled back: %s", group, error)
+                raise
+            transaction.end("commit")
+        finally:
+            self._open.difference_update(half.uniq_key or "" for half in transaction._halves)
+
+    def prepare(self, raw: RawMessage, timeout_s: float | None) -> tuple[PutResult, Message | None]:
+        """Call HalfMessages.prepare; this process's own checker is not called for the message before its block ends."""
+        result, half = self._halves.prepare(raw, timeout_s)
+        if half is not None:
+            self._open.add(half.uniq_key or "")
+        return result, half
+
+    def end(self, half: Message, outcome: Outcome) -> PutResult:
+        """Call HalfMessages.end."""
+        return self._halves.end(half, outcome)
+
+    def check_now(self, again_after_ms: int = 0) -> int:
+        """Run one round: call this producer's checkers for undecided messages; return the number of messages.
+
+        It raises the first error after all were asked about, since each of them has one try less now.
+        """
+        with self._asking:
+            found = self._check.round(self._checkers.__contains__, again_after_ms)
+            asked = [half for half in found if half.uniq_key not in self._open]
+            first_error: EngineError | None = None
+            for half in asked:
+                try:
+                    self._ask(half)
+                except EngineError as error:
+                    first_error = first_error or error
+            if first_error is not None:
+                raise first_error
+            return len(asked)
+
+    def _ask(self, half: Message) -> None:
+        topic, queue_id = real_queue(half)
+        group = half.properties.get(PROPERTY_PRODUCER_GROUP, "")
+        try:
+            outcome = self._checkers[group](replace(half, topic=topic, queue_id=queue_id))
+        except Exception:  # noqa: BLE001 - the checker's own: the next round calls it again
+            _LOG.exception("the checker of %s failed for %s, and is asked again", group, half.uniq_key)
+            return
+        if outcome is not None:
+            self._halves.end(half, outcome)
+
+    def _loop(self) -> None:
+        while not self._is_closing:
+            try:
+                self.check_now(round(self._interval_s * 500))
+            except ReferenceError:  # the producer was dropped
+                return
+            except EngineError as error:
+                _LOG.warning("transactions could not be checked: %s", error)
+            with suppress(Empty):
+                self._wake.get(timeout=self._interval_s)
+
+    def stop_asking(self) -> None:
+        """End the thread, without waiting for it."""
+        self._is_closing = True
+        self._wake.put(None)
+
+    def close(self) -> None:
+        """End the thread, and close the store's files."""
+        self.stop_asking()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._halves.close()
+
+
+# ---- with prepared messages ----------------------------------------------------------
+
+
+class Transactions:
+    """The prepared messages of one producer, which does the puts and owns this object. Thread-safe: one is ended at a time.
+
+    `put_raw(message, timeout_s)` is the producer's.
+    """
+
+    def __init__(self, put_raw: Callable[[RawMessage, float | None], PutResult], root: Path) -> None:
+        self._put_raw = put_raw
+        self._root = root
+        self._reader: LiveStoreReader | None = None
+        self._lock = threading.Lock()
+        self._ended: OrderedDict[int, tuple[str, PutResult]] = OrderedDict()
+
+    def prepare(self, topic: str, body: bytes, *, queue_id: int = 0, tags: str | None = None,
+                keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
+                group: str = DEFAULT_GROUP, unique_key: str | None = None, wait: bool = True,
+                timeout_s: float | None = None) -> PutResult:
+        """Implement Producer.put_prepared."""
+        try:
+            arguments.text(group, "group")
+            pieces = [outgoing.properties_text(tags, keys, properties, unique_key or uuid.uuid4().hex.upper())]
+            for name, value in ((PROPERTY_TRANSACTION_PREPARED, "true"), (PROPERTY_PRODUCER_GROUP, group)):
+                pieces.append(f"{name}{NAME_VALUE_SEPARATOR}{outgoing.property_value(value, name)}")
+            data = outgoing.body_bytes(body)
+        except PutRefusedError as refused:
+            return PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason)
+        return self._put_raw(RawMessage(
+            topic, data, queue_id=queue_id, properties_text=PROPERTY_SEPARATOR.join(pieces), flag=flag,
+            sys_flag=SYS_FLAG_TRANSACTION_PREPARED, born_timestamp_ms=time.time_ns() // 1_000_000,
+            wait_store_msg_ok=wait), timeout_s)
+
+    def end(self, msg_id: str, outcome: Outcome, *, wait: bool = True, timeout_s: float | None = None) -> PutResult:
+        """Implement Producer.end_transaction."""
+        arguments.text(msg_id, "msg_id")
+        if outcome not in _KINDS:
+            raise UsageError(f"{outcome!r} ends no transaction: give 'commit' or 'rollback'")
+        with self._lock:
+            return self._end(msg_id, outcome, wait, timeout_s)
+
+    def _end(self, msg_id: str, outcome: Outcome, wait: bool, timeout_s: float | None) -> PutResult:
+        try:
+            prepared = self._prepared(msg_id)
+            done, result = self._ended.get(prepared.physical_offset) or self._found_committed(prepared)
+            if result is not None:
+                if done == outcome:
+                    return result
+                raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL,
+                              f"the transaction of {msg_id} has ended by {done} already, at offset {result.physical_offset}")
+        except PutRefusedError as refused:
+            return PutResult(refused.status, reason=refused.reason)
+        except EngineError as error:  # the store cannot be read now
+            return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=str(error))
+        result = self._put_end(prepared, outcome, wait, timeout_s)
+        if result.physical_offset >= 0:
+            self._ended[prepared.physical_offset] = outcome, result
+            if len(self._ended) > ENDED_MAX:
+                self._ended.popitem(last=False)
+        return result
+
+    def close(self) -> None:
+        """Close the store's files."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    def _put_end(self, prepared: Message, outcome: Outcome, wait: bool, timeout_s: float | None) -> PutResult:
+        """Put the second record; as in RocketMQ its property text is written from a map without TRAN_MSG."""
+        names = [name for name in hash_map_order(prepared.properties) if name != PROPERTY_TRANSACTION_PREPARED]
+        return self._put_raw(replace(
+            RawMessage.of(prepared, {}), body=prepared.body if outcome == "commit" else b"",
+            properties_text=encode_properties({name: prepared.properties[name] for name in names}),
+            sys_flag=prepared.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | _KINDS[outcome],
+            prepared_transaction_offset=prepared.physical_offset, wait_store_msg_ok=wait), timeout_s)
+
+    # ---- the log ----------------------------------------------------------------
+
+    def _open_reader(self) -> LiveStoreReader:
+        if self._reader is None:
+            self._reader = LiveStoreReader(self._root)
+        return self._reader
+
+    def _prepared(self, msg_id: str) -> Message:
+        """Return the prepared message of this id, or raise PutRefusedError."""
+        try:
+            _, offset = decode_message_id(msg_id)
+        except FormatError as error:
+            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"{msg_id!r} is not a message id: {error}") from None
+        reader = self._open_reader()
+        deadline_s = time.monotonic() + COMMITTED_WAIT_S
+        while True:
+            is_readable = offset < reader.max_physical_offset(ReadLevel.COMMITTED)  # asked before the read, since the limit moves
+            message = reader.message(msg_id, ReadLevel.COMMITTED)
+            if message is not None:
+                break
+            if is_readable or time.monotonic() >= deadline_s:
+                raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"the store has no message {msg_id}")
+            time.sleep(COMMITTED_POLL_INTERVAL_S)
+        if message.sys_flag & SYS_FLAG_TRANSACTION_MASK != SYS_FLAG_TRANSACTION_PREPARED:
+            raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"{msg_id} is not a prepared message")
+        return message
+
+    def _found_committed(self, prepared: Message) -> tuple[str, PutResult | None]:
+        """Return the commit record from the index, whichever producer put it. (Rollbacks are not in the index.)"""
+        if prepared.uniq_key:
+            for found in self._open_reader().query_message(prepared.topic, prepared.uniq_key, level=ReadLevel.COMMITTED):
+                if (found.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_COMMIT
+                        and found.prepared_transaction_offset == prepared.physical_offset):
+                    return "commit", PutResult(PutStatus.PUT_OK, found.msg_id, found.queue_offset, found.physical_offset,
+                                               found.size_bytes, found.store_timestamp_ms, found.topic, found.queue_id)
+        return "", None
