@@ -7,6 +7,7 @@ memory order.
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
@@ -17,7 +18,7 @@ from pyengine.errors import EngineUnavailableError, OtherLayoutError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from pyengine._native import Struct, ms_control, ms_position
+    from pyengine._native import CData, Struct, ms_control, ms_position
 
 _S = TypeVar("_S")
 
@@ -134,49 +135,49 @@ def store_position(position: ms_position, value: int) -> None:
     lib.ms_store_i64(ffi.addressof(position, "value"), value)
 
 
+def _field(struct: Struct, name: str) -> tuple[CData, bool, bool]:
+    """Return the address of a 32- or 64-bit field, whether it has 32 bits, and whether it is unsigned."""
+    address = ffi.addressof(struct, name)
+    ctype = ffi.typeof(address).item
+    is_short = ffi.sizeof(ctype) == 4
+    return ffi.cast("uint32_t *" if is_short else "int64_t *", address), is_short, ctype.cname.startswith("uint")
+
+
 def load(struct: Struct, field: str) -> int:
     """Load a 32- or 64-bit field by name, with acquire order."""
-    address = ffi.addressof(struct, field)
-    if ffi.sizeof(ffi.typeof(address).item) == 4:
-        value = lib.ms_load_u32(ffi.cast("uint32_t *", address))
-        return value if ffi.typeof(address).item.cname.startswith("uint") else (value ^ 0x80000000) - 0x80000000
-    value = lib.ms_load_i64(ffi.cast("int64_t *", address))
-    return value if not ffi.typeof(address).item.cname.startswith("uint") else value & 0xFFFFFFFFFFFFFFFF
+    address, is_short, is_unsigned = _field(struct, field)
+    if is_short:
+        value = lib.ms_load_u32(address)
+        return value if is_unsigned else (value ^ 0x80000000) - 0x80000000
+    value = lib.ms_load_i64(address)
+    return value & 0xFFFFFFFFFFFFFFFF if is_unsigned else value
 
 
 def store(struct: Struct, field: str, value: int) -> None:
     """Store a 32- or 64-bit field by name, with release order."""
-    address = ffi.addressof(struct, field)
-    if ffi.sizeof(ffi.typeof(address).item) == 4:
-        lib.ms_store_u32(ffi.cast("uint32_t *", address), value & 0xFFFFFFFF)
+    address, is_short, _ = _field(struct, field)
+    if is_short:
+        lib.ms_store_u32(address, value & 0xFFFFFFFF)
     else:
-        if value >= 1 << 63:
-            value -= 1 << 64
-        lib.ms_store_i64(ffi.cast("int64_t *", address), value)
+        lib.ms_store_i64(address, value - (1 << 64) if value >= 1 << 63 else value)
 
 
 def loader(struct: Struct, field: str) -> Callable[[], int]:
     """Return a function that loads an int64 or uint32 field, for loops: it looks up the address once."""
-    address = ffi.addressof(struct, field)
-    if ffi.sizeof(ffi.typeof(address).item) == 4:
-        return partial(lib.ms_load_u32, ffi.cast("uint32_t *", address))
-    return partial(lib.ms_load_i64, ffi.cast("int64_t *", address))
+    address, is_short, _ = _field(struct, field)
+    return partial(lib.ms_load_u32 if is_short else lib.ms_load_i64, address)
 
 
 def storer(struct: Struct, field: str) -> Callable[[int], None]:
     """Return a function that stores an int64 or uint32 field, for loops."""
-    address = ffi.addressof(struct, field)
-    if ffi.sizeof(ffi.typeof(address).item) == 4:
-        return partial(lib.ms_store_u32, ffi.cast("uint32_t *", address))
-    return partial(lib.ms_store_i64, ffi.cast("int64_t *", address))
+    address, is_short, _ = _field(struct, field)
+    return partial(lib.ms_store_u32 if is_short else lib.ms_store_i64, address)
 
 
 def compare_and_swap(struct: Struct, field: str, expected: int, value: int) -> bool:
     """Replace `expected` in the field with `value`; return False, and change nothing, if it holds something else."""
-    address = ffi.addressof(struct, field)
-    if ffi.sizeof(ffi.typeof(address).item) == 4:
-        return bool(lib.ms_cas_u32(ffi.cast("uint32_t *", address), expected, value))
-    return bool(lib.ms_cas_i64(ffi.cast("int64_t *", address), expected, value))
+    address, is_short, _ = _field(struct, field)
+    return bool((lib.ms_cas_u32 if is_short else lib.ms_cas_i64)(address, expected, value))
 
 
 def add(struct: Struct, field: str, by: int = 1) -> int:
@@ -244,3 +245,9 @@ def reason(control: ms_control) -> str:
 def encoded(text: str, room_bytes: int) -> bytes:
     """Return as much of the text as fits into a C string of `room_bytes`; "?" replaces what a path has beside UTF-8."""
     return text.replace("\0", " ").encode("utf-8", "replace")[: room_bytes - 1].decode("utf-8", "ignore").encode()
+
+
+def raise_os_error(code: int, path: str | None = None) -> None:
+    """Raise the OSError of a negative `code`; do nothing for others."""
+    if code < 0:
+        raise OSError(-code, os.strerror(-code), path)

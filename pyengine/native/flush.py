@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pyengine._native import ffi, lib
 from pyengine.errors import DiskError, DiskFullError, FlushError
+from pyengine.native.control import raise_os_error
 from pyengine.native.scan import REASONS
 from pyengine.native.store_stats import count_syncs
 
@@ -119,12 +120,12 @@ def current_cpu() -> int:
 
 def link_unnamed(fd: int, path: str, folder_fd: int = -100) -> None:  # AT_FDCWD
     """Link the O_TMPFILE file `fd` to `path`, relative to `folder_fd` if given; FileExistsError if the name is taken."""
-    _raise_for(lib.ms_new_file_link(fd, folder_fd, os.fsencode(path)), path)
+    raise_os_error(lib.ms_new_file_link(fd, folder_fd, os.fsencode(path)), path)
 
 
 def rename_exclusive(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Rename `source` to `target`; FileExistsError if that exists, OSError EINVAL if the file system cannot tell."""
-    _raise_for(lib.ms_new_file_rename(os.fsencode(source), os.fsencode(target)), os.fspath(target))
+    raise_os_error(lib.ms_new_file_rename(os.fsencode(source), os.fsencode(target)), os.fspath(target))
 
 
 def write_in_place(fd: int) -> None:
@@ -135,14 +136,8 @@ def write_in_place(fd: int) -> None:
 def file_system(fd: int) -> int:
     """Return the magic number of the file system of `fd` (statfs); OSError if that fails."""
     found = lib.ms_new_file_system(fd)
-    if found < 0:
-        raise OSError(-found, os.strerror(-found))
+    raise_os_error(found)
     return found
-
-
-def _raise_for(result: int, path: str) -> None:
-    if result < 0:
-        raise OSError(-result, os.strerror(-result), path)
 
 
 GROUP_TIME: int = lib.MS_GROUP_TIME

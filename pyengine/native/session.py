@@ -5,7 +5,6 @@ The producer's side publishes entries and waits for their answers.
 
 from __future__ import annotations
 
-import os
 import struct
 from array import array
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyengine import arguments
 from pyengine._native import ffi, lib
 from pyengine.errors import UsageError
-from pyengine.native.control import SharedStruct
+from pyengine.native.control import SharedStruct, raise_os_error
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -48,9 +47,7 @@ def install_guard(elsewhere: CData = ffi.NULL) -> None:
 
     `elsewhere`, a `uint64_t *` that outlives the process, counts those other faults.
     """
-    code = lib.ms_session_guard_install(elsewhere)
-    if code:
-        raise OSError(-code, os.strerror(-code))
+    raise_os_error(lib.ms_session_guard_install(elsewhere))
 
 
 def guard(slot: int, memory: CData, size_bytes: int) -> None:
@@ -70,16 +67,13 @@ def is_broken(slot: int) -> bool:
 
 def count_producer(semaphore_id: int, by: int) -> None:
     """Count this process in (1) or out (-1); the kernel counts it out if it dies. OSError if that fails."""
-    code = lib.ms_attach_count_add(semaphore_id, by)
-    if code:
-        raise OSError(-code, os.strerror(-code))
+    raise_os_error(lib.ms_attach_count_add(semaphore_id, by))
 
 
 def producer_count(semaphore_id: int) -> int:
     """Return the number of living producers; OSError if there is no such semaphore."""
     value = lib.ms_attach_count_get(semaphore_id)
-    if value < 0:
-        raise OSError(-value, os.strerror(-value))
+    raise_os_error(value)
     return value
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyengine._native import ffi, lib
 from pyengine.errors import EngineUnavailableError
+from pyengine.native.control import raise_os_error
 
 if TYPE_CHECKING:
     from pyengine._native import ms_latch, ms_sequence
@@ -113,8 +114,7 @@ SPIN_US_MAX = 150
 def wake_up_us(rounds: int = ROUNDS, percent: int = PERCENT) -> float:
     """Measure how long a wake-up takes: return the `percent` percentile in us; OSError if that fails."""
     answer = lib.ms_calibrate_wake_ns(rounds, percent)
-    if answer < 0:
-        raise OSError(-answer, os.strerror(-answer))
+    raise_os_error(answer)
     return answer / 1000
 
 
@@ -140,23 +140,18 @@ def show_command(words: Sequence[str], environment: Mapping[str, str]) -> None:
     """Set this process's command line and environment as /proc shows them; OSError, without effect, if the kernel refuses."""
     shown = _row(words)
     surrounding = _row(f"{name}={value}" for name, value in environment.items())
-    _check(lib.ms_process_show_command(shown, len(shown), surrounding, len(surrounding)))
+    raise_os_error(lib.ms_process_show_command(shown, len(shown), surrounding, len(surrounding)))
 
 
 def adopt_orphans() -> None:
     """Become the parent of each descendant whose parent ends; OSError if the kernel refuses."""
-    _check(lib.ms_process_adopt_orphans())
+    raise_os_error(lib.ms_process_adopt_orphans())
 
 
 def end_with_parent() -> None:
     """Have the kernel kill this process when the thread that forked it ends; OSError if the kernel refuses."""
-    _check(lib.ms_process_end_with_parent())
+    raise_os_error(lib.ms_process_end_with_parent())
 
 
 def _row(texts: Iterable[str]) -> bytes:
     return b"".join(os.fsencode(text) + b"\0" for text in texts)
-
-
-def _check(code: int) -> None:
-    if code:
-        raise OSError(-code, os.strerror(-code))
