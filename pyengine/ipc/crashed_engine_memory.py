@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pyengine.errors import EngineUnavailableError, StoreBusyError
 from pyengine.ipc import sessions, shared_objects
-from pyengine.ipc.control_block import EngineMemory, Identity
+from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.shared_objects import KIND_NAMES, SharedFolder, SharedObject, find_folder
 from pyengine.ipc.store_lock import living_kinds, owning, read_holder
@@ -30,6 +30,7 @@ from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.report import Progress, RecoveryOptions, RecoveryReport, RecoveryState, SharedState
 
 if TYPE_CHECKING:
+    from pyengine._native import ms_control
     from pyengine.storage.recovery.rebuild import RebuildReport, RebuildWork, Selection
 
 EXIT_WAIT_S = 2.0  # a process that was killed releases its lock a moment before it disappears
@@ -108,45 +109,37 @@ class CrashedEngineMemory:
             if any(name.startswith("pool-") for name in folder.names()):
                 self.shared = SharedState(0, 0, (), f"{error}; what may have been in its pool alone is given up")
             return
-        identity = memory.identity
-        mismatch = memory.mismatch(root, engine_id) or _contradiction(memory, identity)
-        slot_end, _ = native.committed_slot(memory.control)
-        committed = native.load_position(memory.control.committed)
+        control = memory.control
+        slot_end, _ = native.committed_slot(control)
+        committed, flushed, reput_from = (native.load_position(getattr(control, name)) for name in ("committed", "flushed", "reput_from"))
+        mismatch = memory.mismatch(root, engine_id) or _contradiction(control, slot_end)
+        pool: tuple[tuple[int, memoryview], ...] = ()
         if not mismatch:
-            self._semaphore_id = identity.sysv_semaphore_id
-            self.confirm = native.load_position(memory.control.confirm)
-        bases = [] if mismatch else self._pool_bases(memory, identity)
-        frozen = native.load(memory.control.state, "frozen") != 0
-        flushed = native.load_position(memory.control.flushed)
-        try:
-            self.shared = SharedState(
-                slot_end, committed, self._map_pool(folder, bases), mismatch,
-                # After a failed sync it is unknown which pages of queues and index are on the disk.
-                reput_from=None if frozen else native.load_position(memory.control.reput_from),
-                index_progress=None if frozen else native.index_progress_copy(memory.control),
-                flushed=flushed, sync_failed=frozen,
-            )
-        except EngineUnavailableError as error:
-            self.shared = SharedState(slot_end, committed, (), f"a buffer of the pool is missing: {error}", sync_failed=frozen)
+            self._semaphore_id = memory.identity.sysv_semaphore_id
+            self.confirm = native.load_position(control.confirm)
+            try:
+                pool = tuple(self._map_pool(folder, memory))
+            except EngineUnavailableError as error:
+                mismatch = f"a buffer of the pool is missing: {error}"
+        frozen = native.load(control.state, "frozen") != 0
+        # After a failed sync it is unknown which pages of queues and index are on the disk.
+        self.shared = SharedState(slot_end, committed, pool, mismatch, flushed=flushed, sync_failed=frozen,
+                                  reput_from=None if frozen else reput_from,
+                                  index_progress=None if frozen else native.index_progress_copy(control))
 
-    @staticmethod
-    def _pool_bases(memory: EngineMemory, identity: Identity) -> list[tuple[int, int]]:
-        """Return (buffer number, physical offset of its first byte) of the buffers in use."""
-        if identity.mode != native.MODE_POOL:
-            return []
-        bases = ((number, native.load(memory.control.pool[number], "segment_base"))
-                 for number in range(identity.pool_buffers))
-        return [(number, base) for number, base in bases if base >= 0]
-
-    def _map_pool(self, folder: SharedFolder, bases: list[tuple[int, int]]) -> tuple[tuple[int, memoryview], ...]:
-        found = []
-        for number, base in bases:
+    def _map_pool(self, folder: SharedFolder, memory: EngineMemory) -> Iterator[tuple[int, memoryview]]:
+        """Map the buffers in use; yield (physical offset of the first byte, bytes) of each."""
+        size_bytes = memory.identity.segment_bytes
+        for number in range(memory.identity.pool_buffers if memory.identity.mode == native.MODE_POOL else 0):
+            base = native.load(memory.control.pool[number], "segment_base")
+            if base < 0:
+                continue
             buffer = folder.attach(shared_objects.pool_name(number), writable=False)
             self._buffers.append(buffer)
-            view = memoryview(buffer.memory)
-            self._views.append(view)
-            found.append((base, view))
-        return tuple(found)
+            if base % size_bytes or buffer.size_bytes != size_bytes:
+                raise EngineUnavailableError(f"{buffer.name} has {buffer.size_bytes} bytes from offset {base} on, which is no segment")
+            self._views.append(memoryview(buffer.memory))
+            yield base, self._views[-1]
 
     def _close(self) -> None:
         self.shared = None
@@ -180,23 +173,17 @@ def open_crashed_memory(root: str | os.PathLike[str]) -> Iterator[CrashedEngineM
         left._close()
 
 
-def _contradiction(memory: EngineMemory, identity: Identity) -> str:
+def _contradiction(control: ms_control, slot_end: int) -> str:
     """Return how the positions of a control block contradict each other, which an engine never writes; "" if they do not.
 
     From a commit slot that was moved back recovery would take published records for unpublished ones.
     """
-    control = memory.control
-    slot_end, _ = native.committed_slot(control)
     wrote, committed, flushed, reput_from = (
         native.load_position(position) for position in (control.wrote, control.committed, control.flushed, control.reput_from))
-    if not 0 <= flushed <= committed <= slot_end or wrote > slot_end or not 0 <= reput_from <= committed:
-        return (f"its positions contradict each other (committed slot {slot_end}, wrote {wrote}, committed {committed}, "
-                f"flushed {flushed}, reput_from {reput_from})")
-    if identity.mode == native.MODE_POOL:
-        bases = [native.load(control.pool[number], "segment_base") for number in range(identity.pool_buffers)]
-        if any(base >= 0 and base % identity.segment_bytes for base in bases):
-            return f"its pool buffers begin at {bases}"
-    return ""
+    if 0 <= flushed <= committed <= slot_end and wrote <= slot_end and 0 <= reput_from <= committed:
+        return ""
+    return (f"its positions contradict each other (committed slot {slot_end}, wrote {wrote}, committed {committed}, "
+            f"flushed {flushed}, reput_from {reput_from})")
 
 
 def recover_offline(

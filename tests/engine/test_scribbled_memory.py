@@ -15,10 +15,11 @@ from in_child import InChild
 from pyengine._native import ffi
 from pyengine.cli.engine_status import engine_status
 from pyengine.errors import EngineError
+from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.crashed_engine_memory import open_crashed_memory, recover_offline
 from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.native.control import CONTROL_BYTES
+from pyengine.native.control import CONTROL_BYTES, store_position
 from pyengine.storage.check.check import check
 from pyengine.storage.config import load_config
 from pyengine.storage.message_store import MessageStore
@@ -130,6 +131,23 @@ def test_whatever_stands_in_shared_memory_is_looked_at_without_harm(make_dead, t
         scribble(control, at, before)
     assert scribbled_everywhere(dead, rng, SCRIBBLES) == []
     assert recovered(dead, tmp_path / "acked", 100).shared_state == "used"
+
+
+def test_a_pool_buffer_that_was_shortened_does_not_stop_recovery(make_engine):
+    engine = make_engine("pool")
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        producer.put("T", b"committed")
+        engine.wait_noted()
+    engine.kill_all()
+    folder = find_folder(engine.root)
+    with EngineMemory.attach(folder) as memory:  # as if the committer had not run since the engine's start
+        for name in ("committed", "flushed", "reput_from"):
+            store_position(getattr(memory.control, name), 0)
+    for name in folder.names():
+        if name.startswith("pool-"):
+            os.truncate(folder.path / name, 64)
+    assert "pool" in recover_offline(engine.root, load_config(engine.root, {})).shared_state
 
 
 def test_an_engine_whose_control_block_is_overwritten_ends_and_loses_nothing(make_engine, tmp_path):
