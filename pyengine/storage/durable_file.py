@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from pyengine.errors import DiskError, FormatError, disk_error
+from pyengine.errors import DiskError, FormatError, disk_error, disk_errors
 from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, TRANSIENT_ERRNOS, read_small_file
 from pyengine.storage.durable_writes import sync_folder, write_config
@@ -78,11 +78,14 @@ class DurableRecord(Generic[Value]):
         write_config(self.path(root), self.content(record), keep_backup=False)
 
     def remove(self, root: Root) -> None:
-        """Remove the file, if it exists; its absence is durable before this returns."""
+        """Remove the file, if it exists; its absence is durable before this returns. DiskError or FlushError."""
         path = self.path(root)
-        if path.exists():
-            path.unlink()
-            sync_folder(path.parent)
+        with disk_errors("remove", path):
+            try:
+                path.unlink()
+            except FileNotFoundError:  # another process may have just removed it
+                return
+        sync_folder(path.parent)
 
 
 class ReadConfig(NamedTuple, Generic[Value]):

@@ -139,3 +139,17 @@ def test_a_hold_is_written_while_an_engine_that_starts_sweeps(tmp_path, monkeypa
     write_log_hold(tmp_path, LogHold("tables", "me", 5, NOW_MS))
     assert [path.name for path in sweeps[0]] == ["tables.tmp"]
     assert [(hold.name, hold.offset) for hold in read_log_holds(tmp_path)] == [("tables", 5)]
+
+
+def test_a_hold_that_another_process_removes_at_the_same_time_is_removed(tmp_path, monkeypatch):
+    write_log_hold(tmp_path, LogHold("old", "a dead one", 0, 1))
+    unlink = os.unlink
+
+    def unlink_after_another(path, **how):
+        if path.name == "old":
+            unlink(path)
+        unlink(path, **how)
+
+    monkeypatch.setattr(os, "unlink", unlink_after_another)
+    with held_log(tmp_path, "new", "me", 60_000):
+        assert [hold.name for hold in read_log_holds(tmp_path)] == ["new"]
