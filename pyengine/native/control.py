@@ -135,12 +135,16 @@ def store_position(position: ms_position, value: int) -> None:
     lib.ms_store_i64(ffi.addressof(position, "value"), value)
 
 
+# How fields are accessed, by their C type: the pointer's type, whether it has 32 bits, whether it is unsigned.
+_ACCESS = {"int32_t": ("uint32_t *", True, False), "uint32_t": ("uint32_t *", True, True),
+           "int64_t": ("int64_t *", False, False), "uint64_t": ("int64_t *", False, True)}
+
+
 def _field(struct: Struct, name: str) -> tuple[CData, bool, bool]:
-    """Return the address of a 32- or 64-bit field, whether it has 32 bits, and whether it is unsigned."""
+    """Return a field's address, whether it has 32 bits, and whether it is unsigned."""
     address = ffi.addressof(struct, name)
-    ctype = ffi.typeof(address).item
-    is_short = ffi.sizeof(ctype) == 4
-    return ffi.cast("uint32_t *" if is_short else "int64_t *", address), is_short, ctype.cname.startswith("uint")
+    pointer, is_short, is_unsigned = _ACCESS[ffi.typeof(address).item.cname]
+    return ffi.cast(pointer, address), is_short, is_unsigned
 
 
 def load(struct: Struct, field: str) -> int:
