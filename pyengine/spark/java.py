@@ -75,8 +75,8 @@ def install_package() -> None:
 
 def _make_home(folder: Path, java: Path) -> Path:
     """Create `folder` with a bin/java that starts `java` without the argument for the missing module."""
-    if folder.exists() and folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user")
+    if folder.is_symlink() or folder.exists() and folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} is a link, or belongs to another user")
     wrapper = folder / "bin" / "java"
     text = (
         "#!/bin/sh\n"

@@ -6,6 +6,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+from pyengine.spark import java
+
 CODE = """
 import pyengine.spark
 for name in sorted(pyengine.spark.__all__, reverse={}):
@@ -34,3 +38,14 @@ def test_spark_3_is_refused_with_what_to_do(tmp_path):
     assert found.stderr.splitlines()[-1] == (
         "pyengine.errors.UsageError: Spark 3.5.8 has no data sources in Python: install Spark 4.0 or later, or let it read the Parquet "
         "files that `pyengine export` has written elsewhere")
+
+
+def test_the_home_of_a_packaged_java_is_made_in_no_folder_that_another_user_chose(tmp_path):
+    """Anyone may make a link of that name in the folder for temporary files."""
+    theirs = tmp_path / "private"
+    theirs.mkdir(mode=0o700)
+    (tmp_path / "home").symlink_to(theirs)
+    with pytest.raises(PermissionError):
+        java._make_home(tmp_path / "home", tmp_path / "java")
+    assert list(theirs.iterdir()) == [] and theirs.stat().st_mode & 0o777 == 0o700
+    assert (java._make_home(tmp_path / "new", tmp_path / "java") / "bin" / "java").exists()
