@@ -24,7 +24,7 @@ from pyengine.spark.partitions import LogRange, QueuePart, queue_chooser, select
 from pyengine.spark.presence import QueueExtents, has_no_queues, require_end, require_entries, require_names
 from pyengine.spark.remote_store import RemoteStore, open_for_reading
 from pyengine.spark.schema import columns_of_schema
-from pyengine.spark.stream_offsets import NAME, LogStream, Offset, QueueStream, StreamOffsets
+from pyengine.spark.stream_offsets import NAME, LogStream, Offset, QueueStream, StreamOffsets, is_of_log
 from pyengine.spark.task_reader import read_partition
 from pyengine.spark.versions import (
     ReadAllAvailable,
@@ -82,7 +82,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         If an engine restarts, the files show less than before, or a segment is just being copied, the end is unknown: for TIMEOUT_S
         return `start`, then raise an error.
         """
-        stream = self._opened()
+        stream = self._opened(start)
         try:
             target = stream.available() if self._target is None else self._target
         except _TRANSIENT:
@@ -117,7 +117,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[LogRange | QueuePart]:
         """Return the parts of one batch; DataLossError for deleted messages, unless that is allowed."""
-        return self._opened().parts(start, end)
+        return self._opened(start).parts(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Yield the rows of one part, as LogReader.read."""
@@ -146,7 +146,12 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._waiting_since_s = now_s
         return now_s - self._waiting_since_s < TIMEOUT_S
 
-    def _opened(self) -> StreamOffsets:
+    def _opened(self, start: Offset | None = None) -> StreamOffsets:
+        """Return the opened stream; UsageError if it has no offsets like `start`, of a checkpoint."""
+        if start and is_of_log(start) == self.options.has_topics:
+            kinds = ("the whole log", "topics")
+            raise UsageError(f"the checkpoint is of a stream of {kinds[not is_of_log(start)]}, and this one reads "
+                             f"{kinds[self.options.has_topics]}: give it the options of that stream, or a new checkpoint")
         if self._stream is None:
             self._store = open_for_reading(self.options)
             require_names(self.options, self._store, "stream")
@@ -221,7 +226,7 @@ def _offset(value: str | Offset | None) -> Offset | None:
 
 def _between(store: LiveStoreReader | RemoteStore, start: Offset, end: Offset) -> tuple[int | None, int]:
     """Return (messages, bytes of the log) from one offset to another; messages are unknown for the whole log."""
-    if NAME in end:
+    if is_of_log(end):
         return None, max(0, end[NAME] - start[NAME])
     messages = size_bytes = 0
     for topic, queues in end.items():

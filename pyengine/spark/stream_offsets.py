@@ -53,6 +53,11 @@ NAME = "physicalOffset"
 _COUNT_ROWS = 1 << 14
 
 
+def is_of_log(offset: Offset) -> bool:
+    """Return whether it is an offset of a stream of the whole log."""
+    return isinstance(offset.get(NAME), int)
+
+
 class StreamOffsets(ABC):
     """One stream's offsets in the current state of the store; one thread uses it."""
 

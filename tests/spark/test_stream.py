@@ -129,6 +129,8 @@ def test_rows_bytes_and_lag_of_each_batch_are_told(builder):
     told = source_metrics(Told((None, first, None, 4), (json.dumps(first), json.dumps(second), json.dumps(latest), 7)), builder.root)
     assert [(one.batch_id, one.rows, one.bytes, one.lag_messages, one.lag_bytes) for one in told] == [
         (0, 4, None, None, None), (1, 7, size_of("A", 0, 4, 9) + size_of("A", 1, 0, 2), 11 + 8 + 20 + 10, waiting)]
+    odd = {"physicalOffset": {"0": 0}}  # a topic of that name
+    assert source_metrics(Told((odd, odd, odd, 0)), builder.root)[0].lag_messages == 0
     log = source_metrics(Told(({"physicalOffset": 5}, {"physicalOffset": 105}, {"physicalOffset": 1105}, 2)), builder.root)
     assert (log[0].bytes, log[0].lag_messages, log[0].lag_bytes) == (100, None, 1000)
     with pytest.raises(UsageError, match="has 1 sources, number 1 is none of them"):

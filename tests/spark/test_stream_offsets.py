@@ -329,6 +329,19 @@ def test_what_a_stream_refuses(options, sentence):
     assert sentence in str(refused.value)
 
 
+@pytest.mark.parametrize(("given", "start"), [({"subscribe": "A"}, {"physicalOffset": 0}), ({}, {"A": {"0": 0}})])
+def test_a_checkpoint_of_other_options_is_refused(builder, given, start):
+    from pyspark.sql.types import StructType
+
+    from pyengine.spark.stream import LogStreamReader
+
+    reader = LogStreamReader(StructType(), {"path": str(builder.root), **given})
+    for ask in (lambda: reader.latestOffset(start, None), lambda: reader.partitions(start, start)):
+        with pytest.raises(UsageError, match="the checkpoint is of a stream of .*, and this one reads"):
+            ask()
+    reader.stop()
+
+
 def test_what_comes_after_available_now_was_asked_for_is_not_seen(builder):
     from pyspark.sql.types import StructType
 
