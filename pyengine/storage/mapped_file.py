@@ -266,6 +266,8 @@ def _inodes(
             for entry in entries:
                 start = parse_segment_name(entry.name)
                 if start is None or not is_plain_file(entry):
+                    if start is not None and not os.path.lexists(entry.path):  # deleted since the folder was read
+                        continue
                     raise StoreRefusedError(
                         f"{entry.path} does not belong there; move it away (RocketMQ refuses the store too)"
                     )

@@ -362,5 +362,6 @@ class StoreReader:
 
 
 def _has_files(folder: str) -> bool:
-    with os.scandir(folder) as entries:
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:  # it may be deleted since it was listed
         return any(is_plain_file(entry) for entry in entries)
+    return False

@@ -40,6 +40,20 @@ def test_queues_are_found_and_foreign_folders_passed_over(tmp_path):
         (topic, queue_id, tmp_path / "consumequeue" / topic / str(queue_id)) for topic, queue_id in (("%LMQ%x", 0), ("T", 0), ("T", 11))]
 
 
+def test_a_segment_that_is_deleted_while_the_folder_is_read_is_not_foreign(tmp_path, monkeypatch):
+    """Where the file system does not tell kinds with names (XFS without ftype, NFS), a kind is asked for after the name."""
+    for start in (0, SIZE):
+        make(tmp_path, start)
+
+    def delete_first(entry):
+        if entry.name == segment_name(0):
+            os.unlink(entry.path)
+        return os.path.isfile(entry.path)
+
+    monkeypatch.setattr(mapped_file, "is_plain_file", delete_first)
+    assert [segment.start_offset for segment in list_segments(tmp_path, SIZE)] == [SIZE]
+
+
 def test_segments_come_in_order(tmp_path):
     for start in (8192, 0, 4096):
         make(tmp_path, start)
