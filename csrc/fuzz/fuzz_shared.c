@@ -1,5 +1,5 @@
-/* Arbitrary bytes as each shared object that a process attaches to (csrc/{control,session,cleaning,blocked_reasons,
- * store_stats}.h): what a check lets through is read to its end, what it refuses is not touched. */
+/* Checks arbitrary bytes as each shared object that a process attaches to (csrc/{control,session,cleaning,blocked_reasons,
+ * store_stats}.h), and reads an object to its end if its check accepts it. */
 #include "../cleaning.h"
 #include "../control.h"
 #include "../blocked_reasons.h"
@@ -19,7 +19,7 @@ enum { CONTROL,
        OBJECTS,
 };
 
-/* The input is laid over a good object (sizes are far beyond what a fuzzer fills), cut to some length. */
+/* Make a valid object, since a fuzzer cannot fill one; the input replaces its begin, and its length is cut. */
 static int64_t format(int which, uint8_t *at)
 {
     switch (which) {

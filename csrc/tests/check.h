@@ -1,4 +1,4 @@
-/* What the C tests share: assertions that say where, seeded dice, and memory that ends at a guard page. */
+/* Shared by the C tests: assertions with file and line, seeded random numbers, memory that ends at a guard page. */
 #pragma once
 
 #include <stdint.h>
@@ -21,7 +21,7 @@ static uint64_t dice_state;
 
 static uint64_t start_seed;
 
-/* CHECK_SEED repeats a run; every test prints what it used. */
+/* CHECK_SEED repeats a run; every test prints its seed. */
 static inline void dice_begin(const char *name)
 {
     const char *wanted = getenv("CHECK_SEED");
@@ -38,7 +38,7 @@ static inline uint64_t dice(uint64_t sides)
     return dice_state % sides;
 }
 
-/* Bytes between two pages that no access may touch; `at` ends right at the second one. */
+/* Bytes between two pages without access; they end where the second one begins. */
 struct guarded {
     uint8_t *at;
     int64_t bytes;

@@ -1,4 +1,4 @@
-/* A reputter's loop over a log of small records in memory, with one queue in a file without a name. */
+/* A reputter's loop over a log of small records in memory, with one queue in an unnamed file. */
 #pragma once
 
 #include "../bytes.h"
@@ -64,7 +64,7 @@ static inline void rig_begin(void *semaphore)
     ms_stream_begin(&reput.stream, 20000, 100000);
 }
 
-/* The queue has the entry of this record. */
+/* Check that the queue has the entry of this record. */
 static inline int has_entry(int record)
 {
     uint8_t entry[MS_QUEUE_ENTRY_BYTES];

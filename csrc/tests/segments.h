@@ -1,4 +1,4 @@
-/* Segments of varied records for the tests, and ways to spoil them. */
+/* Segments of random records for the tests, and functions that damage them. */
 #pragma once
 
 #include "../record.h"
@@ -67,8 +67,8 @@ static inline void segment_build(struct segment *s, int records, int64_t base)
     ms_record_encode_blank(s->bytes + at, (int32_t)(s->total - at));
 }
 
-/* Change some bytes, mostly where lengths and numbers stand. */
-static inline void segment_spoil(struct segment *s)
+/* Change some bytes, mostly in lengths and numbers. */
+static inline void segment_damage(struct segment *s)
 {
     static const uint8_t nasty[] = {0, 1, 0x7F, 0x80, 0xFF};
     for (int changes = 1 + (int)dice(4); changes > 0; changes--) {

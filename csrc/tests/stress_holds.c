@@ -1,8 +1,7 @@
-/* Readers and the cleaner at full speed: a segment that a reader holds is never taken for free.
+/* Readers and the cleaner at full speed: the cleaner sees every hold that a reader has.
  *
- * Threads play the processes. Readers hold the newest segment they can get and look whether
- * it was "deleted" under them; the cleaner shuts the oldest one, and deletes it once it
- * finds no hold. One reader that gets a hold the cleaner does not see is the failure. */
+ * Threads act as the processes. A reader holds the newest segment that it can and checks that it is not "deleted"; the
+ * cleaner refuses holds on the oldest segment and deletes it once it finds no hold on it. */
 #include "check.h"
 
 #include <errno.h>
@@ -18,7 +17,7 @@ static struct ms_cleaning cleaning;
 static uint32_t deleted[SEGMENTS];
 static int64_t oldest;
 
-static uint32_t started; /* readers that have held something */
+static uint32_t started; /* readers that have held a segment */
 
 static void *reader(void *number)
 {
@@ -47,7 +46,7 @@ int main(void)
     pthread_t readers[READERS];
     for (uintptr_t i = 0; i < READERS; i++)
         CHECK(pthread_create(&readers[i], NULL, reader, (void *)i) == 0);
-    while (ms_load_acquire(&started) < READERS) /* or a busy machine deletes all before a reader has looked */
+    while (ms_load_acquire(&started) < READERS) /* on a busy machine the cleaner could delete all of them first */
         ms_pause();
     for (int64_t segment = 0; segment < SEGMENTS; segment++) {
         ms_cleaning_refuse_holds(&cleaning, segment + 1);

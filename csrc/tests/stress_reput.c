@@ -1,6 +1,6 @@
-/* The reputter's rounds at full speed beside a writer and a consumer: no record stays unseen.
+/* The reputter's rounds at full speed beside a writer and a consumer: the consumer sees every record.
  *
- * Threads play the processes. The writer publishes record after record, singly and in streams, and wakes the reputter; the
+ * Threads act as the processes. The writer publishes record after record, singly and in streams, and wakes the reputter; the
  * consumer follows the arrival sequence and finds a queue entry for all that `reput_from` covers. Each wait may last
  * TIMEOUT_NS; one that does was a lost wake-up. */
 #include <pthread.h>
@@ -22,7 +22,7 @@ static void *reputter(void *unused)
     (void)unused;
     while (!__atomic_load_n(&done, __ATOMIC_ACQUIRE)) {
         ms_latch_arm(&control.latch[MS_REPUTTER], &semaphore);
-        /* So long that a wake-up which is slept through shows as the consumer's timeout. */
+        /* Longer than the consumer's timeout, so that a lost wake-up fails the test. */
         const int reason = ms_reput_run(&reput, ms_monotonic_ns() + 2 * TIMEOUT_NS, 1);
         CHECK(reason == MS_REPUT_TIME || reason == MS_REPUT_IDLE);
     }
@@ -59,7 +59,7 @@ int main(void)
     pthread_create(&threads[0], NULL, reputter, NULL);
     pthread_create(&threads[1], NULL, consumer, NULL);
     for (int i = 0; i < RECORDS; i++) {
-        const int single = i / 100 % 2; /* streams and single puts by turns */
+        const int single = i / 100 % 2; /* streams and single puts in turns */
         ms_store_release(&control.committed.value, dice(8) ? starts[i + 1] : starts[i + 1] - 1 - (int64_t)dice(40));
         ms_latch_wakeup(&control.latch[MS_REPUTTER], &semaphore);
         ms_store_release(&control.committed.value, starts[i + 1]);
@@ -73,7 +73,7 @@ int main(void)
     pthread_join(threads[1], NULL);
     CHECK(ms_load_acquire(&control.reput_from.value) == starts[RECORDS]);
     __atomic_store_n(&done, 1, __ATOMIC_RELEASE);
-    pthread_cancel(threads[0]); /* asleep for long: sem_clockwait is a cancellation point */
+    pthread_cancel(threads[0]); /* it sleeps in sem_clockwait, a cancellation point */
     pthread_join(threads[0], NULL);
     CHECK(stats.messages == RECORDS && stats.entries == RECORDS);
     return 0;

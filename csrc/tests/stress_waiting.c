@@ -1,8 +1,7 @@
-/* Sleepers and wakers at full speed: no sleeper misses what was announced to it.
+/* Sleepers and wakers at full speed: no wake-up is lost.
  *
- * Threads play the processes: a writer commits and rings, a flusher runs group
- * commit, others wait for durability on the flush sequence. Each wait may last
- * TIMEOUT_NS; one that does was a lost wake-up. */
+ * Threads act as the processes: a writer commits and wakes, a flusher runs group commit, others wait for durability on the
+ * flush sequence. Each wait may last TIMEOUT_NS; one that does was a lost wake-up. */
 #include "check.h"
 
 #include <fcntl.h>
@@ -33,7 +32,7 @@ static void *flusher(void *unused)
     group = (struct ms_group_commit){.control = &control, .semaphore = &semaphore, .segment_bytes = SEGMENT, .count = 1};
     group.fd[0] = fd;
     while (!__atomic_load_n(&done, __ATOMIC_ACQUIRE))
-        /* So long that a wake-up which is slept through shows as a waiter's timeout. */
+        /* Longer than a waiter's timeout, so that a lost wake-up fails the test. */
         CHECK(ms_group_commit_run(&group, ms_monotonic_ns() + 2 * TIMEOUT_NS, 2 * TIMEOUT_NS) == MS_GROUP_TIME);
     return NULL;
 }
@@ -54,7 +53,7 @@ static void wait_for_flushed(int64_t target)
     }
 }
 
-/* As wait_for_flushed, woken only by the sync that it waits for. */
+/* The same, but only the sync that it waits for wakes it. */
 static void wait_for_synced(int64_t target)
 {
     int64_t deadline_ns = ms_monotonic_ns() + TIMEOUT_NS;
@@ -113,7 +112,7 @@ int main(void)
         ms_store_relaxed(&control.slots[pass & 1].store_timestamp_ms, wrote);
         ms_store_release(&control.slot_pass.value, pass);
         ms_store_release(&control.committed.value, wrote);
-        if (dice(8) == 0) /* as the writer that refused a put: the number is one ahead of the syncs' */
+        if (dice(8) == 0) /* as a writer that refused a put: the number is one ahead of the syncs */
             ms_sequence_raise(&control.flush_seq);
         if (dice(2)) /* as a worker, or as a producer */
             ms_latch_wakeup(&control.latch[MS_FLUSHER], &semaphore);
@@ -131,7 +130,7 @@ int main(void)
     ms_control_flush_pair(&control, &flushed, &time_ms);
     CHECK(flushed == ROUNDS && time_ms == ROUNDS);
     __atomic_store_n(&done, 1, __ATOMIC_RELEASE);
-    pthread_cancel(threads[0]); /* asleep for long: sem_clockwait is a cancellation point */
+    pthread_cancel(threads[0]); /* it sleeps in sem_clockwait, a cancellation point */
     pthread_join(threads[0], NULL);
     return 0;
 }

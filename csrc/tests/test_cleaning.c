@@ -1,4 +1,4 @@
-/* Holds on segments: taken, given back, refused where a deletion has begun, reaped. */
+/* Holds on segments are taken, released, refused once a deletion has begun, and reaped. */
 #include "check.h"
 
 #include <errno.h>
@@ -53,7 +53,7 @@ static void below_the_deletion_nobody_gets_a_hold(void)
     CHECK(ms_hold_take(&cleaning, BOB, 0) == -ENOENT);
     CHECK(ms_hold_take(&cleaning, BOB, 100) >= 0);
     CHECK(ms_hold_find(&cleaning, 0, 100) == held);
-    ms_cleaning_refuse_holds(&cleaning, 50); /* never back */
+    ms_cleaning_refuse_holds(&cleaning, 50); /* removing_end never decreases */
     CHECK(ms_hold_take(&cleaning, BOB, 50) == -ENOENT);
 }
 
@@ -67,7 +67,7 @@ static void only_the_dead_ones_hold_is_reaped(void)
     CHECK(ms_hold_reap(&cleaning, slot, ALICE) == 1);
     CHECK(ms_hold_reap(&cleaning, slot, ALICE) == 0);
     CHECK(ms_hold_find(&cleaning, 0, -1) == -1);
-    /* Killed between taking the slot and naming the segment: found as owned, holds nothing. */
+    /* A reader that was killed between taking the slot and storing the segment owns a slot and holds nothing. */
     cleaning.holds[5].owner = ALICE;
     CHECK(ms_hold_find(&cleaning, 0, 1000) == -1 && ms_hold_find(&cleaning, 0, -1) == 5);
     CHECK(ms_hold_reap(&cleaning, 5, ALICE) == 1);

@@ -1,4 +1,4 @@
-/* Columns of spoiled segments: selection and gathering stay below their limit, columns fill exactly what was measured. */
+/* Columns of damaged segments: selecting reads nothing above its limit, filling writes exactly what was measured. */
 #include "../columns.h"
 #include "../consume_queue.h"
 #include "../tally.h"
@@ -12,7 +12,7 @@ static const int kinds[] = {0, 1, 2, 3, 4, 5, 6, 16, 17, 18, 19, 20, 32, 33, 34,
 #define NAMES 3
 #define COLUMNS_MAX (NAMES + KINDS)
 
-/* Measure and fill: a guard page ends each memory exactly where the column does. `between` comes after the measure. */
+/* Measure and fill columns whose memory ends at a guard page; call `between` after measuring. */
 static void check_columns(const struct ms_record *rows, int64_t count, struct ms_column *columns, int64_t column_count,
                           void (*between)(void))
 {
@@ -66,7 +66,7 @@ static void fill_all(const struct ms_record *rows, int64_t count, void (*between
     check_columns(rows, count, columns, COLUMNS_MAX, between);
 }
 
-/* The groups of a tally against sums of the rows; a table that is too small stops before the row that does not fit. */
+/* Compare the groups of a tally with sums of the rows; a table that is too small stops before the row that does not fit. */
 static void count_all(const struct ms_record *rows, int64_t count)
 {
     static struct ms_tally_group groups[ROWS_MAX];
@@ -149,7 +149,7 @@ static void change(void)
     random_bytes(changing.at, changing.bytes);
 }
 
-/* Another process overwrites the records between measure and fill: nothing is written outside of what was measured. */
+/* Another process overwrites the records between measure and fill: nothing is written beyond what was measured. */
 static void fill_changing(const struct segment *s)
 {
     static struct ms_record rows[ROWS_MAX];
@@ -210,7 +210,7 @@ int main(void)
         ms_filter_rehash(&filter);
         segment_build(&s, 40, (int64_t)dice(1 << 30));
         if (round % 4 != 0)
-            segment_spoil(&s);
+            segment_damage(&s);
         const int64_t limit = dice(2) ? s.base + s.total : s.starts[dice((uint64_t)s.records)] + (int64_t)dice(100);
         select_all(&s, limit < s.base + s.total ? limit : s.base + s.total, NULL);
         select_all(&s, s.base + s.total, &filter);

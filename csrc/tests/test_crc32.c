@@ -1,4 +1,4 @@
-/* The CRC equals the definition, bit by bit: both implementations and the copy, at every small size and alignment. */
+/* The CRC equals a computation bit by bit: by instructions, by tables and of a copy, at each small size and alignment. */
 #include "check.h"
 
 #include "../crc32.h"

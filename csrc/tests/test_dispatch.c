@@ -1,5 +1,5 @@
-/* The dispatch loop over spoiled segments on guard pages: it stops inside its range, writes only whole entries
- * of the right queue files, and dispatching again changes nothing. */
+/* The dispatch loop over damaged segments before guard pages: it stops inside its range, writes only whole entries to the
+ * right queue files, and changes nothing when it is repeated. */
 #define _GNU_SOURCE
 #include "../dispatch.h"
 
@@ -17,7 +17,7 @@
 static struct ms_queue queues[QUEUES];
 static int32_t buckets[2 * QUEUES];
 static uint8_t topics[QUEUES * 128];
-static struct ms_queue_chunk chunks[3]; /* few, so that they run out */
+static struct ms_queue_chunk chunks[3]; /* few, so that the loop needs more */
 static const int64_t delays[] = {1000, 5000, 10000};
 static struct ms_index_progress progress;
 
@@ -93,20 +93,20 @@ static void check_files(const struct ms_dispatch *d, int64_t base, int64_t total
     }
 }
 
-static void one_round(int spoil)
+static void one_round(int damage)
 {
     static struct segment s;
     struct ms_dispatch d;
     segment_build(&s, 40, 1 << 20);
-    if (spoil)
-        segment_spoil(&s);
+    if (damage)
+        segment_damage(&s);
     struct guarded view = guarded_copy(s.bytes, s.total);
     struct guarded index = guarded_new(INDEX_BYTES);
     begin(&d, index.at);
     const int64_t middle = s.base + (int64_t)dice((uint64_t)s.total + 1);
     run(&d, view.at, s.base, s.base, middle);
     const int found = run(&d, view.at, s.base, d.reached, s.base + s.total);
-    if (!spoil)
+    if (!damage)
         CHECK(found == MS_CASE_BLANK && d.messages == 40 && d.reached == s.starts[40]);
     check_files(&d, s.base, s.total);
 
@@ -140,7 +140,7 @@ static struct guarded one_record(const char *topic, const char *properties, int6
     return guarded_copy(bytes, ms_record_encode(bytes, &t));
 }
 
-/* A due time beyond 64 bits wraps, as Java's. */
+/* A due time beyond 64 bits wraps, as in Java. */
 static void due_time_wraps(void)
 {
     struct ms_dispatch d;
@@ -163,7 +163,7 @@ static void due_time_wraps(void)
 static struct guarded changing;
 static struct ms_touched_queue *places_of_changing;
 
-/* At the first access to the places, every second byte of the texts becomes a comma. */
+/* At the first access to the places, change every second byte of the texts to a comma. */
 static void change(int number)
 {
     (void)number;
@@ -173,7 +173,7 @@ static void change(int number)
         names[i] = changing.at[changing.bytes - 32 + i] = ',';
 }
 
-/* Another process overwrites a record between two looks at it: more queues than were counted do not fill the table. */
+/* Another process overwrites a record between two reads of it: queues beyond those counted do not fill the table. */
 static void touched_while_changing(void)
 {
     int64_t reached, last_ms;

@@ -1,4 +1,4 @@
-/* One round of group commit at a time: what it claims, what it refuses to claim, and the first failure. */
+/* Single rounds of group commit: what becomes durable, what does not, and the first failed sync. */
 #include "check.h"
 
 #include <errno.h>
@@ -18,7 +18,7 @@ static struct ms_control control;
 static struct ms_group_commit group;
 static sem_t semaphore;
 
-/* The writer: a commit slot, then `committed`, `behind` bytes less when it was stopped in between. */
+/* Act as the writer: store a commit slot, then `committed`, `behind` bytes less as if it was stopped in between. */
 static void commit(int64_t wrote, int64_t time_ms, int64_t behind)
 {
     int64_t pass = control.slot_pass.value + 1;
@@ -71,12 +71,12 @@ int main(void)
     CHECK(flushed == 100 && time_ms == 1000);
     CHECK(ms_group_commit_once(&group) == 0); /* nothing new */
 
-    commit(300, 3000, 100); /* the slot speaks of more than the target: its time may not be told */
+    commit(300, 3000, 100); /* the slot covers more than the target: its time is not published */
     CHECK(ms_group_commit_once(&group) == 1);
     ms_control_flush_pair(&control, &flushed, &time_ms);
     CHECK(flushed == 200 && time_ms == 1000);
 
-    commit(SEGMENT + 50, 4000, 0); /* into a segment that is not open: no further than what is */
+    commit(SEGMENT + 50, 4000, 0); /* in a segment that is not open: flushed ends before it */
     CHECK(ms_group_commit_once(&group) == 1);
     ms_control_flush_pair(&control, &flushed, &time_ms);
     CHECK(control.flushed.value == SEGMENT && flushed == SEGMENT && time_ms == 1000);
@@ -90,10 +90,10 @@ int main(void)
 
     commit(SEGMENT + 60, 4500, 0);
     int64_t deadline_ns = ms_monotonic_ns() + 20000000000;
-    CHECK(ms_group_commit_run(&group, deadline_ns, 0) == MS_GROUP_TIME); /* back behind the first that moved */
+    CHECK(ms_group_commit_run(&group, deadline_ns, 0) == MS_GROUP_TIME); /* returns after the first sync */
     CHECK(control.flushed.value == SEGMENT + 60 && ms_monotonic_ns() < deadline_ns);
 
-    pthread_t other; /* wakes it for something else than a commit, once it sleeps */
+    pthread_t other; /* wakes it without a commit, once it sleeps */
     CHECK(pthread_create(&other, NULL, wake, NULL) == 0);
     CHECK(ms_group_commit_run(&group, deadline_ns, 0) == MS_GROUP_TIME);
     CHECK(pthread_join(other, NULL) == 0 && ms_monotonic_ns() < deadline_ns);
@@ -108,7 +108,7 @@ int main(void)
     CHECK(control.flushed.value == SEGMENT + 60);
     group.fd[1] = good;
     CHECK(ms_control_freeze(&control, MS_FLUSHER, EINVAL, "tried") == 1);
-    CHECK(ms_group_commit_once(&group) == 0); /* frozen: never again, although it would work */
+    CHECK(ms_group_commit_once(&group) == 0); /* frozen: no sync follows, although one would succeed */
     CHECK(control.flushed.value == SEGMENT + 60);
     CHECK(ms_group_commit_run(&group, 0, 0) == MS_GROUP_TIME); /* the deadline is in the past */
     return 0;

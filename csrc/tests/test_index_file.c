@@ -1,7 +1,7 @@
-/* A put that is killed after any of its stores is undone and done again: nothing lost, nothing doubled.
+/* A put that is killed after any of its stores is undone and repeated: no key is lost or twice in the file.
  *
- * The hook copies file and progress area as they stand at each step of each put; from
- * every copy a new life begins, with and without the progress area. */
+ * The hook copies the file and the progress area at each step of each put. A new dispatcher continues from each copy, with and
+ * without the progress area. */
 #include <errno.h>
 
 #include "check.h"
@@ -41,7 +41,7 @@ static void kill_point(const char *name)
     life_count++;
 }
 
-/* The file is the mapping. A full disk takes half of a write, or none of it. */
+/* Replaces the write of a file by one into the mapping. A full disk takes half of a write, or none of it. */
 int write_or_fail(int fd, const uint8_t *from, int64_t length, int64_t at)
 {
     CHECK(fd == 7 && at >= 0 && at + length <= FILE_BYTES);
@@ -65,7 +65,7 @@ static int put(int key)
     return ms_index_put(&file, &area, hash_of(key), 1000 + record * 100, 1700000000000 + record * 1500);
 }
 
-/* What a dispatcher does at start: undo, count what is in, put the rest of the record. */
+/* Do as a dispatcher at its start: undo, count the keys in the file, put the rest of the record's. */
 static void live_on(int key)
 {
     const int64_t offset = 1000 + key / 3 * 100;
@@ -91,7 +91,7 @@ static void test_every_step_of_every_put(void)
         for (int i = 0; i < life_count; i++) {
             memcpy(file_bytes, lives[i].file, FILE_BYTES);
             area = lives[i].progress;
-            if (ms_index_roll_back(&file, &area)) { /* all is as before; what the free entry holds does not count */
+            if (ms_index_roll_back(&file, &area)) { /* all is as before, but for the free entry */
                 memcpy(entry_at(&file, key + 1), before + (entry_at(&file, key + 1) - file_bytes), MS_INDEX_ENTRY_BYTES);
                 CHECK(memcmp(file_bytes, before, FILE_BYTES) == 0);
             }
@@ -110,7 +110,7 @@ static void test_every_step_of_every_put(void)
     CHECK(memcmp(file_bytes, full, FILE_BYTES) == 0);
 }
 
-/* Without its undo a put that got as far as its slot must not cut the chain behind it. */
+/* Without an undo, a put that reached its slot must not cut the chain after it. */
 static void test_lost_progress_keeps_chains(void)
 {
     memset(file_bytes, 0, FILE_BYTES);
@@ -136,7 +136,7 @@ static void test_lost_progress_keeps_chains(void)
     CHECK(0);
 }
 
-/* Where the file is written: the same bytes, and a put that finds no room is undone, at once or by the next one. */
+/* A file that is written and not mapped has the same bytes; a put without room is undone, at once or by the next one. */
 static void test_written_file_on_a_full_disk(void)
 {
     static uint8_t stored[FILE_BYTES], before[FILE_BYTES];
@@ -173,7 +173,7 @@ static void test_written_file_on_a_full_disk(void)
             memcpy(entry_at(&written, key + 1), before + (entry_at(&written, key + 1) - file_bytes), MS_INDEX_ENTRY_BYTES);
             CHECK(memcmp(file_bytes, before, FILE_BYTES) == 0);
         }
-        writes_left = 1; /* and not undone: the next put does that first */
+        writes_left = 1; /* the undo fails too: the next put repeats it */
         CHECK(ms_index_put(&written, &area, hash_of(key), 1000 + record * 100, 1700000000000 + record * 1500) == -ENOSPC);
         writes_left = writes_of_undo + writes_of_put;
         CHECK(ms_index_put(&written, &area, hash_of(key), 1000 + record * 100, 1700000000000 + record * 1500) == 0);
@@ -181,7 +181,7 @@ static void test_written_file_on_a_full_disk(void)
     CHECK(memcmp(file_bytes, stored, FILE_BYTES) == 0);
 }
 
-/* A file of garbage between guard pages: whatever its numbers say, nothing outside is touched. */
+/* A file of random bytes between guard pages: no access leaves it, whatever its numbers are. */
 static void test_garbage_files(void)
 {
     for (int round = 0; round < 20000; round++) {

@@ -1,5 +1,5 @@
-/* The order of the committer's steps, seen at its failpoints: bytes in the file, then `committed`; what a blank leaves; and no
- * sleep over bytes that were written before the latch was armed. */
+/* The order of the committer's steps, seen at its failpoints: bytes in the file, then `committed`; what a blank leaves; no sleep
+ * while bytes wait that were written before the latch was armed. */
 #define _GNU_SOURCE
 #define MS_FAILPOINT(name) at_step(name)
 static void at_step(const char *name);
@@ -14,7 +14,7 @@ static void at_step(const char *name);
 #define RECORDS 40
 
 static struct ms_control control;
-static struct segment segment; /* its bytes play the pool buffer */
+static struct segment segment; /* its bytes are the pool buffer */
 static struct ms_pool_commit pool;
 static sem_t semaphore, reputter;
 static int file_fd;
@@ -46,7 +46,7 @@ static void at_step(const char *name)
         at_arming = 0;
         put();
     } else if (strcmp(name, "pool_piece_written") == 0) {
-        pool.stream.rounds = 0; /* never a stream: that one ends by the clock */
+        pool.stream.rounds = 0; /* never a stream, which ends by the clock */
         CHECK(committed == pool.committed && is_in_file(committed, end_of(next < RECORDS ? next : RECORDS)));
     } else if (strcmp(name, "pool_blank_written") == 0) {
         CHECK(committed == pool.committed && is_in_file(end_of(RECORDS), end_of(RECORDS) + MS_BLANK_BYTES));
@@ -55,7 +55,7 @@ static void at_step(const char *name)
     }
 }
 
-/* Instead of sleeping: a signal comes. */
+/* Return as if a signal arrived, instead of sleeping. */
 int ms_latch_wait(struct ms_latch *latch, void *unused, int64_t timeout_ns)
 {
     (void)unused;
@@ -109,7 +109,7 @@ int main(void)
         CHECK(sem_trywait(&reputter) == 0);
     }
 
-    /* A failed write moves nothing and leaves its error; so does what is no record. */
+    /* After a failed write, or bytes that are no record, nothing has moved and the error is noted. */
     const int64_t before = pool.committed;
     pool.fd = read_only;
     put();

@@ -1,4 +1,4 @@
-/* Records with lengths that lie: parsing stays inside its room and finds only what lies inside. */
+/* Records with wrong lengths: parsing reads and finds nothing outside its room. */
 #include "../crc32.h"
 #include "../utf8.h"
 #include "segments.h"
@@ -31,7 +31,7 @@ static void classify_everywhere(const struct segment *s)
     }
 }
 
-static void test_whole_and_spoiled_records(void)
+static void test_whole_and_damaged_records(void)
 {
     static struct segment s;
     segment_build(&s, 12, 1 << 20);
@@ -40,7 +40,7 @@ static void test_whole_and_spoiled_records(void)
     classify_everywhere(&s);
     for (int round = 0; round < 10; round++) {
         segment_build(&s, 6, 1 << 20);
-        segment_spoil(&s);
+        segment_damage(&s);
         classify_everywhere(&s);
     }
 }
@@ -51,7 +51,7 @@ static void test_noise(void)
         uint8_t noise[300];
         const int64_t bytes = (int64_t)dice(sizeof noise);
         random_bytes(noise, bytes);
-        if (bytes >= 8 && dice(2)) { /* let it get past the first two checks */
+        if (bytes >= 8 && dice(2)) { /* so that it passes the first two checks */
             ms_put_32(noise, (uint32_t)dice(320));
             ms_put_32(noise + 4, MS_RECORD_MAGIC);
         }
@@ -93,7 +93,7 @@ static void test_encode_writes_no_byte_too_many(void)
 int main(void)
 {
     dice_begin("record");
-    test_whole_and_spoiled_records();
+    test_whole_and_damaged_records();
     test_noise();
     test_encode_writes_no_byte_too_many();
     return 0;

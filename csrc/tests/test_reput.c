@@ -1,5 +1,5 @@
-/* The order of the reputter's steps, seen at its failpoints: entries, then `reput_from`, then the wake-up; and no sleep
- * over work that was published before the latch was armed. */
+/* The order of the reputter's steps, seen at its failpoints: entries, then `reput_from`, then the wake-up; no sleep
+ * while work waits that was published before the latch was armed. */
 #define _GNU_SOURCE
 #define MS_FAILPOINT(name) at_step(name)
 static void at_step(const char *name);
@@ -14,7 +14,7 @@ static void at_step(const char *name);
 
 static sem_t semaphore;
 static int next;          /* the record that is published next */
-static int at_arming;     /* so many are published while the latch is being armed, one each time */
+static int at_arming;     /* number of records that are published while the latch is armed, one each time */
 static int visible;       /* records below reput_from */
 static int batches, sleeps;
 
@@ -32,7 +32,7 @@ static void at_step(const char *name)
         at_arming--;
         publish(0);
     } else if (strcmp(name, "batch_dispatched") == 0) {
-        reput.stream.rounds = 0; /* never a stream, however close the batches are: that one ends by the clock */
+        reput.stream.rounds = 0; /* never a stream, which ends by the clock */
         CHECK(reput_from == starts[visible] && raised == (uint32_t)batches);
         while (visible < next)
             CHECK(has_entry(visible++));
@@ -44,7 +44,7 @@ static void at_step(const char *name)
     }
 }
 
-/* Instead of sleeping: a signal comes. */
+/* Return as if a signal arrived, instead of sleeping. */
 int ms_latch_wait(struct ms_latch *latch, void *unused, int64_t timeout_ns)
 {
     (void)unused;
@@ -75,14 +75,14 @@ int main(void)
     CHECK(ms_reput_run(&reput, 0, 0) == MS_REPUT_IDLE);
     CHECK(sleepy_run() == MS_REPUT_IDLE && sleeps == 1);
 
-    /* Found before the sleep, and while the latch is armed again. */
+    /* Records are found before the sleep, and while the latch is armed again. */
     publish(0);
     CHECK(sleepy_run() == MS_REPUT_IDLE && sleeps == 2 && visible == 2);
     for (at_arming = 1; next < 40; at_arming = 1 + (int)dice(3))
         CHECK(sleepy_run() == MS_REPUT_IDLE && visible == next);
     at_arming = 0;
 
-    /* Half a record is waited for asleep. */
+    /* It sleeps until the rest of a record is there. */
     publish(20);
     CHECK(sleepy_run() == MS_REPUT_IDLE && visible == next);
     const int before = batches, slept = sleeps;
@@ -102,13 +102,13 @@ int main(void)
         ms_latch_arm(&control.latch[MS_ALLOCATOR], &allocator);
     }
 
-    /* What a predecessor dispatched beyond the limit wakes consumers once, when the limit has passed it. */
+    /* Records that a predecessor dispatched beyond the limit wake consumers once, when the limit has passed them. */
     reput.woken_up_to = starts[visible] - 1;
     batches++;
     CHECK(ms_reput_run(&reput, 0, 0) == MS_REPUT_IDLE && ms_sequence_load(&control.arrival_seq) == (uint32_t)batches);
     CHECK(ms_reput_run(&reput, 0, 0) == MS_REPUT_IDLE && ms_sequence_load(&control.arrival_seq) == (uint32_t)batches);
 
-    /* Python is asked for another segment, and for what is no record. */
+    /* It returns to Python for another segment, and at bytes that are no record. */
     reput.segment_bytes = starts[visible];
     publish(0);
     CHECK(sleepy_run() == MS_REPUT_SEGMENT);

@@ -1,4 +1,4 @@
-/* Walks over whole, spoiled and cut segments end inside their range; sync finds only true beginnings. */
+/* Walks over whole, damaged and cut segments end inside their range; ms_scan_sync finds only the begins of records. */
 #include "../scan.h"
 #include "segments.h"
 
@@ -33,7 +33,7 @@ int main(void)
         ms_scan_walk(s.bytes, s.base, s.base, s.base + s.total, s.base + s.total, MS_CHECK_CRC | MS_CHECK_OFFSET, &result);
         CHECK(result.reason == MS_CASE_BLANK && result.messages == 20 && result.end_offset == s.starts[20]);
         walk_all_ranges(&s, 0);
-        segment_spoil(&s);
+        segment_damage(&s);
         walk_all_ranges(&s, 1);
     }
     return 0;

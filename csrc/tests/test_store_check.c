@@ -1,4 +1,4 @@
-/* The whole-store check's loops: what fits is counted, and no bytes in any file lead outside the given memory. */
+/* The loops of the whole-store check count right entries, and read nothing outside the given memory, whatever a file has. */
 #include "../store_check.h"
 
 #include "../consume_queue.h"

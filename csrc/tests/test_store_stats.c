@@ -1,4 +1,4 @@
-/* Buckets without gaps, StoreStatsService's ranges, and a pass counted as a whole or not at all. */
+/* Buckets have no gaps and StoreStatsService's ranges; a pass is counted as a whole or not at all. */
 #include "check.h"
 
 #include <errno.h>
@@ -50,8 +50,8 @@ static void passes(void)
     ms_put_meter_begin(&meter);
     ms_put_meter_take(&meter, 1000, 300, 1);
     ms_put_meter_take(&meter, 2000, 800, 4);
-    ms_put_meter_take(&meter, 0, 64, 1);                /* did not say when */
-    ms_put_meter_take(&meter, 90000000, 64, 1);         /* says it comes from the future */
+    ms_put_meter_take(&meter, 0, 64, 1);                /* without a time of submission */
+    ms_put_meter_take(&meter, 90000000, 64, 1);         /* with one in the future */
     CHECK(put->entries == 0 && put->latency.count == 0); /* nothing before the commit */
     ms_put_meter_commit(&meter, 30001000);
     CHECK(put->entries == 4 && put->passes == 1 && put->entries_max == 4 && put->unmeasured == 1);
