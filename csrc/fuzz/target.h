@@ -50,7 +50,7 @@ static inline void emit_segments(void (*emit)(const uint8_t *, size_t), int head
     for (int round = 0; round < 16; round++) {
         segment_build(&s, 1 + (int)dice(4), base);
         if (round & 1)
-            segment_spoil(&s);
+            segment_damage(&s);
         if (head + s.total > INPUT_BYTES_MAX)
             continue;
         memset(input, round & 2 ? 0xFF : 0x07, (size_t)head);
