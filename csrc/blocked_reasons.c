@@ -1,9 +1,9 @@
 #include "blocked_reasons.h"
 
-#include <errno.h>
 #include <string.h>
 
 #include "atomics.h"
+#include "layout.h"
 
 #define TRIES 1000
 
@@ -15,13 +15,8 @@ void ms_blocked_reasons_format(struct ms_blocked_reasons *blocked_reasons)
 
 int ms_blocked_reasons_check(const struct ms_blocked_reasons *blocked_reasons, int64_t mapped_bytes)
 {
-    if (mapped_bytes < (int64_t)offsetof(struct ms_blocked_reasons, worker))
-        return -EMSGSIZE;
-    if (ms_load_acquire(&blocked_reasons->magic) != MS_BLOCKED_REASONS_MAGIC)
-        return -EPROTO;
-    if (blocked_reasons->layout_version != MS_BLOCKED_REASONS_LAYOUT_VERSION)
-        return -EBADMSG;
-    return mapped_bytes < (int64_t)sizeof *blocked_reasons ? -EMSGSIZE : 0;
+    return ms_layout_check(blocked_reasons, mapped_bytes, MS_BLOCKED_REASONS_MAGIC, MS_BLOCKED_REASONS_LAYOUT_VERSION,
+                           sizeof *blocked_reasons);
 }
 
 void ms_blocked_reason_write(struct ms_blocked_reasons *blocked_reasons, uint32_t kind, const char *text)

@@ -6,20 +6,13 @@
 #include "atomics.h"
 #include "failpoint.h"
 #include "futex.h"
+#include "layout.h"
 #include "sequence.h"
 
 int ms_control_check(const struct ms_control *control, int64_t mapped_bytes)
 {
-    if (mapped_bytes < (int64_t)sizeof(struct ms_identity))
-        return -EMSGSIZE;
-    if (ms_load_acquire(&control->identity.magic) != MS_CONTROL_MAGIC)
-        return -EPROTO;
-    if (control->identity.layout_version != MS_CONTROL_LAYOUT_VERSION)
-        return -EBADMSG;
-    if (control->identity.control_bytes != sizeof(struct ms_control) ||
-        mapped_bytes < (int64_t)sizeof(struct ms_control))
-        return -EMSGSIZE;
-    return 0;
+    const int error = ms_layout_check(control, mapped_bytes, MS_CONTROL_MAGIC, MS_CONTROL_LAYOUT_VERSION, sizeof *control);
+    return error == 0 && control->identity.control_bytes != sizeof *control ? -EMSGSIZE : error;
 }
 
 void ms_control_publish(struct ms_control *control)

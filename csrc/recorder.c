@@ -11,6 +11,7 @@
 
 #include "crc32.h"
 #include "futex.h"
+#include "layout.h"
 
 #define MINUTE_NS 60000000000
 #define TOOK_NS_MAX ((int64_t)1 << 60)
@@ -31,13 +32,7 @@ void ms_recorder_format(struct ms_recorder *recorder, const uint8_t *boot_id)
 
 int ms_recorder_check(const struct ms_recorder *recorder, int64_t mapped_bytes)
 {
-    if (mapped_bytes < (int64_t)offsetof(struct ms_recorder, ring))
-        return -EMSGSIZE;
-    if (ms_load_acquire(&recorder->magic) != MS_RECORDER_MAGIC)
-        return -EPROTO;
-    if (recorder->layout_version != MS_RECORDER_LAYOUT_VERSION)
-        return -EBADMSG;
-    return mapped_bytes < (int64_t)sizeof *recorder ? -EMSGSIZE : 0;
+    return ms_layout_check(recorder, mapped_bytes, MS_RECORDER_MAGIC, MS_RECORDER_LAYOUT_VERSION, sizeof *recorder);
 }
 
 static uint32_t crc_of(const struct ms_stall *stall)

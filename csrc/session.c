@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include "atomics.h"
+#include "layout.h"
 
 int64_t ms_session_bytes(uint64_t ring_bytes)
 {
@@ -23,13 +24,10 @@ void ms_session_format(struct ms_session *session, uint64_t ring_bytes, uint32_t
 
 int ms_session_check(const struct ms_session *session, int64_t mapped_bytes)
 {
-    if (mapped_bytes < (int64_t)sizeof(struct ms_session))
-        return -EMSGSIZE;
-    if (ms_load_acquire(&session->magic) != MS_SESSION_MAGIC)
-        return -EPROTO;
-    if (session->layout_version != MS_SESSION_LAYOUT_VERSION)
-        return -EBADMSG;
-    uint64_t ring_bytes = session->ring_bytes;
+    const int error = ms_layout_check(session, mapped_bytes, MS_SESSION_MAGIC, MS_SESSION_LAYOUT_VERSION, sizeof *session);
+    if (error != 0)
+        return error;
+    const uint64_t ring_bytes = session->ring_bytes;
     if (ring_bytes < 4096 || (ring_bytes & (ring_bytes - 1)) != 0 || ring_bytes > (uint64_t)mapped_bytes ||
         mapped_bytes < ms_session_bytes(ring_bytes))
         return -EMSGSIZE;
