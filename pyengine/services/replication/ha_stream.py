@@ -331,6 +331,8 @@ class MasterLink:
             raise LinkLostError(f"{address} does not answer within {timeout_s:g} s") from None
         except OSError as error:
             raise LinkLostError(f"{address}: {os_error_sentence(error)}") from None
+        except UnicodeError as error:  # of an invalid host name
+            raise LinkLostError(f"{address}: {error}") from None
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.peer: Introduction | None = None
         self.seals = Seals()

@@ -8,7 +8,14 @@ from logs import LogBuilder
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.ha_wire import pack_header
 from pyengine.services.replication import ha_stream
-from pyengine.services.replication.ha_stream import BadStreamError, FrameCutter, LogsDifferError, RecordStream
+from pyengine.services.replication.ha_stream import (
+    BadStreamError,
+    FrameCutter,
+    LinkLostError,
+    LogsDifferError,
+    MasterLink,
+    RecordStream,
+)
 from pyengine.storage.commit_log import LocalLog
 from scripted_master import frame_bounds
 
@@ -274,3 +281,9 @@ def test_a_record_that_is_longer_than_can_be_taken_is_refused(tmp_path):
     log = LogBuilder(SEGMENT)
     log.append(body=bytes(2000))
     assert "1000 can be taken" in refused(new_stream(tmp_path, longest=1000), framed(bytes_of(log), 0, 500))
+
+
+@pytest.mark.parametrize("host", ["master..example", "a" * 64 + ".example"])
+def test_a_host_name_that_no_host_can_have_is_a_lost_link(host):
+    with pytest.raises(LinkLostError, match=f"{host}:10912: .*label"):
+        MasterLink(f"{host}:10912")
