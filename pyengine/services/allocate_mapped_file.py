@@ -1,21 +1,18 @@
 """AllocateMappedFileService: create the next segment before the writer needs it.
 
-In RocketMQ a put requests the next file and the one after it. Here the writer publishes the offset
-up to which it wants segments (`wanted_end`), and this service always keeps one segment ready after the
-one being written. A segment is complete when its name appears (storage/durable_writes.py); afterwards
-the service moves `ready_end` and wakes the writer.
+In RocketMQ a put requests the next file and the one after it. Here the writer publishes the offset up to which it wants segments
+(`wanted_end`), and this service always keeps one segment ready after the one being written. A segment is complete when its name appears
+(storage/durable_writes.py); afterwards the service moves `ready_end` and wakes the writer. An orderly stop removes the segments that
+were never used, as RocketMQ's shutdown does.
 
-A full disk is not a failure, and neither is one on which a segment would leave too little space for queues
-and index (storage/file_system.py): the service puts the errno into the control block (the writer answers
-CREATE_MAPEDFILE_FAILED meanwhile) and tries again each half second, so that the store resumes
-by itself once there is space. An orderly stop removes the segments that were never used,
-as RocketMQ's shutdown does.
+A full disk is not a failure, and neither is one on which a segment would leave too little space for queues and index
+(storage/file_system.py): the service puts the errno into the control block (the writer answers CREATE_MAPEDFILE_FAILED meanwhile) and
+tries again each half second.
 
-In async mapped mode PageWarmer populates pages ahead of the writer. Without it a store to an absent page
-costs a fault of 0.8 us and, if a virtual machine's host has reclaimed the memory, up to 9 us; populating
-whole pieces ahead makes appends 2-5 times faster. It does not do so ahead of large passes, which the writer
-writes by system call: a write makes its own pages for less than populating them costs. It never does in sync mode:
-a store into a populated mapping dirties its whole large folio, a megabyte to the device per small put (measured).
+In async mapped mode PageWarmer populates pages ahead of the writer. Without it a store to an absent page costs a fault of 0.8 us and,
+if a virtual machine's host has reclaimed the memory, up to 9 us; populating whole pieces ahead makes appends 2-5 times faster. It does
+not do so ahead of large passes, which the writer writes by system call: a write makes its own pages for less. It never does in sync
+mode: a store into a populated mapping dirties its whole large folio, a megabyte to the device per small put (measured).
 """
 
 from __future__ import annotations

@@ -10,10 +10,9 @@ Once in flush_interval_consume_queue_ms:
 
 In a store that another program wrote, AdoptedLog reads a slice of the old log between two rounds.
 
-The values that step 4 writes were read before steps 2 and 3, which make them durable: no value is ever
-ahead of the files. A round costs one sync for each queue file that was touched (or one of the file system, if many
-were touched), not for each queue of the store, so 100,000 idle queues cost nothing. This worker's line of
-the control block says how far queues are durable, for its next incarnation.
+The values that step 4 writes were read before steps 2 and 3, which make them durable: no value is ever ahead of the files. A round
+costs one sync for each queue file that was touched (or one of the file system, if many were), so idle queues cost nothing. This
+worker's line of the control block says how far queues are durable, for its next incarnation.
 
 Like RocketMQ, this service syncs a partly filled index file only at stop, and takes the index time from
 full files: new keys dirty pages all over the file, so that each sync would write most of it.

@@ -1,18 +1,16 @@
 """CleanCommitLogService and CleanConsumeQueueService: decide which files are deleted, and delete them in paced steps.
 
-The log is deleted one segment at a time, always the oldest: new holds are refused, the service waits for current
-holders, removes the name (durably), moves `min`, and frees the blocks in steps. Files of queues, extensions and
-index are deleted after the log: when the log's start has moved since the last complete pass, and
-once at start, in case a killed cleaner left some. The minimum offset of a queue is not stored:
-readers compute it from the entries and the log's start at each call.
+The log is deleted one segment at a time, always the oldest: new holds are refused, the service waits for current holders, removes the
+name (durably), moves `min`, and frees the blocks in steps. Files of queues, extensions and index are deleted after the log: when the
+log's start has moved since the last complete pass, and once at start, in case a killed cleaner left some. The minimum offset of a queue
+is not stored: readers compute it from the entries and the log's start at each call.
 
-Both services are run step by step: `steps()` yields the seconds to pause. After a kill at any point the log
-begins at the same segment as before or at the next one, and is complete. The shared object has `removing_end`, by
-which the next incarnation finds a segment whose deletion had begun, and the time since when that is held.
+Both services are run step by step: `steps()` yields the seconds to pause. After a kill at any point the log begins at the same segment
+as before or at the next one, and is complete. The shared object has `removing_end`, by which the next incarnation finds a segment whose
+deletion had begun, and the time since when that is held.
 
-The rules for queues and index are RocketMQ's (CleanConsumeQueueService). A
-file is deleted when all of its messages are below the log's first byte, but never the last file of a
-queue or of the index, which has the position of the next entry.
+A file of queues or index is deleted when all of its messages are below the log's first byte, but never the last file, which has the
+position of the next entry. The rules are RocketMQ's:
 
     a queue's file       the record of its last entry is below it  (MappedFileQueue.deleteExpiredFileByOffset)
     an extension file    the queue's first valid entry points after it (ConsumeQueueExt.truncateByMinAddress)
