@@ -22,7 +22,6 @@ import contextlib
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pyengine.errors import DiskError, FormatError, disk_error
 from pyengine.formats import ha_wire
@@ -35,6 +34,7 @@ from pyengine.native.failpoint import failpoint
 from pyengine.native.replication import LINK_SHUTDOWN, LINK_TRANSFER, Seal
 from pyengine.services.replication.ha_handshake import HandshakeError, MasterHandshake, Seals, SecretError
 from pyengine.services.replication.ha_stream import Table
+from pyengine.storage.config import EngineConfig
 from pyengine.storage.message_store import MessageStore
 
 BUFFER_BYTES = 512 << 10  # most bytes of frames in one system call
@@ -45,15 +45,6 @@ SEGMENTS_OPEN_MAX = 32
 END_TIMES_MAX = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class LinkLimits:
-    """Timers and sizes of one connection, from the settings."""
-
-    heartbeat_ns: int
-    housekeeping_ns: int
-    batch_bytes: int
-
-
 class HAConnection:
     """One slave's connection.
 
@@ -62,17 +53,20 @@ class HAConnection:
     open; `peer`: its proven identity, None before that and for a peer that uses RocketMQ's own protocol.
     """
 
-    def __init__(self, connected: socket.socket, address: str, source: TransferSource, link: Link, limits: LinkLimits,
-                 now_ns: int, host: str = "", handshake: MasterHandshake | None = None) -> None:
-        """`host`: the peer's host, which may have several connections. Without a `handshake` it may use RocketMQ's own protocol."""
+    def __init__(self, connected: socket.socket, address: str, source: TransferSource, link: Link, config: EngineConfig,
+                 now_ns: int, handshake: MasterHandshake | None = None) -> None:
+        """`address`: the peer's host:port. Without a `handshake` it may use RocketMQ's own protocol."""
         connected.setblocking(False)
         if connected.family in (socket.AF_INET, socket.AF_INET6):
             with contextlib.suppress(OSError):  # it has gone already
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = connected
         self.address = address
-        self.host = host
-        self.native = replication.HALink(link.row, connected.fileno(), limits.batch_bytes, now_ns)
+        self.host = address.rpartition(":")[0].strip("[]")  # which may have several connections
+        self._batch_bytes = config.ha_transfer_batch_size_bytes
+        self._heartbeat_ns = config.ha_send_heartbeat_interval_ms * 1_000_000
+        self._housekeeping_ns = config.ha_housekeeping_interval_ms * 1_000_000
+        self.native = replication.HALink(link.row, connected.fileno(), self._batch_bytes, now_ns)
         self._fields = self.native.fields
         self.has_reported = False  # a complete report has arrived, with any content
         self.was_refused = False   # while unidentified, before any byte of the log was sent
@@ -81,7 +75,6 @@ class HAConnection:
         self.ended = ""
         self._source = source
         self._link = link
-        self._limits = limits
         self._refused_until_ns = 0
         self._half_report = b""
         self.peer: Introduction | None = None
@@ -264,9 +257,9 @@ class HAConnection:
         """The end of the bytes that were passed to the kernel; -1 before it is positioned."""
         if self._pushed == self._filled:
             return self._fields.next
-        frames, rest = divmod(self._pushed, self._head_bytes + self._limits.batch_bytes + self._tail_bytes)
-        size = min(max(0, rest - self._head_bytes), self._limits.batch_bytes)
-        return min(self._fields.next, self._buffer_start + frames * self._limits.batch_bytes + size)
+        frames, rest = divmod(self._pushed, self._head_bytes + self._batch_bytes + self._tail_bytes)
+        size = min(max(0, rest - self._head_bytes), self._batch_bytes)
+        return min(self._fields.next, self._buffer_start + frames * self._batch_bytes + size)
 
     def transfer(self, end: int, now_ns: int) -> bool:
         """Send committed bytes, one buffer at most; return True if there are more and the socket may take them."""
@@ -293,7 +286,7 @@ class HAConnection:
 
     def _fill(self, end: int) -> None:
         """Fill the buffer with frames of the next bytes, all of one segment."""
-        batch, segment = self._limits.batch_bytes, self._source.segment_bytes
+        batch, segment = self._batch_bytes, self._source.segment_bytes
         position = self._buffer_start = self._fields.next
         stop = min(end, position - position % segment + segment)
         buffer = self._room_for(stop - position)
@@ -324,9 +317,9 @@ class HAConnection:
 
     def _room_for(self, size_bytes: int) -> memoryview:
         """Return a buffer of at least this size; a slave without lag needs only a small one."""
-        frame = self._head_bytes + self._limits.batch_bytes + self._tail_bytes
+        frame = self._head_bytes + self._batch_bytes + self._tail_bytes
         most = max(1, BUFFER_BYTES // frame) * frame
-        wanted = most if size_bytes > self._limits.batch_bytes else frame
+        wanted = most if size_bytes > self._batch_bytes else frame
         if len(self._buffer) < wanted:
             self._buffer = memoryview(bytearray(wanted))
         return self._buffer
@@ -397,10 +390,10 @@ class HAConnection:
                 self.end(self._refusal)
         elif self.is_unidentified and now_ns > self._handshake_until_ns:
             self._refuse_unidentified(f"it has proven nothing within {HANDSHAKE_NS / 1e9:g} s")
-        elif now_ns - self._fields.read_ns > self._limits.housekeeping_ns:
+        elif now_ns - self._fields.read_ns > self._housekeeping_ns:
             self.end(f"the slave said nothing for {(now_ns - self._fields.read_ns) / 1e9:.0f} s")
         elif (self.positioned and self._pushed == self._filled
-              and now_ns - self._fields.written_ns >= self._limits.heartbeat_ns):
+              and now_ns - self._fields.written_ns >= self._heartbeat_ns):
             self._heartbeat(now_ns)
 
     def due_ns(self) -> int:
@@ -409,9 +402,9 @@ class HAConnection:
             return self._refused_until_ns
         if self.is_unidentified:
             return self._handshake_until_ns + 1
-        silence_ns = self._fields.read_ns + self._limits.housekeeping_ns + 1
+        silence_ns = self._fields.read_ns + self._housekeeping_ns + 1
         if self.positioned and self._pushed == self._filled:
-            return min(silence_ns, self._fields.written_ns + self._limits.heartbeat_ns)
+            return min(silence_ns, self._fields.written_ns + self._heartbeat_ns)
         return silence_ns
 
     # ---- end --------------------------------------------------------------------

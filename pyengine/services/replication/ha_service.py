@@ -39,7 +39,7 @@ from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.replication import LINKS_MAX, HALinks
 from pyengine.native.waiting import Latch
-from pyengine.services.replication.ha_connection import EndTimes, HAConnection, LinkLimits, TransferSource
+from pyengine.services.replication.ha_connection import EndTimes, HAConnection, TransferSource
 from pyengine.services.replication.ha_handshake import MasterHandshake, PlainPeers, ReplicationNotes, Secret
 from pyengine.services.replication.ha_join import call_peer
 from pyengine.services.replication.ha_stream import TableSource
@@ -86,8 +86,6 @@ class HAService(Service):
         memory, config = context.memory, context.config
         self._lines = HostLines(context.report)
         self._clock_ns = clock_ns
-        self._limits = LinkLimits(config.ha_send_heartbeat_interval_ms * 1_000_000,
-                                  config.ha_housekeeping_interval_ms * 1_000_000, config.ha_transfer_batch_size_bytes)
         self._secret = Secret(context.store.root, config)
         self._plain_peers = PlainPeers(config)
         if not self._secret.is_set and not self._plain_peers:
@@ -384,7 +382,7 @@ class HAService(Service):
         failpoint("link_opened")
         self._replication.count("connections")
         handshake = MasterHandshake(self._secret, self._introduce, may_be_plain=may_be_plain)
-        connection = HAConnection(connected, name, self._source, link, self._limits, now_ns, host, handshake)
+        connection = HAConnection(connected, name, self._source, link, self._config, now_ns, handshake)
         self._by_descriptor[connected.fileno()] = connection
         self._links.add(connection.native)
         self._epoll.register(connected, _WATCHED)

@@ -10,7 +10,8 @@ import pytest
 
 from pyengine.formats import ha_wire
 from pyengine.ipc.replication import Replication
-from pyengine.services.replication.ha_connection import END_TIMES_MAX, REFUSAL_NS, EndTimes, HAConnection, LinkLimits
+from pyengine.services.replication.ha_connection import END_TIMES_MAX, REFUSAL_NS, EndTimes, HAConnection
+from pyengine.storage.config import EngineConfig
 
 SEGMENT = 65536
 SECOND_NS = 1_000_000_000
@@ -48,7 +49,7 @@ class Rig:
         self.now_ns = SECOND_NS
         self.replication = Replication.private()
         self.connection = HAConnection(ours, "slave", log, self.replication.open_link("slave"),
-                                       LinkLimits(5 * SECOND_NS, 20 * SECOND_NS, batch_bytes), self.now_ns)
+                                       EngineConfig(ha_transfer_batch_size_bytes=batch_bytes), self.now_ns)
 
     def report(self, *reports: int) -> None:
         self.slave.sendall(b"".join(map(ha_wire.pack_report, reports)))
