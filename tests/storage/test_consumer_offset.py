@@ -185,7 +185,7 @@ def test_a_file_that_the_system_does_not_let_be_read_is_no_damage(tmp_path, path
         with pytest.raises(DiskError):
             offsets.commit("orders", "billing", {1: 46})
         (note,) = clamp_offsets(tmp_path, {})
-        assert "could not be looked at" in note
+        assert "could not be read" in note
     assert path.read_text() == BY_ROCKETMQ and offsets.read("orders", "billing") == {0: 123, 1: 45}
 
 

@@ -16,23 +16,6 @@ start would leave out entries of records that the log still has:
 
 If shared memory is valid, everything below its `reput_from` has been dispatched.
 
-A rebuild with many processes writes queues and index files piece by piece, with the same bytes as a single dispatch.
-
-    entries  a task writes the entries of one range of the log to queue files that exist already. Entry k
-             is at byte 20 k, so ranges may be done in any order and at the same time.
-    keys     a task writes the keys of one index file, beginning with the record at which the previous file was
-             full. The number of keys of each range must be known. Each call writes a new file, in a sibling
-             of the index folder, since a task may be repeated or run twice at once.
-
-If a queue's offsets have gaps or duplicates, the position of an entry depends on the earlier ones: the caller passes the offset
-that each queue has reached before the range (`run_into`), and the number of its entries; `put_entries` reports if that was wrong.
-Everything that is written is synced before a function returns.
-
-pyengine.spark.store_rebuild is the caller; the store's owner creates the queues' files before, and gives one of the filled
-index files its name.
-
-Which index files are kept, and from where on the log's keys must be entered again:
-
 After a crash RocketMQ deletes every index file whose end time is later than the
 checkpoint's index time, and it never truncates an index with the log (IndexService.load).
 Then it enters only the keys of the segment where recovery began; older keys of the
@@ -243,7 +226,9 @@ class LogDispatch:
             log_min = max(self._log.min_offset, 0)
             return start > log_min or gap.max_physical > log_min
 
-        with contextlib.closing(self._dispatcher(on_gap)) as dispatcher:
+        undo = None if self._index_progress is None else bytearray(self._index_progress)
+        options, store = DispatchOptions.of(self._work.options), self._work.store
+        with contextlib.closing(Dispatcher(store, store.geometry, options, index_progress=undo, on_gap=on_gap)) as dispatcher:
             for segment in segments_between(self._work.store, start, end):
                 base = segment.start_offset
                 with self._log.mapped(segment) as view:
@@ -254,27 +239,27 @@ class LogDispatch:
                             reached = dispatcher.dispatch(view, base, at, stop)
                         if dispatcher.stopped_by == GAP:
                             return gaps[-1]
-                        at = reached if reached > at else self._skip_damage(view, base, at, stop, dispatcher.stopped_by)
+                        if reached == at:  # RocketMQ's log may have damage that its recovery never reads
+                            passed = skip_damage(view, base, at, stop, dispatcher.stopped_by)
+                            self._work.notes.append(passed.note)
+                            reached = passed.following
+                        at = reached
                         self._work.progress(scanned_bytes + min(at, end) - start, scanned_bytes + end - start)
         return None
 
-    def _skip_damage(self, view: mmap.mmap, base: int, at: int, stop: int, reason: str) -> int:
-        """Return where dispatch continues after damage at `at`: RocketMQ's log may have damage that its recovery never reads."""
-        passed = skip_damage(view, base, at, stop, reason)
-        self._work.notes.append(passed.note)
-        return passed.following
-
-    def _dispatcher(self, on_gap: Callable[[QueueGap], bool]) -> Dispatcher:
-        return Dispatcher(
-            self._work.store,
-            self._work.store.geometry,
-            DispatchOptions.of(self._work.options),
-            index_progress=None if self._index_progress is None else bytearray(self._index_progress),
-            on_gap=on_gap,
-        )
-
 
 # -- pieces for several processes --------------------------------------------------------
+#
+# A rebuild with many processes (pyengine.spark.store_rebuild) writes queues and index files piece by piece, with the same
+# bytes as a single dispatch. Everything that is written is synced before a function returns.
+#
+#     entries  a task writes the entries of one range of the log to queue files that exist already. Entry k is at byte
+#              20 k, so ranges may be done in any order and at the same time. If a queue's offsets have gaps or duplicates,
+#              the position of an entry depends on the earlier ones: the caller passes the offset that each queue has
+#              reached before the range (`run_into`), and the number of its entries.
+#     keys     a task writes the keys of one index file, beginning with the record at which the previous file was full.
+#              Each call writes a new file, in a sibling of the index folder, since a task may be repeated or run twice
+#              at once; the caller gives one of them its name.
 
 Queue = tuple[str, int]
 
@@ -463,12 +448,10 @@ def key_place(part: LogRange, number: int) -> KeyPlace:
     raise InvariantError(f"the log has no {number} keys in [{part.begin}, {part.end})")
 
 
-@dataclass(frozen=True, slots=True)
-class IndexFileState:
-    """One index file on the disk; `label` is its row of the table above."""
+class DeletedIndex(NamedTuple):
+    """An index file that is to be deleted; `label` is its row of the table above."""
 
     path: Path
-    header: IndexHeader
     label: str
 
 
@@ -476,8 +459,7 @@ class IndexFileState:
 class IndexPlan:
     """The decision about the index files; `deleted` newest first, so that a crash leaves no gap between files."""
 
-    kept: tuple[IndexFileState, ...]
-    deleted: tuple[IndexFileState, ...]
+    deleted: tuple[DeletedIndex, ...]
     enter_from: int | None  # physical offset from which keys are entered again; None: nowhere
 
 
@@ -487,20 +469,27 @@ def plan_index(store: MessageStore, synced_time_ms: int | None, log_min: int, lo
     `synced_time_ms`: after a crash, the checkpoint's index time; files with a later end time
     are deleted. None after an orderly stop, or if the undo of the unfinished put was kept.
     """
-    layout = store.geometry.index_layout
-    files: list[IndexFileState] = []
-    for file in list_index_files(store):
-        label = "orphaned" if files and files[-1].label != "sound" else ""
-        files.append(_judge(file, layout, synced_time_ms, log_end, label))
-    kept = tuple(file for file in files if file.label == "sound")
-    deleted = tuple(file for file in reversed(files) if file.label != "sound")
-    enter_from = None
-    if deleted or synced_time_ms is not None:
-        enter_from = max(kept[-1].header.end_physical_offset, log_min) if kept else log_min
-    return IndexPlan(kept, deleted, enter_from)
+    layout, enter_from = store.geometry.index_layout, log_min
+    deleted: list[DeletedIndex] = []
+    for path in list_index_files(store):
+        if deleted:
+            label = "orphaned"
+        elif path.stat().st_size != layout.size_bytes:
+            label = "short"
+        elif not is_plausible(header := read_index_header(path), layout):
+            label = "senseless"
+        elif synced_time_ms is not None and header.end_timestamp_ms > synced_time_ms:
+            label = "unsynced"
+        elif header.index_count > 1 and header.end_physical_offset >= log_end:
+            label = "beyond"
+        else:
+            enter_from = max(header.end_physical_offset, log_min)
+            continue
+        deleted.insert(0, DeletedIndex(path, label))
+    return IndexPlan(tuple(deleted), enter_from if deleted or synced_time_ms is not None else None)
 
 
-def delete_index_files(files: Sequence[IndexFileState]) -> None:
+def delete_index_files(files: Sequence[DeletedIndex]) -> None:
     """Unlink the files in this order, durably. May be repeated."""
     for file in files:
         file.path.unlink(missing_ok=True)
@@ -540,24 +529,6 @@ def is_plausible(header: IndexHeader, layout: IndexLayout) -> bool:
         and 0 <= header.hash_slot_count < max(header.index_count, 1)
         and header.index_count <= layout.max_index_num
     )
-
-
-def _judge(
-    file: Path, layout: IndexLayout, synced_time_ms: int | None, log_end: int, label: str
-) -> IndexFileState:
-    if file.stat().st_size != layout.size_bytes:
-        return IndexFileState(file, IndexHeader(), label or "short")
-    header = read_index_header(file)
-    if not label:
-        if not is_plausible(header, layout):
-            label = "senseless"
-        elif synced_time_ms is not None and header.end_timestamp_ms > synced_time_ms:
-            label = "unsynced"
-        elif header.index_count > 1 and header.end_physical_offset >= log_end:
-            label = "beyond"
-        else:
-            label = "sound"
-    return IndexFileState(file, header, label)
 
 
 def read_index_header(file: Path) -> IndexHeader:

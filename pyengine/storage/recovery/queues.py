@@ -338,17 +338,17 @@ def clamp_offsets(
     try:
         found = offsets.table()
     except DiskError as error:
-        return [f"the groups' offsets could not be looked at: {error}"]
-    notes = list(found.notes)
-    if not found.is_damaged and not _beyond(found.offsets, queue_ends):
-        return notes
+        return [f"the groups' offsets could not be read: {error}"]
+    beyond = _beyond(found.offsets, queue_ends)
+    if not found.is_damaged and not beyond:
+        return list(found.notes)
 
     def change(table: Table) -> None:
         for key, queue_id, end in _beyond(table, queue_ends):
             table[key][queue_id] = end
 
-    notes += [f"{key} queue {queue_id}: the offset {found.offsets[key][queue_id]} was beyond the end and is {end} now"
-              for key, queue_id, end in _beyond(found.offsets, queue_ends)]
+    notes = [*found.notes, *(f"{key} queue {queue_id}: the offset {found.offsets[key][queue_id]} was beyond the end and is {end} now"
+                             for key, queue_id, end in beyond)]
     before_change()
     try:
         offsets.update(change, is_owner=True)
@@ -415,19 +415,14 @@ def _move(root: Path, marker: RebuildMarker, piece: str) -> None:
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise disk_error(error, "move", source, f" (to {target})") from error
-            _copy_to_quarantine(source, target)
+            part = target.with_name(target.name + ".part")  # the copy is complete and durable before it gets its name
+            shutil.rmtree(part, ignore_errors=True)
+            shutil.copytree(source, part)
+            sync_tree(part)
+            os.rename(part, target)
+            shutil.rmtree(source)
         sync_folder(target.parent)
     sync_folder(source.parent)
-
-
-def _copy_to_quarantine(source: Path, target: Path) -> None:
-    """Copy a piece to a quarantine/ on another file system; the copy is complete and durable before it gets its name."""
-    part = target.with_name(target.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(source, part)
-    sync_tree(part)
-    os.rename(part, target)
-    shutil.rmtree(source)
 
 
 # -- times -------------------------------------------------------------------------------
@@ -435,26 +430,14 @@ def _copy_to_quarantine(source: Path, target: Path) -> None:
 _NS_PER_MS = 1_000_000
 
 
-def restore_queue_times(store: MessageStore, marker: RebuildMarker) -> int:
-    """Set the times of the files of all queues of `marker`; return the number of files. May be repeated."""
+def restore_queue_times(store: MessageStore, marker: RebuildMarker) -> None:
+    """Set the times of the files of all queues of `marker`. May be repeated."""
     log = store.open_log(MappingCache(mappings_max=8))
-    count = 0
     for queue in list_queues(store):
-        replaced = _replaced_folder(store.root, marker, queue)
-        if replaced is not None:
-            for path, time_ns in _times(queue, replaced, log):
+        folder = queue.folder.relative_to(store.root)
+        if any(str(piece) in marker.pieces for piece in (folder, *folder.parents)):
+            for path, time_ns in _times(queue, marker.moved_path(store.root, str(folder)), log):
                 os.utime(path, ns=(time_ns, time_ns))
-                count += 1
-    return count
-
-
-def _replaced_folder(root: Path, marker: RebuildMarker, queue: QueueState) -> Path | None:
-    """Return the folder of this queue's old files; None if it was not replaced."""
-    folder = queue.folder.relative_to(root)
-    for piece in (folder, *folder.parents):
-        if str(piece) in marker.pieces:
-            return marker.moved_path(root, str(folder))
-    return None
 
 
 def _times(queue: QueueState, replaced: Path, log: MappedFileQueue) -> Iterable[tuple[Path, int]]:
