@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from pyengine.client.outgoing import TRANSACTION_DEFAULTS, RawMessage, map_text
+from pyengine.client.outgoing import TRANSACTION_DEFAULTS, RawMessage, map_text, raw_of
 from pyengine.errors import EngineError, PutError, UsageError, disk_errors
 from pyengine.formats.constants import (
     PROPERTY_CHECK_IMMUNITY_TIME,
@@ -78,7 +78,7 @@ def half_of(message: RawMessage) -> RawMessage:
 def commit_of(half: Message) -> RawMessage:
     """Return what a commit stores in the real topic, with REAL_TOPIC and TRAN_MSG as by the broker. UsageError without a topic."""
     topic, queue_id = real_queue(half)
-    return replace(RawMessage.of(half, half.properties), topic=topic, queue_id=queue_id,
+    return replace(raw_of(half, half.properties), topic=topic, queue_id=queue_id,
                    sys_flag=half.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_TRANSACTION_COMMIT,
                    prepared_transaction_offset=half.physical_offset)
 
@@ -167,7 +167,7 @@ class HalfMessages:
 
     def put_back(self, half: Message, more: dict[str, str]) -> Message | None:
         """Store a half message again at the end of the half topic, with further properties. RocketMQ: renewHalfMessageInner."""
-        raw = replace(RawMessage.of(half, half.properties | more), wait_store_msg_ok=False)
+        raw = replace(raw_of(half, half.properties | more), wait_store_msg_ok=False)
         result = self._put_raw(raw, None)
         if not result.stored:
             return None
@@ -179,7 +179,7 @@ class HalfMessages:
     def discard(self, half: Message) -> bool:
         """Store a half message in TRANS_CHECK_MAX_TIME_TOPIC; return whether it was stored."""
         self.enter(TRANSACTION_DISCARD_TOPIC)
-        result = self._put_raw(replace(RawMessage.of(half, half.properties), topic=TRANSACTION_DISCARD_TOPIC, queue_id=0), None)
+        result = self._put_raw(replace(raw_of(half, half.properties), topic=TRANSACTION_DISCARD_TOPIC, queue_id=0), None)
         self.last_put_end = max(self.last_put_end, result.physical_offset + result.size_bytes)
         return result.stored
 

@@ -111,12 +111,12 @@ class RawMessage:
     delay_level: int = 0
     clock_ms: int = 0
 
-    @classmethod
-    def of(cls, message: Message, properties: Mapping[str, str]) -> RawMessage:
-        """Return a stored message to be put again, with these properties in the order of the broker's map."""
-        return cls(
-            message.topic, message.body, message.queue_id, map_text(properties), message.flag, message.sys_flag,
-            message.born_timestamp_ms, message.born_host, message.store_host, message.reconsume_times)
+
+def raw_of(message: Message, properties: Mapping[str, str]) -> RawMessage:
+    """Return a stored message to be put again, with these properties in the order of the broker's map."""
+    return RawMessage(
+        message.topic, message.body, message.queue_id, map_text(properties), message.flag, message.sys_flag,
+        message.born_timestamp_ms, message.born_host, message.store_host, message.reconsume_times)
 
 
 def map_text(properties: Mapping[str, str]) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyengine import arguments
-from pyengine.client.outgoing import RawMessage
+from pyengine.client.outgoing import RawMessage, raw_of
 from pyengine.client.producer import Producer, connect
 from pyengine.errors import UsageError
 from pyengine.formats.constants import (
@@ -82,7 +82,7 @@ def sent_back(
         topic = TopicConfig(dlq_topic(group), DLQ_QUEUE_NUMS, DLQ_QUEUE_NUMS)
     else:
         topic = TopicConfig(retry_topic(group), retry_queue_nums, retry_queue_nums, topic_sys_flag=topic_sys_flag)
-    return topic, replace(RawMessage.of(message, properties), topic=topic.topic, queue_id=random.randrange(topic.write_queue_nums),
+    return topic, replace(raw_of(message, properties), topic=topic.topic, queue_id=random.randrange(topic.write_queue_nums),
                           delay_level=level, reconsume_times=message.reconsume_times + 1)
 
 
@@ -199,7 +199,7 @@ class DeadLetters:
 
         def put_back(messages: list[Message]) -> int:
             for message in messages:
-                raw = RawMessage.of(message, message.properties | {PROPERTY_RETRY_TOPIC: message.topic})
+                raw = raw_of(message, message.properties | {PROPERTY_RETRY_TOPIC: message.topic})
                 retries.put_into(topic, replace(raw, topic=topic.topic, queue_id=0, reconsume_times=0))
             return len(messages)
 

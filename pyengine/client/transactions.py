@@ -34,7 +34,7 @@ from queue import Empty, SimpleQueue
 from pyengine import arguments
 from pyengine.client import outgoing
 from pyengine.client.half_messages import HalfMessages, Outcome, PreparedCheck, real_queue
-from pyengine.client.outgoing import PutRefusedError, RawMessage, TransactionLimits
+from pyengine.client.outgoing import PutRefusedError, RawMessage, TransactionLimits, raw_of
 from pyengine.errors import EngineError, FormatError, UsageError
 from pyengine.formats.constants import (
     NAME_VALUE_SEPARATOR,
@@ -283,7 +283,7 @@ class Transactions:
         """Put the second record; as in RocketMQ its property text is written from a map without TRAN_MSG."""
         names = [name for name in hash_map_order(prepared.properties) if name != PROPERTY_TRANSACTION_PREPARED]
         return self._put_raw(replace(
-            RawMessage.of(prepared, {}), body=prepared.body if outcome == "commit" else b"",
+            raw_of(prepared, {}), body=prepared.body if outcome == "commit" else b"",
             properties_text=encode_properties({name: prepared.properties[name] for name in names}),
             sys_flag=prepared.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | _KINDS[outcome],
             prepared_transaction_offset=prepared.physical_offset, wait_store_msg_ok=wait), timeout_s)
