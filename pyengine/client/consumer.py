@@ -20,6 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -94,9 +95,32 @@ def consume(
     config folder cannot be written.
     """
     check_keywords(consume, settings)
-    return Consumer(path, topic, group=group, tags=tags, sql=sql, from_=from_, queues=queues, level=level,
-                    auto_commit=auto_commit, commit_interval_s=commit_interval_s,
-                    session_timeout_s=session_timeout_s, max_reconsume_times=max_reconsume_times, is_inner=False, **settings)
+    options = _Options(Wanted.of(tags, sql), check_start(from_), None if queues is None else _queue_ids(queues),
+                       None if level is None else ReadLevel.of(level), auto_commit, commit_interval_s, session_timeout_s,
+                       max_reconsume_times)
+    return Consumer(path, topic, group, options, settings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """The options of consume()."""
+
+    wanted: Wanted
+    start: Start
+    queues: list[int] | None
+    level: ReadLevel | None
+    auto_commit: bool
+    commit_interval_s: float
+    session_timeout_s: float
+    max_reconsume_times: int
+
+    def __post_init__(self) -> None:
+        arguments.truth(self.auto_commit, "auto_commit")
+        arguments.number(self.commit_interval_s, "commit_interval_s")
+        if arguments.number(self.session_timeout_s, "session_timeout_s") < 4 * HEARTBEAT_INTERVAL_S:
+            raise UsageError(f"session_timeout_s is {self.session_timeout_s:g}; give at least {4 * HEARTBEAT_INTERVAL_S:g}")
+        if arguments.integer(self.max_reconsume_times, "max_reconsume_times") < 0:
+            raise UsageError(f"max_reconsume_times is {self.max_reconsume_times}; give 0 or more")
 
 
 class Consumer:
@@ -106,33 +130,17 @@ class Consumer:
     A background thread sends heartbeats, claims and releases queues when members join or leave, and commits.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], topic: str, *, group: str | None, tags: str | None,
-        sql: str | None, from_: Start,
-        queues: Sequence[int] | None, level: ReadLevel | str | None, auto_commit: bool, commit_interval_s: float,
-        session_timeout_s: float, max_reconsume_times: int, is_inner: bool, **settings: object,
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], topic: str, group: str | None, options: _Options, settings: dict[str, object], *,
+                 is_inner: bool = False) -> None:
         # is_inner: it belongs to another consumer, whose thread and calls it uses.
-        self._wanted = Wanted.of(tags, sql)
         arguments.topic_name(topic)
         if group is not None:
             arguments.text(group, "group")
-        arguments.truth(auto_commit, "auto_commit")
-        arguments.number(commit_interval_s, "commit_interval_s")
-        if arguments.number(session_timeout_s, "session_timeout_s") < 4 * HEARTBEAT_INTERVAL_S:
-            raise UsageError(f"session_timeout_s is {session_timeout_s:g}; give at least {4 * HEARTBEAT_INTERVAL_S:g}")
-        if arguments.integer(max_reconsume_times, "max_reconsume_times") < 0:
-            raise UsageError(f"max_reconsume_times is {max_reconsume_times}; give 0 or more")
         self.topic = topic
         self.group = group
         self.notes: list[str] = []
         self.missed = 0
-        self._from = check_start(from_)
-        self._level = None if level is None else ReadLevel.of(level)
-        self._auto_commit = auto_commit
-        self._commit_interval_s = commit_interval_s
-        self._session_timeout_s = session_timeout_s
-        self._queues = None if queues is None else _queue_ids(queues)
+        self._options = options
         self._held: dict[int, AssignedQueue] = {}
         self._outstanding: set[int] = set()
         self._has_acks = False
@@ -142,13 +150,13 @@ class Consumer:
         self._is_retried_turn = False
         self._retry_topic = None if group is None or is_inner or not has_retries(group) else retry_topic(group)
         self._retries = None if group is None or is_inner else Retries(
-            path, group, max_reconsume_times=max_reconsume_times, **settings)
+            path, group, max_reconsume_times=options.max_reconsume_times, **settings)
         self._settings = settings
         self._turn = 0
         self._asker = -1
         self._is_first_take = True
         self._background_error: BaseException | None = None
-        self._commit_due_s = time.monotonic() + commit_interval_s
+        self._commit_due_s = time.monotonic() + options.commit_interval_s
         self._closing = threading.Event()
         self._is_closed = False
         self._make_locks()
@@ -158,7 +166,7 @@ class Consumer:
         self._session: GroupSession | None = None
         try:
             if group is not None:
-                self._session = GroupSession(path, topic, group, queue_ids=self._queues, session_timeout_s=session_timeout_s)
+                self._session = GroupSession(path, topic, group, queue_ids=options.queues, session_timeout_s=options.session_timeout_s)
             self._epoch = self._session.epoch if self._session else read_epoch(path)
             self._begin()
             self._housekeep()
@@ -199,7 +207,8 @@ class Consumer:
 
     def _try_pull(self, max_messages: int, deadline_s: float | None) -> tuple[list[Message] | None, float, int]:
         """(what a pull returns now, None to go on; how long to wait for more, 0 to try again at once; arrivals seen before)."""
-        seen = self._arrivals()
+        self._require_open()
+        seen = self._reader.arrivals()
         messages, has_moved = self._next(max_messages)
         left_s = POLL_INTERVAL_S if deadline_s is None else deadline_s - time.monotonic()
         if messages or not has_moved and left_s <= 0:
@@ -349,7 +358,7 @@ class Consumer:
         """Return queue id -> QueueLag of the group (without one: of this consumer), for each queue of the topic."""
         self._require_open()
         offsets = self._session.stored() if self._session else self.positions
-        return queue_lags(self._reader, self.topic, offsets, self._level)
+        return queue_lags(self._reader, self.topic, offsets, self._options.level)
 
     @property
     def assignment(self) -> list[int]:
@@ -397,7 +406,7 @@ class Consumer:
                 return
             try:
                 if self._session is not None:
-                    if finished and self._auto_commit and self._asker == closer:
+                    if finished and self._options.auto_commit and self._asker == closer:
                         with self._state:
                             self._finish(None)
                     self._give_back(list(self._held.values()))
@@ -440,16 +449,18 @@ class Consumer:
             with consumer._state:
                 consumer._require_open()
                 consumer._asker = threading.get_ident()
-                if self._auto_commit:
+                if self._options.auto_commit:
                     consumer._finish(None)
 
     def _next_own(self, max_messages: int) -> tuple[list[Message], bool]:
         """Like _next(), from this consumer's own topic only."""
         with self._state:
             self._require_open()
-            self._raise_background_error()
+            error, self._background_error = self._background_error, None
+            if error is not None:
+                raise error
             self._asker = threading.get_ident()
-            if self._auto_commit:
+            if self._options.auto_commit:
                 self._finish(None)
             messages: list[Message] = []
             has_moved = False
@@ -494,17 +505,17 @@ class Consumer:
         return held.position != before
 
     def _fetch(self, held: AssignedQueue, wanted: int) -> bool:
-        """Fetch the next messages of a queue into its buffer, past filtered entries; return whether its position moved.
+        """Fetch the next messages of a queue into its buffer, past filtered entries; return whether there were any.
 
         One get costs as much as reading a hundred small messages, so the fetches of a queue with many messages grow.
         """
-        count = max(FETCH_MESSAGES, min(wanted, FETCH_MESSAGES_MAX), held.read_ahead)
+        options, count = self._options, max(FETCH_MESSAGES, min(wanted, FETCH_MESSAGES_MAX), held.read_ahead)
+        if wanted >= count:
+            bytes_max: int | None = FETCH_BYTES_MAX
+        else:
+            bytes_max = None if count == FETCH_MESSAGES else READ_AHEAD_BYTES
         try:
-            if count == FETCH_MESSAGES and wanted < count:
-                bytes_max = None
-            else:
-                bytes_max = READ_AHEAD_BYTES if wanted < count else FETCH_BYTES_MAX
-            found = self._reader.fetch(self.topic, held.queue_id, held.position, count, self._wanted, self._level, bytes_max)
+            found = self._reader.fetch(self.topic, held.queue_id, held.position, count, options.wanted, options.level, bytes_max)
         except StoreBusyError:  # the store is being recovered: a later call succeeds
             return False
         if found.status in _NOTHING_YET:
@@ -516,8 +527,11 @@ class Consumer:
             self.missed += following - held.position
             self._note(f"queue {held.queue_id}: messages {held.position} to {following - 1} were removed "
                        f"before the group came to them")
-        elif self._wanted == Wanted() and len(found.messages) < following - held.position:
-            self._count_missing(held, set(range(held.position, following)).difference(found.queue_offsets))
+        elif options.wanted == Wanted() and len(found.messages) < following - held.position:
+            missing = set(range(held.position, following)).difference(found.queue_offsets)
+            self.missed += len(missing)
+            self._note(f"queue {held.queue_id}: {len(missing)} messages from {min(missing)} on cannot be read: "
+                       f"removed just now, or damaged (`pyengine check` tells)")
         messages = found.placed(held.queue_id)
         held.read_ahead = min(2 * len(messages), READ_AHEAD_MESSAGES)
         held.position = following
@@ -526,12 +540,6 @@ class Consumer:
             held.last = messages[-1]
         held.settle()
         return bool(messages)
-
-    def _count_missing(self, held: AssignedQueue, numbers: set[int]) -> None:
-        """Count queue entries without a message of the queue: it was deleted just now, or it is damaged."""
-        self.missed += len(numbers)
-        self._note(f"queue {held.queue_id}: {len(numbers)} messages from {min(numbers)} on cannot be read: "
-                   f"removed just now, or damaged (`pyengine check` tells)")
 
     def _position_after_end(self, held: AssignedQueue) -> int:
         """Return where to continue from a position after the end: the same, if only this level does not reach it yet."""
@@ -561,18 +569,14 @@ class Consumer:
         """Note that each of these messages is done, whatever came before it."""
         for message in messages:
             held = self._held.get(message.queue_id)
-            if held is not None and not self._auto_commit:
+            if held is not None and not self._options.auto_commit:
                 held.acknowledge(message)
                 self._has_acks = True
                 if not held.is_outstanding:
                     self._outstanding.discard(message.queue_id)
 
-    def _arrivals(self) -> int:
-        self._require_open()
-        return self._reader.arrivals()
-
     def _wait(self, timeout_s: float, seen: int) -> None:
-        level = self._level or self._reader.default_level
+        level = self._options.level or self._reader.default_level
         is_announced = level in (ReadLevel.WRITTEN, ReadLevel.COMMITTED)
         self._reader.wait_for_arrival(min(timeout_s, POLL_INTERVAL_S if is_announced else FLUSH_POLL_INTERVAL_S), seen)
 
@@ -605,8 +609,8 @@ class Consumer:
                         self._held.clear()
             self._follow_history()
             self._rebalance()
-            if (self._auto_commit or self._has_acks) and self._session is not None and time.monotonic() >= self._commit_due_s:
-                self._commit_due_s = time.monotonic() + self._commit_interval_s
+            if (self._options.auto_commit or self._has_acks) and self._session is not None and time.monotonic() >= self._commit_due_s:
+                self._commit_due_s = time.monotonic() + self._options.commit_interval_s
                 self._commit_done()
             if self._retried is not None:
                 self._retried._housekeep()
@@ -616,11 +620,8 @@ class Consumer:
     def _find_retry_topic(self) -> None:
         """Start to read the retry topic, from its first message, as soon as it has a queue."""
         if self._retry_topic is not None and self._reader.queue_ids(self._retry_topic):
-            self._retried = Consumer(
-                self._reader.root, self._retry_topic, group=self.group, tags=None, sql=None, from_="first", queues=None,
-                level=self._level,
-                auto_commit=self._auto_commit, commit_interval_s=self._commit_interval_s,
-                session_timeout_s=self._session_timeout_s, max_reconsume_times=0, is_inner=True, **self._settings)
+            options = replace(self._options, wanted=Wanted(), start="first", queues=None)
+            self._retried = Consumer(self._reader.root, self._retry_topic, self.group, options, self._settings, is_inner=True)
 
     @property
     def _group_session(self) -> GroupSession:
@@ -631,15 +632,15 @@ class Consumer:
     def _begin(self) -> None:
         if self._session is None:
             return
-        queue_ids = self._reader.queue_ids(self.topic) if self._queues is None else self._queues
+        queue_ids = self._reader.queue_ids(self.topic) if self._options.queues is None else self._options.queues
         for note in self._session.begin(
-                lambda: {queue_id: start_offset(self._reader, self.topic, queue_id, self._from) for queue_id in queue_ids}):
+                lambda: {queue_id: start_offset(self._reader, self.topic, queue_id, self._options.start) for queue_id in queue_ids}):
             self._note(note)
 
     def _rebalance(self) -> None:
         queue_ids = self._reader.queue_ids(self.topic)
         if self._session is None:
-            self._take_all(queue_ids if self._queues is None else self._queues)
+            self._take_all(queue_ids if self._options.queues is None else self._options.queues)
             return
         wanted = set(self._session.share(queue_ids))
         with self._state:
@@ -651,33 +652,28 @@ class Consumer:
                 elif held.releasing_since_s is None:
                     held.releasing_since_s = time.monotonic()
                     held.put_back()
-            leaving = [held for held in self._held.values() if held.releasing_since_s is not None and self._may_release(held)]
+            oldest_s = time.monotonic() - self._options.session_timeout_s
+            # A queue is released once the program has no unfinished message of it or, if only commit() tells, after the timeout.
+            leaving = [held for held in self._held.values() if held.releasing_since_s is not None and (
+                not held.is_outstanding or not self._options.auto_commit and held.releasing_since_s <= oldest_s)]
             missing = wanted - self._held.keys()
         if leaving:
             self._give_back(leaving)
         if missing:
             self._take(missing)
 
-    def _may_release(self, held: AssignedQueue) -> bool:
-        """Whether a queue may be released to its next member.
-
-        It may when the program has no unfinished message of it or, if only commit() tells, after session_timeout_s.
-        """
-        waited_s = 0.0 if held.releasing_since_s is None else time.monotonic() - held.releasing_since_s
-        return not held.is_outstanding or (not self._auto_commit and waited_s >= self._session_timeout_s)
-
     def _take(self, queue_ids: Iterable[int]) -> None:
         for queue_id, (claim, stored) in self._group_session.take(queue_ids).items():
             with self._state:
                 self._held[queue_id] = AssignedQueue(queue_id, claim, stored or 0, -1 if stored is None else stored,
-                                                     is_acked_singly=not self._auto_commit)
+                                                     is_acked_singly=not self._options.auto_commit)
 
     def _take_all(self, queue_ids: Iterable[int]) -> None:
         is_first, self._is_first_take = self._is_first_take, False
         for queue_id in queue_ids:
             if queue_id not in self._held:
                 # All messages of a queue that was created later are new: deleted ones count as missed.
-                position = start_offset(self._reader, self.topic, queue_id, self._from) if is_first else 0
+                position = start_offset(self._reader, self.topic, queue_id, self._options.start) if is_first else 0
                 with self._state:
                     self._held[queue_id] = AssignedQueue(queue_id, None, position)
 
@@ -774,11 +770,6 @@ class Consumer:
             raise UsageError(f"this consumer of {self.topic} is closed")
         if self._pid != os.getpid():
             raise UsageError("this consumer was made before a fork: make a new one in the child")
-
-    def _raise_background_error(self) -> None:
-        error, self._background_error = self._background_error, None
-        if error is not None:
-            raise error
 
     def _note(self, sentence: str) -> None:
         if sentence not in self.notes[-3:]:
