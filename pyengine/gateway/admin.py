@@ -46,7 +46,7 @@ from pyengine.services.retention.clean_files import Request as CleanRequest
 from pyengine.services.retention.clean_resource import request_cleaning
 from pyengine.storage.commit_log import measure_log
 from pyengine.storage.config import SETTINGS, changing_engine, set_durably, settings_to_set
-from pyengine.storage.config_table import PERM_READ, PERM_WRITE, TopicConfig, group_of
+from pyengine.storage.config_table import GROUPS_FORMAT, PERM_READ, PERM_WRITE, TopicConfig
 from pyengine.storage.consumer_offset import DelayOffsets
 from pyengine.storage.file_system import measure
 
@@ -246,7 +246,7 @@ class Admin:
         if not isinstance(name, str) or (fault := group_fault(name)):
             return Answer(codes.SYSTEM_ERROR, fault if isinstance(name, str) else "the specified group is blank")
         try:
-            group = group_of(name, fields)
+            group = GROUPS_FORMAT.row_of(name, fields)
         except PARSE_ERRORS as error:
             raise WireError(f"no group: {error}") from None
         if any(not -1 << 31 <= number < 1 << 31 for number in (
@@ -277,7 +277,7 @@ class Admin:
 
     async def all_groups(self, request: Request) -> Answer:
         """Return every group of subscriptionGroup.json."""
-        rows = {name: group.fields() for name, group in self._names.groups().items()}
+        rows = {name: GROUPS_FORMAT.fields_of(group) for name, group in self._names.groups().items()}
         return Answer(body=write_json({"dataVersion": self._version(), "subscriptionGroupTable": rows}))
 
     async def consume_stats(self, request: Request) -> Answer:

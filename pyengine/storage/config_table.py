@@ -24,8 +24,8 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -38,26 +38,41 @@ from pyengine.storage.durable_writes import make_folders
 from pyengine.storage.later_format import require_known_format
 from pyengine.storage.read_level import StoreUse, store_use
 
-Row = TypeVar("Row")
+Row = TypeVar("Row", bound="TopicConfig | SubscriptionGroup")
 DELETED_KEY = "deletedTable"
 DELETED_MAX = 1000  # of more deleted topics the oldest are entered again if recovery reads their messages
 
 
 @dataclass(frozen=True, slots=True)
 class RowFormat(Generic[Row]):
-    """The format of a file's rows. `row_of(name, fields)` raises one of PARSE_ERRORS for fields of another shape."""
+    """The format of a file's rows: its name, the key of its table, and `names`: a row's fields -> RocketMQ's names, in its order.
 
-    name: str  # the name of the file
+    `absent` are values of fields that the file does not have, where they are not those of a new row.
+    """
+
+    name: str
     key: str
-    row_of: Callable[[str, Any], Row]
-    fields_of: Callable[[Row], dict[str, Any]]
+    row: type[Row]
+    names: Mapping[str, str]
+    absent: Mapping[str, int] = field(default_factory=dict)
+
+    def row_of(self, name: str, found: Mapping[str, Any]) -> Row:
+        """Make a row from fields with RocketMQ's names; PARSE_ERRORS for values of another kind."""
+        kinds = {each.name: type(each.default) for each in fields(self.row) if each.name in self.names and each.default is not MISSING}
+        values = {ours: kind(found[self.names[ours]]) for ours, kind in kinds.items() if found.get(self.names[ours]) is not None}
+        more = {key: value for key, value in found.items() if key not in self.names.values()}
+        return self.row(name, **{**self.absent, **values, "more": more})
+
+    def fields_of(self, row: Row) -> dict[str, Any]:
+        """Return a row's fields by RocketMQ's names, in its order."""
+        return {theirs: getattr(row, ours) for ours, theirs in self.names.items()} | row.more
 
     def decode(self, text: str) -> NamedRows[Row]:
         """Return the table in the text of the file; FormatError for a text of another shape."""
         document: Any = decode_config(text)
         try:
             version = document.get("dataVersion") or {}
-            rows = {name: self.row_of(name, fields) for name, fields in document[self.key].items()}
+            rows = {name: self.row_of(name, found) for name, found in document[self.key].items()}
             deleted = {name: int(time_ms) for name, time_ms in (document.get(DELETED_KEY) or {}).items()}
             return NamedRows(rows, int(version.get("counter", 0)), int(version.get("timestamp", 0)), deleted=deleted)
         except PARSE_ERRORS as error:
@@ -290,29 +305,10 @@ def _found(topics: dict[str, TopicConfig], topic: str) -> TopicConfig:
     return topics[topic]
 
 
-# ---- text -----------------------------------------------------------------------
-
-_TOPIC_FIELDS = {  # TopicConfig's names -> RocketMQ's, in its order
+TOPICS_FORMAT = RowFormat(TOPICS_NAME, "topicConfigTable", TopicConfig, {
     "order": "order", "perm": "perm", "read_queue_nums": "readQueueNums", "topic_filter_type": "topicFilterType",
     "topic": "topicName", "topic_sys_flag": "topicSysFlag", "write_queue_nums": "writeQueueNums",
-}
-_ABSENT = {"read_queue_nums": QUEUE_NUMS_ABSENT, "write_queue_nums": QUEUE_NUMS_ABSENT}
-
-
-def _fields(config: TopicConfig) -> dict[str, Any]:
-    return {theirs: getattr(config, ours) for ours, theirs in _TOPIC_FIELDS.items()} | config.more
-
-
-def _config(name: str, fields: dict[str, Any]) -> TopicConfig:
-    values = {ours: fields[theirs] for ours, theirs in _TOPIC_FIELDS.items() if fields.get(theirs) is not None}
-    for ours in ("read_queue_nums", "write_queue_nums", "perm", "topic_sys_flag"):
-        if ours in values:
-            values[ours] = int(values[ours])
-    more = {key: value for key, value in fields.items() if key not in _TOPIC_FIELDS.values()}
-    return TopicConfig(**(_ABSENT | values | {"topic": name, "order": bool(values.get("order", False)), "more": more}))
-
-
-TOPICS_FORMAT = RowFormat(TOPICS_NAME, "topicConfigTable", _config, _fields)
+}, absent={"read_queue_nums": QUEUE_NUMS_ABSENT, "write_queue_nums": QUEUE_NUMS_ABSENT})
 
 
 GROUPS_NAME = "subscriptionGroup.json"
@@ -333,10 +329,6 @@ class SubscriptionGroup:
     broker_id: int = 0
     which_broker_when_consume_slowly: int = 1
     more: dict[str, Any] = field(default_factory=dict, compare=False)  # unknown fields, of another version, which are kept
-
-    def fields(self) -> dict[str, Any]:
-        """Return the fields by RocketMQ's names, in its order."""
-        return {theirs: getattr(self, ours) for ours, theirs in _GROUP_FIELDS.items()} | self.more
 
 
 class SubscriptionGroups(ConfigTable[SubscriptionGroup]):
@@ -366,24 +358,9 @@ class SubscriptionGroups(ConfigTable[SubscriptionGroup]):
             return table.rows.pop(group, None) is not None
 
 
-# ---- text -----------------------------------------------------------------------
-
-_GROUP_FIELDS = {  # SubscriptionGroup's names -> RocketMQ's, in its order
+GROUPS_FORMAT = RowFormat(GROUPS_NAME, "subscriptionGroupTable", SubscriptionGroup, {
     "broker_id": "brokerId", "consume_broadcast_enable": "consumeBroadcastEnable", "consume_enable": "consumeEnable",
     "consume_from_min_enable": "consumeFromMinEnable", "group": "groupName",
     "notify_consumer_ids_changed_enable": "notifyConsumerIdsChangedEnable", "retry_max_times": "retryMaxTimes",
     "retry_queue_nums": "retryQueueNums", "which_broker_when_consume_slowly": "whichBrokerWhenConsumeSlowly",
-}
-
-
-def group_of(name: str, fields: dict[str, Any]) -> SubscriptionGroup:
-    """Make a group from fields with RocketMQ's names; PARSE_ERRORS for values of another kind."""
-    values: dict[str, Any] = {}
-    for ours, theirs in _GROUP_FIELDS.items():
-        if theirs in fields and ours != "group":
-            values[ours] = bool(fields[theirs]) if theirs.endswith("Enable") else int(fields[theirs])
-    more = {key: value for key, value in fields.items() if key not in _GROUP_FIELDS.values()}
-    return SubscriptionGroup(name, **values, more=more)
-
-
-GROUPS_FORMAT = RowFormat(GROUPS_NAME, "subscriptionGroupTable", group_of, SubscriptionGroup.fields)
+})
