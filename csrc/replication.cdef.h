@@ -20,7 +20,7 @@
 
 struct ms_link {
     uint32_t state;              /* MS_LINK_*; stored last when a link begins, first when it ends */
-    uint32_t text_seq;           /* odd while address or said is being written */
+    uint32_t text_seq;           /* odd while address or detail is being written */
     int64_t since_ms;            /* wall clock at which it was connected */
     int64_t start;               /* the offset at which the transfer on this connection began, -1 not yet */
     int64_t sent;                /* master: sent up to here; slave: received up to here */

@@ -171,10 +171,9 @@ class LiveStoreReader(StoreReader):
         self._live_watermark = LiveWatermark(self.root, self.commit_log)
         self._watermark = self._live_watermark
         self._memory: EngineMemory | None = None
-        self._replaced: list[EngineMemory] = []  # kept until close(): another thread may still wait in one
-        self._holds: SegmentHolds | None = None
-        self._holds_of: EngineMemory | None = None
-        self._all_holds: list[SegmentHolds] = []
+        # Also of replaced engines, until close(): another thread may still wait in one, or release a hold.
+        self._opened: list[EngineMemory] = []
+        self._holds: dict[EngineMemory, SegmentHolds] = {}
         self._engine_check_due_s = 0.0
         self._memory_lock = threading.Lock()
 
@@ -251,28 +250,26 @@ class LiveStoreReader(StoreReader):
     def _segment_holds(self) -> SegmentHolds | None:
         """Return the holds of the running engine; None if none runs or this user may not write to its memory."""
         memory = self._engine_memory()
+        if memory is None:
+            return None
         with self._memory_lock:
-            if memory is not self._holds_of:
-                self._holds_of, self._holds = memory, None
-                if memory is not None:
-                    with contextlib.suppress(EngineUnavailableError):
-                        self._holds = SegmentHolds(memory.folder)
-                        self._all_holds.append(self._holds)
-            return self._holds
+            if memory not in self._holds:
+                with contextlib.suppress(EngineUnavailableError):
+                    self._holds[memory] = SegmentHolds(memory.folder)
+            return self._holds.get(memory)
 
     def close(self) -> None:
         """Close files and shared memory; no other thread may use the reader during or after this call."""
         super().close()
         self._live_watermark.close()
         with self._memory_lock:
-            for holds in self._all_holds:  # of replaced engines too: until now a thread could still release a hold
+            for holds in self._holds.values():
                 holds.close()
-            self._all_holds.clear()
-            self._holds = self._holds_of = None
-            self._retire_memory()
-            for memory in self._replaced:
+            for memory in self._opened:
                 memory.close()
-            self._replaced.clear()
+            self._holds.clear()
+            self._opened.clear()
+            self._memory = None
 
     def _engine_memory(self) -> EngineMemory | None:
         """Return the running engine's memory, None if none runs; it looks for an engine at most every ENGINE_CHECK_INTERVAL_S."""
@@ -287,17 +284,11 @@ class LiveStoreReader(StoreReader):
     def _check_engine(self) -> None:
         lives = store_use(self.root) is StoreUse.ENGINE
         if self._memory is not None and (not lives or self._memory.retired):
-            self._retire_memory()
-        if self._memory is None and lives:
-            try:
-                self._memory = EngineMemory.attach(find_folder(self.root), writable=False)
-            except EngineUnavailableError:  # it starts or stops, or is another user's: read the files
-                self._memory = None
-
-    def _retire_memory(self) -> None:
-        if self._memory is not None:
-            self._replaced.append(self._memory)
             self._memory = None
+        if self._memory is None and lives:
+            with contextlib.suppress(EngineUnavailableError):  # it starts or stops, or is another user's: read the files
+                self._memory = EngineMemory.attach(find_folder(self.root), writable=False)
+                self._opened.append(self._memory)
 
 
 def lost_end(store: LiveStoreReader) -> int | None:
@@ -418,10 +409,10 @@ def diff_now(root: Path, other: Path, *, settings: Mapping[str, object] | None =
             raise StoreBusyError(f"{error.filename} was deleted while it was compared: try again") from error
         notes += [f"{reader.root} has no whole record at {places[0]}: `pyengine check` tells more"
                   for reader, places in zip(readers, found.damaged) if places]
-        queues, whys = _queue_ends(readers, min(end, *dispatched))
+        queues, reasons = _queue_ends(readers, min(end, *dispatched))
         one, two = (ComparedStore(str(reader.root), log.min_offset if log.segments else -1, log.end, log.size_bytes)
                     for log, reader in zip(logs, readers))
-    return DiffReport(one, two, start, end, found, queues, tuple(notes + whys), time.monotonic() - began_s)
+    return DiffReport(one, two, start, end, found, queues, tuple(notes + reasons), time.monotonic() - began_s)
 
 
 def _queue_ends(readers: Sequence[LiveStoreReader], limit: int) -> tuple[tuple[QueueEnds, ...], list[str]]:
