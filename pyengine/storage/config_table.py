@@ -29,7 +29,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError, disk_errors
+from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError, disk_error, disk_errors
 from pyengine.formats.constants import LMQ_PREFIX, SCHEDULE_TOPIC
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config
@@ -162,10 +162,13 @@ def exclusive(path: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() >= until_s:
                     raise StoreBusyError(f"{path.name} is not changed: another process has held {lock} for {LOCK_WAIT_S:g} s") from None
+            except OSError as error:  # for example of a network file system without locks
+                raise disk_error(error, "lock", lock) from error
             time.sleep(LOCK_POLL_INTERVAL_S)
         yield
     finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # not by close() alone: a child that was forked meanwhile has the descriptor too
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # not by close() alone: a child that was forked meanwhile has the descriptor too
         os.close(descriptor)
 
 

@@ -280,3 +280,13 @@ def test_without_a_descriptor_a_file_is_not_taken_for_a_bad_one(tmp_path, monkey
     with pytest.raises(DiskError, match="cannot read .*topics.json: refused"):
         table.read()
     assert "orders" in table.read().rows
+
+
+def test_a_lock_that_the_system_refuses_is_a_disk_error(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    table = configs(tmp_path, ROCKETMQ)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(DiskError, match=r"cannot lock .*topics.json.lock: No locks available"):
+        table.update("orders", perm=4)
