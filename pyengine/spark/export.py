@@ -31,11 +31,11 @@ from pyarrow import parquet
 from pyengine.errors import DiskError, EngineError, UsageError, disk_error, disk_errors
 from pyengine.formats.paths import segment_name
 from pyengine.spark.file_access import LOG, FileMark, FileTree, open_tree, reach_tree
-from pyengine.spark.jobs import batches_of, collect_from_workers, given_options, planned_parts, watched
+from pyengine.spark.jobs import collect_from_workers, given_options, planned_parts, watched
 from pyengine.spark.options import AUTO, ReadOptions, destination, read_options, scheme_of, shown
-from pyengine.spark.partitions import LogRange, Part, QueuePart
+from pyengine.spark.partitions import LogRange, Part, QueuePart, select
 from pyengine.spark.schema import Column, chosen_columns, find_column
-from pyengine.spark.task_reader import arrow_schema
+from pyengine.spark.task_reader import arrow_schema, read_partition
 from pyengine.storage.durable_writes import DirectFile, make_folders, start_writeback, sync_file, sync_folder
 
 if TYPE_CHECKING:
@@ -439,7 +439,8 @@ class _PartWriter:
             name = f"part-{part.start:020d}"
         target = self.place.open()
         files = PartFiles(target, name, arrow_schema(self.columns), self.compression, self.run, partitioned=self.partitioned)
-        yield from write_groups(files, batches_of(self.options, scanned, part)[1], lambda: self._require_run(target))
+        batches = read_partition(self.options, select(self.options), scanned, part, arrow_schema(scanned))
+        yield from write_groups(files, batches, lambda: self._require_run(target))
 
     def _require_run(self, target: Target) -> None:
         """Raise EngineError if another run has begun, which ignores the files of this one."""

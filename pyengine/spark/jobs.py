@@ -28,7 +28,7 @@ from pyengine.spark.options import ReadOptions, read_options
 from pyengine.spark.partitions import Part, joined, select
 from pyengine.spark.plan import plan
 from pyengine.spark.schema import Column, chosen_columns
-from pyengine.spark.task_reader import arrow_schema, read_partition, reader_of
+from pyengine.spark.task_reader import arrow_schema, reader_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -152,11 +152,6 @@ def planned_parts(spark: SparkSession, options: ReadOptions, given: Mapping[str,
     if len(parts) < 2 or "maxpartitionbytes" in map(str.lower, given):
         return parts
     return joined(parts, PART_BYTES_MAX, max(options.min_partitions, parts_a_core * spark.sparkContext.defaultParallelism))
-
-
-def batches_of(options: ReadOptions, columns: list[Column], part: Part) -> tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch]]:
-    schema = arrow_schema(columns)
-    return schema, read_partition(options, select(options), columns, part, schema)
 
 
 def _skipped(options: ReadOptions, columns: list[Column], number: int, part: Part) -> Iterator[pyarrow.RecordBatch]:

@@ -28,6 +28,7 @@ AUTO, ARROW = "auto", "arrow"  # of the option fileSystem
 EARLIEST, LATEST = -2, -1  # as in the JSON of Spark's Kafka source
 BATCH_ROWS_MAX, BATCH_BYTES_MAX = 1 << 20, 256 << 20  # those of native.columns, which an options page need not load
 
+Queue = tuple[str, int]
 QueueOffsets = dict[str, dict[int, int]]  # topic -> queue id -> offset, or EARLIEST or LATEST
 Use = Literal["batch", "stream", "any"]   # what the options are for; any: only what they say of the schema matters
 
@@ -52,6 +53,11 @@ def local_path(value: str) -> str:
 def shown(path: str) -> str:
     """Return a path or URI for messages, without the keys that a URI may have before `@` and after `?`."""
     return re.sub("^([A-Za-z][A-Za-z0-9+.-]*://)[^/]*@", r"\1", path).partition("?")[0] if scheme_of(path) else path
+
+
+def flat(offsets: QueueOffsets | None) -> dict[Queue, int]:
+    """Return the offsets by queue."""
+    return {(topic, queue_id): offset for topic, queues in (offsets or {}).items() for queue_id, offset in queues.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,12 +492,11 @@ def _check_together(options: ReadOptions) -> None:
     if sum(map(bool, (options.subscribe, options.subscribe_pattern, options.assign))) > 1:
         raise UsageError("give one of subscribe, subscribePattern and assign")
     for name in ("starting_offsets", "ending_offsets", "starting_timestamps", "ending_timestamps"):
-        for topic, queues in (getattr(options, name) or {}).items():
+        for topic, queue_id in flat(getattr(options, name)):
             if options.subscribe and topic not in options.subscribe:
                 raise UsageError(f"option {_camel(name)} names topic {topic!r}, which subscribe does not")
-            for queue_id in queues if options.assign else ():
-                if queue_id not in (options.assign or {}).get(topic, ()):
-                    raise UsageError(f"option {_camel(name)} names queue {topic}/{queue_id}, which assign does not")
+            if options.assign and queue_id not in options.assign.get(topic, ()):
+                raise UsageError(f"option {_camel(name)} names queue {topic}/{queue_id}, which assign does not")
     if options.columns and options.schema_mode != "default":
         raise UsageError("give one of columns and schemaMode")
     for name in ("timestamp_ms", "physical_offset"):
@@ -508,10 +513,9 @@ def _check_batch(given: Mapping[str, str], options: ReadOptions) -> None:
     said = f"option startingOffsets = {given.get('startingoffsets')!r}: {STARTING_EXAMPLE}"
     if options.starting_point is not None and options.starting_point.word != "earliest":
         raise UsageError(f"{said}; other words are for readStream")
-    for topic, queues in (options.starting_offsets or {}).items():
-        for queue_id, offset in queues.items():
-            if offset == LATEST:
-                raise UsageError(f"{said}; {topic}: {queue_id}: {offset} is not allowed")
+    for (topic, queue_id), offset in flat(options.starting_offsets).items():
+        if offset == LATEST:
+            raise UsageError(f"{said}; {topic}: {queue_id}: {offset} is not allowed")
 
 
 def _check_stream(options: ReadOptions) -> None:

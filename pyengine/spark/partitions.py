@@ -18,7 +18,7 @@ from pyspark.sql.datasource import InputPartition
 from pyengine.arguments import INT64_MAX, INT64_MIN
 from pyengine.errors import CorruptionError
 from pyengine.formats.constants import LMQ_PREFIX
-from pyengine.spark.options import EARLIEST, LATEST, QueueOffsets, ReadOptions
+from pyengine.spark.options import EARLIEST, LATEST, Queue, QueueOffsets, ReadOptions, flat
 
 if TYPE_CHECKING:
     from pyengine.native.scan import ChooseQueue, QueueBounds
@@ -135,7 +135,6 @@ def partition_bytes(total_bytes: int, max_partition_bytes: int, min_partitions: 
 
 # -- rows -------------------------------------------------------------------------
 
-Queue = tuple[str, int]
 EVERY_OFFSET = (INT64_MIN, INT64_MAX)
 
 
@@ -212,14 +211,10 @@ def without_light_queues(choose: ChooseQueue) -> ChooseQueue:
 def _bounds(starts: QueueOffsets | None, ends: QueueOffsets | None) -> dict[Queue, tuple[int, int]]:
     """Return [start, end) of the queues that either argument bounds."""
     found: dict[Queue, tuple[int, int]] = {}
-    for queue, start in _flat(starts):
+    for queue, start in flat(starts).items():
         if start != EARLIEST:
             found[queue] = start, INT64_MAX
-    for queue, end in _flat(ends):
+    for queue, end in flat(ends).items():
         if end != LATEST:
             found[queue] = found.get(queue, EVERY_OFFSET)[0], end
     return found
-
-
-def _flat(offsets: QueueOffsets | None) -> list[tuple[Queue, int]]:
-    return [((topic, queue_id), offset) for topic, queues in (offsets or {}).items() for queue_id, offset in queues.items()]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from pyengine.errors import UsageError
 from pyengine.formats.constants import LMQ_PREFIX
-from pyengine.spark.options import ReadOptions
+from pyengine.spark.options import ReadOptions, flat
 from pyengine.spark.partitions import (
     EVERY_OFFSET,
     REMEDY,
@@ -150,7 +150,7 @@ def starting_time_ms(options: ReadOptions, topic: str, queue_id: int) -> int | N
     """Return the time at which this queue starts; None without a time."""
     if options.starting_timestamp_ms is not None:
         return options.starting_timestamp_ms
-    return ((options.starting_timestamps or {}).get(topic) or {}).get(queue_id)
+    return (options.starting_timestamps or {}).get(topic, {}).get(queue_id)
 
 
 def require_messages_of_times(options: ReadOptions, reader: LiveStoreReader | RemoteStore, limit: int) -> None:
@@ -160,8 +160,7 @@ def require_messages_of_times(options: ReadOptions, reader: LiveStoreReader | Re
     choose = queue_chooser(select(options, with_offsets=False))
     chosen = {(topic, queue_id) for topic, ids in reader.topics().items() if not topic.startswith(LMQ_PREFIX)
               for queue_id in ids if choose is None or choose(topic, queue_id)}
-    named = {(topic, queue_id) for topic, times in (options.starting_timestamps or {}).items() for queue_id in times}
-    for topic, queue_id in sorted(chosen | named):
+    for topic, queue_id in sorted(chosen | flat(options.starting_timestamps).keys()):
         wanted_ms = starting_time_ms(options, topic, queue_id)
         newest_ms = _newest_ms(reader, topic, queue_id, limit)
         if wanted_ms is not None and (newest_ms is None or newest_ms < wanted_ms):

@@ -25,8 +25,8 @@ from pyengine.formats.paths import StorePaths
 from pyengine.native.scan import ColumnScanner, RowFilter
 from pyengine.results import ReadLevel
 from pyengine.spark.file_access import FETCH_BYTES, QUEUES, find_record, scanned, walk_piece
-from pyengine.spark.options import ReadOptions
-from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, Queue, offset_bounds
+from pyengine.spark.options import Queue, ReadOptions, flat
+from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, offset_bounds
 from pyengine.spark.queue_entries import ENTRY, queue_entries, slice_bytes
 from pyengine.spark.remote_store import RemoteStore, consumer_groups, prefetch_queue_ends, segments_of
 from pyengine.storage.arrow import allocate, to_array
@@ -58,8 +58,8 @@ def require_names(options: ReadOptions, store: LiveStoreReader | RemoteStore, us
     is not checked, because only its log was copied.
     """
     bounds = options.starting_offsets, options.ending_offsets, options.starting_timestamps, options.ending_timestamps
-    bounded = sorted({(topic, queue_id) for by_topic in bounds for topic, queues in (by_topic or {}).items() for queue_id in queues}
-                     ) if use == "batch" else []  # a stream checks them when it begins, not when it continues
+    # A stream checks them when it begins, not when it continues.
+    bounded = sorted(set().union(*map(flat, bounds))) if use == "batch" else []
     if not (options.has_topics or bounded):
         return
     names = _Names(options, store)

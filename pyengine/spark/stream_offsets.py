@@ -22,12 +22,11 @@ from pyengine.errors import CorruptionError
 from pyengine.formats.constants import LMQ_PREFIX
 from pyengine.native.scan import ColumnScanner, RowFilter
 from pyengine.spark.file_access import Segment, find_record, scanned, walk_piece
-from pyengine.spark.options import EARLIEST, LATEST, ReadOptions
+from pyengine.spark.options import EARLIEST, LATEST, Queue, ReadOptions, flat
 from pyengine.spark.partitions import (
     REMEDY,
     DataLossError,
     LogRange,
-    Queue,
     QueuePart,
     QueueSlice,
     cut,
@@ -268,10 +267,9 @@ class QueueStream(StreamOffsets):
         for key, queue in self._prefetched_queues(limit):
             high = self._end_of(queue, limit)
             begin[key] = self._first(key, queue, self._low(queue, high), high)
-        times = self._options.starting_timestamps or {}
-        for key in [*self._starting_offsets(), *((topic, queue_id) for topic, queues in times.items() for queue_id in queues)]:
-            if key not in begin:
-                name = "startingOffsetsByTimestamp" if times else "startingOffsets"
+        for name, named in (("startingOffsets", self._options.starting_offsets),
+                            ("startingOffsetsByTimestamp", self._options.starting_timestamps)):
+            for key in sorted(flat(named).keys() - begin.keys()):
                 self._lost(f"{name} names queue {key[0]}/{key[1]}, which does not exist")
         return _as_json(begin)
 
@@ -371,10 +369,6 @@ class QueueStream(StreamOffsets):
             self._lost(f"queue {key[0]}/{key[1]} begins at {low} now, the stream had read up to {begin}")
         return max(begin or 0, low)
 
-    def _starting_offsets(self) -> QueueNumbers:
-        named = self._options.starting_offsets or {}
-        return {(topic, queue_id): offset for topic, queues in named.items() for queue_id, offset in queues.items()}
-
     def _first(self, key: Queue, queue: ConsumeQueue, low: int, high: int) -> int:
         options, point = self._options, self._options.starting_point
         time_ms = starting_time_ms(options, *key)
@@ -383,7 +377,7 @@ class QueueStream(StreamOffsets):
         if options.starting_timestamps:  # of other queues
             return low
         if options.starting_offsets:
-            offset = self._starting_offsets().get(key, EARLIEST)
+            offset = options.starting_offsets.get(key[0], {}).get(key[1], EARLIEST)
             if offset in (EARLIEST, LATEST):
                 return low if offset == EARLIEST else high
             if not low <= offset <= high:

@@ -43,10 +43,12 @@ PROGRAM = """
 import hashlib, json, shutil, sys
 from pathlib import Path
 from pyengine.spark import export_parquet, rebuild, session, skipped_ranges, stats, verify
-from pyengine.spark.jobs import batches_of, run_in_workers
+from pyengine.spark.jobs import run_in_workers
 from pyengine.spark.options import read_options
+from pyengine.spark.partitions import select
 from pyengine.spark.plan import plan
 from pyengine.spark.schema import chosen_columns
+from pyengine.spark.task_reader import arrow_schema, read_partition
 store, damaged, out, settings = sys.argv[1:]
 spark = session("cluster", cores=2, settings=json.loads(settings))
 found = {"master": spark.sparkContext.master.split(":")[0].split("[")[0]}
@@ -90,7 +92,8 @@ job("by queue", lambda: rows(read(access="queue", subscribe="Roll1").select("phy
 options = read_options({"path": store})
 def loaded(number, part):
     import pyarrow
-    for batch in batches_of(options, chosen_columns(options), part)[1]:
+    columns = chosen_columns(options)
+    for batch in read_partition(options, select(options), columns, part, arrow_schema(columns)):
         pass
     names = [name for name in sys.modules if name.startswith(("pyengine.ipc", "pyengine.services", "pyengine.workers"))]
     yield pyarrow.RecordBatch.from_arrays([pyarrow.array([" ".join(names)])], ["names"])
