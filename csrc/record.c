@@ -64,14 +64,6 @@ int64_t ms_record_encode(uint8_t *to, const struct ms_record_template *t)
     return size;
 }
 
-void ms_record_stamp(uint8_t *record, int64_t queue_offset, int64_t physical_offset, int64_t store_timestamp_ms)
-{
-    const int32_t born = ms_host_bytes(ms_get_i32(record + MS_AT_SYS_FLAG), MS_SYS_FLAG_BORN_V6);
-    ms_put_64(record + MS_AT_QUEUE_OFFSET, (uint64_t)queue_offset);
-    ms_put_64(record + MS_AT_PHYSICAL_OFFSET, (uint64_t)physical_offset);
-    ms_put_64(record + MS_AT_BORN_HOST + born, (uint64_t)store_timestamp_ms);
-}
-
 int64_t ms_record_encode_blank(uint8_t *to, int32_t free_bytes)
 {
     ms_put_32(to, (uint32_t)free_bytes);

@@ -1,6 +1,6 @@
 /* Encodes and parses records of the commit log (docs/formats.md sections 2 to 5).
  *
- * Who: the writer encodes and stamps; every process that scans parses. Blocks on: nothing. Crash states: a writer killed
+ * Who: the writer encodes; every process that scans parses. Blocks on: nothing. Crash states: a writer killed
  * inside an encode leaves an incomplete record above its commit slot's position, which no process reads. Parsing trusts
  * no length in the bytes and reads nothing outside the given room.
  */
@@ -88,8 +88,6 @@ int64_t ms_record_bytes(int32_t sys_flag, int64_t topic_bytes, int64_t propertie
 int64_t ms_record_encode(uint8_t *to, const struct ms_record_template *t);
 /* Return the position of the body in a record with this sys_flag. */
 int64_t ms_record_body_at(int32_t sys_flag);
-/* Set the fields of an encoded record that are known only under RocketMQ's put lock. */
-void ms_record_stamp(uint8_t *record, int64_t queue_offset, int64_t physical_offset, int64_t store_timestamp_ms);
 /* Write the 8 bytes that end a segment with `free_bytes` (>= 8) left; return 8. */
 int64_t ms_record_encode_blank(uint8_t *to, int32_t free_bytes);
 /* Return what is at `at`, reading `room` bytes at most: one of MS_CASE_*. `checks` is a sum of MS_CHECK_*;

@@ -76,14 +76,6 @@ def test_the_record_that_rocketmq_wrote():
     )
 
 
-@given(FIELDS, I64, I64, I64)
-def test_stamping_equals_encoding_with_the_final_values(fields, queue_offset, physical_offset, store_ms):
-    record = bytearray(encode(**fields))
-    lib.ms_record_stamp(ffi.from_buffer("uint8_t[]", record), queue_offset, physical_offset, store_ms)
-    final = {"queue_offset": queue_offset, "physical_offset": physical_offset, "store_timestamp_ms": store_ms}
-    assert record == encode_record(**{**fields, **final})
-
-
 def test_a_body_that_stands_at_its_place_is_left_there():
     whole = encode_record(topic="topic", body=b"in place", physical_offset=7, born_host="10.0.0.1:1")
     target = bytearray(len(whole))
