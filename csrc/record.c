@@ -6,14 +6,10 @@
 
 #define FIXED_BYTES 75 /* of a record, besides hosts and the three texts */
 
-int64_t ms_record_body_at(int32_t sys_flag)
-{
-    return 72 + ms_host_bytes(sys_flag, MS_SYS_FLAG_BORN_V6) + ms_host_bytes(sys_flag, MS_SYS_FLAG_STORE_V6);
-}
-
 int64_t ms_record_bytes(int32_t sys_flag, int64_t topic_bytes, int64_t properties_bytes, int64_t body_bytes)
 {
-    return ms_record_body_at(sys_flag) + FIXED_BYTES - 72 + body_bytes + topic_bytes + properties_bytes;
+    return FIXED_BYTES + ms_host_bytes(sys_flag, MS_SYS_FLAG_BORN_V6) + ms_host_bytes(sys_flag, MS_SYS_FLAG_STORE_V6) + body_bytes +
+           topic_bytes + properties_bytes;
 }
 
 uint32_t ms_record_body_crc(const uint8_t *body, int64_t length)
@@ -52,7 +48,7 @@ int64_t ms_record_encode(uint8_t *to, const struct ms_record_template *t)
     ms_put_32(at + 12, (uint32_t)t->body_bytes);
     MS_FAILPOINT("record_head_encoded");
     /* The CRC of the stored copy: the producer may change its bytes meanwhile. */
-    const uint32_t crc = t->body == body ? ms_crc32(0, body, t->body_bytes) : ms_crc32_copy(body, t->body, t->body_bytes);
+    const uint32_t crc = ms_crc32_copy(body, t->body, t->body_bytes);
     MS_FAILPOINT("record_body_copied");
     ms_put_32(to + MS_AT_BODY_CRC, t->body_bytes > 0 ? crc & 0x7FFFFFFF : 0);
     at = body + t->body_bytes;

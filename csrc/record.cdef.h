@@ -82,12 +82,9 @@ struct ms_record_template {
 
 /* Return the size of the whole record (CommitLog.calMsgLength). */
 int64_t ms_record_bytes(int32_t sys_flag, int64_t topic_bytes, int64_t properties_bytes, int64_t body_bytes);
-/* Write a whole record with its CRC at `to`, which has room for ms_record_bytes; return the bytes written. A body that is
- * already in place (ms_record_body_at) is not copied; otherwise the sources do not overlap the target. The caller has
- * checked the lengths. */
+/* Write a whole record with its CRC at `to`, which has room for ms_record_bytes; return the bytes written. The sources do not
+ * overlap the target. The caller has checked the lengths. */
 int64_t ms_record_encode(uint8_t *to, const struct ms_record_template *t);
-/* Return the position of the body in a record with this sys_flag. */
-int64_t ms_record_body_at(int32_t sys_flag);
 /* Write the 8 bytes that end a segment with `free_bytes` (>= 8) left; return 8. */
 int64_t ms_record_encode_blank(uint8_t *to, int32_t free_bytes);
 /* Return what is at `at`, reading `room` bytes at most: one of MS_CASE_*. `checks` is a sum of MS_CHECK_*;

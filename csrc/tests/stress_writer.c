@@ -4,6 +4,7 @@
  * waits for are taken by another thread, without the producer's lock, as
  * csrc/front/session.c does it. Run under TSan this checks the memory orders of
  * ring, commit slot, answers and sequences. */
+#define RECORD_BODY_AT 88 /* with IPv4 hosts */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -142,7 +143,7 @@ static void *produce(void *number)
         if (durable)
             CHECK(ms_load_acquire(&control->flushed.value) >= producer->answer.end_offset);
         int64_t stored;
-        memcpy(&stored, log_memory + producer->answer.physical_offset + ms_record_body_at(0), sizeof stored);
+        memcpy(&stored, log_memory + producer->answer.physical_offset + RECORD_BODY_AT, sizeof stored);
         CHECK(stored == n);
     }
     return NULL;

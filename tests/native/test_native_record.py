@@ -76,21 +76,6 @@ def test_the_record_that_rocketmq_wrote():
     )
 
 
-def test_a_body_that_stands_at_its_place_is_left_there():
-    whole = encode_record(topic="topic", body=b"in place", physical_offset=7, born_host="10.0.0.1:1")
-    target = bytearray(len(whole))
-    at = lib.ms_record_body_at(0)
-    target[at : at + 8] = b"in place"
-    pointer = ffi.from_buffer("uint8_t[]", target)
-    topic = ffi.new("uint8_t[]", b"topic")
-    template = ffi.new("struct ms_record_template *", {"physical_offset": 7, "body": pointer + at, "body_bytes": 8})
-    template.topic, template.topic_bytes = topic, 5
-    for field, host in (("born_host", "10.0.0.1:1"), ("store_host", "127.0.0.1:10911")):
-        ffi.memmove(getattr(template, field), encode_host(host), 8)
-    assert lib.ms_record_encode(pointer, template) == len(whole)
-    assert target == whole
-
-
 def test_blanks_equal_those_of_formats():
     target = ffi.new("uint8_t[]", 8)
     for room in (8, 9, 100, 2**31 - 1):
