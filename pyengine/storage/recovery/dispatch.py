@@ -1,36 +1,10 @@
 """Dispatch in recovery and rebuild: where it must begin, how it is divided, and which index files are kept.
 
-RocketMQ begins at the segment where an abnormal recovery began to read, else at the record
-with the highest offset in any queue (DefaultMessageStore.start). That is right
-if queues lose only their newest entries. Here dispatch begins earlier if RocketMQ's
-start would leave out entries of records that the log still has:
-
-    missing                                              start
-    every queue                                          the log's first record
-    all entries since the last one of all queues, if     that entry
-    it is before the segment where the reading began
-    entries in the middle of a queue                     the last entry before the hole
-    index files that were not synced or are damaged      where the last valid one ends
-    entries between a queue's end and its first message  that queue's last entry, or the
-    after the start (found during dispatch)              log's first record without one
-
-If shared memory is valid, everything below its `reput_from` has been dispatched.
-
-After a crash RocketMQ deletes every index file whose end time is later than the
-checkpoint's index time, and it never truncates an index with the log (IndexService.load).
-Then it enters only the keys of the segment where recovery began; older keys of the
-deleted file are lost. Here keys are entered again from where the last valid
-file ends (docs/compatibility.md).
-
-    label     what                                                decision
-    short     another length than header, slots and entries make  delete
-    senseless counts or offsets that no index has                 delete
-    unsynced  abort file, and end time after the checkpoint's     delete
-    beyond    its last key is of a record that the log has lost   delete
-    orphaned  follows a file that is deleted                      delete
-    sound     everything else                                     keep
-
-Index files can be rebuilt from the log, so deleted ones do not go to quarantine.
+The tables are in docs/recovery.md ("Where dispatch begins", "Index files"). RocketMQ begins at the segment where an
+abnormal recovery began to read, else at the record with the highest offset in any queue (DefaultMessageStore.start);
+after a crash it deletes index files, and enters only the keys from there on (IndexService.load). That is right if queues
+lose only their newest entries. Here dispatch begins earlier if entries or keys would be left out of records that the log
+still has. If shared memory is valid, everything below its `reput_from` has been dispatched.
 """
 
 from __future__ import annotations
@@ -81,7 +55,7 @@ def dispatch_start(
     log: LogView, path: RecoveryPath, plan: LogPlan, cuts: Sequence[QueueCut], index: IndexPlan,
     *, reput_from: int | None, options: RecoveryOptions,
 ) -> int:
-    """Return the start by the table above, or the log's end if nothing is missing, for queues and index as the plans leave them.
+    """Return the start by the table, or the log's end if nothing is missing, for queues and index as the plans leave them.
 
     `reput_from`: that of valid shared memory, else None.
     """
@@ -449,7 +423,7 @@ def key_place(part: LogRange, number: int) -> KeyPlace:
 
 
 class DeletedIndex(NamedTuple):
-    """An index file that is to be deleted; `label` is its row of the table above."""
+    """An index file that is to be deleted; `label` is its row of the table."""
 
     path: Path
     label: str

@@ -7,19 +7,9 @@ Recovery does not delete a message that a producer or a reader may know: it goes
 changes. Only bytes that provably none of them knows are cleared without a copy.
 
 A cut truncates the log on purpose at a record boundary: of a slave whose master does not have the records after it.
-
-    intend_cut(root, Cut(at, end, reason))     notes the cut, durably: from now on it will happen
-    recover(store, ...)                        makes the cut first, then matches queues and index to the log
-
-Only a cut lowers the durable watermark below undamaged bytes. So the note
-`config/cut` is written before anything changes, and the next recovery of the store, or any
-later one, finishes these steps:
-
-    watermark   is lowered to the cut, so that the records after it are not reported as a loss
-    copy        of the cut's own segment, from the cut on, to quarantine/; then the note says "kept"
-    segments    after it are moved to quarantine/, the newest first
-    clear       zeros are written from the cut to the end of its segment
-    note        is removed; the log ends at the cut
+Only a cut lowers the durable watermark below undamaged bytes, so `intend_cut` notes it in config/cut before anything
+changes; from then on it will happen, since the next recovery of the store, or any later one, finishes it first
+(`carry_out_cut`), and then matches queues and index to the log.
 """
 
 from __future__ import annotations

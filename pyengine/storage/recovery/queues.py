@@ -4,18 +4,8 @@ A queue's own end is found as in RocketMQ (ConsumeQueue.recover): from its
 third-last file on, the data ends before the first invalid entry. After a crash earlier
 files are read too if they may have entries that were never synced, since a power cut
 may lose any of their pages. Then entries of records at or after the end
-of the log are dropped (truncateDirtyLogicFiles).
-
-    content of a file of the queue           decision
-    entries up to its end                    keep
-    entries, then zeros                      keep
-    entries, then other bytes                keep, clear the bytes, dispatch again from the last entry
-    only entries at or after the log's end   delete; a queue of pyengine that did not begin at 0 keeps
-                                             an empty file, so that its offsets are not used again
-    no entry at its beginning                delete
-
-Queues can be rebuilt from the log, so dropped entries do not go to quarantine. RocketMQ
-does not dispatch again after a hole, and loses the entries after it.
+of the log are dropped (truncateDirtyLogicFiles; the table is in docs/recovery.md, "Queues").
+RocketMQ does not dispatch again after a hole, and loses the entries after it.
 
 A queue whose entries were shifted, by another program or a bad copy, has no hole: it ends before the queue offset of its
 last message. Its next message must not get a queue offset that an older message has, or a rebuild could not tell the two apart.
