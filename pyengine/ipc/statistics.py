@@ -82,7 +82,7 @@ def put_totals(control: ms_control) -> tuple[int, int]:
         number = native.load_position(control.slot_pass)
         slot = control.slots[number % 2]
         found = native.load(slot, "put_messages"), native.load(slot, "put_bytes")
-        if native.load_position(control.slot_pass) < number + 2:  # pass number + 2 is the next one that writes to the slot
+        if native.load_position(control.slot_pass) == number:  # after the next pass the writer may be filling this slot again
             return found
 
 

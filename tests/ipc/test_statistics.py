@@ -108,6 +108,23 @@ def put(owner, messages: int) -> None:
     native.store_position(owner.control.slot_pass, number)
 
 
+def test_totals_are_those_of_one_pass_while_the_writer_fills_the_slot_again(make_owner, monkeypatch):
+    owner = make_owner()
+    put(owner, 10)
+    slot, load = owner.control.slots[native.load_position(owner.control.slot_pass) % 2], native.load
+
+    def load_and_go_on(struct, field):
+        found = load(struct, field)
+        if field == "put_messages":
+            monkeypatch.undo()
+            put(owner, 20)
+            slot.put_bytes = 30 * 100  # of the next pass, which is not committed
+        return found
+
+    monkeypatch.setattr(native, "load", load_and_go_on)
+    assert statistics.put_totals(owner.control) == (20, 2000)
+
+
 def test_a_second_gets_one_sample_however_often_the_round_comes(make_owner):
     owner, clock = make_owner(), Clock()
     service = StoreStatsService(owner.memory, clock)
