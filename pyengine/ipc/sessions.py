@@ -375,8 +375,10 @@ class SessionServer:
         """Watch the process by a pidfd, which reports its end at once and is safe if its pid is reused."""
         try:
             pidfd = os.pidfd_open(pid)
-        except OSError:
+        except ProcessLookupError:
             self._sessions.close(slot, generation)
+            return
+        except OSError:  # no descriptor is free: tick() notices the end by the lock on the session's object
             return
         self._pidfds[pidfd] = slot, generation, pid
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._on_exit(pidfd))

@@ -403,6 +403,19 @@ def test_a_missing_supervisor_is_waited_for_and_its_successor_takes_the_sessions
         end(doomed)
 
 
+def test_a_successor_without_a_free_descriptor_closes_no_living_session(server, monkeypatch):
+    with open_session(server.owner.root) as session:
+        server.close()
+        monkeypatch.setattr(os, "pidfd_open", lambda pid: raise_error(OSError(errno.EMFILE, "Too many open files")))
+        successor = Server(server.owner)
+        monkeypatch.undo()
+        assert session.is_open
+        session.close()
+        slot = session.slot
+        eventually(lambda: state(server, slot) == native.SESSION_DEAD, "its close is served")
+        successor.close()
+
+
 @pytest.mark.root
 def test_another_user_is_turned_away(server):
     script = ("import os, socket, sys\n"
