@@ -5,7 +5,9 @@ from __future__ import annotations
 import mmap
 import os
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import posix_ipc
 
@@ -21,6 +23,14 @@ from waiting import patience
 
 HOST = encode_host("127.0.0.1:10911")
 RING_BYTES = 64 * 1024
+
+
+def queue_entries(table: Any) -> Iterator[tuple[str, int, int]]:
+    """(topic, queue id, next offset) of each queue in the table."""
+    for number in range(table.slots):
+        slot = table.slot[number]
+        if slot.key_bytes:
+            yield bytes(ffi.buffer(slot.topic, slot.key_bytes)).decode(), slot.queue_id, slot.next_offset
 
 
 class WriterRig:

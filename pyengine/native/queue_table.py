@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pyengine._native import ffi, lib
+from pyengine._native import lib
 from pyengine.errors import DiskFullError
 from pyengine.native.control import SharedStruct
 
@@ -45,11 +44,3 @@ def copy(to: ms_queue_table, source: ms_queue_table) -> None:
     """Copy all queues of `source` into the empty, larger table `to`."""
     if lib.ms_queue_table_copy(to, source):
         raise DiskFullError(f"the queue table of {to.slots} slots is full")
-
-
-def entries(table: ms_queue_table) -> Iterator[tuple[str, int, int]]:
-    """Yield (topic, queue id, next offset) of every queue in the table."""
-    for number in range(table.slots):
-        slot = table.slot[number]
-        if slot.key_bytes:
-            yield bytes(ffi.buffer(slot.topic, slot.key_bytes)).decode(), slot.queue_id, slot.next_offset

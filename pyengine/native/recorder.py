@@ -104,10 +104,6 @@ class Recorder:
         """Record a stop by a signal since the last call; called once a round."""
         lib.ms_recorder_check_stopped(self.handle, now_ns)
 
-    def begin_window(self, now_ns: int) -> None:
-        """Take the kernel's counters now, for the stall that may follow."""
-        lib.ms_recorder_begin_window(self.handle, now_ns)
-
     def note(self, what: str, began_ns: int, took_ns: int, *, phase: str = "other", cause: str = "unknown", **fields: int) -> None:
         """Record a stall that is over, in one phase; without a given cause, find it from the kernel's counters.
 

@@ -6,6 +6,7 @@ import mmap
 
 import pytest
 
+from fix_writer_rig import queue_entries
 from pyengine.errors import DiskFullError
 from pyengine.native import queue_table
 
@@ -48,5 +49,5 @@ def test_a_larger_table_takes_over_every_slot():
         made.slot[full_slot].key_bytes = 0
     larger = table(2 * SLOTS)
     queue_table.copy(larger, made)
-    assert {(topic, queue_id): offset for topic, queue_id, offset in queue_table.entries(larger)} == offsets
+    assert {(topic, queue_id): offset for topic, queue_id, offset in queue_entries(larger)} == offsets
     assert larger.used == len(offsets)

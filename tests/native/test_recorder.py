@@ -142,7 +142,7 @@ def test_a_hand_without_a_recorder_records_nothing():
     handle = recorder.Recorder()
     handle.note("request", 1, 1)
     handle.check_stopped(1)
-    handle.begin_window(1)
+    lib.ms_recorder_begin_window(handle.handle, 1)
     handle.set_phase(recorder.SYNC_PHASE, 5)
     handle.close()
 

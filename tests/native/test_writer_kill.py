@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fix_writer_rig import WriterRig, submit
+from fix_writer_rig import WriterRig, queue_entries, submit
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.record import decode_record
 from pyengine.native import control as control_native
@@ -144,7 +144,7 @@ def verify(rig: WriterRig, sent: list[int]) -> int:
     assert at == end and expected == sent
     for (topic, queue_id), offset in queue_offsets.items():
         assert queue_table.get_offset(rig.table, topic, queue_id) == offset
-    assert not any("\0" in topic for topic, _, _ in queue_table.entries(rig.table)), "a queue that has no name yet can be found"
+    assert not any("\0" in topic for topic, _, _ in queue_entries(rig.table)), "a queue that has no name yet can be found"
     behind = rig.log[end:end + 4096]
     assert not any(behind), "bytes behind the end that no pass owns"
     return records
