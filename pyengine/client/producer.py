@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -40,16 +42,19 @@ from pyengine.client.outgoing import (
 )
 from pyengine.client.pending_puts import PutContext, PutFuture, PutOutcome
 from pyengine.client.submission import PutEntry, Submitter
-from pyengine.errors import PutError, UsageError
+from pyengine.errors import UsageError
 from pyengine.formats.constants import (
     NAME_VALUE_SEPARATOR,
+    PROPERTY_PRODUCER_GROUP,
     PROPERTY_SEPARATOR,
     PROPERTY_SHARDING_KEY,
+    PROPERTY_TRANSACTION_PREPARED,
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_STORE_HOST_V6,
     SYS_FLAG_TRANSACTION_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_NONE,
+    SYS_FLAG_TRANSACTION_PREPARED,
     TIMER_TOPIC,
     TOPIC_BYTES_MAX,
 )
@@ -324,38 +329,38 @@ class Producer(ProducerFront):
             itself = weakref.proxy(self)  # so that a producer that is dropped ends
             made = GroupTransactions(
                 lambda message, timeout_s: itself.put_raw(message, timeout_s=timeout_s),
-                lambda *given, **options: itself._transaction_raw(*given, **options),
+                lambda message, more: itself._checked(itself._transaction_raw, message, more),
                 self._puts.root, host=decode_host(self._store_host), limits=self._transaction_limits)
             weakref.finalize(self, made.stop_asking)
             self._group_transactions = made
         return self._group_transactions
 
-    def _transaction_raw(
-        self, topic: str, body: bytes, *, queue_id: int | None, tags: str | None, keys: str | Iterable[str] | None,
-        properties: Mapping[str, str] | None, flag: int, unique_key: str, sharding_key: str | None, more: Mapping[str, str],
-    ) -> RawMessage:
-        """Return a message of a transaction, with the properties `more`; PutError if put() would refuse it."""
-        message = OutgoingMessage(topic, body, queue_id, properties=properties, sharding_key=sharding_key)
-        try:
-            self._topic_bytes(topic)
-            queue_id = self._choose_queue(message)
-            pieces = [outgoing.properties_text(tags, keys, message.properties, unique_key)]
-            pieces += [f"{name}{NAME_VALUE_SEPARATOR}{outgoing.property_value(value, name)}" for name, value in more.items()]
-            data = outgoing.body_bytes(body)
-            self._refuse_sizes(len(data), queue_id, flag)
-        except PutRefusedError as refused:
-            raise PutError(f"{refused.status.name}: {refused.reason}", PutResult(
-                refused.status, topic=str(topic), queue_id=message.queue_id or 0, reason=refused.reason)) from None
-        return RawMessage(topic, data, queue_id=queue_id, properties_text=PROPERTY_SEPARATOR.join(pieces), flag=flag,
+    def _transaction_raw(self, message: OutgoingMessage, more: dict[str, str]) -> RawMessage:
+        """Return a message of a transaction, with TRAN_MSG and the properties `more`; PutRefusedError as of put()."""
+        self._topic_bytes(message.topic)
+        queue_id = self._choose_queue(message)
+        pieces = [outgoing.properties_text(message.tags, message.keys, message.properties, message.unique_key)]
+        pieces += [f"{name}{NAME_VALUE_SEPARATOR}{outgoing.property_value(value, name)}"
+                   for name, value in ({PROPERTY_TRANSACTION_PREPARED: "true"} | more).items()]
+        body = outgoing.body_bytes(message.body)
+        self._refuse_sizes(len(body), queue_id, message.flag)
+        return RawMessage(message.topic, body, queue_id=queue_id, properties_text=PROPERTY_SEPARATOR.join(pieces), flag=message.flag,
                           born_timestamp_ms=time.time_ns() // 1_000_000)
 
-    def put_prepared(self, topic: str, body: bytes, **options: Any) -> PutResult:
+    def put_prepared(self, topic: str, body: bytes, *, queue_id: int | None = 0, tags: str | None = None,
+                     keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
+                     group: str = "pyengine", unique_key: str | None = None, wait: bool = True,
+                     timeout_s: float | None = None) -> PutResult:
         """Store a message that consumers do not see before end_transaction() commits it; keep `msg_id` of the result.
 
-        Options are put()'s queue_id, tags, keys, properties, flag, unique_key (default: a new one),
-        wait and timeout_s, and `group`, the producer's name (PGROUP).
+        `group` is the producer's name (PGROUP); `unique_key` is a new one by default. The other options are those of put().
         """
-        return self._transaction().prepare(topic, body, **options)
+        message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag,
+                                  unique_key=unique_key or uuid.uuid4().hex.upper())
+        raw = self._checked(self._transaction_raw, message, {PROPERTY_PRODUCER_GROUP: arguments.text(group, "group")})
+        if not isinstance(raw, RawMessage):
+            return cast(PutResult, raw)
+        return self.put_raw(replace(raw, sys_flag=SYS_FLAG_TRANSACTION_PREPARED, wait_store_msg_ok=wait), timeout_s=timeout_s)
 
     def end_transaction(self, msg_id: str, outcome: Outcome, *, wait: bool = True, timeout_s: float | None = None) -> PutResult:
         """Commit or roll back the prepared message of this id: "commit" or "rollback".
@@ -364,16 +369,13 @@ class Producer(ProducerFront):
         call with the same outcome has the same result; one with the other outcome is refused if the store still has the first
         (docs/transactions.md). `wait` and `timeout_s` as in put(). UsageError for another outcome.
         """
-        return self._transaction().end(msg_id, outcome, wait=wait, timeout_s=timeout_s)
-
-    def _transaction(self) -> Transactions:
         if self._transactions is None:
             from pyengine.client.transactions import Transactions
 
             itself = weakref.proxy(self)  # so that a producer that is dropped ends
             self._transactions = Transactions(
                 lambda message, timeout_s: itself.put_raw(message, timeout_s=timeout_s), self._puts.root)
-        return self._transactions
+        return self._transactions.end(msg_id, outcome, wait=wait, timeout_s=timeout_s)
 
     # ---- choice of the queue ------------------------------------------------------
 

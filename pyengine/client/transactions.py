@@ -32,15 +32,12 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from pyengine import arguments
-from pyengine.client import outgoing
 from pyengine.client.half_messages import HalfMessages, Outcome, PreparedCheck, real_queue
-from pyengine.client.outgoing import PutRefusedError, RawMessage, TransactionLimits, raw_of
+from pyengine.client.outgoing import OutgoingMessage, PutRefusedError, RawMessage, TransactionLimits, raw_of
 from pyengine.errors import EngineError, FormatError, UsageError
 from pyengine.formats.constants import (
-    NAME_VALUE_SEPARATOR,
     PROPERTY_CHECK_IMMUNITY_TIME,
     PROPERTY_PRODUCER_GROUP,
-    PROPERTY_SEPARATOR,
     PROPERTY_TRANSACTION_PREPARED,
     SYS_FLAG_TRANSACTION_COMMIT,
     SYS_FLAG_TRANSACTION_MASK,
@@ -52,7 +49,6 @@ from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import PutResult, PutStatus, ReadLevel
 
 Checker = Callable[[Message], Outcome | None]
-DEFAULT_GROUP = "pyengine"
 ENDED_MAX = 10_000     # ended transactions that a producer remembers
 COMMITTED_WAIT_S = 5.0  # a record in a pool buffer becomes readable within commit_interval_commit_log_ms
 COMMITTED_POLL_INTERVAL_S = 0.002
@@ -71,6 +67,7 @@ class Transaction:
         self._group = group
         self._check_after_s = check_after_s
         self._halves: list[Message] = []
+        self.keys: set[str] = set()
         self.results: list[PutResult] = []
         """What the commits answered, in the order of the puts; after the block."""
 
@@ -81,12 +78,17 @@ class Transaction:
 
         The result has the offsets of the half message.
         """
-        more = {PROPERTY_TRANSACTION_PREPARED: "true", PROPERTY_PRODUCER_GROUP: self._group}
+        unique_key = unique_key or uuid.uuid4().hex.upper()
+        message = OutgoingMessage(topic, body, queue_id, tags, keys, properties, flag, unique_key=unique_key, sharding_key=sharding_key)
+        more = {PROPERTY_PRODUCER_GROUP: self._group}
         if self._check_after_s is not None:
             more[PROPERTY_CHECK_IMMUNITY_TIME] = str(self._check_after_s)
-        raw = self._owner.raw(topic, body, queue_id=queue_id, tags=tags, keys=keys, properties=properties, flag=flag,
-                              unique_key=unique_key or uuid.uuid4().hex.upper(), sharding_key=sharding_key, more=more)
-        result, half = self._owner.prepare(raw, timeout_s)
+        raw = self._owner.raw(message, more)
+        if not isinstance(raw, RawMessage):
+            return raw.raise_for_status()
+        self.keys.add(unique_key)
+        self._owner.open_keys.add(unique_key)
+        result, half = self._owner.halves.prepare(raw, timeout_s)
         if half is None:
             result.raise_for_status()
         else:
@@ -98,7 +100,7 @@ class Transaction:
         first_error: EngineError | None = None
         for half in self._halves:
             try:
-                result = self._owner.end(half, outcome)
+                result = self._owner.halves.end(half, outcome)
                 if outcome == "commit":
                     self.results.append(result)
                 if not result.stored:
@@ -112,14 +114,16 @@ class Transaction:
 class GroupTransactions:
     """The transactions of one producer: the open ones, the checkers by group, and the thread that calls the checkers."""
 
-    def __init__(self, put_raw: Callable[[RawMessage, float | None], PutResult], make_raw: Callable[..., RawMessage], root: Path, *,
+    def __init__(self, put_raw: Callable[[RawMessage, float | None], PutResult],
+                 make_raw: Callable[[OutgoingMessage, Mapping[str, str]], RawMessage | PutResult], root: Path, *,
                  host: str, limits: TransactionLimits) -> None:
+        """`make_raw(message, properties)` makes a message of a transaction, or the result of one that is refused."""
         self.raw = make_raw
-        self._halves = HalfMessages(root, put_raw, host=host, timeout_ms=limits.timeout_ms)
-        self._check = PreparedCheck(self._halves, check_max=limits.check_max, reserved_ms=limits.reserved_ms)
+        self.halves = HalfMessages(root, put_raw, host=host, timeout_ms=limits.timeout_ms)
+        self._check = PreparedCheck(self.halves, check_max=limits.check_max, reserved_ms=limits.reserved_ms)
         self._interval_s = limits.check_interval_ms / 1000
         self._checkers: dict[str, Checker] = {}
-        self._open: set[str] = set()
+        self.open_keys: set[str] = set()  # of the messages of open blocks, about which this process's own checker is not asked
         self._is_closing = False
         self._wake: SimpleQueue[None] = SimpleQueue()  # which has no lock that a thread of the parent could have at a fork
         self._asking = threading.Lock()
@@ -145,18 +149,7 @@ class GroupTransactions:
                 raise
             transaction.end("commit")
         finally:
-            self._open.difference_update(half.uniq_key or "" for half in transaction._halves)
-
-    def prepare(self, raw: RawMessage, timeout_s: float | None) -> tuple[PutResult, Message | None]:
-        """Call HalfMessages.prepare; this process's own checker is not called for the message before its block ends."""
-        result, half = self._halves.prepare(raw, timeout_s)
-        if half is not None:
-            self._open.add(half.uniq_key or "")
-        return result, half
-
-    def end(self, half: Message, outcome: Outcome) -> PutResult:
-        """Call HalfMessages.end."""
-        return self._halves.end(half, outcome)
+            self.open_keys -= transaction.keys
 
     def check_now(self, again_after_ms: int = 0) -> int:
         """Run one round: call this producer's checkers for undecided messages; return the number of messages.
@@ -165,7 +158,7 @@ class GroupTransactions:
         """
         with self._asking:
             found = self._check.round(self._checkers.__contains__, again_after_ms)
-            asked = [half for half in found if half.uniq_key not in self._open]
+            asked = [half for half in found if half.uniq_key not in self.open_keys]
             first_error: EngineError | None = None
             for half in asked:
                 try:
@@ -185,7 +178,7 @@ class GroupTransactions:
             _LOG.exception("the checker of %s failed for %s, and is asked again", group, half.uniq_key)
             return
         if outcome is not None:
-            self._halves.end(half, outcome)
+            self.halves.end(half, outcome)
 
     def _loop(self) -> None:
         while not self._is_closing:
@@ -208,14 +201,14 @@ class GroupTransactions:
         self.stop_asking()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        self._halves.close()
+        self.halves.close()
 
 
 # ---- with prepared messages ----------------------------------------------------------
 
 
 class Transactions:
-    """The prepared messages of one producer, which does the puts and owns this object. Thread-safe: one is ended at a time.
+    """Ends the prepared messages of one producer, which does the puts and owns this object. Thread-safe: one at a time.
 
     `put_raw(message, timeout_s)` is the producer's.
     """
@@ -226,24 +219,6 @@ class Transactions:
         self._reader: LiveStoreReader | None = None
         self._lock = threading.Lock()
         self._ended: OrderedDict[int, tuple[str, PutResult]] = OrderedDict()
-
-    def prepare(self, topic: str, body: bytes, *, queue_id: int = 0, tags: str | None = None,
-                keys: str | Iterable[str] | None = None, properties: Mapping[str, str] | None = None, flag: int = 0,
-                group: str = DEFAULT_GROUP, unique_key: str | None = None, wait: bool = True,
-                timeout_s: float | None = None) -> PutResult:
-        """Implement Producer.put_prepared."""
-        try:
-            arguments.text(group, "group")
-            pieces = [outgoing.properties_text(tags, keys, properties, unique_key or uuid.uuid4().hex.upper())]
-            for name, value in ((PROPERTY_TRANSACTION_PREPARED, "true"), (PROPERTY_PRODUCER_GROUP, group)):
-                pieces.append(f"{name}{NAME_VALUE_SEPARATOR}{outgoing.property_value(value, name)}")
-            data = outgoing.body_bytes(body)
-        except PutRefusedError as refused:
-            return PutResult(refused.status, topic=str(topic), queue_id=queue_id, reason=refused.reason)
-        return self._put_raw(RawMessage(
-            topic, data, queue_id=queue_id, properties_text=PROPERTY_SEPARATOR.join(pieces), flag=flag,
-            sys_flag=SYS_FLAG_TRANSACTION_PREPARED, born_timestamp_ms=time.time_ns() // 1_000_000,
-            wait_store_msg_ok=wait), timeout_s)
 
     def end(self, msg_id: str, outcome: Outcome, *, wait: bool = True, timeout_s: float | None = None) -> PutResult:
         """Implement Producer.end_transaction."""

@@ -528,7 +528,7 @@ def test_a_forked_child_closes_its_parents_producer_at_once(engine, producer):
     """At any moment a thread of the parent may have a lock, which it does not give back in the child."""
     with producer.transaction(checker=lambda message: None) as transaction:
         transaction.put("orders", b"x")
-    halves, may_end = producer._group_transactions._halves, threading.Event()
+    halves, may_end = producer._group_transactions.halves, threading.Event()
     locked = threading.Event()
 
     def keep():
