@@ -115,11 +115,6 @@ class EntriesFound(NamedTuple):
     findings: Findings
 
 
-def check_queue_file(log: LogSegments, file: QueueFile, rules: QueueRules, after: int) -> EntriesFound:
-    """Check every entry; `after`: the physical offset of the last entry of the previous files, -1 if there is none."""
-    return _QueueFileCheck(log, file, rules).run(after)
-
-
 def guess_after(log: LogSegments, file: QueueFile) -> int:
     """Guess where in the log the previous file has ended: at its last entry, if the log still has that record."""
     if file.previous is None:
@@ -131,90 +126,71 @@ def guess_after(log: LogSegments, file: QueueFile) -> int:
     return entry[0] if is_live(entry) and not is_filler(entry) and entry[0] >= log.min_offset else -1
 
 
-class _QueueFileCheck:
-    def __init__(self, log: LogSegments, file: QueueFile, rules: QueueRules) -> None:
-        self._log = log
-        self._file = file
-        self._rules = rules
-        self._findings = Findings()
-        self._entries = 0
-
-    def run(self, after: int) -> EntriesFound:
-        file = self._file
-        count, _ = live_entries(file.path, file.size_bytes)
-        used = used_end(file.path, count * CQ_ENTRY_BYTES)
-        if used > count * CQ_ENTRY_BYTES or (count * CQ_ENTRY_BYTES < file.size_bytes and not file.is_last):
-            self._findings.error("queue hole", file.name, count * CQ_ENTRY_BYTES,
-                                 f"entry {file.first + count} is empty, but later entries exist")
-        with open(file.path, "rb") as opened:
-            entries = opened.read(count * CQ_ENTRY_BYTES)
-        after, own = self._check(entries, after)
-        return EntriesFound(after, own, self._entries, self._findings)
-
-    def _check(self, entries: bytes, after: int) -> tuple[int, int]:
-        """Return the physical offset of the last entry, and the number of entries of this queue's own records."""
-        file = self._file
-        count = len(entries) // CQ_ENTRY_BYTES
-        at = own = 0
-        while entries.startswith(FILLER_BYTES, at * CQ_ENTRY_BYTES):
-            at += 1
-        # Entries of records that the cleaner has deleted come first.
-        at = bisect_left(range(count), self._log.min_offset, lo=min(at, count), key=lambda n: _offset(entries, n))
-        while at < count:
-            offset = _offset(entries, at)
-            segment = self._log.view_at(offset)
-            if segment is None:
-                if offset >= self._log.end:
-                    if not self._rules.is_running:
-                        self._findings.add(self._rules.beyond, "entry beyond the log", file.name, at * CQ_ENTRY_BYTES,
-                                           f"entry {file.first + at} points to {offset}, beyond the end of the log")
-                    return after, own
-                matching = 0
-            else:
-                base, limit, view = segment
-                matching = count_matching_entries(
-                    view, base, limit,
-                    QueueEntries(file.topic, file.queue_id, file.first + at, memoryview(entries)[at * CQ_ENTRY_BYTES :]),
-                    after=after, check_tags=file.topic != SCHEDULE_TOPIC)
-            self._entries += matching
+def check_queue_file(log: LogSegments, file: QueueFile, rules: QueueRules, after: int) -> EntriesFound:
+    """Check every entry; `after`: the physical offset of the last entry of the previous files, -1 if there is none."""
+    findings = Findings()
+    count, _ = live_entries(file.path, file.size_bytes)
+    used = used_end(file.path, count * CQ_ENTRY_BYTES)
+    if used > count * CQ_ENTRY_BYTES or (count * CQ_ENTRY_BYTES < file.size_bytes and not file.is_last):
+        findings.error("queue hole", file.name, count * CQ_ENTRY_BYTES,
+                       f"entry {file.first + count} is empty, but later entries exist")
+    with open(file.path, "rb") as opened:
+        entries = opened.read(count * CQ_ENTRY_BYTES)
+    count = len(entries) // CQ_ENTRY_BYTES
+    at = own = further = 0
+    while entries.startswith(FILLER_BYTES, at * CQ_ENTRY_BYTES):
+        at += 1
+    # Entries of records that the cleaner has deleted come first.
+    at = bisect_left(range(count), log.min_offset, lo=min(at, count), key=lambda n: _offset(entries, n))
+    while at < count:
+        offset, matching = _offset(entries, at), 0
+        segment = log.view_at(offset)
+        if segment is not None:
+            base, limit, view = segment
+            matching = count_matching_entries(
+                view, base, limit, QueueEntries(file.topic, file.queue_id, file.first + at, memoryview(entries)[at * CQ_ENTRY_BYTES :]),
+                after=after, check_tags=file.topic != SCHEDULE_TOPIC)
+        elif offset >= log.end:
+            if not rules.is_running:
+                findings.add(rules.beyond, "entry beyond the log", file.name, at * CQ_ENTRY_BYTES,
+                             f"entry {file.first + at} points to {offset}, beyond the end of the log")
+            break
+        if matching:
             own += matching
             at += matching
-            if matching:
-                after = _offset(entries, at - 1)
-            if at == count or (matching and self._is_elsewhere(entries, at, segment)):
-                continue
+            after = _offset(entries, at - 1)
+            if at == count:
+                break
             offset = _offset(entries, at)
-            if self._log.is_lost(offset):
-                pass
-            elif self._is_multi_dispatched(entries, at, after):
-                self._entries += 1
-            elif not self._is_elsewhere(entries, at, segment) or segment is None:
-                self._findings.error("wrong entry", file.name, at * CQ_ENTRY_BYTES,
-                                     f"entry {file.first + at} does not point to its message (log offset {offset})")
-            after = max(after, offset)
-            at += 1
-        return after, own
+            if segment is not None and not segment[0] <= offset < segment[1]:
+                continue
+        if log.is_lost(offset):
+            pass
+        elif _is_multi_dispatched(log, file, entries, at, after):
+            further += 1
+        else:
+            findings.error("wrong entry", file.name, at * CQ_ENTRY_BYTES,
+                           f"entry {file.first + at} does not point to its message (log offset {offset})")
+        after = max(after, offset)
+        at += 1
+    return EntriesFound(after, own, own + further, findings)
 
-    @staticmethod
-    def _is_elsewhere(entries: bytes, at: int, segment: tuple[int, int, mmap.mmap] | None) -> bool:
-        """Whether the entry points to another segment than the last one."""
-        return segment is not None and not segment[0] <= _offset(entries, at) < segment[1]
 
-    def _is_multi_dispatched(self, entries: bytes, at: int, after: int) -> bool:
-        """Whether it is a light queue's entry (docs/formats.md section 8.6) for a record of another queue that names this queue.
+def _is_multi_dispatched(log: LogSegments, file: QueueFile, entries: bytes, at: int, after: int) -> bool:
+    """Whether it is a light queue's entry (docs/formats.md section 8.6) for a record of another queue that names this queue.
 
-        Its offset may be higher than the record's: RocketMQ skips one if a record names the queue twice, and appends all the same.
-        """
-        offset, size_bytes, _ = ENTRY.unpack_from(entries, at * CQ_ENTRY_BYTES)
-        segment = self._log.view_at(offset)
-        if segment is None or offset <= after:
-            return False
-        try:
-            message = decode_record(segment[2], offset - segment[0])
-        except FormatError:
-            return False
-        number = further_offset(message, self._file.topic, self._file.queue_id)
-        return message.size_bytes == size_bytes and number is not None and number >= self._file.first + at
+    Its offset may be higher than the record's: RocketMQ skips one if a record names the queue twice, and appends all the same.
+    """
+    offset, size_bytes, _ = ENTRY.unpack_from(entries, at * CQ_ENTRY_BYTES)
+    segment = log.view_at(offset)
+    if segment is None or offset <= after:
+        return False
+    try:
+        message = decode_record(segment[2], offset - segment[0])
+    except FormatError:
+        return False
+    number = further_offset(message, file.topic, file.queue_id)
+    return message.size_bytes == size_bytes and number is not None and number >= file.first + at
 
 
 def _offset(entries: bytes, number: int) -> int:
