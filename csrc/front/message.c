@@ -25,7 +25,7 @@ PyTypeObject *message_type;
 static PyObject *message_class, *match_args, *decode_host, *name_tags, *no_text;
 static allocfunc allocate;
 static freefunc release;
-static size_t fields_at;             /* behind the fields of Message, which stay empty */
+static size_t fields_at;             /* after the fields of Message, which stay empty */
 
 static struct fields *fields_of(PyObject *message)
 {

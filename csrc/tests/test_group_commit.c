@@ -18,14 +18,14 @@ static struct ms_control control;
 static struct ms_group_commit group;
 static sem_t semaphore;
 
-/* Act as the writer: store a commit slot, then `committed`, `behind` bytes less as if it was stopped in between. */
-static void commit(int64_t wrote, int64_t time_ms, int64_t behind)
+/* Act as the writer: store a commit slot, then `committed`, `lag` bytes less as if it was stopped in between. */
+static void commit(int64_t wrote, int64_t time_ms, int64_t lag)
 {
     int64_t pass = control.slot_pass.value + 1;
     control.slots[pass & 1].wrote = wrote;
     control.slots[pass & 1].store_timestamp_ms = time_ms;
     control.slot_pass.value = pass;
-    control.committed.value = wrote - behind;
+    control.committed.value = wrote - lag;
 }
 
 static int open_file(const char *path)

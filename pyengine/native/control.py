@@ -87,7 +87,7 @@ class SharedStruct(Generic[_S]):
         """Raise EngineUnavailableError, which names the fault, unless the object is complete and of this build's layout."""
         code = self._check(struct, mapped_bytes)
         if code == -errno.EPROTO:
-            raise EngineUnavailableError(f"{self._what}: not published yet, or not ours (wrong magic)")
+            raise EngineUnavailableError(f"{self._what}: not published yet, or not one of pyengine (wrong magic)")
         if code == -errno.EBADMSG:
             raise OtherLayoutError(f"{self._what}: another layout than this version's: use the version of the running engine")
         if code:

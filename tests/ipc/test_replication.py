@@ -92,5 +92,5 @@ def test_something_else_is_refused(folder):
     with pytest.raises(EngineUnavailableError):
         Replication(folder)
     folder.create(shared_objects.REPLICATION, native.REPLICATION_BYTES).close()
-    with pytest.raises(EngineUnavailableError, match="not ours"):
+    with pytest.raises(EngineUnavailableError, match="wrong magic"):
         Replication(folder)
