@@ -43,7 +43,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypedDict
 
 from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError
-from pyengine.formats.small_file import PARSE_ERRORS
+from pyengine.formats.small_file import PARSE_ERRORS, TRANSIENT_ERRNOS
 from pyengine.ipc.control_block import SESSION_SLOTS, STATE_NAMES, EngineMemory
 from pyengine.ipc.heartbeat import is_alive, process_start_ms
 from pyengine.ipc.shared_objects import CONTROL, session_name
@@ -267,7 +267,9 @@ class SessionServer:
     def _accept(self) -> None:
         try:
             channel, _ = self._listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in TRANSIENT_ERRNOS:  # the connection waits until tick(): the loop must not spin on it
+                self._selector.unregister(self._listener)
             return
         channel.setblocking(False)
         raw = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -396,10 +398,12 @@ class SessionServer:
         os.close(pidfd)
 
     def tick(self) -> None:
-        """Drop silent peers; mark dropped sessions dead; stop watching the processes of closed sessions; remove drained objects."""
+        """Drop silent peers; mark dropped sessions dead; stop watching the processes of closed ones; remove drained objects."""
         now_s = time.monotonic()
         for peer in [peer for peer in self._peers if peer.until_s < now_s]:
             self._drop(peer)
+        if self._listener not in self._selector.get_map():
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._sessions.close_dropped()
         living = set(self._sessions.open_slots())
         for pidfd in [pidfd for pidfd, session in self._pidfds.items() if session not in living]:
@@ -422,7 +426,8 @@ class SessionServer:
             self._drop(peer)
         for pidfd in list(self._pidfds):
             self._forget(pidfd)
-        self._selector.unregister(self._listener)
+        if self._listener in self._selector.get_map():
+            self._selector.unregister(self._listener)
         self._listener.close()
         with contextlib.suppress(FileNotFoundError):
             self._memory.folder.socket_path.unlink()

@@ -403,6 +403,26 @@ def test_a_missing_supervisor_is_waited_for_and_its_successor_takes_the_sessions
         end(doomed)
 
 
+def test_a_server_without_a_free_descriptor_waits_for_the_next_tick(make_owner, monkeypatch):
+    owner = make_owner(sessions_max=4, session_ring_bytes_default=65536)
+    owner.position(0)
+    owner.publish()
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
+        server = SessionServer(owner.memory, selector, Sessions(owner.memory))
+        stack.callback(server.close)
+        channel = stack.enter_context(connect_socket(owner.folder.path, 10))
+        channel.sendall(b'{"want": "session"}\n')
+        monkeypatch.setattr(socket.socket, "_accept", lambda _: raise_error(OSError(errno.EMFILE, "Too many open files")))
+        for key, _ in selector.select(10):
+            key.data()
+        monkeypatch.undo()
+        assert selector.select(0) == [], "it does not spin"
+        server.tick()
+        while not native.load(owner.control.sessions[0], "generation"):
+            for key, _ in selector.select(10):
+                key.data()
+
+
 def test_a_successor_without_a_free_descriptor_closes_no_living_session(server, monkeypatch):
     with open_session(server.owner.root) as session:
         server.close()
