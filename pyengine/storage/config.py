@@ -192,23 +192,32 @@ def record_sizes(root: str | os.PathLike[str], config: EngineConfig) -> bool:
             if present.get(name, SETTINGS[name].default) != getattr(config, name)}
     if not missing and not kept:
         return False
+    from pyengine.storage.config_table import exclusive
     from pyengine.storage.durable_writes import write_config
 
-    text = read_small_text(path) if path.exists() else ""
-    lines = [line for line in text.splitlines(keepends=True) if _name_of_line(line) not in kept]
-    heading = "# Sizes of this store's files, fixed when it was made.\n" if missing else ""
-    kept_heading = "# What its queues hold and where its log lies, kept from the last start.\n" if kept else ""
-    fresh = heading + write_toml(missing) + kept_heading + write_toml(kept)
-    write_config(path, (fresh + ("\n" if lines else "") + "".join(lines)).encode())
+    with exclusive(path):
+        text = read_small_text(path) if path.exists() else ""
+        lines = [line for line in text.splitlines(keepends=True) if _name_of_line(line) not in kept]
+        heading = "# Sizes of this store's files, fixed when it was made.\n" if missing else ""
+        kept_heading = "# What its queues hold and where its log lies, kept from the last start.\n" if kept else ""
+        fresh = heading + write_toml(missing) + kept_heading + write_toml(kept)
+        write_config(path, (fresh + ("\n" if lines else "") + "".join(lines)).encode())
     return True
 
 
 def set_in_file(path: Path, values: Mapping[str, Value], without: tuple[str, ...] = ()) -> None:
     """Set `values` in an engine.toml and remove the settings in `without`; the rest of the user's text is not changed.
 
-    A crash leaves the old file or the new one. ConfigError, with no change, if the file cannot be
+    One process at a time does so; a crash leaves the old file or the new one. ConfigError, with no change, if the file cannot be
     changed line by line.
     """
+    from pyengine.storage.config_table import exclusive
+
+    with exclusive(path):
+        _change_lines(path, values, without)
+
+
+def _change_lines(path: Path, values: Mapping[str, Value], without: tuple[str, ...]) -> None:
     from pyengine.storage.durable_writes import write_config
 
     present = read_file(path)
@@ -245,21 +254,13 @@ def settings_to_set(pairs: Sequence[str], where: str = "config set") -> dict[str
 
 
 def set_durably(root: str | os.PathLike[str], values: Mapping[str, Value]) -> None:
-    """Set `values` in the store's engine.toml, if the store can be started with them.
-
-    One process at a time does so; a crash leaves the old file or the new one.
-    """
-    import fcntl
+    """Set `values` in the store's engine.toml as set_in_file() does, if the store can be started with them."""
+    from pyengine.storage.config_table import exclusive
 
     path = config_path(root)
-    path.parent.mkdir(exist_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with exclusive(path):
         load_config(root, read_file(path) | dict(values), environ={})
-        set_in_file(path, values)
-    finally:
-        os.close(folder)
+        _change_lines(path, values, ())
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from pyengine.engine_config import EngineConfig
 from pyengine.errors import ConfigError, ExitCode
 from pyengine.formats.delayed_message import parse_delay_levels
 from pyengine.settings import split_address
+from pyengine.storage import config as config_module
 from pyengine.storage.config import (
     FIXED_NAMES,
     SETTINGS,
@@ -23,6 +25,7 @@ from pyengine.storage.config import (
     parse_set,
     read_file,
     record_sizes,
+    set_durably,
     write_toml,
 )
 
@@ -297,6 +300,23 @@ def test_keep_sizes_writes_what_is_missing_in_front_of_what_the_user_wrote(tmp_p
     assert again.put_timeout_ms == 10_000, "only sizes are kept"
     assert not record_sizes(tmp_path, again)
     assert config_path(tmp_path).read_text() == text
+
+
+def test_a_setting_that_is_set_while_a_store_starts_is_kept(tmp_path, monkeypatch):
+    config, write, setting = load_config(tmp_path, {}, {}), config_module.write_toml, []
+
+    def set_meanwhile(values):
+        if not setting:
+            setting.append(threading.Thread(target=set_durably, args=(tmp_path, {"put_timeout_ms": 7})))
+            setting[0].start()
+            setting[0].join(0.3)
+        return write(values)
+
+    monkeypatch.setattr(config_module, "write_toml", set_meanwhile)
+    assert record_sizes(tmp_path, config)
+    setting[0].join()
+    kept = read_file(config_path(tmp_path))
+    assert kept["put_timeout_ms"] == 7 and set(FIXED_NAMES) <= kept.keys()
 
 
 def test_a_new_store_keeps_the_sizes_it_was_made_with(tmp_path):
