@@ -47,10 +47,21 @@ class LogFacts:
 
 
 def check_log(store: StoreUnderCheck, end: LogScan, progress: CheckProgress) -> LogFacts:
-    """Walk the log up to `end`. Bytes beyond a running engine's end are not checked."""
+    """Walk the log up to `end`: report every range without a complete record, and collect those ranges in `log.lost`.
+
+    Bytes beyond a running engine's end are not checked.
+    """
     log, findings, report, watermark = store.log, store.findings, store.report, store.watermark
-    log_walk = _LogWalk(store, progress)
-    log_walk.run(end)
+    reached, last_ms = log.min_offset, -1
+    for segment in log.segments:
+        base = segment.start_offset
+        if base != reached:
+            findings.error("gap", shown(segment.path, store.root), None, f"the segment before it, from {reached} on, is missing")
+            log.lost.append((reached, base))
+        if base >= end.end_offset:
+            break
+        last_ms = _check_segment(store, segment, min(base + log.size_bytes, end.end_offset), last_ms, progress)
+        reached = base + log.size_bytes
     report.bytes, report.min_offset = end.end_offset - log.min_offset, log.min_offset if log.segments else -1
     report.end_offset = end.end_offset
     is_damaged = bool(log.lost)
@@ -60,66 +71,44 @@ def check_log(store: StoreUnderCheck, end: LogScan, progress: CheckProgress) -> 
                        f"the log ends at {end.end_offset} ({end.reason}), but everything up to {watermark.flushed} had been synced")
     is_cut_short = not store.is_running and _judge_end(store, end)
     queues, further = _queues_in_log(store.work, log, findings)
-    return LogFacts(is_damaged or is_cut_short, is_cut_short, log_walk.last_ms, queues, further)
+    return LogFacts(is_damaged or is_cut_short, is_cut_short, last_ms, queues, further)
 
 
-class _LogWalk:
-    """The walk from the first segment to the end."""
+def _check_segment(store: StoreUnderCheck, segment: MappedFile, stop: int, last_ms: int, progress: CheckProgress) -> int:
+    """Walk a segment up to `stop`; return the store time of its last message, or `last_ms`."""
+    log, report, at, used = store.log, store.report, segment.start_offset, None
+    while at < stop:
+        start, reason = at, str(CaseLabel.RANGE_END)
+        with contextlib.closing(store.work.walk(log, segment, start, stop)) as results:  # the walk ends when `progress` raises
+            for result in results:
+                at, reason = result.end_offset, str(result.reason)
+                report.records += result.records
+                report.messages += result.messages
+                last_ms = result.last_store_timestamp_ms if result.messages else last_ms
+                progress(at - log.min_offset, len(log.segments) * log.size_bytes)
+        log.whole.append((segment, start, at))
+        if reason == CaseLabel.BLANK or at >= stop:
+            break
+        if used is None:  # read the rest of the segment once, even if it is damaged in many places
+            used = used_end(segment.path, at - segment.start_offset)
+        following = _whole_record_after(segment, log.size_bytes, at, stop, used)
+        _report_damage(store, segment, at, reason, following)
+        log.lost.append((at, following or segment.start_offset + log.size_bytes))
+        at = following or stop
+    return last_ms
 
-    def __init__(self, store: StoreUnderCheck, progress: CheckProgress) -> None:
-        self._store = store
-        self._log = store.log
-        self._findings = store.findings
-        self._progress = progress
-        self.last_ms = -1
 
-    def run(self, end: LogScan) -> None:
-        """Report every range without a complete record, and collect those ranges in `log.lost`."""
-        log, reached = self._log, self._log.min_offset
-        for segment in log.segments:
-            base = segment.start_offset
-            if base != reached:
-                self._findings.error("gap", shown(segment.path, self._store.root), None,
-                                     f"the segment before it, from {reached} on, is missing")
-                log.lost.append((reached, base))
-            if base >= end.end_offset:
-                return
-            self._walk_segment(segment, min(base + log.size_bytes, end.end_offset))
-            reached = base + log.size_bytes
-
-    def _walk_segment(self, segment: MappedFile, stop: int) -> None:
-        log, at, used = self._log, segment.start_offset, None
-        while at < stop:
-            start, reason = at, str(CaseLabel.RANGE_END)
-            with contextlib.closing(self._store.work.walk(log, segment, start, stop)) as results:  # the walk ends when `progress` raises
-                for result in results:
-                    at, reason = result.end_offset, str(result.reason)
-                    self._store.report.records += result.records
-                    self._store.report.messages += result.messages
-                    self.last_ms = result.last_store_timestamp_ms if result.messages else self.last_ms
-                    self._progress(at - log.min_offset, len(log.segments) * log.size_bytes)
-            log.whole.append((segment, start, at))
-            if reason == CaseLabel.BLANK or at >= stop:
-                return
-            if used is None:  # read the rest of the segment once, even if it is damaged in many places
-                used = used_end(segment.path, at - segment.start_offset)
-            following = _whole_record_after(segment, log.size_bytes, at, stop, used)
-            self._report(segment, at, reason, following)
-            log.lost.append((at, following or segment.start_offset + log.size_bytes))
-            at = following or stop
-
-    def _report(self, segment: MappedFile, at: int, reason: str, following: int | None) -> None:
-        name, position = shown(segment.path, self._store.root), at - segment.start_offset
-        after = f"whole records follow from {following} on" if following is not None else "no whole record follows in this segment"
-        ours = self._store.watermark
-        if ours is None or at >= ours.flushed:
-            self._findings.error("damage", name, position, f"{reason} at {at}; {after}")
-        elif at < ours.verified_from:
-            self._findings.error("damaged before", name, position, f"{reason} at {at}, in what was there before this engine, which vouches "
-                                 f"for {ours.verified_from} to {ours.flushed}; {after}")
-        else:
-            self._findings.error("below watermark", name, position,
-                                 f"{reason} at {at}, below {ours.flushed}, up to which everything had been synced; {after}")
+def _report_damage(store: StoreUnderCheck, segment: MappedFile, at: int, reason: str, following: int | None) -> None:
+    ours, findings, name, position = store.watermark, store.findings, shown(segment.path, store.root), at - segment.start_offset
+    after = f"whole records follow from {following} on" if following is not None else "no whole record follows in this segment"
+    if ours is None or at >= ours.flushed:
+        findings.error("damage", name, position, f"{reason} at {at}; {after}")
+    elif at < ours.verified_from:
+        findings.error("damaged before", name, position, f"{reason} at {at}, in what was there before this engine, which vouches for "
+                       f"{ours.verified_from} to {ours.flushed}; {after}")
+    else:
+        findings.error("below watermark", name, position,
+                       f"{reason} at {at}, below {ours.flushed}, up to which everything had been synced; {after}")
 
 
 def _judge_end(store: StoreUnderCheck, end: LogScan) -> bool:

@@ -16,7 +16,7 @@ import itertools
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -262,9 +262,9 @@ def copy_config(root: Path, destination: Path, queues: Queues) -> list[str]:
             content = read_small_file(path)
             if name == "engine.toml":
                 content = without_log_folders(content)
-            if name in _MOVERS:
+            if name in ("consumerOffset.json", "delayOffset.json"):
                 table = decode_config(content.decode("utf-8"))
-                _MOVERS[name](table["offsetTable"], queues)
+                _move_offsets(table["offsetTable"], queues, is_delay=name == "delayOffset.json")
                 content = encode_config(table).encode("utf-8")
         except (OSError, FormatError, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
             notes.append(f"config/{name} could not be read and was left out: {error}")
@@ -273,26 +273,13 @@ def copy_config(root: Path, destination: Path, queues: Queues) -> list[str]:
     return notes
 
 
-def _move_consumer_offsets(table: dict[str, Any], queues: Queues) -> None:
-    """Change the offsets in {"topic@group": {queue id: offset}} to those of the new store."""
-    for name, offsets in table.items():
-        topic = name.partition("@")[0]
-        for queue_id, offset in offsets.items():
-            offsets[queue_id] = _moved(queues, topic, int(queue_id), offset)
+def _move_offsets(table: dict[str, Any], queues: Queues, *, is_delay: bool) -> None:
+    """Change the offsets in {"topic@group": {queue id: offset}} to those of the new store; {level: offset} with `is_delay`.
 
-
-def _move_delay_offsets(table: dict[str, Any], queues: Queues) -> None:
-    """Change the offsets in {level: offset} likewise; level n waits in queue n - 1 of the schedule topic."""
-    for level, offset in table.items():
-        table[level] = _moved(queues, SCHEDULE_TOPIC, int(level) - 1, offset)
-
-
-def _moved(queues: Queues, topic: str, queue_id: int, offset: int) -> int:
-    queue = queues.get((topic, queue_id))
-    return offset if queue is None else queue.moved(offset)
-
-
-_MOVERS: dict[str, Callable[[dict[str, Any], Queues], None]] = {
-    "consumerOffset.json": _move_consumer_offsets,
-    "delayOffset.json": _move_delay_offsets,
-}
+    Delay level n waits in queue n - 1 of the schedule topic.
+    """
+    for name, offsets in {SCHEDULE_TOPIC: table}.items() if is_delay else table.items():
+        for number, offset in offsets.items():
+            queue = queues.get((name.partition("@")[0], int(number) - is_delay))
+            if queue is not None:
+                offsets[number] = queue.moved(offset)
