@@ -410,14 +410,11 @@ def outcome(session: native.ProducerSession, code: int, stage: int, answer: tupl
         ended = ("no process of the engine is alive any more (`pyengine start` recovers the store)" if session.engine_died
                  else "the session ended before the answer" if code == native.CLOSED else "not answered in time")
         return unknown_outcome(context, f"submitted, but {ended}: it may or may not be stored")
-    status = PutStatus(answer[5])
-    reason = REFUSALS.get(answer[6], "")
-    indeterminate = False
+    status, reason = PutStatus(answer[5]), REFUSALS.get(answer[6], "")
     if code:
         status = _STATUS_IF_LATE.get(code, PutStatus.FLUSH_DISK_TIMEOUT)
-        indeterminate = code == native.CLOSED
         reason = _why_unconfirmed(session, code, context, flush_timeout_s)
-    return _result(context, status, answer, reason, indeterminate)
+    return _result(context, status, answer, reason, code == native.CLOSED)
 
 
 _STATUS_IF_LATE = {native.NO_SLAVE: PutStatus.SLAVE_NOT_AVAILABLE, native.UNCONFIRMED: PutStatus.FLUSH_SLAVE_TIMEOUT}
@@ -459,11 +456,10 @@ def _result(context: PutContext, status: PutStatus, answer: tuple[int, ...], rea
     return PutResult.of_answer(answer, context.topic, context.queue_id, context.store_host, reason, indeterminate, msg_id)
 
 
-def refusal(context: PutContext, status: PutStatus, reason: str) -> PutOutcome:
+def refusal(context: PutContext, status: PutStatus, reason: str, *, indeterminate: bool = False) -> PutOutcome:
     """Return the result of a put that was not submitted; `reason` says what to change."""
-    if context.kind == native.MANY:
-        return PutManyResult(status, topic=context.topic, queue_id=context.queue_id, reason=reason)
-    return PutResult(status, topic=context.topic, queue_id=context.queue_id, reason=reason)
+    kind = PutManyResult if context.kind == native.MANY else PutResult
+    return kind(status, topic=context.topic, queue_id=context.queue_id, reason=reason, indeterminate=indeterminate)
 
 
 def busy_refusal(context: PutContext, session: native.ProducerSession) -> PutOutcome:
@@ -476,7 +472,4 @@ def busy_refusal(context: PutContext, session: native.ProducerSession) -> PutOut
 
 def unknown_outcome(context: PutContext, reason: str) -> PutOutcome:
     """Return the indeterminate result of a put that was submitted and has no answer (docs/promises.md, 9)."""
-    if context.kind == native.MANY:
-        return PutManyResult(PutStatus.UNKNOWN_ERROR, topic=context.topic, queue_id=context.queue_id, reason=reason,
-                             indeterminate=True)
-    return PutResult(PutStatus.UNKNOWN_ERROR, topic=context.topic, queue_id=context.queue_id, reason=reason, indeterminate=True)
+    return refusal(context, PutStatus.UNKNOWN_ERROR, reason, indeterminate=True)

@@ -240,16 +240,14 @@ class Names:
 
     async def change_key_values(self, change: Callable[[KeyValues], object]) -> None:
         """Change them, durably before this returns; UsageError if they would exceed KEY_VALUES_CHARS_MAX."""
-        def write() -> None:
-            with exclusive(self._key_value_file.path):
-                table = self._key_value_file.read_to_change().value or {}
-                change(table)
-                text = encode_config({"configTable": {namespace: values for namespace, values in table.items() if values}})
-                if len(text) > KEY_VALUES_CHARS_MAX:
-                    raise UsageError(f"the keys and values of tools would take {len(text)} characters: delete some")
-                self._key_value_file.write(text)
+        def changed(table: KeyValues) -> str:
+            change(table)
+            text = encode_config({"configTable": {namespace: values for namespace, values in table.items() if values}})
+            if len(text) > KEY_VALUES_CHARS_MAX:
+                raise UsageError(f"the keys and values of tools would take {len(text)} characters: delete some")
+            return text
 
-        await self._executor.run(write)
+        await self._executor.run(_rewrite, self._key_value_file, changed)
 
     @property
     def orders_by_configuration(self) -> bool:
@@ -258,12 +256,8 @@ class Names:
 
     async def order_by_configuration(self, is_on: bool) -> None:
         """Set orderMessageEnable, durably before this returns."""
-        def write() -> None:
-            with exclusive(self._name_server_file.path):
-                settings = self._name_server_file.read_to_change().value or {}
-                self._name_server_file.write(encode_config(settings | {ORDER_MESSAGE_ENABLE: str(is_on).lower()}))
-
-        await self._executor.run(write)
+        setting = {ORDER_MESSAGE_ENABLE: str(is_on).lower()}
+        await self._executor.run(_rewrite, self._name_server_file, lambda settings: encode_config(settings | setting))
 
     async def _once(self, key: str, make: Callable[[], Any]) -> Any:
         """Call `make` in the executor; concurrent calls with the same key share its result."""
@@ -272,6 +266,12 @@ class Names:
             pending = self._making[key] = self._executor.run(make)
             pending.add_done_callback(lambda done: (self._making.pop(key, None), done.cancelled() or done.exception()))
         return await asyncio.shield(pending)
+
+
+def _rewrite(file: ConfigFile[dict[str, Any]], changed: Callable[[dict[str, Any]], str]) -> None:
+    """Write the text that `changed` makes of a file's content, as the only one that changes it."""
+    with exclusive(file.path):
+        file.write(changed(file.read_to_change().value or {}))
 
 
 class NameServer:

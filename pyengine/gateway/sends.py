@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyengine.client.half_messages import HalfMessages, PreparedCheck, half_of, real_queue
@@ -99,7 +100,7 @@ class Puts:
     def __init__(self, connect: Callable[[], Producer]) -> None:
         self._connect = connect
         self._opening = threading.Lock()
-        self._producer: Producer | None = None
+        self.producer: Producer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._answered: deque[tuple[Callable[[PutResult], None], PutResult]] = deque()
         self._is_finishing = False  # the loop has been asked to take the answers
@@ -111,22 +112,17 @@ class Puts:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
-    @property
-    def is_open(self) -> bool:
-        """Return whether a put can be submitted without waiting for a session."""
-        return self._producer is not None
-
     def open(self) -> Producer:
         """Return the producer, opening one if needed; it may wait, so not in the loop's thread. EngineError without an engine."""
         with self._opening:
-            if self._producer is None:
-                self._producer = self._connect()
-            return self._producer
+            if self.producer is None:
+                self.producer = self._connect()
+            return self.producer
 
     def submit(self, message: RawMessage, then: Callable[[PutResult], None], members: Sequence[BatchMember] = ()) -> None:
         """Submit a put, with `members` that of a batch, and call `then` with its result in the loop's thread."""
-        assert self._producer is not None and self._loop is not None
-        self._producer.put_raw_then(message, self.in_loop(then), members)
+        assert self.producer is not None and self._loop is not None
+        self.producer.put_raw_then(message, partial(self.hand_over, then), members)
         if not self._is_collecting:
             self._is_collecting = True
             with contextlib.suppress(RuntimeError):  # as below
@@ -136,7 +132,7 @@ class Puts:
         """Take the answers to what the loop has just submitted: they arrive within microseconds, and this is cheaper than a thread
         that wakes the loop. The producer's thread waits for a slow writer."""
         self._is_collecting = False
-        producer = self._producer
+        producer = self.producer
         if producer is None:
             return
         was_finishing, self._is_finishing = self._is_finishing, True
@@ -146,7 +142,7 @@ class Puts:
             self._is_finishing = was_finishing
             self._finish_answered()
 
-    def _hand_over(self, then: Callable[[PutResult], None], result: PutResult) -> None:
+    def hand_over(self, then: Callable[[PutResult], None], result: PutResult) -> None:
         """Queue an answer for the loop, and wake the loop once for all answers until it runs."""
         assert self._loop is not None
         self._answered.append((then, result))
@@ -168,19 +164,10 @@ class Puts:
                 assert self._loop is not None
                 self._loop.call_exception_handler({"message": "the answer to a put could not be given", "exception": error})
 
-    def in_loop(self, then: Callable[[PutResult], None]) -> Callable[[PutResult], None]:
-        """Return a function that calls `then` in the loop's thread with its argument."""
-        return lambda result: self._hand_over(then, result)
-
-    @property
-    def producer(self) -> Producer | None:
-        """Return the producer, None while it is not open."""
-        return self._producer
-
     def close(self) -> None:
         """Wait for pending answers and end the session."""
         with self._opening:
-            producer, self._producer = self._producer, None
+            producer, self.producer = self.producer, None
         if producer is not None:
             producer.close()
 
@@ -223,7 +210,7 @@ class PlainSends:
             nonlocal left, left_bytes
             left, left_bytes = left + 1, left_bytes + frame_bytes
             request = connection.deferred_request(codes.SEND_MESSAGE_V2, opaque, frame_bytes)
-            return self._puts.in_loop(lambda result: request.reply(self._answer(result, queue_id)))
+            return partial(self._puts.hand_over, lambda result: request.reply(self._answer(result, queue_id)))
 
         taken = producer.take_sends(sends, data, at, connection.born_host, rest)
         if not taken:
@@ -275,14 +262,12 @@ class Sends:
     def send(self, request: Request) -> Answer | Coroutine[Any, Any, Answer | None] | None:
         """Put one message or a batch, and answer later; a put that waits for a topic or a session does not delay others."""
         sent = _Sent(request)
-        if fault := topic_fault(sent.topic):
-            return Answer(codes.SYSTEM_ERROR, fault, REGION)
-        if sent.topic in FORBIDDEN_TOPICS:
-            return Answer(codes.NO_PERMISSION, f"Sending message to topic[{sent.topic}] is forbidden.", REGION)
+        if fault := _topic_refusal(sent.topic):
+            return fault
         topic = self._names.recent_topic(sent.topic)
         is_large = sent.is_batch and len(request.frame.body) > LARGE_BATCH_BYTES
         needs_halves = sent.is_half and not self._takes_halves
-        if (topic is None or not self._puts.is_open or is_large or needs_halves or sent.topic.startswith(RETRY_PREFIX)
+        if (topic is None or self._puts.producer is None or is_large or needs_halves or sent.topic.startswith(RETRY_PREFIX)
                 or request.connection.waiting):
             request.connection.waiting += 1
             return self._put_when_ready(request, sent, is_large)
@@ -330,7 +315,7 @@ class Sends:
                                    retry_queue_nums=config.retry_queue_nums)
             known = self._names.topic(topic.topic) or await self._names.create(topic)
             raw = replace(raw, queue_id=raw.queue_id % max(1, known.read_queue_nums))  # of more its consumers know nothing
-            if not self._puts.is_open:
+            if self._puts.producer is None:
                 await self._executor.run(self._puts.open)
         except EngineError as error:
             return Answer(codes.SYSTEM_ERROR, str(error))
@@ -344,10 +329,8 @@ class Sends:
         The answer's code says whether the producer has it; the stored message gives ids and offsets (ReplyMessageProcessor).
         """
         sent = _Sent(request)
-        if fault := topic_fault(sent.topic):
-            return Answer(codes.SYSTEM_ERROR, fault, REGION)
-        if sent.topic in FORBIDDEN_TOPICS:
-            return Answer(codes.NO_PERMISSION, f"Sending message to topic[{sent.topic}] is forbidden.", REGION)
+        if refused := _topic_refusal(sent.topic):
+            return refused
         if len(request.frame.body) > self._reader.config.max_message_size_bytes:
             return Answer(codes.MESSAGE_ILLEGAL, self._limit, REGION)
         stored: PutResult | None = None
@@ -364,7 +347,7 @@ class Sends:
             return refused
         properties_text = request.frame.fields.get(_names_of(request)["properties"], "")
         fault = await self._push_reply(request, sent)
-        if self._puts.is_open:
+        if self._puts.producer is not None:
             message = RawMessage(  # like the broker: with unchanged properties and without sysFlag
                 sent.topic, request.frame.body, queue_id=sent.queue_id, properties_text=properties_text, flag=sent.flag,
                 born_timestamp_ms=sent.born_timestamp_ms, born_host=request.connection.address, store_host=self._address.broker,
@@ -401,7 +384,7 @@ class Sends:
             topic = await self._names.create_for_send(sent.topic, sent.default_topic, sent.default_queue_nums, is_of_unit=sent.is_of_unit)
         if topic is None:
             return Answer(codes.TOPIC_NOT_EXIST, f"topic[{sent.topic}] not exist, apply first please!{codes.FAQ}", REGION)
-        if not self._puts.is_open:
+        if self._puts.producer is None:
             await self._executor.run(self._puts.open)
         if sent.is_half and not self._takes_halves:
             await self._executor.run(self._prepare_halves)
@@ -521,6 +504,14 @@ class _Sent:
 def _names_of(request: Request) -> Mapping[str, str]:
     """Return the header's names of a send's fields by its code: long ones or short ones."""
     return _V1 if request.frame.code in (codes.SEND_MESSAGE, codes.SEND_REPLY_MESSAGE) else _V2
+
+
+def _topic_refusal(topic: str) -> Answer | None:
+    if fault := topic_fault(topic):
+        return Answer(codes.SYSTEM_ERROR, fault, REGION)
+    if topic in FORBIDDEN_TOPICS:
+        return Answer(codes.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.", REGION)
+    return None
 
 
 def _described(topic: TopicConfig) -> str:

@@ -308,7 +308,7 @@ def test_a_message_does_not_overtake_an_earlier_large_batch_of_its_connection(se
     class Kept:
         """Puts that are counted and never answered."""
 
-        is_open = True
+        producer = object()
 
         def submit(self, message, then, members=()):
             stored_bytes.append(len(members[0].body if members else message.body))
