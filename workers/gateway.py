@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import resource
 import sys
-from typing import Any
 
+from pyengine.client.producer import connect_with
 from pyengine.engine import worker
-from pyengine.engine.embedded import connect
 from pyengine.errors import os_error_sentence
 from pyengine.gateway.gateway import Gateway
 from pyengine.gateway.gateway import serve as serve_clients
-from pyengine.ipc.live_reader import open_store
+from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.native import control as native
 
 SESSION_WAIT_S = 2.0
@@ -29,10 +28,9 @@ def serve(attached: worker.Worker) -> None:
     """Serve clients until the supervisor stops this worker."""
     each = 1 if attached.config.gateway_tls_mode == "disabled" else 2  # TLS needs a second descriptor to look at the first byte
     raise_descriptors(attached.config.gateway_connections_max * each + OWN_DESCRIPTORS)
-    settings: dict[str, Any] = dict(attached.config.overrides())  # explicit, since the environment may have other values
-    with open_store(attached.root, **settings) as reader:
+    with LiveStoreReader(attached.root, attached.config) as reader:
         gateway = Gateway(reader, attached.config,
-                          lambda: connect(attached.root, timeout_s=SESSION_WAIT_S, **settings), report=attached.report)
+                          lambda: connect_with(attached.root, attached.config, timeout_s=SESSION_WAIT_S), report=attached.report)
         try:
             asyncio.run(serve_clients(
                 gateway, must_listen=attached.incarnation == 1, must_stop=lambda: attached.stopping, heartbeat=attached.heartbeat,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import sys
 
+from pyengine.client.producer import connect_with
 from pyengine.engine import worker
-from pyengine.engine.embedded import connect
 from pyengine.native import control as native
 from pyengine.services.schedule_message import ScheduleMessageService
 
@@ -19,9 +19,7 @@ SESSION_WAIT_S = 2.0
 
 
 def make_service(attached: worker.Worker) -> ScheduleMessageService:
-    settings = attached.config.overrides()  # explicit, since the environment may have other values
-    return ScheduleMessageService(attached.context,
-                                  lambda: connect(attached.root, ring_bytes=None, timeout_s=SESSION_WAIT_S, **settings))
+    return ScheduleMessageService(attached.context, lambda: connect_with(attached.root, attached.config, timeout_s=SESSION_WAIT_S))
 
 
 def main() -> int:

@@ -226,7 +226,7 @@ class Exposition:
 
     def _open(self) -> LiveStoreReader:
         if self._reader is None:
-            self._reader = LiveStoreReader(self._root, **self._settings)
+            self._reader = LiveStoreReader(self._root, None, **self._settings)
         return self._reader
 
     def _close_reader(self) -> None:

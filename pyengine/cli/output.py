@@ -21,7 +21,7 @@ import click
 
 from pyengine.errors import ConfigError, ExitCode, FormatError, NotAStoreError, UsageError, require_extra
 from pyengine.results import ReadLevel
-from pyengine.storage.config import FIXED_NAMES, SET, SETTINGS, load_config, parse_set, setting_name
+from pyengine.storage.config import FIXED_NAMES, SET, checked_set, load_config, setting_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -363,10 +363,7 @@ def span_s(text: str) -> float:
 
 def _settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
     try:
-        settings = parse_set(pairs)
-        for key, value in settings.items():
-            SETTINGS[setting_name(key, SET)].read(value, SET)
-        return settings
+        return checked_set(pairs)
     except ConfigError as error:
         raise click.BadParameter(str(error), ctx, param) from error
 

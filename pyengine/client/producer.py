@@ -71,7 +71,7 @@ from pyengine.formats.record import (
 )
 from pyengine.native import session as native
 from pyengine.results import PutManyResult, PutResult, PutStatus
-from pyengine.storage.config import check_keywords, load_config
+from pyengine.storage.config import EngineConfig, check_keywords, load_config
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -94,7 +94,6 @@ def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, time
     time to wait for a supervisor that is being restarted. `settings` are those of the store that a producer needs:
     store_host, message_delay_level, session_ring_bytes, default_topic_queue_nums, transaction_timeout_ms and the like.
     """
-    from pyengine.ipc.session_client import open_session
     from pyengine.native.session import check_ring_bytes
 
     check_keywords(connect, settings)
@@ -102,7 +101,13 @@ def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, time
     if ring_bytes is not None:
         check_ring_bytes(ring_bytes)
     root = Path(path).absolute()
-    config = load_config(root, settings)
+    return connect_with(root, load_config(root, settings), ring_bytes, timeout_s)
+
+
+def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None, timeout_s: float = 10.0) -> Producer:
+    """Like connect(), with these settings: a worker has those of its engine, whatever the store's file says by now."""
+    from pyengine.ipc.session_client import open_session
+
     if ring_bytes is None and config.origins.get("session_ring_bytes") == "--set":
         ring_bytes = config.session_ring_bytes
 

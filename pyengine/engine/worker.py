@@ -42,7 +42,7 @@ from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.recorder import BLOCKED_PHASE, THRESHOLD_NS, count_resumes
 from pyengine.services.service import Service, ServiceContext
-from pyengine.storage.config import EngineConfig, load_config, parse_set
+from pyengine.storage.config import EngineConfig, checked_set, load_config
 from pyengine.storage.message_store import MessageStore
 
 OWNER_WAIT_S = 30.0
@@ -308,9 +308,8 @@ def run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[st
 def _run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[str] | None) -> int:
     arguments = parse_arguments(kind, what, argv)
     try:
-        settings = parse_set(arguments.set)
-        load_config(arguments.store, settings)  # so that a wrong setting is an error before the wait, not after it
-        worker = attach(kind, arguments.store.resolve(), settings, arguments.wait)
+        # Not engine.toml and environment, which may be wrong by now: the engine runs with the settings of its start.
+        worker = attach(kind, arguments.store.resolve(), checked_set(arguments.set), arguments.wait)
     except StoreBusyError as error:
         log_event(kind, arguments.store, Event.START_FAILED, str(error))
         return WorkerExit.ALREADY_RUNNING

@@ -160,14 +160,14 @@ def open_store(path: str | os.PathLike[str], **settings: object) -> LiveStoreRea
     damaged folder raises StoreRefusedError.
     """
     check_keywords(open_store, settings)
-    return LiveStoreReader(path, **settings)
+    return LiveStoreReader(path, None, **settings)
 
 
 class LiveStoreReader(StoreReader):
     """The StoreReader that open_store returns: it follows the engine while one runs. Threads may share it."""
 
-    def __init__(self, root: str | os.PathLike[str], **settings: object) -> None:
-        super().__init__(root, watermark=None, **settings)
+    def __init__(self, root: str | os.PathLike[str], config: EngineConfig | None = None, **settings: object) -> None:
+        super().__init__(root, watermark=None, config=config, **settings)
         self._live_watermark = LiveWatermark(self.root, self.commit_log)
         self._watermark = self._live_watermark
         self._memory: EngineMemory | None = None

@@ -133,7 +133,7 @@ class ScheduleMessageService(Service):
         self._clock_ns = clock_ns
         self._is_idle = bool(memory.identity.replay_clock) or memory.identity.role == native.SLAVE
         self._watermark = DispatchedWatermark(memory)
-        self._reader = StoreReader(context.store.root, watermark=self._watermark, **config.overrides())
+        self._reader = StoreReader(context.store.root, watermark=self._watermark, config=config)
         self._offsets = DelayOffsets(context.store.root)
         self._group_offsets = ConsumerOffsets(context.store.root)
         self._delays_ms = config.delay_levels_ms

@@ -83,7 +83,7 @@ def open_in_task(options: ReadOptions) -> StoreReader | RemoteStore:
     """Open the store of a read in a task, which asks no engine."""
     if options.is_remote:
         return RemoteStore(open_tree(options.path, options.file_system), options.sizes)
-    return StoreReader(options.path, watermark=None, **options.sizes)
+    return StoreReader(options.path, watermark=None, config=None, **options.sizes)
 
 
 def consumer_offsets(store: StoreReader | RemoteStore) -> ConsumerOffsets:

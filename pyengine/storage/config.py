@@ -96,6 +96,14 @@ def parse_set(pairs: tuple[str, ...] | list[str], where: str = "--set") -> dict[
     return overrides
 
 
+def checked_set(pairs: tuple[str, ...] | list[str]) -> dict[str, str]:
+    """Return the texts of --set; ConfigError for an unknown name and for a value that is not allowed."""
+    settings = parse_set(pairs)
+    for key, value in settings.items():
+        SETTINGS[setting_name(key, SET)].read(value, SET)
+    return settings
+
+
 def set_arguments(settings: Mapping[str, object]) -> list[str]:
     """Return the command-line words for these settings: the inverse of parse_set()."""
     return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]

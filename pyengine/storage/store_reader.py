@@ -47,7 +47,7 @@ def open_store(
     path: str | os.PathLike[str], *, watermark: Watermark | None = None, **settings: object
 ) -> StoreReader:
     """Open the store at `path` for reading; see StoreReader."""
-    return StoreReader(path, watermark=watermark, **settings)
+    return StoreReader(path, watermark=watermark, config=None, **settings)
 
 
 class StoreReader:
@@ -60,12 +60,12 @@ class StoreReader:
     """
 
     def __init__(
-        self, root: str | os.PathLike[str], *, watermark: Watermark | None = None, **settings: object
+        self, root: str | os.PathLike[str], *, watermark: Watermark | None = None, config: EngineConfig | None = None, **settings: object
     ) -> None:
         self.root = Path(root)
         if not any((self.root / name).exists() for name in _STORE_NAMES):
             raise NotAStoreError(f"{self.root} holds no store")
-        self.config: EngineConfig = load_config(self.root, settings)
+        self.config: EngineConfig = config or load_config(self.root, settings)
         self.geometry: Geometry = self.config.geometry
         self._paths = StorePaths(self.root)
         # Texts, not Paths: a store has thousands of queues, and making a Path costs more than listing a folder.

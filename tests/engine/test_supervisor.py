@@ -538,7 +538,7 @@ def test_a_worker_that_cannot_start_halts_the_start(make_engine, monkeypatch):
     # seen by one child only: a setting that it refuses
     (site / "sitecustomize.py").write_text(
         "import sys\nif '-m' in sys.orig_argv and 'pyengine.workers.allocator' in sys.orig_argv:\n"
-        "    import os\n    os.environ['PYENGINE_FLUSH_DISK_TYPE'] = 'SOMETIMES'\n")
+        "    sys.argv += ['--set', 'flush_disk_type=SOMETIMES']\n")
     monkeypatch.setenv("PYTHONPATH", f"{CHECKOUT}:{site}")
     monkeypatch.setenv("LD_PRELOAD", "")  # workers are started by exec then, and each reads that file
     with pytest.raises(EngineError, match="the allocator cannot start"):
@@ -614,7 +614,7 @@ def test_stop_of_what_does_not_run_is_false(tmp_path):
 
 SOCKETLESS = """
 import sys
-
+from pyengine.engine import supervisor
 def refuse(*_):
     raise OSError(28, "No space left on device")
 supervisor.SessionServer = refuse

@@ -232,6 +232,23 @@ def test_wrong_arguments_get_one_sentence(tmp_path, arguments, code, says):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("text", ['flush_disk_typ = "SYNC_FLUSH"\n', "=\n"])
+def test_a_settings_file_that_was_spoilt_ends_no_engine(make_engine, text):
+    """A worker that is restarted takes the settings that run, and its sessions do so too."""
+    engine = make_engine(gateway_enable=True, gateway_broker_port=0, gateway_namesrv_port=0)
+    engine.start()
+    with config_path(engine.root).open("a") as file:
+        file.write(text)
+    for kind in ("flusher", "scheduler", "gateway"):
+        pid = engine.pid(kind)
+        engine.kill(kind)
+        eventually(lambda kind=kind, pid=pid: engine.pid(kind) not in (0, pid), f"a new {kind}")
+    with engine.memory() as memory:
+        eventually(lambda: all(native.load(memory.control.workers[kind], "state") == native.WORKER_READY
+                               for kind in (native.FLUSHER, native.SCHEDULER, native.GATEWAY)), "all are ready")
+        assert native.load(memory.control.workers[native.FLUSHER], "restarts") == 1
+
+
 def test_help_says_what_the_worker_does():
     done = subprocess.run([sys.executable, "-c", SCRIPT, "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "A worker for tests." in done.stdout
