@@ -116,7 +116,7 @@ def joined(parts: Sequence[Part], most_bytes: int, least_parts: int) -> list[Par
     found: list[Part] = []
     passed, last_at = 0, -1
     for part in parts:
-        at = passed * wanted // total
+        at = (2 * passed + part.log_bytes) * wanted // (2 * total)  # which part has its middle
         last = found[-1] if found else None
         if (at == last_at and isinstance(last, LogRange) and isinstance(part, LogRange) and last.end == part.start
                 and part.end - last.start <= most_bytes):

@@ -225,3 +225,6 @@ def test_parts_are_joined_to_one_for_each_core_or_the_most_that_is_allowed():
     assert [len(joined(ranges, 1 << 30, least)) for least in (1, 2, 4, 8, 16)] == [2, 2, 4, 8, 8]
     assert [len(joined(ranges, 512 << 20, least)) for least in (1, 2, 4)] == [4, 4, 4]
     assert joined([], 1, 1) == []
+    ranges = cut(0, 210_878, 210_878, 16_384, 105_439, 1)
+    assert [one.log_bytes for one in ranges] == [98_304, 98_304, 14_270]
+    assert [one.log_bytes for one in joined(ranges, 1 << 30, 2)] == [98_304, 112_574], "the last piece is small"
