@@ -1,4 +1,4 @@
-/* Big-endian numbers at any address: numbers on disk are big-endian and not aligned. */
+/* Big-endian numbers at any address (numbers on disk are big-endian and not aligned), and numbers as text. */
 #pragma once
 
 #include <stdint.h>
@@ -61,4 +61,30 @@ static inline void ms_put_64(uint8_t *at, uint64_t value)
 {
     value = MS_BIG64(value);
     memcpy(at, &value, sizeof value);
+}
+
+/* Write text at `to`; return the position after it. */
+static inline uint8_t *ms_put_hex(uint8_t *to, const uint8_t *from, int64_t bytes)
+{
+    static const char digits[] = "0123456789ABCDEF";
+    for (int64_t i = 0; i < bytes; i++) {
+        *to++ = (uint8_t)digits[from[i] >> 4];
+        *to++ = (uint8_t)digits[from[i] & 15];
+    }
+    return to;
+}
+
+static inline uint8_t *ms_put_decimal(uint8_t *to, int64_t number)
+{
+    uint8_t digits[20];
+    int count = 0;
+    uint64_t left = number < 0 ? 0 - (uint64_t)number : (uint64_t)number;
+    if (number < 0)
+        *to++ = '-';
+    do
+        digits[count++] = (uint8_t)('0' + left % 10);
+    while ((left /= 10) != 0);
+    while (count > 0)
+        *to++ = digits[--count];
+    return to;
 }

@@ -236,24 +236,12 @@ static void fill_numbers(const struct ms_column *column, const struct ms_record 
     }
 }
 
-static uint8_t *put_number(uint8_t *to, uint32_t number)
-{
-    uint8_t digits[10];
-    int count = 0;
-    do
-        digits[count++] = (uint8_t)('0' + number % 10);
-    while ((number /= 10) != 0);
-    while (count > 0)
-        *to++ = digits[--count];
-    return to;
-}
-
 /* 1.2.3.4:10911 or [2001:db8::1]:10911 */
 static uint8_t *put_host(uint8_t *to, const uint8_t *host, int32_t host_bytes)
 {
     if (host_bytes == 8) {
         for (int i = 0; i < 4; i++) {
-            to = put_number(to, host[i]);
+            to = ms_put_decimal(to, host[i]);
             *to++ = i < 3 ? '.' : ':';
         }
     } else {
@@ -266,20 +254,7 @@ static uint8_t *put_host(uint8_t *to, const uint8_t *host, int32_t host_bytes)
         *to++ = ']';
         *to++ = ':';
     }
-    const int32_t port = ms_get_i32(host + host_bytes - 4);
-    if (port < 0)
-        *to++ = '-';
-    return put_number(to, port < 0 ? 0u - (uint32_t)port : (uint32_t)port);
-}
-
-static uint8_t *put_hex(uint8_t *to, const uint8_t *from, int64_t bytes)
-{
-    static const char digits[] = "0123456789ABCDEF";
-    for (int64_t i = 0; i < bytes; i++) {
-        *to++ = (uint8_t)digits[from[i] >> 4];
-        *to++ = (uint8_t)digits[from[i] & 15];
-    }
-    return to;
+    return ms_put_decimal(to, ms_get_i32(host + host_bytes - 4));
 }
 
 /* The texts of a block of rows, and the bytes of formatted ones. */
@@ -300,7 +275,7 @@ static void make_texts(struct block *block, int kind, const struct ms_record *ro
         struct ms_text *const text = &block->texts[i];
         text->at = at;
         if (kind == MS_COLUMN_MSG_ID) {
-            at = put_hex(put_hex(at, host, bytes), row->start + MS_AT_PHYSICAL_OFFSET, 8);
+            at = ms_put_hex(ms_put_hex(at, host, bytes), row->start + MS_AT_PHYSICAL_OFFSET, 8);
         } else if (bytes == last_bytes && memcmp(host, last, (size_t)bytes) == 0) { /* most rows have the host of the row before */
             *text = text[-1];
             continue;

@@ -9,10 +9,7 @@
 
 #define SEND_MESSAGE_V2 310
 #define FRAME_HEAD_BYTES 8           /* length, header form and length of the header */
-#define TRANSACTION_BITS 0xC
-#define BORN_HOST_V6 0x10
-#define STORE_HOST_V6 0x20
-#define PROPERTIES_BYTES_MAX 32767
+#define HOST_BITS (MS_SYS_FLAG_BORN_V6 | MS_SYS_FLAG_STORE_V6)
 #define BUCKETS_MIN 16
 
 /* ---- JSON ------------------------------------------------------------------- */
@@ -301,7 +298,7 @@ static int64_t order_properties(struct ms_sends *sends, struct ms_text text)
     for (uint32_t i = 0; i < count; i++) {
         if (ms_text_equals(found[i].name, "WAIT", 4))
             continue;
-        if (to - sends->properties + 2 + found[i].name.bytes + found[i].value.bytes > PROPERTIES_BYTES_MAX)
+        if (to - sends->properties + 2 + found[i].name.bytes + found[i].value.bytes > MS_PROPERTIES_BYTES_MAX)
             return -1; /* or nearly so: Python counts exactly */
         if (to != sends->properties)
             *to++ = 2;
@@ -337,7 +334,7 @@ static int take_frame(struct ms_sends *sends, struct ms_producer *producer, cons
         return 0;
     const int64_t body_bytes = bytes - 4 - header_bytes;
     const int topic = topic_of(sends, header.topic);
-    if (topic < 0 || header.queue_id >= sends->topics[topic].queues || (header.sys_flag & TRANSACTION_BITS) != 0 ||
+    if (topic < 0 || header.queue_id >= sends->topics[topic].queues || (header.sys_flag & MS_SYS_FLAG_TRANSACTION) != 0 ||
         body_bytes > producer->control->identity.max_message_bytes)
         return 0;
     const int64_t properties_bytes = order_properties(sends, header.properties);
@@ -348,7 +345,7 @@ static int take_frame(struct ms_sends *sends, struct ms_producer *producer, cons
     head->count = 1;
     head->queue_id = (int32_t)header.queue_id;
     head->flag = (int32_t)header.message_flag;
-    head->sys_flag = ((int32_t)header.sys_flag & ~(BORN_HOST_V6 | STORE_HOST_V6)) | (head->sys_flag & (BORN_HOST_V6 | STORE_HOST_V6));
+    head->sys_flag = ((int32_t)header.sys_flag & ~HOST_BITS) | (head->sys_flag & HOST_BITS);
     head->born_timestamp_ms = header.born_timestamp_ms;
     head->reconsume_times = (int32_t)header.reconsume_times;
     head->topic_bytes = (uint32_t)header.topic.bytes;
@@ -371,7 +368,7 @@ int64_t ms_sends_take(struct ms_sends *sends, struct ms_producer *producer, cons
         return 0;
     memset(sends->head.born_host, 0, sizeof sends->head.born_host);
     memcpy(sends->head.born_host, born_host, (size_t)born_host_bytes);
-    sends->head.sys_flag = (sends->head.sys_flag & STORE_HOST_V6) | (born_host_bytes == MS_HOST_BYTES_MAX ? BORN_HOST_V6 : 0);
+    sends->head.sys_flag = (sends->head.sys_flag & MS_SYS_FLAG_STORE_V6) | (born_host_bytes == MS_HOST_BYTES_MAX ? MS_SYS_FLAG_BORN_V6 : 0);
     sends->head.submitted_ns = ms_monotonic_ns();
     while (sends->count < MS_SENDS_MAX && bytes - at >= FRAME_HEAD_BYTES) {
         const int64_t length = ms_get_i32(data + at);
@@ -394,44 +391,19 @@ static uint8_t *put_piece(uint8_t *to, const struct ms_sends *sends, int piece)
     return to + bytes;
 }
 
-static uint8_t *put_hex(uint8_t *to, const uint8_t *bytes, int count)
-{
-    for (int i = 0; i < count; i++) {
-        *to++ = (uint8_t)"0123456789ABCDEF"[bytes[i] >> 4];
-        *to++ = (uint8_t)"0123456789ABCDEF"[bytes[i] & 15];
-    }
-    return to;
-}
-
-static uint8_t *put_decimal(uint8_t *to, int64_t number)
-{
-    uint8_t digits[20];
-    int count = 0;
-    uint64_t left = number < 0 ? 0 - (uint64_t)number : (uint64_t)number;
-    if (number < 0)
-        *to++ = '-';
-    do {
-        digits[count++] = (uint8_t)('0' + left % 10);
-        left /= 10;
-    } while (left > 0);
-    while (count > 0)
-        *to++ = digits[--count];
-    return to;
-}
-
 static uint8_t *put_answer(uint8_t *to, const struct ms_sends *sends, const struct ms_send *send, const struct ms_completion *answer)
 {
     uint8_t *const start = to;
     const int64_t offset = (int64_t)MS_BIG64((uint64_t)answer->physical_offset);
     to = put_piece(to + FRAME_HEAD_BYTES, sends, 0);
-    to = put_hex(to, sends->head.store_host, sends->head.sys_flag & STORE_HOST_V6 ? MS_HOST_BYTES_MAX : 8);
-    to = put_hex(to, (const uint8_t *)&offset, 8);
+    to = ms_put_hex(to, sends->head.store_host, sends->head.sys_flag & MS_SYS_FLAG_STORE_V6 ? MS_HOST_BYTES_MAX : 8);
+    to = ms_put_hex(to, (const uint8_t *)&offset, 8);
     to = put_piece(to, sends, 1);
-    to = put_decimal(to, send->queue_id);
+    to = ms_put_decimal(to, send->queue_id);
     to = put_piece(to, sends, 2);
-    to = put_decimal(to, answer->queue_offset);
+    to = ms_put_decimal(to, answer->queue_offset);
     to = put_piece(to, sends, 3);
-    to = put_decimal(to, send->opaque);
+    to = ms_put_decimal(to, send->opaque);
     to = put_piece(to, sends, 4);
     ms_put_32(start, (uint32_t)(to - start) - 4);
     ms_put_32(start + 4, (uint32_t)(to - start) - FRAME_HEAD_BYTES); /* header form 0: JSON */
