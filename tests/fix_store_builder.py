@@ -110,7 +110,7 @@ class StoreBuilder:
 
     def write_entry(self, topic: str, queue_id: int, offset: int, *entry: int) -> None:
         """Write queue entry number `offset`; makes the file if it is not there."""
-        _write(self.paths.queue_folder(topic, queue_id), offset * CQ_ENTRY_BYTES, consume_queue.pack_entry(*entry),
+        _write(self.paths.queue_folder(topic, queue_id), offset * CQ_ENTRY_BYTES, consume_queue.ENTRY.pack(*entry),
                self.geometry.mapped_file_size_consume_queue_bytes)
 
     def fill_queue(self, topic: str, queue_id: int, offset: int) -> None:
@@ -139,7 +139,7 @@ class StoreBuilder:
             number = header.index_count
             entry = IndexEntry(key_hash, message.physical_offset,
                                _time_diff_seconds(message.store_timestamp_ms, begin_ms), previous)
-            data[layout.entry_at(number) : layout.entry_at(number) + 20] = index_file.pack_entry(entry)
+            data[layout.entry_at(number) : layout.entry_at(number) + 20] = index_file.ENTRY.pack(*entry)
             index_file.SLOT.pack_into(data, at, number)
             first = number == 1
             self._index = IndexHeader(
@@ -150,7 +150,7 @@ class StoreBuilder:
                 header.hash_slot_count + (previous == 0),
                 number + 1,
             )
-            data[:40] = index_file.pack_header(self._index)
+            data[:40] = index_file.HEADER.pack(*self._index)
             file.seek(0)
             file.write(data)
 

@@ -43,11 +43,6 @@ FILLER = ConsumeQueueEntry(0, CQ_FILLER_SIZE, 0)
 FILLER_BYTES = ENTRY.pack(*FILLER)
 
 
-def pack_entry(physical_offset: int, size_bytes: int, tags_code: int) -> bytes:
-    """Return the entry's 20 bytes; struct.error if a value does not fit its field."""
-    return ENTRY.pack(physical_offset, size_bytes, tags_code)
-
-
 def unpack_entry(buffer: Readable, at: int = 0) -> ConsumeQueueEntry:
     """Return the entry at byte `at`; FormatError if there are fewer than 20 bytes."""
     try:
@@ -150,15 +145,14 @@ def belongs_to(message: Message, topic: str, queue_id: int) -> bool:
 
 def with_further_offsets(raw_properties: bytes, offsets: Mapping[int, int]) -> bytes:
     """Return the property bytes with new offsets of the further entries, given by the number of the entry."""
-    separator = PROPERTY_SEPARATOR.encode()
-    return separator.join(_with_offsets(piece, offsets) if piece.startswith(_OFFSETS) else piece
-                          for piece in raw_properties.split(separator))
-
-
-def _with_offsets(piece: bytes, offsets: Mapping[int, int]) -> bytes:
-    separator = MULTI_DISPATCH_SEPARATOR.encode()
-    texts = piece[len(_OFFSETS) :].split(separator)
-    return _OFFSETS + separator.join(b"%d" % offsets[number] if number in offsets else text for number, text in enumerate(texts))
+    pieces = raw_properties.split(PROPERTY_SEPARATOR.encode())
+    comma = MULTI_DISPATCH_SEPARATOR.encode()
+    for at, piece in enumerate(pieces):
+        if piece.startswith(_OFFSETS):
+            texts = piece[len(_OFFSETS) :].split(comma)
+            pieces[at] = _OFFSETS + comma.join(
+                b"%d" % offsets[number] if number in offsets else text for number, text in enumerate(texts))
+    return PROPERTY_SEPARATOR.encode().join(pieces)
 
 
 def _pieces(text: str | None) -> list[str]:

@@ -64,11 +64,6 @@ class IndexLayout:
         return index_count >= self.max_index_num
 
 
-def pack_header(header: IndexHeader) -> bytes:
-    """Return the 40 bytes of a header."""
-    return HEADER.pack(*header)
-
-
 def unpack_header(buffer: Readable, at: int = 0) -> IndexHeader:
     """Return the header, with an index count of 0 or less as 1; FormatError if there are fewer than 40 bytes."""
     try:
@@ -76,11 +71,6 @@ def unpack_header(buffer: Readable, at: int = 0) -> IndexHeader:
     except struct.error as error:
         raise FormatError(f"no whole index header: {error}") from error
     return IndexHeader._make((*values[:5], max(values[5], 1)))
-
-
-def pack_entry(entry: IndexEntry) -> bytes:
-    """Return the 20 bytes of an entry."""
-    return ENTRY.pack(*entry)
 
 
 def unpack_entry(buffer: Readable, at: int = 0) -> IndexEntry:

@@ -150,13 +150,13 @@ class _Parser:
         parts = [self._and()]
         while self._take("OR"):
             parts.append(self._and())
-        return parts[0] if len(parts) == 1 else _either([self._boolean(part) for part in parts])
+        return parts[0] if len(parts) == 1 else _junction([self._boolean(part) for part in parts], decisive=True)
 
     def _and(self) -> _Expression:
         parts = [self._equality()]
         while self._take("AND"):
             parts.append(self._equality())
-        return parts[0] if len(parts) == 1 else _both([self._boolean(part) for part in parts])
+        return parts[0] if len(parts) == 1 else _junction([self._boolean(part) for part in parts], decisive=False)
 
     def _count_chained(self, of_comparison: bool) -> None:
         self._chained += of_comparison
@@ -174,7 +174,10 @@ class _Parser:
                 left = _not(left) if is_not else left
                 continue
             right = self._comparison()
-            self._check_equality(left, right)
+            if any(side.is_constant and side.constant is None for side in (left, right)):
+                raise self._error("nothing is equal to NULL: write IS NULL or IS NOT NULL")
+            if left.is_constant and right.is_constant and left.is_boolean and not right.is_boolean:
+                raise self._error("TRUE and FALSE cannot be compared with a number or a text")
             left = _compared(left, right, "=")
             left = _not(left) if symbol == "<>" else left
         return left
@@ -197,8 +200,8 @@ class _Parser:
         self._expect("AND")
         high = self._unary()
         if negated:
-            return _either([self._ordered(value, low, "<"), self._ordered(value, high, ">")])
-        both = _both([self._ordered(value, low, ">="), self._ordered(value, high, "<=")])
+            return _junction([self._ordered(value, low, "<"), self._ordered(value, high, ">")], decisive=True)
+        both = _junction([self._ordered(value, low, ">="), self._ordered(value, high, "<=")], decisive=False)
         if low.is_constant and high.is_constant and _compare(high.constant, low.constant) < 0:
             raise self._error(f"BETWEEN {low.constant} AND {high.constant} is empty: the smaller value comes first")
         return both
@@ -240,9 +243,7 @@ class _Parser:
             self._advance()
             return _constant({"TRUE": True, "FALSE": False, "NULL": None}[token], is_boolean=True)
         if kind in ("decimal", "float"):
-            number = self._whole(token) if kind == "decimal" else self._fraction(token)
-            self._advance()
-            return _constant(number)
+            return _constant(self._number())
         if kind == "name":
             self._advance()
             return _Expression(lambda properties: properties.get(token), property_name=token)
@@ -255,18 +256,16 @@ class _Parser:
         self._advance()
         return text
 
-    def _whole(self, token: str) -> int:
+    def _number(self) -> int | float:
+        kind, token = self._kind, self._token
         digits = token.rstrip("lL")
-        number = int(digits) if len(digits) <= _LONG_DIGITS else INT64_MAX + 1
-        if number > INT64_MAX:
-            raise self._error(f"{digits[:32]} is more than {INT64_MAX}")
-        return _Int(number) if number <= INT32_MAX else number
-
-    def _fraction(self, token: str) -> float:
-        number = float(token)
-        if not 0 < number < math.inf:
+        number: int | float = float(token) if kind == "float" else int(digits) if len(digits) <= _LONG_DIGITS else INT64_MAX + 1
+        if kind == "float" and not 0 < number < math.inf:
             raise self._error(f"{token} is not a number that RocketMQ takes: write 0 without a point")
-        return number
+        if kind == "decimal" and number > INT64_MAX:
+            raise self._error(f"{digits[:32]} is more than {INT64_MAX}")
+        self._advance()
+        return _Int(number) if kind == "decimal" and number <= INT32_MAX else number
 
     # -- what may follow what -------------------------------------------------------
 
@@ -283,12 +282,6 @@ class _Parser:
                 raise self._error(f"{symbol} compares numbers: a text, TRUE, FALSE, NULL or a condition cannot be compared with it")
         return _compared(left, right, symbol)
 
-    def _check_equality(self, left: _Expression, right: _Expression) -> None:
-        if any(side.is_constant and side.constant is None for side in (left, right)):
-            raise self._error("nothing is equal to NULL: write IS NULL or IS NOT NULL")
-        if left.is_constant and right.is_constant and left.is_boolean and not right.is_boolean:
-            raise self._error("TRUE and FALSE cannot be compared with a number or a text")
-
 
 # -- what the parts give ------------------------------------------------------------
 
@@ -297,15 +290,7 @@ def _constant(value: Value, *, is_boolean: bool = False) -> _Expression:
     return _Expression(lambda properties: value, is_boolean=is_boolean, is_constant=True, constant=value)
 
 
-def _either(parts: list[_Expression]) -> _Expression:
-    return _first(parts, True)
-
-
-def _both(parts: list[_Expression]) -> _Expression:
-    return _first(parts, False)
-
-
-def _first(parts: list[_Expression], decisive: bool) -> _Expression:
+def _junction(parts: list[_Expression], *, decisive: bool) -> _Expression:
     """Evaluate parts up to the first one that is `decisive`; without one return unknown if a part is, else the other value."""
     asked = [part.evaluate for part in parts]
 

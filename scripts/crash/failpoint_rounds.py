@@ -21,7 +21,7 @@ from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, HangError, kill
 from pyengine.engine.embedded import start_engine, stop_engine
 from pyengine.errors import EngineError, ExitCode, StoreBusyError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
-from pyengine.formats.consume_queue import pack_entry
+from pyengine.formats.consume_queue import ENTRY
 from pyengine.formats.paths import segment_name
 from pyengine.native.failpoint import VARIABLE, Board
 from pyengine.native.failpoints import (
@@ -327,7 +327,7 @@ class FailpointRun(CrashRun):
             if path.exists():
                 with open(path, "r+b") as file:
                     file.seek(at % size)
-                    file.write(pack_entry(log_end + 4096, 200, 0))
+                    file.write(ENTRY.pack(log_end + 4096, 200, 0))
                 return
 
     def in_start(self, point: Failpoint) -> None:

@@ -16,7 +16,7 @@ from pyengine.formats.small_file import Checkpoint, pack_checkpoint, unpack_chec
 
 
 def test_a_queue_entry_has_rocketmqs_bytes():
-    data = consume_queue.pack_entry(0x123456789, 0x83, -2147483648)
+    data = consume_queue.ENTRY.pack(0x123456789, 0x83, -2147483648)
     assert data.hex() == "0000000123456789" "00000083" "ffffffff80000000"
     assert consume_queue.unpack_entry(b"x" + data, 1) == (0x123456789, 0x83, -2147483648)
     with pytest.raises(FormatError):
@@ -67,7 +67,7 @@ def test_slots_and_entries_of_an_index_file_are_where_rocketmq_has_them():
 
 def test_an_index_header_has_rocketmqs_bytes():
     header = IndexHeader(1, 2, 3, 4, 5, 6)
-    data = index_file.pack_header(header)
+    data = index_file.HEADER.pack(*header)
     assert data.hex() == "".join(f"{value:016x}" for value in (1, 2, 3, 4)) + "0000000500000006"
     assert index_file.unpack_header(data) == header
     assert index_file.unpack_header(bytes(40)).index_count == 1  # 0 on disk until the first key
@@ -77,7 +77,7 @@ def test_an_index_header_has_rocketmqs_bytes():
 
 def test_index_entry_and_slot():
     entry = IndexEntry(2539445, 0x83, 7, 3)
-    data = index_file.pack_entry(entry)
+    data = index_file.ENTRY.pack(*entry)
     assert data.hex() == "0026bfb5" "0000000000000083" "00000007" "00000003"
     assert index_file.unpack_entry(data) == entry
     assert index_file.unpack_slot(b"\0\0\0\x05", 0, 5) == 5

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fix_golden import RECIPES
 from logs import Log, LogBuilder
 from pyengine.errors import CorruptionError, UsageError
-from pyengine.formats.consume_queue import FILLER_BYTES, pack_entry
+from pyengine.formats.consume_queue import ENTRY, FILLER_BYTES
 from pyengine.formats.record import Message, decode_record
 from pyengine.formats.record_case import iter_records
 from pyengine.native.scan import TALLY_COLUMNS, ColumnScanner, TallyScanner, sync
@@ -326,7 +326,7 @@ def test_without_verify_crc_a_changed_body_is_read():
 
 
 def entries_of(messages) -> bytes:
-    return b"".join(pack_entry(message.physical_offset, message.size_bytes, 0) for message in messages)
+    return b"".join(ENTRY.pack(message.physical_offset, message.size_bytes, 0) for message in messages)
 
 
 def test_gather_reads_what_entries_name(rng):
@@ -347,13 +347,13 @@ def test_gather_stops_at_an_entry_that_names_no_record(rng):
     first, second, third, last = (builder.messages[number] for number in (3, 7, 11, 19))
     limit = last.physical_offset
     wrong = [
-        (pack_entry(second.physical_offset, second.size_bytes + 1, 0), "torn"),
-        (pack_entry(second.physical_offset + 1, second.size_bytes, 0), "foreign"),
-        (pack_entry(last.physical_offset, last.size_bytes, 0), "overrun"),  # at the limit
-        (pack_entry(third.physical_offset, 0x7FFFFFFE, 0), "overrun"),
-        (pack_entry(1 << 60, 100, 0), "overrun"),
-        (pack_entry(-5, 100, 0), "overrun"),
-        (pack_entry(0, 0, 0), "torn"),
+        (ENTRY.pack(second.physical_offset, second.size_bytes + 1, 0), "torn"),
+        (ENTRY.pack(second.physical_offset + 1, second.size_bytes, 0), "foreign"),
+        (ENTRY.pack(last.physical_offset, last.size_bytes, 0), "overrun"),  # at the limit
+        (ENTRY.pack(third.physical_offset, 0x7FFFFFFE, 0), "overrun"),
+        (ENTRY.pack(1 << 60, 100, 0), "overrun"),
+        (ENTRY.pack(-5, 100, 0), "overrun"),
+        (ENTRY.pack(0, 0, 0), "torn"),
     ]
     for entry, reason in wrong:
         entries = entries_of([first]) + entry + entries_of([third])

@@ -12,7 +12,7 @@ import pytest
 from logs import Log, LogBuilder, files_below, index_contents, queue_ends
 from pyengine.engine_config import Geometry
 from pyengine.errors import DiskError, StoreRefusedError, UsageError
-from pyengine.formats.consume_queue import FILLER_BYTES, pack_entry, unpack_entry
+from pyengine.formats.consume_queue import ENTRY, FILLER_BYTES, unpack_entry
 from pyengine.formats.index_file import IndexLayout, unpack_header
 from pyengine.formats.index_file import unpack_entry as unpack_index_entry
 from pyengine.formats.record import index_key_hash, index_keys, tags_code
@@ -137,7 +137,7 @@ def test_an_entry_of_another_message_is_left_in_its_place(tmp_path):
         log.dispatch(dispatcher)
     path = root / "consumequeue" / "T" / "0" / "00000000000000000000"
     data = bytearray(path.read_bytes())
-    data[80:100] = pack_entry(builder.messages[3].physical_offset, builder.messages[3].size_bytes + 1, 5)
+    data[80:100] = ENTRY.pack(builder.messages[3].physical_offset, builder.messages[3].size_bytes + 1, 5)
     path.write_bytes(data)
     with Dispatcher(root, GEOMETRY) as dispatcher:
         log.dispatch(dispatcher)
@@ -279,7 +279,7 @@ def test_missing_and_wrong_entries_are_repaired_and_right_ones_left_alone(tmp_pa
     data = bytearray(damaged.read_bytes())
     data[20:100] = bytes(80)
     data[100:120] = FILLER_BYTES
-    data[120:140] = pack_entry(builder.messages[26].physical_offset, 1, 0)  # a wrong size
+    data[120:140] = ENTRY.pack(builder.messages[26].physical_offset, 1, 0)  # a wrong size
     damaged.write_bytes(data)
     (folder / "00000000000000000000").unlink()
     untouched = folder / "00000000000000000800"
@@ -347,7 +347,7 @@ def test_odd_queue_offsets_are_taken_as_rocketmq_takes_them(tmp_path):
     for number, queue_offset in enumerate((0, 1, 2, 1, 0, 3, 9, 10, 5)):
         builder.append(body=bytes(number), queue_offset=queue_offset)
     placed = [builder.messages[number] for number in (0, 1, 2, 5, 6, 7)]
-    expected = b"".join(pack_entry(message.physical_offset, message.size_bytes, 0) for message in placed)
+    expected = b"".join(ENTRY.pack(message.physical_offset, message.size_bytes, 0) for message in placed)
     root, log = store_with(tmp_path, builder)
     for life in range(3):
         with Dispatcher(root, GEOMETRY) as dispatcher:

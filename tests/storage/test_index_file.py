@@ -68,10 +68,10 @@ def index(tmp_path, *files: tuple[IndexHeader, dict[int, IndexEntry]], head: int
     """Index files with these headers and entries; the slot of HASH holds `head`, or the newest entry."""
     for number, (header, entries) in enumerate(files):
         data = bytearray(LAYOUT.size_bytes)
-        data[:40] = index_file.pack_header(header)
+        data[:40] = index_file.HEADER.pack(*header)
         index_file.SLOT.pack_into(data, LAYOUT.slot_at(LAYOUT.slot_of(HASH)), head or max(entries, default=0))
         for at, entry in entries.items():
-            data[LAYOUT.entry_at(at) : LAYOUT.entry_at(at) + 20] = index_file.pack_entry(entry)
+            data[LAYOUT.entry_at(at) : LAYOUT.entry_at(at) + 20] = index_file.ENTRY.pack(*entry)
         (tmp_path / f"{number:017d}").write_bytes(data)
     return IndexService(tmp_path, LAYOUT)
 

@@ -9,7 +9,7 @@ import pytest
 
 from fix_cli import changes, picture, run
 from pyengine.errors import StoreRefusedError
-from pyengine.formats.consume_queue import pack_entry
+from pyengine.formats.consume_queue import ENTRY
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.later_format import MESSAGE_MAGIC_V2, find_later_features
 
@@ -43,7 +43,7 @@ def waiting_for_the_wheel(root) -> None:
     timer_wheel(root, slot_s=NOW_S - 60, read_s=NOW_S, taken=1)
     queue = root / "consumequeue" / "rmq_sys_wheel_timer" / "0"
     queue.mkdir(parents=True)
-    (queue / f"{0:020d}").write_bytes((pack_entry(0, 100, 0) * 3).ljust(1000, b"\0"))
+    (queue / f"{0:020d}").write_bytes((ENTRY.pack(0, 100, 0) * 3).ljust(1000, b"\0"))
 
 
 def in_folder(name: str):

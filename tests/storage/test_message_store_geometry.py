@@ -127,10 +127,10 @@ def write_index(path, layout: IndexLayout, hashes: list[int], *, first_offset: i
         (previous,) = index_file.SLOT.unpack_from(data, at)
         used += previous == 0
         entry = IndexEntry(key_hash, first_offset + 100 * (number - 1), 0, previous)
-        data[layout.entry_at(number) : layout.entry_at(number) + 20] = index_file.pack_entry(entry)
+        data[layout.entry_at(number) : layout.entry_at(number) + 20] = index_file.ENTRY.pack(*entry)
         index_file.SLOT.pack_into(data, at, number)
     end = first_offset + 100 * (len(hashes) - 1)
-    data[:40] = index_file.pack_header(IndexHeader(1000, 1000, first_offset, end, used, len(hashes) + 1))
+    data[:40] = index_file.HEADER.pack(*IndexHeader(1000, 1000, first_offset, end, used, len(hashes) + 1))
     path.write_bytes(data)
 
 
@@ -161,7 +161,7 @@ def test_damaged_and_short_index_files_tell_nothing(tmp_path):
     path = tmp_path / ("0" * 17)
     path.write_bytes(b"short")
     assert find_layout([path], DEFAULTS.index_layout) is None
-    path.write_bytes(index_file.pack_header(IndexHeader(1, 1, 0, 500, 3, 9)) + bytes(1000))
+    path.write_bytes(index_file.HEADER.pack(*IndexHeader(1, 1, 0, 500, 3, 9)) + bytes(1000))
     assert find_layout([path], DEFAULTS.index_layout) is None
     assert find_layout([tmp_path / ("1" * 17)], DEFAULTS.index_layout) is None
 
@@ -171,9 +171,9 @@ def test_a_default_sized_index_is_told_without_a_search(tmp_path):
     layout = DEFAULTS.index_layout
     with open(path, "wb") as file:
         file.truncate(layout.size_bytes)
-        file.write(index_file.pack_header(IndexHeader(1000, 1000, 0, 0, 1, 2)))
+        file.write(index_file.HEADER.pack(*IndexHeader(1000, 1000, 0, 0, 1, 2)))
         file.seek(layout.slot_at(layout.slot_of(77)))
         file.write(index_file.SLOT.pack(1))
         file.seek(layout.entry_at(1))
-        file.write(index_file.pack_entry(IndexEntry(77, 0, 0, 0)))
+        file.write(index_file.ENTRY.pack(*IndexEntry(77, 0, 0, 0)))
     assert find_layout([path], layout) == layout

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyengine.formats.consume_queue import FILLER, pack_entry
-from pyengine.formats.index_file import IndexHeader, pack_header
+from pyengine.formats.consume_queue import ENTRY, FILLER
+from pyengine.formats.index_file import HEADER, IndexHeader
 from pyengine.formats.paths import segment_name
 from pyengine.services.retention.clean_files import expired_ext_files, expired_index_files, expired_queue_files
 from record_bytes import encode_ext_address
@@ -16,7 +16,7 @@ SIZE = 60  # three entries
 def queue_file(folder, start: int, *entries: tuple[int, int, int]):
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / segment_name(start)
-    path.write_bytes(b"".join(pack_entry(*entry) for entry in entries).ljust(SIZE, b"\0"))
+    path.write_bytes(b"".join(ENTRY.pack(*entry) for entry in entries).ljust(SIZE, b"\0"))
     return path
 
 
@@ -67,7 +67,7 @@ def test_index_files_go_by_their_last_key_but_never_the_last_file(tmp_path, log_
     names = ["20260101000000000", "20260101000000001", "20260101000000002"]
     for name, end in zip(names, (100, 200, 300), strict=True):
         header = IndexHeader(1, 2, end - 50, end, 1, 3)
-        (tmp_path / name).write_bytes(pack_header(header) + bytes(100))
+        (tmp_path / name).write_bytes(HEADER.pack(*header) + bytes(100))
     (tmp_path / "foreign").touch()
     assert expired_index_files(tmp_path, log_min) == [tmp_path / name for name in names[:count]]
     assert expired_index_files(tmp_path / "none", log_min) == []

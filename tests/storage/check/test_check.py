@@ -13,7 +13,7 @@ import pytest
 
 from fix_golden import CLEAN, HALTED
 from pyengine.errors import ExitCode, NotAStoreError, UsageError
-from pyengine.formats.consume_queue import pack_entry
+from pyengine.formats.consume_queue import ENTRY
 from pyengine.formats.record import decode_record
 from pyengine.formats.small_file import Checkpoint
 from pyengine.storage.check import log as check_log
@@ -116,7 +116,7 @@ def bytes_behind_the_end(store):
 
 
 def point_elsewhere(store):
-    change(queue_file(store), 40, pack_entry(store.records[0].start, len(store.records[0].data), 0))
+    change(queue_file(store), 40, ENTRY.pack(store.records[0].start, len(store.records[0].data), 0))
 
 
 def wrong_size(store):
@@ -147,7 +147,7 @@ def lose_a_queue(store):
 def entry_beyond_the_log(store):
     last = sorted(queue_file(store).parent.iterdir())[-1]
     used = len(last.read_bytes().rstrip(b"\0"))
-    change(last, -(-used // 20) * 20, pack_entry(1 << 20, 200, 0))
+    change(last, -(-used // 20) * 20, ENTRY.pack(1 << 20, 200, 0))
 
 
 def lose_a_queue_file(store):
