@@ -34,6 +34,7 @@ from pyengine.formats.paths import segment_name
 from pyengine.formats.record_case import CaseLabel
 from pyengine.formats.small_file import Checkpoint
 from pyengine.native import control as native
+from pyengine.native.dispatch import touched_queues
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import check_written, fdatasync, monotonic_ns, sync_file_system
 from pyengine.native.scan import walk
@@ -41,7 +42,6 @@ from pyengine.services.service import BlockedReason, Service, ServiceContext
 from pyengine.storage.checkpoint import DurableWatermark, read_checkpoint, write_checkpoint, write_watermark
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.config_table import TopicConfigs
-from pyengine.storage.dispatcher import touched_queues
 from pyengine.storage.durable_writes import MANY_FILES
 from pyengine.storage.mapped_file import index_file_names, mapped
 from pyengine.storage.message_store import MessageStore

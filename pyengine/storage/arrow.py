@@ -24,15 +24,12 @@ from pyengine.native.scan import (
     ColumnData,
     ColumnScanner,
     RowFilter,
-    choose_topics,
     column_kind,
     sync,
 )
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-__all__ = ["COLUMNS", "LogScanner", "RowFilter", "choose_topics", "schema"]
 
 OnCorrupt = Literal["fail", "skip"]
 _TYPES = {

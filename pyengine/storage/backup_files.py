@@ -181,19 +181,15 @@ def open_destination(dest: str) -> Destination:
     return Folder(Path(path)) if isinstance(file_system, LocalFileSystem) else Remote(file_system, path.rstrip("/"), dest)
 
 
-def read_manifest(dest: Destination) -> Manifest | None:
-    """Return the finished backup there, None if there is none. CorruptionError for a damaged manifest."""
-    return _read(dest, MANIFEST)
-
-
 def read_progress(dest: Destination) -> Manifest | None:
     """Return the complete pieces of an unfinished backup; None if there is none, or if the file is damaged."""
     with contextlib.suppress(CorruptionError):
-        return _read(dest, PROGRESS)
+        return read_manifest(dest, PROGRESS)
     return None
 
 
-def _read(dest: Destination, name: str) -> Manifest | None:
+def read_manifest(dest: Destination, name: str = MANIFEST) -> Manifest | None:
+    """Return the finished backup there, None if there is none. CorruptionError for a damaged manifest."""
     try:
         content = b"".join(dest.chunks(name))
     except FileNotFoundError:

@@ -36,8 +36,6 @@ from pyengine.native.dispatch import (
     RANGE_END,
     WINDOW_BYTES,
     DispatchLoop,
-    Touched,
-    TouchedQueue,
     check_layout,
     new_progress,
     progress_at,
@@ -58,8 +56,6 @@ from pyengine.storage.index_file import IndexFiles
 
 if TYPE_CHECKING:
     from pyengine._native import Array, CData, ms_ext_queue, ms_queue, ms_topic_stats
-
-__all__ = ["GAP", "DispatchOptions", "Dispatcher", "QueueGap", "Touched", "TouchedQueue", "is_queue_name", "touched_queues"]
 
 GAP = "gap"  # a reason to stop, in addition to those of native.scan
 TOGETHER_MIN = 8    # least number of new queues whose first files are created together

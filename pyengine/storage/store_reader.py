@@ -240,7 +240,8 @@ class StoreReader:
             for name in () if names is None else arguments.several(names, what, "a sequence of str"):
                 arguments.text(name, what.removesuffix("s"))
         require_extra("pyarrow")
-        from pyengine.storage.arrow import LogScanner, RowFilter, choose_topics
+        from pyengine.native.scan import RowFilter, choose_topics
+        from pyengine.storage.arrow import LogScanner
 
         chosen = None if topics is None else RowFilter(choose_topics(topics))
         return self._scan(LogScanner(columns, row_filter=chosen), limit)

@@ -21,7 +21,8 @@ from pyengine.native.scan import TALLY_COLUMNS, ColumnScanner, TallyScanner, syn
 from record_bytes import encode_record
 
 pa = pytest.importorskip("pyarrow")
-from pyengine.storage.arrow import COLUMNS, LogScanner, RowFilter, allocate, choose_topics, schema, to_array  # noqa: E402
+from pyengine.native.scan import COLUMNS, RowFilter, choose_topics  # noqa: E402
+from pyengine.storage.arrow import LogScanner, allocate, schema, to_array  # noqa: E402
 
 SEGMENT = 16384
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -17,10 +17,11 @@ from pyengine.formats.index_file import IndexLayout, unpack_header
 from pyengine.formats.index_file import unpack_entry as unpack_index_entry
 from pyengine.formats.record import index_key_hash, index_keys, tags_code
 from pyengine.native import dispatch
+from pyengine.native.dispatch import touched_queues
 from pyengine.storage import dispatcher as dispatcher_module
 from pyengine.storage import durable_writes, index_file
 from pyengine.storage.consume_queue import find_queue_end
-from pyengine.storage.dispatcher import TOGETHER_MIN, Dispatcher, DispatchOptions, touched_queues
+from pyengine.storage.dispatcher import TOGETHER_MIN, Dispatcher, DispatchOptions
 
 SEGMENT = 16384
 GEOMETRY = Geometry(

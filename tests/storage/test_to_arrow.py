@@ -13,7 +13,8 @@ from fix_store_builder import StoreBuilder
 from pyengine.errors import UsageError
 
 pa = pytest.importorskip("pyarrow")
-from pyengine.storage.arrow import COLUMNS, schema  # noqa: E402
+from pyengine.native.scan import COLUMNS  # noqa: E402
+from pyengine.storage.arrow import schema  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "arrow.md"
 
