@@ -16,21 +16,18 @@ static PyTypeObject *future_class; /* PutFuture: of this and of concurrent.futur
 /* The methods of a PutFuture once it is an ordinary Future. */
 static PyObject *future_result, *future_exception, *future_done, *future_running, *future_add_done_callback, *future_settled;
 
-struct pending_object *pending_new(void)
-{
-    struct pending_object *pending = new_object(future_class);
-    if (pending != NULL)
-        pending->state = PENDING_HANDED; /* it has no session until it is submitted */
-    return pending;
-}
-
-/* Make one from Python, which is a Future from the beginning. */
+/* Make one, which is an ordinary Future until it is submitted. */
 static PyObject *pending_make(PyTypeObject *type, PyObject *arguments, PyObject *names)
 {
     struct pending_object *pending = new_object(type);
     if (pending != NULL)
-        pending->state = PENDING_HANDED;
+        pending->state = PENDING_HANDED; /* it has no session */
     return (PyObject *)pending;
+}
+
+struct pending_object *pending_new(void)
+{
+    return (struct pending_object *)pending_make(future_class, NULL, NULL);
 }
 
 void pending_submitted(struct pending_object *pending, struct session_object *session, PyObject *topic, long long queue_id, int how)
