@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from pyengine.ipc.control_block import MODE_NAMES
+from pyengine.ipc.control_block import MODE_NAMES, Identity
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
 
@@ -78,6 +78,11 @@ def kinds_for(mode: int, replicates: bool, serves: bool = False) -> tuple[Kind, 
     """The kinds that run in a write path, with or without replication and a gateway, in the order of starting."""
     return tuple(kind for kind in KINDS
                  if mode in kind.modes and (replicates or not kind.replicating) and (serves or not kind.serving))
+
+
+def kinds_of(identity: Identity) -> tuple[Kind, ...]:
+    """Return the kinds that run in the engine with this identity, in the order of starting."""
+    return kinds_for(identity.mode, bool(identity.replicates), bool(identity.gateway))
 
 
 def restart_pause_s(crashes: int) -> float:

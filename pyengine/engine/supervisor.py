@@ -34,7 +34,7 @@ from pathlib import Path
 from pyengine.engine.bring_up import PoolGrowth, bring_up, grow_queue_table, prepare_root, raise_descriptors
 from pyengine.engine.children import Children, WorkerStarter
 from pyengine.engine.fork_server import ForkServer
-from pyengine.engine.kinds import Kind, kinds_for
+from pyengine.engine.kinds import kinds_of
 from pyengine.engine.log_file import LogFile, log_event, notify, watchdog_interval_s
 from pyengine.errors import (
     EngineError,
@@ -267,7 +267,7 @@ class Supervisor:
         line = Heartbeat(self._memory.control.workers[native.SUPERVISOR])
         line.state(native.WORKER_READY)
         degraded = self._memory.state == native.STATE_DEGRADED
-        kinds = () if degraded or self._arguments.no_children else self._kinds()
+        kinds = () if degraded or self._arguments.no_children else kinds_of(self._memory.identity)
         self._recorder = self._memory.recorder_of(native.SUPERVISOR)
         children = Children(self._memory, lock, self._selector, kinds, WorkerStarter(self._root, overrides, self._fork_server),
                             self._log_event, self._note_death)
@@ -359,7 +359,7 @@ class Supervisor:
 
     def _count_restarts(self) -> None:
         """Count restarts for `status` when the service manager starts the workers: each start except the first is a restart."""
-        for kind in self._kinds():
+        for kind in kinds_of(self._memory.identity):
             line = self._memory.control.workers[kind.number]
             restarts = max(0, native.load(line, "incarnation") - 1)
             if restarts > native.load(line, "restarts"):
@@ -373,10 +373,6 @@ class Supervisor:
             if now or self._presence_ticks > PRESENCE_TICKS_MAX or native.load(self._memory.control.replicator, "linked"):
                 self._presence.close()
                 self._presence = None
-
-    def _kinds(self) -> tuple[Kind, ...]:
-        identity = self._memory.identity
-        return kinds_for(identity.mode, bool(identity.replicates), bool(identity.gateway))
 
     def _process_events(self, seconds: float) -> None:
         for key, _ in self._selector.select(max(0.0, min(seconds, TICK_S))):
@@ -414,8 +410,8 @@ class Supervisor:
         self._wait_for_producers(min(deadline_s, time.monotonic() + PRODUCERS_WAIT_S))
         if self._arguments.no_children:
             may_start = children.may_start
-            children = Children(self._memory, lock, self._selector, [kind for kind in self._kinds() if lock.kind_taken(kind.number)],
-                                WorkerStarter(self._root, {}), self._log_event)
+            kinds = [kind for kind in kinds_of(self._memory.identity) if lock.kind_taken(kind.number)]
+            children = Children(self._memory, lock, self._selector, kinds, WorkerStarter(self._root, {}), self._log_event)
             children.start()
             children.may_start = may_start
         problems = children.stop(self._process_events, deadline_s)

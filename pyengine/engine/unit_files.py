@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyengine.engine.kinds import EVERY_MODE, KINDS, Kind, WorkerExit, kinds_for
+from pyengine.engine.kinds import EVERY_MODE, KINDS, Kind, WorkerExit, kinds_for, kinds_of
 from pyengine.engine.log_file import log_event
 from pyengine.engine.supervisor import STOP_TIMEOUT_S
 from pyengine.errors import EngineError, ExitCode
 from pyengine.events import Event
 from pyengine.ipc.control_block import MODE_NUMBERS, EngineMemory
-from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
+from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.storage.config import load_config
@@ -249,10 +249,15 @@ WantedBy=pyengine@%i.target
 
 
 def runs(kind_name: str, root: Path) -> bool:
-    """Whether this kind runs in the mode and the role of the store's settings."""
+    """Whether this kind runs in the engine; if none has a supervisor, in one with the store's settings."""
+    try:
+        with EngineMemory.attach(find_folder(root), writable=False) as memory:
+            if native.SUPERVISOR in living_kinds(root, 1):
+                return any(kind.name == kind_name for kind in kinds_of(memory.identity))
+    except EngineError:
+        pass
     config = load_config(root, {})
-    return any(kind.name == kind_name for kind in kinds_for(MODE_NUMBERS[config.mode], config.replicates, config.gateway_enable)) \
-        or kind_name == KIND_NAMES[native.SUPERVISOR]
+    return any(kind.name == kind_name for kind in kinds_for(MODE_NUMBERS[config.mode], config.replicates, config.gateway_enable))
 
 
 def why_not_up(name: str, root: Path) -> list[str]:
@@ -262,9 +267,7 @@ def why_not_up(name: str, root: Path) -> list[str]:
         with EngineMemory.attach(find_folder(root), writable=False) as memory:
             living = living_kinds(root)
             if memory.state == native.STATE_RUNNING and native.SUPERVISOR in living:
-                identity = memory.identity
-                kinds = kinds_for(identity.mode, bool(identity.replicates), bool(identity.gateway))
-                down = [worker_unit(kind) for kind in kinds if kind.number not in living
+                down = [worker_unit(kind) for kind in kinds_of(memory.identity) if kind.number not in living
                         or native.load(memory.control.workers[kind.number], "state") != native.WORKER_READY]
             elif memory.state in (native.STATE_DEGRADED, native.STATE_READ_ONLY):
                 said = native.reason(memory.control)

@@ -22,6 +22,7 @@ import pytest
 from pyengine.engine import unit_files
 from pyengine.engine.kinds import KINDS, kinds_for
 from pyengine.native import control as native
+from pyengine.storage.config import config_path
 from waiting import eventually
 
 HERE = Path(__file__).parent
@@ -72,6 +73,14 @@ def test_a_kind_of_one_mode_is_run_only_there(tmp_path, monkeypatch):
     assert unit_files.runs("gateway", tmp_path)
     assert [unit for unit in unit_files.unit_files() if values(unit, "ExecCondition")] == [
         "pyengine-committer@.service", "pyengine-replicator@.service", "pyengine-gateway@.service"]
+
+
+def test_a_kind_that_runs_is_restarted_whatever_the_settings_say_by_now(make_engine, monkeypatch):
+    engine = make_engine("pool")
+    engine.start()
+    config_path(engine.root).write_text("flush_disk_typ = 1\n")
+    monkeypatch.setenv("PYENGINE_GATEWAY_ENABLE", "true")
+    assert unit_files.runs("committer", engine.root) and not unit_files.runs("gateway", engine.root)
 
 
 def test_a_start_waits_for_each_part_and_then_says_what_is_not_up():
