@@ -66,7 +66,6 @@ struct ms_row_filter {
     int32_t by_queue;          /* 0: every queue is wanted */
     int32_t by_tag;            /* 0: any tag, and none */
     int32_t queued_only;       /* 1: no prepared and rolled back messages */
-    int32_t reserved;
     int64_t start_ms;          /* start_ms <= store time < end_ms */
     int64_t end_ms;
 };

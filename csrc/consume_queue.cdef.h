@@ -56,7 +56,6 @@ struct ms_ext_queue {
     int64_t file_start;
     int64_t allocated_bytes;     /* of the open file; -1 not known */
     int32_t fd;                  /* -1: none is open */
-    int32_t reserved;
 };
 
 struct ms_ext_run {
@@ -88,7 +87,6 @@ struct ms_queue_set {
     int32_t chunks_used;
     uint32_t tick;           /* +1 a batch; the age of descriptors is told by it */
     int32_t failed_queue;       /* the queue whose write failed; -1: the index (csrc/dispatch.c) */
-    int32_t reserved;
     int64_t written;         /* entries appended to their queue */
     int64_t ignored;         /* entries below their queue's end, which it had already */
     int64_t out_of_order;    /* entries beyond their queue's end, appended at the end as in RocketMQ */

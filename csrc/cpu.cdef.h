@@ -33,7 +33,6 @@ struct ms_affinity {
     int32_t cpu;                    /* the CPU chosen last; -1 none */
     int64_t until_ns;               /* the writer's: when the scheduler chooses again */
     uint32_t is_bound;              /* 1: the mask is `cpu` alone, set here */
-    uint32_t reserved;
     uint64_t allowed[16];           /* the mask before */
 };
 

@@ -33,7 +33,6 @@ struct ms_dispatch {
     int32_t wanted_queue_id;
     int64_t wanted_queue_offset;    /* NEEDS_QUEUE: of its first message here; NEEDS_FILE: the entry's position */
     int32_t wanted_queue;           /* NEEDS_FILE, NEEDS_EXT */
-    int32_t reserved;
     int64_t last_store_timestamp_ms; /* of the newest record that was dispatched; -1 none */
     int64_t messages;               /* records passed since the beginning */
     int64_t keys;                   /* keys put since the beginning */

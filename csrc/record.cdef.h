@@ -54,7 +54,6 @@ struct ms_record {
     int32_t body_bytes;
     int32_t topic_bytes;
     int32_t properties_bytes;
-    int32_t reserved;
 };
 
 /* A record to encode. Hosts are as on disk: 4 or 16 address bytes, by the bits BORN_V6 and STORE_V6 of sys_flag, then the
@@ -72,7 +71,6 @@ struct ms_record_template {
     int32_t body_bytes;
     int32_t topic_bytes;
     int32_t properties_bytes;
-    int32_t reserved;
     const uint8_t *body;
     const uint8_t *topic;
     const uint8_t *properties;

@@ -5,8 +5,6 @@
 #include "bytes.h"
 #include "record.cdef.h"
 
-_Static_assert(sizeof(struct ms_record_template) == 136, "template without hidden pads");
-
 /* Fixed positions in a record; positions after the born host depend on the host bits. */
 enum {
     MS_AT_SIZE = 0,

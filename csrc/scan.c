@@ -32,7 +32,6 @@ void ms_scan_walk(const uint8_t *view, int64_t base_offset, int64_t start, int64
     result->first_store_timestamp_ms = first_ms;
     result->last_store_timestamp_ms = last_ms;
     result->reason = found;
-    result->reserved = 0;
 }
 
 /* Return whether the bytes at `at` can follow a record: another record, a blank, or the end of the log. */

@@ -9,7 +9,6 @@ struct ms_walk {
     int64_t first_store_timestamp_ms; /* -1 without messages */
     int64_t last_store_timestamp_ms;
     int32_t reason;                  /* MS_CASE_*; RANGE_END also when `end` was reached */
-    int32_t reserved;
 };
 
 /* Walk the records that begin in [start, end), reading nothing at or above `limit` (>= end). All are physical offsets in the

@@ -43,7 +43,6 @@ struct ms_sends {
     uint32_t count;                  /* out: of the round */
     uint32_t answered;               /* out: the number of sends, from the first on, with an answer in `answers` */
     uint32_t answer_bytes;           /* out */
-    uint32_t reserved;
     struct ms_send taken[MS_SENDS_MAX]; /* out */
     uint8_t answers[MS_SENDS_MAX * 1024];
     uint8_t text[MS_SEND_HEADER_BYTES_MAX]; /* texts of the header without escapes */

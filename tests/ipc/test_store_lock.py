@@ -31,7 +31,7 @@ os.pwrite(descriptor, b"lock", 0)
 print("locked", flush=True)
 sys.stdin.read()
 """
-# One of ours, holding the store shared and the flusher's byte until killed.
+# A worker that holds the store shared and the flusher's byte until killed.
 WORKER = """
 import sys
 from pyengine.ipc.store_lock import StoreLock
