@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pyengine.errors import DiskError, StoreRefusedError
+from pyengine.errors import DiskError, StoreRefusedError, disk_error
 from pyengine.formats.paths import StorePaths, is_index_name, is_queue_id_name, parse_segment_name, segment_name
 from pyengine.formats.small_file import open_regular
 from pyengine.native.failpoint import failpoint
@@ -52,12 +52,12 @@ def _is_kind(check: Callable[[], bool]) -> bool:
 
 
 def index_file_names(folder: Path | str) -> list[str]:
-    """Return the names of the index files, sorted; other names are ignored, as in RocketMQ. Empty without a folder."""
+    """Return the names of the index files, sorted; other names are ignored, as in RocketMQ. Empty without a folder. DiskError."""
     return _names(folder, lambda entry: is_index_name(entry.name) and is_plain_file(entry))
 
 
 def folder_names(folder: Path | str) -> list[str]:
-    """Return the names of the folders in a folder, sorted; empty without a folder."""
+    """Return the names of the folders in a folder, sorted; empty without a folder. DiskError."""
     return _names(folder, is_folder)
 
 
@@ -76,6 +76,8 @@ def _names(folder: Path | str, is_wanted: Callable[[os.DirEntry[str]], bool]) ->
             return sorted(entry.name for entry in entries if is_wanted(entry))
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise disk_error(error, "list", folder) from error
 
 
 # Folder times have the granularity of the kernel's clock tick. A listing made within
@@ -291,6 +293,8 @@ def _inodes(
         return {}, True
     except NotADirectoryError:
         raise StoreRefusedError(f"{folder} is a file where a folder of segments belongs; move it away") from None
+    except OSError as error:
+        raise disk_error(error, "list", folder) from error
     return found, complete
 
 

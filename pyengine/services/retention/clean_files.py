@@ -218,10 +218,9 @@ def _read(path: Path, at: int, length: int) -> bytes:
 
 
 def _starts(folder: Path) -> list[int]:
-    try:
+    with disk_errors("list", folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return sorted(start for name in os.listdir(folder) if (start := parse_segment_name(name)) is not None)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    return []
 
 
 class CleaningClock:
@@ -408,21 +407,20 @@ class CleanConsumeQueueService:
         """Run one pass, if the log's start has moved; yield the seconds to pause."""
         if log_min <= self._done_to:
             return
-        with disk_errors("list the consumequeue and index files of", self._store):
-            for number, (topic, queue_id, folder) in enumerate(queue_folders(self._store.consume_queue)):
-                expired = expired_queue_files(folder, self._geometry.mapped_file_size_consume_queue_bytes, log_min)
-                for path in expired:
-                    yield from self._delete(path, "removed_queue_files")
-                ext_folder = self._store.queue_ext_folder(topic, queue_id)
-                for path in expired_ext_files(folder, ext_folder, self._geometry.mapped_file_size_consume_queue_ext_bytes, log_min):
-                    expired.append(path)
-                    yield from self._delete(path, "removed_queue_files")
-                if expired:
-                    yield self._pause_s
-                elif number % QUEUES_A_STEP == 0:
-                    yield 0.0
-            for path in expired_index_files(self._store.index, log_min):
-                yield from self._delete(path, "removed_index_files")
+        for number, (topic, queue_id, folder) in enumerate(queue_folders(self._store.consume_queue)):
+            expired = expired_queue_files(folder, self._geometry.mapped_file_size_consume_queue_bytes, log_min)
+            for path in expired:
+                yield from self._delete(path, "removed_queue_files")
+            ext_folder = self._store.queue_ext_folder(topic, queue_id)
+            for path in expired_ext_files(folder, ext_folder, self._geometry.mapped_file_size_consume_queue_ext_bytes, log_min):
+                expired.append(path)
+                yield from self._delete(path, "removed_queue_files")
+            if expired:
+                yield self._pause_s
+            elif number % QUEUES_A_STEP == 0:
+                yield 0.0
+        for path in expired_index_files(self._store.index, log_min):
+            yield from self._delete(path, "removed_index_files")
         self._done_to = log_min
 
     def _delete(self, path: Path, counter: str) -> Iterator[float]:
