@@ -16,7 +16,7 @@ import mmap
 from typing import TYPE_CHECKING
 
 from pyengine._native import ffi
-from pyengine.errors import DiskError, EngineUnavailableError
+from pyengine.errors import DiskError, EngineUnavailableError, StoreRefusedError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native import dispatch, waiting
@@ -91,7 +91,7 @@ class ReputMessageService(Service):
                 why = self._loop.run(until_ns)
             if why == dispatch.DECIDE and not self._advance():
                 return False
-        except DiskError as error:
+        except (DiskError, StoreRefusedError) as error:
             self._fail(str(error))
             return False
         if self._loop.reput_from == before:

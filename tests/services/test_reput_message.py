@@ -298,3 +298,36 @@ def test_killed_again_and_again_the_queues_and_the_index_come_out_whole(make_own
     child.terminate()
     assert child.wait(timeout=30) == 0
     assert derived_files(owner.root) == derived_files(calm.root)
+
+
+def test_an_index_that_cannot_be_listed_is_reported_and_tried_again(make_owner, monkeypatch):
+    owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
+    reported = Reported()
+    service = service_of(owner, reported)
+
+    def full(path):
+        raise OSError(errno.ENFILE, "Too many open files in system", str(path))
+
+    writer.put(b"x", properties="KEYS\x01k1")
+    monkeypatch.setattr("os.scandir", full)
+    monkeypatch.setattr(reput_message, "RETRY_NS", 1)
+    assert not service.work() and "Too many open files in system" in service.blocked_reason
+    monkeypatch.undo()
+    eventually(service.work, "dispatched")
+    assert reput_from(owner) == writer.end and not service.blocked_reason
+    service.close()
+
+
+def test_a_foreign_file_in_a_queue_is_reported_until_it_is_moved_away(make_owner, monkeypatch):
+    owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
+    service = service_of(owner)
+    monkeypatch.setattr(reput_message, "RETRY_NS", 1)
+    foreign = StorePaths(owner.root).queue_folder("T", 0) / "notes.txt"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("x")
+    writer.put(b"x")
+    assert not service.work() and f"{foreign} does not belong there" in service.blocked_reason
+    foreign.unlink()
+    eventually(service.work, "dispatched")
+    assert reput_from(owner) == writer.end and not service.blocked_reason
+    service.close()
