@@ -18,6 +18,7 @@ from interop.real_broker import RealBroker
 from pyengine.formats.constants import SCHEDULE_TOPIC, TIMER_TOPIC
 from pyengine.ipc.live_reader import check_now
 from pyengine.storage.config import load_config
+from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from waiting import eventually
 
@@ -87,6 +88,9 @@ def test_a_real_broker_takes_the_directory_over_and_gives_it_back(rig):
     ours.send("left-0", "left-1", "left-2")
     assert "success" in ours.admin("updateTopic", "-b", real.address, "-t", "by_tool", "-r", "3", "-w", "3")
     assert "success" in ours.admin("updateSubGroup", "-b", real.address, "-g", "by_tool_group", "-r", "5")
+    topics = TopicConfigs(served.root)
+    topics.create(TopicConfig("deleted"))
+    topics.delete("deleted")
     clients.ask("decide", yes=False)
     (half,) = clients.ask("transact", group="payers", topic="handed", outcome="UNKNOW", bodies=["ours-half"])
     assert half["status"] == "SEND_OK"
@@ -114,6 +118,7 @@ def test_a_real_broker_takes_the_directory_over_and_gives_it_back(rig):
     theirs.send("delayed", delay=LATER)
     real.stop()
 
+    assert {"by_tool", "by_their_tool"} <= (left := topics.read()).rows.keys() and "deleted" not in left.rows
     assert not (told := check_now(served.root, load_config(served.root))).findings, told.to_dict()
     served.engine.start(transaction_timeout_ms=500, transaction_check_interval_ms=500, transaction_check_max=1000)
     back = Side(served, clients, "back")
