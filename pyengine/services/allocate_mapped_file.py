@@ -96,7 +96,8 @@ class AllocateMappedFileService(Service):
     def _make_one(self, now_ns: int) -> bool:
         start = native.load(self._allocator, "ready_end")
         try:
-            self._create(start)
+            with disk_errors("make", self._store.commit_log_segment(start)):
+                self._create(start)
         except DiskError as error:
             reason = f"cannot make the next segment: {error}; trying again each {RETRY_NS / 1e9:g} s"
             self._blocked.set(reason, reason, error.errno or 0)

@@ -321,6 +321,20 @@ def test_room_is_left_for_queues_and_index(make_small_disk):
         owner.close()
 
 
+def test_a_disk_that_cannot_be_measured_is_reported_and_tried_again(allocator, monkeypatch):
+    owner, service, reported = allocator
+
+    def refuse(path):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "statvfs", refuse)
+    assert not service.work() and error_number(owner) == errno.EIO and "Input/output error" in reported[0]
+    monkeypatch.undo()
+    monkeypatch.setattr(service, "_retry_ns", 0)
+    settle(service)
+    assert ready_end(owner) == 2 * SEGMENT and not service.blocked_reason
+
+
 def test_a_segment_that_cannot_be_mapped_is_only_not_populated(make_owner, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
