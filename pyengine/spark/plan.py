@@ -43,11 +43,10 @@ from pyengine.spark.presence import (
     why_not_dispatched,
     with_lost_end,
 )
-from pyengine.spark.remote_store import RemoteStore, open_for_reading
+from pyengine.spark.remote_store import OpenStore, RemoteStore, open_for_reading
 from pyengine.storage.checkpoint import WatermarkReading, read_watermark
 
 if TYPE_CHECKING:
-    from pyengine.ipc.live_reader import LiveStoreReader
     from pyengine.native.scan import ChooseQueue
 
 log = logging.getLogger(__name__)
@@ -79,8 +78,7 @@ def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
         return [*cut(start, stop, limit, reader.commit_log.size_bytes, options.max_partition_bytes, options.min_partitions)]
 
 
-def _bounds(options: ReadOptions, store: LiveStoreReader | RemoteStore, watermark: Watermark, extents: QueueExtents
-            ) -> tuple[int, int, int] | None:
+def _bounds(options: ReadOptions, store: OpenStore, watermark: Watermark, extents: QueueExtents) -> tuple[int, int, int] | None:
     """Return physical offsets: [start, stop) of the read and the limit of the log; None for a log without segments."""
     limit = store.max_physical_offset(options.read_level)
     starts = store.commit_log.starts()
@@ -112,7 +110,7 @@ def _physical_bounds(options: ReadOptions, log_start: int, limit: int) -> tuple[
     return max(log_start, start or 0), limit if stop is None else min(limit, stop)
 
 
-def _narrowed(options: ReadOptions, reader: LiveStoreReader | RemoteStore, start: int, stop: int, limit: int) -> tuple[int, int]:
+def _narrowed(options: ReadOptions, reader: OpenStore, start: int, stop: int, limit: int) -> tuple[int, int]:
     """Return the bounds, narrowed if queue entries show that no wanted message is outside.
 
     This is only for assigned queues with offsets as numbers, whose bounds are messages that it checks. Otherwise entries can be
@@ -132,7 +130,7 @@ def _narrowed(options: ReadOptions, reader: LiveStoreReader | RemoteStore, start
     return start, max(start, stop)
 
 
-def _place(reader: LiveStoreReader | RemoteStore, queue: tuple[str, int], offset: int, limit: int) -> tuple[int, int] | None:
+def _place(reader: OpenStore, queue: tuple[str, int], offset: int, limit: int) -> tuple[int, int] | None:
     """Return [start, end) in the log of a queue's message, None unless its entry and its record agree."""
     topic, queue_id = queue
     entries = reader.queue(topic, queue_id)
@@ -153,7 +151,7 @@ def starting_time_ms(options: ReadOptions, topic: str, queue_id: int) -> int | N
     return (options.starting_timestamps or {}).get(topic, {}).get(queue_id)
 
 
-def require_messages_of_times(options: ReadOptions, reader: LiveStoreReader | RemoteStore, limit: int) -> None:
+def require_messages_of_times(options: ReadOptions, reader: OpenStore, limit: int) -> None:
     """With the strategy `error`, raise UsageError for a queue whose newest message below `limit` is older than its starting time."""
     if options.starting_timestamp_strategy != "error":
         return
@@ -168,7 +166,7 @@ def require_messages_of_times(options: ReadOptions, reader: LiveStoreReader | Re
                              "startingOffsetsByTimestampStrategy=latest reads what comes later")
 
 
-def _newest_ms(reader: LiveStoreReader | RemoteStore, topic: str, queue_id: int, limit: int) -> int | None:
+def _newest_ms(reader: OpenStore, topic: str, queue_id: int, limit: int) -> int | None:
     queue = reader.queue(topic, queue_id)
     if queue is None:
         return None
@@ -182,7 +180,7 @@ def _newest_ms(reader: LiveStoreReader | RemoteStore, topic: str, queue_id: int,
 
 
 def plan_queues(
-    options: ReadOptions, reader: LiveStoreReader | RemoteStore, start: int, stop: int, limit: int, extents: QueueExtents
+    options: ReadOptions, reader: OpenStore, start: int, stop: int, limit: int, extents: QueueExtents
 ) -> list[LogRange | QueuePart] | None:
     """Return the parts of a read through queues, None to scan; UsageError if `access=queue` is not possible."""
     if options.access == "scan" or options.access == "auto" and stop - start < LOG_BYTES_MIN:
@@ -212,7 +210,7 @@ def plan_queues(
     return parts + cut(max(start, dispatched), stop, limit, segment_bytes, options.max_partition_bytes, 1)
 
 
-def _why_no_queues(options: ReadOptions, reader: LiveStoreReader | RemoteStore, limit: int) -> tuple[str, int]:
+def _why_no_queues(options: ReadOptions, reader: OpenStore, limit: int) -> tuple[str, int]:
     """Return why queues cannot be used, or "", and the offset below which every message is in its queue."""
     if not options.has_topics:
         return "choose topics by subscribe, subscribePattern or assign", 0

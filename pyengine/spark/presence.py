@@ -28,7 +28,7 @@ from pyengine.spark.file_access import FETCH_BYTES, QUEUES, find_record, scanned
 from pyengine.spark.options import Queue, ReadOptions, flat
 from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, offset_bounds
 from pyengine.spark.queue_entries import ENTRY, queue_entries, slice_bytes
-from pyengine.spark.remote_store import RemoteStore, consumer_groups, prefetch_queue_ends, segments_of
+from pyengine.spark.remote_store import OpenStore, RemoteStore, consumer_groups, prefetch_queue_ends, segments_of
 from pyengine.storage.arrow import allocate, to_array
 from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
@@ -37,7 +37,6 @@ from pyengine.storage.read_level import StoreUse, store_use
 
 if TYPE_CHECKING:
     from pyengine.formats.record import Message
-    from pyengine.ipc.live_reader import LiveStoreReader
     from pyengine.native.scan import ChooseQueue, QueueBounds
 
 log = logging.getLogger(__name__)
@@ -47,7 +46,7 @@ _Wanted = TypeVar("_Wanted")
 # -- names --------------------------------------------------------------------------
 
 
-def require_names(options: ReadOptions, store: LiveStoreReader | RemoteStore, use: Literal["batch", "stream", "view"] = "batch") -> None:
+def require_names(options: ReadOptions, store: OpenStore, use: Literal["batch", "stream", "view"] = "batch") -> None:
     """Raise UsageError for chosen topics and queues, or those with given offsets or times, that do not exist.
 
     `allowMissing` permits them. Light queues are an error too, except in a view of queues, since they name messages of other topics;
@@ -76,7 +75,7 @@ def require_names(options: ReadOptions, store: LiveStoreReader | RemoteStore, us
         names.require_match()
 
 
-def require_group(options: ReadOptions, store: LiveStoreReader | RemoteStore, group: str) -> None:
+def require_group(options: ReadOptions, store: OpenStore, group: str) -> None:
     """Raise UsageError for an unknown consumer group, unless `allowMissing` is given: all messages would be its lag."""
     known = set() if options.allow_missing else consumer_groups(store)
     if not options.allow_missing and group not in known:
@@ -87,7 +86,7 @@ def require_group(options: ReadOptions, store: LiveStoreReader | RemoteStore, gr
 class _Names:
     """The names of topics and queues in one store."""
 
-    def __init__(self, options: ReadOptions, store: LiveStoreReader | RemoteStore) -> None:
+    def __init__(self, options: ReadOptions, store: OpenStore) -> None:
         self._where = options.where
         self._store = store
         self._pattern = re.compile(options.subscribe_pattern or "")
@@ -149,7 +148,7 @@ class _Names:
         return missing
 
 
-def _queue_folders(store: LiveStoreReader | RemoteStore, topic: str = "") -> set[str]:
+def _queue_folders(store: OpenStore, topic: str = "") -> set[str]:
     """Return the names of the topics that have queues, or of one topic's queues."""
     if isinstance(store, RemoteStore):
         return store.queue_folders(topic)
@@ -159,7 +158,7 @@ def _queue_folders(store: LiveStoreReader | RemoteStore, topic: str = "") -> set
         return set()
 
 
-def has_no_queues(store: LiveStoreReader | RemoteStore) -> bool:
+def has_no_queues(store: OpenStore) -> bool:
     """Return whether it is a copy of the log alone."""
     return isinstance(store, RemoteStore) and not store.queue_files()
 
@@ -173,7 +172,7 @@ def _listed(names: Iterator[str]) -> str:
 # -- offsets ------------------------------------------------------------------------
 
 
-def require_offsets(options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> None:
+def require_offsets(options: ReadOptions, reader: OpenStore) -> None:
     """Check that offsets given as numbers are in their queues, unless losses are allowed."""
     if not options.fail_on_data_loss:
         return
@@ -210,7 +209,7 @@ class QueueExtent(NamedTuple):
 class QueueExtents:
     """The begins and ends of one plan's queues; it reads each queue once, and opens its last file once."""
 
-    def __init__(self, options: ReadOptions, store: LiveStoreReader | RemoteStore, choose: ChooseQueue | None = None) -> None:
+    def __init__(self, options: ReadOptions, store: OpenStore, choose: ChooseQueue | None = None) -> None:
         """`choose`: the queues of which more than the end is wanted."""
         self._options, self._store, self.choose = options, store, choose
         self._seen: dict[Queue, tuple[int, QueueEnd, int]] = {}  # first entry, end, bytes of the log between them
@@ -299,7 +298,7 @@ class QueueExtents:
         return seen is not None and seen[1].max_physical <= limit
 
 
-def queue_begin(store: LiveStoreReader | RemoteStore, queue: ConsumeQueue, high: int) -> int:
+def queue_begin(store: OpenStore, queue: ConsumeQueue, high: int) -> int:
     """Return the first entry with a message in the log; wrong entries directly before it are included, for a task to check."""
     first = queue.min_offset(store.min_physical_offset, high) if high else 0
     while (entry := queue.entry(first - 1, first)) is not None and (entry.physical_offset < 0 or entry.size_bytes <= 0) and any(entry):
@@ -307,7 +306,7 @@ def queue_begin(store: LiveStoreReader | RemoteStore, queue: ConsumeQueue, high:
     return first
 
 
-def queue_end(options: ReadOptions, store: LiveStoreReader | RemoteStore, queue: ConsumeQueue, limit: int, *, waits: bool = False) -> int:
+def queue_end(options: ReadOptions, store: OpenStore, queue: ConsumeQueue, limit: int, *, waits: bool = False) -> int:
     """Return the number after the queue's last entry below `limit`, including following entries that may be damaged.
 
     So damage that looks like a queue's end is left to the tasks, which compare each entry with its record. DataLossError, or a log
@@ -379,7 +378,7 @@ _LOST_MAX = 100_000             # most that are counted
 _PLACES = ("topic", "queueId", "queueOffset", "physicalOffset")
 
 
-def why_not_dispatched(store: LiveStoreReader | RemoteStore) -> str:
+def why_not_dispatched(store: OpenStore) -> str:
     """Return why it is unknown which messages are in their queues; "" if all below the store's dispatched_offset are."""
     if store.is_live:
         return ""
@@ -392,8 +391,7 @@ def why_not_dispatched(store: LiveStoreReader | RemoteStore) -> str:
     return ""
 
 
-def require_entries(options: ReadOptions, store: LiveStoreReader | RemoteStore, extents: QueueExtents, limit: int, *,
-                    can_scan: bool = False) -> None:
+def require_entries(options: ReadOptions, store: OpenStore, extents: QueueExtents, limit: int, *, can_scan: bool = False) -> None:
     """Raise DataLossError for missing_entries, unless losses are allowed. `can_scan`: access=scan reads the same rows."""
     missing = missing_entries(store, extents, limit) if options.fail_on_data_loss else []
     if missing:
@@ -403,7 +401,7 @@ def require_entries(options: ReadOptions, store: LiveStoreReader | RemoteStore, 
                             f"{command('rebuild', where, '--queues')} makes them again (stop the engine before){scan}; {REMEDY}")
 
 
-def missing_entries(store: LiveStoreReader | RemoteStore, extents: QueueExtents, limit: int) -> list[str]:
+def missing_entries(store: OpenStore, extents: QueueExtents, limit: int) -> list[str]:
     """Return the messages below `limit`, where all are dispatched, that the chosen queues' files lack: by queue, as texts.
 
     [] also if it is unknown which messages are in their queues.
@@ -424,8 +422,7 @@ def missing_entries(store: LiveStoreReader | RemoteStore, extents: QueueExtents,
             + f" ({len(numbers):,}{more})" for ((topic, queue_id), is_before), numbers in sorted(by_queue.items())]
 
 
-def _lost_before(store: LiveStoreReader | RemoteStore, choose: ChooseQueue, found: Mapping[Queue, QueueExtent], limit: int
-                 ) -> Iterator[_Record]:
+def _lost_before(store: OpenStore, choose: ChooseQueue, found: Mapping[Queue, QueueExtent], limit: int) -> Iterator[_Record]:
     """Yield the messages before a queue that begins at a file's border, if the file before it is lost.
 
     Reads the log up to the message of the queue's first entry.
@@ -446,8 +443,7 @@ def _lost_before(store: LiveStoreReader | RemoteStore, choose: ChooseQueue, foun
             yield record
 
 
-def _lost_after(store: LiveStoreReader | RemoteStore, choose: ChooseQueue, found: Mapping[Queue, QueueExtent], limit: int
-                ) -> Iterator[_Record]:
+def _lost_after(store: OpenStore, choose: ChooseQueue, found: Mapping[Queue, QueueExtent], limit: int) -> Iterator[_Record]:
     """Yield the messages after the queues' last entries.
 
     Reads the log from the last entry's message on if a queue ends at a file's border, and always its newest SCAN_BYTES, or
@@ -487,7 +483,7 @@ class _Record(NamedTuple):
     physical_offset: int
 
 
-def _records(store: LiveStoreReader | RemoteStore, begin: int, end: int, choose: ChooseQueue) -> Iterator[_Record]:
+def _records(store: OpenStore, begin: int, end: int, choose: ChooseQueue) -> Iterator[_Record]:
     """Yield the wanted records that begin in [begin, end) and belong into queues; skip damage."""
     scanner = ColumnScanner(_PLACES, row_filter=RowFilter(choose_queue=choose, queued_only=True), allocate=allocate)
     for segment, first, limit in segments_of(store, begin, end):
@@ -505,7 +501,7 @@ def _records(store: LiveStoreReader | RemoteStore, begin: int, end: int, choose:
 
 
 def with_lost_end(
-    options: ReadOptions, store: LiveStoreReader | RemoteStore, watermark: Callable[[], WatermarkReading], limit: int, log_end: int,
+    options: ReadOptions, store: OpenStore, watermark: Callable[[], WatermarkReading], limit: int, log_end: int,
     extents: QueueExtents | None = None,
 ) -> int:
     """Return the limit of the read. For a stopped store it was found by reading, so damage can end it too early.
@@ -528,7 +524,7 @@ def with_lost_end(
     return limit if lost is None else _end_after_damage(options, store, lost, limit, log_end)
 
 
-def require_end(options: ReadOptions, reader: LiveStoreReader | RemoteStore, extents: QueueExtents | None = None) -> None:
+def require_end(options: ReadOptions, reader: OpenStore, extents: QueueExtents | None = None) -> None:
     """Do the checks of with_lost_end for a stream that begins or continues, if the level is known now."""
     with contextlib.suppress(StoreBusyError, UsageError):
         limit, starts = max(0, reader.max_physical_offset(options.read_level)), reader.commit_log.starts()
@@ -544,7 +540,7 @@ class Lost(NamedTuple):
     sentence: str
 
 
-def _lost_by_queues(store: LiveStoreReader | RemoteStore, path: str, extents: QueueExtents) -> Lost | None:
+def _lost_by_queues(store: OpenStore, path: str, extents: QueueExtents) -> Lost | None:
     """Return what consume queues name beyond the log's end."""
     end = store.max_physical_offset(ReadLevel.COMMITTED)
     beyond = {key: found for key, found in extents.ends() if found.max_physical > end}
@@ -568,7 +564,7 @@ def _is_usable(queue: ConsumeQueue) -> bool:
     return False
 
 
-def _lost_by_checkpoint(store: LiveStoreReader | RemoteStore, path: str) -> Lost | None:
+def _lost_by_checkpoint(store: OpenStore, path: str) -> Lost | None:
     """Return whether a store that was stopped in order had synced messages that are newer than its last one."""
     if abort_file_exists(store.root) or store_use(store.root) is not StoreUse.CLOSED:
         return None  # with a pool RocketMQ's checkpoint counts what was in memory only
@@ -582,7 +578,7 @@ def _lost_by_checkpoint(store: LiveStoreReader | RemoteStore, path: str) -> Lost
                                 f"{synced_ms} had been synced (checkpoint)")
 
 
-def _last_store_timestamp_ms(store: LiveStoreReader | RemoteStore, end: int) -> int:
+def _last_store_timestamp_ms(store: OpenStore, end: int) -> int:
     """Return the store time of the last message below the log's end; 0 without messages."""
     if isinstance(store, RemoteStore) and store.last_store_timestamp_ms >= 0:
         return store.last_store_timestamp_ms
@@ -594,7 +590,7 @@ def _last_store_timestamp_ms(store: LiveStoreReader | RemoteStore, end: int) -> 
     return 0
 
 
-def _end_after_damage(options: ReadOptions, store: LiveStoreReader | RemoteStore, lost: Lost, limit: int, log_end: int) -> int:
+def _end_after_damage(options: ReadOptions, store: OpenStore, lost: Lost, limit: int, log_end: int) -> int:
     """Return `limit`, or a later end to continue after damage; an error unless the options allow that."""
     end = min(lost.end, log_end)
     if options.on_corrupt == "skip":

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
     from pyengine.spark.file_access import Segment
     from pyengine.spark.queue_entries import WrongEntry
-    from pyengine.spark.remote_store import RemoteStore
+    from pyengine.spark.remote_store import TaskStore
     from pyengine.storage.consume_queue import ConsumeQueue
-    from pyengine.storage.store_reader import StoreReader
 
 log = logging.getLogger(__name__)
 SHARED_OPTIONS = ("path", "subscribe", "subscribePattern", "assign", "columns", "minPartitions", "readLevel", "allowMissing",
@@ -89,7 +88,7 @@ class QueueRows(InputPartition):
 class _Examiner:
     """Checks the entries of one part: wrong ones are an error, or left out, as the options say."""
 
-    def __init__(self, options: ReadOptions, reader: StoreReader | RemoteStore, limit: int) -> None:
+    def __init__(self, options: ReadOptions, reader: TaskStore, limit: int) -> None:
         from pyengine.spark.queue_entries import EntryCheck
 
         self._options, self._reader, self._limit = options, reader, limit
@@ -239,9 +238,7 @@ def view_rows(options: QueueViewOptions, part: QueueRows, schema: pyarrow.Schema
         yield from (_count if options.view == "queues" else _list)(options, reader, part, schema)
 
 
-def _count(
-    options: QueueViewOptions, reader: StoreReader | RemoteStore, part: QueueRows, schema: pyarrow.Schema
-) -> Iterator[pyarrow.RecordBatch]:
+def _count(options: QueueViewOptions, reader: TaskStore, part: QueueRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
     import pyarrow
 
     from pyengine.spark.remote_store import consumer_offsets
@@ -276,9 +273,7 @@ def _count(
         yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _list(
-    options: QueueViewOptions, reader: StoreReader | RemoteStore, part: QueueRows, schema: pyarrow.Schema
-) -> Iterator[pyarrow.RecordBatch]:
+def _list(options: QueueViewOptions, reader: TaskStore, part: QueueRows, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
     import numpy
     import pyarrow
 

@@ -23,7 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
 from pyengine.errors import NotAStoreError, StoreRefusedError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from pyengine.engine_config import Geometry
     from pyengine.ipc.live_reader import LiveStoreReader
 
+OpenStore: TypeAlias = "LiveStoreReader | RemoteStore"  # in the driver
+TaskStore: TypeAlias = "StoreReader | RemoteStore"
 _CONFIG = ("watermark", "sync-failure", "engine.toml", "recovery", "recovered", "topics.json", "replication.json")
 OFFSETS, GROUPS = "config/consumerOffset.json", "config/subscriptionGroup.json"
 _SIZE = "mapped_file_size_commit_log_bytes"
@@ -70,7 +72,7 @@ FILES_MAX = 1024
 _THREADS = 16
 
 
-def open_for_reading(options: ReadOptions) -> LiveStoreReader | RemoteStore:
+def open_for_reading(options: ReadOptions) -> OpenStore:
     """Open the store of a read: on this host, with its engine's counters if one runs, or on another file system."""
     if options.is_remote:
         return RemoteStore(reach_tree(options.path, options.file_system), options.sizes)
@@ -79,14 +81,14 @@ def open_for_reading(options: ReadOptions) -> LiveStoreReader | RemoteStore:
     return open_store(options.path, **options.sizes)
 
 
-def open_in_task(options: ReadOptions) -> StoreReader | RemoteStore:
+def open_in_task(options: ReadOptions) -> TaskStore:
     """Open the store of a read in a task, which asks no engine."""
     if options.is_remote:
         return RemoteStore(open_tree(options.path, options.file_system), options.sizes)
     return StoreReader(options.path, watermark=None, config=None, **options.sizes)
 
 
-def consumer_offsets(store: StoreReader | RemoteStore) -> ConsumerOffsets:
+def consumer_offsets(store: TaskStore) -> ConsumerOffsets:
     """Return the offsets of the store's consumer groups."""
     if isinstance(store, RemoteStore):
         for name in (OFFSETS, f"{OFFSETS}.bak"):
@@ -94,7 +96,7 @@ def consumer_offsets(store: StoreReader | RemoteStore) -> ConsumerOffsets:
     return ConsumerOffsets(store.root)
 
 
-def consumer_groups(store: StoreReader | RemoteStore) -> set[str]:
+def consumer_groups(store: TaskStore) -> set[str]:
     """Return every group that has committed an offset, or is in subscriptionGroup.json."""
     if isinstance(store, RemoteStore):
         for name in (GROUPS, f"{GROUPS}.bak"):
@@ -102,7 +104,7 @@ def consumer_groups(store: StoreReader | RemoteStore) -> set[str]:
     return {group for _, group in consumer_offsets(store).groups()} | SubscriptionGroups(store.root).read().rows.keys()
 
 
-def segment_of(store: StoreReader | RemoteStore, start: int) -> Segment | None:
+def segment_of(store: TaskStore, start: int) -> Segment | None:
     """Open the segment that begins there, to read ranges of it; None if it does not exist."""
     if isinstance(store, RemoteStore):
         with contextlib.suppress(FileNotFoundError):
@@ -112,7 +114,7 @@ def segment_of(store: StoreReader | RemoteStore, start: int) -> Segment | None:
     return None if view is None else MappedSegment(view, start)
 
 
-def segments_of(store: StoreReader | RemoteStore, begin: int, end: int) -> Iterator[tuple[Segment, int, int]]:
+def segments_of(store: TaskStore, begin: int, end: int) -> Iterator[tuple[Segment, int, int]]:
     """Yield (segment, first byte, limit) of each existing segment with bytes of [begin, end), and close it after its use."""
     for start in list(store.commit_log.starts()):
         first, limit = max(begin, start), min(end, start + store.commit_log.size_bytes)
@@ -122,7 +124,7 @@ def segments_of(store: StoreReader | RemoteStore, begin: int, end: int) -> Itera
                 yield segment, first, limit
 
 
-def prefetch_queue_ends(store: LiveStoreReader | RemoteStore, queues: Iterable[ConsumeQueue], limit: int) -> None:
+def prefetch_queue_ends(store: OpenStore, queues: Iterable[ConsumeQueue], limit: int) -> None:
     """Fetch the begins and ends of many queues at once; do nothing for mapped files."""
     if isinstance(store, RemoteStore):
         first = store.min_physical_offset

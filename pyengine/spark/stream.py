@@ -22,7 +22,7 @@ from pyengine.spark.file_access import QUEUES
 from pyengine.spark.options import AUTO, ReadOptions, read_options
 from pyengine.spark.partitions import LogRange, QueuePart, queue_chooser, select, without_light_queues
 from pyengine.spark.presence import QueueExtents, has_no_queues, require_end, require_entries, require_names
-from pyengine.spark.remote_store import RemoteStore, open_for_reading
+from pyengine.spark.remote_store import OpenStore, RemoteStore, open_for_reading
 from pyengine.spark.schema import columns_of_schema
 from pyengine.spark.stream_offsets import NAME, LogStream, Offset, QueueStream, StreamOffsets, is_of_log
 from pyengine.spark.task_reader import read_partition
@@ -53,7 +53,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options: ReadOptions = read_options(given, "stream")
         self.columns = columns_of_schema(schema, self.options)
         self.schema = schema
-        self._store: LiveStoreReader | RemoteStore | None = None
+        self._store: OpenStore | None = None
         self._stream: StreamOffsets | None = None
         self._target: Offset | None = None
         self._waiting_since_s: float | None = None
@@ -224,7 +224,7 @@ def _offset(value: str | Offset | None) -> Offset | None:
     return document
 
 
-def _between(store: LiveStoreReader | RemoteStore, start: Offset, end: Offset) -> tuple[int | None, int]:
+def _between(store: OpenStore, start: Offset, end: Offset) -> tuple[int | None, int]:
     """Return (messages, bytes of the log) from one offset to another; messages are unknown for the whole log."""
     if is_of_log(end):
         return None, max(0, end[NAME] - start[NAME])

@@ -37,13 +37,12 @@ from pyengine.spark.partitions import (
 from pyengine.spark.plan import grouped, require_messages_of_times, starting_time_ms
 from pyengine.spark.presence import queue_begin, queue_end
 from pyengine.spark.queue_entries import queue_entries, slice_bytes
-from pyengine.spark.remote_store import RemoteStore, prefetch_queue_ends, segment_of, segments_of
+from pyengine.spark.remote_store import OpenStore, RemoteStore, prefetch_queue_ends, segment_of, segments_of
 from pyengine.storage.arrow import allocate, to_array
 
 if TYPE_CHECKING:
     import pyarrow
 
-    from pyengine.ipc.live_reader import LiveStoreReader
     from pyengine.storage.consume_queue import ConsumeQueue
 
 Offset = dict[str, Any]  # as JSON has it
@@ -60,7 +59,7 @@ def is_of_log(offset: Offset) -> bool:
 class StreamOffsets(ABC):
     """One stream's offsets in the current state of the store; one thread uses it."""
 
-    def __init__(self, options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> None:
+    def __init__(self, options: ReadOptions, reader: OpenStore) -> None:
         self._options = options
         self._reader = reader
 
@@ -103,7 +102,7 @@ class StreamOffsets(ABC):
 class LogStream(StreamOffsets):
     """A stream of the whole log."""
 
-    def __init__(self, options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> None:
+    def __init__(self, options: ReadOptions, reader: OpenStore) -> None:
         super().__init__(options, reader)
         self._log = reader.commit_log
         self._counted = (0, 0, 0)  # messages from the first offset to the second, and how many
@@ -252,7 +251,7 @@ class LogStream(StreamOffsets):
 class QueueStream(StreamOffsets):
     """A stream of chosen topics."""
 
-    def __init__(self, options: ReadOptions, reader: LiveStoreReader | RemoteStore) -> None:
+    def __init__(self, options: ReadOptions, reader: OpenStore) -> None:
         super().__init__(options, reader)
         # Offsets only set the begin, so they do not select rows.
         choose = queue_chooser(select(options, with_offsets=False))
