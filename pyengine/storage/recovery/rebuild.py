@@ -176,7 +176,11 @@ def rebuild(
         options = replace(options, enable_consume_queue_ext=True)
     steps = GrowingProgress(progress)
     work = work or RebuildWork()
-    survey = work.survey(store, options, _log_view(store), steps)
+    segments = store.list_complete_log()
+    if not segments:
+        raise NotAStoreError(f"{store} has no commit log: there is nothing to make queues and index from")
+    log = LogView.of(segments, store.segment_bytes, own_watermark(store.read_watermark(), segments[0].start_offset))
+    survey = work.survey(store, options, log, steps)
     if survey.damage_offset is not None:
         return RebuildReport(RecoveryState.DEGRADED, ExitCode.CORRUPTION, damage_offset=survey.damage_offset,
                              seconds=time.monotonic() - started_s)
@@ -192,15 +196,16 @@ def rebuild(
     _refuse_broken_neighbours(store, {*pieces, *(unfinished.pieces if unfinished else ())})
     marker = _merged(store, unfinished, pieces)
     on_step("rebuild")
-    _mark_log_for_recovery(store, survey.log)
+    recovery_marker = _recovery_marker(store, log)
+    write_marker(store, recovery_marker)
     write_rebuild_marker(store, marker)
     made_to = work.make(store, options, made, marker)
     if made_to is not None:
         on_step("made")
         write_rebuild_marker(store, replace(marker, is_made=True))
-        _mark_rest_for_recovery(store, made_to)
-    report = recover(store, options=options, shared=shared, progress=_second_half(steps), on_step=on_step,
-                     elsewhere=work.dispatch)
+        write_marker(store, replace(recovery_marker, dispatch_from=made_to))
+    report = recover(store, options=options, shared=shared, progress=lambda done, total: steps(total + done, 2 * total),
+                     on_step=on_step, elsewhere=work.dispatch)
     steps.finish()
     is_refused = report.state is RecoveryState.DEGRADED
     there = store.quarantine / marker.folder
@@ -215,16 +220,6 @@ def rebuild(
     )
 
 
-# -- survey -----------------------------------------------------------------------
-
-
-def _log_view(store: MessageStore) -> LogView:
-    segments = store.list_complete_log()
-    if not segments:
-        raise NotAStoreError(f"{store} has no commit log: there is nothing to make queues and index from")
-    return LogView.of(segments, store.segment_bytes, own_watermark(store.read_watermark(), segments[0].start_offset))
-
-
 def _survey_queues(survey: Survey, progress: Progress) -> None:
     segments, size_bytes = survey.log.segments, survey.log.size_bytes
     total = len(segments) * size_bytes
@@ -234,23 +229,16 @@ def _survey_queues(survey: Survey, progress: Progress) -> None:
         with mapped(segment.path) as view:
             while at < end:
                 touched = touched_queues(view, base, at, min(end, at + _SURVEY_BYTES), multi_dispatch=True)
-                survey.in_log |= {(queue.topic, queue.queue_id) for queue in touched.queues}
                 if touched.reached == at:  # the record is longer than the slice, or the end or damage is reached
                     touched = touched_queues(view, base, at, end, multi_dispatch=True)
-                    survey.in_log |= {(queue.topic, queue.queue_id) for queue in touched.queues}
+                survey.in_log |= {(queue.topic, queue.queue_id) for queue in touched.queues}
+                following: int | None = touched.reached
                 if touched.reached == at:
                     following = sync(view, base, at + 1, end) if touched.reason not in ("blank", "zeroes") else None
-                    if following is None:
-                        break
-                    at = following
-                else:
-                    at = touched.reached
+                if following is None:
+                    break
+                at = following
                 progress(number * size_bytes + at - base, 2 * total)
-
-
-def _second_half(progress: GrowingProgress) -> Progress:
-    """Report the progress of recovery as the second half of the whole."""
-    return lambda done, total: progress(total + done, 2 * total)
 
 
 def _pieces(on_disk: Collection[Queue], made: Collection[Queue], index: bool) -> list[str]:
@@ -271,9 +259,6 @@ def _refuse_broken_neighbours(store: MessageStore, pieces: Collection[str]) -> N
             list_segments(folder, store.queue_file_bytes)
 
 
-# -- change -----------------------------------------------------------------------
-
-
 def _merged(store: MessageStore, unfinished: RebuildMarker | None, pieces: list[str]) -> RebuildMarker:
     """Return one marker for the pieces of an interrupted rebuild and those of this one."""
     if unfinished is not None:
@@ -285,18 +270,11 @@ def _merged(store: MessageStore, unfinished: RebuildMarker | None, pieces: list[
     return RebuildMarker(f"rebuild-{number}", tuple(pieces))
 
 
-def _mark_log_for_recovery(store: MessageStore, log: LogView) -> None:
-    """Write the marker of a recovery that reads the log as it would otherwise, and dispatches all of it."""
+def _recovery_marker(store: MessageStore, log: LogView) -> RecoveryMarker:
+    """Return the marker of a recovery that reads the log as it would otherwise, and dispatches all of it."""
     before = read_marker(store)
     path = RecoveryPath.ABNORMAL if store.abort_exists() else RecoveryPath.NORMAL
     scan_from = log.segments[-1].start_offset
     if before is not None:
         path, scan_from = before.path, min(before.scan_from, scan_from)
-    write_marker(store, RecoveryMarker(path, scan_from, max(log.min_offset, 0)))
-
-
-def _mark_rest_for_recovery(store: MessageStore, made_to: int) -> None:
-    """Write the marker for a recovery that dispatches only from `made_to` on, since everything below is rebuilt."""
-    before = read_marker(store)
-    if before is not None:
-        write_marker(store, replace(before, dispatch_from=made_to))
+    return RecoveryMarker(path, scan_from, max(log.min_offset, 0))
