@@ -103,9 +103,9 @@ class LogView:
 
     def label_at(self, segment: MappedFile, offset: int) -> str:
         """Return what is at `offset`, a label of formats.record_case, without reading the body."""
-        start = segment.start_offset
-        with mapped(segment.path) as view:
-            return classify(view, offset - start, start + self.size_bytes - offset, offset, check_crc=False)
+        at = offset - segment.start_offset
+        with self.mapped(segment) as view:
+            return classify(view, at, self.size_bytes - at, offset, check_crc=False)
 
     def with_kept_mappings(self) -> LogView:
         """Return a view that keeps its mappings from one step to the next, so that a page is faulted in only once."""
@@ -120,20 +120,24 @@ class LogView:
         else:
             self.kept.pop(path, None)
 
-    def mapped(self, segment: MappedFile) -> contextlib.AbstractContextManager[mmap.mmap]:
-        """Map the segment read-only for the block."""
-        if self.kept is None or segment.path not in self.kept and len(self.kept) >= KEPT_MAX:
-            return mapped(segment.path)
-        if segment.path not in self.kept:
-            self.kept[segment.path] = map_read_only(segment.path)
-        return contextlib.nullcontext(self.kept[segment.path])
+    @contextlib.contextmanager
+    def mapped(self, segment: MappedFile) -> Iterator[mmap.mmap]:
+        """Map the segment read-only for the block, which reads it in order."""
+        if self.kept is not None and (segment.path in self.kept or len(self.kept) < KEPT_MAX):
+            if segment.path not in self.kept:
+                self.kept[segment.path] = map_read_only(segment.path)
+                self.kept[segment.path].madvise(mmap.MADV_SEQUENTIAL)
+            yield self.kept[segment.path]
+            return
+        with mapped(segment.path) as view:
+            view.madvise(mmap.MADV_SEQUENTIAL)
+            yield view
 
     def walk(
         self, segment: MappedFile, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool
     ) -> Generator[WalkResult, None, None]:
         """Call walk_pieces() for one segment."""
         with self.mapped(segment) as view:
-            view.madvise(mmap.MADV_SEQUENTIAL)
             part = SegmentWalk(view, segment.start_offset, limit, check_crc, check_offset=self.owner is Owner.PYENGINE)
             yield from walk_pieces(part, start, pieces)
 
@@ -433,24 +437,16 @@ class _FollowedLog(LogView):
 
     folder: MappedFileQueue = field(kw_only=True)
 
-    def _bytes(self, segment: MappedFile) -> mmap.mmap:
+    @contextlib.contextmanager
+    def mapped(self, segment: MappedFile) -> Iterator[mmap.mmap]:
         view = self.folder.view(segment.start_offset)
         if view is None:
             raise FileNotFoundError(segment.path)
-        return view
+        yield view
 
     def head(self, segment: MappedFile) -> bytes:
-        return self._bytes(segment)[:HEAD_BYTES]
-
-    def label_at(self, segment: MappedFile, offset: int) -> str:
-        at = offset - segment.start_offset
-        return classify(self._bytes(segment), at, self.size_bytes - at, offset, check_crc=False)
-
-    def walk(
-        self, segment: MappedFile, start: int, pieces: Sequence[Piece], *, limit: int, check_crc: bool
-    ) -> Generator[WalkResult, None, None]:
-        return walk_pieces(SegmentWalk(self._bytes(segment), segment.start_offset, limit, check_crc,
-                                       check_offset=self.owner is Owner.PYENGINE), start, pieces)
+        with self.mapped(segment) as view:
+            return view[:HEAD_BYTES]
 
 
 # -- a walk over a long range by two processors ----------------------------------------
