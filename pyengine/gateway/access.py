@@ -89,7 +89,6 @@ class Addresses:
             self._ranges = [_range(text) if "*" in text or "-" in text else _one_address(text)]
 
     def match(self, host: str) -> bool:
-        """Return whether a client's address is one of these."""
         if self._is_all:
             return True
         numbers = _numbers(host) if self._ranges else ()
@@ -170,8 +169,6 @@ class _Account:
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """The content of an access list."""
-
     accounts: Mapping[str, _Account] = field(default_factory=dict)
     white: tuple[Addresses, ...] = ()
     version: Mapping[str, int] = field(default_factory=lambda: {"counter": 0, "timestamp": 0})
@@ -626,12 +623,10 @@ class TlsHandler:
 
     @property
     def is_enforcing(self) -> bool:
-        """Whether it closes plain connections."""
         return self._mode == "enforcing"
 
     @property
     def context(self) -> ssl.SSLContext:
-        """The context of a handshake that begins now."""
         assert self._context is not None
         return self._context
 
@@ -769,7 +764,6 @@ class _HandshakeHandler(asyncio.Protocol):
         self.abort()
 
     def abort(self) -> None:
-        """Close it."""
         self._stop_peeking()
         self._tls.undecided.discard(self)
         if self._transport is not None:

@@ -82,7 +82,6 @@ class Counts:
         self.sample()
 
     def count_gets(self, topic: str, group: str, number: int) -> None:
-        """Count messages that were delivered to a group."""
         key = GROUP_GETS, f"{topic}@{group}"
         self._gets[ALL_GETS, ALL_GETS] += number
         if key in self._gets or len(self._gets) < COUNTED_MAX:
@@ -90,7 +89,6 @@ class Counts:
 
     @property
     def total_gets(self) -> int:
-        """Return the number of messages delivered to all groups since the gateway's start."""
         return self._gets[ALL_GETS, ALL_GETS]
 
     def sample(self) -> None:
@@ -105,7 +103,6 @@ class Counts:
                 samples.popleft()
 
     def _read_counts(self) -> dict[Counter, int]:
-        """Return the engine's counters."""
         now_s = self._clock_s()
         if self._counts_read_s is None or now_s - self._counts_read_s >= COUNTS_KEPT_S:
             self._counts_read_s = now_s
@@ -276,7 +273,6 @@ class Admin:
         return Answer()
 
     async def all_groups(self, request: Request) -> Answer:
-        """Return every group of subscriptionGroup.json."""
         rows = {name: GROUPS_FORMAT.fields_of(group) for name, group in self._names.groups().items()}
         return Answer(body=write_json({"dataVersion": self._version(), "subscriptionGroupTable": rows}))
 
@@ -404,7 +400,6 @@ class Admin:
             lambda: write_json({"offsetTable": {key: IntKeys(queues) for key, queues in offsets.items()}})))
 
     async def delay_offsets(self, request: Request) -> Answer:
-        """Return the next offset of each delay level."""
         table, _ = await self._executor.run(DelayOffsets(self._reader.root).read)
         return Answer(body=write_json({"offsetTable": IntKeys(table)}))
 
@@ -418,7 +413,6 @@ class Admin:
     # ---- connections --------------------------------------------------------------
 
     def consumer_connections(self, request: Request) -> Answer:
-        """Return the members of a group, and their subscriptions."""
         name = request.text("consumerGroup")
         group = self._members.consumers.get(name)
         if group is None:
@@ -429,7 +423,6 @@ class Admin:
             "subscriptionTable": {topic: each.fields() for topic, each in group.subscriptions.items()}}))
 
     def producer_connections(self, request: Request) -> Answer:
-        """Return the producers of a group."""
         name = request.text("producerGroup")
         clients: Mapping[Any, Client] | None = self._members.producers.get(name)
         if not clients:
@@ -437,7 +430,6 @@ class Admin:
         return Answer(body=write_json({"connectionSet": [client.fields(connection) for connection, client in clients.items()]}))
 
     def all_producers(self, request: Request) -> Answer:
-        """Return every producer, by group."""
         now_ms, now_s = time.time_ns() // 1_000_000, self._members.now_s()
         return Answer(body=write_json({"data": {name: [{
             "clientId": client.client_id, "language": client.language,
@@ -545,7 +537,6 @@ class Admin:
         return Answer(fields={"version": write_json(self._version()).decode()}, body=body)
 
     def system_topics(self, request: Request) -> Answer:
-        """Return RocketMQ's system topics."""
         return Answer(body=write_json({"topicList": sorted(SYSTEM_TOPICS)}))
 
     async def queue_entries(self, request: Request) -> Answer:

@@ -150,7 +150,6 @@ class Connections:
         return int(server.sockets[0].getsockname()[1])
 
     async def start(self) -> None:
-        """Serve at every address."""
         for server in self._servers:
             await server.start_serving()
         self._watch = asyncio.get_running_loop().create_task(self._close_idle())
@@ -390,7 +389,6 @@ class Connection(asyncio.Protocol):
         return Request(self, Frame(code, opaque=opaque), size_bytes + REQUEST_BYTES)
 
     def invoke_oneway(self, code: int, fields: Mapping[str, str], body: bytes = b"") -> None:
-        """Send the client a one-way request."""
         if not self.is_closed:
             self._write(Frame(code, fields, body, next(self._opaque) & INT32_MASK, ONE_WAY))
 

@@ -42,8 +42,6 @@ VIP_DISTANCE = 2        # RocketMQ's clients may send to the broker's port minus
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The ports on which the gateway listens."""
-
     name_server: int
     broker: int
 

@@ -76,7 +76,6 @@ class Subscription:
         return self.text if self.expression_type == SQL else None
 
     def fields(self) -> dict[str, Any]:
-        """Return its fields by RocketMQ's names."""
         return {"classFilterMode": False, "codeSet": [string_hash(tag) for tag in self.tags], "expressionType": self.expression_type,
                 "subString": self.text, "subVersion": self.version, "tagsSet": list(self.tags), "topic": self.topic}
 
@@ -239,7 +238,6 @@ class Members:
                 connection.invoke_oneway(codes.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group.name})
 
     def unregister(self, request: Request) -> Answer:
-        """Remove a client from its groups, on its request."""
         fields = request.frame.fields
         if name := fields.get("producerGroup"):
             self._leave_producers(request.connection, name)
@@ -298,11 +296,9 @@ class Members:
                 del self._connection_of[client_id]
 
     def producer(self, client_id: str) -> Connection | None:
-        """Return the connection of a producer by its client id."""
         return self._connection_of.get(client_id)
 
     def consumer(self, group: str, client_id: str) -> Connection | None:
-        """Return the connection of a group's member by its client id."""
         members = self.consumers.get(group)
         found = () if members is None else members.clients.items()
         return next((connection for connection, client in found if client.client_id == client_id), None)
@@ -342,7 +338,6 @@ class Members:
         return Answer(body=write_json({"lockOKMQSet": got}))
 
     def unlock(self, request: Request) -> Answer:
-        """Release queues that a client locked."""
         client_id, group, queues = _queues(request)
         for queue in queues:
             key = (group, queue["topic"], queue["queueId"])

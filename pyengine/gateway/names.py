@@ -178,11 +178,9 @@ class Names:
         return self._topics.recent()
 
     def topic_table(self) -> dict[str, TopicConfig]:
-        """Return every topic, with system topics."""
         return self._system | self._topics.table()
 
     def is_system(self, topic: str) -> bool:
-        """Return whether it is one of RocketMQ's system topics."""
         return topic in self._system or topic in SYSTEM_TOPICS
 
     async def create(self, topic: TopicConfig) -> TopicConfig:
@@ -217,7 +215,6 @@ class Names:
         return self._groups.table().get(name) or self._system_groups.get(name)
 
     def groups(self) -> dict[str, SubscriptionGroup]:
-        """Return every group of subscriptionGroup.json, and the system groups."""
         return self._system_groups | self._groups.table()
 
     async def group_or_new(self, name: str) -> SubscriptionGroup | None:
@@ -327,7 +324,6 @@ class NameServer:
         return {}
 
     def cluster(self, request: Request) -> Answer:
-        """Return the brokers of the cluster."""
         address = self._address
         return Answer(body=write_json({
             "brokerAddrTable": {address.broker_name: {"brokerAddrs": IntKeys({0: address.broker}), "brokerName": address.broker_name,
@@ -367,19 +363,16 @@ class NameServer:
     # ---- keys and values of tools -------------------------------------------------
 
     async def put_key_value(self, request: Request) -> Answer:
-        """Store a value by namespace and key, durably before the answer."""
         namespace, key, value = (request.text(name) for name in ("namespace", "key", "value"))
         await self._names.change_key_values(lambda table: table.setdefault(namespace, {}).update({key: value}))
         return Answer()
 
     async def delete_key_value(self, request: Request) -> Answer:
-        """Delete a value."""
         namespace, key = request.text("namespace"), request.text("key")
         await self._names.change_key_values(lambda table: table.get(namespace, {}).pop(key, None))
         return Answer()
 
     def key_value(self, request: Request) -> Answer:
-        """Return one value."""
         namespace, key = request.text("namespace"), request.text("key")
         value = self._names.key_values().get(namespace, {}).get(key)
         if value is None:
@@ -387,7 +380,6 @@ class NameServer:
         return Answer(fields={"value": value})
 
     def key_values(self, request: Request) -> Answer:
-        """Return all values of a namespace."""
         namespace = request.text("namespace")
         table = self._names.key_values().get(namespace)
         if not table:

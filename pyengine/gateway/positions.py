@@ -74,7 +74,6 @@ class GroupOffsets:
         return self.by_group().get(group, {})
 
     def all(self) -> Table:
-        """Return every offset, by topic@group."""
         found: Table = {}
         for table in (self._file(), self._writing, self._waiting):
             for key, queues in table.items():
@@ -191,7 +190,6 @@ class Positions:
                            request.integer("commitOffset", bits=64))
 
     def commit(self, topic: str, group: str, queue_id: int, offset: int) -> Answer:
-        """Commit an offset, or answer why not."""
         if fault := topic_fault(topic) or group_fault(group):
             return Answer(codes.SYSTEM_ERROR, fault)
         if group.startswith(OWN_GROUP_PREFIXES):
@@ -218,11 +216,9 @@ class Positions:
     # ---- queues -------------------------------------------------------------------
 
     def max_offset(self, request: Request) -> Answer:
-        """Return the offset after a queue's last message."""
         return _offset(self._range(request)[1])
 
     def min_offset(self, request: Request) -> Answer:
-        """Return the first offset of a queue."""
         return _offset(self._range(request)[0])
 
     def _range(self, request: Request) -> tuple[int, int]:

@@ -194,7 +194,6 @@ class Pulls:
 
     @property
     def held(self) -> int:
-        """The number of held pulls."""
         return sum(map(len, self._held.values()))
 
     def start(self) -> None:
