@@ -565,6 +565,23 @@ def test_a_child_forked_during_a_round_does_not_keep_the_check_from_others(engin
         os.waitpid(child, 0)
 
 
+def test_the_producers_own_thread_goes_on_after_any_error(tmp_path, monkeypatch):
+    calls, rounds, run_round = [], [], PreparedCheck.round
+
+    def fails_once(*arguments):
+        rounds.append(True)
+        if len(rounds) == 1:
+            raise MemoryError
+        return run_round(*arguments)
+
+    monkeypatch.setattr(PreparedCheck, "round", fails_once)
+    with pyengine.Engine(tmp_path / "store", transaction_timeout_ms=0, transaction_check_interval_ms=20, **SMALL) as engine:
+        with HalfOpen(engine):
+            pass
+        with engine.connect() as producer, producer.transaction(group="shop", checker=calls.append):
+            eventually(lambda: calls, "the next round asks")
+
+
 def test_several_producers_of_a_group_ask_no_more_often_than_one(tmp_path, monkeypatch):
     """The checker of a web server with 16 workers would be asked for the last time after a minute, whatever the interval."""
     calls, done, run_round = [], [], PreparedCheck.round
