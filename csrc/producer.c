@@ -187,9 +187,28 @@ static void note_submitted(struct ms_producer *producer, uint64_t bytes)
     producer->tail += bytes;
 }
 
-/* Publish the entries before the tail to the writer. */
-static void announce(struct ms_producer *producer)
+/* Fill in one entry at the tail; 0, AGAIN or CLOSED. The writer does not have it before publish(). */
+static int fill(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic, const uint8_t *properties,
+                const uint8_t *first, uint64_t first_bytes, const uint8_t *second, uint64_t second_bytes, int64_t deadline_ns)
 {
+    uint64_t bytes = ms_entry_layout_bytes(header->topic_bytes, header->properties_bytes, first_bytes + second_bytes);
+    int code;
+    uint8_t *to = take_room(producer, bytes, deadline_ns, &code);
+    if (to == NULL)
+        return code;
+    header->entry_bytes = (uint32_t)bytes;
+    header->sequence = producer->sequence + 1;
+    ms_entry_fill(to, header, topic, properties, first, first_bytes, second, second_bytes);
+    note_submitted(producer, bytes);
+    return 0;
+}
+
+/* Publish the entries before the tail to the writer. `unclaimed`: the one that ms_producer_claim can claim; 0 none. */
+static void publish(struct ms_producer *producer, uint64_t unclaimed)
+{
+    if (producer->unclaimed != 0) /* an exception occurred between its submission and its claim */
+        ms_producer_finish(producer, producer->unclaimed);
+    producer->unclaimed = unclaimed;
     int32_t cpu = sched_getcpu();
     if (producer->session->producer_cpu != cpu) /* if changed only: the writer reads that line in each pass */
         ms_store_relaxed(&producer->session->producer_cpu, cpu);
@@ -203,15 +222,6 @@ static void announce(struct ms_producer *producer)
     ms_prefetch_range(producer->ring, producer->ring_bytes, at, MS_ENTRY_AHEAD_BYTES, 1);
 }
 
-static void publish(struct ms_producer *producer, uint64_t bytes)
-{
-    if (producer->unclaimed != 0) /* an exception occurred between its submission and its claim */
-        ms_producer_finish(producer, producer->unclaimed);
-    note_submitted(producer, bytes);
-    producer->unclaimed = producer->sequence;
-    announce(producer);
-}
-
 int ms_producer_submit(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic,
                        const uint8_t *properties, const uint8_t *first, uint64_t first_bytes,
                        const uint8_t *second, uint64_t second_bytes, int64_t deadline_ns)
@@ -220,16 +230,10 @@ int ms_producer_submit(struct ms_producer *producer, struct ms_entry *header, co
         return MS_PRODUCER_BUSY;
     if (header->submitted_ns == 0)
         header->submitted_ns = ms_monotonic_ns();
-    uint64_t bytes = ms_entry_layout_bytes(header->topic_bytes, header->properties_bytes, first_bytes + second_bytes);
-    int code;
-    uint8_t *to = take_room(producer, bytes, deadline_ns, &code);
-    if (to == NULL)
-        return code;
-    header->entry_bytes = (uint32_t)bytes;
-    header->sequence = producer->sequence + 1;
-    ms_entry_fill(to, header, topic, properties, first, first_bytes, second, second_bytes);
-    publish(producer, bytes);
-    return 0;
+    int code = fill(producer, header, topic, properties, first, first_bytes, second, second_bytes, deadline_ns);
+    if (code == 0)
+        publish(producer, producer->sequence);
+    return code;
 }
 
 int ms_producer_fill(struct ms_producer *producer, struct ms_entry *header, const uint8_t *topic, const uint8_t *properties,
@@ -237,26 +241,14 @@ int ms_producer_fill(struct ms_producer *producer, struct ms_entry *header, cons
 {
     if (page_cache_busy(producer, ms_wall_ms()))
         return MS_PRODUCER_BUSY;
-    uint64_t bytes = ms_entry_layout_bytes(header->topic_bytes, header->properties_bytes, header->payload_bytes);
-    if (bytes > ms_producer_entry_limit(producer))
+    if (ms_entry_layout_bytes(header->topic_bytes, header->properties_bytes, header->payload_bytes) > ms_producer_entry_limit(producer))
         return MS_PRODUCER_AGAIN;
-    int code;
-    uint8_t *to = take_room(producer, bytes, 0, &code);
-    if (to == NULL)
-        return code;
-    header->entry_bytes = (uint32_t)bytes;
-    header->sequence = producer->sequence + 1;
-    ms_entry_fill(to, header, topic, properties, payload, header->payload_bytes, NULL, 0);
-    note_submitted(producer, bytes);
-    return 0;
+    return fill(producer, header, topic, properties, payload, header->payload_bytes, NULL, 0, 0);
 }
 
 void ms_producer_publish_filled(struct ms_producer *producer)
 {
-    if (producer->unclaimed != 0) /* as in publish() */
-        ms_producer_finish(producer, producer->unclaimed);
-    producer->unclaimed = 0;
-    announce(producer);
+    publish(producer, 0);
 }
 
 static int take_answer(const struct ms_producer *producer, uint64_t sequence, struct ms_completion *answer)
@@ -497,7 +489,8 @@ uint8_t *ms_producer_reserve(struct ms_producer *producer, const uint8_t *prefix
 
 void ms_producer_publish(struct ms_producer *producer)
 {
-    publish(producer, producer->reserved_bytes);
+    note_submitted(producer, producer->reserved_bytes);
+    publish(producer, producer->sequence);
     producer->stage = MS_STAGE_SUBMITTED;
 }
 
