@@ -38,6 +38,7 @@ from pyengine.storage.config import EngineConfig
 from pyengine.storage.message_store import MessageStore
 
 BUFFER_BYTES = 512 << 10  # most bytes of frames in one system call
+FRAMES_MAX = 1024  # of short ones: the most buffers that preadv() fills (IOV_MAX)
 HANDSHAKE_NS = 5_000_000_000  # longest handshake of a peer
 REFUSAL_NS = 2_000_000_000  # longest wait for a slave to read why it is refused
 _READ_BYTES = 4096
@@ -294,7 +295,7 @@ class HAConnection:
         at, views, bodies = 0, [], []
         while position < stop:
             size = min(batch, stop - position)
-            if at + self._head_bytes + size + self._tail_bytes > room:
+            if at + self._head_bytes + size + self._tail_bytes > room or len(views) == FRAMES_MAX:
                 break
             ha_wire.pack_header_into(buffer, at, position, size)
             body = at + self._head_bytes

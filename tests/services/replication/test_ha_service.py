@@ -122,6 +122,14 @@ def make_rig(make_owner):
         rig.close()
 
 
+def test_the_shortest_frames_are_sent_too(make_rig):
+    rig = make_rig(ha_transfer_batch_size_bytes=7)
+    rig.fill(20_000)
+    slave = rig.slave(1)
+    rig.until(lambda: slave.end == rig.writer.end, "all of it was sent")
+    assert bytes(slave.log) == bytes(rig.writer.log[1:])
+
+
 @pytest.mark.parametrize("mode", [native.MODE_MAPPED, native.MODE_SYNC])
 def test_slaves_get_the_log_byte_for_byte_as_it_grows(make_rig, mode):
     rig = make_rig({"mode": mode})
