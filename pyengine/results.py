@@ -24,7 +24,7 @@ class PutStatus(enum.IntEnum):
     FLUSH_SLAVE_TIMEOUT = 2
     """Stored, but not confirmed by the slaves within slave_timeout_ms."""
     SLAVE_NOT_AVAILABLE = 3
-    """Stored, but too few slaves are connected, or they are too far behind (min_in_sync_replicas)."""
+    """Stored, but too few slaves are connected, or they lag too far (min_in_sync_replicas)."""
     SERVICE_NOT_AVAILABLE = 4
     """Refused: the engine cannot be reached, the disk is full or the store is read-only."""
     CREATE_MAPEDFILE_FAILED = 5
@@ -51,7 +51,7 @@ class GetStatus(enum.IntEnum):
     MESSAGE_WAS_REMOVING = 2
     """The messages were deleted in this moment."""
     OFFSET_FOUND_NULL = 3
-    """The queue file with this offset is gone; go on at `next_begin_offset`."""
+    """The queue file with this offset is gone; continue at `next_begin_offset`."""
     OFFSET_OVERFLOW_BADLY = 4
     """The offset is beyond the end of the queue."""
     OFFSET_OVERFLOW_ONE = 5

@@ -30,7 +30,7 @@ done
 
 say() { printf '%s\n' "$*"; }
 fail() { printf 'install-systemd.sh: %s\n' "$*" >&2; exit 1; }
-# What would make every unit end with 203/EXEC again and again.
+# For what would make every unit fail with 203/EXEC at each start.
 refuse() {
     [ -n "$force" ] || fail "$*; or give --force and change the units by drop-ins"
     say "warning: $*" >&2
@@ -58,7 +58,7 @@ escaped() {
     done
     printf %s "$made"
 }
-# Units that were installed from here, this version's or an earlier one's; not those that stand in the folder KEPT.
+# Units that were installed from here, this version's or an earlier one's; not those with a file of that name in the folder KEPT.
 remove_made_by_us() { # remove_made_by_us [KEPT]
     local unit
     for unit in "$units"/pyengine*; do

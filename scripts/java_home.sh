@@ -3,7 +3,7 @@
 #   use_java    exports JAVA_HOME; needs PYTHON (environment.sh). Returns 1, having said why, if there
 #               is none and none can be had.
 #
-# How it is found, and what becomes of the package, stands in pyengine/spark/java.py.
+# pyengine/spark/java.py finds it, and gets the package.
 
 java_finder=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)/pyengine/spark/java.py
 

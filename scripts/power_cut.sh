@@ -2,7 +2,7 @@
 # Cut the power under a running engine: every tree that a cut could leave is recovered and audited.
 # usage: scripts/power_cut.sh [--block] [--rounds N] [--states N] [--seed S] [--mode async|pool|sync] [--broken SWITCH] [--json]
 #                             [--peer] [--with [cleaning] [delayed] [consumers]] [--then recover|rebuild|salvage|cut|read]
-#        --with: what else goes on in each run; without it the rounds take turns
+#        --with: what else happens in each run; by default the rounds take turns
 #        --then: what is done to the store after all processes were killed; the power is cut in it or after it
 #        --block: states of a disk with a real ext4 on it (root), not the trees of the strictest reading of POSIX;
 #                 --file-system xfs: that one, where mkfs.xfs is

@@ -2,7 +2,7 @@
 # Everything that tries to break the engine, in its long form; docs/proof.md says what it counted.
 # usage: scripts/prove_all.sh [--rounds N] [--seed S] [part ...]     exit 0: all held, 1: something did not
 # parts: kills restarts failpoints powercut disk corruption fuzz mutants page; without any: all, which takes hours.
-# A part replaces the rows of its classes in docs/proof.md, which is the only record; `page` alone counts their age anew.
+# A part replaces the rows of its classes in docs/proof.md, the only record; `page` alone updates their age.
 # PYENGINE_PROOF=FILE keeps the lines of the single runs too.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

@@ -115,7 +115,7 @@ else # an older version has words of its own for it
   ! "$old" put "$store" --topic orders "refused" >"$work/log" 2>&1 || give_up "the other version put into an engine whose memory it does not know"
 fi
 read_back "$new"
-put "$new" # the engine has come to no harm
+put "$new" # the engine still takes puts
 quietly pkill -KILL -f "pyengine[.]workers[.][a-z]+ $store"
 step "this version recovers after a kill of all its processes" "$new" start "$store"
 read_back "$new"

@@ -102,7 +102,7 @@ def test_what_a_sync_master_acknowledges_is_on_its_slave_and_can_be_read_there(m
     with pyengine.connect(pair.slave.root) as producer:
         refused = producer.put("T", b"three")
         assert refused.status is PutStatus.SERVICE_NOT_AVAILABLE
-    for one, told in ((pair.master, "1 connected, 0 B not confirmed"), (pair.slave, f"linked, its log ends at {end:,}, 0 B behind")):
+    for one, told in ((pair.master, "1 connected, 0 B not confirmed"), (pair.slave, f"linked, its log ends at {end:,}, lag 0 B")):
         eventually(lambda: told in run("status", one.root).stdout, told)
     pair.slave.stop()
     pair.master.stop()

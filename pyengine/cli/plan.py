@@ -136,7 +136,7 @@ def longest_wait_s(config: EngineConfig) -> float:
 
 
 def measure_reading(body_bytes: int) -> float:
-    """Measure how many bytes a second this machine reads as recovery does: from a cached file, mapped anew, with CRC checks,
+    """Measure how many bytes a second this machine reads as recovery does: from a cached file, newly mapped, with CRC checks,
     in one thread."""
     record = encode_message(Message("plan", bytes(body_bytes), 0, 0, 0, 0))
     count = max(1, MEASURED_BYTES // len(record))
@@ -230,7 +230,7 @@ def write_plan(made: Plan, load: Load, config: EngineConfig) -> None:
         ("shared memory", size(made.shared_memory_bytes), f"{load.producers} rings of {size(config.session_ring_bytes)}"
                                                           f"{', the pool' if config.pool_enabled else ''}, the engine's objects"),
         ("processes", size(made.process_bytes), "their own memory"),
-        ("page cache", size(made.page_cache_bytes), f"wanted for consumers {load.lag_s:,.0f} s behind, and {SEGMENTS_AHEAD} segments"),
+        ("page cache", size(made.page_cache_bytes), f"wanted for consumers that lag {load.lag_s:,.0f} s, and {SEGMENTS_AHEAD} segments"),
         ("open files", f"{made.descriptors:,}", "`ulimit -n`, LimitNOFILE; more queues than that are opened in turns"),
         ("recovery", f"{made.recovery_s:.1f} s", f"after a kill: {size(made.recovery_read_bytes)} read again, at "
                                                  f"{size(made.recovery_read_bytes_per_s)}/s from memory"),

@@ -140,5 +140,5 @@ def _master_line(replication: dict[str, Any]) -> str:
     address = replication["links"][0]["address"] if replication["links"] else ""
     heard = "end of its log unknown" if replication["master_end"] is None else (
         f"its log ends at {replication['master_end']:,}, "
-        f"{_lag_text(replication['master_lag_bytes'], replication['master_lag_s'])} behind")
+        f"lag {_lag_text(replication['master_lag_bytes'], replication['master_lag_s'])}")
     return f"{address} {'linked' if replication['linked'] else 'not linked'}, {heard}".strip()

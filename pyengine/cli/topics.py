@@ -252,7 +252,7 @@ def _write_lag(states: list[GroupState]) -> None:
             [(queue.queue_id, queue.committed, queue.max_offset, queue.lag, queue.lost,
               output.time_text(queue.waiting_since_ms), state.holders.get(queue.queue_id))
              for queue in state.queues.values()],
-            title=f"{output.printable(state.group)} on {output.printable(state.topic)}: {state.lag:,} behind")
+            title=f"{output.printable(state.group)} on {output.printable(state.topic)}: lag {state.lag:,}")
 
 
 ACTIONS = ("list", "show", "requeue")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyengine._native import ms_control
 
 STUCK_ROUND_MS = 10_000      # workers do a round at least every five seconds (pyengine/engine/worker.py)
-SLAVE_WAIT_S = 2.0     # in which a slave that is behind acknowledges something
+SLAVE_WAIT_S = 2.0     # in which a slave that lags acknowledges something
 POLL_INTERVAL_S = 0.02
 MOVES = {"flusher": ("flushed", "committed"), "committer": ("committed", "wrote"), "reputter": ("reput_from", "committed")}
 NEEDED = {"writer", "allocator", *MOVES}  # the workers that store a message, make it durable, and put it into its queue
@@ -209,7 +209,7 @@ def stalled_slaves(role: int, read: Callable[[], dict[str, Any] | None]) -> list
         now = _lagging(read())
         stay = {address: link for address, link in stay.items() if address in now and now[address]["acked"] == link["acked"]}
     verdict = Verdict.STUCK if role == native.SYNC_MASTER else Verdict.WARNING
-    return [Finding(verdict, f"the slave {address} is {link['lag_bytes']} bytes behind and acknowledged nothing for {SLAVE_WAIT_S:g} s: "
+    return [Finding(verdict, f"the slave {address} lags {link['lag_bytes']} bytes and acknowledged nothing for {SLAVE_WAIT_S:g} s: "
                              "look at its disk and at the network") for address, link in stay.items()]
 
 
@@ -224,7 +224,7 @@ def _why_clock(identity: Identity, store_timestamp_ms: int) -> str:
     now = now_ms()
     if store_timestamp_ms - now > CLOCK_AHEAD_MS:
         return (f"the last message was stored {_days(store_timestamp_ms - now)} ahead of this machine's clock: store times do not advance "
-                "until the clock reaches it; set the clock right if it is behind")
+                "until the clock reaches it; set the clock right if it is slow")
     set_ms = (now - identity.created_ms) - (boot_ns() - identity.created_boot_ns) // 1_000_000 if identity.created_boot_ns else 0
     if set_ms > CLOCK_SET_MS:
         return (f"this machine's clock was set forward by {_days(set_ms)} since the engine started: if that is wrong, set it back, "

@@ -357,7 +357,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], reading: int, timeout_s:
         while True:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not selector.select(left_s):
-                raise EngineError(f"the engine is not ready after {timeout_s:g} s (pid {process.pid} goes on)")
+                raise EngineError(f"the engine is not ready after {timeout_s:g} s (pid {process.pid} is still starting)")
             data = report.read(65536)
             if not data:
                 raise EngineError(f"the supervisor ended while starting (exit code {process.wait()})")

@@ -166,7 +166,7 @@ def pause_before_restart(lived_s: float) -> None:
         return
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)  # a signal to stop ends the pause
-    notify(f"STATUS=cannot go on now, ends in {RESTART_PAUSE_S:g} s to be started again")
+    notify(f"STATUS=cannot work now, ends in {RESTART_PAUSE_S:g} s, and is then started again")
     time.sleep(RESTART_PAUSE_S)
 
 

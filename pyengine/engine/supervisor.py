@@ -563,7 +563,7 @@ def report(descriptor: int, line: dict[str, object]) -> None:
 def parse_arguments(argv: Sequence[str] | None) -> Arguments:
     parser = argparse.ArgumentParser(
         prog="python -m pyengine.workers.supervisor", description="Owns a store: recovers it, runs its workers, opens sessions.",
-        epilog="SIGTERM: orderly stop; SIGHUP: settings are read again; SIGUSR1: a log that was moved is opened anew. "
+        epilog="SIGTERM: orderly stop; SIGHUP: settings are read again; SIGUSR1: a log that was moved is reopened. "
                "Exit codes: 0 stopped clean, 1 failed, 3 damage found, 5 store busy, 6 degraded.")
     parser.add_argument("store", type=Path, metavar="STORE", help="root directory of the store; made if it is not there")
     parser.add_argument("--set", action="append", default=[], metavar="key=value", help="a setting (pyengine config explain)")

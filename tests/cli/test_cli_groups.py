@@ -59,7 +59,7 @@ def test_lag_shows_each_queue(store):
     assert billing["queues"][0]["waiting_since_ms"] == START_MS + 5000 and billing["queues"][2]["waiting_since_ms"] is None
     (audit,) = groups(store, "lag", "--group", "audit", "--json").document["groups"]
     assert [queue["committed"] for queue in audit["queues"]] == [10, None, None]
-    assert "15 behind" in groups(store, "lag").stdout
+    assert "lag 15" in groups(store, "lag").stdout
 
 
 @pytest.mark.parametrize(("to", "offsets"), [

@@ -64,7 +64,7 @@ def test_a_master_shows_each_slave_and_what_is_not_confirmed(replicating):
     gone.close("the reports went back")
     document = status(owner, code=6)
     assert document["positions"]["confirm"] == 3000 and document["verdict"] == "stuck"
-    assert document["summary"].startswith("the slave 10.0.0.3:4001 is 1096 bytes behind and acknowledged nothing")
+    assert document["summary"].startswith("the slave 10.0.0.3:4001 lags 1096 bytes and acknowledged nothing")
     found = document["replication"]
     assert (found["slaves_connected"], found["min_in_sync_replicas"], found["unconfirmed_bytes"]) == (2, 2, 1096)
     assert (found["linked"], found["master_end"], found["listening_port"], found["dispatch_at"]) == (None, None, 10912, "committed")
@@ -119,7 +119,7 @@ def test_a_slave_shows_its_master_and_how_far_it_lags(replicating):
             found["master_lag_bytes"]) == ("SLAVE", "", True, 5120, 4100, 1024)
     assert 40 <= found["master_lag_s"] < 100
     for shown in (run("status", owner.root).stdout, run("top", owner.root, "--count", 1).stdout):
-        assert re.search(r"10.0.0.1:10912 linked, its log ends at 5,120, 1.0 KiB, [4-9]\d s behind", shown)
+        assert re.search(r"10.0.0.1:10912 linked, its log ends at 5,120, lag 1.0 KiB, [4-9]\d s", shown)
 
 
 def test_a_slave_without_its_master_says_why(replicating):
