@@ -507,5 +507,5 @@ def is_plausible(header: IndexHeader, layout: IndexLayout) -> bool:
 
 def read_index_header(file: Path) -> IndexHeader:
     """Return the header of an index file of any length; FormatError if it is too short for one."""
-    with open(file, "rb") as opened:
+    with open(file, "rb") as opened, disk_errors("read", file):
         return unpack_header(opened.read(INDEX_HEADER_BYTES))

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pyengine.errors import disk_error
+from pyengine.errors import disk_error, disk_errors
 from pyengine.formats.paths import Root, StorePaths, segment_name
 from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_small_file
 from pyengine.native.failpoint import failpoint
@@ -228,7 +228,8 @@ def _note_path(target: Path) -> Path:
 def _chunks(source: BinaryIO, start: int, end: int) -> Iterator[bytes]:
     source.seek(start)
     while start < end:
-        chunk = source.read(min(_COPY_BYTES, end - start))
+        with disk_errors("read", source.name):
+            chunk = source.read(min(_COPY_BYTES, end - start))
         if not chunk:
             return
         start += len(chunk)

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyengine.arguments import INT64_MAX
-from pyengine.errors import DiskError, EngineError, FormatError, StoreRefusedError, disk_error
+from pyengine.errors import DiskError, EngineError, FormatError, StoreRefusedError, disk_error, disk_errors
 from pyengine.formats.constants import CQ_ENTRY_BYTES, SCHEDULE_TOPIC
 from pyengine.formats.consume_queue import ENTRY, is_filler, is_live
 from pyengine.formats.paths import Root, StorePaths
@@ -271,7 +271,7 @@ def _last_offset(queue: QueueState) -> int:
 
 
 def _read_entry(path: Path, at: int) -> tuple[int, int, int]:
-    with open(path, "rb") as file:
+    with open(path, "rb") as file, disk_errors("read", path):
         file.seek(at)
         return ENTRY.unpack(file.read(CQ_ENTRY_BYTES).ljust(CQ_ENTRY_BYTES, b"\0"))
 
@@ -280,7 +280,11 @@ def _chunks(path: Path) -> Iterator[bytes]:
     """Yield the file's bytes in chunks of complete entries, except for the last; the chunks grow."""
     with open(path, "rb", buffering=0) as file:
         want = _FIRST_CHUNK_BYTES
-        while chunk := file.read(want):
+        while True:
+            with disk_errors("read", path):
+                chunk = file.read(want)
+            if not chunk:
+                return
             yield chunk
             want = min(want << 4, _CHUNK_BYTES_MAX)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from pathlib import Path
@@ -826,3 +827,25 @@ def test_a_copied_segment_that_ends_anywhere_in_a_record_is_no_damage(build_stor
         report = recover(MessageStore(copy, store.geometry))
         assert (report.state, report.end_offset, report.is_copy) == (RecoveryState.RECOVERED, record.start, True), kept
         assert not [one for one in check(MessageStore(copy, store.geometry)).findings if one.severity is Severity.ERROR]
+
+
+class Unreadable(io.FileIO):
+    """A file on a disk that cannot read it; the system names no file then."""
+
+    def read(self, *_: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize("module", ["queues", "dispatch", "quarantine"])
+def test_a_file_that_the_disk_cannot_read_is_named(build_store, monkeypatch, module):
+    store = build_store(40)
+    recovered(store)
+    create_abort_file(store.root)
+    place = {"queues": "consumequeue", "dispatch": "index", "quarantine": "commitlog"}[module]
+    if module == "quarantine":
+        with open(store.segment(store.end), "r+b") as log:
+            log.seek(store.end % 4096)
+            log.write(b"random bytes")
+    monkeypatch.setattr(f"pyengine.storage.recovery.{module}.open", lambda path, *_, **__: Unreadable(path), raising=False)
+    with pytest.raises(DiskError, match=f"cannot read .*/{place}/.*: Input/output error"):
+        recovered(store)
