@@ -10,11 +10,11 @@ anything by this object.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyengine.ipc import shared_objects
+from pyengine.ipc.control_block import now_ms
 from pyengine.ipc.shared_objects import SharedFolder, SharedObject
 from pyengine.native import control as native_control
 from pyengine.native import replication as native
@@ -79,7 +79,7 @@ class Link:
         self._block = block = owner.block.links[number]
         self.address = address
         native.write_texts(block, address, "")
-        for field, value in (("since_ms", _now_ms()), ("start", -1), ("sent", -1), ("acked", -1), ("acked_ms", 0),
+        for field, value in (("since_ms", now_ms()), ("start", -1), ("sent", -1), ("acked", -1), ("acked_ms", 0),
                              ("bytes", 0), ("frames", 0), ("caught_up_ns", 0)):
             native_control.store(block, field, value)
         self._store_sent = native_control.storer(block, "sent")
@@ -111,7 +111,7 @@ class Link:
     def acked(self, offset: int) -> None:
         """Note the offset that the slave reported last."""
         self._store_acked(offset)
-        self._store_acked_ms(_now_ms())
+        self._store_acked_ms(now_ms())
 
     def caught_up(self, at_ns: int) -> None:
         """Note that the peer has all that was committed here at the time `at_ns` (monotonic)."""
@@ -120,9 +120,7 @@ class Link:
     def close(self, detail: str = "") -> None:
         """Free the link; `detail` is the reason if this process did not close it on purpose."""
         native_control.store(self._block, "state", LINK_NONE)
-        if detail:
-            self._owner.note_end(self.address, detail)
-        self._owner.give_back(self._number)
+        self._owner.release(self._number, self.address, detail)
 
 
 class Replication:
@@ -142,7 +140,7 @@ class Replication:
 
     @classmethod
     def private(cls) -> Replication:
-        """Return an object in private memory, for tests and for when the shared one cannot be opened."""
+        """Return an object in private memory, for a replicator that cannot open the shared one."""
         replication = cls.__new__(cls)
         replication._take(native.private(), None)
         return replication
@@ -155,9 +153,13 @@ class Replication:
             return None
         return Link(self, self._free.pop(), address, state)
 
-    def give_back(self, number: int) -> None:
-        """Free a link; for Link.close()."""
+    def release(self, number: int, address: str, detail: str) -> None:
+        """Free a link, and note why it ended, unless it was closed on purpose; for Link.close()."""
         self._free.append(number)
+        if detail:
+            self.count("closed")
+            native.write_texts(self.block, address, detail)
+            native_control.store(self.block, "detail_ms", now_ms())
 
     def count(self, field: str) -> None:
         """Add 1 to `connections`, `refused` or `closed`."""
@@ -166,12 +168,6 @@ class Replication:
     def listening(self, port: int) -> None:
         """Note the port at which a master accepts slaves."""
         native_control.store(self.block, "listening_port", port)
-
-    def note_end(self, address: str, detail: str) -> None:
-        """Note why the last link ended."""
-        self.count("closed")
-        native.write_texts(self.block, address, detail)
-        native_control.store(self.block, "detail_ms", _now_ms())
 
     # ---- `status` --------------------------------------------------------------
 
@@ -208,7 +204,3 @@ def _snapshot(block: ms_link) -> LinkSnapshot | None:
     numbers = {field: native_control.load(block, field)
                for field in ("since_ms", "start", "sent", "acked", "acked_ms", "bytes", "frames", "caught_up_ns")}
     return LinkSnapshot(address=address, state=LINK_STATE_NAMES[state], detail=detail, **numbers)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
