@@ -154,7 +154,7 @@ class _Backup:
         self._known = (*(before.pieces if before else ()), *(unfinished.pieces if unfinished else ()))
         manifest = self._cut(uuid, before)
         hold.move(manifest.min_offset)
-        self._note(PROGRESS, manifest)
+        self._dest.replace(PROGRESS, manifest.content())
         reused = self._reusable(manifest)
         manifest = self._copy_log(replace(manifest, pieces=tuple(reused)), hold)
         if before is not None and self.rewritten_bytes and self.damage:  # not cut and gone on otherwise: the copy is what is whole
@@ -162,7 +162,7 @@ class _Backup:
             raise self._only_copy_error(before, f"the log of {self._root} is damaged at {self.damage[0]}, where the backup has other bytes")
         manifest = replace(manifest, tables=tuple(self._write_tables(manifest.number)))
         failpoint("backup_manifest_due")
-        self._note(MANIFEST, manifest)
+        self._dest.replace(MANIFEST, manifest.content())
         failpoint("backup_manifest_written")
         self._clear(manifest)
         return manifest
@@ -201,13 +201,12 @@ class _Backup:
             if expected != start:
                 raise CorruptionError(f"the segment {segment_name(expected)} of {self._root} is missing: {command('check', self._root)} "
                                       "says what to do")
-        watermark = read_watermark(self._root)
-        is_own = watermark.watermark is not None and not watermark.is_copied
+        reading = read_watermark(self._root)
         self._tables += _ends_of_empty_queues(self._store)
         return Manifest(
             number=1 + (before.number if before else 0), uuid=uuid, store=str(self._root.absolute()),
             taken_ms=time.time_ns() // 1_000_000, min_offset=first, end=end,
-            verified_from=watermark.watermark.verified_from if is_own and watermark.watermark else None,
+            verified_from=None if reading.watermark is None or reading.is_copied else reading.watermark.verified_from,
             settings=_rebuild_settings(self._store), pieces=())
 
     def _flushed_end(self) -> int:
@@ -287,7 +286,7 @@ class _Backup:
         for segment, start, end in missing:
             pieces.append(self._copy_piece(segment, start, end, manifest.number, hold, total))
             manifest = replace(manifest, pieces=tuple(sorted(pieces, key=lambda piece: piece.start)))
-            self._note(PROGRESS, manifest)
+            self._dest.replace(PROGRESS, manifest.content())
             failpoint("backup_piece_noted")
         return manifest
 
@@ -333,9 +332,6 @@ class _Backup:
             name = f"tables/{number}/{path}"
             self._dest.write(name, [content])
             yield Table(path, name, len(content), zlib.crc32(content), full_bytes)
-
-    def _note(self, name: str, manifest: Manifest) -> None:
-        self._dest.replace(name, manifest.content())
 
 
 def _rebuild_settings(store: LiveStoreReader) -> dict[str, Value]:
@@ -556,18 +552,15 @@ def _complete(root: Path, settings: dict[str, object], progress: Progress) -> tu
             rebuilt = rebuild_offline(root, config, progress=progress)
             refused = rebuilt.sentence if rebuilt.state is RecoveryState.DEGRADED else ""
             shutil.rmtree(StorePaths(root).quarantine, ignore_errors=True)  # copied ends of queues that were rebuilt
-            _follow_full_segment(root, config.geometry.mapped_file_size_commit_log_bytes, rebuilt.end_offset)
+            end, size_bytes = rebuilt.end_offset, config.geometry.mapped_file_size_commit_log_bytes
+            if end and end % size_bytes == 0 and not StorePaths(root).commit_log_segment(end).exists():
+                # As a running engine does: without it RocketMQ ends a log earlier whose last segment is full.
+                os.close(create_file(StorePaths(root).commit_log, segment_name(end), size_bytes))
             failpoint("restore_rebuilt")
             check = check_now(root, config, progress=progress)
     except CorruptionError as error:
         refused = str(error)
     return rebuilt, check, refused
-
-
-def _follow_full_segment(root: Path, size_bytes: int, end: int) -> None:
-    """Add an empty segment to a log that ends with a full one, as a running engine does: else RocketMQ ends the log earlier."""
-    if end and end % size_bytes == 0 and not StorePaths(root).commit_log_segment(end).exists():
-        os.close(create_file(StorePaths(root).commit_log, segment_name(end), size_bytes))
 
 
 def _restore_table(table: Table, dest: Destination, root: Path) -> None:

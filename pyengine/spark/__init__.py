@@ -23,19 +23,11 @@ if TYPE_CHECKING:
     from pyengine.spark.store_verify import diff, verify
     from pyengine.spark.stream import source_metrics
 
-_WHERE = {
-    "register": "pyengine.spark.spark_session",
-    "session": "pyengine.spark.spark_session",
-    "export_parquet": "pyengine.spark.export",
-    "skipped_ranges": "pyengine.spark.jobs",
-    "collect_stats": "pyengine.spark.message_stats",
-    "diff": "pyengine.spark.store_verify",
-    "rebuild": "pyengine.spark.store_rebuild",
-    "source_metrics": "pyengine.spark.stream",
-    "sql": "pyengine.spark.spark_session",
-    "stats": "pyengine.spark.message_stats",
-    "verify": "pyengine.spark.store_verify",
-}
+_WHERE = {name: f"pyengine.spark.{module}" for module, names in {
+    "export": ("export_parquet",), "jobs": ("skipped_ranges",), "message_stats": ("collect_stats", "stats"),
+    "spark_session": ("register", "session", "sql"), "store_rebuild": ("rebuild",), "store_verify": ("diff", "verify"),
+    "stream": ("source_metrics",),
+}.items() for name in names}
 __all__ = ["collect_stats", "diff", "export_parquet", "rebuild", "register", "session", "skipped_ranges", "source_metrics", "sql",
            "stats", "verify"]
 

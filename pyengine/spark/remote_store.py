@@ -91,16 +91,14 @@ def open_in_task(options: ReadOptions) -> TaskStore:
 def consumer_offsets(store: TaskStore) -> ConsumerOffsets:
     """Return the offsets of the store's consumer groups."""
     if isinstance(store, RemoteStore):
-        for name in (OFFSETS, f"{OFFSETS}.bak"):
-            store.small_file(name)
+        store.small_files(OFFSETS, f"{OFFSETS}.bak")
     return ConsumerOffsets(store.root)
 
 
 def consumer_groups(store: TaskStore) -> set[str]:
     """Return every group that has committed an offset, or is in subscriptionGroup.json."""
     if isinstance(store, RemoteStore):
-        for name in (GROUPS, f"{GROUPS}.bak"):
-            store.small_file(name)
+        store.small_files(GROUPS, f"{GROUPS}.bak")
     return {group for _, group in consumer_offsets(store).groups()} | SubscriptionGroups(store.root).read().rows.keys()
 
 
@@ -434,12 +432,13 @@ class RemoteStore:
 
     # -- small files --------------------------------------------------------------
 
-    def small_file(self, name: str) -> None:
-        """Fetch one more small file of the store to `root`, if it exists."""
-        content = self._tree.read(name)
-        if content is not None:
-            (self.root / name).parent.mkdir(exist_ok=True)
-            (self.root / name).write_bytes(content)
+    def small_files(self, *names: str) -> None:
+        """Fetch more small files of the store to `root`, if they exist."""
+        for name in names:
+            content = self._tree.read(name)
+            if content is not None:
+                (self.root / name).parent.mkdir(exist_ok=True)
+                (self.root / name).write_bytes(content)
 
     def _fetch_small_files(self) -> None:
         """Fetch the small files that have changed, or may have, since they were fetched."""
@@ -452,7 +451,7 @@ class RemoteStore:
             known = self._small.get(name)
             if known is None or not _is_same(known[0], known[1], mark):
                 self._small[name] = mark, time.time_ns()
-                self.small_file(name)
+                self.small_files(name)
 
     def close(self) -> None:
         """Remove the fetched files."""

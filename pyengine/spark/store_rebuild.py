@@ -12,19 +12,14 @@ Any other one (it was not stopped in order, its log is damaged, queue offsets ha
 
     survey     by one process, as `pyengine rebuild` does; damage of durable bytes is refused
     recovery   moves the files and finds the log's end, as always; then, instead of its own dispatch:
-    parts      walk each range again, and divide it where records or a queue's offsets do not follow each other;
-               the position of an entry follows from the parts before it
+    parts      walk each range again, and divide it where records or a queue's offsets do not follow each other
     make       as above
 
-The positions of entries with units of an extension depend on the order of the log, so one process makes them. It also makes what
-the workers could not make right: offsets of a queue that do not follow each other within one range, although their least,
-greatest and number agree, which the tasks detect when they write the entries. The report's notes say so.
+One process makes the queues of a store with an extension, and what the tasks find they cannot make right; the report's notes say so.
 
-Markers (storage.recovery.markers) exist from before the first move to the end. After the driver was killed, any start, `recover`
-or `rebuild` completes the store. Spark repeats a task if its executor dies, and with spark.speculation runs it twice at once: an
-entry's position and bytes follow from the log, so that writing it again changes nothing, and each attempt fills an index file of
-its own, of which the driver uses the one that Spark reports. A task that still lives after that can only write the same bytes
-again, or write into an unused file.
+Markers (storage.recovery.markers) exist from before the first move to the end, so any start, `recover` or `rebuild` completes the
+store after the driver was killed. Spark may run a task twice, also at once: an entry's position and bytes follow from the log, and
+each attempt fills an index file of its own, of which the driver uses the one that Spark reports.
 """
 
 from __future__ import annotations
@@ -189,11 +184,12 @@ class PartsSearch:
             begin, end = wanted.pop()
             if begin == end:
                 continue
-            queues = touched_queues(view, base, begin, end, multi_dispatch=True).queues
-            middle = walk(view, base, begin, max(begin + 1, (begin + end) // 2), limit=end, check_crc=False).end_offset
+            queues, middle = touched_queues(view, base, begin, end, multi_dispatch=True).queues, end
+            if any(queue.count != queue.max_queue_offset - queue.min_queue_offset + 1 for queue in queues):
+                middle = walk(view, base, begin, max(begin + 1, (begin + end) // 2), limit=end, check_crc=False).end_offset
+                if middle == end:
+                    middle = walk(view, base, begin, begin + 1, limit=end, check_crc=False).end_offset
             if middle == end:
-                middle = walk(view, base, begin, begin + 1, limit=end, check_crc=False).end_offset
-            if middle == end or all(queue.count == queue.max_queue_offset - queue.min_queue_offset + 1 for queue in queues):
                 if len(found.parts) == _PARTS_MAX:
                     return False
                 found.parts.append((LogRange(self.segment, begin, end), queues, count_keys(view, base, begin, end)))
