@@ -102,7 +102,7 @@ static int take(struct ms_ha_follow *follow)
         return MS_FOLLOW_TAKE;
     int why;
     follow->header.prepared_transaction_offset = follow->end;
-    uint8_t *const records = ms_producer_reserve(producer, (const uint8_t *)&follow->header, MS_ENTRY_RAW, 0, (uint64_t)bytes, 0, &why);
+    uint8_t *const records = ms_producer_reserve(producer, (const uint8_t *)&follow->header, MS_ENTRY_RAW, 0, (uint64_t)bytes, &why);
     if (records == NULL)
         return MS_FOLLOW_TAKE;
     copy_bodies(follow, records);

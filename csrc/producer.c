@@ -461,7 +461,7 @@ uint64_t ms_producer_prefix(const struct ms_producer *producer, uint8_t *to, con
 }
 
 uint8_t *ms_producer_reserve(struct ms_producer *producer, const uint8_t *prefix, int kind, uint32_t count,
-                             uint64_t payload_bytes, int64_t room_ns, int *code)
+                             uint64_t payload_bytes, int *code)
 {
     struct ms_entry header;
     memcpy(&header, prefix, sizeof header);
@@ -476,7 +476,7 @@ uint8_t *ms_producer_reserve(struct ms_producer *producer, const uint8_t *prefix
     producer->stage = MS_STAGE_NOT_SUBMITTED;
     producer->submitted_ns = header.submitted_ns;
     *code = is_busy ? MS_PRODUCER_BUSY : 0;
-    uint8_t *to = *code == 0 ? take_room(producer, bytes, header.submitted_ns + room_ns, code) : NULL;
+    uint8_t *to = *code == 0 ? take_room(producer, bytes, 0, code) : NULL;
     if (to == NULL)
         return NULL;
     header.entry_bytes = (uint32_t)bytes;

@@ -97,10 +97,10 @@ int ms_producer_wait_persisted(struct ms_producer *producer, int64_t end_offset,
  * ms_entry_layout_bytes(topic_bytes, properties_bytes, 0). */
 uint64_t ms_producer_prefix(const struct ms_producer *producer, uint8_t *to, const uint8_t *topic, uint32_t topic_bytes,
                             const uint8_t *properties, uint32_t properties_bytes, int32_t queue_id, int32_t flag);
-/* Reserve room in the ring for an entry with such a prefix; return where its payload belongs. The entry does not exist
- * before ms_producer_publish, which may be omitted. NULL and *code: AGAIN (no room within room_ns), BUSY, CLOSED. */
+/* Reserve room in the ring for an entry with such a prefix, without waiting; return where its payload belongs. The entry does
+ * not exist before ms_producer_publish, which may be omitted. NULL and *code: AGAIN (no room), BUSY, CLOSED. */
 uint8_t *ms_producer_reserve(struct ms_producer *producer, const uint8_t *prefix, int kind, uint32_t count,
-                             uint64_t payload_bytes, int64_t room_ns, int *code);
+                             uint64_t payload_bytes, int *code);
 /* Publish the reserved entry to the writer, when its payload is written. */
 void ms_producer_publish(struct ms_producer *producer);
 /* Poll `spins` times for the answer to the last entry, but once only if the writer runs on this CPU. */
@@ -114,7 +114,7 @@ struct ms_producer_calls {
     uint32_t bytes;              /* size of this struct, which shows a different build */
     uint32_t completions;
     uint8_t *(*reserve)(struct ms_producer *producer, const uint8_t *prefix, int kind, uint32_t count,
-                        uint64_t payload_bytes, int64_t room_ns, int *code);
+                        uint64_t payload_bytes, int *code);
     void (*publish)(struct ms_producer *producer);
     int (*is_answered)(const struct ms_producer *producer, int spins);
     int (*await)(struct ms_producer *producer, int how);

@@ -181,10 +181,10 @@ static void release_session(PyObject *lock, struct session_object *session)
 static uint8_t *reserve(struct session_object *session, PyObject *prefix, int kind, uint32_t count, uint64_t payload_bytes, int *code)
 {
     const uint8_t *begin = (const uint8_t *)PyBytes_AsString(prefix);
-    uint8_t *to = session->calls->reserve(session->producer, begin, kind, count, payload_bytes, 0, code);
+    uint8_t *to = session->calls->reserve(session->producer, begin, kind, count, payload_bytes, code);
     if (to == NULL && *code == MS_PRODUCER_AGAIN && session->waiting > 0) { /* taking the answers frees their slots */
         session_harvest(session);
-        to = session->calls->reserve(session->producer, begin, kind, count, payload_bytes, 0, code);
+        to = session->calls->reserve(session->producer, begin, kind, count, payload_bytes, code);
     }
     return to;
 }

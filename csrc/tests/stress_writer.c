@@ -116,7 +116,9 @@ static void *produce(void *number)
         int durable = n % 7 == 0;
         uint32_t body_bytes = 8 + (uint32_t)(n % 500);
         int how = durable ? MS_PUT_DURABLE : 0, code;
-        uint8_t *to = ms_producer_reserve(producer, prefix, MS_ENTRY_PUT, 1, body_bytes, producer->timeout_ns, &code);
+        uint8_t *to;
+        while ((to = ms_producer_reserve(producer, prefix, MS_ENTRY_PUT, 1, body_bytes, &code)) == NULL && code == MS_PRODUCER_AGAIN)
+            CHECK(ms_producer_wait_for_room(producer, 1024, ms_monotonic_ns() + producer->timeout_ns) == 0);
         CHECK(to != NULL);
         memcpy(to, body, body_bytes);
         if (n % 64 < BURST) {
