@@ -22,6 +22,7 @@ import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from pyengine import arguments
@@ -133,6 +134,7 @@ class Consumer:
     def __init__(self, path: str | os.PathLike[str], topic: str, group: str | None, options: _Options, settings: dict[str, object], *,
                  is_inner: bool = False) -> None:
         # is_inner: it belongs to another consumer, whose thread and calls it uses.
+        path = Path(path).absolute()
         arguments.topic_name(topic)
         if group is not None:
             arguments.text(group, "group")

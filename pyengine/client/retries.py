@@ -168,9 +168,9 @@ class DeadLetters:
     def __init__(self, path: str | os.PathLike[str], **settings: object) -> None:
         """Raises NotAStoreError and ConfigError."""
         check_keywords(DeadLetters, settings)
-        self._root = Path(path)
+        self._root = Path(path).absolute()
         self._settings = settings
-        self._offsets = ConsumerOffsets(path)
+        self._offsets = ConsumerOffsets(self._root)
         with self._open():
             pass
 

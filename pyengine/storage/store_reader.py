@@ -62,7 +62,7 @@ class StoreReader:
     def __init__(
         self, root: str | os.PathLike[str], *, watermark: Watermark | None = None, config: EngineConfig | None = None, **settings: object
     ) -> None:
-        self.root = Path(root)
+        self.root = Path(root).absolute()  # it stays the same store when the program changes its directory
         if not any((self.root / name).exists() for name in _STORE_NAMES):
             raise NotAStoreError(f"{self.root} holds no store")
         self.config: EngineConfig = config or load_config(self.root, settings)

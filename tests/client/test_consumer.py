@@ -72,6 +72,22 @@ def test_pull_gives_messages_in_the_order_of_each_queue(builder, consume):
     assert consumer.positions == {0: 40, 1: 40, 2: 40} and consumer.assignment == [0, 1, 2]
 
 
+def test_a_relative_path_means_the_same_store_after_a_change_of_directory(builder, monkeypatch):
+    monkeypatch.chdir(builder.root.parent)
+    sent = fill(builder, 3)
+    path = builder.root.relative_to(builder.root.parent)
+    with pyengine.open_store(path, **settings(builder)) as reader, \
+            pyengine.consume(path, "orders", group="billing", from_="first", **settings(builder)) as consumer:
+        groups = pyengine.ConsumerGroups(path, **settings(builder))
+        letters = pyengine.DeadLetters(path, **settings(builder))
+        monkeypatch.chdir("/proc")
+        assert reader.queue_range("orders", 0) == (0, 3)
+        assert bodies(consumer.pull(3, timeout_s=5)) == sent
+        consumer.commit()
+        assert [state.group for state in groups.groups()] == ["billing"] and letters.queues() == []
+    assert stored(builder) == {0: 3}
+
+
 def test_a_loop_gives_messages_one_by_one_and_ends_when_closed(builder, consume):
     expected = fill(builder, 50)
     consumer = consume()
