@@ -217,16 +217,9 @@ def start_offset(reader: StoreReader, topic: str, queue_id: int, start: Start) -
         return high
     if isinstance(start, AtOffset):
         return min(max(start.offset, low), high)
-    return first_at_or_after(reader, topic, queue_id, _ms(start))
-
-
-def first_at_or_after(reader: StoreReader, topic: str, queue_id: int, timestamp_ms: int) -> int:
-    """Return the offset of the queue's first message with a store time of `timestamp_ms` or later; its end if there is none.
-
-    RocketMQ's own look-up returns the nearest message, and any one of several in the
-    same millisecond: a reader that started there could miss some.
-    """
-    low, high = reader.queue_range(topic, queue_id)
+    timestamp_ms = int(start.timestamp() * 1000) if isinstance(start, datetime) else start
+    # RocketMQ's own look-up returns the nearest message, and any one of several in the same millisecond: a reader that
+    # started there could miss some.
     while low < high:
         middle = (low + high) // 2
         found = reader.get_message(topic, queue_id, middle, 1).messages
@@ -235,7 +228,3 @@ def first_at_or_after(reader: StoreReader, topic: str, queue_id: int, timestamp_
         else:  # older, or deleted just now, which only happens to the oldest
             low = middle + 1
     return low
-
-
-def _ms(start: int | datetime) -> int:
-    return int(start.timestamp() * 1000) if isinstance(start, datetime) else start

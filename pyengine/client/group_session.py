@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -142,11 +142,31 @@ class GroupSession:
 
         HistoryChangedError, with nothing written, if the store was recovered meanwhile.
         """
-        return self._remember(offsets, ())
+        kept: set[int] = set()
+
+        def change(table: Table) -> None:
+            if read_epoch(self._root) != self.epoch:
+                raise HistoryChangedError
+            held = {claim.queue_id: offset for claim, offset in offsets.items() if self._members.holds(claim)}
+            if held:
+                table[self._key] = table.get(self._key, {}) | held
+            kept.clear()
+            kept.update(held)
+
+        self._offsets.update(change)
+        return kept
 
     def give_back(self, offsets: Mapping[Claim, int]) -> set[int]:
         """Store these offsets and release their queues; the errors are those of commit(), and then no queue is released."""
-        return self._remember(offsets, offsets.keys())
+        kept = self.commit(offsets)
+
+        def release(table: Table) -> None:
+            for claim in offsets:
+                self._members.release(claim)
+
+        if offsets:
+            self._offsets.update(release)
+        return kept
 
     def stored(self) -> dict[int, int]:
         """Return the group's offsets of the topic from the file."""
@@ -167,30 +187,6 @@ class GroupSession:
         except BaseException:  # otherwise the lock would remain, and with it a member that reads nothing
             members.close()
             raise
-
-    def _remember(self, offsets: Mapping[Claim, int], release: Collection[Claim]) -> set[int]:
-        kept: set[int] = set()
-
-        def change(table: Table) -> None:
-            if read_epoch(self._root) != self.epoch:
-                raise HistoryChangedError
-            held = {claim.queue_id: offset for claim, offset in offsets.items() if self._members.holds(claim)}
-            if held:
-                table[self._key] = table.get(self._key, {}) | held
-            kept.clear()
-            kept.update(held)
-
-        self._offsets.update(change)
-        if release:
-            self._release(release)
-        return kept
-
-    def _release(self, claims: Collection[Claim]) -> None:
-        def change(table: Table) -> None:
-            for claim in claims:
-                self._members.release(claim)
-
-        self._offsets.update(change)
 
     def _begun(self, table: Table) -> bool:
         row = table.get(self._key)

@@ -21,6 +21,7 @@ import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -51,13 +52,13 @@ def run_consumer(
     _check(handler, concurrency, options, is_async=False)
     stopping = threading.Event() if stop is None else stop
     with consume(store, topic, group=group, auto_commit=False, **options) as consumer, _signals_to(stopping.set):
-        work = _Work(consumer, handler, delay_level, stopping)
+        handle = partial(_handle, consumer, handler, delay_level, stopping)
         if concurrency == 1:
             while not stopping.is_set():
                 for message in consumer.pull(1, timeout_s=PULL_S):
-                    work.handle(message)
+                    handle(message)
         else:
-            work.in_threads(concurrency)
+            _handle_in_threads(consumer, handle, concurrency, stopping)
 
 
 async def run_consumer_async(
@@ -94,52 +95,43 @@ async def run_consumer_async(
                 await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Work:
-    """The handling of messages in run_consumer."""
+def _handle(consumer: Consumer, handler: Callable[[Message], object], delay_level: int | None, stopping: threading.Event,
+            message: Message) -> None:
+    """Handle a message until it is done or given back, or until the call must end."""
+    while True:
+        try:
+            handler(message)
+        except Exception:  # noqa: BLE001 - whatever it is, the message comes again
+            _LOG.exception("the handler failed for %s, which comes again", message.msg_id)
+        else:
+            consumer.ack(message)
+            return
+        try:
+            consumer.retry(message, delay_level)
+            return
+        except EngineError as error:
+            _LOG.warning("%s cannot be given back and is handled again in %g s: %s", message.msg_id, HANDLE_AGAIN_S, error)
+        if stopping.wait(HANDLE_AGAIN_S):
+            return
 
-    def __init__(self, consumer: Consumer, handler: Callable[[Message], object], delay_level: int | None,
-                 stopping: threading.Event) -> None:
-        self._consumer = consumer
-        self._handler = handler
-        self._delay_level = delay_level
-        self._stopping = stopping
 
-    def handle(self, message: Message) -> None:
-        """Handle a message until it is done or given back, or until the call must end."""
-        while True:
-            try:
-                self._handler(message)
-            except Exception:  # noqa: BLE001 - whatever it is, the message comes again
-                _LOG.exception("the handler failed for %s, which comes again", message.msg_id)
-            else:
-                self._consumer.ack(message)
-                return
-            try:
-                self._consumer.retry(message, self._delay_level)
-                return
-            except EngineError as error:
-                _LOG.warning("%s cannot be given back and is handled again in %g s: %s", message.msg_id, HANDLE_AGAIN_S, error)
-            if self._stopping.wait(HANDLE_AGAIN_S):
-                return
-
-    def in_threads(self, concurrency: int) -> None:
-        """Handle up to `concurrency` messages at once, each in a thread."""
-        with ThreadPoolExecutor(concurrency, thread_name_prefix="pyengine-handler") as pool:
-            busy: set[Future[None]] = set()
-            try:
-                while not self._stopping.is_set():
-                    if len(busy) == concurrency:
-                        wait(busy, PULL_S, FIRST_COMPLETED)
-                    else:
-                        for message in self._consumer.pull(concurrency - len(busy), timeout_s=PULL_S):
-                            busy.add(pool.submit(self.handle, message))
-                    busy -= _ended(busy)
-                while busy:
-                    wait(busy)
-                    busy -= _ended(busy)
-            except BaseException:
-                self._stopping.set()  # wakes handlers' threads that wait before a next try
-                raise
+def _handle_in_threads(consumer: Consumer, handle: Callable[[Message], None], concurrency: int, stopping: threading.Event) -> None:
+    with ThreadPoolExecutor(concurrency, thread_name_prefix="pyengine-handler") as pool:
+        busy: set[Future[None]] = set()
+        try:
+            while not stopping.is_set():
+                if len(busy) == concurrency:
+                    wait(busy, PULL_S, FIRST_COMPLETED)
+                else:
+                    for message in consumer.pull(concurrency - len(busy), timeout_s=PULL_S):
+                        busy.add(pool.submit(handle, message))
+                busy -= _ended(busy)
+            while busy:
+                wait(busy)
+                busy -= _ended(busy)
+        except BaseException:
+            stopping.set()  # wakes handlers' threads that wait before a next try
+            raise
 
 
 async def _handle_async(

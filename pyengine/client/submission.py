@@ -7,6 +7,7 @@ put and waits for its answer for a short time.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -261,15 +262,12 @@ class Submitter(SubmitterFront):
             return unknown_outcome(context, _not_answered(limit_s)) if result is None else result
         if not isinstance(found, PutAnswer):
             return cast(PutOutcome, found)
-        try:
-            return cast(PutOutcome, found.result((deadline_ns - monotonic_ns()) / 1e9))
-        except Empty:
+        for timeout_s in ((deadline_ns - monotonic_ns()) / 1e9, max(self._flush_timeout_s, self._slave_timeout_s) + _GRACE_S):
+            with contextlib.suppress(Empty):
+                return cast(PutOutcome, found.result(timeout_s))
             if not found.is_answered:
-                return unknown_outcome(context, _not_answered(limit_s))
-        try:
-            return cast(PutOutcome, found.result(max(self._flush_timeout_s, self._slave_timeout_s) + _GRACE_S))
-        except Empty:
-            return unknown_outcome(context, _not_answered(limit_s))
+                break
+        return unknown_outcome(context, _not_answered(limit_s))
 
     # ---- called by csrc/front, which handles the common case in C -----------------
 
