@@ -9,6 +9,7 @@ while an engine runs on it or stopped; `diff_now` compares two such stores.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -17,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError, UsageError, command
+from pyengine.errors import DiskError, EngineError, EngineUnavailableError, StoreBusyError, UsageError, command
 from pyengine.formats.constants import CHECKPOINT_MARGIN_MS
 from pyengine.ipc.cleaning import SegmentHolds
 from pyengine.ipc.control_block import EngineMemory
@@ -351,10 +352,14 @@ def _settled(root: Path, first_offset: Callable[[], int], checked: Callable[[], 
     """Repeat the check until the start of the log did not move during it."""
     for _ in range(CHECK_TRIES):
         before = first_offset()
-        with contextlib.suppress(FileNotFoundError):
+        try:
             report = checked()
-            if first_offset() == before:
-                return report
+        except (DiskError, FileNotFoundError) as error:
+            if isinstance(error, DiskError) and error.errno != errno.ENOENT:
+                raise
+            continue  # a file was deleted before it was read
+        if first_offset() == before:
+            return report
     raise StoreBusyError(f"files of {root} are being deleted faster than they can be checked: try again")
 
 

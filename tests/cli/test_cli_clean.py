@@ -14,6 +14,7 @@ from pyengine.ipc import live_reader
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
 from pyengine.storage.check import check as check_module
+from pyengine.storage.check import work as check_work
 from pyengine.storage.config import load_config
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.ofd_lock import try_lock
@@ -148,3 +149,16 @@ def test_a_check_beside_the_engine_holds_the_log(engine, monkeypatch):
     monkeypatch.setattr(check_module, "check", lambda *a, **k: (_ for _ in ()).throw(FileNotFoundError("again")))
     monkeypatch.setattr(live_reader, "CHECK_TRIES", 2)
     assert run("check", engine.root).code == 5
+
+
+def test_a_queue_file_that_is_deleted_while_a_check_has_it_open_is_looked_at_again(engine, monkeypatch):
+    real, gone = check_work.used_end, []
+
+    def late(path, start=0):
+        if not gone:
+            gone.append(path.unlink())
+        return real(path, start)
+
+    monkeypatch.setattr(check_work, "used_end", late)
+    checked = run("check", engine.root, "--json")
+    assert gone and checked.code in (0, 3) and "cannot open" not in checked.stderr
