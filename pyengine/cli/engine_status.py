@@ -129,7 +129,10 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
     read_only = is_final or bool(refused & (native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE | native.REFUSE_FENCED))
     put_messages, put_bytes = put_totals(control)
     _, store_timestamp_ms = native.committed_slot(control)
-    figures = _figures(memory)
+    figures = None
+    with contextlib.suppress(EngineUnavailableError):  # an engine of another version
+        figures = read_statistics(memory)
+    syncs = native.load(control.flusher, "syncs")
     disk = _disk(memory)
     replication = live_replication(memory)
     document = {
@@ -155,8 +158,8 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
         "undrained_bytes": positions["wrote"] - positions["committed"],
         "dispatch_lag_bytes": positions["committed"] - positions["reput_from"],
         "unflushed_bytes": positions["wrote"] - positions["flushed"],
-        "syncs": native.load(control.flusher, "syncs"),
-        "sync_ms_mean": _mean_ms(native.load(control.flusher, "sync_ns_total"), native.load(control.flusher, "syncs")),
+        "syncs": syncs,
+        "sync_ms_mean": native.load(control.flusher, "sync_ns_total") / syncs / 1e6 if syncs else 0.0,
         "sync_ms_max": native.load(control.flusher, "sync_ns_max") / 1e6,
         "put_messages": put_messages, "put_bytes": put_bytes,
         "disk": disk,
@@ -168,14 +171,6 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
     }
     findings = [*judge(memory, sentence_if_lost(store, memory.missing_names(), living), living, blocked_reasons, document), *more]
     return conclude(findings, all_is_well(document)) | document, figures
-
-
-def _figures(memory: EngineMemory) -> Statistics | None:
-    """Return all counters; None for an engine of another version."""
-    try:
-        return read_statistics(memory)
-    except EngineUnavailableError:
-        return None
 
 
 def _statistics(store: MessageStore, created_ms: int, figures: Statistics) -> dict[str, Any]:
@@ -206,10 +201,6 @@ def _blocked_reasons(memory: EngineMemory) -> list[str]:
     except EngineUnavailableError:
         return [""] * len(KIND_NAMES)
     return [native_blocked_reasons.read(block, kind) for kind in range(len(KIND_NAMES))]
-
-
-def _mean_ms(total_ns: int, count: int) -> float:
-    return total_ns / count / 1e6 if count else 0.0
 
 
 def _worker(line: ms_worker, kind: int, holds_its_byte: bool) -> dict[str, Any]:

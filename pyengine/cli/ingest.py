@@ -449,15 +449,10 @@ def produce(job: Job, report: Callable[[Tally], None]) -> Tally:
 def _inputs(job: Job) -> Iterator[tuple[str, int | None, Iterator[bytes]]]:
     """Yield (name, number of the first line if known, blocks of whole lines) of each range."""
     if not job.ranges:
-        yield "standard input", 1, _stdin_blocks(sys.stdin.buffer)
+        yield "standard input", 1, iter(lambda: b"".join(sys.stdin.buffer.readlines(BLOCK_BYTES)), b"")
     for path, start, end in job.ranges:
         with open(path, "rb") as file:
             yield path, 1 if start == 0 else None, read_blocks(file, start, end, BLOCK_BYTES)
-
-
-def _stdin_blocks(stream: BinaryIO) -> Iterator[bytes]:
-    while lines := stream.readlines(BLOCK_BYTES):
-        yield b"".join(lines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,8 @@ def make_plan(load: Load, config: EngineConfig, read_bytes_per_s: float) -> Plan
     queue = messages * CQ_ENTRY_BYTES + load.queues * entries_more
     index = 0
     if config.message_index_enable and load.keys:
-        index = (math.ceil(messages * load.keys / config.max_index_num) + 1) * _in_blocks(config.geometry.index_layout.size_bytes)
+        index = (math.ceil(messages * load.keys / config.max_index_num) + 1) * (
+            -(-config.geometry.index_layout.size_bytes // BLOCK_BYTES) * BLOCK_BYTES)
     disk = log + queue + index
     # Recovery leaves a log that the next start can read, so it reads as many segments as that one will, too.
     read_by_start = min(NORMAL_SEGMENTS, max(1, CLEAN_VERIFY_BYTES_MAX // segment)) * segment
@@ -123,10 +124,6 @@ def make_plan(load: Load, config: EngineConfig, read_bytes_per_s: float) -> Plan
         descriptors=DESCRIPTORS + load.queues + max(load.producers + pool_buffers, connections),
         recovery_read_bytes=reread, recovery_read_bytes_per_s=int(read_bytes_per_s),
         recovery_s=RECOVERY_START_S + reread / read_bytes_per_s)
-
-
-def _in_blocks(size_bytes: int) -> int:
-    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def longest_wait_s(config: EngineConfig) -> float:
@@ -162,11 +159,7 @@ def _amount(parse: Callable[[str], Any], example: str) -> Callable[[click.Contex
     return read
 
 
-def _bytes(text: str) -> int:
-    return int(SETTINGS["log_retention_bytes"].read(text, "size"))
-
-
-_size = _amount(_bytes, "a size, as 1000, 1KiB or 64MiB")
+_size = _amount(lambda text: SETTINGS["log_retention_bytes"].read(text, "size"), "a size, as 1000, 1KiB or 64MiB")
 _span = _amount(span_s, "a span, as 90s, 10m, 72h or 7d")
 
 

@@ -28,7 +28,6 @@ from pyengine.storage.replication_state import ReplicationState, ReplicationStat
 if TYPE_CHECKING:
     from pyengine._native import ms_control
 
-_SUPERVISOR = "pyengine.workers.supervisor"
 SLAVE = "SLAVE"
 POLL_INTERVAL_S = 0.05
 QUIET_S = 0.5          # a linked slave that receives nothing for so long has everything
@@ -61,7 +60,8 @@ def launch_settings(root: Path, memory: EngineMemory) -> Start:
         raise EngineUnavailableError(f"no supervisor runs on {root}, or it is just starting: {command('start', root)} takes its "
                                      "workers over")
     try:
-        arguments = parse_arguments(_arguments_of(psutil.Process(pid).cmdline(), _SUPERVISOR))
+        words = psutil.Process(pid).cmdline()
+        arguments = parse_arguments(words[words.index("pyengine.workers.supervisor") + 1:])
     except (psutil.Error, ValueError) as error:
         raise EngineUnavailableError(f"cannot tell how the engine on {root} was started (pid {pid}): {error}") from None
     overrides = read_run_settings(memory.folder).overrides()
@@ -74,11 +74,6 @@ def _started_by(arguments: Arguments) -> StartedBy:
     if arguments.embedder_descriptor >= 0:
         return StartedBy.EMBEDDED
     return StartedBy.BACKGROUND if arguments.report_descriptor >= 0 else StartedBy.FOREGROUND
-
-
-def _arguments_of(words: list[str], module: str) -> list[str]:
-    """Return the arguments of `python -m module`; ValueError for another command line."""
-    return words[words.index(module) + 1:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -373,7 +373,9 @@ class Children:
                 self._signal(child, signal.SIGKILL)
         for child in self._children.values():
             if child.pid:
-                selectors_wait(child.pidfd)
+                with selectors.DefaultSelector() as selector:
+                    selector.register(child.pidfd, selectors.EVENT_READ)
+                    selector.select()
                 self._on_exit(child)
 
     def _signal(self, child: _Child, number: int) -> None:
@@ -389,13 +391,6 @@ class Children:
                 self._selector.unregister(child.pidfd)
                 os.close(child.pidfd)
                 child.pidfd, child.pid = -1, 0
-
-
-def selectors_wait(pidfd: int) -> None:
-    """Wait until the process has ended."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(pidfd, selectors.EVENT_READ)
-        selector.select()
 
 
 def child_environment() -> dict[str, str]:

@@ -196,7 +196,10 @@ def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S)
             raise EngineUnavailableError(f"{lock} cannot be read, so it is not known whether an engine runs: permission denied")
         return False
     if native.SUPERVISOR in living_kinds(root):
-        _stop_supervisor(root, timeout_s)
+        pid = supervisor_pid(root)
+        if pid is None:
+            raise EngineUnavailableError(f"the supervisor of {root} cannot be found: it is starting or runs as another user")
+        _signal_supervisor(root, pid, signal.SIGTERM, timeout_s)
     else:
         process, reading = _spawn_supervisor(root, {}, stdin=subprocess.DEVNULL, options=("--stop",))
         os.close(reading)
@@ -222,14 +225,6 @@ def end_supervisor(root: Path, asked: EngineConfig) -> None:
             memory.check_layouts()
             require_same_settings(root, asked, read_run_settings(memory.folder))
         _signal_supervisor(root, pid, signal.SIGKILL, STOP_TIMEOUT_S)
-
-
-def _stop_supervisor(root: Path, timeout_s: float) -> None:
-    """Tell the supervisor to stop its engine in order, and wait for its end."""
-    pid = supervisor_pid(root)
-    if pid is None:
-        raise EngineUnavailableError(f"the supervisor of {root} cannot be found: it is starting or runs as another user")
-    _signal_supervisor(root, pid, signal.SIGTERM, timeout_s)
 
 
 def _signal_supervisor(root: Path, pid: int, number: int, timeout_s: float) -> None:

@@ -169,7 +169,7 @@ class Supervisor:
             elif config is None:
                 return ExitCode.OK  # the last worker has ended meanwhile
             else:
-                brought = bring_up(self._root, config, lock, self._report_progress)
+                brought = bring_up(self._root, config, lock, lambda done, total: self._report({"progress": [done, total]}))
                 self._memory, self._presence = brought.memory, brought.presence
                 overrides = config.overrides()
                 outcome = {"adopted": False, "recovery": brought.report.sentence, "seconds": round(brought.seconds, 3)}
@@ -318,7 +318,7 @@ class Supervisor:
                 due_s = now_s + TICK_S
                 if self._is_memory_lost():
                     return
-                if missing := self._missing_names(server):
+                if missing := self._memory.missing_names() + ([] if server.is_reachable else [SOCKET]):
                     self._restart_reason = f"{removed_names(missing)}, so that no process can attach any more"
                     children.may_start = False
                     return
@@ -330,7 +330,8 @@ class Supervisor:
                     self._count_restarts()
                 self._leave_master_to_replicator()
                 self._log_change(Event.WORK_BLOCKED, grow_queue_table(self._memory))
-                self._log_change(Event.STORE_READ_ONLY, self._why_frozen())
+                is_frozen = native.load(self._memory.control.state, "frozen") == 2
+                self._log_change(Event.STORE_READ_ONLY, native.reason(self._memory.control) if is_frozen else "")
                 children.no_session = server.why_no_session()
                 if self._watchdog_s is not None:
                     notify("WATCHDOG=1")
@@ -350,9 +351,6 @@ class Supervisor:
         except EngineUnavailableError:
             return True
         return Identity.read(control.identity) != self._memory.identity
-
-    def _missing_names(self, server: SessionServer) -> list[str]:
-        return self._memory.missing_names() + ([] if server.is_reachable else [SOCKET])
 
     def _note_death(self, kind: int) -> None:
         self._recorder.note("died", monotonic_ns(), 0, detail=kind, cause="restart")
@@ -377,9 +375,6 @@ class Supervisor:
     def _process_events(self, seconds: float) -> None:
         for key, _ in self._selector.select(max(0.0, min(seconds, TICK_S))):
             key.data()
-
-    def _why_frozen(self) -> str:
-        return native.reason(self._memory.control) if native.load(self._memory.control.state, "frozen") == 2 else ""
 
     # ---- stop -------------------------------------------------------------------
 
@@ -480,9 +475,6 @@ class Supervisor:
             self._last_logged[event] = text
             if text:
                 self._log_event(event, text)
-
-    def _report_progress(self, done: int, total: int) -> None:
-        self._report({"progress": [done, total]})
 
     def _report(self, line: dict[str, object]) -> None:
         """Report the progress of the start to systemd and to the process that started this one."""
