@@ -306,7 +306,7 @@ class AdoptedLog:
             self._is_done = True
             raise
         except DiskError as error:
-            self.blocked.set(str(error), f"what was there before this engine is not read: {error}; "
+            self.blocked.set(str(error), f"the log from before this engine cannot be read: {error}; "
                                          f"trying again each {RETRY_NS / 1e9:g} s")
             self._due_ns = monotonic_ns() + RETRY_NS
         else:
@@ -343,7 +343,7 @@ class AdoptedLog:
         elif not self._is_deleted(base):
             self._is_done = True
             damage = (
-                f"the log is {why}, in what was there before this engine; everything from {top} on was read and is whole. "
+                f"the log is {why}, in the part from before this engine; everything from {top} on was read and is whole. "
                 "Restore that segment from a copy and start again, or make a store without the damage: stop, then "
                 "`pyengine salvage STORE DEST`")
             self.blocked.set(damage, damage, event=Event.LOG_DAMAGED)

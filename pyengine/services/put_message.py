@@ -401,7 +401,7 @@ class PutMessageService(Service):
         except DiskError as error:
             if not isinstance(error, DiskFullError) and error.errno not in TRANSIENT_ERRNOS:
                 raise
-            self._blocked.set(f"cannot write again what a dead flusher may not have synced: {error}; puts wait, trying again each "
+            self._blocked.set(f"cannot rewrite the bytes that a dead flusher may not have synced: {error}; puts wait, trying again each "
                               f"{POLL_INTERVAL_S:g} s: free what is lacking", error_number=error.errno or 0)
             return False
         self._blocked.clear()

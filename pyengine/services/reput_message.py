@@ -125,7 +125,7 @@ class ReputMessageService(Service):
         try:
             view = map_read_only(path)
         except FileNotFoundError as error:
-            raise DiskError(f"{path} is gone, but not dispatched yet", path=str(path)) from error
+            raise DiskError(f"{path} was removed before it was dispatched", path=str(path)) from error
         if len(view) < self._segment_bytes:
             raise DiskError(f"{path} has {len(view)} bytes, not {self._segment_bytes}", path=str(path))
         self._close_view()

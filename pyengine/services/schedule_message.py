@@ -164,8 +164,8 @@ class ScheduleMessageService(Service):
             inside = max(low, min(offset, high))
             if inside != offset and number in self._written:
                 self._report(Event.DELAY_OFFSET_MOVED,
-                             f"delay level {number} is said to be delivered up to {offset}, but its queue reaches from {low} to "
-                             f"{high}: going on at {inside}")
+                             f"delayOffset.json has offset {offset} for delay level {number}, but its queue reaches from {low} to "
+                             f"{high}: continuing at {inside}")
             levels.append(_Level(number, delays.get(number), inside, inside))
         low, high = self._range(TIMER_TOPIC, 0)
         self._timer_offset = self._group_offsets.read(TIMER_TOPIC, TIMER_GROUP).get(0, 0)

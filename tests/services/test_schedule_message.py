@@ -292,7 +292,7 @@ def test_a_changed_interval_of_the_note_counts_at_once(make_rig):
     (None, '{"offsetTable":{1:2}}', 2, "is not there: delayOffset.json.bak"),
     ('{"offsetTable":[]}', b"\xff", 0, "nothing of it is used"),
     ('{"offsetTable":{0:1}}', None, 0, "nothing of it is used"),
-    ('{"offsetTable":{1:99}}', None, 3, "but its queue reaches from 0 to 3: going on at 3"),
+    ('{"offsetTable":{1:99}}', None, 3, "but its queue reaches from 0 to 3: continuing at 3"),
 ])
 def test_it_goes_on_where_the_note_says_and_a_bad_note_stops_no_delivery(make_rig, file, backup, first, says):
     rig = make_rig()

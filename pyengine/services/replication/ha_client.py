@@ -487,7 +487,7 @@ class HAClient(Service):
         if physical_offset < 0 or status != PutStatus.PUT_OK:
             self._retry_refused(status, detail)
         elif (physical_offset, end_offset) != self._in_flight:
-            raise LinkLostError(f"the writer put [{physical_offset}, {end_offset}) where {self._in_flight} was asked for")
+            raise LinkLostError(f"the writer appended [{physical_offset}, {end_offset}) instead of {self._in_flight}")
         else:
             failpoint("raw_answered")
             self._stream.drop(end_offset)
@@ -501,7 +501,7 @@ class HAClient(Service):
             raise LinkLostError(f"the writer refused the bytes received for offset {self._in_flight[0]}: {REFUSALS[detail]}")
         self._refused_until_ns = self._clock_ns() + REFUSED_PAUSE_NS
         reason = f"{PutStatus(status).name}: {REFUSALS.get(detail, '')}"
-        self._report_once(f"what it sends waits: {reason}")
+        self._report_once(f"its records wait: {reason}")
         self._status.state(LINK_TRANSFER, reason)
 
     def _abandon_entry(self) -> None:

@@ -59,7 +59,7 @@ class HAConnection:
         """`address`: the peer's host:port. Without a `handshake` it may use RocketMQ's own protocol."""
         connected.setblocking(False)
         if connected.family in (socket.AF_INET, socket.AF_INET6):
-            with contextlib.suppress(OSError):  # it has gone already
+            with contextlib.suppress(OSError):  # it has disconnected already
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = connected
         self.address = address
@@ -392,7 +392,7 @@ class HAConnection:
         elif self.is_unidentified and now_ns > self._handshake_until_ns:
             self._refuse_unidentified(f"it has proven nothing within {HANDSHAKE_NS / 1e9:g} s")
         elif now_ns - self._fields.read_ns > self._housekeeping_ns:
-            self.end(f"the slave said nothing for {(now_ns - self._fields.read_ns) / 1e9:.0f} s")
+            self.end(f"the slave sent nothing for {(now_ns - self._fields.read_ns) / 1e9:.0f} s")
         elif (self.positioned and self._pushed == self._filled
               and now_ns - self._fields.written_ns >= self._heartbeat_ns):
             self._heartbeat(now_ns)

@@ -155,7 +155,7 @@ class MasterHandshake:
         is_offer = first == ha_wire.OFFER
         if is_offer or not ha_wire.is_hello(first):
             if not self.may_be_plain:
-                raise HandshakeError("it speaks RocketMQ's own protocol, and ha_allow_plain does not name its address")
+                raise HandshakeError("it uses RocketMQ's own protocol, and ha_allow_plain does not name its address")
             if not is_offer:
                 self.is_finished = True
                 return b"", data
@@ -165,7 +165,7 @@ class MasterHandshake:
             self.is_finished = True
             return ha_wire.SEALED, rest[ha_wire.REPORT_BYTES :]  # the report that RocketMQ would need
         if first != ha_wire.HELLO:
-            raise HandshakeError("it speaks another version of pyengine's replication protocol")
+            raise HandshakeError("it uses another version of pyengine's replication protocol")
         if not self._secret.is_set:
             raise HandshakeError("it asks for a proof, and this store has no secret: set ha_secret_file")
         challenge = ha_wire.CHALLENGE + secrets.token_bytes(ha_wire.NONCE_BYTES)

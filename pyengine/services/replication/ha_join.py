@@ -371,6 +371,6 @@ class _Probe:
                 deadline_ns += len(data) * 1_000_000_000 // RATE_MIN
                 yield from (piece for piece in self._cutter.feed(data, self._link.seals.into) if piece[0] >= 0)
             elif now_ns >= silent_ns:
-                raise LinkLostError(f"the master says nothing within {self._silence_ns / 1e9:g} s")
+                raise LinkLostError(f"the master sends nothing within {self._silence_ns / 1e9:g} s")
             else:
                 self._link.wait((min(silent_ns, deadline_ns) - now_ns) / 1e9)

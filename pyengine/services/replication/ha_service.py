@@ -454,7 +454,8 @@ class HAService(Service):
             self._replication.count("refused")
             self._lines.report(connection.host, Event.SLAVE_REFUSED, f"{connection.address} is {connection.ended}", self._clock_ns())
         elif connection.ended and connection.has_reported:  # probes of the port are only counted
-            self._lines.report(connection.host, Event.SLAVE_GONE, f"{connection.address} is gone: {connection.ended}", self._clock_ns())
+            self._lines.report(connection.host, Event.SLAVE_GONE, f"{connection.address} has disconnected: {connection.ended}",
+                               self._clock_ns())
         connection.close()
         failpoint("link_dropped")
         self._publish_connected()

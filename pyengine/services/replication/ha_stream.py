@@ -277,7 +277,7 @@ class RecordStream:
         if found.reason == CaseLabel.BLANK:
             if size != room:
                 raise BadStreamError(
-                    f"the segment's end is said to be {size} bytes after {at}, not {room}: are the master's segments of "
+                    f"the blank at {at} has {size} bytes, and its segment ends after {room}: are the master's segments of "
                     f"another size than {self._segment_bytes} (mapped_file_size_commit_log_bytes)?")
         elif size > room - BEGIN.size:
             raise BadStreamError(f"the bytes received for offset {at} are not a record: {size} bytes do not fit into its segment")

@@ -336,7 +336,7 @@ class CleanCommitLogService:
                 # It is not old enough for a deletion by age: it is kept for its holders.
                 native.increment(line, "waited_for_holds")
                 self._report_once(f"the log is over log_retention_bytes, but {_names(held_by)} holds its oldest segment "
-                                  f"{segment_name(segment)}: it stays until that is given back, or its time is over")
+                                  f"{segment_name(segment)}: it stays until the hold is released or expires")
                 return False
             native.store(line, "removing_since_ns", 0)
             failpoint("segment_chosen")

@@ -303,7 +303,7 @@ def test_a_silent_slave_is_closed(positioned):
         rig.pass_s(5)
         assert not rig.connection.ended
     rig.pass_s(1)
-    assert "said nothing for 21 s" in rig.connection.ended
+    assert "sent nothing for 21 s" in rig.connection.ended
 
 
 def test_bytes_that_never_make_a_report_keep_no_connection():
@@ -315,7 +315,7 @@ def test_bytes_that_never_make_a_report_keep_no_connection():
         rig.connection.on_readable(rig.now_ns)
     assert not rig.connection.has_reported
     rig.pass_s(3)
-    assert "said nothing for 21 s" in rig.connection.ended
+    assert "sent nothing for 21 s" in rig.connection.ended
 
 
 def test_a_slave_that_takes_no_bytes_gets_no_heartbeat_between_two_halves_of_a_frame():

@@ -261,7 +261,7 @@ def test_a_master_that_says_nothing_is_not_waited_for_for_ever(tmp_path, masters
     master = masters(b"", OURS)
     master.is_silent = True
     found = joined(tmp_path, log_of(1, 20), master, ha_housekeeping_interval_ms=50)
-    assert found.cut_at is None and "says nothing" in found.notes[0]
+    assert found.cut_at is None and "sends nothing" in found.notes[0]
 
 
 def test_a_master_that_sends_byte_by_byte_is_not_waited_for_for_ever(tmp_path, masters):

@@ -225,7 +225,7 @@ def test_a_slave_that_is_gone_takes_nothing_back_and_counts_no_more(make_rig):
     slave.close()
     rig.until(lambda: rig.connected == 0, "seen to be gone")
     assert rig.confirm == 4000
-    assert "is gone" in rig.reported[-1]
+    assert "has disconnected" in rig.reported[-1]
     again = rig.slave(2000)
     rig.until(lambda: again.heartbeats, "positioned again")
     again.report(2500)
