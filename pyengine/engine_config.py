@@ -561,7 +561,7 @@ def _check_networks(texts: list[str]) -> None:
 
 SETTINGS: dict[str, Setting] = settings_of(EngineConfig)
 FIXED_NAMES: tuple[str, ...] = tuple(name for name, row in SETTINGS.items() if row.fixed)
-# Settings that say what a store's messages and queues hold, how many queues a topic has and where its log lies: kept in its
+# Settings that say what a store's messages and queues hold, how many queues a topic has and where its log is: kept in its
 # engine.toml, so that every command and producer knows them.
 KEPT_NAMES: tuple[str, ...] = (
     "store_host",

@@ -207,7 +207,7 @@ def record_sizes(root: str | os.PathLike[str], config: EngineConfig) -> bool:
         text = read_small_text(path) if path.exists() else ""
         lines = [line for line in text.splitlines(keepends=True) if _name_of_line(line) not in kept]
         heading = "# Sizes of this store's files, fixed when it was made.\n" if missing else ""
-        kept_heading = "# What its queues hold and where its log lies, kept from the last start.\n" if kept else ""
+        kept_heading = "# What its queues contain and where its log is, kept from the last start.\n" if kept else ""
         fresh = heading + write_toml(missing) + kept_heading + write_toml(kept)
         write_config(path, (fresh + ("\n" if lines else "") + "".join(lines)).encode())
     return True

@@ -376,7 +376,7 @@ def _open_file_at(folder: Path, file_bytes: int, byte: int, filler_bytes: int, m
         length = os.fstat(fd).st_size
         if length != file_bytes:
             os.close(fd)
-            raise StoreRefusedError(f"{path} has {length} bytes, not {file_bytes}, the size of its like")
+            raise StoreRefusedError(f"{path} has {length} bytes, not {file_bytes}, the size of this folder's files")
         return fd, start, -1
     allocated = min(filler_bytes + WINDOW_BYTES - filler_bytes % WINDOW_BYTES, file_bytes)
     fd = create_file(folder, path.name, file_bytes, allocate=allocated)

@@ -62,7 +62,7 @@ def find_later_features(root: str | os.PathLike[str]) -> list[LaterFeature]:
         found.append(LaterFeature("compaction", "topics are compacted, which only RocketMQ 5 does and reads"))
     if (paths.config / "tieredStoreMetadata.json").is_file():
         found.append(LaterFeature("config/tieredStoreMetadata.json",
-                                  "a part of its messages lies in tiered storage, which only RocketMQ 5 reads"))
+                                  "a part of its messages is in tiered storage, which only RocketMQ 5 reads"))
     if _holds_files(paths.root / "batchconsumequeue"):
         found.append(LaterFeature("batchconsumequeue", "it has queues of batches, which only RocketMQ 5 reads"))
     return found

@@ -285,7 +285,7 @@ def _inodes(
                         continue
                     if status.st_size != size_bytes:
                         raise StoreRefusedError(
-                            f"{entry.path} has {status.st_size} bytes, not {size_bytes}, the size of its like{advice}")
+                            f"{entry.path} has {status.st_size} bytes, not {size_bytes}, the size of this folder's files{advice}")
                     if start % size_bytes:
                         raise StoreRefusedError(f"{entry.path}: its name is not a multiple of the size {size_bytes}")
                 found[start] = inode
