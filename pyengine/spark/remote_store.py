@@ -239,7 +239,8 @@ class RemoteQueueFiles:
             if start is None or start % self.size_bytes:
                 raise StoreRefusedError(f"{self._folder}/{name} does not belong there; move it away (RocketMQ refuses the store too)")
             if mark.size != self.size_bytes:
-                raise StoreRefusedError(f"{self._folder}/{name} has {mark.size} bytes, not {self.size_bytes}, the size of this folder's files")
+                raise StoreRefusedError(f"{self._folder}/{name} has {mark.size} bytes, not {self.size_bytes}, "
+                                        "the size of this folder's files")
             found.append(start)
         return sorted(found)
 
