@@ -26,12 +26,12 @@ from pyengine.cli import output
 from pyengine.cli.bench_producer import TOPIC, Produced
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.output import GivenPath, NumberRange, json_option, set_option
-from pyengine.cli.prove import measure_disk
+from pyengine.cli.prove import measure_disk, require_room
 from pyengine.cli.why import Waits, write_stalls
 from pyengine.client.producer import connect
 from pyengine.engine.children import child_environment
 from pyengine.engine.embedded import Engine
-from pyengine.errors import DiskError, EngineError, ExitCode, NotAStoreError
+from pyengine.errors import EngineError, ExitCode
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native import control as native
@@ -83,11 +83,7 @@ def bench(parent: Path, seconds: float, size_bytes: int, settings: dict[str, str
       pyengine bench /var/lib
       pyengine bench --size 128 --seconds 10 --json
     """
-    if not parent.is_dir():
-        raise NotAStoreError(f"{parent} is not a directory: give an existing directory on the disk to measure")
-    free_bytes = shutil.disk_usage(parent).free
-    if free_bytes < FREE_BYTES_MIN:
-        raise DiskError(f"{output.size_text(free_bytes)} are free under {parent}, {output.size_text(FREE_BYTES_MIN)} are needed")
+    require_room(parent, FREE_BYTES_MIN, "measure")
     load_config(None, settings)  # before anything is created: a wrong setting is an error
     with tempfile.TemporaryDirectory(prefix="pyengine-bench-", dir=parent) as folder:
         run = BenchRun(Path(folder).absolute(), seconds, size_bytes, settings)

@@ -95,27 +95,23 @@ def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None
       pyengine prove /var/lib --minutes 10
       pyengine prove . --minutes 1 --mode sync --json
     """
-    if not parent.is_dir():
-        raise NotAStoreError(f"{parent} is not a directory: give an existing directory on the disk to test")
-    free_bytes = shutil.disk_usage(parent).free
-    if free_bytes < FREE_BYTES_MIN:
-        raise DiskError(f"{output.size_text(free_bytes)} are free under {parent}, {output.size_text(FREE_BYTES_MIN)} are needed")
+    require_room(parent, FREE_BYTES_MIN, "test")
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
     load_config(None, settings)  # before anything is created: a wrong setting is an error
     chosen = list(dict.fromkeys(modes)) or list(MODES)
     began_s = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="pyengine-prove-", dir=parent))
-    held = False
+    proofs: list[ModeProof] = []
     try:
         disk = measure_disk(folder, min(DISK_SECONDS_MAX, minutes * 6))
         until_s = began_s + minutes * 60
-        proofs = []
         for turn, mode in enumerate(chosen):
-            seconds = max(0.0, (until_s - time.monotonic()) / (len(chosen) - turn))
-            proofs.append(ModeRun(folder, mode, seed, _show, settings).run(seconds))
-        held = not any(proof.failures for proof in proofs)
+            run = ModeRun(folder, mode, seed, _show, settings)
+            proofs.append(run.proof)
+            run.run(max(0.0, (until_s - time.monotonic()) / (len(chosen) - turn)))
     finally:
-        if held and not keep:
+        held = not any(proof.failures for proof in proofs)
+        if held and not keep:  # also those of an interrupted run
             shutil.rmtree(folder, ignore_errors=True)
     document = {
         "held": held, "seed": seed, "seconds": round(time.monotonic() - began_s, 1), "stores": str(folder) if keep or not held else None,
@@ -123,6 +119,15 @@ def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None
         "modes": [asdict(proof) | {"kills": dict(proof.kills), "kills_total": proof.kills.total()} for proof in proofs]}
     output.print_answer(document, as_json, lambda: _print(disk, proofs, document))
     return ExitCode.OK if held else ExitCode.FAILED
+
+
+def require_room(parent: Path, needed_bytes: int, purpose: str) -> None:
+    """Raise NotAStoreError if `parent` is not a directory, DiskError if its disk has less room."""
+    if not parent.is_dir():
+        raise NotAStoreError(f"{parent} is not a directory: give an existing directory on the disk to {purpose}")
+    free_bytes = shutil.disk_usage(parent).free
+    if free_bytes < needed_bytes:
+        raise DiskError(f"{output.size_text(free_bytes)} are free under {parent}, {output.size_text(needed_bytes)} are needed")
 
 
 def _show(proof: ModeProof) -> None:
@@ -208,7 +213,7 @@ class ModeRun(KillRounds):
         self._producers: list[threading.Thread] = []
 
     def run(self, seconds: float) -> ModeProof:
-        """Run rounds for `seconds`, and at least one."""
+        """Run rounds for `seconds`, and at least one; return `proof`."""
         until_s = time.monotonic() + seconds
 
         def should_continue() -> bool:

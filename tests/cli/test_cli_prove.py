@@ -26,6 +26,16 @@ def test_every_mode_is_tortured_and_nothing_stays(tmp_path):
 
 
 @pytest.mark.timeout(300)
+def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch):
+    def interrupt(torture, *_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ModeRun, "strike", interrupt)
+    assert run("prove", tmp_path, "--minutes", SECONDS / 60, "--mode", "async").code == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(300)
 def test_a_lost_message_is_found_named_and_the_store_kept(tmp_path, monkeypatch):
     note = ModeRun._note
 
