@@ -171,7 +171,7 @@ def read_text(text: str, path: Path) -> dict[str, Value]:
 
     try:
         document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, or a number of more digits than int() takes
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     values: dict[str, Value] = {}
     for key, value in document.items():
