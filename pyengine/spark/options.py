@@ -313,7 +313,7 @@ def _span_ms(value: str) -> int:
 def _json(value: str, example: str) -> dict[str, Any]:
     try:
         document = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or not document:
         raise ValueError(example if example.startswith("give") else f"give JSON like {example}")

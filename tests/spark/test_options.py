@@ -81,6 +81,7 @@ def test_texts_that_are_understood(name, text, field, value):
         ({"subscribePattern": "("}, "this is not a regular expression"),
         ({"assign": "[1]"}, 'give JSON like {"topic": [0, 1]}'),
         ({"assign": '{"a": [-1]}'}, 'give JSON like {"topic": [0, 1]}'),
+        ({"assign": "[" * 5000}, 'give JSON like {"topic": [0, 1]}'),
         ({"startingOffsets": "latest"}, "give earliest or JSON like"),
         ({"startingOffsets": "tomorrow"}, "give earliest or JSON like"),
         ({"endingOffsets": "earliest"}, "give latest or JSON like"),
