@@ -52,6 +52,13 @@ def test_a_put_with_an_argument_of_the_wrong_type_is_refused(producer, put, wron
     assert producer.put("orders", b"x").queue_offset == before + 1, "nothing was stored"
 
 
+def test_a_timeout_may_be_without_end(make_engine):
+    engine = make_engine()
+    engine.start()
+    with pyengine.connect(engine.root, timeout_s=float("inf")) as producer:
+        assert producer.put("orders", b"x", timeout_s=float("inf")).ok
+
+
 @pytest.mark.parametrize("flag", [1 << 31, -(1 << 31) - 1, 1 << 40])
 def test_a_flag_beyond_its_field_is_refused(producer, flag):
     for result in (producer.put("orders", b"x", flag=flag), producer.put_async("orders", b"x", flag=flag).result(10),

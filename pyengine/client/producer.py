@@ -41,7 +41,7 @@ from pyengine.client.outgoing import (
     TransactionLimits,
 )
 from pyengine.client.pending_puts import PutContext, PutFuture, PutOutcome
-from pyengine.client.submission import PutEntry, Submitter
+from pyengine.client.submission import TIMEOUT_S_MAX, PutEntry, Submitter
 from pyengine.errors import UsageError
 from pyengine.formats.constants import (
     NAME_VALUE_SEPARATOR,
@@ -97,7 +97,7 @@ def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, time
     from pyengine.native.session import check_ring_bytes
 
     check_keywords(connect, settings)
-    arguments.number(timeout_s, "timeout_s")
+    timeout_s = min(arguments.number(timeout_s, "timeout_s"), TIMEOUT_S_MAX)
     if ring_bytes is not None:
         check_ring_bytes(ring_bytes)
     root = Path(path).absolute()
@@ -315,8 +315,8 @@ class Producer(ProducerFront):
         half messages: a broker that takes over the store checks them too (docs/transactions.md).
         """
         arguments.text(group, "group")
-        if check_after_s is not None and arguments.integer(check_after_s, "check_after_s") < 0:
-            raise UsageError(f"check_after_s is {check_after_s}: give seconds")
+        if check_after_s is not None and not 0 <= arguments.integer(check_after_s, "check_after_s") <= INT32_MAX:
+            raise UsageError(f"check_after_s is {check_after_s}: give 0 to {INT32_MAX} seconds")
         return self._in_groups().transaction(group, checker, check_after_s)
 
     def check_transactions(self) -> int:

@@ -47,7 +47,7 @@ from pyengine.results import PutResult, PutStatus
 if TYPE_CHECKING:
     from pyengine.ipc.session_client import ProducerSession
 
-_TIMEOUT_S_MAX = 1e6
+TIMEOUT_S_MAX = 1e6
 _GRACE_S = 0.5  # from a put's own deadline to its caller's: time for the answers' thread to find out what was late
 _ROOM_SLICE_NS = 10_000_000  # time for which a put that waits for room holds the lock
 _ROOM_POLL_INTERVAL_S = 0.001
@@ -306,7 +306,7 @@ class Submitter(SubmitterFront):
         return not (_in_event_loop() or self._pending.is_current_thread)
 
     def _limit_s(self, timeout_s: float | None) -> float:
-        return min(self.timeout_s if timeout_s is None else arguments.number(timeout_s, "timeout_s"), _TIMEOUT_S_MAX)
+        return min(self.timeout_s if timeout_s is None else arguments.number(timeout_s, "timeout_s"), TIMEOUT_S_MAX)
 
     # ---- submit -----------------------------------------------------------------
 

@@ -164,8 +164,9 @@ def test_a_message_that_put_would_refuse_ends_the_block(engine, producer):
         transaction.put("orders", b"good")
         transaction.put("or/ders", b"bad")
     assert bodies(engine) == [] and len(messages(engine, HALF)) == 1
-    with pytest.raises(UsageError, match="check_after_s"):
-        producer.transaction(check_after_s=-1)
+    for wrong in (-1, 1 << 31):  # of more digits than a number of the property text has it would be no time at all
+        with pytest.raises(UsageError, match="check_after_s"):
+            producer.transaction(check_after_s=wrong)
 
 
 def test_queues_of_a_transaction_are_chosen_as_of_a_put(engine, producer):
