@@ -34,6 +34,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import pyengine  # noqa: E402
 from measure import figure  # noqa: E402
+from pyengine._native import ffi, lib  # noqa: E402
 from pyengine.cli.why import Waits, write_stalls  # noqa: E402
 from pyengine.ipc.control_block import EngineMemory  # noqa: E402
 from pyengine.ipc.shared_objects import find_folder  # noqa: E402
@@ -127,7 +128,7 @@ def _counters(store: Path, control, producer_pid: int) -> Counters:
 
 def put_for(store: Path, seconds: float, rate: int, body_bytes: int, stall_ns: int) -> tuple[store_stats.Latency, list[Stall], float]:
     """Put one message at a time; latencies, stalls, seconds."""
-    clock, counted, add, stalls = time.monotonic_ns, store_stats.private_latency(), store_stats.add_duration, []
+    clock, counted, add, stalls = time.monotonic_ns, ffi.new("struct ms_latency *"), lib.ms_latency_add, []
     body, number = os.urandom(body_bytes), 0
     per_burst = max(1, round(rate * BURST_S)) if rate else 1000
     gc.collect()

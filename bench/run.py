@@ -28,6 +28,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 import pyengine  # noqa: E402
 import raw  # noqa: E402
 from measure import Row, earlier_medians, keep, quantile, show  # noqa: E402
+from pyengine._native import ffi, lib  # noqa: E402
 from pyengine.cli.bench import engine_pids, produce, visible_lags_us, wait_dispatched  # noqa: E402
 from pyengine.cli.bench_producer import Produced  # noqa: E402
 from pyengine.cli.engine_status import engine_status  # noqa: E402
@@ -35,6 +36,7 @@ from pyengine.cli.prove import measure_disk  # noqa: E402
 from pyengine.cli.why import Waits, Why  # noqa: E402
 from pyengine.engine.kinds import HEALTHY_AFTER_S  # noqa: E402
 from pyengine.ipc.shared_objects import find_folder  # noqa: E402
+from pyengine.native import store_stats  # noqa: E402
 from pyengine.native.recorder import THRESHOLD_NS  # noqa: E402
 from pyengine.storage.checkpoint import read_watermark  # noqa: E402
 
@@ -314,12 +316,19 @@ def recover(path: Path) -> tuple[dict, float, float]:
     return report, took, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def counting_cost_ns(passes: int, entries: int) -> float:
+    """What counting costs a put in ns, with `entries` puts in each pass."""
+    stats, meter = store_stats.private(), ffi.new("struct ms_put_meter *")
+    meter.stats = ffi.addressof(stats, "put")
+    began_ns = time.monotonic_ns()
+    lib.ms_put_meter_exercise(meter, passes, entries)
+    return (time.monotonic_ns() - began_ns) / (passes * entries)
+
+
 def bench_statistics(bench: Bench) -> None:
     """What the writer pays to count one put, against what a put costs its producer."""
-    from pyengine.native import store_stats
-
-    counting = [store_stats.counting_cost_ns(passes=5_000_000, entries=1) for _ in range(bench.rounds)]
-    grouped = [store_stats.counting_cost_ns(passes=50_000, entries=100) for _ in range(bench.rounds)]
+    counting = [counting_cost_ns(passes=5_000_000, entries=1) for _ in range(bench.rounds)]
+    grouped = [counting_cost_ns(passes=50_000, entries=100) for _ in range(bench.rounds)]
     engine, path = bench.store()
     with engine:
         rates = [bench.rate(bench.produce(path, "put", 128)) for _ in range(bench.rounds)]

@@ -48,6 +48,11 @@ def test_async_puts_are_measured(tmp_path):
     assert len(rows) == 2 and all(row["median"] > 0 for row in rows)
 
 
+def test_what_counting_costs_can_be_measured(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    assert importlib.import_module("run").counting_cost_ns(passes=10, entries=3) > 0
+
+
 def test_a_row_says_what_made_its_puts_wait(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(ROOT / "bench")
     run = importlib.import_module("run")

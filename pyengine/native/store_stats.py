@@ -6,7 +6,6 @@ by bucket; `bound_ns` is the upper end of a bucket.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -89,19 +88,9 @@ def count_syncs(group: ms_group_commit, stats: ms_store_stats) -> None:
     group.latency = ffi.addressof(stats.sync, "latency")
 
 
-def private_latency() -> ms_latency:
-    """Return an empty histogram in private memory."""
-    return ffi.new("struct ms_latency *")
-
-
-def add_duration(struct: ms_latency, took_ns: int) -> None:
-    """Count one duration in a `struct ms_latency` that only this process writes."""
-    lib.ms_latency_add(struct, took_ns)
-
-
 def add_sync(stats: ms_store_stats, took_ns: int) -> None:
     """Count the duration of one fdatasync; called by the flusher."""
-    add_duration(ffi.addressof(stats.sync, "latency"), took_ns)
+    lib.ms_latency_add(ffi.addressof(stats.sync, "latency"), took_ns)
 
 
 def take_sample(stats: ms_store_stats, sample: Sample) -> None:
@@ -113,15 +102,6 @@ def take_sample(stats: ms_store_stats, sample: Sample) -> None:
 def take_snapshot(stats: ms_store_stats, at_ns: int) -> None:
     """Append the current histograms; called by the supervisor."""
     lib.ms_stats_take_snapshot(stats, at_ns)
-
-
-def counting_cost_ns(passes: int, entries: int) -> float:
-    """Measure what counting costs a put in ns, with `entries` puts in each pass; for the benchmark."""
-    stats, meter = private(), ffi.new("struct ms_put_meter *")
-    meter.stats = ffi.addressof(stats, "put")
-    began_ns = time.monotonic_ns()
-    lib.ms_put_meter_exercise(meter, passes, entries)
-    return (time.monotonic_ns() - began_ns) / (passes * entries)
 
 
 # ---- readers --------------------------------------------------------------------------------

@@ -217,10 +217,6 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_what_counting_costs_can_be_measured():
-    assert store_stats.counting_cost_ns(passes=10, entries=3) > 0
-
-
 @pytest.mark.parametrize("open_it", [lambda memory: memory.counters, lambda memory: memory.blocked_reasons,
                                      lambda memory: not memory.recorder_of(native.WRITER).handle.shared],
                          ids=["counters", "blocked_reasons", "recorder"])
