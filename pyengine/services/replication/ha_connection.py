@@ -292,7 +292,8 @@ class HAConnection:
         stop = min(end, position - position % segment + segment)
         buffer = self._room_for(stop - position)
         room = len(buffer)
-        at, views, bodies = 0, [], []
+        views: list[memoryview] = []
+        at, bodies = 0, []
         while position < stop:
             size = min(batch, stop - position)
             if at + self._head_bytes + size + self._tail_bytes > room or len(views) == FRAMES_MAX:
