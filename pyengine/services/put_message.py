@@ -148,8 +148,9 @@ class PutMessageService(Service):
             return Segment(base, None, descriptor, -1)
         if self._identity.mode == native.MODE_POOL:
             number = self._pool.find(base)
-            if number is None:
-                number = self._take_buffer(base)
+            if number is None and (number := self._pool.find(NO_SEGMENT)) is not None:
+                native.compare_and_swap(self._control.pool[number], "segment_base", NO_SEGMENT, base)
+                failpoint("pool_buffer_taken")
             if number is None:
                 return None
             memory = ffi.from_buffer("uint8_t[]", self._buffer(number).memory, require_writable=True)
@@ -158,13 +159,6 @@ class PutMessageService(Service):
         if mapping is None:
             mapping = self._mappings[base] = mmap.mmap(descriptor, self._segment_bytes)
         return Segment(base, ffi.cast("uint8_t *", ffi.from_buffer(mapping)), descriptor, -1)
-
-    def _take_buffer(self, base: int) -> int | None:
-        number = self._pool.find(NO_SEGMENT)
-        if number is not None:
-            native.compare_and_swap(self._control.pool[number], "segment_base", NO_SEGMENT, base)
-            failpoint("pool_buffer_taken")
-        return number
 
     def _buffer(self, number: int) -> SharedObject:
         shared = self._pool.buffer(number)
