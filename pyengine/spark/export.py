@@ -75,7 +75,7 @@ class ExportResult:
 class ExportState:
     """The state of an incremental export: its selection and its end in the log (None before its first run has ended).
 
-    `selection` comes from selection_of; `run` names the run that began last. `sample` identifies the log: the begin of `segment`,
+    `selection` comes from selection_of; `run` names the run that began last. `sample` identifies the log: the start of `segment`,
     which has the last record, and the bytes before `end`; "" if an older version wrote the state.
     """
 
@@ -195,7 +195,7 @@ def _with_sample(state: ExportState, read: ReadOptions, parts: Sequence[LogRange
 
 
 def _sample(read: ReadOptions, segment: int, end: int) -> str | None:
-    """Return the begin of a segment, and the bytes before `end` in it, which slaves and copies share; None if it is absent."""
+    """Return the start of a segment, and the bytes before `end` in it, which slaves and copies share; None if it is absent."""
     try:
         with open_tree(read.path, read.file_system).open(f"{LOG}/{segment_name(segment)}") as file:
             found: bytes = file.read_at(_SAMPLE_BYTES, 0) + file.read_at(_SAMPLE_BYTES, end - segment - _SAMPLE_BYTES)

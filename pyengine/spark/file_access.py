@@ -43,7 +43,7 @@ _ADVICE = {
     "s3": "look at the bucket's name, the credentials and the region (AWS_REGION, AWS_ENDPOINT_URL), or mount it",
 }
 FETCH_BYTES = 16 << 20
-# The first range that is fetched to find a record's begin: most records end within it.
+# The first range that is fetched to find a record's start: most records end within it.
 RECORD_PROBE_BYTES = 256 << 10
 TAIL_PROBE_BYTES = 16 << 10  # at the probable end of the log
 # Records of queue entries at smaller distances are fetched together, since another request takes longer than these bytes.

@@ -68,7 +68,7 @@ _GROUPS_HELD = 20_000
 
 @dataclass(frozen=True, slots=True)
 class StatsRow:
-    """One row of `collect_stats`. Times are milliseconds; `time_ms` is the begin of an hour or day in UTC."""
+    """One row of `collect_stats`. Times are milliseconds; `time_ms` is the start of an hour or day in UTC."""
 
     topic: str
     queue_id: int | None        # by queue

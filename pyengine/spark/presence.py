@@ -207,7 +207,7 @@ class QueueExtent(NamedTuple):
 
 
 class QueueExtents:
-    """The begins and ends of one plan's queues; it reads each queue once, and opens its last file once."""
+    """The starts and ends of one plan's queues; it reads each queue once, and opens its last file once."""
 
     def __init__(self, options: ReadOptions, store: OpenStore, choose: ChooseQueue | None = None) -> None:
         """`choose`: the queues of which more than the end is wanted."""

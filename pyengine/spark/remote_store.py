@@ -123,7 +123,7 @@ def segments_of(store: TaskStore, begin: int, end: int) -> Iterator[tuple[Segmen
 
 
 def prefetch_queue_ends(store: OpenStore, queues: Iterable[ConsumeQueue], limit: int) -> None:
-    """Fetch the begins and ends of many queues at once; do nothing for mapped files."""
+    """Fetch the starts and ends of many queues at once; do nothing for mapped files."""
     if isinstance(store, RemoteStore):
         first = store.min_physical_offset
         with ThreadPoolExecutor(_THREADS) as pool:

@@ -192,7 +192,7 @@ class SinkTask(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """The begin of PROPERTY in each of its messages."""
+        """The start of PROPERTY in each of its messages."""
         return f"{self.query}:{self.batch}:{self.task}:"
 
 

@@ -125,7 +125,7 @@ class SharedWork(NamedTuple):
 
 
 class PartsFound(NamedTuple):
-    """A task's result: parts, each with its queues and keys, the ranges between them, and the begin of the next record."""
+    """A task's result: parts, each with its queues and keys, the ranges between them, and the start of the next record."""
 
     begin: int
     parts: list[tuple[LogRange, list[TouchedQueue], int]]
@@ -151,7 +151,7 @@ class PartsSearch:
         return Unit(self.stop - self.first, self.run)
 
     def run(self, common: object) -> PartsFound | None:
-        """Return the parts; None if no record is found near the begin, or if there are too many parts."""
+        """Return the parts; None if no record is found near the start, or if there are too many parts."""
         with mapped(self.segment.path) as view:
             begin = first_record(view, self.segment, self.first, self.stop, self.segment_stop)
         return None if begin is None else self.found_from(begin)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TASK_BYTES = 256 << 20
-GUESS_BYTES = 16 << 20  # how far after a range's begin its first record is searched
+GUESS_BYTES = 16 << 20  # how far after a range's start its first record is searched
 _FILE_COST = 64 << 10   # opening a file, as bytes
 _LOG_PER_ENTRY = 256    # bytes of the log that a task reads for an entry, to divide the work
 
@@ -169,7 +169,7 @@ def _count_keys(segment: MappedFile, start: int, end: int, common: object) -> tu
 
 
 def _compare(piece: Piece, logs: Logs) -> PieceFound | None:
-    """Compare a piece of two logs; None if in one log no record is found near the begin."""
+    """Compare a piece of two logs; None if in one log no record is found near the start."""
     here, there = (guess_record(log, piece[0], GUESS_BYTES) for log in logs)
     found = None if here is None or there is None else compare_piece(logs, (here, there), piece[1])
     for log in logs:

@@ -1,6 +1,6 @@
 """The offsets of a stream, and the parts between two of them.
 
-A stream of the whole log has one physical offset, {"physicalOffset": N}. N is always the begin of a record, or of the next one: so
+A stream of the whole log has one physical offset, {"physicalOffset": N}. A record begins at N, or will: so
 each micro-batch is a range of whole records, given by two numbers, and reads the same rows when it is repeated.
 
 The offset of a stream of chosen topics has the next message of each queue, {"orders": {"0": 210}}. The stream reads only messages
@@ -172,7 +172,7 @@ class LogStream(StreamOffsets):
         return first
 
     def _record_at(self, offset: int, first: int, end: int) -> int:
-        """Return the first begin of a record at or after `offset`."""
+        """Return where the first record at or after `offset` begins."""
         if not first <= offset <= end:
             self._lost(f"startingPhysicalOffset {offset}: the log reaches from {first} to {end}")
         offset = min(max(offset, first), end)
@@ -253,7 +253,7 @@ class QueueStream(StreamOffsets):
 
     def __init__(self, options: ReadOptions, reader: OpenStore) -> None:
         super().__init__(options, reader)
-        # Offsets only set the begin, so they do not select rows.
+        # Offsets only set the start, so they do not select rows.
         choose = queue_chooser(select(options, with_offsets=False))
         assert choose is not None, "topics are chosen"
         self._choose = choose
