@@ -383,7 +383,7 @@ def _was_cut_short(store: MessageStore) -> bool:
 
 def _end_of_recovery(store: MessageStore, log: LogView, options: RecoveryOptions) -> int:
     """Return where the recovery of a store that was stopped in order will end its log; an earlier rebuild may have begun one."""
-    _, first = find_recovery_start(store.root, log)
+    first = find_recovery_start(store.root, log).first
     if log.owner is Owner.ROCKETMQ and read_marker(store) is None:
         first = len(log.segments) - 1  # rebuild's marker will say so
     return plan_log(log, first, None, check_crc=options.check_crc_on_recover).end_offset

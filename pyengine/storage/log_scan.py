@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pyengine.formats.constants import MESSAGE_MAGIC, Readable
 from pyengine.formats.paths import Root, segment_name
@@ -31,7 +32,7 @@ from pyengine.formats.small_file import Checkpoint
 from pyengine.native.scan import classify, sync, walk
 from pyengine.storage.checkpoint import DurableWatermark, WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
 from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, map_read_only, mapped, used_end
-from pyengine.storage.recovery.markers import read_marker, read_recovered_from
+from pyengine.storage.recovery.markers import RecoveryMarker, read_marker, read_recovered_from
 from pyengine.storage.recovery.report import Progress, RecoveryPath
 
 SLICE_BYTES = 32 << 20            # bytes walked between two calls of `progress`, and by one processor at a time
@@ -303,7 +304,7 @@ def find_end(root: Root, log: LogView) -> LogScan:
     if flushed is None or index is None:
         # A reader continues after a missing segment, as RocketMQ does; recovery refuses such a store (commit_log.list_complete_log).
         over_gaps = log.owner is Owner.ROCKETMQ
-        return scan_log(log, find_recovery_start(root, log, over_gaps=over_gaps)[1], over_gaps=over_gaps)
+        return scan_log(log, find_recovery_start(root, log, over_gaps=over_gaps).first, over_gaps=over_gaps)
     label = log.label_at(log.segments[index], flushed)
     # The watermark may be inside a torn record or, if RocketMQ has appended since, inside a valid one: the segment's start is safe.
     scan = scan_log(log, index, start=None if label in _UNFINISHED else flushed)
@@ -317,20 +318,25 @@ def own_watermark(reading: WatermarkReading, min_offset: int) -> DurableWatermar
     return replace(reading.watermark, flushed=max(min_offset, 0))
 
 
-def find_recovery_start(root: Root, log: LogView, *, over_gaps: bool = False,
-                        has_failed_sync: bool = False) -> tuple[RecoveryPath, int]:
-    """Return RocketMQ's recovery path for this store, and the index of the segment in which recovery begins to read.
+class RecoveryStart(NamedTuple):
+    """Where recovery begins to read: RocketMQ's path, the index of the segment, and the files of the store that say so."""
 
-    `has_failed_sync`: a sync has failed, so recovery reads as after a crash.
-    """
-    marker = read_marker(root)
+    path: RecoveryPath
+    first: int
+    marker: RecoveryMarker | None  # of an earlier recovery, which did not finish
+    checkpoint: Checkpoint
+
+
+def find_recovery_start(root: Root, log: LogView, *, over_gaps: bool = False, has_failed_sync: bool = False) -> RecoveryStart:
+    """Find where recovery begins to read this store. `has_failed_sync`: a sync has failed, so recovery reads as after a crash."""
+    marker, checkpoint = read_marker(root), read_checkpoint(root)
     is_abnormal = abort_file_exists(root) or has_failed_sync or (marker is not None and marker.path is RecoveryPath.ABNORMAL)
     path = RecoveryPath.ABNORMAL if is_abnormal else RecoveryPath.NORMAL
-    first = first_segment_to_scan(log, path, read_checkpoint(root), read_recovered_from(root), over_gaps=over_gaps)
+    first = first_segment_to_scan(log, path, checkpoint, read_recovered_from(root), over_gaps=over_gaps)
     if marker is not None:  # in RocketMQ's store a second recovery that reads more would truncate what the first one kept
         unfinished = log.index_of(marker.scan_from) or 0
         first = unfinished if log.owner is Owner.ROCKETMQ else min(first, unfinished)
-    return path, first
+    return RecoveryStart(path, first, marker, checkpoint)
 
 
 def end_of_stored_until(log: LogView, time_ms: int) -> int:

@@ -51,6 +51,7 @@ from pyengine.storage.log_scan import (
     MISSING_SEGMENT,
     LogView,
     Owner,
+    RecoveryStart,
     find_end,
     find_recovery_start,
     first_after_orderly_stop,
@@ -83,8 +84,8 @@ from pyengine.storage.recovery.log import (
     read_cut,
 )
 from pyengine.storage.recovery.markers import (
+    RebuildMarker,
     RecoveryMarker,
-    read_marker,
     read_rebuild_marker,
     remove_marker,
     remove_rebuild_marker,
@@ -190,9 +191,7 @@ class _Plan:
 
     files: LogView
     queues: list[QueueState]
-    marker: RecoveryMarker | None  # of an earlier recovery, which did not finish
-    checkpoint: Checkpoint
-    path: RecoveryPath
+    start: RecoveryStart
     log: LogPlan
     cuts: tuple[QueueCut, ...]
     index: IndexPlan
@@ -226,6 +225,7 @@ class _Recovery:
         self._work = Work(self._store, options, self._progress, self._on_step, self._quarantine, self._notes)
         self._dispatched_from: int | None = None
         self._was_cut = False
+        self._rebuilt: RebuildMarker | None = None
         self._copied = copied  # the original's watermark in a copied store
         self._failure: SyncFailure | None = None
         self._has_failed_sync = False  # a sync has failed since the last boot: clean pages may not be on the disk
@@ -236,9 +236,9 @@ class _Recovery:
         reading = self._store.read_watermark()
         self._note_failed_sync(reading.watermark, shared)
         segments = self._store.list_complete_log(accept_loss=accept_loss)
-        cut, rebuilt = read_cut(self._store), read_rebuild_marker(self._store)
-        is_rebuilding = rebuilt is not None and not rebuilt.is_made
-        if self._is_dry_run and (cut is not None or is_rebuilding):
+        cut, self._rebuilt = read_cut(self._store), read_rebuild_marker(self._store)
+        to_move = self._rebuilt if self._rebuilt is not None and not self._rebuilt.is_made else None
+        if self._is_dry_run and (cut is not None or to_move is not None):
             begun = f"cut the log at {cut.at} ({cut.reason})" if cut is not None else "make queues or index again"
             raise EngineError(f"a run on {self._store} was interrupted that was to {begun}: the next recovery finishes that first, and "
                               "what it finds then cannot be told before; run `recover`, or restore the store")
@@ -248,9 +248,9 @@ class _Recovery:
             segments, reading = self._store.list_log(), self._store.read_watermark()
         reading = self._valid_watermark(reading, segments)
         log = LogView.of(segments, self._store.segment_bytes, reading.watermark).with_kept_mappings()
-        if rebuilt is not None and is_rebuilding:
+        if to_move is not None:
             self._on_step("move")
-            move_to_quarantine(self._store.root, rebuilt)
+            move_to_quarantine(self._store.root, to_move)
         queues = list_queues(self._store)
         if self._options.enable_consume_queue_ext:
             refuse_foreign_extensions(self._store)
@@ -316,10 +316,10 @@ class _Recovery:
     # -- decide -------------------------------------------------------------------
 
     def decide(self, log: LogView, queues: list[QueueState], shared: SharedState | None) -> _Plan:
-        marker, checkpoint = read_marker(self._store), self._store.read_checkpoint()
         check_crc = self._options.check_crc_on_recover
-        path, first = find_recovery_start(self._store, log, has_failed_sync=self._has_failed_sync)
-        log_plan = plan_log(log, first, shared, check_crc=check_crc, progress=self._progress)
+        start = find_recovery_start(self._store, log, has_failed_sync=self._has_failed_sync)
+        path, marker = start.path, start.marker
+        log_plan = plan_log(log, start.first, shared, check_crc=check_crc, progress=self._progress)
         # An earlier recovery, interrupted or complete (then `abort` is gone), has put keys that the undo in shared memory does not have.
         is_untouched = path is RecoveryPath.ABNORMAL and marker is None
         undo = shared if log_plan.by_slot and is_untouched and not self._has_failed_sync else None
@@ -334,12 +334,12 @@ class _Recovery:
             progress = undo.index_progress if undo is not None and reput_from is not None else None
             is_crash = path is RecoveryPath.ABNORMAL and progress is None
             index = plan_index(
-                self._store, checkpoint.index_msg_timestamp_ms if is_crash else None, max(log.min_offset, 0), end)
+                self._store, start.checkpoint.index_msg_timestamp_ms if is_crash else None, max(log.min_offset, 0), end)
             dispatch_from = dispatch_start(log, path, log_plan, cuts, index, reput_from=reput_from, options=self._options)
             orphaned = () if log.segments else tuple(
                 folder for folder in (self._store.consume_queue, self._store.index)
                 if folder.is_dir() and any(path.is_file() for path in folder.rglob("*")))
-            return _Plan(log, queues, marker, checkpoint, path, log_plan, cuts, index, dispatch_from, orphaned, progress)
+            return _Plan(log, queues, start, log_plan, cuts, index, dispatch_from, orphaned, progress)
 
         plan = decide_from(log_plan, undo)
         # Read what is dispatched now, and what the next start would read: damage there is damage below the watermark.
@@ -371,9 +371,9 @@ class _Recovery:
 
         It is for RocketMQ's stores, which have no watermark to tell the loss; RocketMQ's own recovery empties the queues.
         """
-        if plan.files.owner is Owner.PYENGINE or plan.marker is not None:
+        if plan.files.owner is Owner.PYENGINE or plan.start.marker is not None:
             return
-        was_emptied = plan.path is RecoveryPath.NORMAL and plan.log.tail in (Tail.NOTHING, Tail.ROLL) and all(
+        was_emptied = plan.start.path is RecoveryPath.NORMAL and plan.log.tail in (Tail.NOTHING, Tail.ROLL) and all(
             kind is Extra.SPARE for _, kind in plan.log.extra)
         known = lost_messages(self._store, plan.files, plan.queues, plan.log.end_offset, was_emptied=was_emptied)
         if known:
@@ -403,14 +403,14 @@ class _Recovery:
         """Whether the plan has changes in addition to syncs."""
         end = plan.log.end_offset
         return (
-            plan.path is RecoveryPath.ABNORMAL
+            plan.start.path is RecoveryPath.ABNORMAL
             or self._was_cut
             or plan.log.changes_something
             or any(cut.changes_something for cut in plan.cuts)
             or bool(plan.index.deleted)
             or bool(plan.orphaned_folders)
             or plan.dispatch_from < end
-            or plan.marker is not None
+            or plan.start.marker is not None
             or self._failure is not None
             or self._copied is not None
             or (watermark is not None and watermark.flushed != end)
@@ -419,7 +419,7 @@ class _Recovery:
 
     def _checkpoint_is_ahead(self, plan: _Plan) -> bool:
         """Whether the checkpoint has times later than the log's last message, or an index time without an index."""
-        checkpoint = plan.checkpoint
+        checkpoint = plan.start.checkpoint
         if checkpoint.index_msg_timestamp_ms and not list_index_files(self._store):
             return True
         newest_ms = max(checkpoint.physic_msg_timestamp_ms, checkpoint.logics_msg_timestamp_ms, checkpoint.index_msg_timestamp_ms)
@@ -430,7 +430,7 @@ class _Recovery:
     def _log_change(self, plan: _Plan) -> LogChange:
         # A failed sync may have gone unnoticed; not in a copy, which no engine has ever synced.
         may_have_failed = self._has_failed_sync or (
-            plan.files.owner is Owner.PYENGINE and plan.path is RecoveryPath.ABNORMAL and self._copied is None)
+            plan.files.owner is Owner.PYENGINE and plan.start.path is RecoveryPath.ABNORMAL and self._copied is None)
         return LogChange(self._work, plan.files, plan.log, self.durable_end if may_have_failed else None,
                          has_failed_sync=self._has_failed_sync)
 
@@ -441,7 +441,7 @@ class _Recovery:
         change = self._log_change(plan)
         change.remove_spares()
         self._on_step("marker")
-        write_marker(self._store, RecoveryMarker(plan.path, plan.log.scan.scan_from, plan.dispatch_from))
+        write_marker(self._store, RecoveryMarker(plan.start.path, plan.log.scan.scan_from, plan.dispatch_from))
         failpoint("recovery_marked")
         if watermark is not None and plan.log.end_offset < watermark.flushed:
             self._on_step("accept-loss")
@@ -470,10 +470,9 @@ class _Recovery:
             self._quarantine.add_file(folder, 0, "there is no commit log that these were made from", kind="derived")
 
     def _finish(self, plan: _Plan, watermark: DurableWatermark | None) -> None:
-        rebuilt = read_rebuild_marker(self._store)
-        if rebuilt is not None:
+        if self._rebuilt is not None:
             self._on_step("queue times")
-            restore_queue_times(self._store, rebuilt)
+            restore_queue_times(self._store, self._rebuilt)
         self._on_step("checkpoint")
         last_ms = max(0, plan.last_stored_ms)
         write_checkpoint(self._store, Checkpoint(last_ms, last_ms, synced_index_time_ms(self._store)))
@@ -520,7 +519,7 @@ class _Recovery:
         if gone:
             self._notes.append(f"{gone} queue entries named messages after the end of the log at {end}: they are not in it")
         return RecoveryReport(
-            path=plan.path,
+            path=plan.start.path,
             state=state,
             exit_code=ExitCode.CORRUPTION if damage_offset is not None else ExitCode.REPAIRED if pieces else ExitCode.OK,
             min_offset=plan.files.min_offset,
