@@ -62,14 +62,10 @@ def walk(
     for bytes of which a power cut may have lost pages. `check_offset`: a record that names another offset than its own is
     an `offset_mismatch`. UsageError if the range does not lie inside the view.
     """
-    data, limit = _bounded(view, base_offset, start, end, limit)
-    checks = (
-        (lib.MS_CHECK_CRC if check_crc else 0)
-        | (lib.MS_CHECK_TEXT if strict else 0)
-        | (lib.MS_CHECK_OFFSET if check_offset else 0)
-    )
+    limit = end if limit is None else limit
+    data = bounded(view, base_offset, start, end, limit)
     result = ffi.new("struct ms_walk *")
-    lib.ms_scan_walk(data, base_offset, start, end, limit, checks, result)
+    lib.ms_scan_walk(data, base_offset, start, end, limit, _checks(check_crc, strict, check_offset), result)
     blanks = 1 if result.reason == _BLANK else 0
     return WalkResult(
         result.end_offset,
@@ -90,7 +86,8 @@ def sync(
     exactly its own offset can deceive this. `certain` walks from the segment's beginning instead: nothing deceives that,
     but it reads every header before `from_`.
     """
-    data, limit = _bounded(view, base_offset, from_, end, limit)
+    limit = end if limit is None else limit
+    data = bounded(view, base_offset, from_, end, limit)
     if certain:
         reached = ffi.new("struct ms_walk *")
         lib.ms_scan_walk(data, base_offset, base_offset, from_, limit, 0, reached)
@@ -111,28 +108,18 @@ def classify(
     data = ffi.from_buffer("uint8_t[]", view)
     if at < 0 or room < 0 or at + room > len(data):
         raise UsageError(f"[{at}, {at + room}) does not lie in {len(data)} bytes")
-    checks = (
-        (lib.MS_CHECK_CRC if check_crc else 0)
-        | (lib.MS_CHECK_TEXT if strict else 0)
-        | (0 if physical_offset is None else lib.MS_CHECK_OFFSET)
-    )
+    checks = _checks(check_crc, strict, physical_offset is not None)
     return REASONS[lib.ms_record_classify(data + at, room, physical_offset or 0, checks)]
+
+
+def _checks(crc: bool, text: bool, offset: bool) -> int:
+    return crc * lib.MS_CHECK_CRC | text * lib.MS_CHECK_TEXT | offset * lib.MS_CHECK_OFFSET
 
 
 def body_crc(body: Buffer) -> int:
     """Return the CRC-32 of a body without the sign bit; 0 for an empty one."""
     data = ffi.from_buffer("uint8_t[]", body)
     return lib.ms_record_body_crc(data, len(data))
-
-
-def _bounded(view: Buffer, base_offset: int, start: int, end: int, limit: int | None) -> tuple[Array[int], int]:
-    data = ffi.from_buffer("uint8_t[]", view)
-    limit = end if limit is None else limit
-    if not base_offset <= start <= end <= limit <= base_offset + len(data):
-        raise UsageError(
-            f"[{start}, {end}) with limit {limit} does not lie in the segment at {base_offset} of {len(data)} bytes"
-        )
-    return data, limit
 
 
 class QueueEntries(NamedTuple):
@@ -179,11 +166,12 @@ def count_keys(view: Buffer, base_offset: int, start: int, end: int) -> int:
     return lib.ms_check_count_keys(bounded(view, base_offset, start, end), base_offset, start, end)
 
 
-def bounded(view: Buffer, base_offset: int, start: int, end: int) -> Array[int]:
-    """Return a pointer to the view's bytes, which releases them as a context manager; UsageError if [start, end) is outside."""
+def bounded(view: Buffer, base_offset: int, start: int, end: int, limit: int | None = None) -> Array[int]:
+    """Return a pointer to the view's bytes, which releases them as a context manager; UsageError if the range is outside."""
     data = ffi.from_buffer("uint8_t[]", view)
-    if not base_offset <= start <= end <= base_offset + len(data):
-        raise UsageError(f"[{start}, {end}) does not lie in the segment at {base_offset} of {len(data)} bytes")
+    if not base_offset <= start <= end <= (end if limit is None else limit) <= base_offset + len(data):
+        with_limit = "" if limit is None else f" with limit {limit}"
+        raise UsageError(f"[{start}, {end}){with_limit} does not lie in the segment at {base_offset} of {len(data)} bytes")
     return data
 
 
@@ -347,7 +335,8 @@ class ColumnScanner:
         `end`). Afterwards `reason` says why it stopped: `range_end`, `blank`, or what is wrong at `position` (see
         native.scan.REASONS). UsageError if the range does not lie in the view.
         """
-        data, limit = _bounded(view, base_offset, start, end, limit)
+        limit = end if limit is None else limit
+        data = bounded(view, base_offset, start, end, limit)
         selection = self._selection
         selection.position = start
         more = True
