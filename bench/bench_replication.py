@@ -34,7 +34,6 @@ from interop import judge as judges  # noqa: E402
 from measure import Row, keep, quantile, show  # noqa: E402
 from pyengine.engine.embedded import start_engine, stop_engine  # noqa: E402
 from pyengine.ipc.control_block import EngineMemory  # noqa: E402
-from pyengine.ipc.shared_objects import find_folder  # noqa: E402
 from pyengine.native import control as native  # noqa: E402
 from pyengine.results import PutStatus  # noqa: E402
 
@@ -67,7 +66,7 @@ class Ours:
     def __init__(self, store: Path, settings: dict[str, Any]) -> None:
         self.store = store
         start_engine(store, SIZES | settings)
-        self._memory = EngineMemory.attach(find_folder(store), writable=False)
+        self._memory = EngineMemory.of(store)
 
     @classmethod
     def master(cls, store: Path, port: int, role: str) -> Ours:

@@ -37,7 +37,6 @@ from measure import figure  # noqa: E402
 from pyengine._native import ffi, lib  # noqa: E402
 from pyengine.cli.why import Waits, write_stalls  # noqa: E402
 from pyengine.ipc.control_block import EngineMemory  # noqa: E402
-from pyengine.ipc.shared_objects import find_folder  # noqa: E402
 from pyengine.native import control as native  # noqa: E402
 from pyengine.native import store_stats  # noqa: E402
 
@@ -101,7 +100,7 @@ def _around(stall: Stall, counters: list[Counters]) -> tuple[Counters, Counters]
 def watch(store: Path, producer_pid: int, talk: Connection) -> None:
     """Sample until told to stop, then send the counters and what the flight recorder had."""
     counters, waits = [], Waits(store)
-    with EngineMemory.attach(find_folder(store), writable=False) as memory:
+    with EngineMemory.of(store) as memory:
         talk.send("ready")
         while not talk.poll(SAMPLE_S):
             counters.append(_counters(store, memory.control, producer_pid))

@@ -60,7 +60,7 @@ class RunningEngine:
         return stop_engine(self.root, timeout_s=60)
 
     def memory(self, *, writable: bool = False) -> EngineMemory:
-        return EngineMemory.attach(find_folder(self.root), writable=writable)
+        return EngineMemory.of(self.root, writable=writable)
 
     def pid(self, kind: str) -> int:
         """Process of a living worker (or the supervisor)."""
@@ -172,7 +172,7 @@ def tail_of_ring(engine, pid):
 
 def wait_noted(root: Path) -> None:
     """Until everything put into a running engine is durable, dispatched, and in queues that are durable too."""
-    with EngineMemory.attach(find_folder(root), writable=False) as memory:
+    with EngineMemory.of(root) as memory:
         control = memory.control
         end = native.committed_slot(control)[0]
         eventually(lambda: min(native.load_position(control.flushed), native.load_position(control.reput_from),

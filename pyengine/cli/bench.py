@@ -33,7 +33,6 @@ from pyengine.engine.children import child_environment
 from pyengine.engine.embedded import Engine
 from pyengine.errors import EngineError, ExitCode
 from pyengine.ipc.control_block import EngineMemory
-from pyengine.ipc.shared_objects import find_folder
 from pyengine.native import control as native
 from pyengine.storage.config import load_config
 from pyengine.storage.file_system import file_system_of
@@ -196,7 +195,7 @@ def visible_lags_us(store: Path, body: bytes, puts: int) -> list[float]:
     A message is visible once `reput_from` is beyond it. EngineError if that takes too long.
     """
     lags_us = []
-    with connect(store) as producer, EngineMemory.attach(find_folder(store), writable=False) as memory:
+    with connect(store) as producer, EngineMemory.of(store) as memory:
         reput_from = memory.control.reput_from
         for _ in range(puts):
             wanted = producer.put(TOPIC, body).raise_for_status().physical_offset

@@ -68,12 +68,11 @@ def clean(store: Path, settings: dict[str, str], as_json: bool, hours: float | N
 
 def _clean(root: Path, config: EngineConfig, request: Request, timeout_s: float, show: ShowBytes) -> Cleaned:
     from pyengine.ipc.control_block import EngineMemory
-    from pyengine.ipc.shared_objects import find_folder
     from pyengine.ipc.store_lock import living_kinds
     from pyengine.services.retention.clean_resource import request_cleaning
 
     if living_kinds(root):
-        with EngineMemory.attach(find_folder(root)) as memory:
+        with EngineMemory.of(root, writable=True) as memory:
             return request_cleaning(memory, request, timeout_s, show)
     return clean_offline(root, config, request, show)
 

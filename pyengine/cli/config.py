@@ -160,15 +160,13 @@ def _changed(name: str, value: str, running: EngineConfig | None) -> dict[str, A
 def _running(store: Path) -> EngineConfig | None:
     """Return the settings of the engine that runs on `store`; None if there is none or its memory is not visible here."""
     from pyengine.ipc.control_block import EngineMemory, read_run_settings
-    from pyengine.ipc.shared_objects import find_folder
     from pyengine.ipc.store_lock import living_kinds
 
     if not config_path(store).exists() or not living_kinds(store):
         return None
     try:
-        folder = find_folder(store)
-        with EngineMemory.attach(folder, writable=False):
-            return read_run_settings(folder)
+        with EngineMemory.of(store) as memory:
+            return read_run_settings(memory.folder)
     except EngineUnavailableError:
         return None
 
@@ -188,13 +186,13 @@ def _change_engine(store: Path, live: dict[str, str]) -> None:
 def _workers_behind(store: Path, number: int) -> list[str]:
     """Return the workers that do not use settings number `number` in time; [] if all do."""
     from pyengine.ipc.control_block import EngineMemory
-    from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
+    from pyengine.ipc.shared_objects import KIND_NAMES
     from pyengine.ipc.store_lock import living_kinds
     from pyengine.native import control as native
 
     takers = {native.FLUSHER, native.COMMITTER, native.CHECKPOINTER, native.CLEANER, native.SCHEDULER}
     deadline_s = time.monotonic() + TAKEN_TIMEOUT_S
-    with EngineMemory.attach(find_folder(store), writable=False) as memory:
+    with EngineMemory.of(store) as memory:
         while True:
             slow = [KIND_NAMES[kind] for kind in sorted(takers.intersection(living_kinds(store)))
                     if native.load(memory.control.workers[kind], "settings_seq") < number]

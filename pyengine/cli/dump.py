@@ -24,7 +24,7 @@ from pyengine.formats.index_file import IndexLayout, unpack_header
 from pyengine.formats.paths import StorePaths, is_index_name
 from pyengine.formats.small_file import read_small_file, unpack_checkpoint
 from pyengine.ipc.control_block import EngineMemory
-from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
+from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
 from pyengine.storage.config import load_config
 from pyengine.storage.mapped_file import list_segments, mapped
@@ -297,7 +297,7 @@ def layout(path: str = "", kind: Any = None, at: int = 0, repeats: str = "") -> 
 
 def dump_control(store: Path, as_json: bool) -> None:
     """Print the control block of the engine that runs, or last ran, on the store."""
-    with EngineMemory.attach(find_folder(store), writable=False) as memory:
+    with EngineMemory.of(store) as memory:
         found = list(fields(memory.control))
         size_bytes = ffi.sizeof("struct ms_control")
     named = [field._replace(path=_with_kind(field.path)) for field in found]

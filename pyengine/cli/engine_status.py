@@ -98,14 +98,14 @@ def live_status(root: Path) -> tuple[dict[str, Any], Statistics | None] | None:
         store = MessageStore(root)
         if not (living := living_kinds(store)):
             return None
-        with EngineMemory.attach(find_folder(store), writable=False) as memory:
+        with EngineMemory.of(store) as memory:
             return _live(store, memory, living)
     except (EngineUnavailableError, DiskError):
         return None
 
 
 def _from_memory(store: MessageStore, living: list[int]) -> dict[str, Any]:
-    with EngineMemory.attach(find_folder(store), writable=False) as memory:
+    with EngineMemory.of(store) as memory:
         more = stalled_slaves(memory.identity.role, lambda: live_replication(memory))
         with contextlib.suppress(EngineUnavailableError):  # the status reports that trouble already
             more.append(Finding(Verdict.WARNING, difference_from_file(store, read_run_settings(memory.folder))))

@@ -18,7 +18,6 @@ from pyengine.engine.embedded import supervisor_pid
 from pyengine.engine.supervisor import Arguments, parse_arguments
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError, command
 from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory, read_run_settings
-from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import living_kinds, owning
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
@@ -139,7 +138,7 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
                      notes: list[str]) -> dict[str, Any]:
     from pyengine.engine.embedded import start_engine, stop_engine
 
-    with EngineMemory.attach(find_folder(root), writable=False) as memory:
+    with EngineMemory.of(root) as memory:
         if ROLE_NAMES[memory.identity.role] != SLAVE:
             raise EngineError(f"{root} is a master already ({ROLE_NAMES[memory.identity.role]})")
         start = launch_settings(root, memory)

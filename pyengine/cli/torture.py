@@ -75,7 +75,7 @@ class EngineWatch:
 
     def __init__(self, store: Path) -> None:
         self.store = store
-        self._memory = EngineMemory.attach(find_folder(store), writable=False)
+        self._memory = EngineMemory.of(store)
 
     def __enter__(self) -> EngineWatch:
         return self

@@ -40,7 +40,6 @@ from pyengine.errors import (
 from pyengine.formats.small_file import open_regular
 from pyengine.ipc.control_block import EngineMemory, read_run_settings, require_same_settings
 from pyengine.ipc.heartbeat import is_alive
-from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import kind_holder, living_kinds, name_processes, read_holder, require_startable
 from pyengine.native import control as native
 from pyengine.storage.commit_log import list_complete_log
@@ -221,7 +220,7 @@ def end_supervisor(root: Path, asked: EngineConfig) -> None:
     StoreBusyError if they run with other settings.
     """
     if (pid := supervisor_pid(root)) is not None:
-        with EngineMemory.attach(find_folder(root), writable=False) as memory:
+        with EngineMemory.of(root) as memory:
             memory.check_layouts()
             require_same_settings(root, asked, read_run_settings(memory.folder))
         _signal_supervisor(root, pid, signal.SIGKILL, STOP_TIMEOUT_S)
@@ -258,7 +257,7 @@ def supervisor_pid(root: str | os.PathLike[str]) -> int | None:
     if native.SUPERVISOR not in living_kinds(root, 1):
         return None
     try:
-        with EngineMemory.attach(find_folder(root), writable=False) as memory:
+        with EngineMemory.of(root) as memory:
             line = memory.control.workers[native.SUPERVISOR]
             pid, start_ms = native.load(line, "pid"), native.load(line, "start_time_ms")
         if is_alive(pid, start_ms):

@@ -59,7 +59,7 @@ from pyengine.ipc.control_block import (
 )
 from pyengine.ipc.heartbeat import Heartbeat, build_id, process_start_ms
 from pyengine.ipc.sessions import Sessions, SessionServer
-from pyengine.ipc.shared_objects import SOCKET, find_folder, removed_names
+from pyengine.ipc.shared_objects import SOCKET, removed_names
 from pyengine.ipc.statistics import StoreStatsService
 from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, living_kinds, name_processes, require_startable
 from pyengine.native import control as native
@@ -526,7 +526,7 @@ def _problem_of_topics(root: Path) -> str:
 
 def _attach_to_living(root: Path) -> EngineMemory:
     """Attach to the memory of living workers whose supervisor died; EngineUnavailableError if it is incomplete or not theirs."""
-    memory = EngineMemory.attach(find_folder(root))
+    memory = EngineMemory.of(root, writable=True)
     try:
         memory.check_layouts()
     except OtherLayoutError:

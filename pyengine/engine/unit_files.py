@@ -25,7 +25,6 @@ from pyengine.engine.supervisor import STOP_TIMEOUT_S
 from pyengine.errors import EngineError, ExitCode
 from pyengine.events import Event
 from pyengine.ipc.control_block import MODE_NUMBERS, EngineMemory
-from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.storage.config import load_config
@@ -251,7 +250,7 @@ WantedBy=pyengine@%i.target
 def runs(kind_name: str, root: Path) -> bool:
     """Whether this kind runs in the engine; if none has a supervisor, in one with the store's settings."""
     try:
-        with EngineMemory.attach(find_folder(root), writable=False) as memory:
+        with EngineMemory.of(root) as memory:
             if native.SUPERVISOR in living_kinds(root, 1):
                 return any(kind.name == kind_name for kind in kinds_of(memory.identity))
     except EngineError:
@@ -264,7 +263,7 @@ def why_not_up(name: str, root: Path) -> list[str]:
     """Return a sentence for each unit of the store `name` that is not up; [] once the supervisor and all workers are ready."""
     down, said = [STORE_UNIT], ""
     try:
-        with EngineMemory.attach(find_folder(root), writable=False) as memory:
+        with EngineMemory.of(root) as memory:
             living = living_kinds(root)
             if memory.state == native.STATE_RUNNING and native.SUPERVISOR in living:
                 down = [worker_unit(kind) for kind in kinds_of(memory.identity) if kind.number not in living

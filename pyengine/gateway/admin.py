@@ -476,7 +476,7 @@ class Admin:
 
     def _figures(self) -> Statistics:
         """Return the engine's statistics; EngineError if it does not run."""
-        with EngineMemory.attach(find_folder(self._reader.root)) as memory:
+        with EngineMemory.of(self._reader.root, writable=True) as memory:
             return read_statistics(memory)
 
     def _put_figures(self) -> dict[str, str]:
@@ -576,7 +576,7 @@ class Admin:
         """Have the engine's cleaner delete expired files now. It continues if that takes longer than a tool waits."""
 
         def ask() -> None:
-            with EngineMemory.attach(find_folder(self._reader.root)) as memory:
+            with EngineMemory.of(self._reader.root, writable=True) as memory:
                 request_cleaning(memory, CleanRequest(), CLEAN_S)
 
         if self._cleaning is None or self._cleaning.done():

@@ -3,7 +3,7 @@
     supervisor   EngineMemory.create(folder, settings) ... fill positions ... publish()
     worker       EngineMemory.attach(folder)                 everything read-write
     producer     EngineMemory.attach(folder, writable=False) the control block is read-only
-    reader       the same
+    reader       EngineMemory.of(root)                       the same, by the store's path
 
 The EngineUnavailableError of a failed attach says why: "no engine", "not published
 yet", "another layout" or "too short". The supervisor stores the magic last, so a block that a process
@@ -173,6 +173,11 @@ class EngineMemory:
     def attach(cls, folder: SharedFolder, *, writable: bool = True) -> EngineMemory:
         """Map the memory of a running engine; EngineUnavailableError says why it cannot."""
         return cls(folder, folder.open_checked(shared_objects.CONTROL, native.view_control, check_block, writable=writable)[0])
+
+    @classmethod
+    def of(cls, root: str | os.PathLike[str], *, writable: bool = False) -> EngineMemory:
+        """Map the memory of the engine that runs, or ran last, on the store at `root`; EngineUnavailableError says why it cannot."""
+        return cls.attach(shared_objects.find_folder(root), writable=writable)
 
     def publish(self) -> None:
         """Publish the control block: other processes can attach from now on."""

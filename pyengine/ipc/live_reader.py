@@ -23,7 +23,6 @@ from pyengine.formats.constants import CHECKPOINT_MARGIN_MS
 from pyengine.ipc.cleaning import SegmentHolds
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.sessions import ended_sessions, is_drained
-from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import read_holder
 from pyengine.native import control as native
 from pyengine.native import waiting
@@ -122,7 +121,7 @@ class LiveWatermark:
             self._detach()
         if self._memory is None:
             try:
-                memory = EngineMemory.attach(find_folder(self._root), writable=False)
+                memory = EngineMemory.of(self._root)
             except EngineUnavailableError:  # another user's engine, or one that has just ended
                 return None
             if memory.identity.boot_id != read_boot_id():
@@ -138,7 +137,7 @@ class LiveWatermark:
         """Return the state in a killed engine's memory; None if there is none that recovery would use."""
         engine_id = read_engine_id(self._root)
         try:
-            with EngineMemory.attach(find_folder(self._root), writable=False) as memory:
+            with EngineMemory.of(self._root) as memory:
                 if engine_id is None or memory.mismatch(self._root, engine_id):
                     return None
                 return DeadEngine(native.committed_slot(memory.control)[0], native.load(memory.control.state, "frozen") != 0)
@@ -288,7 +287,7 @@ class LiveStoreReader(StoreReader):
             self._memory = None
         if self._memory is None and lives:
             with contextlib.suppress(EngineUnavailableError):  # it starts or stops, or is another user's: read the files
-                self._memory = EngineMemory.attach(find_folder(self.root), writable=False)
+                self._memory = EngineMemory.of(self.root)
                 self._opened.append(self._memory)
 
 
@@ -465,7 +464,7 @@ def dispatched_end(root: Path) -> int | None:
         who = holder.description if holder.kind == "foreign" else "its owner, which starts or recovers it"
         raise StoreBusyError(f"{root} is held by {who}: wait for it or stop it first")
     try:
-        with EngineMemory.attach(find_folder(root), writable=False) as memory:
+        with EngineMemory.of(root) as memory:
             if memory.state == native.STATE_DEGRADED:
                 return None
             return native.load_position(memory.control.reput_from)
@@ -483,7 +482,7 @@ def settled_end(root: Path, timeout_s: float) -> int:
     EngineUnavailableError without a running engine, StoreBusyError at the timeout.
     """
     deadline_s = time.monotonic() + timeout_s
-    with EngineMemory.attach(find_folder(root), writable=False) as memory:
+    with EngineMemory.of(root) as memory:
         control = memory.control
 
         def wait(is_done: Callable[[], bool], what: str) -> None:

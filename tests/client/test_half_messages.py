@@ -20,7 +20,6 @@ from pyengine.client.outgoing import RawMessage
 from pyengine.errors import PutError, UsageError
 from pyengine.formats.record import decode_properties
 from pyengine.ipc.control_block import EngineMemory
-from pyengine.ipc.shared_objects import find_folder
 from pyengine.native import control as native
 from pyengine.results import PutResult, PutStatus
 from pyengine.storage.config_table import TopicConfigs
@@ -357,7 +356,7 @@ def test_a_commit_that_no_slave_has_confirmed_is_not_made_again(tmp_path, monkey
     monkeypatch.setattr(half_messages, "DISPATCH_S", 0.1)
     bounded = {"dispatch_at": "replicated", "ha_listen_port": free_port()}
     with pyengine.Engine(tmp_path / "store", **NO_TIME, **SMALL, **bounded) as engine, engine.connect() as producer, \
-            EngineMemory.attach(find_folder(engine.path)) as memory, engine.open_store() as store:
+            EngineMemory.of(engine.path, writable=True) as memory, engine.open_store() as store:
         memory.open_latches()
 
         def confirm(end):

@@ -11,7 +11,6 @@ from fix_golden import compare_inspect
 from pyengine.errors import UsageError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.live_reader import LiveStoreReader
-from pyengine.ipc.shared_objects import find_folder
 from pyengine.native import control as native
 from pyengine.results import PutStatus
 from pyengine.storage.inspect import inspect
@@ -41,7 +40,7 @@ def kinds_by_key(root, key: str) -> list[int]:
 
 def settle(root) -> None:
     """Until everything written is in queues and index, what is in pool buffers too, which no reader's level tells of."""
-    with pyengine.open_store(root) as store, EngineMemory.attach(find_folder(root), writable=False) as memory:
+    with pyengine.open_store(root) as store, EngineMemory.of(root) as memory:
         eventually(lambda: store.dispatched_offset("committed") == native.load_position(memory.control.wrote), "dispatched")
 
 

@@ -24,7 +24,6 @@ from fix_golden import usual
 from pyengine.cli.torture import processes_of, wait_for
 from pyengine.errors import EngineError
 from pyengine.ipc.control_block import EngineMemory
-from pyengine.ipc.shared_objects import find_folder
 from waiting import eventually, patience
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -184,7 +183,7 @@ def test_ctrl_c_in_the_middle_of_a_round_ends_a_script_with_all_that_it_began(tm
         """Whether it has said so and an engine is there; notes what the engines have outside of their stores."""
         is_begun = re.search(begun, log.read_text(), re.MULTILINE)
         for store in {path.parents[1] for path in scratch.rglob("config/engine-id")}:
-            with contextlib.suppress(EngineError), EngineMemory.attach(find_folder(store), writable=False) as found:
+            with contextlib.suppress(EngineError), EngineMemory.of(store) as found:
                 memory.add(found.folder.path)
                 counts.add(found.identity.sysv_semaphore_id)
         return bool(is_begun and (counts or name == "power_cut-block"))  # that one's store is on a disk of its own
