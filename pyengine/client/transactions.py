@@ -28,6 +28,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -52,6 +53,7 @@ Checker = Callable[[Message], Outcome | None]
 ENDED_MAX = 10_000     # ended transactions that a producer remembers
 COMMITTED_WAIT_S = 5.0  # a record in a pool buffer becomes readable within commit_interval_commit_log_ms
 COMMITTED_POLL_INTERVAL_S = 0.002
+UNDISPATCHED_BYTES_MAX = 16 << 20  # without slaves, dispatch_at=replicated leaves more
 _KINDS = {"commit": SYS_FLAG_TRANSACTION_COMMIT, "rollback": SYS_FLAG_TRANSACTION_ROLLBACK}
 _LOG = logging.getLogger("pyengine.client.transactions")
 
@@ -231,7 +233,7 @@ class Transactions:
     def _end(self, msg_id: str, outcome: Outcome, wait: bool, timeout_s: float | None) -> PutResult:
         try:
             prepared = self._prepared(msg_id)
-            done, result = self._ended.get(prepared.physical_offset) or self._found_committed(prepared)
+            done, result = self._ended.get(prepared.physical_offset) or self._found_end(prepared)
             if result is not None:
                 if done == outcome:
                     return result
@@ -290,12 +292,30 @@ class Transactions:
             raise PutRefusedError(PutStatus.MESSAGE_ILLEGAL, f"{msg_id} is not a prepared message")
         return message
 
-    def _found_committed(self, prepared: Message) -> tuple[str, PutResult | None]:
-        """Return the commit record from the index, whichever producer put it. (Rollbacks are not in the index.)"""
-        if prepared.uniq_key:
-            for found in self._open_reader().query_message(prepared.topic, prepared.uniq_key, level=ReadLevel.COMMITTED):
-                if (found.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_COMMIT
+    def _found_end(self, prepared: Message) -> tuple[str, PutResult | None]:
+        """Return the commit from the index, or the end from what is not dispatched yet, whichever producer put it.
+
+        A rollback is in no index.
+        """
+        reader = self._open_reader()
+        undispatched = max(reader.dispatched_offset(ReadLevel.COMMITTED), prepared.physical_offset + prepared.size_bytes)
+        indexed = reader.query_message(prepared.topic, prepared.uniq_key, level=ReadLevel.COMMITTED) if prepared.uniq_key else []
+        for found in chain(indexed, _messages_from(reader, undispatched)):
+            for outcome, kind in _KINDS.items():
+                if (found.sys_flag & SYS_FLAG_TRANSACTION_MASK == kind
                         and found.prepared_transaction_offset == prepared.physical_offset):
-                    return "commit", PutResult(PutStatus.PUT_OK, found.msg_id, found.queue_offset, found.physical_offset,
-                                               found.size_bytes, found.store_timestamp_ms, found.topic, found.queue_id)
+                    return outcome, PutResult(PutStatus.PUT_OK, found.msg_id, found.queue_offset, found.physical_offset,
+                                              found.size_bytes, found.store_timestamp_ms, found.topic, found.queue_id)
         return "", None
+
+
+def _messages_from(reader: LiveStoreReader, offset: int) -> Iterator[Message]:
+    """Yield the messages of the log from `offset` on, of the first UNDISPATCHED_BYTES_MAX."""
+    end = min(reader.max_physical_offset(ReadLevel.COMMITTED), offset + UNDISPATCHED_BYTES_MAX)
+    while offset < end:
+        message = reader.message_at(offset, ReadLevel.COMMITTED)
+        if message is not None:
+            yield message
+            offset += message.size_bytes
+        else:  # the blank that ends a segment
+            offset += reader.commit_log.size_bytes - offset % reader.commit_log.size_bytes

@@ -161,3 +161,22 @@ def test_what_is_still_in_a_pool_buffer_is_waited_for(make_engine):
         assert producer.end_transaction(prepared.msg_id, "commit").ok
     settle(engine.root)
     assert [message.body for message in queue(engine.root)] == [b"x"]
+
+
+def test_an_end_that_is_not_dispatched_yet_is_found_by_another_producer(make_engine):
+    engine = make_engine()
+    engine.start()
+    with pyengine.connect(engine.root) as producer, pyengine.connect(engine.root) as another:
+        first, second = (producer.put_prepared("orders", b"x" * 400_000, queue_id=2) for _ in range(2))
+        engine.kill("reputter", signal.SIGSTOP)
+        committed = producer.end_transaction(first.msg_id, "commit")
+        for _ in range(4):  # over the end of a segment
+            producer.put("orders", b"y" * 400_000)
+        rolled = producer.end_transaction(second.msg_id, "rollback")
+        again = another.end_transaction(first.msg_id, "commit")
+        assert (again.ok, again.msg_id, again.queue_offset) == (True, committed.msg_id, 0)
+        assert "ended by commit already" in another.end_transaction(first.msg_id, "rollback").reason
+        assert another.end_transaction(second.msg_id, "rollback").msg_id == rolled.msg_id
+        engine.kill("reputter", signal.SIGCONT)
+    settle(engine.root)
+    assert len(queue(engine.root)) == 1
