@@ -208,7 +208,7 @@ class Consumer:
             return []
 
     def _try_pull(self, max_messages: int, deadline_s: float | None) -> tuple[list[Message] | None, float, int]:
-        """(what a pull returns now, None to go on; how long to wait for more, 0 to try again at once; arrivals seen before)."""
+        """(what a pull returns now, None to continue; how long to wait for more, 0 to try again at once; arrivals seen before)."""
         self._require_open()
         seen = self._reader.arrivals()
         messages, has_moved = self._next(max_messages)
@@ -385,7 +385,7 @@ class Consumer:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Close the consumer; if the block ends by an exception, the messages delivered last are not done and come again."""
+        """Close the consumer; if the block ends by an exception, the messages delivered last are not done and are delivered again."""
         self._close(finished=kind is None, closer=threading.get_ident())
 
     async def __aenter__(self) -> Self:
@@ -727,7 +727,7 @@ class Consumer:
 
     def _revoke(self, held: AssignedQueue) -> None:
         """Drop a queue whose hold was ended by another member or by a reset."""
-        self._note(f"queue {held.queue_id} was taken over: what was not committed comes again where it is held now")
+        self._note(f"queue {held.queue_id} was taken over: its new holder gets what was not committed")
         self._group_session.drop(held.grant)
         self._held.pop(held.queue_id, None)
         self._outstanding.discard(held.queue_id)

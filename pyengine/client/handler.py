@@ -101,8 +101,8 @@ def _handle(consumer: Consumer, handler: Callable[[Message], object], delay_leve
     while True:
         try:
             handler(message)
-        except Exception:  # noqa: BLE001 - whatever it is, the message comes again
-            _LOG.exception("the handler failed for %s, which comes again", message.msg_id)
+        except Exception:  # noqa: BLE001 - the handler's own: the message is delivered again
+            _LOG.exception("the handler failed for %s, which is delivered again", message.msg_id)
         else:
             consumer.ack(message)
             return
@@ -141,8 +141,8 @@ async def _handle_async(
     while True:
         try:
             await handler(message)
-        except Exception:  # noqa: BLE001 - whatever it is, the message comes again
-            _LOG.exception("the handler failed for %s, which comes again", message.msg_id)
+        except Exception:  # noqa: BLE001 - the handler's own: the message is delivered again
+            _LOG.exception("the handler failed for %s, which is delivered again", message.msg_id)
         else:
             consumer.ack(message)
             return

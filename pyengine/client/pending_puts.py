@@ -179,7 +179,7 @@ class _OrderedThread:
     def _handle_one(self, entry: tuple[Any, ...]) -> None:
         try:
             self._handle(*entry)
-        except BaseException as error:  # noqa: BLE001 - a callback's, which Future does not catch: others must go on
+        except BaseException as error:  # noqa: BLE001 - a callback's, which Future does not catch: the other entries follow
             threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, None)))
 
     def _at_end(self) -> None:

@@ -188,7 +188,7 @@ class GroupTransactions:
                 self.check_now(round(self._interval_s * 500))
             except ReferenceError:  # the producer was dropped
                 return
-            except Exception as error:  # noqa: BLE001 - the next round may succeed, and no one else asks the checkers
+            except Exception as error:  # noqa: BLE001 - the next round may succeed, and only this thread asks the checkers
                 _LOG.warning("transactions could not be checked: %s", str(error) if isinstance(error, EngineError) else repr(error))
             with suppress(Empty):
                 self._wake.get(timeout=self._interval_s)

@@ -242,7 +242,7 @@ class Connection(asyncio.Protocol):
         self._buffer.clear()
         for task, request in self._tasks.items():
             if not request.frame.is_one_way:
-                task.cancel()  # its answer would reach no one
+                task.cancel()  # its client would not get the answer
         self._count(self._task_bytes)
         if self._task_bytes:
             self._owner.left_bytes[self.host] += self._task_bytes
@@ -322,7 +322,7 @@ class Connection(asyncio.Protocol):
     def _serve(self, request: Request, handler: Handler) -> None:
         try:
             answer = handler(request)
-        except Exception as error:  # noqa: BLE001 - the request's fault or ours: RocketMQ answers its text
+        except Exception as error:  # noqa: BLE001 - the request's fault or the handler's: RocketMQ answers its text
             request.reply(self._failed(request, error))
             return
         if isinstance(answer, Answer):

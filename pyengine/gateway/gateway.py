@@ -177,7 +177,7 @@ class Gateway:
             await loop.run_in_executor(None, self.pulls.close)
         try:
             await self._offsets.flush()
-        except Exception as error:  # noqa: BLE001 - the rest is closed all the same
+        except Exception as error:  # noqa: BLE001 - the rest must be closed too
             self._report(Event.WORK_BLOCKED, f"the groups' last offsets could not be written: {_sentence(error)}")
         self._executor.shutdown(wait=True, cancel_futures=True)  # of connections that are closed
         if self._ends is not None:
@@ -185,7 +185,7 @@ class Gateway:
 
 
 async def repeat(pause_s: float, step: Callable[[], Awaitable[None] | None], report: Report, failed: str) -> None:
-    """Call `step` after each pause, for ever; report what it raises after the text `failed`, once until that changes."""
+    """Call `step` after each pause, without end; report what it raises after the text `failed`, once until that changes."""
     reported = ""
     while True:
         await asyncio.sleep(pause_s)
@@ -193,7 +193,7 @@ async def repeat(pause_s: float, step: Callable[[], Awaitable[None] | None], rep
             if (coming := step()) is not None:
                 await coming
             reported = ""
-        except Exception as error:  # noqa: BLE001 - the next try may succeed, and no one else would do it
+        except Exception as error:  # noqa: BLE001 - the next try may succeed
             if reported != _sentence(error):
                 reported = _sentence(error)
                 report(Event.WORK_BLOCKED, f"{failed}: {reported}")

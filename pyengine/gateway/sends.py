@@ -602,7 +602,7 @@ class Ends:
         for half in await self._executor.run(self._check.round, self._can_ask, again_after_ms):
             try:
                 self._ask(half)
-            except Exception as error:  # noqa: BLE001 - the others are asked all the same
+            except Exception as error:  # noqa: BLE001 - the others must be asked too
                 failed = error
         if failed is not None:
             raise failed
