@@ -735,7 +735,11 @@ class Consumer:
     # -- the store's history ------------------------------------------------------
 
     def _follow_history(self, *, certain: bool = False) -> None:
-        """After a recovery of the store go back to the stored offset in each queue whose read messages the log has lost."""
+        """After a recovery of the store go back in each queue whose read messages the log has lost.
+
+        The queue continues at the stored offset or, if that is earlier, as without a group or after a seek(), at the first message
+        that is not done.
+        """
         epoch = read_epoch(self._reader.root)
         if (epoch == self._epoch and not certain) or store_use(self._reader.root) is StoreUse.OTHER:
             return
@@ -744,7 +748,7 @@ class Consumer:
             for held in self._held.values():
                 if not self._has_same_history(held):
                     end = self._reader.queue_end(self.topic, held.queue_id)
-                    held.seek(min(stored.get(held.queue_id, held.position), end))
+                    held.seek(min(stored.get(held.queue_id, held.done), held.done, end))
                     held.committed = stored.get(held.queue_id, -1)
                     self._outstanding.discard(held.queue_id)
         self._epoch = epoch

@@ -552,6 +552,27 @@ def test_a_recovery_that_kept_the_log_changes_nothing(builder, consume):
     assert consumer.positions == {0: 4} and len(consumer.pull(10)) == 2
 
 
+def test_after_a_recovery_that_cut_the_log_what_was_fetched_and_not_delivered_is_given_without_a_group_too(builder, consume):
+    messages = [builder.put("orders", b"old %d" % number) for number in range(6)]
+    consumer = consume(group=None)
+    assert bodies(consumer.pull(1)) == [b"old 0"]
+    builder.end, builder.queue_offsets["orders", 0] = messages[4].physical_offset, 4
+    later = [builder.put("orders", b"new %d" % number).body for number in range(3)]
+    raise_epoch(builder.root)
+    consumer._housekeep()
+    assert bodies(consumer.pull(10)) == [b"old 0", b"old 1", b"old 2", b"old 3", *later], "the first one was not done yet"
+
+
+def test_a_recovery_does_not_undo_a_seek_back(builder, consume):
+    fill(builder, 6)
+    consumer = consume(auto_commit=False)
+    consumer.commit(consumer.pull(5))
+    consumer.seek(0, 1)
+    raise_epoch(builder.root)
+    consumer._housekeep()
+    assert [message.queue_offset for message in consumer.pull(10)] == [1, 2, 3, 4, 5]
+
+
 def test_after_a_recovery_that_cut_the_log_the_new_messages_are_given(builder, consume):
     """The last two messages are lost and two others take their place: of the same size, at the same offsets."""
     messages = [builder.put("orders", b"old %d" % number) for number in range(6)]
