@@ -223,11 +223,8 @@ def _records(logs: Logs, side: int, at: int, border: int, found: PieceFound) -> 
         base, limit, view = segment
         walked = walk(view, base, at, min(border, limit), limit=limit, check_crc=False, check_offset=False)
         for queue in touched_queues(view, base, at, walked.end_offset).queues:
-            counts = found.topic(queue.topic)
-            if side == 0:
-                counts.store += queue.count
-            else:
-                counts.other += queue.count
+            counts, name = found.topic(queue.topic), logs._fields[side]
+            setattr(counts, name, getattr(counts, name) + queue.count)
         while at < walked.end_offset:
             records[at] = total_size(view, at - base)
             at += records[at]

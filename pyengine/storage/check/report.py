@@ -63,44 +63,27 @@ class Row(NamedTuple):
     advice: tuple[str, ...]
 
 
+def _rows(kinds: str, as_error: Grade, otherwise: Grade, *advice: str) -> dict[str, Row]:
+    return dict.fromkeys(kinds.split(", "), Row(as_error, otherwise, advice))
+
+
 _R, _N, _L = Grade.REPAIRABLE, Grade.NOTICE, Grade.LOSS
+#                                                                                        as error  otherwise
 KINDS = {
-    #                       as error  otherwise
-    "refused":           Row(_R,      _R,  (MOVE_AWAY,)),
-    "gap":               Row(_L,      _L,  (RESTORE,)),
-    "below watermark":   Row(_L,      _L,  (RESTORE,)),
-    "damaged before":    Row(_L,      _L,  (RESTORE,)),
-    "damage":            Row(_L,      _L,  (RESTORE,)),
-    "unreachable":       Row(_L,      _L,  (RESTORE, RECOVER)),
-    "lost messages":     Row(_L,      _L,  (RESTORE,)),
-    "tail":              Row(_L,      _R,  (RECOVER,)),
-    "log gap":           Row(_L,      _L,  (RESTORE,)),
-    "missing queue":     Row(_R,      _R,  (REBUILD_QUEUE,)),
-    "missing entries":   Row(_R,      _R,  (REBUILD_QUEUE,)),
-    "queue gap":         Row(_R,      _R,  (REBUILD_QUEUE,)),
-    "queue hole":        Row(_R,      _R,  (REBUILD_QUEUE,)),
-    "wrong entry":       Row(_R,      _R,  (REBUILD_QUEUE,)),
-    "entry beyond the log": Row(_R,   _R,  (RECOVER,)),
-    "extension":         Row(_R,      _R,  (REBUILD_QUEUE,)),
-    "index length":      Row(_R,      _R,  (REBUILD_INDEX,)),
-    "index header":      Row(_R,      _R,  (REBUILD_INDEX,)),
-    "index chain":       Row(_R,      _R,  (REBUILD_INDEX,)),
-    "wrong key":         Row(_R,      _R,  (REBUILD_INDEX,)),
-    "missing keys":      Row(_R,      _R,  (REBUILD_INDEX,)),
-    "key beyond the log": Row(_R,     _R,  (RECOVER,)),
-    "acked":             Row(_L,      _L,  (RESTORE,)),
-    "acked entry":       Row(_R,      _R,  (REBUILD_QUEUES,)),
-    "config":            Row(_R,      _R,  (RESTORE_CONFIG,)),
-    "config lost":       Row(_L,      _L,  (GIVE_UP_CONFIG,)),
-    "config backup":     Row(_N,      _N,  ()),
-    "watermark":         Row(_R,      _N,  (STOP,)),
-    "copy":              Row(_R,      _N,  (RECOVER,)),
-    "abort":             Row(_R,      _R,  (RECOVER,)),
-    "marker":            Row(_R,      _R,  (RECOVER,)),
-    "checkpoint":        Row(_R,      _R,  (RECOVER,)),
-    "later format":      Row(_N,      _N,  (LATER_FORMAT,)),
-    "blocks":            Row(_N,      _N,  ()),
-    "broker":            Row(_N,      _N,  ()),
+    **_rows("refused",                                                                         _R, _R, MOVE_AWAY),
+    **_rows("gap, below watermark, damaged before, damage, lost messages, log gap, acked",     _L, _L, RESTORE),
+    **_rows("unreachable",                                                                     _L, _L, RESTORE, RECOVER),
+    **_rows("tail",                                                                            _L, _R, RECOVER),
+    **_rows("missing queue, missing entries, queue gap, queue hole, wrong entry, extension",   _R, _R, REBUILD_QUEUE),
+    **_rows("index length, index header, index chain, wrong key, missing keys",                _R, _R, REBUILD_INDEX),
+    **_rows("entry beyond the log, key beyond the log, abort, marker, checkpoint",             _R, _R, RECOVER),
+    **_rows("acked entry",                                                                     _R, _R, REBUILD_QUEUES),
+    **_rows("config",                                                                          _R, _R, RESTORE_CONFIG),
+    **_rows("config lost",                                                                     _L, _L, GIVE_UP_CONFIG),
+    **_rows("watermark",                                                                       _R, _N, STOP),
+    **_rows("copy",                                                                            _R, _N, RECOVER),
+    **_rows("later format",                                                                    _N, _N, LATER_FORMAT),
+    **_rows("config backup, blocks, broker",                                                   _N, _N),
 }
 
 # Damage at which `recover` does not truncate the log without --accept-loss.
