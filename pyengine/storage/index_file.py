@@ -13,6 +13,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -103,8 +104,9 @@ def _candidates(view: mmap.mmap) -> Iterator[IndexLayout]:
     if rest or header.hash_slot_count < 1:
         return
     per_entry = INDEX_ENTRY_BYTES // INDEX_SLOT_BYTES
-    last_slot, entry_word = _boundary(view, header.hash_slot_count)
-    if last_slot is None:
+    used = _used_words(view)
+    last_slot, entry_word = next(islice(used, header.hash_slot_count - 1, None), None), next(used, None)
+    if last_slot is None or entry_word is None:
         return
     # Entry 1 is `per_entry` words after the slots (entry 0 is never used).
     slots = entry_word - per_entry
@@ -114,18 +116,6 @@ def _candidates(view: mmap.mmap) -> Iterator[IndexLayout]:
         if entries >= 2:
             yield IndexLayout(slots, entries)
         slots -= per_entry
-
-
-def _boundary(view: mmap.mmap, used_slots: int) -> tuple[int | None, int]:
-    """Return (the last used slot, the first non-zero word after it), counted in words from the end of the header."""
-    last_slot = None
-    seen = 0
-    for word in _used_words(view):
-        if seen == used_slots:
-            return last_slot, word
-        last_slot = word
-        seen += 1
-    return None, 0
 
 
 def _used_words(view: mmap.mmap) -> Iterator[int]:

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -171,22 +172,16 @@ def segment_size(folders: Iterable[list[tuple[int, int]]], unit_bytes: int = 1) 
     must be a multiple of `unit_bytes`. If all lengths are wrong, it is the smallest
     difference of two names.
     """
-    lengths: dict[int, int] = {}
-    steps: dict[int, int] = {}
-    starts: set[int] = set()
+    lengths, steps, starts = Counter[int](), Counter[int](), set[int]()
     for segments in folders:
-        previous = None
-        for start, length in segments:
-            starts.add(start)
-            lengths[length] = lengths.get(length, 0) + 1
-            if previous is not None:
-                steps[start - previous] = steps.get(start - previous, 0) + 1
-            previous = start
+        lengths.update(length for _, length in segments)
+        starts.update(start for start, _ in segments)
+        steps.update(after - before for (before, _), (after, _) in pairwise(segments))
     possible = [length for length in lengths
                 if length and length % unit_bytes == 0 and not any(start % length for start in starts)]
     if not possible:
         return min(steps, default=None)
-    return max(possible, key=lambda length: (steps.get(length, 0), lengths[length], length))
+    return max(possible, key=lambda length: (steps[length], lengths[length], length))
 
 
 def _segments(folder: Path) -> list[tuple[int, int]]:
