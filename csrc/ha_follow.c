@@ -100,9 +100,9 @@ static int take(struct ms_ha_follow *follow)
     const int64_t end = follow->end + bytes;
     if (bytes == 0 || follow->end % follow->segment_bytes + bytes > follow->segment_bytes - MS_BLANK_BYTES)
         return MS_FOLLOW_TAKE;
-    int why;
+    int error;
     follow->header.prepared_transaction_offset = follow->end;
-    uint8_t *const records = ms_producer_reserve(producer, (const uint8_t *)&follow->header, MS_ENTRY_RAW, 0, (uint64_t)bytes, &why);
+    uint8_t *const records = ms_producer_reserve(producer, (const uint8_t *)&follow->header, MS_ENTRY_RAW, 0, (uint64_t)bytes, &error);
     if (records == NULL)
         return MS_FOLLOW_TAKE;
     copy_bodies(follow, records);

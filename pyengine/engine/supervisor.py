@@ -332,7 +332,7 @@ class Supervisor:
                 self._log_change(Event.WORK_BLOCKED, grow_queue_table(self._memory))
                 is_frozen = native.load(self._memory.control.state, "frozen") == 2
                 self._log_change(Event.STORE_READ_ONLY, native.reason(self._memory.control) if is_frozen else "")
-                children.no_session = server.why_no_session()
+                children.no_session = server.no_session_reason()
                 if self._watchdog_s is not None:
                     notify("WATCHDOG=1")
             if self._reload_requested:

@@ -224,8 +224,8 @@ def preview_offline(
 def _require_unused(root: Path) -> None:
     holder = read_holder(root)
     if holder.kind != "none" or living_kinds(root):
-        who = holder.description if holder.kind == "foreign" else "an engine, or a command that owns it"
-        raise StoreBusyError(f"{root} is in use by {who}: stop it first; a running engine needs no recovery")
+        user = holder.description if holder.kind == "foreign" else "an engine, or a command that owns it"
+        raise StoreBusyError(f"{root} is in use by {user}: stop it first; a running engine needs no recovery")
 
 
 def rebuild_offline(

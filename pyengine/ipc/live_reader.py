@@ -461,8 +461,8 @@ def dispatched_end(root: Path) -> int | None:
     if holder.kind == "none":
         return None
     if holder.kind != "engine":
-        who = holder.description if holder.kind == "foreign" else "its owner, which starts or recovers it"
-        raise StoreBusyError(f"{root} is held by {who}: wait for it or stop it first")
+        user = holder.description if holder.kind == "foreign" else "its owner, which starts or recovers it"
+        raise StoreBusyError(f"{root} is held by {user}: wait for it or stop it first")
     try:
         with EngineMemory.of(root) as memory:
             if memory.state == native.STATE_DEGRADED:

@@ -1,7 +1,7 @@
 """The replicator's links in shared memory: peer, time of connection, positions. For `status`.
 
     supervisor   create_replication(folder, epoch)
-    replicator   Replication(folder, writable=True) ... link = replication.open_link(address) ... link.close(why)
+    replicator   Replication(folder, writable=True) ... link = replication.open_link(address) ... link.close(detail)
     status       with Replication(folder) as replication: replication.links()
 
 A master has one link for each slave, a slave has one, to its master. No process decides

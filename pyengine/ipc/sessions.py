@@ -410,7 +410,7 @@ class SessionServer:
             self._forget(pidfd)
         self._sessions.sweep_objects()
 
-    def why_no_session(self) -> str:
+    def no_session_reason(self) -> str:
         """Return why a request for a session would fail now; "" if it would succeed."""
         try:
             os.close(os.open(self._memory.folder.path / CONTROL, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))

@@ -506,12 +506,12 @@ if sys.stdin.read(1) == "l":
 
 
 def test_what_keeps_a_session_from_being_opened_is_known_before_one_is_asked_for(server, monkeypatch):
-    assert server.server.why_no_session() == ""
+    assert server.server.no_session_reason() == ""
     monkeypatch.setattr(sessions.os, "open", lambda *arguments, **named: raise_error(OSError(errno.EMFILE, "Too many open files")))
-    assert server.server.why_no_session() == "no session can be opened: Too many open files"
+    assert server.server.no_session_reason() == "no session can be opened: Too many open files"
     monkeypatch.undo()
     server.owner.folder.unlink("control")
-    assert server.server.why_no_session() == ""
+    assert server.server.no_session_reason() == ""
 
 
 def raise_error(error):
