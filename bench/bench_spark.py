@@ -43,7 +43,6 @@ from pyengine.ipc.live_reader import diff_now, open_store  # noqa: E402
 from pyengine.settings import BYTE_UNITS  # noqa: E402
 from pyengine.spark import diff, export_parquet, rebuild, session, stats  # noqa: E402
 from pyengine.spark.options import read_options  # noqa: E402
-from pyengine.spark.partitions import select  # noqa: E402
 from pyengine.spark.plan import plan  # noqa: E402
 from pyengine.spark.schema import chosen_columns  # noqa: E402
 from pyengine.spark.task_reader import arrow_schema, read_partition  # noqa: E402
@@ -272,7 +271,7 @@ def scanned(store: Path, columns: str, **given: str) -> Iterator[pa.RecordBatch]
     options = read_options({"path": str(store), "columns": columns, **given})
     chosen = chosen_columns(options)
     for part in plan(options):
-        yield from read_partition(options, select(options), chosen, part, arrow_schema(chosen))
+        yield from read_partition(options, chosen, part, arrow_schema(chosen))
 
 
 def ends_of_times(store: Path) -> dict[str, str]:

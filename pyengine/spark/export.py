@@ -33,7 +33,7 @@ from pyengine.formats.paths import segment_name
 from pyengine.spark.file_access import LOG, FileMark, FileTree, open_tree, reach_tree
 from pyengine.spark.jobs import collect_from_workers, given_options, planned_parts, watched
 from pyengine.spark.options import AUTO, ReadOptions, destination, read_options, scheme_of, shown
-from pyengine.spark.partitions import LogRange, Part, QueuePart, select
+from pyengine.spark.partitions import LogRange, Part, QueuePart
 from pyengine.spark.schema import Column, chosen_columns, find_column
 from pyengine.spark.task_reader import arrow_schema, read_partition
 from pyengine.storage.durable_writes import DirectFile, make_folders, start_writeback, sync_file, sync_folder
@@ -439,7 +439,7 @@ class _PartWriter:
             name = f"part-{part.start:020d}"
         target = self.place.open()
         files = PartFiles(target, name, arrow_schema(self.columns), self.compression, self.run, partitioned=self.partitioned)
-        batches = read_partition(self.options, select(self.options), scanned, part, arrow_schema(scanned))
+        batches = read_partition(self.options, scanned, part, arrow_schema(scanned))
         yield from write_groups(files, batches, lambda: self._require_run(target))
 
     def _require_run(self, target: Target) -> None:

@@ -25,7 +25,7 @@ from pyspark.sql.utils import is_remote
 
 from pyengine.errors import EngineError
 from pyengine.spark.options import ReadOptions, read_options
-from pyengine.spark.partitions import Part, joined, select
+from pyengine.spark.partitions import Part, joined
 from pyengine.spark.plan import plan
 from pyengine.spark.schema import Column, chosen_columns
 from pyengine.spark.task_reader import arrow_schema, reader_of
@@ -156,7 +156,7 @@ def planned_parts(spark: SparkSession, options: ReadOptions, given: Mapping[str,
 
 def _skipped(options: ReadOptions, columns: list[Column], number: int, part: Part) -> Iterator[pyarrow.RecordBatch]:
     """Yield one part's damaged ranges."""
-    reader = reader_of(options, select(options), columns, part)
+    reader = reader_of(options, columns, part)
     for _ in reader.batches(part, arrow_schema(columns)):
         pass
     if reader.skipped:

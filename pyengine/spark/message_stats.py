@@ -20,7 +20,7 @@ import pyarrow
 from pyengine.errors import UsageError
 from pyengine.spark.jobs import collect_from_workers, given_options, planned_parts, watched
 from pyengine.spark.options import ReadOptions, read_options
-from pyengine.spark.partitions import Part, select
+from pyengine.spark.partitions import Part
 from pyengine.spark.schema import Column
 from pyengine.spark.task_reader import Tally, arrow_schema, reader_of
 
@@ -161,7 +161,7 @@ def _count(options: ReadOptions, by: By, number: int, part: Part) -> Iterator[py
     """Yield one part's row for each key in it."""
     second = _SECOND_KEY[by]
     step: Literal["queue", "topic"] | int = "topic" if second is None else second[2] or "queue"
-    reader = reader_of(options, select(options), [], part, Tally(tuple(_scanned(by)), step))
+    reader = reader_of(options, [], part, Tally(tuple(_scanned(by)), step))
     sums: list[pyarrow.RecordBatch] = []
     for batch in reader.batches(part, pyarrow.schema([])):
         sums.append(batch)

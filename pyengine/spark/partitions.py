@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
@@ -138,65 +138,33 @@ def partition_bytes(total_bytes: int, max_partition_bytes: int, min_partitions: 
 EVERY_OFFSET = (INT64_MIN, INT64_MAX)
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The conditions on rows of the log; None and empty values are no filter.
-
-    `offsets`: queue -> [first offset, end) for queues with bounds; `times`: queue -> [start, end) of their store times. `queues`:
-    only these. `queued_only` leaves out prepared and rolled back messages, which are in no queue. Times are store times in ms.
-    """
-
-    topics: tuple[str, ...] = ()
-    topic_pattern: str | None = None
-    queues: frozenset[Queue] | None = None
-    offsets: dict[Queue, tuple[int, int]] = field(default_factory=dict)
-    times: dict[Queue, tuple[int, int]] = field(default_factory=dict)
-    tags: tuple[str, ...] = ()
-    start_ms: int | None = None
-    end_ms: int | None = None
-    queued_only: bool = False
-
-
-def select(options: ReadOptions, *, with_offsets: bool = True) -> Selection:
-    """Return the rows that the options choose; without offsets, those of a stream at any position."""
-    assigned = None
-    if options.assign is not None:
-        assigned = frozenset((topic, queue_id) for topic, ids in options.assign.items() for queue_id in ids)
-    return Selection(
-        topics=options.subscribe or tuple(options.assign or ()),
-        topic_pattern=options.subscribe_pattern,
-        queues=assigned,
-        offsets=offset_bounds(options) if with_offsets else {},
-        times=_bounds(options.starting_timestamps, options.ending_timestamps) if with_offsets else {},
-        tags=options.tags,
-        start_ms=options.starting_timestamp_ms,
-        end_ms=options.ending_timestamp_ms,
-        queued_only=options.is_queue_view,
-    )
-
-
 def offset_bounds(options: ReadOptions) -> dict[Queue, tuple[int, int]]:
     """Return queue -> [first offset, end) for queues with bounds in the options; a missing bound is that of EVERY_OFFSET."""
     return _bounds(options.starting_offsets, options.ending_offsets)
 
 
-def queue_chooser(selection: Selection) -> ChooseQueue | None:
+def time_bounds(options: ReadOptions) -> dict[Queue, tuple[int, int]]:
+    """Return queue -> [start, end) of its store times in ms for queues with times of their own."""
+    return _bounds(options.starting_timestamps, options.ending_timestamps)
+
+
+def queue_chooser(options: ReadOptions, *, with_offsets: bool = True) -> ChooseQueue | None:
     """Return a function from a queue to its wanted offsets (and store times, if bounded), None for no rows.
 
-    Return None if all rows of all queues are wanted.
+    Return None if all rows of all queues are wanted. Without offsets the rows are those of a stream at any position.
     """
-    topics = frozenset(selection.topics)
-    pattern = re.compile(selection.topic_pattern) if selection.topic_pattern else None
-    offsets, times = selection.offsets, selection.times
-    if not topics and pattern is None and selection.queues is None and not offsets and not times:
+    topics = frozenset(options.subscribe)
+    pattern = re.compile(options.subscribe_pattern) if options.subscribe_pattern else None
+    offsets, times = (offset_bounds(options), time_bounds(options)) if with_offsets else ({}, {})
+    if not options.has_topics and not offsets and not times:
         return None
 
     def choose(topic: str, queue_id: int) -> QueueBounds | None:
         if topics and topic not in topics or pattern is not None and not pattern.fullmatch(topic):
             return None
-        queue = topic, queue_id
-        if selection.queues is not None and queue not in selection.queues:
+        if options.assign and queue_id not in options.assign.get(topic, ()):
             return None
+        queue = topic, queue_id
         bounds = offsets.get(queue, EVERY_OFFSET)
         return (*bounds, *times[queue]) if queue in times else bounds
 

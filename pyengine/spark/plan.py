@@ -31,7 +31,6 @@ from pyengine.spark.partitions import (
     offset_bounds,
     partition_bytes,
     queue_chooser,
-    select,
     without_light_queues,
 )
 from pyengine.spark.presence import (
@@ -155,7 +154,7 @@ def require_messages_of_times(options: ReadOptions, reader: OpenStore, limit: in
     """With the strategy `error`, raise UsageError for a queue whose newest message below `limit` is older than its starting time."""
     if options.starting_timestamp_strategy != "error":
         return
-    choose = queue_chooser(select(options, with_offsets=False))
+    choose = queue_chooser(options, with_offsets=False)
     chosen = {(topic, queue_id) for topic, ids in reader.topics().items() if not topic.startswith(LMQ_PREFIX)
               for queue_id in ids if choose is None or choose(topic, queue_id)}
     for topic, queue_id in sorted(chosen | flat(options.starting_timestamps).keys()):
@@ -193,7 +192,7 @@ def plan_queues(
     queues = extents.chosen()
     if options.access == "auto" and len(queues) > (REMOTE_QUEUES_MAX if isinstance(reader, RemoteStore) else QUEUES_MAX):
         return None
-    slices = list(_slices(queue_chooser(select(options)), extents, dispatched))
+    slices = list(_slices(queue_chooser(options), extents, dispatched))
     wanted_bytes = sum(one.log_bytes for one in slices)
     if options.access == "auto" and wanted_bytes > SHARE_MAX * (stop - start):
         return None
@@ -221,7 +220,7 @@ def _why_no_queues(options: ReadOptions, reader: OpenStore, limit: int) -> tuple
 
 def _own_queues(options: ReadOptions) -> ChooseQueue | None:
     """Return the wanted queues."""
-    choose = queue_chooser(select(options))
+    choose = queue_chooser(options)
     return None if choose is None or options.access == "scan" else without_light_queues(choose)
 
 

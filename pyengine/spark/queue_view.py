@@ -18,7 +18,7 @@ from pyspark.sql.datasource import InputPartition
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.spark.options import BY_NAME, ReadOptions, hint, read_options
-from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, QueueSlice, queue_chooser, select
+from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, QueueSlice, queue_chooser
 
 if TYPE_CHECKING:
     import numpy
@@ -212,7 +212,7 @@ def plan_view(options: QueueViewOptions) -> list[QueueRows]:
     from pyengine.spark.remote_store import open_for_reading
 
     read = options.read
-    choose = queue_chooser(select(read))
+    choose = queue_chooser(read)
     with open_for_reading(read) as reader:
         require_names(read, reader, use="view")
         if options.group is not None:

@@ -42,7 +42,7 @@ import pyengine
 from pyengine.errors import EngineError, EngineUnavailableError, PutError, StoreBusyError, UsageError, command, disk_errors
 from pyengine.results import PutResult, PutStatus, ReadLevel
 from pyengine.spark.options import ReadOptions, destination, hint, scheme_of
-from pyengine.spark.partitions import LogRange, Selection
+from pyengine.spark.partitions import LogRange
 from pyengine.spark.schema import COLUMNS, HEADERS_TYPE, PROPERTY_PREFIX, find_column
 from pyengine.spark.task_reader import read_partition
 from pyengine.spark.versions import StreamArrowWriter, arrow_batches
@@ -532,7 +532,7 @@ def _property_texts(path: str, start: int, end: int, segment_bytes: int, prefix:
     options = ReadOptions(path, columns=(column.name,), fail_on_data_loss=False)
     schema = pyarrow.schema([pyarrow.field(column.name, pyarrow.string())])
     part = LogRange(start, end, end, end, segment_bytes)
-    for batch in read_partition(options, Selection(), [column], part, schema):
+    for batch in read_partition(options, [column], part, schema):
         texts = batch.column(0)
         yield from texts.filter(compute.starts_with(texts, prefix)).to_pylist()
 

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from pyengine.errors import UsageError
 from pyengine.spark.options import read_options
-from pyengine.spark.partitions import LogRange, QueuePart, joined, select
+from pyengine.spark.partitions import LogRange, QueuePart, joined
 from pyengine.spark.queue_view import QueueRows, plan_view, read_view_options, types_of, view_rows
 from pyengine.spark.schema import chosen_columns, columns_of_schema, schema_text
 from pyengine.spark.versions import arrow_schema_of
@@ -91,8 +91,7 @@ class LogReader(DataSourceReader):
             return iter(())
         from pyengine.spark.task_reader import read_partition
 
-        schema = arrow_schema_of(self.schema)
-        return read_partition(self.options, select(self.options), self.columns, partition, schema)
+        return read_partition(self.options, self.columns, partition, arrow_schema_of(self.schema))
 
 
 class PyEngineQueueSource(DataSource):

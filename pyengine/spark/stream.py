@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyengine.errors import StoreBusyError, StoreRefusedError, UsageError
 from pyengine.spark.file_access import QUEUES
 from pyengine.spark.options import AUTO, ReadOptions, read_options
-from pyengine.spark.partitions import LogRange, QueuePart, queue_chooser, select, without_light_queues
+from pyengine.spark.partitions import LogRange, QueuePart, queue_chooser, without_light_queues
 from pyengine.spark.presence import QueueExtents, has_no_queues, require_end, require_entries, require_names
 from pyengine.spark.remote_store import OpenStore, RemoteStore, open_for_reading
 from pyengine.spark.schema import columns_of_schema
@@ -122,8 +122,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Yield the rows of one part, as LogReader.read."""
         assert isinstance(partition, LogRange | QueuePart)
-        schema = arrow_schema_of(self.schema)
-        return read_partition(self.options, select(self.options), self.columns, partition, schema)
+        return read_partition(self.options, self.columns, partition, arrow_schema_of(self.schema))
 
     def stop(self) -> None:
         """Close the store at the query's end."""
@@ -168,7 +167,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _require_entries(self, store: LiveStoreReader) -> None:
         """Raise DataLossError if queues lack messages of the log; return if the level is unknown now."""
-        choose = queue_chooser(select(self.options, with_offsets=False))
+        choose = queue_chooser(self.options, with_offsets=False)
         assert choose is not None, "topics are chosen"
         extents = QueueExtents(self.options, store, without_light_queues(choose))
         with contextlib.suppress(StoreBusyError, UsageError):

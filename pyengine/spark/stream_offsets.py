@@ -32,7 +32,6 @@ from pyengine.spark.partitions import (
     cut,
     partition_bytes,
     queue_chooser,
-    select,
 )
 from pyengine.spark.plan import grouped, require_messages_of_times, starting_time_ms
 from pyengine.spark.presence import queue_begin, queue_end
@@ -254,7 +253,7 @@ class QueueStream(StreamOffsets):
     def __init__(self, options: ReadOptions, reader: OpenStore) -> None:
         super().__init__(options, reader)
         # Offsets only set the start, so they do not select rows.
-        choose = queue_chooser(select(options, with_offsets=False))
+        choose = queue_chooser(options, with_offsets=False)
         assert choose is not None, "topics are chosen"
         self._choose = choose
         self._has_begun = False

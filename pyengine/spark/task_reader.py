@@ -43,7 +43,7 @@ from pyengine.spark.file_access import (
     windows,
 )
 from pyengine.spark.options import ReadOptions
-from pyengine.spark.partitions import REMEDY, DataLossError, LogRange, QueuePart, QueueSlice, Selection, queue_chooser
+from pyengine.spark.partitions import REMEDY, DataLossError, LogRange, Part, QueuePart, QueueSlice, queue_chooser, time_bounds
 from pyengine.spark.queue_entries import ENTRY, READ_ENTRIES, EntryCheck, WrongEntry, runs_of_segments, without_record
 from pyengine.spark.schema import HEADERS_TYPE, TIMESTAMP_TYPE, Column
 from pyengine.storage.arrow import allocate, to_array
@@ -86,9 +86,8 @@ class Tally(NamedTuple):
 class TaskReader(ABC):
     """Reads parts of one read, one after the other."""
 
-    def __init__(self, options: ReadOptions, selection: Selection, columns: list[Column], tally: Tally | None = None) -> None:
+    def __init__(self, options: ReadOptions, columns: list[Column], tally: Tally | None = None) -> None:
         self.options = options
-        self.selection = selection
         self.paths = StorePaths(options.path)
         self._tally = tally
         self._columns = columns
@@ -106,7 +105,7 @@ class TaskReader(ABC):
         self._tree: FileTree | None = open_tree(options.path, options.file_system) if options.is_remote else None
 
     @abstractmethod
-    def batches(self, part: LogRange | QueuePart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def batches(self, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one part, in the order of its records; with a tally, groups of them, perhaps repeated."""
 
     def skip(self, offset: int, length: int, reason: str) -> None:
@@ -115,14 +114,14 @@ class TaskReader(ABC):
         log.warning("%s: skipped %d bytes at %d: %s", self.options.where, length, offset, sentence(reason))
 
     def scanner(self, choose_queue: ChooseQueue | None) -> ColumnScanner:
-        """Return a scanner of the needed columns, with the selection's filter and this choice of queues."""
-        chosen = self.selection
+        """Return a scanner of the needed columns, with the options' filter and this choice of queues."""
+        start_ms, end_ms = self.options.starting_timestamp_ms, self.options.ending_timestamp_ms
         row_filter = RowFilter(
             choose_queue=choose_queue,
-            tags=chosen.tags or None,
-            queued_only=chosen.queued_only,
-            start_ms=INT64_MIN if chosen.start_ms is None else chosen.start_ms,
-            end_ms=INT64_MAX if chosen.end_ms is None else chosen.end_ms,
+            tags=self.options.tags or None,
+            queued_only=self.options.is_queue_view,
+            start_ms=INT64_MIN if start_ms is None else start_ms,
+            end_ms=INT64_MAX if end_ms is None else end_ms,
         )
         only = None if row_filter == RowFilter() else row_filter
         if self._tally is not None:
@@ -289,9 +288,9 @@ def header_column(properties: pa.Array, wanted: pa.DataType) -> pa.Array:
 class RangeReader(TaskReader):
     """Reads the records that begin in a range."""
 
-    def batches(self, part: LogRange | QueuePart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def batches(self, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         assert isinstance(part, LogRange)
-        self._scanner = self.scanner(queue_chooser(self.selection))
+        self._scanner = self.scanner(queue_chooser(self.options))
         for start, first, end in part.pieces():
             segment = self.open_bytes(start, part.segment_bytes)
             if segment is None:
@@ -370,12 +369,13 @@ class _Run(NamedTuple):
 class QueuePartReader(TaskReader):
     """Reads slices of queues."""
 
-    def __init__(self, options: ReadOptions, selection: Selection, columns: list[Column], tally: Tally | None = None) -> None:
-        super().__init__(options, selection, columns, tally)
+    def __init__(self, options: ReadOptions, columns: list[Column], tally: Tally | None = None) -> None:
+        super().__init__(options, columns, tally)
+        self._times = time_bounds(options)
         self._check = EntryCheck()
         self._newest_segment = -1  # that an entry of this slice has named
 
-    def batches(self, part: LogRange | QueuePart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def batches(self, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         assert isinstance(part, QueuePart)
         for one in part.slices:
             scanner = self.scanner(self._chooser(one))
@@ -387,7 +387,7 @@ class QueuePartReader(TaskReader):
     def _chooser(self, one: QueueSlice) -> ChooseQueue:
         queue = one.topic, one.queue_id
         bounds = one.first, one.end
-        times = self.selection.times.get(queue)
+        times = self._times.get(queue)
 
         def choose(topic: str, queue_id: int) -> QueueBounds | None:
             if (topic, queue_id) == queue:
@@ -518,19 +518,15 @@ class QueuePartReader(TaskReader):
 # -- parts -------------------------------------------------------------------------
 
 
-def read_partition(
-    options: ReadOptions, selection: Selection, columns: list[Column], part: LogRange | QueuePart, schema: pa.Schema
-) -> Iterator[pa.RecordBatch]:
+def read_partition(options: ReadOptions, columns: list[Column], part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one partition; `schema` is arrow_schema(columns), except for the case of names and nullability.
 
     CorruptionError for damage (unless it is to be skipped) and for a file of another length, DataLossError for a deleted segment
     (unless that is allowed).
     """
-    return reader_of(options, selection, columns, part).batches(part, schema)
+    return reader_of(options, columns, part).batches(part, schema)
 
 
-def reader_of(options: ReadOptions, selection: Selection, columns: list[Column], part: LogRange | QueuePart,
-              tally: Tally | None = None) -> TaskReader:
+def reader_of(options: ReadOptions, columns: list[Column], part: Part, tally: Tally | None = None) -> TaskReader:
     """Return the reader of such parts."""
-    reader = RangeReader if isinstance(part, LogRange) else QueuePartReader
-    return reader(options, selection, columns, tally)
+    return (RangeReader if isinstance(part, LogRange) else QueuePartReader)(options, columns, tally)

@@ -12,7 +12,7 @@ from pyspark.sql import types
 from pyengine.formats.paths import StorePaths, segment_name
 from pyengine.formats.record import encode_blank
 from pyengine.spark.options import read_options
-from pyengine.spark.partitions import LogRange, select
+from pyengine.spark.partitions import LogRange
 from pyengine.spark.plan import plan
 from pyengine.spark.queue_view import plan_view, read_view_options, types_of, view_rows
 from pyengine.spark.schema import chosen_columns
@@ -67,7 +67,7 @@ def batches(root: Path, ranges: list[LogRange] | None = None, **given: object) -
     columns = chosen_columns(options)
     schema = arrow_schema(columns)
     for part in plan(options) if ranges is None else ranges:
-        for batch in read_partition(options, select(options), columns, part, schema):
+        for batch in read_partition(options, columns, part, schema):
             batch.validate(full=True)
             assert batch.schema.equals(schema)
             yield batch

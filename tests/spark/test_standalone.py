@@ -46,7 +46,6 @@ from pathlib import Path
 from pyengine.spark import export_parquet, rebuild, session, skipped_ranges, stats, verify
 from pyengine.spark.jobs import run_in_workers
 from pyengine.spark.options import read_options
-from pyengine.spark.partitions import select
 from pyengine.spark.plan import plan
 from pyengine.spark.schema import chosen_columns
 from pyengine.spark.task_reader import arrow_schema, read_partition
@@ -94,7 +93,7 @@ options = read_options({"path": store})
 def loaded(number, part):
     import pyarrow
     columns = chosen_columns(options)
-    for batch in read_partition(options, select(options), columns, part, arrow_schema(columns)):
+    for batch in read_partition(options, columns, part, arrow_schema(columns)):
         pass
     names = [name for name in sys.modules if name.startswith(("pyengine.ipc", "pyengine.services", "pyengine.workers"))]
     yield pyarrow.RecordBatch.from_arrays([pyarrow.array([" ".join(names)])], ["names"])

@@ -18,7 +18,7 @@ from pyengine.ipc.live_reader import open_store
 from pyengine.native.flush import punch
 from pyengine.spark import task_reader
 from pyengine.spark.options import read_options
-from pyengine.spark.partitions import DataLossError, LogRange, cut, select
+from pyengine.spark.partitions import DataLossError, LogRange, cut
 from pyengine.spark.plan import plan
 from pyengine.spark.presence import with_lost_end
 from pyengine.spark.schema import all_names, chosen_columns
@@ -308,7 +308,7 @@ def test_a_segment_deleted_before_any_look_at_it_is_a_loss_and_no_damage(plain, 
         rows(root, [part], **given)
     path.write_bytes(content)
     options = read_options({"path": str(root), "columns": "physicalOffset", "failOnDataLoss": "false", **given})
-    reader = task_reader.RangeReader(options, select(options), columns := chosen_columns(options))
+    reader = task_reader.RangeReader(options, columns := chosen_columns(options))
     schema = task_reader.arrow_schema(columns)
     assert [at for batch in reader.batches(part, schema) for at in batch.column(0).to_pylist()] == kept
     assert reader.skipped == [] and not path.exists()
