@@ -46,6 +46,13 @@
 #define MS_ROLE_SYNC_MASTER 1
 #define MS_ROLE_SLAVE 2
 
+/* Bits of ms_state.refuse_puts, each set and cleared by one process. */
+#define MS_REFUSE_PUTS_STOPPING 1   /* supervisor */
+#define MS_REFUSE_PUTS_DISK_FULL 2  /* cleaner */
+#define MS_REFUSE_PUTS_SLAVE 4      /* supervisor */
+#define MS_REFUSE_PUTS_UNWRITABLE 8 /* cleaner */
+#define MS_REFUSE_PUTS_FENCED 16    /* replicator */
+
 /* How acknowledged bytes reach the file: the write path. */
 #define MS_MODE_MAPPED 0
 #define MS_MODE_POOL 1
@@ -111,8 +118,7 @@ struct ms_state {
     uint32_t frozen;             /* 0, 1 being written, 2 reason readable; first failing worker, by CAS */
     int32_t frozen_errno;
     uint32_t frozen_kind;        /* MS_FLUSHER ... */
-    uint32_t refuse_puts;        /* bits, each of one process, by CAS: 1 stopping, 4 slave (supervisor), 2 disk full, 8 unwritable (cleaner),
-                                    16 fenced (replicator) */
+    uint32_t refuse_puts;        /* MS_REFUSE_PUTS_*, by CAS */
     uint64_t queue_table_generation_offered; /* supervisor: a larger table is ready */
     int8_t pad[96];
     int8_t reason[MS_REASON_BYTES]; /* UTF-8, NUL-terminated; of `frozen` or of read_only/degraded */

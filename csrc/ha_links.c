@@ -116,8 +116,8 @@ int ms_ha_links_send(struct ms_ha_links *links, int64_t until_ns, int may_sleep)
         }
         const int woken = ms_latch_wait(latch, links->semaphore, left_ns);
         is_armed = 0;
-        if (woken == -EINTR || (woken > 0 && ms_load_relaxed(&links->control->state.refuse_puts) & 1)) /* a stop, which Python handles */
-            break;
+        if (woken == -EINTR || (woken > 0 && ms_load_relaxed(&links->control->state.refuse_puts) & MS_REFUSE_PUTS_STOPPING))
+            break; /* a signal or a stop, which Python handles */
     }
     if (is_armed)
         ms_latch_disarm(latch);

@@ -242,14 +242,14 @@ static uint32_t check_entry(const struct ms_writer *writer, const struct ms_writ
     /* Not `state` alone: a worker may be killed after it froze the store and before it stored the state. */
     int read_only = ms_load_acquire(&control->state.frozen) != 0 || state == MS_STATE_READ_ONLY || state == MS_STATE_DEGRADED;
     int raw = taken->head.kind == MS_ENTRY_RAW;
-    *detail = raw && !ms_raw_is_allowed(writer, own) ? MS_REFUSED_RAW
-              : refuse_puts & 1                      ? MS_REFUSED_STOPPING
-              : refuse_puts & 4 && !raw              ? MS_REFUSED_SLAVE
-              : refuse_puts & 16                     ? MS_REFUSED_FENCED
-              : read_only                            ? MS_REFUSED_READ_ONLY
-              : refuse_puts & 2 || writer->no_room   ? MS_REFUSED_DISK_FULL
-              : refuse_puts & 8                      ? MS_REFUSED_UNWRITABLE
-                                                     : MS_REFUSED_NO;
+    *detail = raw && !ms_raw_is_allowed(writer, own)                      ? MS_REFUSED_RAW
+              : refuse_puts & MS_REFUSE_PUTS_STOPPING                     ? MS_REFUSED_STOPPING
+              : refuse_puts & MS_REFUSE_PUTS_SLAVE && !raw                ? MS_REFUSED_SLAVE
+              : refuse_puts & MS_REFUSE_PUTS_FENCED                       ? MS_REFUSED_FENCED
+              : read_only                                                 ? MS_REFUSED_READ_ONLY
+              : refuse_puts & MS_REFUSE_PUTS_DISK_FULL || writer->no_room ? MS_REFUSED_DISK_FULL
+              : refuse_puts & MS_REFUSE_PUTS_UNWRITABLE                   ? MS_REFUSED_UNWRITABLE
+                                                                          : MS_REFUSED_NO;
     if (*detail != MS_REFUSED_NO)
         return SERVICE_NOT_AVAILABLE;
     return raw ? PUT_OK : ms_entry_check(taken, detail);
@@ -912,7 +912,7 @@ static int sleep_on_latch(struct ms_writer *writer, int64_t now, int64_t deadlin
         return AWAKE;
     }
     int woken = ms_latch_wait(latch, semaphore, deadline_ns - now);
-    if (woken > 0 && ms_load_relaxed(&control->state.refuse_puts) & 1)
+    if (woken > 0 && ms_load_relaxed(&control->state.refuse_puts) & MS_REFUSE_PUTS_STOPPING)
         return MS_RUN_TIME; /* a stop, whose signal may have arrived before the sleep */
     if (woken > 0 && writer->mode == MS_MODE_SYNC && writer->spin_us > 0) {
         /* The flusher posts when it has woken producers, whose next entries come soon. */
