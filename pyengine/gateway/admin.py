@@ -7,6 +7,7 @@ read.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections import deque
@@ -142,11 +143,11 @@ class Admin:
         self._cleaning: asyncio.Future[None] | None = None  # one at a time
         self._changing = asyncio.Lock()                      # one change of settings at a time
         self.handlers: Handlers = {
-            codes.UPDATE_AND_CREATE_TOPIC: self.update_topic,
-            codes.DELETE_TOPIC_IN_BROKER: self.delete_topic,
+            codes.UPDATE_AND_CREATE_TOPIC: executor.serving(self.update_topic),
+            codes.DELETE_TOPIC_IN_BROKER: executor.serving(self.delete_topic),
             codes.GET_ALL_TOPIC_CONFIG: self.all_topics,
-            codes.GET_TOPIC_STATS_INFO: self.topic_stats,
-            codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update_group,
+            codes.GET_TOPIC_STATS_INFO: executor.serving(self.topic_stats),
+            codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: executor.serving(self.update_group),
             codes.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
             codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
             codes.GET_CONSUME_STATS: self.consume_stats,
@@ -154,11 +155,11 @@ class Admin:
             codes.GET_CONSUMER_CONNECTION_LIST: self.consumer_connections,
             codes.GET_PRODUCER_CONNECTION_LIST: self.producer_connections,
             codes.GET_BROKER_RUNTIME_INFO: self.runtime_info,
-            codes.GET_BROKER_CONFIG: self.broker_config,
+            codes.GET_BROKER_CONFIG: executor.serving(self.broker_config),
             codes.UPDATE_BROKER_CONFIG: self.update_broker_config,
             codes.GET_ALL_PRODUCER_INFO: self.all_producers,
             codes.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
-            codes.GET_ALL_DELAY_OFFSET: self.delay_offsets,
+            codes.GET_ALL_DELAY_OFFSET: executor.serving(self.delay_offsets),
             codes.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system_topics,
             codes.QUERY_CONSUME_TIME_SPAN: self.time_spans,
             codes.QUERY_CORRECTION_OFFSET: self.correction_offsets,
@@ -174,7 +175,7 @@ class Admin:
 
     # ---- topics -------------------------------------------------------------------
 
-    async def update_topic(self, request: Request) -> Answer:
+    def update_topic(self, request: Request) -> Answer:
         """Add a topic, or change its queues and rights."""
         name = request.text("topic")
         if fault := topic_fault(name):
@@ -183,30 +184,24 @@ class Admin:
             return Answer(codes.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
         wanted = TopicConfig(name, request.integer("readQueueNums", 8), request.integer("writeQueueNums", 8), request.integer("perm", 6),
                              request.flag("order"), topic_sys_flag=request.integer("topicSysFlag", 0))
-
-        def put() -> None:
-            files = self._names.topic_configs
-            topics = files.read().rows
-            if name in topics:
-                files.update(name, read_queue_nums=wanted.read_queue_nums, write_queue_nums=wanted.write_queue_nums, perm=wanted.perm,
-                             order=wanted.order, topic_sys_flag=wanted.topic_sys_flag)
-            elif len(topics) >= TOPICS_OF_TOOLS_MAX:
-                raise UsageError(f"there are {len(topics)} topics already: delete some")
-            else:
-                files.create(wanted)
-
-        await self._executor.run(put)
+        files = self._names.topic_configs
+        topics = files.read().rows
+        if name in topics:
+            files.update(name, read_queue_nums=wanted.read_queue_nums, write_queue_nums=wanted.write_queue_nums, perm=wanted.perm,
+                         order=wanted.order, topic_sys_flag=wanted.topic_sys_flag)
+        elif len(topics) >= TOPICS_OF_TOOLS_MAX:
+            raise UsageError(f"there are {len(topics)} topics already: delete some")
+        else:
+            files.create(wanted)
         return Answer()
 
-    async def delete_topic(self, request: Request) -> Answer:
+    def delete_topic(self, request: Request) -> Answer:
         """Remove a topic from topics.json; its messages stay in the log until they expire."""
         name = request.text("topic")
         if self._names.is_system(name):
             return Answer(codes.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
-        try:
-            await self._executor.run(self._names.topic_configs.delete, name)
-        except UsageError:
-            pass  # it did not exist, which is not an error in RocketMQ
+        with contextlib.suppress(UsageError):  # it did not exist, which is not an error in RocketMQ
+            self._names.topic_configs.delete(name)
         return Answer()
 
     async def all_topics(self, request: Request) -> Answer:
@@ -217,26 +212,22 @@ class Admin:
                 for topic in self._names.topic_table().values()}
         return Answer(body=write_json({"dataVersion": self._version(), "topicConfigTable": rows}))
 
-    async def topic_stats(self, request: Request) -> Answer:
+    def topic_stats(self, request: Request) -> Answer:
         """Return the ends of a topic's queues, and the times of their last messages."""
         name = request.text("topic")
         topic = self._names.topic(name)
         if topic is None:
             return Answer(codes.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
-
-        def collect() -> ObjectKeys:
-            rows = ObjectKeys()
-            for queue_id in range(min(max(topic.read_queue_nums, topic.write_queue_nums), QUEUES_SHOWN_MAX)):
-                low, high = self._reader.queue_range(name, queue_id, LEVEL)
-                rows[self._queue(name, queue_id)] = {"lastUpdateTimestamp": self._time_of(name, queue_id, high - 1), "maxOffset": high,
-                                                     "minOffset": low}
-            return rows
-
-        return Answer(body=write_json({"offsetTable": await self._executor.run(collect)}))
+        rows = ObjectKeys()
+        for queue_id in range(min(max(topic.read_queue_nums, topic.write_queue_nums), QUEUES_SHOWN_MAX)):
+            low, high = self._reader.queue_range(name, queue_id, LEVEL)
+            rows[self._queue(name, queue_id)] = {"lastUpdateTimestamp": self._time_of(name, queue_id, high - 1), "maxOffset": high,
+                                                 "minOffset": low}
+        return Answer(body=write_json({"offsetTable": rows}))
 
     # ---- groups -------------------------------------------------------------------
 
-    async def update_group(self, request: Request) -> Answer:
+    def update_group(self, request: Request) -> Answer:
         """Add a group, or replace its settings."""
         fields = read_object(request.frame.body)
         name = fields.get("groupName")
@@ -249,15 +240,11 @@ class Admin:
         if any(not -1 << 31 <= number < 1 << 31 for number in (
                 group.broker_id, group.retry_max_times, group.retry_queue_nums, group.which_broker_when_consume_slowly)):
             raise WireError("no group: a number of more than 32 bits")
-
-        def put() -> None:
-            files = self._names.group_configs
-            groups = files.read().rows
-            if name not in groups and len(groups) >= GROUPS_MAX:
-                raise UsageError(f"there are {len(groups)} groups already: delete some")
-            files.put(replace(group, more=groups[name].more if name in groups else {}))  # the request's may have any length
-
-        await self._executor.run(put)
+        files = self._names.group_configs
+        groups = files.read().rows
+        if name not in groups and len(groups) >= GROUPS_MAX:
+            raise UsageError(f"there are {len(groups)} groups already: delete some")
+        files.put(replace(group, more=groups[name].more if name in groups else {}))  # the request's may have any length
         return Answer()
 
     async def delete_group(self, request: Request) -> Answer:
@@ -399,8 +386,8 @@ class Admin:
         return Answer(body=await self._executor.run(
             lambda: write_json({"offsetTable": {key: IntKeys(queues) for key, queues in offsets.items()}})))
 
-    async def delay_offsets(self, request: Request) -> Answer:
-        table, _ = await self._executor.run(DelayOffsets(self._reader.root).read)
+    def delay_offsets(self, request: Request) -> Answer:
+        table, _ = DelayOffsets(self._reader.root).read()
         return Answer(body=write_json({"offsetTable": IntKeys(table)}))
 
     def groups_of_topic(self, request: Request) -> Answer:
@@ -522,9 +509,9 @@ class Admin:
             return Answer(codes.SYSTEM_ERROR, str(error))
         return Answer()
 
-    async def broker_config(self, request: Request) -> Answer:
+    def broker_config(self, request: Request) -> Answer:
         """Return pyengine's settings by RocketMQ's keys, as lines of `key=value`."""
-        config = await self._executor.run(lambda: read_run_settings(find_folder(self._reader.root)))
+        config = read_run_settings(find_folder(self._reader.root))
         host, _, port = self._address.broker.rpartition(":")
         lines = {row.key: row.show(getattr(config, name)) for name, row in SETTINGS.items() if row.key} | {
             "brokerName": self._address.broker_name, "brokerClusterName": self._address.cluster, "brokerId": "0",

@@ -1,7 +1,7 @@
 """Connections of RocketMQ clients: requests, answers, and the limits of each client.
 
-One event loop serves all connections. A `Handler` gets each request in the loop's thread. It returns an Answer, or a coroutine
-that returns one; or it (or the coroutine) returns None and calls `request.reply` once later. A code without a handler is
+One event loop serves all connections. A `Handler` gets each request in the loop's thread. It returns an Answer, or an awaitable
+of one; or it (or the coroutine) returns None and calls `request.reply` once later. A code without a handler is
 answered with REQUEST_CODE_NOT_SUPPORTED, as by the broker; a one-way request is not answered.
 
 A hostile client can harm only its own connection: frames and headers have a largest size; a silent connection is closed; the
@@ -17,7 +17,7 @@ import itertools
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -114,7 +114,7 @@ class Request:
             self.connection.finish(self, answer, self.size_bytes)
 
 
-Handler = Callable[[Request], "Answer | Coroutine[Any, Any, Answer | None] | None"]
+Handler = Callable[[Request], "Answer | Awaitable[Answer | None] | None"]
 Handlers = dict[int, Handler]  # by request code
 # Serves requests at a position of a connection's bytes, without a Request for each; returns the bytes and requests it served.
 TakeFirst = Callable[["Connection", bytearray, int], tuple[int, int]]
@@ -345,7 +345,7 @@ class Connection(asyncio.Protocol):
                 del left[self.host]
             self._count(self._task_bytes)
 
-    async def _wait_for(self, request: Request, coming: Coroutine[Any, Any, Answer | None]) -> None:
+    async def _wait_for(self, request: Request, coming: Awaitable[Answer | None]) -> None:
         try:
             answer = await coming
             if answer is not None:
@@ -487,6 +487,10 @@ class TurnExecutor(ThreadPoolExecutor):
     def run(self, call: Callable[Parameters, Result], /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> asyncio.Future[Result]:
         """Like submit(), for the event loop: return a future to await."""
         return asyncio.wrap_future(self.submit(call, *args, **kwargs))
+
+    def serving(self, handler: Callable[[Request], Answer]) -> Handler:
+        """Return a handler that runs the given one in a thread."""
+        return lambda request: self.run(handler, request)
 
     def _run_next(self) -> None:
         with self._turns:

@@ -8,6 +8,7 @@ and groups exist without an entry.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -92,37 +93,32 @@ def group_fault(group: str | None) -> str:
 
 
 class _CachedFile(Generic[Table]):
-    """Caches a small file's content until the file changes."""
+    """Caches a small file's content until the file changes. Threads may share it."""
 
     def __init__(self, path: Path, read: Callable[[], Table]) -> None:
         self._path = path
         self._read = read
-        self._stamp: tuple[int, int, int] | None = (0, 0, 0)
-        self._table: Table | None = None
+        self._known: tuple[object, Table] | None = None  # the file's stamp and content
         self._checked_s = 0.0
 
     def recent(self) -> Table:
         """Return the content, at most RECENT_S old, because a check of the file takes nearly a tenth of a send."""
-        if self._table is not None and time.monotonic() - self._checked_s < RECENT_S:
-            return self._table
-        return self.table()
+        known = self._known
+        return known[1] if known is not None and time.monotonic() - self._checked_s < RECENT_S else self.table()
 
     def table(self) -> Table:
         self._checked_s = time.monotonic()
-        try:
+        known, stamp = self._known, None
+        with contextlib.suppress(OSError):
             status = os.stat(self._path)
-            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
-        except OSError:
-            stamp = None
-        if self._table is None or stamp != self._stamp:
+            stamp = status.st_ino, status.st_mtime_ns, status.st_size
+        if known is None or stamp != known[0]:
             try:
-                self._table = self._read()
+                known = self._known = stamp, self._read()
             except DiskError:  # no descriptor is free: use the known content until the next check
-                if self._table is None:
+                if known is None:
                     raise
-            else:
-                self._stamp = stamp
-        return self._table
+        return known[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,6 @@ class Positions:
         self._reader = reader
         self._names = names
         self._offsets = offsets
-        self._executor = executor
         config = reader.config
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self._in_memory_bytes = memory_bytes * config.access_message_in_memory_max_ratio // 100
@@ -164,10 +163,10 @@ class Positions:
             codes.UPDATE_CONSUMER_OFFSET: self.update_offset,
             codes.GET_MAX_OFFSET: self.max_offset,
             codes.GET_MIN_OFFSET: self.min_offset,
-            codes.SEARCH_OFFSET_BY_TIMESTAMP: self.search_offset,
-            codes.GET_EARLIEST_MSG_STORETIME: self.earliest_time,
-            codes.QUERY_MESSAGE: self.query_message,
-            codes.VIEW_MESSAGE_BY_ID: self.view_message,
+            codes.SEARCH_OFFSET_BY_TIMESTAMP: executor.serving(self.search_offset),
+            codes.GET_EARLIEST_MSG_STORETIME: executor.serving(self.earliest_time),
+            codes.QUERY_MESSAGE: executor.serving(self.query_message),
+            codes.VIEW_MESSAGE_BY_ID: executor.serving(self.view_message),
         }
 
     # ---- groups -------------------------------------------------------------------
@@ -224,47 +223,37 @@ class Positions:
     def _range(self, request: Request) -> tuple[int, int]:
         return self._reader.queue_range(request.text("topic"), request.integer("queueId"), LEVEL)
 
-    async def search_offset(self, request: Request) -> Answer:
+    def search_offset(self, request: Request) -> Answer:
         """Return the offset of the message with the nearest store time."""
-        topic, queue_id = request.text("topic"), request.integer("queueId")
-        timestamp_ms = request.integer("timestamp", bits=64)
-        return _offset(await self._executor.run(self._reader.offset_by_time, topic, queue_id, timestamp_ms, LEVEL))
+        return _offset(self._reader.offset_by_time(
+            request.text("topic"), request.integer("queueId"), request.integer("timestamp", bits=64), LEVEL))
 
-    async def earliest_time(self, request: Request) -> Answer:
+    def earliest_time(self, request: Request) -> Answer:
         """Return the store time of a queue's first message, -1 without one."""
-        topic, queue_id = request.text("topic"), request.integer("queueId")
         low, high = self._range(request)
-        found = [] if low == high else (await self._executor.run(
-            lambda: self._reader.get_message(topic, queue_id, low, 1, level=LEVEL))).messages
+        found = [] if low == high else self._reader.get_message(
+            request.text("topic"), request.integer("queueId"), low, 1, level=LEVEL).messages
         return Answer(fields={"timestamp": str(found[0].store_timestamp_ms if found else -1)})
 
     # ---- messages -----------------------------------------------------------------
 
-    async def query_message(self, request: Request) -> Answer:
+    def query_message(self, request: Request) -> Answer:
         """Return messages by a key, or by their unique key."""
         topic, key = request.text("topic"), request.text("key")
         is_unique = request.flag("_UNIQUE_KEY_QUERY")
         most = UNIQUE_QUERY_MAX if is_unique else max(1, min(request.integer("maxNum"), QUERY_MAX))
         begin_ms, end_ms = request.integer("beginTimestamp", bits=64), request.integer("endTimestamp", bits=64)
-
-        def find() -> bytes:
-            found = self._reader.query_message(topic, key, max(0, begin_ms), end_ms, most, level=LEVEL, bytes_max=QUERY_BYTES)
-            return b"".join(map(self.record, found))
-
-        body = await self._executor.run(find)
+        found = self._reader.query_message(topic, key, max(0, begin_ms), end_ms, most, level=LEVEL, bytes_max=QUERY_BYTES)
+        body = b"".join(map(self.record, found))
         if not body:
             return Answer(codes.QUERY_NOT_FOUND, "can not find message, maybe time range not correct", _INDEX_UNKNOWN)
         return Answer(fields=_INDEX_UNKNOWN, body=body)
 
-    async def view_message(self, request: Request) -> Answer:
+    def view_message(self, request: Request) -> Answer:
         """Return the message at a physical offset, which its id contains."""
         offset = request.integer("offset", bits=64)
-
-        def find() -> bytes:
-            message = self._reader.message_at(offset, LEVEL)
-            return b"" if message is None else self.record(message)
-
-        body = await self._executor.run(find)
+        message = self._reader.message_at(offset, LEVEL)
+        body = b"" if message is None else self.record(message)
         return Answer(body=body) if body else Answer(codes.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
 
     def record(self, message: Message) -> bytes:

@@ -227,16 +227,14 @@ def test_an_answer_to_a_query_ends_where_it_is_long(served, filled, topic, monke
         client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1, "KEYS\x01long_answer"), body)
     fields = {"topic": topic, "key": "long_answer", "maxNum": "10", "beginTimestamp": "0", "endTimestamp": "9999999999999"}
 
-    async def ask(reader, executor):
-        return await Positions(reader, None, None, executor).query_message(Request(None, Frame(codes.QUERY_MESSAGE, fields, b"", 1), 0))
-
     with pyengine.open_store(served.root) as reader, TurnExecutor(1, "test") as executor:
         eventually(lambda: len(reader.query_message(topic, "long_answer", level="committed")) == 2, "both are in the index")
         monkeypatch.setattr("pyengine.gateway.positions.QUERY_BYTES", 1)
         read = []
         message_below = reader.message_below
         monkeypatch.setattr(reader, "message_below", lambda offset, limit: read.append(offset) or message_below(offset, limit))
-        answer = asyncio.run(ask(reader, executor))
+        request = Request(None, Frame(codes.QUERY_MESSAGE, fields, b"", 1), 0)
+        answer = Positions(reader, None, None, executor).query_message(request)
     message = decode_record(answer.body, 0)
     assert (message.size_bytes, message.body) == (len(answer.body), b"two")
     assert len(read) == 1, "what is too much is not read"
