@@ -284,9 +284,9 @@ def _check_config(root: Path, findings: Findings) -> None:
             if name + BACKUP in names and (old_why := why_unusable(folder / (name + BACKUP))):
                 findings.info("config backup", file + BACKUP, None, f"it {old_why}; the next change replaces it")
         elif why_unusable(folder / (name + BACKUP)):
-            findings.error("config lost", file, None, f"it {why}, and there is no {name}{BACKUP} that can be used: nothing of it is")
+            findings.error("config lost", file, None, f"it {why}, and no {name}{BACKUP} can be used in its place")
         else:
-            findings.error("config", file, None, f"it {why}: {name}{BACKUP}, what it said before its last change, is used instead")
+            findings.error("config", file, None, f"it {why}: {name}{BACKUP}, its content before the last change, is used instead")
 
 
 def why_unusable(path: Path) -> str:

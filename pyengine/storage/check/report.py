@@ -47,7 +47,7 @@ ACCEPT_LOSS = ("run `pyengine recover STORE --accept-loss` when nothing more can
 REBUILD_INDEX = "run `pyengine rebuild STORE --index`"
 REBUILD_QUEUE = "run `pyengine rebuild STORE --topic {topic} --queue-id {queue_id}`"
 REBUILD_QUEUES = "run `pyengine rebuild STORE --queues`"
-RESTORE_CONFIG = "copy what it said before over it: `cp STORE/{file}.bak STORE/{file}`"
+RESTORE_CONFIG = "restore its content before the last change: `cp STORE/{file}.bak STORE/{file}`"
 GIVE_UP_CONFIG = "restore STORE/{file} from a copy, or give up what it said: `rm -rf STORE/{file} STORE/{file}.bak`"
 STOP = "start the store and stop it: an orderly stop writes the file again"
 # Steps in the order in which to do them: bytes that one step truncates cannot be salvaged later, and queues are rebuilt from the log.

@@ -256,7 +256,7 @@ def copy_config(root: Path, destination: Path, queues: Queues) -> list[str]:
             if why_unusable(backup):
                 notes.append(f"config/{name} {why}: it was left out")
                 continue
-            notes.append(f"config/{name} {why}: config/{backup.name}, what it said before its last change, was taken instead")
+            notes.append(f"config/{name} {why}: config/{backup.name}, its content before the last change, was used instead")
             path = backup
         try:
             content = read_small_file(path)
