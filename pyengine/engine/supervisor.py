@@ -37,6 +37,7 @@ from pyengine.engine.fork_server import ForkServer
 from pyengine.engine.kinds import kinds_of
 from pyengine.engine.log_file import LogFile, log_event, notify, watchdog_interval_s
 from pyengine.errors import (
+    ConfigError,
     EngineError,
     EngineUnavailableError,
     ExitCode,
@@ -160,7 +161,7 @@ class Supervisor:
     def _own_and_serve(self) -> ExitCode:
         require_startable(self._root)
         prepare_root(self._root)
-        config = None if self._arguments.stop else load_config(self._root, self._arguments.settings)
+        config = self._asked_settings()
         with StoreLock(self._root, create=True) as lock:
             memory = self._own(lock)
             if memory is not None:
@@ -183,6 +184,21 @@ class Supervisor:
             finally:
                 with contextlib.suppress(BufferError):
                     self._memory.close()
+
+    def _asked_settings(self) -> EngineConfig | None:
+        """Return the settings that are asked for; None: living workers keep theirs.
+
+        That is so for --stop, and after a wrong edit of the settings under a service manager, which would not try again.
+        """
+        if self._arguments.stop:
+            return None
+        try:
+            return load_config(self._root, self._arguments.settings)
+        except ConfigError as error:
+            if not (self._arguments.no_children and living_kinds(self._root)):
+                raise
+            self._log_event(Event.SETTINGS_REFUSED, f"living workers keep their settings: {error}")
+            return None
 
     @property
     def must_restart(self) -> bool:

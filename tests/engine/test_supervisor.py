@@ -305,6 +305,24 @@ def test_without_children_workers_of_other_settings_are_stopped_in_order_and_the
     assert "normal path" in said, "nothing was cut short"
 
 
+def test_without_children_a_settings_file_that_was_spoilt_does_not_leave_workers_alone(make_engine):
+    engine = make_engine()
+    engine.start()
+    orphan(engine)
+    with config_path(engine.root).open("a") as file:
+        file.write("flush_disk_typ = 1\n")
+    command = [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(engine.root), "--no-children"]
+    supervisor = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, stderr=subprocess.PIPE, text=True)
+    try:
+        eventually(lambda: native.SUPERVISOR in living_kinds(engine.root) and find_folder(engine.root).socket_path.exists(), "it is up")
+        supervisor.send_signal(signal.SIGTERM)
+        said = supervisor.communicate(timeout=60)[1]
+    finally:
+        supervisor.kill()
+    assert supervisor.returncode == 0 and "SETTINGS_REFUSED living workers keep their settings: unknown setting 'flush_disk_typ'" in said
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).returncode == ExitCode.USAGE, "none lives now"
+
+
 def test_a_supervisor_that_dies_while_it_stops_has_a_successor_that_takes_puts(make_engine, tmp_path, monkeypatch):
     """At whatever moment: before the state says so, behind it, and its successor once more while it takes that back."""
     board = Board(tmp_path / "board")
