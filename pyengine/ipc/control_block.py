@@ -131,7 +131,7 @@ def check_block(block: ms_control, mapped_bytes: int) -> None:
     sense = (identity.mode in MODE_NAMES and identity.role < len(ROLE_NAMES) and state in STATE_NAMES and identity.segment_bytes > 0
              and identity.sessions_max <= SESSION_SLOTS and identity.pool_buffers <= native.POOL_BUFFERS_MAX)
     if not sense:
-        raise EngineUnavailableError("the control block says what no engine writes: it was written over")
+        raise EngineUnavailableError("the control block has values that no engine writes: it was written over; start the engine again")
 
 
 class EngineMemory:

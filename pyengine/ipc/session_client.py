@@ -150,7 +150,7 @@ def open_session(root: str | os.PathLike[str], ring_bytes: int | None = None,
             if time.monotonic() >= deadline_s:
                 raise EngineUnavailableError(
                     f"the engine on {root} gave no session within {timeout_s:g} s ({error}): "
-                    "is its supervisor alive? (pyengine status)") from None
+                    f"{command('status', root)} says whether its supervisor is alive") from None
         time.sleep(RETRY_INTERVAL_S)
 
 

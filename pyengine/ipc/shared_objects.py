@@ -102,7 +102,7 @@ class SharedObject:
         try:
             self.size_bytes = os.fstat(descriptor).st_size
             if self.size_bytes == 0:
-                raise EngineUnavailableError(f"the shared object {name} is empty: its maker died; start the engine again")
+                raise EngineUnavailableError(f"the shared object {name} is empty: the process that made it died; start the engine again")
             self.memory = mmap.mmap(descriptor, self.size_bytes, mmap.MAP_SHARED, protection)
         except BaseException:
             os.close(descriptor)
