@@ -271,7 +271,10 @@ RELOAD_INTERVAL_S = 5.0  # interval at which topics.json is read again for a top
 
 
 class QueueChoice:
-    """Chooses the queues of one producer's puts. Thread-safe: at worst several threads read the file at once."""
+    """Chooses the queues of one producer's puts. Thread-safe: at worst several threads read the file at once.
+
+    Where a put may not wait, a topic that is missing in topics.json is not entered: the checkpointer does it after the message.
+    """
 
     def __init__(self, root: Path, default_queue_nums: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._topics = TopicConfigs(root)
@@ -280,23 +283,24 @@ class QueueChoice:
         self._turns: dict[str, Iterator[int]] = {}
         self._known: dict[str, tuple[int, float]] = {}  # topic -> (write queues, when to read the file again)
 
-    def next_queue(self, topic: str) -> int:
+    def next_queue(self, topic: str, *, may_wait: bool = True) -> int:
         """Return the topic's queues in turn, starting at a random one, so that many short programs also use all of them."""
-        queues = self._queue_nums(topic)
+        queues = self._queue_nums(topic, may_wait)
         turn = self._turns.get(topic)
         if turn is None:
             turn = self._turns.setdefault(topic, itertools.count(random.randrange(queues)))
         return next(turn) % queues
 
-    def queue_of(self, topic: str, sharding_key: str) -> int:
+    def queue_of(self, topic: str, sharding_key: str, *, may_wait: bool = True) -> int:
         """Return the key's queue, the same while the topic has the same number of queues. RocketMQ: SelectMessageQueueByHash."""
-        return abs(string_hash(sharding_key)) % self._queue_nums(topic)
+        return abs(string_hash(sharding_key)) % self._queue_nums(topic, may_wait)
 
-    def _queue_nums(self, topic: str) -> int:
+    def _queue_nums(self, topic: str, may_wait: bool) -> int:
         queues, until_s = self._known.get(topic, (0, 0.0))
         if not queues or self._clock() >= until_s:
+            new = TopicConfig(topic, self._default_queue_nums, self._default_queue_nums)
             try:
-                queues = self._topics.ensure(TopicConfig(topic, self._default_queue_nums, self._default_queue_nums)).write_queue_nums
+                queues = (self._topics.ensure(new) if may_wait else self._topics.read().rows.get(topic, new)).write_queue_nums
             except (DiskError, StoreBusyError):  # the topic cannot be entered now, but the put works without an entry
                 queues = queues or self._default_queue_nums
             self._known[topic] = max(1, queues), self._clock() + RELOAD_INTERVAL_S

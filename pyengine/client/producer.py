@@ -392,12 +392,13 @@ class Producer(ProducerFront):
         if self._choice is None:
             self._choice = QueueChoice(self._puts.root, self._default_topic_queue_nums)
         if message.sharding_key is None:
-            message.queue_id = self._choice.next_queue(message.topic)
+            message.queue_id = self._choice.next_queue(message.topic, may_wait=self._puts.may_wait())
             return message.queue_id
         if message.queue_id:
             raise UsageError("queue_id and sharding_key exclude each other")
         properties = {} if message.properties is None else arguments.mapping(message.properties, "properties")
-        message.queue_id = self._choice.queue_of(message.topic, arguments.text(message.sharding_key, "sharding_key"))
+        message.queue_id = self._choice.queue_of(
+            message.topic, arguments.text(message.sharding_key, "sharding_key"), may_wait=self._puts.may_wait())
         message.properties = {**properties, PROPERTY_SHARDING_KEY: message.sharding_key}
         return message.queue_id
 

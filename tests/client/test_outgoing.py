@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -15,7 +16,7 @@ from pyengine.client import outgoing
 from pyengine.client.outgoing import QueueChoice
 from pyengine.errors import DiskError, UsageError
 from pyengine.results import PutStatus
-from pyengine.storage.config_table import TopicConfig, TopicConfigs
+from pyengine.storage.config_table import LOCK_WAIT_S, TopicConfig, TopicConfigs, exclusive
 from waiting import eventually
 
 
@@ -113,6 +114,20 @@ def test_puts_without_a_queue_are_spread(engine, producer):
     assert all(result.ok for result in results)
     assert Counter(result.queue_id for result in results) == {0: 4, 1: 4, 2: 4}
     assert [result.queue_offset for result in results[:9]] == [0] * 3 + [1] * 3 + [2] * 3
+
+
+def test_a_put_in_an_event_loop_does_not_wait_for_the_topics_file(engine, producer):
+    """The checkpointer enters the topic after its first message."""
+    async def put():
+        began_s = time.monotonic()
+        future = producer.put_async("from-a-loop", b"x", queue_id=None)
+        took_s = time.monotonic() - began_s
+        return took_s, await future
+
+    with exclusive(TopicConfigs(engine.path).path):
+        took_s, result = asyncio.run(put())
+    assert result.ok and took_s < LOCK_WAIT_S / 2
+    eventually(lambda: "from-a-loop" in TopicConfigs(engine.path).read().rows, "the topic is entered")
 
 
 def test_a_put_without_more_still_goes_to_queue_0(engine, producer):
