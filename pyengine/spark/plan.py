@@ -11,10 +11,9 @@ counter; everything, after an orderly stop), scans the rest, and does not use th
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pyengine.errors import UsageError
@@ -43,7 +42,6 @@ from pyengine.spark.presence import (
     with_lost_end,
 )
 from pyengine.spark.remote_store import OpenStore, RemoteStore, open_for_reading
-from pyengine.storage.checkpoint import WatermarkReading, read_watermark
 
 if TYPE_CHECKING:
     from pyengine.native.scan import ChooseQueue
@@ -53,7 +51,6 @@ log = logging.getLogger(__name__)
 LOG_BYTES_MIN = 256 << 20
 SHARE_MAX = 0.3
 QUEUES_MAX, REMOTE_QUEUES_MAX = 10_000, 500  # a remote queue needs some requests before its share is known
-Watermark = Callable[[], WatermarkReading]
 
 
 def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
@@ -61,9 +58,11 @@ def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
 
     DataLossError, NotAStoreError, StoreRefusedError; UsageError for a level that cannot be known.
     """
+    choose = queue_chooser(options)
+    own = None if choose is None or options.access == "scan" else without_light_queues(choose)
     with open_for_reading(options) as reader:
-        extents = QueueExtents(options, reader, _own_queues(options))
-        bounds = _bounds(options, reader, functools.partial(read_watermark, reader.root), extents)
+        extents = QueueExtents(options, reader, own)
+        bounds = _bounds(options, reader, extents)
         require_names(options, reader)
         if bounds is None:
             return []
@@ -77,7 +76,7 @@ def plan(options: ReadOptions) -> list[LogRange | QueuePart]:
         return [*cut(start, stop, limit, reader.commit_log.size_bytes, options.max_partition_bytes, options.min_partitions)]
 
 
-def _bounds(options: ReadOptions, store: OpenStore, watermark: Watermark, extents: QueueExtents) -> tuple[int, int, int] | None:
+def _bounds(options: ReadOptions, store: OpenStore, extents: QueueExtents) -> tuple[int, int, int] | None:
     """Return physical offsets: [start, stop) of the read and the limit of the log; None for a log without segments."""
     limit = store.max_physical_offset(options.read_level)
     starts = store.commit_log.starts()
@@ -88,7 +87,7 @@ def _bounds(options: ReadOptions, store: OpenStore, watermark: Watermark, extent
             raise DataLossError(f"the log of {options.where} ends at {log_end}, below the level {options.read_level.value} at {limit}: "
                                 f"segments are missing; {REMEDY}")
         limit = log_end
-    limit = with_lost_end(options, store, watermark, limit, log_end, extents)
+    limit = with_lost_end(options, store, limit, log_end, extents)
     if not starts:
         return None
     gaps = [a + segment_bytes for a, b in itertools.pairwise(starts) if b != a + segment_bytes]
@@ -216,12 +215,6 @@ def _why_no_queues(options: ReadOptions, reader: OpenStore, limit: int) -> tuple
     if options.starting_physical_offset is not None or options.ending_physical_offset is not None:
         return "physical offsets are bounds of a scan", 0
     return why_not_dispatched(reader), max(0, min(limit, reader.dispatched_offset(options.read_level)))
-
-
-def _own_queues(options: ReadOptions) -> ChooseQueue | None:
-    """Return the wanted queues."""
-    choose = queue_chooser(options)
-    return None if choose is None or options.access == "scan" else without_light_queues(choose)
 
 
 def _slices(choose: ChooseQueue | None, extents: QueueExtents, dispatched: int) -> Iterator[QueueSlice]:

@@ -30,7 +30,7 @@ from pyengine.spark.partitions import EVERY_OFFSET, REMEDY, DataLossError, offse
 from pyengine.spark.queue_entries import ENTRY, queue_entries, slice_bytes
 from pyengine.spark.remote_store import OpenStore, RemoteStore, consumer_groups, prefetch_queue_ends, segments_of
 from pyengine.storage.arrow import allocate, to_array
-from pyengine.storage.checkpoint import WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
+from pyengine.storage.checkpoint import abort_file_exists, read_checkpoint, read_watermark
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consume_queue import ConsumeQueue, QueueEnd
 from pyengine.storage.read_level import StoreUse, store_use
@@ -500,10 +500,7 @@ def _records(store: OpenStore, begin: int, end: int, choose: ChooseQueue) -> Ite
 # -- the log's end ------------------------------------------------------------------
 
 
-def with_lost_end(
-    options: ReadOptions, store: OpenStore, watermark: Callable[[], WatermarkReading], limit: int, log_end: int,
-    extents: QueueExtents | None = None,
-) -> int:
+def with_lost_end(options: ReadOptions, store: OpenStore, limit: int, log_end: int, extents: QueueExtents | None = None) -> int:
     """Return the limit of the read. For a stopped store it was found by reading, so damage can end it too early.
 
     If the log had been longer (by its engine's watermark; without one by the consume queues, or by the checkpoint of a store that
@@ -512,7 +509,7 @@ def with_lost_end(
     """
     if options.read_level is ReadLevel.REPLICATED or store.is_live:
         return limit
-    reading = watermark()
+    reading = read_watermark(store.root)
     durable = reading.watermark
     if durable is None or reading.is_copied:
         lost = _lost_by_queues(store, options.where, extents or QueueExtents(options, store)) or _lost_by_checkpoint(store, options.where)
@@ -529,7 +526,7 @@ def require_end(options: ReadOptions, reader: OpenStore, extents: QueueExtents |
     with contextlib.suppress(StoreBusyError, UsageError):
         limit, starts = max(0, reader.max_physical_offset(options.read_level)), reader.commit_log.starts()
         log_end = starts[-1] + reader.commit_log.size_bytes if starts else 0
-        with_lost_end(options, reader, functools.partial(read_watermark, reader.root), limit, log_end, extents)
+        with_lost_end(options, reader, limit, log_end, extents)
 
 
 class Lost(NamedTuple):

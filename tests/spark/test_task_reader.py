@@ -22,7 +22,7 @@ from pyengine.spark.partitions import DataLossError, LogRange, cut
 from pyengine.spark.plan import plan
 from pyengine.spark.presence import with_lost_end
 from pyengine.spark.schema import all_names, chosen_columns
-from pyengine.storage.checkpoint import DurableWatermark, read_watermark, write_watermark
+from pyengine.storage.checkpoint import DurableWatermark, write_watermark
 from record_bytes import encode_record
 from spark import oracle
 from spark.logs import DAMAGED_END, LOST_END, SEGMENT_BYTES, allowing, batches, end_of, rows, write_log
@@ -115,7 +115,7 @@ def test_an_engine_that_wrote_on_and_ended_since_the_limit_was_taken_lost_nothin
     end, options = end_of(tmp_path), read_options({"path": str(tmp_path)})
     write_watermark(tmp_path, DurableWatermark("u", 1, end))
     with open_store(tmp_path) as reader:
-        assert with_lost_end(options, reader, lambda: read_watermark(tmp_path), offsets[20], end) == offsets[20]
+        assert with_lost_end(options, reader, offsets[20], end) == offsets[20]
 
 
 def test_batches_keep_to_their_bounds(golden):
