@@ -31,7 +31,7 @@ from pyengine.spark.queue_entries import ENTRY, queue_entries, slice_bytes
 from pyengine.spark.remote_store import OpenStore, RemoteStore, consumer_groups, prefetch_queue_ends, segments_of
 from pyengine.storage.arrow import allocate, to_array
 from pyengine.storage.checkpoint import abort_file_exists, read_checkpoint, read_watermark
-from pyengine.storage.config_table import TopicConfig, TopicConfigs
+from pyengine.storage.config_table import QUEUE_NUMS_MAX, TopicConfig, TopicConfigs
 from pyengine.storage.consume_queue import ConsumeQueue, QueueEnd
 from pyengine.storage.read_level import StoreUse, store_use
 
@@ -472,7 +472,7 @@ def _has_lost_queue(configured: Mapping[str, TopicConfig], found: Collection[Que
     for topic, queue_id in found:
         counts[topic] = max(counts.get(topic, 0), queue_id + 1)
     return not configured or any((topic, queue_id) not in found and choose(topic, queue_id) is not None
-                                  for topic, count in counts.items() for queue_id in range(count))
+                                  for topic, count in counts.items() for queue_id in range(min(count, QUEUE_NUMS_MAX)))
 
 
 class _Record(NamedTuple):

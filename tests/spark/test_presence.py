@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 
@@ -10,6 +11,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from broker_lock import held_by_a_broker
 from fix_store_builder import StoreBuilder
+from pyengine.arguments import INT32_MAX
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.small_file import Checkpoint
 from pyengine.ipc.live_reader import open_store
@@ -19,7 +21,7 @@ from pyengine.spark.partitions import DataLossError
 from pyengine.spark.queue_view import plan_view, read_view_options
 from pyengine.spark.stream import LogStreamReader
 from pyengine.storage.checkpoint import DurableWatermark, write_checkpoint, write_watermark
-from pyengine.storage.config_table import TopicConfig, TopicConfigs
+from pyengine.storage.config_table import QUEUE_NUMS_MAX, TopicConfig, TopicConfigs
 from pyengine.storage.consume_queue import ConsumeQueue
 from spark.logs import rows
 
@@ -382,6 +384,17 @@ def test_a_queue_that_topics_json_names_is_looked_for_and_a_deleted_topic_is_not
     for read in (lambda: view(builder), lambda: rows(builder.root, **COLUMNS, subscribe="orders", access="queue")):
         with pytest.raises(DataLossError, match="orders/0 from offset 0 on"):
             read()
+
+
+def test_queues_that_no_topic_can_have_are_not_looked_for():
+    """A file that another program wrote, or a folder, may have any number."""
+    asked = itertools.count()
+
+    def choose(topic, queue_id):
+        assert next(asked) < 2 * QUEUE_NUMS_MAX
+
+    planned = TopicConfig("planned", read_queue_nums=INT32_MAX)
+    assert not presence._has_lost_queue({"planned": planned}, {("orders", INT32_MAX): None}, choose)
 
 
 def test_how_far_back_the_log_is_looked_at(builder, monkeypatch):
