@@ -36,7 +36,6 @@ CONCEPTS = (
     "scan",
     "sequence",
     "group_commit",
-    "calibrate",
     "entry",
     "producer",
     "sends",

@@ -1,4 +1,4 @@
-/* Choose the CPU that a worker runs on, and how the kernel schedules it.
+/* Choose the CPU that a worker runs on, and how the kernel schedules it; measure how long a wake-up takes.
  *
  * Who: each worker for itself. Blocks on: one or two system calls; the mover's at most once per MS_MOVE_PAUSE_NS. After a
  * crash: nothing remains; the kernel drops it with the process.
@@ -47,3 +47,8 @@ void ms_affinity_follow(struct ms_affinity *affinity, int cpu);
 #define MS_CPU_INTERACTIVE 0        /* short slices: when woken it preempts a process with longer ones (Linux 6.12) */
 #define MS_CPU_BATCH 1              /* SCHED_BATCH: when woken it takes an idle CPU but preempts no process */
 int ms_cpu_schedule(int how);
+/* Return the `percent` percentile of `rounds` wake-ups of a thread of this process, from sem_post to the return of sem_wait, in
+ * ns; -errno on failure. The supervisor measures it once at start, for about 5 ms: the lengths of all spins follow from it. A
+ * spin shorter than a wake-up ends before the other process answers, and costs both CPU and a sleep; a much longer one wastes
+ * CPU. */
+int64_t ms_calibrate_wake_ns(int rounds, int percent);

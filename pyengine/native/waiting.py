@@ -1,4 +1,4 @@
-"""Waiting, scheduling, and how a process appears in /proc (csrc/latch, sequence, polling, calibrate, cpu, process .cdef.h).
+"""Waiting, scheduling, and how a process appears in /proc (csrc/latch, sequence, stream, cpu, process .cdef.h).
 
 A latch wakes the one process that waits on it. The waiter's loop keeps this order:
 
