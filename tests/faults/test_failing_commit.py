@@ -58,5 +58,5 @@ def test_whatever_call_of_a_commit_fails_the_offset_is_the_old_or_the_new_one_an
            if found not in ((before, number) if said else (number,)) or again != number or notes or "\n" in said]
     proof("failing disk, commits", "each call of a commit", failed_calls=sum(row[3] for row in rows), bad=len(bad))
     assert bad == []
-    assert {row[0] for row in rows if row[3]} >= {"open", "write", "fsync", "rename", "link"}
+    assert {row[0] for row in rows if row[3]} >= {"open", "pwrite", "fsync", "rename", "link"}
     assert any(row[3] and row[4] for row in rows), "none was told"

@@ -33,16 +33,16 @@ CALLS_OF = {
     "flusher": ("open", "fsync", "mmap"),
     "reputter": ("mkdir", "open", "pwrite", "fallocate", "mmap", "ftruncate", "link", "fsync"),  # a queue's folder is made once
     "allocator": ("open", "fallocate", "ftruncate", "fsync", "link", "mmap"),
-    "checkpointer": ("open", "pwrite", "write", "fsync", "rename", "mmap"),
-    "scheduler": ("open", "mmap", "write", "fsync", "rename", "link"),
+    "checkpointer": ("open", "pwrite", "fsync", "rename", "mmap"),
+    "scheduler": ("open", "mmap", "pwrite", "fsync", "rename", "link"),
     "cleaner": ("open", "unlink", "fsync", "fallocate"),
     "supervisor": ("open",),  # the others at a start: START_CALLS
 }
 ONLY_IN = {("writer", "pwrite"): ("sync", "async"), ("writer", "mlock"): ("pool",)}  # call -> the modes in which it is made
 # Of a SYNC_MASTER and its slave: the replicator of either, and what a slave's records go through.
 CALLS_OF_ROLE = {
-    "master": {"replicator": ("open", "pread", "mmap", "write", "fsync", "rename", "link", "accept", "recv", "send")},
-    "slave": {"replicator": ("open", "mmap", "write", "fsync", "rename", "link", "connect", "recv", "send"),
+    "master": {"replicator": ("open", "pread", "mmap", "pwrite", "fsync", "rename", "link", "accept", "recv", "send")},
+    "slave": {"replicator": ("open", "mmap", "pwrite", "fsync", "rename", "link", "connect", "recv", "send"),
               "writer": ("open", "pwrite", "mmap"), "flusher": ("open", "fsync"),
               "allocator": ("open", "fallocate", "fsync", "link"),
               "supervisor": ("connect", "recv", "send", "open")},

@@ -120,7 +120,7 @@ def test_when_the_name_cannot_be_made_durable_the_file_is_taken_back(way, tmp_pa
 
 # -- crashes ----------------------------------------------------------------------
 
-SYSTEM_CALLS = ("open", "ftruncate", "posix_fallocate", "fsync", "rename", "link", "unlink", "mkdir", "rmdir", "write")
+SYSTEM_CALLS = ("open", "ftruncate", "posix_fallocate", "fsync", "rename", "link", "unlink", "mkdir", "rmdir", "pwrite", "write")
 
 
 NAMING = ((durable_writes, "link_unnamed"), (durable_writes, "rename_exclusive"))
