@@ -19,7 +19,7 @@ def block(first_word: str) -> Block:
 def test_what_is_lost_is_found_and_made_again(reader):  # noqa: F811
     said = reader.run(block("pyengine rebuild my-store"))
     assert "to do: run `pyengine rebuild STORE --topic orders --queue-id 0`" in said
-    assert "Made 1 queue again" in said and "Made 1 queue and the index again" in said
+    assert "Rebuilt 1 queue from" in said and "Rebuilt 1 queue and the index from" in said
     assert "one apple" in said and "Nothing is wrong" in said
 
 

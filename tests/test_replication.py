@@ -126,7 +126,7 @@ def test_a_slave_that_is_behind_its_master_is_told_so_and_does_not_differ(make_e
     behind = run("diff", *both, "--json")
     assert (behind.code, behind.document["is_equal"], behind.document["queues"]) == (0, True, [])
     assert behind.document["lag_bytes"] == position(pair.master, "wrote") - end > 0
-    assert "OTHER is behind by" in run("diff", *both).stdout and "STORE is behind by" in run("diff", *reversed(both)).stdout
+    assert "The log of OTHER ends" in run("diff", *both).stdout and "The log of STORE ends" in run("diff", *reversed(both)).stdout
     pair.master.stop()
 
 

@@ -85,8 +85,8 @@ def check(
     end = LogScan(limit, limit, "range_end") if limit is not None else find_end(store.root, view)
     log.end = end.end_offset
     if beside:
-        findings.info("broker", "lock", None, f"{beside} has the store open: checked is the log up to {log.end:,}, with its queues and "
-                                              "keys, which its checkpoint calls flushed; what came since is not judged")
+        findings.info("broker", "lock", None, f"{beside} has the store open: this check covers the log up to {log.end:,}, with its "
+                                              "queues and keys, that its checkpoint has flushed; later records are not checked")
     if reading.is_copied and reading.watermark is not None:
         findings.info("copy", "config/watermark", None, copy_note(log.end, reading.watermark.flushed))
     checked = StoreUnderCheck(

@@ -337,7 +337,7 @@ class DiffReport:
     @property
     def sentence(self) -> str:
         """The outcome in a sentence."""
-        found, behind = self.found, self.lag_bytes
+        found, lag_bytes = self.found, self.lag_bytes
         unlike = []
         if found.differences:
             unlike = [f"the first record that differs is at {self.first_difference} (differing: {found.differing}, only in STORE: "
@@ -350,8 +350,8 @@ class DiffReport:
             said = f"The stores are equal from {self.start} to {self.end}: {found.equal} records."
         else:
             said = "One log is empty." if self.is_comparable else "No offset is in both logs, so nothing was compared."
-        if behind:
-            said += f" {'OTHER' if behind > 0 else 'STORE'} is behind by {abs(behind)} bytes of the log."
+        if lag_bytes:
+            said += f" The log of {'OTHER' if lag_bytes > 0 else 'STORE'} ends {abs(lag_bytes)} bytes earlier."
         return said
 
     def to_dict(self) -> dict[str, Any]:

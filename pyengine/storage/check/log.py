@@ -104,7 +104,7 @@ def _report_damage(store: StoreUnderCheck, segment: MappedFile, at: int, reason:
     if ours is None or at >= ours.flushed:
         findings.error("damage", name, position, f"{reason} at {at}; {after}")
     elif at < ours.verified_from:
-        findings.error("damaged before", name, position, f"{reason} at {at}, in what was there before this engine, which vouches for "
+        findings.error("damaged before", name, position, f"{reason} at {at}, in records from before this engine, which has synced "
                        f"{ours.verified_from} to {ours.flushed}; {after}")
     else:
         findings.error("below watermark", name, position,

@@ -58,7 +58,7 @@ def check_queues(
             if have < count:
                 store.findings.add(
                     rules.missing, "missing entries", f"consumequeue/{topic}/{queue_id}", None,
-                    f"only {have} of the {count} messages that have a further place in this queue have an entry there")
+                    f"only {have} of the {count} messages that name this queue as a further one have an entry in it")
 
 
 def _check_queue(store: StoreUnderCheck, rules: QueueRules, queue: QueueState, in_log: QueueInLog | None) -> int:

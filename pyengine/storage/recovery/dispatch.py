@@ -160,7 +160,7 @@ class LogDispatch:
                     earlier = record_start(self._log, max(log_min, gap.max_physical))
                     if earlier >= start:  # the queue lacks an entry and has later ones: only the log's first record is early enough
                         folder = self._work.store.queue_folder(gap.topic, gap.queue_id)
-                        self._work.quarantine.add_file(folder, 0, "it lacked entries in the middle: it was made again", kind="queue")
+                        self._work.quarantine.add_file(folder, 0, "it lacked entries in the middle, and was rebuilt", kind="queue")
                         earlier = log_min
                     start = earlier
             except DiskFullError as error:

@@ -66,7 +66,7 @@ class Selection:
         if self.queue_id is not None and self.topic is None:
             raise UsageError("a queue id needs its topic")
         if not self.queues and not self.index:
-            raise UsageError("neither queues nor index: nothing is to be made again")
+            raise UsageError("neither queues nor index are selected: there is nothing to rebuild")
 
     def wants(self, queue: Queue) -> bool:
         return self.queues and self.topic in (None, queue[0]) and self.queue_id in (None, queue[1])
@@ -94,13 +94,13 @@ class RebuildReport:
     def sentence(self) -> str:
         """The outcome for a person, one sentence."""
         if self.state is RecoveryState.DEGRADED:
-            return (f"The log is damaged at offset {self.damage_offset}, below what had been synced: queues made from it "
+            return (f"The log is damaged at offset {self.damage_offset}, in bytes that had been synced: queues rebuilt from it "
                     "would lack messages. Nothing was changed; restore the segment, `salvage`, or `recover --accept-loss`.")
         queues = "1 queue" if len(self.queues) == 1 else f"{len(self.queues)} queues"
         made = [queues] * bool(self.queues) + ["the index"] * self.index
         what = " and ".join(made) or "nothing"
-        return f"Made {what} again from {self.log_bytes} bytes of log" + (
-            f"; what was there is in {self.quarantine}." if self.quarantine else ".")
+        return f"Rebuilt {what} from {self.log_bytes} bytes of log" + (
+            f"; the replaced files are in {self.quarantine}." if self.quarantine else ".")
 
     def to_dict(self) -> dict[str, Any]:
         """For --json: plain values."""
@@ -178,7 +178,7 @@ def rebuild(
     work = work or RebuildWork()
     segments = store.list_complete_log()
     if not segments:
-        raise NotAStoreError(f"{store} has no commit log: there is nothing to make queues and index from")
+        raise NotAStoreError(f"{store} has no commit log: queues and index are rebuilt from it")
     log = LogView.of(segments, store.segment_bytes, own_watermark(store.read_watermark(), segments[0].start_offset))
     survey = work.survey(store, options, log, steps)
     if survey.damage_offset is not None:

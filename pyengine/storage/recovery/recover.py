@@ -149,8 +149,8 @@ def recover(
     except FlushError as error:
         if note_sync_failure(store, recovery.durable_end, str(error.path), os.strerror(error.errno)):
             raise
-        raise FlushError(f"{error}. That could not be noted in {sync_failure_path(store)}: start the machine again before you "
-                         "recover, for the page cache tells nothing true now", errno=error.errno, path=error.path) from error
+        raise FlushError(f"{error}. That cannot be noted in {sync_failure_path(store)}: restart the machine before you "
+                         "recover, since the page cache may differ from the disk", errno=error.errno, path=error.path) from error
     return replace(report, seconds=time.monotonic() - started_s)
 
 
@@ -239,9 +239,9 @@ class _Recovery:
         cut, self._rebuilt = read_cut(self._store), read_rebuild_marker(self._store)
         to_move = self._rebuilt if self._rebuilt is not None and not self._rebuilt.is_made else None
         if self._is_dry_run and (cut is not None or to_move is not None):
-            begun = f"cut the log at {cut.at} ({cut.reason})" if cut is not None else "make queues or index again"
-            raise EngineError(f"a run on {self._store} was interrupted that was to {begun}: the next recovery finishes that first, and "
-                              "what it finds then cannot be told before; run `recover`, or restore the store")
+            begun = f"cut the log at {cut.at} ({cut.reason})" if cut is not None else "rebuild queues or index"
+            raise EngineError(f"a run on {self._store} that was to {begun} was interrupted: the next recovery finishes that first, and a "
+                              "preview cannot; run `recover`, or restore the store")
         if cut is not None:
             self._notes.append(carry_out_cut(self._store, cut, self._quarantine, self._on_step))
             self._was_cut, shared = True, None
@@ -467,7 +467,7 @@ class _Recovery:
     def _quarantine_orphans(self, plan: _Plan) -> None:
         for folder in plan.orphaned_folders:
             self._on_step("quarantine orphans")
-            self._quarantine.add_file(folder, 0, "there is no commit log that these were made from", kind="derived")
+            self._quarantine.add_file(folder, 0, "the commit log that these belong to does not exist", kind="derived")
 
     def _finish(self, plan: _Plan, watermark: DurableWatermark | None) -> None:
         if self._rebuilt is not None:
@@ -502,8 +502,8 @@ class _Recovery:
             return {}
         given = next_offsets_from_log(plan.files, queues, plan.log.scan.scan_from, plan.log.end_offset)
         for topic, queue_id in sorted(given):
-            self._notes.append(f"queue {queue_id} of {topic} lacks entries, for the number in its last message is higher than its "
-                               f"place: run {command('rebuild', 'STORE', '--topic', topic, '--queue-id', queue_id)}")
+            self._notes.append(f"queue {queue_id} of {topic} lacks entries, since its last message has a higher queue offset than "
+                               f"its entry: run {command('rebuild', 'STORE', '--topic', topic, '--queue-id', queue_id)}")
         return given
 
     # -- report -------------------------------------------------------------------

@@ -318,7 +318,7 @@ def test_lost_light_queues_are_missed(builder, gone):
     report = check(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True))
     assert [(finding.kind, finding.file, finding.text) for finding in report.findings] == [
         ("missing entries", f"consumequeue/%LMQ%{name}/0",
-         "only 0 of the 3 messages that have a further place in this queue have an entry there") for name in gone]
+         "only 0 of the 3 messages that name this queue as a further one have an entry in it") for name in gone]
 
 
 def test_a_queue_that_a_record_names_twice_has_one_entry_of_it(builder):
@@ -336,7 +336,7 @@ def test_a_queue_that_a_record_names_twice_has_one_entry_of_it(builder):
     report = check(MessageStore(builder.root, builder.geometry), options=RecoveryOptions(enable_multi_dispatch=True))
     assert [(finding.kind, finding.file, finding.text) for finding in report.findings] == [
         ("missing entries", "consumequeue/%LMQ%a/0",
-         "only 4 of the 5 messages that have a further place in this queue have an entry there")]
+         "only 4 of the 5 messages that name this queue as a further one have an entry in it")]
 
 
 def test_light_queues_are_looked_at_without_another_walk_over_the_log(builder, monkeypatch):

@@ -144,7 +144,7 @@ def test_a_copy_that_is_behind_is_no_difference(pair, records):
     log_end = messages[-1].physical_offset + messages[-1].size_bytes
     report = compare(store, other)
     assert (report.exit_code, report.found.equal, report.lag_bytes) == (ExitCode.OK, records, log_end - end)
-    assert f"OTHER is behind by {log_end - end} bytes" in report.sentence
+    assert f"The log of OTHER ends {log_end - end} bytes earlier" in report.sentence
 
 
 def test_a_log_that_begins_later_is_compared_from_there(pair):

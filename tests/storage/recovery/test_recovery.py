@@ -784,7 +784,7 @@ def test_the_check_says_whose_damage_it_is(build_store):
     vouched_from(store, store.records[21].start)
     store.flip(store.records[3].start + BODY_AT)
     found = {one.kind: one for one in check(MessageStore(store.root, store.geometry)).findings}
-    assert "was there before this engine" in found["damaged before"].text and "below watermark" not in found
+    assert "from before this engine" in found["damaged before"].text and "below watermark" not in found
     vouched_from(store, 0)
     assert "below watermark" in {one.kind for one in check(MessageStore(store.root, store.geometry)).findings}
 
