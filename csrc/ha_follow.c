@@ -83,10 +83,8 @@ static int report(struct ms_ha_follow *follow)
     follow->acked = end;
     follow->has_reported = 1;
     follow->unsent_bytes = follow->report_bytes - (int32_t)sent;
-    if (follow->row != NULL) {
-        ms_store_relaxed(&follow->row->acked, end);
-        ms_store_relaxed(&follow->row->acked_ms, ms_wall_ms());
-    }
+    ms_store_relaxed(&follow->row->acked, end);
+    ms_store_relaxed(&follow->row->acked_ms, ms_wall_ms());
     return follow->unsent_bytes != 0 ? MS_FOLLOW_REPORT : MS_FOLLOW_IDLE;
 }
 
@@ -125,11 +123,9 @@ static int take(struct ms_ha_follow *follow)
     ms_seal_count(follow->seal_in, 2 * frames);
     follow->end = end;
     follow->has_appended = 1;
-    if (follow->row != NULL) {
-        ms_store_relaxed(&follow->row->sent, end);
-        ms_store_relaxed(&follow->row->bytes, follow->row->bytes + (uint64_t)follow->got);
-        ms_store_relaxed(&follow->row->frames, follow->row->frames + frames);
-    }
+    ms_store_relaxed(&follow->row->sent, end);
+    ms_store_relaxed(&follow->row->bytes, follow->row->bytes + (uint64_t)follow->got);
+    ms_store_relaxed(&follow->row->frames, follow->row->frames + frames);
     return report(follow);
 }
 

@@ -19,7 +19,7 @@
 struct ms_ha_follow {
     struct ms_control *control;
     struct ms_producer *producer;
-    struct ms_link *row;         /* NULL: none is free */
+    struct ms_link *row;
     struct ms_seal *seal_in;     /* NULL: no seals, RocketMQ's own protocol */
     struct ms_seal *seal_out;
     uint8_t *buffer;

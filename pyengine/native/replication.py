@@ -253,12 +253,12 @@ class FollowLoop:
         size = self.fields.report_bytes
         return bytes(ffi.buffer(self.fields.report, size))[size - self.fields.unsent_bytes :]
 
-    def run(self, fd: int, row: ms_link | None, end: int, until_ns: int) -> int:
+    def run(self, fd: int, row: ms_link, end: int, until_ns: int) -> int:
         """Follow until CLOCK_MONOTONIC `until_ns`; return IDLE, TAKE, SUBMITTED, LOST or REPORT.
 
         `end` is the own log's end, up to which everything is reported."""
         fields = self.fields
-        fields.fd, fields.row = fd, ffi.NULL if row is None else ffi.addressof(row)
+        fields.fd, fields.row = fd, ffi.addressof(row)
         fields.end = fields.acked = end
         fields.has_received = fields.has_appended = fields.has_reported = fields.unsent_bytes = 0
         return lib.ms_ha_follow_run(fields, until_ns)
