@@ -107,23 +107,28 @@ class Seal:
         return fits
 
 
-class HALink:
+class _Sealed:
+    """What sends and receives under seals."""
+
+    fields: ms_ha_link | ms_ha_follow
+
+    def seal(self, out: Seal | None, into: Seal | None) -> None:
+        """Seal what is sent with `out` and check what is received with `into` from now on."""
+        self._seals = out, into  # C has pointers to them
+        self.fields.seal_out = ffi.NULL if out is None else out.pointer
+        self.fields.seal_in = ffi.NULL if into is None else into.pointer
+
+
+class HALink(_Sealed):
     """One connection, with its `struct ms_ha_link` as `fields`; used under the lock of its HALinks."""
 
     def __init__(self, row: ms_link, fd: int, batch_bytes: int, now_ns: int) -> None:
         self.fields: ms_ha_link = ffi.new("struct ms_ha_link *")
         self._frame = ffi.new("uint8_t[]", batch_bytes + lib.MS_HA_HEADER_BYTES + 2 * Seal.BYTES)
-        self._seals: tuple[Seal | None, Seal | None] = None, None
         fields = self.fields
         fields.row, fields.frame, fields.fd = ffi.addressof(row), self._frame, fd
         fields.start = fields.reported = fields.acked = -1
         fields.read_ns = fields.written_ns = now_ns
-
-    def seal(self, out: Seal | None, into: Seal | None) -> None:
-        """Seal frames with `out` and check reports with `into` from now on."""
-        self._seals = out, into
-        self.fields.seal_out = ffi.NULL if out is None else out.pointer
-        self.fields.seal_in = ffi.NULL if into is None else into.pointer
 
     def take_report(self, report: int, sent: int) -> int:
         """Take a report, when everything below `sent` was sent; return CONFIRMS, SHORTER, UNSENT, or 0 for nothing new."""
@@ -227,7 +232,7 @@ LOST: int = lib.MS_FOLLOW_LOST
 REPORT: int = lib.MS_FOLLOW_REPORT
 
 
-class FollowLoop:
+class FollowLoop(_Sealed):
     """Receives, appends and reports as a slave; owns one `struct ms_ha_follow`, as `fields`, and what it points to."""
 
     def __init__(self, control: ms_control, session: ProducerSession, *, buffer_bytes: int, acks_flushed: bool) -> None:
@@ -235,17 +240,10 @@ class FollowLoop:
         self.fields: ms_ha_follow = ffi.new("struct ms_ha_follow *")
         self._buffer = ffi.new("uint8_t[]", buffer_bytes)
         self._references = session
-        self._seals: tuple[Seal | None, Seal | None] = None, None
         fields = self.fields
         fields.control, fields.producer = control, session.pointer
         fields.buffer, fields.buffer_bytes = self._buffer, buffer_bytes
         fields.segment_bytes, fields.acks_flushed = control.identity.segment_bytes, acks_flushed
-
-    def seal(self, out: Seal | None, into: Seal | None) -> None:
-        """Seal reports with `out` and check frames with `into` from now on."""
-        self._seals = out, into
-        self.fields.seal_out = ffi.NULL if out is None else out.pointer
-        self.fields.seal_in = ffi.NULL if into is None else into.pointer
 
     @property
     def unsent(self) -> bytes:
