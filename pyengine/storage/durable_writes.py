@@ -204,8 +204,7 @@ def sweep_unfinished(root: Root) -> list[Path]:
     """
     removed: list[Path] = []
     root = Path(root)
-    of_log = [sibling_of(folder) for folder in log_folders(root).all]
-    for sibling in dict.fromkeys([*root.glob(".*.new"), *root.glob("consumequeue*/*/.*.new"), *of_log]):
+    for sibling in [*map(sibling_of, (*log_folders(root).all, root / "index")), *root.glob("consumequeue*/*/.*.new")]:
         if not sibling.is_dir():
             continue
         for file in sorted(sibling.iterdir()):

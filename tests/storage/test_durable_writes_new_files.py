@@ -206,7 +206,7 @@ def test_a_config_without_backup(tmp_path):
 
 def test_the_sweep_takes_unfinished_files_and_nothing_else(tmp_path):
     kept = [tmp_path / "commitlog" / NAME, tmp_path / "consumequeue" / "T" / "0" / NAME,
-            tmp_path / "config" / "topics.json", tmp_path / "config" / "topics.json.bak"]
+            tmp_path / "config" / "topics.json", tmp_path / "config" / "topics.json.bak", tmp_path / ".copy.new" / "of a user"]
     swept = [tmp_path / ".commitlog.new" / NAME, tmp_path / ".index.new" / "20200101000000000",
              tmp_path / "consumequeue" / "T" / ".0.new" / NAME, tmp_path / "config" / "topics.json.tmp"]
     for file in [*kept, *swept]:
@@ -214,7 +214,7 @@ def test_the_sweep_takes_unfinished_files_and_nothing_else(tmp_path):
         file.write_bytes(b"x")
     assert sorted(sweep_unfinished(tmp_path)) == sorted(swept)
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(kept)
-    assert not list(tmp_path.rglob(".*"))
+    assert [path.name for path in tmp_path.rglob(".*")] == [".copy.new"]
 
 
 # -- a real full disk -------------------------------------------------------------
