@@ -184,15 +184,15 @@ class Admin:
             return Answer(codes.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
         wanted = TopicConfig(name, request.integer("readQueueNums", 8), request.integer("writeQueueNums", 8), request.integer("perm", 6),
                              request.flag("order"), topic_sys_flag=request.integer("topicSysFlag", 0))
-        files = self._names.topic_configs
-        topics = files.read().rows
-        if name in topics:
-            files.update(name, read_queue_nums=wanted.read_queue_nums, write_queue_nums=wanted.write_queue_nums, perm=wanted.perm,
-                         order=wanted.order, topic_sys_flag=wanted.topic_sys_flag)
-        elif len(topics) >= TOPICS_OF_TOOLS_MAX:
-            raise UsageError(f"there are {len(topics)} topics already: delete some")
-        else:
-            files.create(wanted)
+        with self._names.changing_topics() as files:
+            topics = files.read().rows
+            if name in topics:
+                files.update(name, read_queue_nums=wanted.read_queue_nums, write_queue_nums=wanted.write_queue_nums, perm=wanted.perm,
+                             order=wanted.order, topic_sys_flag=wanted.topic_sys_flag)
+            elif len(topics) >= TOPICS_OF_TOOLS_MAX:
+                raise UsageError(f"there are {len(topics)} topics already: delete some")
+            else:
+                files.create(wanted)
         return Answer()
 
     def delete_topic(self, request: Request) -> Answer:
@@ -200,8 +200,8 @@ class Admin:
         name = request.text("topic")
         if self._names.is_system(name):
             return Answer(codes.SYSTEM_ERROR, f"The topic[{name}] is conflict with system topic.")
-        with contextlib.suppress(UsageError):  # it did not exist, which is not an error in RocketMQ
-            self._names.topic_configs.delete(name)
+        with contextlib.suppress(UsageError), self._names.changing_topics() as files:  # its absence is not an error in RocketMQ
+            files.delete(name)
         return Answer()
 
     async def all_topics(self, request: Request) -> Answer:
@@ -240,11 +240,11 @@ class Admin:
         if any(not -1 << 31 <= number < 1 << 31 for number in (
                 group.broker_id, group.retry_max_times, group.retry_queue_nums, group.which_broker_when_consume_slowly)):
             raise WireError("no group: a number of more than 32 bits")
-        files = self._names.group_configs
-        groups = files.read().rows
-        if name not in groups and len(groups) >= GROUPS_MAX:
-            raise UsageError(f"there are {len(groups)} groups already: delete some")
-        files.put(replace(group, more=groups[name].more if name in groups else {}))  # the request's may have any length
+        with self._names.changing_groups() as files:
+            groups = files.read().rows
+            if name not in groups and len(groups) >= GROUPS_MAX:
+                raise UsageError(f"there are {len(groups)} groups already: delete some")
+            files.put(replace(group, more=groups[name].more if name in groups else {}))  # the request's may have any length
         return Answer()
 
     async def delete_group(self, request: Request) -> Answer:
@@ -254,7 +254,11 @@ class Admin:
             return Answer(codes.NO_PERMISSION, f"the offsets of the group {name} are not a client's")
         forgets = request.flag("removeOffset") or request.flag("cleanOffset")
 
-        await self._executor.run(self._names.group_configs.delete, name)
+        def delete() -> None:
+            with self._names.changing_groups() as files:
+                files.delete(name)
+
+        await self._executor.run(delete)
         if forgets:
             await self._offsets.rewrite(lambda table: [table.pop(key) for key in list(table) if key.partition("@")[2] == name], name)
         return Answer()

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -100,6 +101,8 @@ class _CachedFile(Generic[Table]):
         self._read = read
         self._known: tuple[object, Table] | None = None  # the file's stamp and content
         self._checked_s = 0.0
+        self._changes = 0  # in threads, now
+        self._counting = threading.Lock()
 
     def recent(self) -> Table:
         """Return the content, at most RECENT_S old, because a check of the file takes nearly a tenth of a send."""
@@ -107,7 +110,24 @@ class _CachedFile(Generic[Table]):
         return known[1] if known is not None and time.monotonic() - self._checked_s < RECENT_S else self.table()
 
     def table(self) -> Table:
+        """Return the content; during changing() that of before."""
         self._checked_s = time.monotonic()
+        known = self._known
+        return known[1] if known is not None and self._changes else self._read_now()
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """For a thread that changes the file: it reads the file after the block, so that the event loop need not."""
+        with self._counting:
+            self._changes += 1
+        try:
+            yield
+            self._read_now()
+        finally:
+            with self._counting:
+                self._changes -= 1
+
+    def _read_now(self) -> Table:
         known, stamp = self._known, None
         with contextlib.suppress(OSError):
             status = os.stat(self._path)
@@ -186,8 +206,19 @@ class Names:
         """
         if len(self._topics.table()) >= TOPICS_MAX:
             raise UsageError(f"there are {TOPICS_MAX} topics already: create {topic.topic} by hand")
-        made: TopicConfig = await self._once(f"topic {topic.topic}", lambda: self.topic_configs.ensure(topic))
+
+        def enter() -> TopicConfig:
+            with self.changing_topics() as files:
+                return files.ensure(topic)
+
+        made: TopicConfig = await self._once(f"topic {topic.topic}", enter)
         return made
+
+    @contextlib.contextmanager
+    def changing_topics(self) -> Iterator[TopicConfigs]:
+        """For a thread that changes topics.json in the block."""
+        with self._topics.changing():
+            yield self.topic_configs
 
     async def create_for_send(self, name: str, default: str | None, queue_nums: int, *, is_of_unit: bool = False) -> TopicConfig | None:
         """Create the topic of a first message, like the default topic that its client names; None if that is not allowed.
@@ -221,9 +252,19 @@ class Names:
         found = self.group(name)
         if found is not None or group_fault(name) or not self._config.auto_create_subscription_group:
             return found
-        made: SubscriptionGroup = await self._once(
-            f"group {name}", lambda: self.group_configs.enter(SubscriptionGroup(name), groups_max=GROUPS_MAX))
+
+        def enter() -> SubscriptionGroup:
+            with self.changing_groups() as files:
+                return files.enter(SubscriptionGroup(name), groups_max=GROUPS_MAX)
+
+        made: SubscriptionGroup = await self._once(f"group {name}", enter)
         return made
+
+    @contextlib.contextmanager
+    def changing_groups(self) -> Iterator[SubscriptionGroups]:
+        """For a thread that changes subscriptionGroup.json in the block."""
+        with self._groups.changing():
+            yield self.group_configs
 
     # ---- keys and values ----------------------------------------------------------
 

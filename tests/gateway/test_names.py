@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
+import threading
 
 import pytest
 
@@ -11,6 +13,7 @@ import pyengine
 from fix_gateway import heartbeat, pull_fields, send_fields, start_served
 from pyengine.errors import DiskError
 from pyengine.gateway import codes
+from pyengine.gateway.connections import TurnExecutor
 from pyengine.gateway.names import GROUP_CHARS_MAX, Names, group_fault, topic_fault
 from pyengine.storage.config import load_config
 from pyengine.storage.config_table import SubscriptionGroups, TopicConfig, TopicConfigs
@@ -239,3 +242,22 @@ def test_a_table_that_cannot_be_read_now_is_read_at_the_next_look(tmp_path, monk
         patch.setattr("pyengine.storage.durable_file.read_small_file", refuse)
         assert names.topic("orders") is not None, "what was known holds"
     assert names.topic("later") is not None
+
+
+def test_the_loop_does_not_read_topics_and_groups_that_the_gateway_has_entered(tmp_path, monkeypatch):
+    """A file with 10,000 topics takes a fifth of a second, in which no client is served."""
+    (tmp_path / "config").mkdir()
+    read = []
+
+    async def whole(executor):
+        names = Names(tmp_path, load_config(tmp_path), executor)
+        assert names.topic("first") is names.group("first") is None
+        for files in (names.topic_configs, names.group_configs):
+            monkeypatch.setattr(files, "read", lambda real=files.read: (read.append(threading.current_thread()), real())[1])
+        for name in ("first", "second"):
+            await asyncio.gather(names.create(TopicConfig(name)), names.group_or_new(name))
+            assert names.topic(name).topic == name and names.group(name).group == name and names.recent_topic(name).topic == name
+
+    with TurnExecutor(2, "test") as executor:
+        asyncio.run(whole(executor))
+    assert read and threading.current_thread() not in read
