@@ -188,7 +188,7 @@ def test_a_slave_that_is_stopped(make_engine, tmp_path):
 
 
 @pytest.mark.root
-def test_a_full_disk(make_engine, make_small_disk):
+def test_a_full_disk(make_small_disk, make_engine):
     engine = make_engine("async", mapped_file_size_commit_log_bytes=SEGMENT_BYTES)
     disk = engine.root = make_small_disk("4m")
     engine.root = disk / "store"
