@@ -36,7 +36,7 @@ from pyengine.client.consumer import consume
 from pyengine.client.consumer_groups import AtOffset, Start
 from pyengine.errors import EngineError, ExitCode, FormatError, UsageError
 from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC
-from pyengine.results import GetStatus
+from pyengine.results import GetResult, GetStatus
 
 if TYPE_CHECKING:
     from pyengine.client.consumer import Consumer
@@ -288,11 +288,12 @@ PULL_MESSAGES = 32
 _SYNONYMS = {"begin": "first", "end": "last"}
 
 
-def follow_topic(reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...], start: str, *, follow: bool,
-                 tags: str | None, sql: str | None, level: str | None) -> Iterator[Message]:
+def follow_topic(reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...], start: str, follow: bool,
+                 get: Callable[[int, int], GetResult]) -> Iterator[Message]:
     """Yield the messages of one topic as they arrive, its queues in turn; without `follow` stop at the end of the queues.
 
-    `start` is first, last or an offset; a queue that appears later is read from its first message.
+    `start` is first, last or an offset; a queue that appears later is read from its first message. `get` reads messages of a
+    queue from an offset on.
     """
     next_offsets: dict[int, int] = {}
     is_first_round = True
@@ -304,7 +305,7 @@ def follow_topic(reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...]
                 low, high = reader.queue_range(topic, queue_id)
                 next_offsets[queue_id] = low if start == "first" or not is_first_round else high if start == "last" else int(start)
             before = next_offsets[queue_id]
-            found = reader.get_message(topic, queue_id, before, tags=tags, sql=sql, level=level)
+            found = get(queue_id, before)
             yield from found.placed(queue_id)
             if found.status is not GetStatus.OFFSET_OVERFLOW_ONE:
                 next_offsets[queue_id] = found.next_begin_offset
@@ -359,7 +360,8 @@ def tail(
         if not follow and topic not in reader.topics():
             raise EngineError(f"{store} has no topic {topic}")
         if group is None:
-            found = follow_topic(reader, topic, queue_ids, start, follow=follow, tags=tags, sql=sql, level=level)
+            found = follow_topic(reader, topic, queue_ids, start, follow, lambda queue_id, offset: reader.get_message(
+                topic, queue_id, offset, tags=tags, sql=sql, level=level))
             for message in islice(found, max_messages):
                 _print(message, as_json, raw)
             return
