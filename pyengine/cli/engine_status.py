@@ -36,7 +36,7 @@ from pyengine.ipc.control_block import (
 from pyengine.ipc.crashed_engine_memory import open_crashed_memory
 from pyengine.ipc.heartbeat import build_id, is_alive
 from pyengine.ipc.live_reader import LiveWatermark
-from pyengine.ipc.replication import LinkSnapshot, Replication, ReplicationSnapshot
+from pyengine.ipc.replication import LinkSnapshot, Replication
 from pyengine.ipc.sessions import producers_attached
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.ipc.statistics import Statistics, put_totals, read_statistics, schedule_offsets
@@ -341,7 +341,9 @@ def live_replication(memory: EngineMemory) -> dict[str, Any] | None:
         return document | {"links": []}
     return document | {
         "listening_port": figures.listening_port or None, "connections": figures.connections, "refused": figures.refused,
-        "closed": figures.closed, "last_closed": _last(figures), "links": links}
+        "closed": figures.closed, "links": links,
+        "last_closed": {"address": figures.last_address, "detail": figures.last_detail, "at_ms": figures.last_detail_ms}
+        if figures.last_detail else None}
 
 
 def _master_lag_s(control: ms_control, master_end: int) -> float | None:
@@ -375,9 +377,3 @@ def _lag_s(link: LinkSnapshot, committed: int, known: int) -> float | None:
     if known < 0 or not link.caught_up_ns:
         return None
     return max(0.0, (monotonic_ns() - link.caught_up_ns) / 1e9) if known < committed else 0.0
-
-
-def _last(figures: ReplicationSnapshot) -> dict[str, Any] | None:
-    if not figures.last_detail:
-        return None
-    return {"address": figures.last_address, "detail": figures.last_detail, "at_ms": figures.last_detail_ms}
