@@ -74,7 +74,7 @@ def _names(folder: Path | str, is_wanted: Callable[[os.DirEntry[str]], bool]) ->
     try:
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries if is_wanted(entry))
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return []
     except OSError as error:
         raise disk_error(error, "list", folder) from error
