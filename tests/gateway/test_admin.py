@@ -328,11 +328,13 @@ def test_a_tool_is_told_which_deleted_topics_keep_their_queues(served, topic):
     client = served.broker()
     with pyengine.open_store(served.root) as store:
         assert store.wait_for_message(topic, 0, 0, timeout_s=30, level="committed")
-    assert client.ask(codes.CLEAN_UNUSED_TOPIC).code == codes.SUCCESS
+    assert topic not in (client.ask(codes.CLEAN_UNUSED_TOPIC).remark or ""), "other tests delete topics of their own"
     assert client.ask(codes.DELETE_TOPIC_IN_BROKER, {"topic": topic}).code == codes.SUCCESS
     answer = client.ask(codes.CLEAN_UNUSED_TOPIC)
-    assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, "topics that topics.json does not name still have messages, and their "
-                                                                f"queues stay as long: {topic}")
+    says, _, named = (answer.remark or "").partition(": ")
+    assert (answer.code, says) == (codes.SYSTEM_ERROR, "topics that topics.json does not name still have messages, and their queues stay "
+                                                       "as long")
+    assert topic in named.split(", ")
     with pyengine.open_store(served.root) as store:
         assert [message.body for message in store.get_message(topic, 0, 0).messages] == [b"first"]
 
