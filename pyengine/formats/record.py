@@ -55,12 +55,12 @@ HOST_V6_BYTES = 20
 
 
 @functools.lru_cache(maxsize=4096)
-def encode_host(text: str) -> bytes:
+def encode_host(text: str, *, port_min: int = 0) -> bytes:
     """Encode host text as 8 (IPv4) or 20 (IPv6) bytes; UsageError if it is not a numeric address with a port."""
     address, colon, port_text = text.rpartition(":")
     try:
         port = int(port_text)
-        if not colon or not 0 <= port <= 0x7FFFFFFF:
+        if not colon or not port_min <= port <= 0x7FFFFFFF:
             raise ValueError("no port")
         if address.startswith("[") and address.endswith("]"):
             packed = socket.inet_pton(socket.AF_INET6, address[1:-1])
@@ -207,8 +207,11 @@ def total_size(buffer: Readable, at: int = 0) -> int:
 
 
 def encode_message_id(store_host: str, physical_offset: int) -> str:
-    """Return the offset message id: 32 (IPv4) or 56 (IPv6) upper-case hex characters."""
-    return (encode_host(store_host) + I64.pack(physical_offset)).hex().upper()
+    """Return the offset message id: 32 (IPv4) or 56 (IPv6) upper-case hex characters.
+
+    No checksum covers a record's hosts: a port that decode_host() has read may be negative.
+    """
+    return (encode_host(store_host, port_min=_INT_MIN) + I64.pack(physical_offset)).hex().upper()
 
 
 def decode_message_id(msg_id: str) -> tuple[str, int]:

@@ -17,10 +17,12 @@ from pyengine.formats.record import (
     body_crc,
     compression_of,
     decode_batch,
+    decode_message_id,
     decode_record,
     decompress_body,
     encode_batch,
     encode_blank,
+    encode_host,
     encode_message,
     record_size,
     total_size,
@@ -283,3 +285,17 @@ def test_a_body_that_grows_too_large_is_refused(monkeypatch):
         decompress_body(ZLIB, 0x1)
     monkeypatch.setattr("pyengine.formats.record.DECOMPRESSED_BYTES_MAX", 7000)
     assert len(decompress_body(ZLIB, 0x1)) == 7000
+
+
+@pytest.mark.parametrize("store_host", ["10.0.0.1:10911", "[::1]:10911"])
+def test_a_record_with_any_bits_in_its_store_host_has_a_message_id(store_host):
+    """No checksum covers them, so `check` cannot find the damage, and one record must not end a listing of all."""
+    record = bytearray(encode_record(topic="T", body=b"x", physical_offset=7, store_host=store_host))
+    host_bytes = 8 if store_host[0] == "1" else 20
+    at = 48 + 8 + 8 + host_bytes - 4  # the store host's port
+    record[at] ^= 0x80
+    message = decode_record(record)
+    host, offset = decode_message_id(message.msg_id)
+    assert (host, offset) == (message.store_host, 7) and ":-" in host
+    with pytest.raises(UsageError, match="is not a host"):
+        encode_host(host)
