@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import struct
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from pyengine.formats.record import encode_blank
 from pyengine.storage.log_scan import Owner
 from pyengine.storage.mapped_file import MappedFile
+from pyengine.storage.recovery.dispatch import plan_index
 from pyengine.storage.recovery.log import Extra, Tail, judge_tail
 from record_bytes import encode_record
 
@@ -66,5 +69,7 @@ def test_only_what_may_be_a_message_is_kept():
 
 def test_the_page_about_recovery_names_every_row():
     page = (Path(__file__).parents[3] / "docs" / "recovery.md").read_text()
-    for label in {*map(str, Tail), *map(str, Extra)}:
+    of_index = re.findall(r'label = "([a-z]+)"', inspect.getsource(plan_index))
+    assert len(of_index) == 5
+    for label in {*map(str, Tail), *map(str, Extra), *of_index}:
         assert f"| {label} |" in page
