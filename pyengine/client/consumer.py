@@ -616,14 +616,9 @@ class Consumer:
                 self._commit_done()
             if self._retried is not None:
                 self._retried._housekeep()
-            else:
-                self._find_retry_topic()
-
-    def _find_retry_topic(self) -> None:
-        """Start to read the retry topic, from its first message, as soon as it has a queue."""
-        if self._retry_topic is not None and self._reader.queue_ids(self._retry_topic):
-            options = replace(self._options, wanted=Wanted(), start="first", queues=None)
-            self._retried = Consumer(self._reader.root, self._retry_topic, self.group, options, self._settings, is_inner=True)
+            elif self._retry_topic is not None and self._reader.queue_ids(self._retry_topic):  # read it from its first message on
+                options = replace(self._options, wanted=Wanted(), start="first", queues=None)
+                self._retried = Consumer(self._reader.root, self._retry_topic, self.group, options, self._settings, is_inner=True)
 
     @property
     def _group_session(self) -> GroupSession:
