@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pyengine.errors import disk_error, disk_errors
-from pyengine.formats.paths import Root, StorePaths, segment_name
+from pyengine.formats.paths import SEGMENT_START_MAX, Root, StorePaths, segment_name
 from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_small_file
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.durable_writes import make_folders, sync_folder, write_config
@@ -194,8 +194,8 @@ def _entry(path: Path) -> QuarantineEntry:
         note = json.loads(read_small_file(_note_path(path)))
         origin = note["from"] if isinstance(note["from"], str) else ", ".join(map(str, note["from"]))
         known = QuarantineEntry(
-            path.name, path, kind, origin, int(note.get("physical_offset", 0)), int(note.get("size_bytes", 0)), note.get("sha256"),
-            str(note["reason"]), str(note["at"]), note.get("restored"), note.get("restoring_from"))
+            path.name, path, kind, origin, _number(note, "physical_offset") or 0, _number(note, "size_bytes") or 0, note.get("sha256"),
+            str(note["reason"]), str(note["at"]), _number(note, "restored"), _number(note, "restoring_from"))
     except (OSError, *PARSE_ERRORS) as error:
         return QuarantineEntry(path.name, path, kind, problem=f"its note cannot be read: {error}")
     if not path.exists():
@@ -203,6 +203,13 @@ def _entry(path: Path) -> QuarantineEntry:
     if path.is_file() and path.stat().st_size != known.size_bytes:
         return replace(known, problem=f"it has {path.stat().st_size} bytes, and its note says {known.size_bytes}")
     return known
+
+
+def _number(note: dict[str, Any], name: str) -> int | None:
+    value = note.get(name)
+    if value is not None and (type(value) is not int or not 0 <= value <= SEGMENT_START_MAX):
+        raise ValueError(f"{name} is {value!r}")
+    return value
 
 
 def changed_content(entry: QuarantineEntry) -> bool:

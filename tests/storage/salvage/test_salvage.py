@@ -19,6 +19,7 @@ from pyengine.storage.checkpoint import DurableWatermark, watermark_path, write_
 from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.markers import write_recovered_from
+from pyengine.storage.recovery.quarantine import Quarantine, list_quarantine
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.salvage import log as salvage_log
 from pyengine.storage.salvage import salvage as salvage_module
@@ -222,6 +223,18 @@ def test_a_full_disk_leaves_nothing_at_the_destination(stopped, tmp_path, monkey
     with pytest.raises(DiskFullError):
         salvage(stopped.root, tmp_path / "new", stopped.geometry)
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("damage", [{"restoring_from": "x"}, {"restoring_from": [1]}, {"restored": "x"}, {"physical_offset": -5},
+                                    {"physical_offset": 1 << 70}, {"physical_offset": (1 << 63) - 2}, {"size_bytes": -1}])
+def test_a_damaged_note_in_quarantine_costs_its_piece_at_most(stopped, tmp_path, damage):
+    Quarantine(stopped.root).add_bytes(stopped.segment(0), 0, 0, stopped.records[1].start, "a test")
+    (path,) = (stopped.root / "quarantine").glob("*.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+    (name,) = damage
+    assert f"its note cannot be read: {name} is" in list_quarantine(stopped.root)[0].problem
+    salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert_whole(tmp_path / "new", stopped.geometry, stopped.records)
 
 
 @pytest.mark.parametrize("is_link", [False, True])
