@@ -97,6 +97,7 @@ class QueueCut:
 
 def list_queues(store: MessageStore) -> list[QueueState]:
     """Return every queue that has files, with its own end. StoreRefusedError for files that RocketMQ would refuse."""
+    _refuse_file(store.consume_queue)
     queues, size_bytes = [], store.queue_file_bytes
     for topic, queue_id, folder in queue_folders(store.consume_queue):
         files = tuple(list_segments(folder, size_bytes))
@@ -106,20 +107,21 @@ def list_queues(store: MessageStore) -> list[QueueState]:
 
 
 def misplaced_files(queues: Path) -> set[Path]:
-    """Return the files with the name of the folder of all queues, of a topic or of a queue; RocketMQ ignores them."""
-    if not queues.is_dir():
-        return {queues} if queues.exists() else set()
-    folders = [queues, *(queues / topic for topic in folder_names(queues))]
+    """Return the files with the name of a topic's or queue's folder; RocketMQ ignores them."""
+    folders = [queues, *(queues / topic for topic in folder_names(queues))] if queues.exists() else []
     return {Path(entry.path) for folder in folders for entry in os.scandir(folder) if not is_folder(entry)}
 
 
 def refuse_foreign_extensions(store: MessageStore) -> None:
     """Raise StoreRefusedError for files in the queues' extensions that RocketMQ would refuse."""
-    folder = store.consume_queue_ext
+    _refuse_file(store.consume_queue_ext)
+    for _, _, queue in queue_folders(store.consume_queue_ext):
+        list_segments(queue, store.queue_ext_file_bytes)
+
+
+def _refuse_file(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise StoreRefusedError(f"{folder} is a file where a folder belongs; move it away")
-    for _, _, queue in queue_folders(folder):
-        list_segments(queue, store.queue_ext_file_bytes)
 
 
 def measured_from(queue: QueueState, synced_below: int) -> QueueState:

@@ -388,7 +388,7 @@ class _Recovery:
         end, multi_dispatch = plan.log.end_offset, self._options.enable_multi_dispatch
         for queue in queues_between(plan.files, plan.dispatch_from, end, multi_dispatch) if misplaced else ():
             folder = self._store.queue_folder(queue.topic, queue.queue_id)
-            for path in misplaced & {folder.parent.parent, folder.parent, folder}:
+            for path in misplaced & {folder.parent, folder}:
                 raise StoreRefusedError(f"{path} is not a folder, and the log has messages for the queue {folder}; move it away")
 
     def _refuse_later_record(self, log: LogView, end: int) -> None:
