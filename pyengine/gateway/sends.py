@@ -413,6 +413,8 @@ class Sends:
             return Answer(codes.SYSTEM_ERROR, f"request queueId[{sent.queue_id}] is illegal, {_described(topic)} Producer: "
                                               f"{request.connection.address}", REGION)
         if sent.queue_id < 0:
+            if topic.write_queue_nums <= 0:
+                return Answer(codes.SYSTEM_ERROR, f"the topic {topic.topic} has no queue to write to", REGION)
             sent.queue_id = random.randrange(topic.write_queue_nums)
         if sent.is_batch and sent.is_half:
             return Answer(codes.MESSAGE_ILLEGAL, "a batch holds no transaction: send it singly", REGION)

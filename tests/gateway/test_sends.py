@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 from types import SimpleNamespace
 
@@ -22,7 +23,8 @@ from pyengine.gateway.wire import ANSWER, Frame, encode_frame
 from pyengine.ipc.control_block import now_ms
 from pyengine.native import control as native
 from pyengine.results import PutResult, PutStatus
-from pyengine.storage.config_table import TopicConfig
+from pyengine.storage.config_table import TopicConfig, TopicConfigs
+from pyengine.storage.durable_writes import write_config
 from waiting import eventually
 
 
@@ -120,6 +122,16 @@ REFUSED = {
 def test_what_cannot_be_stored_is_answered_as_by_the_broker(served, topic, changes, body, code, remark):
     answer = served.broker().ask(codes.SEND_MESSAGE_V2, send_fields(topic) | changes, body)
     assert answer.code == code and remark in answer.remark
+
+
+def test_a_client_without_a_queue_is_told_that_a_topic_has_none_to_write_to(served, topic):
+    path = TopicConfigs(served.root).path  # a broker may have left such an entry; no command makes one
+    table = json.loads(path.read_text())
+    table["topicConfigTable"][topic]["writeQueueNums"] = 0
+    write_config(path, json.dumps(table).encode())
+    client = served.broker()
+    eventually(lambda: f"the topic {topic} has no queue to write to" in (
+        client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, -1), b"x").remark or ""), "the send is refused")
 
 
 def test_every_status_of_a_put_has_rocketmqs_code(served):
