@@ -237,6 +237,22 @@ class EngineMemory:
 
     def mismatch(self, root: str | os.PathLike[str], engine_id: EngineId) -> str:
         """Return why the memory of an ended engine does not tell the end of the store's log; "" if it does."""
+        if reason := self._other_engine(root, engine_id):
+            return reason
+        if self.identity.lock_modified_ns and self.identity.lock_modified_ns != lock_modified_ns(root):
+            return "another program has opened the store since"
+        # Such an engine's end of the log is the damage, not the end of what was written.
+        return "that engine only read" if self.state == native.STATE_DEGRADED else ""
+
+    def saw_failed_sync(self, root: str | os.PathLike[str], engine_id: EngineId) -> bool:
+        """Whether a sync of the store failed in this ended engine.
+
+        True also where mismatch() rejects the end of the log: the kernel reports pages that it could not write to no later program.
+        """
+        return native.load(self.control.state, "frozen") != 0 and not self._other_engine(root, engine_id)
+
+    def _other_engine(self, root: str | os.PathLike[str], engine_id: EngineId) -> str:
+        """Return why this is not the memory of the store's last engine, in this boot; "" if it is."""
         identity = self.identity
         if identity.store_uuid != engine_id.uuid:
             return "it belongs to another store"
@@ -246,10 +262,7 @@ class EngineMemory:
             return "the machine was started again"
         if identity.epoch != read_epoch(root):
             return f"it is of epoch {identity.epoch}, the store of {read_epoch(root)}"
-        if identity.lock_modified_ns and identity.lock_modified_ns != lock_modified_ns(root):
-            return "another program has opened the store since"
-        # Such an engine's end of the log is the damage, not the end of what was written.
-        return "that engine only read" if self.state == native.STATE_DEGRADED else ""
+        return ""
 
     def retire(self) -> None:
         """Mark this memory as retired for all processes that have it mapped, and wake those that wait for a sequence."""

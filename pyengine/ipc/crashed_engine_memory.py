@@ -123,7 +123,7 @@ class CrashedEngineMemory:
                 mismatch = f"a buffer of the pool is missing: {error}"
         frozen = native.load(control.state, "frozen") != 0
         # After a failed sync it is unknown which pages of queues and index are on the disk.
-        self.shared = SharedState(slot_end, committed, pool, mismatch, flushed=flushed, sync_failed=frozen,
+        self.shared = SharedState(slot_end, committed, pool, mismatch, flushed=flushed, sync_failed=memory.saw_failed_sync(root, engine_id),
                                   reput_from=None if frozen else reput_from,
                                   index_progress=None if frozen else native.index_progress_copy(control))
 

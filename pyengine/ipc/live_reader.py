@@ -134,13 +134,14 @@ class LiveWatermark:
         return self._memory.control
 
     def _dead_engine(self) -> DeadEngine | None:
-        """Return the state in a killed engine's memory; None if there is none that recovery would use."""
+        """Return the state in a killed engine's memory, as far as recovery would use it; None if there is no memory."""
         engine_id = read_engine_id(self._root)
+        if engine_id is None:
+            return None
         try:
             with EngineMemory.of(self._root) as memory:
-                if engine_id is None or memory.mismatch(self._root, engine_id):
-                    return None
-                return DeadEngine(native.committed_slot(memory.control)[0], native.load(memory.control.state, "frozen") != 0)
+                end = None if memory.mismatch(self._root, engine_id) else native.committed_slot(memory.control)[0]
+                return DeadEngine(end, memory.saw_failed_sync(self._root, engine_id))
         except EngineUnavailableError:
             return None
 

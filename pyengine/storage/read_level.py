@@ -75,9 +75,12 @@ def store_use(root: str | os.PathLike[str]) -> StoreUse:
 
 @dataclass(frozen=True, slots=True)
 class DeadEngine:
-    """The state in the memory of an engine whose processes are all dead: the end of its log, and whether a sync had failed."""
+    """The state in the memory of an engine whose processes are all dead: the end of its log, and whether a sync had failed.
 
-    end: int
+    `end` is None if the memory does not tell it, for example since a broker has opened the store.
+    """
+
+    end: int | None
     sync_failed: bool
 
 
@@ -150,7 +153,7 @@ class FilesWatermark:
         since the last boot: the kernel does not report a second time the pages that it could not write.
         """
         dead = self._dead_engine()
-        if dead is not None:
+        if dead is not None and dead.end is not None:
             end = min(end, dead.end)  # records beyond were never published, and the next recovery clears them
         failure = read_sync_failure(self._root)
         if end <= sure or dead is not None and dead.sync_failed or failure is not None and failure.is_of_this_boot:

@@ -12,6 +12,7 @@ import pyengine
 from pyengine.errors import EngineError, StoreBusyError, UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc import live_reader
+from pyengine.ipc.crashed_engine_memory import open_crashed_memory
 from pyengine.ipc.live_reader import LiveWatermark, flushed_end
 from pyengine.native import control as native
 from pyengine.native import waiting
@@ -227,13 +228,25 @@ def test_a_killed_engine_does_not_tell_the_end_of_a_log_that_a_broker_has_append
     assert watermark_of(owner).limit(ReadLevel.FLUSHED) == end
 
 
-def test_after_a_failed_sync_of_a_killed_engine_only_the_watermark_counts(store):
+@pytest.mark.parametrize(("change", "limit"), [(None, 0), ("lock", 0), ("boot_id", None), ("epoch", None), ("store_uuid", None)])
+def test_after_a_failed_sync_of_a_killed_engine_only_the_watermark_counts(store, change, limit):
+    """Also after a broker has opened the store, to which the kernel reports no page that was lost earlier."""
     owner, end = store()
     write_watermark(owner.root, DurableWatermark(str(owner.engine_id.uuid), 1, 0))
     native.freeze(owner.control, native.FLUSHER, 5, "Input/output error")
+    identity, lock = owner.control.identity, owner.root / "lock"
+    identity.lock_modified_ns = lock.stat().st_mtime_ns
+    if change == "epoch":
+        identity.epoch += 1
+    elif change in ("boot_id", "store_uuid"):
+        getattr(identity, change)[0] ^= 1
     owner.publish()
     owner.lock.close()
-    assert watermark_of(owner).limit(ReadLevel.FLUSHED) == 0
+    if change == "lock":
+        os.utime(lock, ns=(0, 0))
+    assert watermark_of(owner).limit(ReadLevel.FLUSHED) == (end if limit is None else limit)
+    with open_crashed_memory(owner.root) as crashed:
+        assert crashed.shared.sync_failed == (limit == 0)
 
 
 def test_a_new_engines_memory_is_found_though_the_old_was_not_retired(store):

@@ -290,8 +290,8 @@ class _Recovery:
 
     def _note_failed_sync(self, watermark: DurableWatermark | None, shared: SharedState | None) -> None:
         """If a sync has failed since the last boot, note that durably first, and drop cached pages, so that the disk is read."""
-        left = shared if shared is not None and not shared.mismatch else SharedState(0, 0)
-        self.durable_end = max(0 if watermark is None else watermark.flushed, left.flushed)
+        left = SharedState(0, 0) if shared is None else shared
+        self.durable_end = max(0 if watermark is None else watermark.flushed, 0 if left.mismatch else left.flushed)
         if left.sync_failed and not self._is_dry_run:
             note_sync_failure(self._store, self.durable_end, "", "its engine has seen a sync fail")
         self._failure = read_sync_failure(self._store)

@@ -84,7 +84,7 @@ class SharedState:
     buffer in use; without buffers the writer wrote to the files directly.
     `flushed` is the offset up to which that engine had synced the files; `sync_failed`: a sync had failed,
     so that it is unknown which later pages reached the disk. `mismatch` names what differs
-    from the store (UUID, epoch, boot, `lock`); then all of it is ignored.
+    from the store (UUID, epoch, boot, `lock`); then only `sync_failed` counts.
 
     With `reput_from` and a copy of the index undo (`index_progress`, 256 bytes) recovery need not repeat
     the dead reputter's dispatch, whose writes the kernel has; without both of them

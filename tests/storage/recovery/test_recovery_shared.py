@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 
 from pyengine.errors import ExitCode
 from pyengine.formats.index_file import IndexEntry, IndexLayout, unpack_entry, unpack_header
 from pyengine.native.dispatch import progress_at
-from pyengine.storage.checkpoint import create_abort_file, read_watermark
+from pyengine.storage.checkpoint import create_abort_file, note_sync_failure, read_watermark
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery import dispatch
 from pyengine.storage.recovery.recover import recover
-from pyengine.storage.recovery.report import SharedState
+from pyengine.storage.recovery.report import RecoveryPath, SharedState
 
 
 class Pool:
@@ -95,6 +97,17 @@ def test_shared_memory_of_another_store_is_ignored(build_store):
     create_abort_file(store.root)
     report = recovered(store, SharedState(store.records[9].end, 0, mismatch="the UUID differs"))
     assert (report.end_offset, report.shared_state) == (store.end, "discarded: the UUID differs")
+
+
+def test_a_failed_sync_counts_although_another_program_has_opened_the_store_since(build_store):
+    store = build_store(40)
+    store.mark(store.records[10].end)
+    shared = SharedState(store.end, store.end, mismatch="another program has opened the store since", flushed=store.end, sync_failed=True)
+    with patch("pyengine.storage.recovery.recover.note_sync_failure", wraps=note_sync_failure) as noted:
+        report = recovered(store, shared)
+    assert (report.end_offset, report.path, report.changed) == (store.end, RecoveryPath.ABNORMAL, True)
+    assert "a sync had failed" in report.notes[0]
+    assert [call.args[1] for call in noted.call_args_list] == [store.records[10].end], "that memory's `flushed` does not count"
 
 
 def test_a_valid_slot_does_not_hide_damage_below_the_watermark(build_store):
