@@ -49,6 +49,7 @@ CONCEPTS = (
     "writer",
     "log_tail",
     "raw_append",
+    "take_entry",
     "consume_queue",
     "index_file",
     "dispatch",
