@@ -70,15 +70,17 @@ int ms_control_freeze(struct ms_control *control, uint32_t kind, int32_t error_n
     return first;
 }
 
-void ms_control_committed_slot(const struct ms_control *control, int64_t *wrote, int64_t *store_timestamp_ms)
+void ms_control_committed_slot(const struct ms_control *control, struct ms_commit_totals *found)
 {
     /* The writer fills the other slot, so this one stays unchanged for at least one more pass. If the pass is the same
      * before and after the read, at most the other slot was being filled. */
     for (;;) {
         int64_t pass = ms_load_acquire(&control->slot_pass.value);
         const struct ms_commit_slot *slot = &control->slots[pass & 1];
-        *wrote = ms_load_relaxed(&slot->wrote);
-        *store_timestamp_ms = ms_load_relaxed(&slot->store_timestamp_ms);
+        found->wrote = ms_load_relaxed(&slot->wrote);
+        found->store_timestamp_ms = ms_load_relaxed(&slot->store_timestamp_ms);
+        found->put_messages = ms_load_relaxed(&slot->put_messages);
+        found->put_bytes = ms_load_relaxed(&slot->put_bytes);
         ms_fence_acquire();
         if (ms_load_relaxed(&control->slot_pass.value) == pass)
             return;

@@ -302,8 +302,15 @@ int ms_control_used_sessions(const struct ms_control *control, uint32_t slots, u
 /* Freeze the store with errno and a reason, raise flush_seq and wake all processes that wait for durability. The first
  * failure wins: 1 this call froze the store, 0 it was frozen before. */
 int ms_control_freeze(struct ms_control *control, uint32_t kind, int32_t error_number, const char *reason);
-/* Any process: a consistent copy of the committed slot's `wrote` and store time. */
-void ms_control_committed_slot(const struct ms_control *control, int64_t *wrote, int64_t *store_timestamp_ms);
+struct ms_commit_totals {
+    int64_t wrote;
+    int64_t store_timestamp_ms;
+    uint64_t put_messages;
+    uint64_t put_bytes;
+};
+/* Any process: a copy of the committed slot's first fields, all of one pass. It is read again only if the writer commits
+ * within these few loads. */
+void ms_control_committed_slot(const struct ms_control *control, struct ms_commit_totals *found);
 /* Any process: a consistent copy of the flusher's pair. */
 void ms_control_flush_pair(const struct ms_control *control, int64_t *flushed, int64_t *store_timestamp_ms);
 /* The flusher: publish the pair, then `flushed`, then raise flush_seq and wake. */

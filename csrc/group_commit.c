@@ -74,11 +74,12 @@ int ms_group_commit_once(struct ms_group_commit *group)
         target = open_end;
     /* The store time for the target. While the writer is between its commit point and `committed`, the slot's time is that
      * of more than the target: then keep the time of the last pair, which is older and so not too late. */
-    int64_t slot_wrote, slot_time, old_flushed, time;
-    ms_control_committed_slot(control, &slot_wrote, &slot_time);
+    struct ms_commit_totals committed;
+    int64_t old_flushed, time;
+    ms_control_committed_slot(control, &committed);
     ms_control_flush_pair(control, &old_flushed, &time);
-    if (slot_wrote == target)
-        time = slot_time;
+    if (committed.wrote == target)
+        time = committed.store_timestamp_ms;
     ms_store_release(&control->flusher.sync_target, target);
     MS_FAILPOINT("group_sync_announced");
     group->sync_ns = 0;

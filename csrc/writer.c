@@ -227,14 +227,14 @@ static int commit_pass(struct ms_writer *writer)
     struct ms_commit_slot *slot = &control->slots[writer->pass & 1];
     int grew = writer->position != ms_load_relaxed(&control->wrote.value);
     MS_FAILPOINT("pass_ready");
-    /* Relaxed, not plain: ms_control_committed_slot may read it meanwhile, and then reads again. */
+    /* Relaxed, not plain: another process may read it meanwhile, and then reads again. */
     ms_store_relaxed(&slot->wrote, writer->position);
     MS_FAILPOINT("commit_slot_wrote");
     ms_store_relaxed(&slot->store_timestamp_ms, writer->store_timestamp_ms);
     MS_FAILPOINT("commit_slot_begun");
     slot->queue_table_generation = writer->queues->generation;
-    slot->put_messages = writer->put_messages;
-    slot->put_bytes = writer->put_bytes;
+    ms_store_relaxed(&slot->put_messages, writer->put_messages);
+    ms_store_relaxed(&slot->put_bytes, writer->put_bytes);
     fill_accounts(slot, writer);
     slot->sessions_high = writer->sessions_high;
     MS_FAILPOINT("commit_slot_filled");

@@ -54,7 +54,7 @@ static void use(int which, uint8_t *at, int64_t bytes)
     case CONTROL:
         if (ms_control_check((const void *)at, bytes) != 0)
             return;
-        ms_control_committed_slot((const void *)at, &wrote, &time);
+        ms_control_committed_slot((const void *)at, &(struct ms_commit_totals){0});
         ms_control_flush_pair((const void *)at, &wrote, &time);
         return;
     case SESSION:

@@ -71,10 +71,10 @@ static void *flush_all(void *unused)
 {
     (void)unused;
     while (!ms_load_acquire(&stop)) {
-        int64_t wrote, time_ms;
-        ms_control_committed_slot(control, &wrote, &time_ms);
-        if (wrote > ms_load_acquire(&control->flushed.value))
-            ms_control_publish_flushed(control, wrote, time_ms);
+        struct ms_commit_totals committed;
+        ms_control_committed_slot(control, &committed);
+        if (committed.wrote > ms_load_acquire(&control->flushed.value))
+            ms_control_publish_flushed(control, committed.wrote, committed.store_timestamp_ms);
         else
             usleep(50);
     }

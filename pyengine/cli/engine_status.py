@@ -39,7 +39,7 @@ from pyengine.ipc.live_reader import LiveWatermark
 from pyengine.ipc.replication import LinkSnapshot, Replication
 from pyengine.ipc.sessions import producers_attached
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
-from pyengine.ipc.statistics import Statistics, put_totals, read_statistics, schedule_offsets
+from pyengine.ipc.statistics import Statistics, read_statistics, schedule_offsets
 from pyengine.ipc.statistics import document as document_of
 from pyengine.ipc.store_lock import living_kinds, read_holder, sentence_if_lost, sentence_if_unseen
 from pyengine.native import blocked_reasons as native_blocked_reasons
@@ -127,7 +127,7 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
     refused = native.load(control.state, "refuse_puts")
     is_final = frozen or state in (native.STATE_READ_ONLY, native.STATE_DEGRADED)
     read_only = is_final or bool(refused & (native.REFUSE_DISK_FULL | native.REFUSE_UNWRITABLE | native.REFUSE_FENCED))
-    put_messages, put_bytes = put_totals(control)
+    put_messages, put_bytes = native.put_totals(control)
     _, store_timestamp_ms = native.committed_slot(control)
     figures = None
     with contextlib.suppress(EngineUnavailableError):  # an engine of another version

@@ -76,19 +76,9 @@ class Statistics:
     histograms: dict[str, Latency]
 
 
-def put_totals(control: ms_control) -> tuple[int, int]:
-    """Return (messages, bytes) put since the engine's start, both as of the same committed pass."""
-    while True:
-        number = native.load_position(control.slot_pass)
-        slot = control.slots[number % 2]
-        found = native.load(slot, "put_messages"), native.load(slot, "put_bytes")
-        if native.load_position(control.slot_pass) == number:  # after the next pass the writer may be filling this slot again
-            return found
-
-
 def totals(control: ms_control, stats: ms_store_stats, at_ns: int) -> Sample:
     """Take a sample of the counters from which rates are computed."""
-    messages, size_bytes = put_totals(control)
+    messages, size_bytes = native.put_totals(control)
     return Sample(at_ns=at_ns, put_messages=messages, put_bytes=size_bytes, refused=native.load(control.writer, "refused"),
                   dispatched=native.load(stats.dispatch, "messages"), syncs=native.load(control.flusher, "syncs"))
 

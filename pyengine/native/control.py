@@ -205,9 +205,16 @@ def refuse_puts(control: ms_control, bits: int, on: bool = True) -> None:
 
 def committed_slot(control: ms_control) -> tuple[int, int]:
     """Return a consistent pair: `wrote`, and the store time in ms of the last record below it."""
-    pair = ffi.new("int64_t[2]")
-    lib.ms_control_committed_slot(control, pair, pair + 1)
-    return pair[0], pair[1]
+    found = ffi.new("struct ms_commit_totals *")
+    lib.ms_control_committed_slot(control, found)
+    return found.wrote, found.store_timestamp_ms
+
+
+def put_totals(control: ms_control) -> tuple[int, int]:
+    """Return (messages, bytes) put since the engine's start, both as of the same committed pass."""
+    found = ffi.new("struct ms_commit_totals *")
+    lib.ms_control_committed_slot(control, found)
+    return found.put_messages, found.put_bytes
 
 
 def flush_pair(control: ms_control) -> tuple[int, int]:

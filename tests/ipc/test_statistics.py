@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from bisect import bisect_right
 
 import pytest
@@ -108,21 +109,23 @@ def put(owner, messages: int) -> None:
     native.store_position(owner.control.slot_pass, number)
 
 
-def test_totals_are_those_of_one_pass_while_the_writer_fills_the_slot_again(make_owner, monkeypatch):
+def test_totals_are_read_though_the_writer_commits_a_pass_at_each_step_of_python(make_owner):
+    """The supervisor reads them in its round: it must not wait for a pause of the writer. The C test is stress_control."""
     owner = make_owner()
-    put(owner, 10)
-    slot, load = owner.control.slots[native.load_position(owner.control.slot_pass) % 2], native.load
+    steps = itertools.count(1)
 
-    def load_and_go_on(struct, field):
-        found = load(struct, field)
-        if field == "put_messages":
-            monkeypatch.undo()
-            put(owner, 20)
-            slot.put_bytes = 30 * 100  # of the next pass, which is not committed
-        return found
+    def commit(frame, event, argument):
+        step = next(steps)
+        assert step < 1000, "the read does not end"
+        put(owner, step)
+        return commit
 
-    monkeypatch.setattr(native, "load", load_and_go_on)
-    assert statistics.put_totals(owner.control) == (20, 2000)
+    sys.settrace(commit)
+    try:
+        messages, size_bytes = native.put_totals(owner.control)
+    finally:
+        sys.settrace(None)
+    assert size_bytes == 100 * messages > 0
 
 
 def test_a_second_gets_one_sample_however_often_the_round_comes(make_owner):
