@@ -3,6 +3,7 @@
 pyengine._native is built by cffi in API mode; pyengine._front is what a program calls for each message (csrc/front).
 """
 
+import glob
 import os
 import runpy
 
@@ -36,8 +37,7 @@ setup(
             py_limited_api=True,
             extra_compile_args=["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Wno-unused-parameter", *sanitize],  # callbacks of CPython
             extra_link_args=sanitize,
-            depends=["csrc/front/front.h", "csrc/producer.cdef.h", "csrc/session.cdef.h", "csrc/control.cdef.h", "csrc/atomics.h",
-                     "csrc/record.h", "csrc/record.cdef.h", "csrc/consume_queue.cdef.h", "csrc/bytes.h"],
+            depends=["csrc/front/front.h", *sorted(glob.glob("csrc/*.h"))],
         )
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},  # one wheel for every Python from 3.11 on
