@@ -518,8 +518,7 @@ int ms_producer_await(struct ms_producer *producer, int how)
 const struct ms_producer_calls *ms_producer_calls(void)
 {
     static const struct ms_producer_calls calls = {
-        sizeof calls,
-        MS_COMPLETIONS,
+        MS_PRODUCER_CALLS_BUILD,
         ms_producer_reserve,
         ms_producer_publish,
         ms_producer_is_answered,

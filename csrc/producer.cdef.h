@@ -109,10 +109,11 @@ int ms_producer_is_answered(const struct ms_producer *producer, int spins);
  * is in producer->stage and producer->answer. 0 or AGAIN, CLOSED, FROZEN, NO_SLAVE, UNCONFIRMED; UNFINISHED after
  * MS_PUT_SLICE_NS. */
 int ms_producer_await(struct ms_producer *producer, int how);
+/* Raise it with every change of struct ms_producer or ms_producer_calls, also of a signature (tests/native/test_layout.py). */
+#define MS_PRODUCER_CALLS_VERSION 1
 /* The functions for pyengine._front, which is not linked with this module. */
 struct ms_producer_calls {
-    uint32_t bytes;              /* size of this struct, which shows a different build */
-    uint32_t completions;
+    uint64_t version;            /* MS_PRODUCER_CALLS_BUILD; another one shows a different build */
     uint8_t *(*reserve)(struct ms_producer *producer, const uint8_t *prefix, int kind, uint32_t count,
                         uint64_t payload_bytes, int *code);
     void (*publish)(struct ms_producer *producer);

@@ -60,7 +60,7 @@ static PyObject *session_new(PyTypeObject *type, PyObject *arguments, PyObject *
         return NULL;
     }
     const struct ms_producer_calls *found = (const struct ms_producer_calls *)(uintptr_t)calls;
-    if (found == NULL || found->bytes != sizeof *found || found->completions != MS_COMPLETIONS) {
+    if (found == NULL || found->version != MS_PRODUCER_CALLS_BUILD) {
         PyErr_SetString(PyExc_ImportError, "pyengine._front and pyengine._native are of two builds: build both again");
         return NULL;
     }

@@ -337,10 +337,10 @@ def test_what_a_signal_handler_raises_ends_the_wait_for_a_future(parts, producer
 
 
 def test_two_builds_do_not_work_together(producer):
-    from pyengine._native import ffi
+    from pyengine._native import ffi, lib
 
-    calls = ffi.new("struct ms_producer_calls *")
-    calls.bytes = ffi.sizeof("struct ms_producer_calls") + 8
+    calls = ffi.new("struct ms_producer_calls *", lib.ms_producer_calls()[0])
+    calls.version += 1 << 32  # of the functions, as after a change of a signature alone
     address = int(ffi.cast("uintptr_t", calls))
     with pytest.raises(ImportError, match="of two builds"):
         _front.SessionFront(producer._puts.native.front()[0], address, producer._puts.native, None, PutResult, b"")
