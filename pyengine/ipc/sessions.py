@@ -256,8 +256,7 @@ class SessionServer:
         self._listener.listen(PEERS_MAX)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
         sessions.close_orphans()
-        for slot, generation, pid in sessions.open_slots():
-            self._watch(slot, generation, pid)
+        self._watch_open()
 
     @property
     def is_reachable(self) -> bool:
@@ -374,18 +373,37 @@ class SessionServer:
         peer.channel.close()
 
     def _watch(self, slot: int, generation: int, pid: int) -> None:
-        """Watch the process by a pidfd, which reports its end at once and is safe if its pid is reused."""
+        """Watch the process by a pidfd, which reports its end at once and is safe if its pid is reused.
+
+        Without a free descriptor it does nothing: tick() tries again, and until then notices the end by the lock on the object.
+        """
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
             self._sessions.close(slot, generation)
             return
-        except OSError:  # no descriptor is free: tick() notices the end by the lock on the session's object
+        except OSError:
             return
-        self._pidfds[pidfd] = slot, generation, pid
-        self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._on_exit(pidfd))
-        if not self._sessions.owner_lives(slot):  # it ended before the pidfd was opened, and another process got its pid
-            self._on_exit(pidfd)
+        try:
+            lives = self._sessions.owner_lives(slot)  # not if it ended before the pidfd was opened, and another process got its pid
+            if lives:
+                self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._on_exit(pidfd))
+        except OSError:
+            os.close(pidfd)
+            return
+        if lives:
+            self._pidfds[pidfd] = slot, generation, pid
+        else:
+            os.close(pidfd)
+            self._sessions.close(slot, generation)
+
+    def _watch_open(self) -> None:
+        """Watch the processes of all open sessions, and no others."""
+        living = set(self._sessions.open_slots())
+        for pidfd in [pidfd for pidfd, session in self._pidfds.items() if session not in living]:
+            self._forget(pidfd)
+        for slot, generation, pid in living.difference(self._pidfds.values()):
+            self._watch(slot, generation, pid)
 
     def _on_exit(self, pidfd: int) -> None:
         slot, generation, _ = self._pidfds[pidfd]
@@ -398,16 +416,14 @@ class SessionServer:
         os.close(pidfd)
 
     def tick(self) -> None:
-        """Drop silent peers; mark dropped sessions dead; stop watching the processes of closed ones; remove drained objects."""
+        """Drop silent peers; mark dropped sessions dead; watch the processes of open ones only; remove drained objects."""
         now_s = time.monotonic()
         for peer in [peer for peer in self._peers if peer.until_s < now_s]:
             self._drop(peer)
         if self._listener not in self._selector.get_map():
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._sessions.close_dropped()
-        living = set(self._sessions.open_slots())
-        for pidfd in [pidfd for pidfd, session in self._pidfds.items() if session not in living]:
-            self._forget(pidfd)
+        self._watch_open()
         self._sessions.sweep_objects()
 
     def no_session_reason(self) -> str:

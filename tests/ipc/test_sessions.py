@@ -33,6 +33,15 @@ session = open_session(sys.argv[1])
 print(session.slot, session.generation, flush=True)
 sys.stdin.read()
 """
+FORKING_PRODUCER = """
+import os, sys
+from pyengine.ipc.session_client import open_session
+session = open_session(sys.argv[1])
+if os.fork():
+    print(session.slot, session.generation, flush=True)
+sys.stdin.read()
+os._exit(0)
+"""
 ANOTHER_UID = 65534
 CLOSER = """
 import os, sys
@@ -56,6 +65,7 @@ class Server:
         self.sessions = Sessions(owner.memory)
         self.server = SessionServer(owner.memory, self.selector, self.sessions)
         self.going = True
+        self.ticks = 0
         self.thread = threading.Thread(target=self.loop)
         self.thread.start()
 
@@ -64,6 +74,7 @@ class Server:
             for key, _ in self.selector.select(0.02):
                 key.data()
             self.server.tick()
+            self.ticks += 1
 
     def close(self) -> None:
         if self.going:
@@ -452,6 +463,23 @@ def test_a_successor_without_a_free_descriptor_closes_no_living_session(server, 
         slot = session.slot
         eventually(lambda: state(server, slot) == native.SESSION_DEAD, "its close is served")
         successor.close()
+
+
+@pytest.mark.parametrize("scarce", ["the pidfd", "the look at its start time"])
+def test_a_producer_that_was_not_watched_for_lack_of_a_descriptor_is_watched_later(server, monkeypatch, scarce):
+    """Else its session stays open as long as a child that it has forked lives: the child shares the lock on the object."""
+    with monkeypatch.context() as patch:
+        if scarce == "the pidfd":
+            patch.setattr(os, "pidfd_open", lambda pid: raise_error(OSError(errno.EMFILE, "Too many open files")))
+        else:
+            patch.setattr(server.sessions, "owner_lives", lambda slot: raise_error(OSError(errno.EMFILE, "Too many open files")))
+        child, slot, _ = producer(server, FORKING_PRODUCER)
+        eventually(lambda: server.ticks > 2, "the server has ticked without a descriptor")
+    assert state(server, slot) == native.SESSION_OPEN
+    child.kill()
+    child.wait(timeout=30)
+    eventually(lambda: state(server, slot) == native.SESSION_DEAD, "the session of a dead producer is closed")
+    end(child)
 
 
 @pytest.mark.root
