@@ -89,6 +89,7 @@ put "$old"
 if $share_memory; then
   step "this version takes the running engine over" "$new" start "$store" --take-over
   put "$new"
+  put "$old" # it opens a session, as each program does that still runs with the other version
   read_back "$new"
   step "it stops" "$new" stop "$store"
 else
