@@ -1,14 +1,15 @@
 """Builds pyengine._native from the C concepts in this folder.
 
-Each concept X is a trio: X.cdef.h (what Python sees: plain declarations, no
-directives but #define NAME INTEGER), X.h (what C sees, with static asserts), X.c.
-cdef() and the compiler read the same X.cdef.h, so they cannot disagree.
+Each concept X is X.cdef.h (what Python sees: plain declarations, no directives
+but #define NAME INTEGER and includes) and X.c, and X.h if C sees more, such as
+static asserts. cdef() and the compiler read the same X.cdef.h, so they cannot disagree.
 
 Set PYENGINE_SANITIZE=address to build with ASan and UBSan (tests/test_sanitizers.py does), and
 PYENGINE_BUILD_FAILPOINTS=1 to build with the failpoints of the C code (tests/faults/mutants.py does).
 """
 
 import os
+import re
 from pathlib import Path
 
 from cffi import FFI
@@ -73,11 +74,11 @@ def _flags() -> tuple[list[str], list[str]]:
 def make_builder() -> FFI:
     builder = FFI()
     for concept in CONCEPTS:
-        builder.cdef((HERE / f"{concept}.cdef.h").read_text())
+        builder.cdef(re.sub(r"^#(pragma|include) .*", "", (HERE / f"{concept}.cdef.h").read_text(), flags=re.MULTILINE))
     compile_flags, link_flags = _flags()
     builder.set_source(
         "pyengine._native",
-        "\n".join(f'#include "{concept}.h"' for concept in CONCEPTS),
+        "\n".join(f'#include "{concept}{".h" if (HERE / f"{concept}.h").exists() else ".cdef.h"}"' for concept in CONCEPTS),
         sources=[os.path.join(SOURCE_FOLDER, f"{concept}.c") for concept in CONCEPTS],
         include_dirs=[str(HERE)],
         extra_compile_args=compile_flags,

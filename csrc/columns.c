@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "columns.h"
+#include "columns.cdef.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -7,6 +7,11 @@
  * columns, then fills them. So every buffer is allocated in the size it needs, and a new column is one more case. Selected
  * rows point into the view, which must stay mapped until the columns are filled.
  */
+#pragma once
+
+#include <stdint.h>
+
+#include "record.h"
 
 /* Columns of whole numbers: 4 bytes ... */
 #define MS_COLUMN_QUEUE_ID 0

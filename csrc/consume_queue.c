@@ -8,7 +8,7 @@
 #include "atomics.h"
 #include "failpoint.h"
 #include "bytes.h"
-#include "flush.h"
+#include "flush.cdef.h"
 
 int ms_queue_find(const struct ms_queue_set *set, const uint8_t *topic, int32_t topic_bytes, int32_t queue_id)
 {

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "cpu.h"
+#include "cpu.cdef.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -5,6 +5,9 @@
  * multiplication (x86-64) or CRC instructions (Armv8) if the CPU has them, otherwise eight tables; all return the same value
  * for every input.
  */
+#pragma once
+
+#include <stdint.h>
 
 /* Continue `crc` (0 to begin) over `length` bytes. */
 uint32_t ms_crc32(uint32_t crc, const uint8_t *from, int64_t length);

@@ -1,4 +1,4 @@
-#include "dispatch.h"
+#include "dispatch.cdef.h"
 
 #include <errno.h>
 #include <string.h>

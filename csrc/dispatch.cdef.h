@@ -8,6 +8,13 @@
  * do not; all but rolled back ones are indexed, UNIQ_KEY first, then the words of KEYS. An incomplete record ends the
  * range: the caller waits for the rest and does not skip it.
  */
+#pragma once
+
+#include <stdint.h>
+
+#include "consume_queue.h"
+#include "index_file.h"
+
 #define MS_DISPATCH_NEEDS_QUEUE 16
 #define MS_DISPATCH_NEEDS_FILE 17
 #define MS_DISPATCH_NEEDS_INDEX 18

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "flush.h"
+#include "flush.cdef.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -5,6 +5,10 @@
  * -errno. A failed sync is final: the kernel may have dropped the pages, so the caller freezes the store and does not
  * sync the same bytes again. After a crash: what returned 0 is on the disk, the rest may be.
  */
+#pragma once
+
+#include <stdint.h>
+
 int ms_flush_fdatasync(int fd);
 int ms_flush_fsync(int fd);
 /* Sync the whole file system of `fd`, with names. It may miss errors (Linux before 5.8), or report those of other files:

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "group_commit.h"
+#include "group_commit.cdef.h"
 
 #include <errno.h>
 #include <unistd.h>
@@ -7,7 +7,7 @@
 #include "atomics.h"
 #include "failpoint.h"
 #include "futex.h"
-#include "latch.h"
+#include "latch.cdef.h"
 
 static int sync_segment(struct ms_group_commit *group, int64_t base)
 {

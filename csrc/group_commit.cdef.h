@@ -5,6 +5,13 @@
  * bytes that arrive meanwhile. After a crash: `flushed` is at or below what is durable; the next flusher syncs again from
  * there. After a failed fdatasync it publishes nothing and does not retry: the caller freezes the store.
  */
+#pragma once
+
+#include "control.h"
+#include "cpu.cdef.h"
+#include "recorder.h"
+#include "store_stats.h"
+
 #define MS_GROUP_SEGMENTS_MAX 256
 #define MS_GROUP_STREAM_NS 1000000  /* flushes within this time of each other form a stream */
 

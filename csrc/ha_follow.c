@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "ha_follow.h"
+#include "ha_follow.cdef.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -12,9 +12,9 @@
 #include "entry.h"
 #include "failpoint.h"
 #include "futex.h"
-#include "ha_links.h"
+#include "ha_links.cdef.h"
 #include "record.h"
-#include "scan.h"
+#include "scan.cdef.h"
 
 /* Return the bytes of the bodies in `buffer`, which continue each other from the own end on, and their number of frames; 0
  * for an incomplete frame, a heartbeat, or a wrong seal. It does not count the seals, since Python may process the bytes. */

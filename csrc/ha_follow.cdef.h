@@ -8,6 +8,13 @@
  * It copies bodies of frames once, from `buffer` into the ring, and checks them there (lengths, own offset, CRC) before it
  * publishes them. After a crash: published records are appended or not; the next connection begins below the own end.
  */
+#pragma once
+
+#include "control.h"
+#include "producer.h"
+#include "replication.h"
+#include "ha_links.cdef.h"
+
 #define MS_HA_ANSWER_NS 5000000
 
 #define MS_FOLLOW_IDLE 0         /* the time is over, or a signal came; nothing is left in `buffer` */

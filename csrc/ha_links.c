@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "ha_links.h"
+#include "ha_links.cdef.h"
 
 #include <errno.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #include "bytes.h"
 #include "failpoint.h"
 #include "futex.h"
-#include "latch.h"
+#include "latch.cdef.h"
 
 #define LOCK_NS 50000000
 #define EVENTS 64

@@ -9,6 +9,13 @@
  *
  * It reads the log through a descriptor, then checks the log's minimum, then sends (docs/decisions/0106).
  */
+#pragma once
+
+#include "control.h"
+#include "recorder.h"
+#include "replication.h"
+#include "seal.cdef.h"
+
 #define MS_HA_HEADER_BYTES 12
 #define MS_HA_REPORT_BYTES 8
 #define MS_HA_INPUT_BYTES 512

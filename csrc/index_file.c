@@ -5,7 +5,7 @@
 #include "atomics.h"
 #include "failpoint.h"
 #include "bytes.h"
-#include "flush.h"
+#include "flush.cdef.h"
 #include "utf8.h"
 
 enum { AT_BEGIN_TIME = 0,

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "latch.h"
+#include "latch.cdef.h"
 
 #include <errno.h>
 #include <fcntl.h>

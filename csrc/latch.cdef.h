@@ -13,6 +13,10 @@
  * semaphore, the owner sleeps until its timeout, so every wait has one; a waiter that is killed asleep leaves at most one
  * token, which the next arm drains.
  */
+#pragma once
+
+#include "control.h"
+
 /* Open the semaphore `name`, which starts with a slash and must exist; NULL on error (errno in *error_number). */
 void *ms_latch_open(const char *name, int *error_number);
 void ms_latch_close(void *semaphore);

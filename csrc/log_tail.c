@@ -6,7 +6,7 @@
 
 #include "atomics.h"
 #include "failpoint.h"
-#include "flush.h"
+#include "flush.cdef.h"
 #include "futex.h"
 
 #define MS_PAGE_BYTES 4096

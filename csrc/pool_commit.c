@@ -1,15 +1,15 @@
 #define _GNU_SOURCE
-#include "pool_commit.h"
+#include "pool_commit.cdef.h"
 
 #include <errno.h>
 
 #include "atomics.h"
 #include "failpoint.h"
-#include "flush.h"
+#include "flush.cdef.h"
 #include "futex.h"
-#include "latch.h"
+#include "latch.cdef.h"
 #include "record.h"
-#include "scan.h"
+#include "scan.cdef.h"
 
 #define ADVANCED 0
 

@@ -8,6 +8,12 @@
  * with release after the bytes are in the file. After a crash: the next committer starts at `committed` and writes the
  * same bytes again.
  */
+#pragma once
+
+#include "control.h"
+#include "recorder.h"
+#include "stream.cdef.h"
+
 #define MS_COMMIT_IDLE 1          /* nothing is left to commit, or the store is frozen */
 #define MS_COMMIT_TIME 2          /* the time is over, there may be more */
 #define MS_COMMIT_SEGMENT 3       /* the segment that holds `committed` is not the one in `view` */

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "process.h"
+#include "process.cdef.h"
 
 #include <errno.h>
 #include <fcntl.h>

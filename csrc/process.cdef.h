@@ -3,6 +3,10 @@
  * Who: the supervisor (orphans), its fork server and each worker forked from that (pyengine/engine/fork_server.py); one
  * thread each. Blocks on: nothing. After a crash: nothing remains, the kernel drops it with the process.
  */
+#pragma once
+
+#include <stdint.h>
+
 /* Set the command line and environment of this process in /proc; each is a row of NUL-terminated strings. 0, or -errno
  * without effect: the kernel was built without this (EINVAL), or a filter refuses it (EPERM). */
 int ms_process_show_command(const char *words, int64_t words_bytes, const char *environment, int64_t environment_bytes);

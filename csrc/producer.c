@@ -9,7 +9,7 @@
 #include "atomics.h"
 #include "failpoint.h"
 #include "futex.h"
-#include "latch.h"
+#include "latch.cdef.h"
 
 /* Longest sleep of a wait before it checks the engine's state again. */
 #define POLL_NS 50000000

@@ -1,6 +1,6 @@
 #include "record.h"
 
-#include "crc32.h"
+#include "crc32.cdef.h"
 #include "failpoint.h"
 #include "utf8.h"
 

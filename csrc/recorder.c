@@ -9,7 +9,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "crc32.h"
+#include "crc32.cdef.h"
 #include "futex.h"
 #include "layout.h"
 

@@ -1,12 +1,12 @@
 #define _GNU_SOURCE
-#include "reput.h"
+#include "reput.cdef.h"
 
 #include <errno.h>
 
 #include "atomics.h"
 #include "failpoint.h"
 #include "futex.h"
-#include "latch.h"
+#include "latch.cdef.h"
 #include "record.h"
 #include "sequence.h"
 

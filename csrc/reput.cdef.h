@@ -7,6 +7,13 @@
  * reputter dispatches everything from `reput_from` on again, which does not change right entries, and wakes the consumers
  * once, because the dead one may have published without waking them.
  */
+#pragma once
+
+#include "control.h"
+#include "dispatch.cdef.h"
+#include "store_stats.h"
+#include "stream.cdef.h"
+
 #define MS_REPUT_IDLE 1          /* nothing is left to dispatch, or the time is over */
 #define MS_REPUT_TIME 2          /* the time is over, there may be more */
 #define MS_REPUT_SEGMENT 3       /* the segment that holds `reput_from` is not the one in `view` */

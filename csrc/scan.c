@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "scan.h"
+#include "scan.cdef.h"
 
 #include <string.h>
 

@@ -3,6 +3,10 @@
  * Who: recovery, check, salvage, readers, Spark workers; always over a read-only mapping of their own. Blocks on: page
  * faults only, for the length of the range; cffi releases the GIL. Crash states: none, it writes nothing.
  */
+#pragma once
+
+#include <stdint.h>
+
 struct ms_walk {
     int64_t end_offset;              /* first byte after the walked records; a blank's own start */
     int64_t messages;

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "seal.h"
+#include "seal.cdef.h"
 
 #include "bytes.h"
 

@@ -8,6 +8,10 @@
  * part in its direction and its bytes. So it detects flipped bits, parts that are missing, repeated or of another link, and
  * forged ones. A header has a seal of its own, so that no length is used before it is authenticated.
  */
+#pragma once
+
+#include <stdint.h>
+
 #define MS_SEAL_BYTES 8
 
 struct ms_seal {

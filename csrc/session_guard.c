@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "session_guard.h"
+#include "session_guard.cdef.h"
 
 #include <errno.h>
 #include <signal.h>

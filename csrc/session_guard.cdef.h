@@ -8,6 +8,9 @@
  * the disk has no room, is counted and handled as without this guard; the next writer finds the count and writes its
  * segments with pwrite. Blocks on: nothing. After a crash: nothing remains, the table is in private memory.
  */
+#pragma once
+
+#include <stdint.h>
 
 /* Handle SIGBUS in this process, and count faults outside of sessions in *elsewhere unless NULL; idempotent. 0 or -errno. */
 int ms_session_guard_install(uint64_t *elsewhere);

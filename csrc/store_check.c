@@ -1,4 +1,4 @@
-#include "store_check.h"
+#include "store_check.cdef.h"
 
 #include <string.h>
 

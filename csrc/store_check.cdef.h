@@ -3,6 +3,9 @@
  * Who: `check`, over read-only mappings of its own. Blocks on: page faults only. Crash states: none, it writes nothing. It
  * trusts no offset or length in a file, and reads nothing outside [base_offset, limit) of the view.
  */
+#pragma once
+
+#include <stdint.h>
 
 /* Count the first of the `count` entries (20 bytes each, the first has queue offset `first_queue_offset`) that point to
  * their own record: it is in [base_offset, limit), beyond `after`, with this size, topic, queue id and queue offset, and

@@ -1,12 +1,12 @@
 #define _GNU_SOURCE
-#include "stream.h"
+#include "stream.cdef.h"
 
 #include <errno.h>
 #include <sys/prctl.h>
 #include <time.h>
 
 #include "atomics.h"
-#include "cpu.h"
+#include "cpu.cdef.h"
 #include "futex.h"
 
 #define SLACK_NS 1000

@@ -7,6 +7,10 @@
  * stream it polls with short sleeps, so that no process need wake it, and runs as SCHED_BATCH: it takes a free CPU but
  * preempts no other process (docs/decisions/0014).
  */
+#pragma once
+
+#include "control.h"
+
 #define MS_STREAM_CLOSE_NS 500000   /* work within this time after the previous one belongs to a stream */
 #define MS_STREAM_ROUNDS 8          /* so many in a row are a stream */
 

@@ -9,7 +9,7 @@
 #include "log_tail.h"
 #include "raw_append.h"
 #include "record.h"
-#include "session_guard.h"
+#include "session_guard.cdef.h"
 #include "undo.h"
 
 /* Note that the pass changed the session, so that this slot and the next one get its account. */

@@ -1,8 +1,8 @@
 #pragma once
 
 #include "control.h"
-#include "cpu.h"
-#include "latch.h"
+#include "cpu.cdef.h"
+#include "latch.cdef.h"
 #include "light_queues.h"
 #include "queue_table.h"
 #include "recorder.h"

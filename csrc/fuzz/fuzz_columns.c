@@ -1,5 +1,5 @@
-/* Reads arbitrary bytes as a segment and as queue entries into columns (csrc/columns.h), and counts them (csrc/tally.h). */
-#include "../columns.h"
+/* Reads arbitrary bytes as a segment and as queue entries into columns (csrc/columns.cdef.h), and counts them (csrc/tally.h). */
+#include "../columns.cdef.h"
 #include "../tally.h"
 #include "target.h"
 

@@ -1,5 +1,5 @@
-/* Walks arbitrary bytes as a segment, searches records in it and classifies positions (csrc/scan.h, csrc/record.h). */
-#include "../scan.h"
+/* Walks arbitrary bytes as a segment, searches records in it and classifies positions (csrc/scan.cdef.h, csrc/record.h). */
+#include "../scan.cdef.h"
 #include "target.h"
 
 #define HEAD 14

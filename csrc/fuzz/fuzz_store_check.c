@@ -1,5 +1,5 @@
-/* Checks arbitrary bytes as a segment, as queue entries and as an index file (csrc/store_check.h). */
-#include "../store_check.h"
+/* Checks arbitrary bytes as a segment, as queue entries and as an index file (csrc/store_check.cdef.h). */
+#include "../store_check.cdef.h"
 #include "target.h"
 
 #define HEAD 12

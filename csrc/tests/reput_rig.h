@@ -3,7 +3,7 @@
 
 #include "../bytes.h"
 #include "../record.h"
-#include "../reput.h"
+#include "../reput.cdef.h"
 #include "check.h"
 
 #define RECORDS 4000

@@ -8,7 +8,7 @@
 
 #include "../atomics.h"
 #include "../futex.h"
-#include "../latch.h"
+#include "../latch.cdef.h"
 #include "../sequence.h"
 #include "reput_rig.h"
 

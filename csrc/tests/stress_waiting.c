@@ -10,10 +10,10 @@
 
 #include "../atomics.h"
 #include "../futex.h"
-#include "../group_commit.h"
-#include "../latch.h"
+#include "../group_commit.cdef.h"
+#include "../latch.cdef.h"
 #include "../sequence.h"
-#include "../stream.h"
+#include "../stream.cdef.h"
 
 #define ROUNDS 2000
 #define WAITERS 3

@@ -1,5 +1,5 @@
 /* Columns of damaged segments: selecting reads nothing above its limit, filling writes exactly what was measured. */
-#include "../columns.h"
+#include "../columns.cdef.h"
 #include "../consume_queue.h"
 #include "../tally.h"
 #include "../utf8.h"

@@ -1,7 +1,7 @@
 /* The CRC equals a computation bit by bit: by instructions, by tables and of a copy, at each small size and alignment. */
 #include "check.h"
 
-#include "../crc32.h"
+#include "../crc32.cdef.h"
 
 #define BYTES_MAX 200
 

@@ -1,7 +1,7 @@
 /* The dispatch loop over damaged segments before guard pages: it stops inside its range, writes only whole entries to the
  * right queue files, and changes nothing when it is repeated. */
 #define _GNU_SOURCE
-#include "../dispatch.h"
+#include "../dispatch.cdef.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -9,8 +9,8 @@
 
 #include "../atomics.h"
 #include "../futex.h"
-#include "../group_commit.h"
-#include "../latch.h"
+#include "../group_commit.cdef.h"
+#include "../latch.cdef.h"
 
 #define SEGMENT 4096
 

@@ -3,7 +3,7 @@
 #define _GNU_SOURCE
 #define MS_FAILPOINT(name) at_step(name)
 static void at_step(const char *name);
-#include "../latch.h"
+#include "../latch.cdef.h"
 #define ms_latch_wait ms_latch_really_wait
 #include "../latch.c"
 #undef ms_latch_wait

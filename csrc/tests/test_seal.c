@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "../seal.h"
+#include "../seal.cdef.h"
 
 int main(void)
 {

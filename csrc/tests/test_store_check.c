@@ -1,5 +1,5 @@
 /* The loops of the whole-store check count right entries, and read nothing outside the given memory, whatever a file has. */
-#include "../store_check.h"
+#include "../store_check.cdef.h"
 
 #include "../consume_queue.h"
 #include "../index_file.h"

@@ -1,5 +1,0 @@
-#pragma once
-
-#include <stdint.h>
-
-#include "cpu.cdef.h"

@@ -1,4 +1,0 @@
-#pragma once
-
-#include <stdint.h>
-#include "crc32.cdef.h"

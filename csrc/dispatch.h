@@ -1,6 +1,0 @@
-#pragma once
-
-#include <stdint.h>
-#include "consume_queue.h"
-#include "index_file.h"
-#include "dispatch.cdef.h"

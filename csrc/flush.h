@@ -1,4 +1,0 @@
-#pragma once
-
-#include <stdint.h>
-#include "flush.cdef.h"

@@ -1,4 +1,0 @@
-#pragma once
-
-#include "control.h"
-#include "latch.cdef.h"

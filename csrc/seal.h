@@ -1,4 +1,0 @@
-#pragma once
-
-#include <stdint.h>
-#include "seal.cdef.h"

@@ -1,4 +1,0 @@
-#pragma once
-
-#include <stdint.h>
-#include "store_check.cdef.h"
