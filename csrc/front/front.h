@@ -11,6 +11,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
+#include <string.h>
 
 #include "producer.h"
 
@@ -42,7 +43,7 @@ int lock_take(PyObject *lock);
 int lock_try(PyObject *lock);
 void lock_release(PyObject *lock);
 
-/* ---- session.c: one session and the futures that wait for its answers. */
+/* ---- session.c: one session, its beginning and its end. */
 struct pending_object;
 struct session_object {
     PyObject_HEAD
@@ -61,12 +62,8 @@ struct session_object {
 };
 extern PyTypeObject *session_type;
 int session_init(PyObject *module);
-/* Take the answers that have arrived. */
-void session_harvest(struct session_object *session);
-/* Wait without the GIL until `sequence` is answered or the slice is over; -1 with an exception of a signal handler. */
-int session_wait(struct session_object *session, uint64_t sequence, int64_t slice_ns);
 
-/* ---- pending.c: the future of one put_async. */
+/* ---- pending.c: the answers of a session, and the future of one put_async. */
 enum pending_state { PENDING_WAITS,
                      PENDING_ANSWERED,
                      PENDING_RESOLVED,
@@ -89,8 +86,10 @@ int pending_init(PyObject *module);
 struct pending_object *pending_new(void);
 /* Assign the last submitted entry to this future. */
 void pending_submitted(struct pending_object *pending, struct session_object *session, PyObject *topic, long long queue_id, int how);
-/* Store its answer, and free the answer's slot. */
-void pending_take(struct pending_object *pending, const struct ms_completion *answer);
+/* Give the futures of the session the answers that have arrived, and free the answers' slots. */
+void take_answers(struct session_object *session);
+/* Wait without the GIL until `sequence` is answered or the slice is over; -1 with an exception of a signal handler. */
+int wait_acked(struct session_object *session, uint64_t sequence, int64_t slice_ns);
 /* Let Python's thread of answers resolve it from now on; -1 with an exception. */
 int pending_hand_over(struct pending_object *pending);
 
@@ -110,7 +109,16 @@ PyObject *message_tags(PyObject *message);
 int read_queue_init(PyObject *module);
 
 /* Add a type of this full name to the module; NULL with an exception. */
-PyTypeObject *add_type(PyObject *module, const char *name, size_t bytes, unsigned int flags, PyType_Slot *slots);
+static inline PyTypeObject *add_type(PyObject *module, const char *name, size_t bytes, unsigned int flags, PyType_Slot *slots)
+{
+    PyType_Spec spec = {.name = name, .basicsize = (int)bytes, .flags = Py_TPFLAGS_DEFAULT | flags, .slots = slots};
+    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
+    if (type == NULL || PyModule_AddObjectRef(module, strrchr(name, '.') + 1, type) != 0) {
+        Py_XDECREF(type);
+        return NULL;
+    }
+    return (PyTypeObject *)type;
+}
 
 /* Py_SETREF, which the stable ABI lacks: release the old object last, because its end may run Python. */
 static inline void replace(PyObject **place, PyObject *object)

@@ -1,18 +1,5 @@
 #include "front.h"
 
-#include <string.h>
-
-PyTypeObject *add_type(PyObject *module, const char *name, size_t bytes, unsigned int flags, PyType_Slot *slots)
-{
-    PyType_Spec spec = {.name = name, .basicsize = (int)bytes, .flags = Py_TPFLAGS_DEFAULT | flags, .slots = slots};
-    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
-    if (type == NULL || PyModule_AddObjectRef(module, strrchr(name, '.') + 1, type) != 0) {
-        Py_XDECREF(type);
-        return NULL;
-    }
-    return (PyTypeObject *)type;
-}
-
 /* Types and names are in static variables, so only one interpreter can use the module. */
 static int execute(PyObject *module)
 {

@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "atomics.h"
 #include "futex.h"
 
 #define SLICE_NS 50000000
@@ -60,7 +61,7 @@ static void leave_list(struct pending_object *pending)
     }
 }
 
-void pending_take(struct pending_object *pending, const struct ms_completion *answer)
+static void answer_one(struct pending_object *pending, const struct ms_completion *answer)
 {
     struct session_object *session = pending->session;
     pending->answer = *answer;
@@ -74,6 +75,42 @@ void pending_take(struct pending_object *pending, const struct ms_completion *an
     pending->link = session->answered_end;
     pending->next = NULL;
     session->answered_end = &pending->next;
+}
+
+void take_answers(struct session_object *session)
+{
+    struct ms_producer *producer = session->producer;
+    if (producer == NULL || session->waiting == 0)
+        return;
+    uint64_t acked = ms_load_acquire(&producer->session->acked);
+    const uint64_t submitted = ms_load_relaxed(&producer->sequence); /* another thread may submit through cffi: see pass_over() in csrc/producer.c */
+    if (acked > submitted)                                           /* shared memory: bound it by the own slots */
+        acked = submitted;
+    for (; session->first <= acked && session->waiting > 0; session->first++) {
+        struct pending_object **slot = &session->slots[session->first % MS_COMPLETIONS];
+        struct pending_object *pending = *slot;
+        if (pending == NULL || pending->sequence != session->first)
+            continue;
+        const struct ms_completion answer = producer->session->completion[session->first % MS_COMPLETIONS];
+        if (answer.sequence != session->first)
+            continue; /* it stays: the thread of answers reports an unknown outcome */
+        *slot = NULL;
+        session->waiting--;
+        session->calls->finish(producer, session->first);
+        answer_one(pending, &answer);
+    }
+}
+
+int wait_acked(struct session_object *session, uint64_t sequence, int64_t slice_ns)
+{
+    struct ms_producer *producer = session->producer;
+    struct ms_completion unused;
+    session->users++;
+    Py_BEGIN_ALLOW_THREADS
+    session->calls->wait_acked(producer, sequence, ms_monotonic_ns() + slice_ns, &unused);
+    Py_END_ALLOW_THREADS
+    session->users--;
+    return PyErr_CheckSignals();
 }
 
 /* Remove it from the session. */
@@ -227,10 +264,10 @@ static int advance(struct pending_object *pending, int64_t slice_ns)
     if (session == NULL)
         return 0;
     Py_INCREF((PyObject *)session);
-    session_harvest(session);
+    take_answers(session);
     if (pending->state == PENDING_WAITS && session->producer != NULL && slice_ns > 0) {
-        failed = session_wait(session, pending->sequence, slice_ns) != 0;
-        session_harvest(session);
+        failed = wait_acked(session, pending->sequence, slice_ns) != 0;
+        take_answers(session);
         if (!failed && pending->state == PENDING_WAITS && session->producer != NULL && session->calls->is_closed(session->producer))
             failed = pending_hand_over(pending) != 0; /* no answers arrive any more: the thread of answers reports it */
     }
@@ -403,7 +440,7 @@ static PyObject *pending_has_answer(PyObject *object, void *unused)
 {
     struct pending_object *pending = (struct pending_object *)object;
     if (pending->state == PENDING_WAITS)
-        session_harvest(pending->session);
+        take_answers(pending->session);
     return PyBool_FromLong(pending->state == PENDING_ANSWERED || pending->state == PENDING_RESOLVED);
 }
 

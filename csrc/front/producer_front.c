@@ -183,7 +183,7 @@ static uint8_t *reserve(struct session_object *session, PyObject *prefix, int ki
     const uint8_t *begin = (const uint8_t *)PyBytes_AsString(prefix);
     uint8_t *to = session->calls->reserve(session->producer, begin, kind, count, payload_bytes, code);
     if (to == NULL && *code == MS_PRODUCER_AGAIN && session->waiting > 0) { /* taking the answers frees their slots */
-        session_harvest(session);
+        take_answers(session);
         to = session->calls->reserve(session->producer, begin, kind, count, payload_bytes, code);
     }
     return to;
@@ -278,7 +278,7 @@ static int wait_for_room(struct submitter_object *puts, struct session_object *s
         return FAILED;
     }
     const uint64_t until = (session->first > acked ? session->first : acked + 1) + ROOM_BATCH;
-    return session_wait(session, until < last ? until : last, ROOM_SLICE_NS) != 0 ? FAILED : MS_PRODUCER_AGAIN;
+    return wait_acked(session, until < last ? until : last, ROOM_SLICE_NS) != 0 ? FAILED : MS_PRODUCER_AGAIN;
 }
 
 static PyObject *front_put_async(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names)

@@ -1,51 +1,12 @@
-/* One session of a producer, and the futures of its put_async that wait for answers (see front.h). */
+/* One session of a producer: its beginning and its end (see front.h). */
 #include "front.h"
 
 #include <stdlib.h>
-#include <string.h>
-
-#include "atomics.h"
-#include "futex.h"
+#include <time.h>
 
 #define END_POLL_NS 1000000
 
 PyTypeObject *session_type;
-
-void session_harvest(struct session_object *session)
-{
-    struct ms_producer *producer = session->producer;
-    if (producer == NULL || session->waiting == 0)
-        return;
-    uint64_t acked = ms_load_acquire(&producer->session->acked);
-    const uint64_t submitted = ms_load_relaxed(&producer->sequence); /* another thread may submit through cffi: see pass_over() in csrc/producer.c */
-    if (acked > submitted)                                           /* shared memory: bound it by the own slots */
-        acked = submitted;
-    for (; session->first <= acked && session->waiting > 0; session->first++) {
-        struct pending_object **slot = &session->slots[session->first % MS_COMPLETIONS];
-        struct pending_object *pending = *slot;
-        if (pending == NULL || pending->sequence != session->first)
-            continue;
-        const struct ms_completion answer = producer->session->completion[session->first % MS_COMPLETIONS];
-        if (answer.sequence != session->first)
-            continue; /* it stays: the thread of answers reports an unknown outcome */
-        *slot = NULL;
-        session->waiting--;
-        session->calls->finish(producer, session->first);
-        pending_take(pending, &answer);
-    }
-}
-
-int session_wait(struct session_object *session, uint64_t sequence, int64_t slice_ns)
-{
-    struct ms_producer *producer = session->producer;
-    struct ms_completion unused;
-    session->users++;
-    Py_BEGIN_ALLOW_THREADS
-    session->calls->wait_acked(producer, sequence, ms_monotonic_ns() + slice_ns, &unused);
-    Py_END_ALLOW_THREADS
-    session->users--;
-    return PyErr_CheckSignals();
-}
 
 /* SessionFront(producer, calls, producer_owner, owner, result_type, store_host) */
 static PyObject *session_new(PyTypeObject *type, PyObject *arguments, PyObject *names)
@@ -121,12 +82,12 @@ static PyObject *session_end(PyObject *object, PyObject *none)
         Py_RETURN_NONE;
     int failed = 0;
     do { /* repeat: during the hand-over another thread may take answers, some of which then wait for the disk */
-        session_harvest(session);
+        take_answers(session);
         while (session->answered != NULL && !failed)
             failed = pending_hand_over(session->answered) != 0;
         if (session->producer == NULL) /* forgotten: this is the child of a signal handler that forked in a hand-over */
             break;
-        const uint64_t last = session->producer->sequence; /* all slots, also before `first`: see session_harvest */
+        const uint64_t last = session->producer->sequence; /* all slots, also before `first`: see take_answers */
         for (uint64_t sequence = last < MS_COMPLETIONS ? 0 : last - MS_COMPLETIONS + 1; session->waiting > 0 && sequence <= last && !failed; sequence++) {
             struct pending_object *pending = session->slots[sequence % MS_COMPLETIONS];
             if (pending != NULL && pending->sequence == sequence)
@@ -155,7 +116,7 @@ static PyObject *session_forget(PyObject *object, PyObject *none)
 
 static PyObject *session_take_answers(PyObject *object, PyObject *none)
 {
-    session_harvest((struct session_object *)object);
+    take_answers((struct session_object *)object);
     Py_RETURN_NONE;
 }
 
