@@ -16,8 +16,8 @@ import pyengine
 from fix_golden import usual
 from pyengine.client.producer import connect
 from pyengine.engine import embedded, log_file
-from pyengine.engine.children import child_environment, without_systemd
 from pyengine.engine.embedded import start_engine, stop_engine
+from pyengine.engine.kinds import child_environment, without_systemd
 from pyengine.errors import EngineError
 from pyengine.ipc import sessions
 from pyengine.ipc.control_block import EngineMemory

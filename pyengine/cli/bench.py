@@ -29,8 +29,8 @@ from pyengine.cli.output import GivenPath, NumberRange, json_option, set_option
 from pyengine.cli.prove import measure_disk, require_room
 from pyengine.cli.why import Waits, write_stalls
 from pyengine.client.producer import connect
-from pyengine.engine.children import child_environment
 from pyengine.engine.embedded import Engine
+from pyengine.engine.kinds import child_environment
 from pyengine.errors import EngineError, ExitCode
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native

@@ -91,7 +91,7 @@ def start(
 
 def become_supervisor(store: Path, settings: dict[str, str]) -> NoReturn:
     """Become the supervisor in this process; SIGTERM and Ctrl-C stop the engine in order."""
-    from pyengine.engine.children import child_environment
+    from pyengine.engine.kinds import child_environment
 
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(store.absolute()), *set_arguments(settings)],

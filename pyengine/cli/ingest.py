@@ -35,7 +35,7 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.output import byte_bar, existing_store, store_command, topic_option
-from pyengine.engine.children import child_environment
+from pyengine.engine.kinds import child_environment
 from pyengine.errors import DiskError, EngineError, ExitCode, UsageError
 from pyengine.results import PutManyResult, PutResult, PutStatus
 

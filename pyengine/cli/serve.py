@@ -24,7 +24,7 @@ from pyengine.cli.engine import check_space
 from pyengine.cli.metrics import PORT, address_option, host_and_port
 from pyengine.cli.output import STORE_SIGNS, store_command
 from pyengine.cli.plan import shared_memory_bytes
-from pyengine.engine.children import child_environment
+from pyengine.engine.kinds import child_environment
 from pyengine.engine.log_file import log_line
 from pyengine.errors import EngineUnavailableError, ExitCode, os_error_sentence
 from pyengine.ipc.shared_objects import find_folder

@@ -23,13 +23,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import pyengine
-from pyengine.engine.kinds import HEALTHY_AFTER_S, Kind, WorkerExit, restart_pause_s
+from pyengine.engine.fork_server import ForkedWorker, ForkServer
+from pyengine.engine.kinds import HEALTHY_AFTER_S, Kind, WorkerExit, child_environment, restart_pause_s, without_systemd
 from pyengine.events import Event, Report
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import build_id, is_alive, is_stopped
@@ -38,9 +37,6 @@ from pyengine.native import blocked_reasons
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
 from pyengine.storage.config import set_arguments
-
-if TYPE_CHECKING:
-    from pyengine.engine.fork_server import ForkedWorker, ForkServer
 
 BOOT_FAILURES_MAX = 5     # in a row, by a worker that had come up before
 ABORT_TIMEOUT_S = 5.0    # from SIGABRT to SIGKILL
@@ -391,25 +387,6 @@ class Children:
                 self._selector.unregister(child.pidfd)
                 os.close(child.pidfd)
                 child.pidfd, child.pid = -1, 0
-
-
-def child_environment() -> dict[str, str]:
-    """Return the environment of a child: it must import this same pyengine, whatever its directory and installation."""
-    import site
-
-    environment = dict(os.environ)
-    here = str(Path(pyengine.__file__).resolve().parent.parent)
-    installed: Iterable[str] = [*site.getsitepackages(), site.getusersitepackages()]
-    if here not in map(os.path.realpath, installed):
-        inherited = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = f"{here}{os.pathsep}{inherited}" if inherited else here
-    return environment
-
-
-def without_systemd(environment: dict[str, str]) -> dict[str, str]:
-    """Return `environment` without systemd's variables, for a process whose starter reports to the service manager."""
-    return {name: value for name, value in environment.items()
-            if name not in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")}
 
 
 def _why(code: int | None) -> str:

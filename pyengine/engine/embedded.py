@@ -305,7 +305,7 @@ def _close_stdin(process: subprocess.Popen[bytes]) -> None:
 def _spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int, embedder: int | None = None,
                       options: tuple[str, ...] = ()) -> tuple[subprocess.Popen[bytes], int]:
     """Start a supervisor: (process, descriptor on which it reports). `embedder`: pidfd of the process that it must not outlive."""
-    from pyengine.engine.children import child_environment, without_systemd
+    from pyengine.engine.kinds import child_environment, without_systemd
 
     reading, writing = os.pipe2(os.O_CLOEXEC)
     kept: tuple[int, ...] = (writing,)

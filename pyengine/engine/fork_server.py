@@ -32,8 +32,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from pyengine.engine.children import child_environment, without_systemd
-from pyengine.engine.kinds import HEALTHY_AFTER_S, KINDS
+from pyengine.engine.kinds import HEALTHY_AFTER_S, KINDS, child_environment, without_systemd
 from pyengine.engine.log_file import LogFile
 from pyengine.ipc.heartbeat import build_id
 from pyengine.native import failpoint, waiting

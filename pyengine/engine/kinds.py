@@ -1,10 +1,14 @@
-"""The table of worker kinds, which the supervisor, `status` and the unit files read."""
+"""The table of worker kinds, which the supervisor, `status` and the unit files read, and the environment of a child process."""
 
 from __future__ import annotations
 
 import enum
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
+import pyengine
 from pyengine.ipc.control_block import MODE_NAMES, Identity
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
@@ -90,3 +94,22 @@ def restart_pause_s(crashes: int) -> float:
     if crashes <= 1:
         return RESTART_PAUSE_S_FIRST
     return min(RESTART_PAUSE_S_MAX, RESTART_PAUSE_S_STEP * 2.0 ** min(crashes - 2, 20))
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment of a child: it must import this same pyengine, whatever its directory and installation."""
+    import site
+
+    environment = dict(os.environ)
+    here = str(Path(pyengine.__file__).resolve().parent.parent)
+    installed: Iterable[str] = [*site.getsitepackages(), site.getusersitepackages()]
+    if here not in map(os.path.realpath, installed):
+        inherited = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{here}{os.pathsep}{inherited}" if inherited else here
+    return environment
+
+
+def without_systemd(environment: dict[str, str]) -> dict[str, str]:
+    """Return `environment` without systemd's variables, for a process whose starter reports to the service manager."""
+    return {name: value for name, value in environment.items()
+            if name not in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")}

@@ -27,7 +27,7 @@ from pyengine.client.outgoing import OutgoingMessage
 from pyengine.client.pending_puts import PutFuture
 from pyengine.client.producer import Producer
 from pyengine.client.submission import Submitter, _FrontOwner
-from pyengine.engine.children import child_environment
+from pyengine.engine.kinds import child_environment
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.record import decode_record
 from pyengine.ipc.session_client import open_session

@@ -26,7 +26,7 @@ from pyengine.client import producer as producer_module
 from pyengine.client.outgoing import BatchMessage, RawMessage
 from pyengine.client.pending_puts import PutFuture, QueuedPuts
 from pyengine.client.producer import Producer
-from pyengine.engine.children import child_environment
+from pyengine.engine.kinds import child_environment
 from pyengine.errors import UsageError
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.record import BatchMember, Message, decode_record

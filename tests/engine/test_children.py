@@ -13,8 +13,8 @@ from dataclasses import replace
 import pytest
 
 from fix_owner import CHECKOUT
-from pyengine.engine.children import NEVER_S, Children, WorkerStarter, child_environment
-from pyengine.engine.kinds import KINDS, WorkerExit
+from pyengine.engine.children import NEVER_S, Children, WorkerStarter
+from pyengine.engine.kinds import KINDS, WorkerExit, child_environment
 from pyengine.events import Event
 from pyengine.ipc.heartbeat import is_stopped
 from pyengine.native import blocked_reasons

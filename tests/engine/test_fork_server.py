@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from fix_engine import put_numbers, stored
-from pyengine.engine.children import child_environment
 from pyengine.engine.embedded import start_engine
+from pyengine.engine.kinds import child_environment
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
