@@ -185,10 +185,12 @@ def owning(root: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def read_holder(root: str | os.PathLike[str]) -> Holder:
-    """Return the holder of the store's byte 0, without opening the file for writing; "none" for a store that was never started."""
-    try:
-        descriptor = open_regular(Path(root) / "lock")
-    except OSError:
+    """Return the holder of the store's byte 0, without opening the file for writing; "none" for a store that was never started.
+
+    DiskError as living_kinds().
+    """
+    descriptor = open_lock(root)
+    if descriptor < 0:
         return Holder("none")
     try:
         return _holder(descriptor)
@@ -206,13 +208,9 @@ def require_startable(root: str | os.PathLike[str]) -> None:
 
 def living_kinds(root: str | os.PathLike[str], kinds: int = len(KIND_NAMES)) -> list[int]:
     """Return the kinds of worker whose byte is locked: they are alive. DiskError if that is unknown (a failing disk, no descriptor)."""
-    path = Path(root) / "lock"
-    try:
-        descriptor = open_regular(path)
-    except OSError as error:
-        if error.errno in _NO_LOCK_THERE:
-            return []
-        raise disk_error(error, "open", path, ": it is unknown whether an engine runs") from error
+    descriptor = open_lock(root)
+    if descriptor < 0:
+        return []
     try:
         return [kind for kind in range(kinds) if find_lock(descriptor, KIND_BYTE + kind) is not None]
     finally:
@@ -231,11 +229,14 @@ def is_held(descriptor: int) -> bool:
 
 
 def open_lock(root: str | os.PathLike[str]) -> int:
-    """Open the lock file to test locks; return the descriptor, -1 if it cannot be opened."""
+    """Open the lock file to test locks; return the descriptor, -1 if there is none that this user may test. DiskError if that is unknown."""
+    path = Path(root) / "lock"
     try:
-        return open_regular(Path(root) / "lock")
-    except OSError:
-        return -1
+        return open_regular(path)
+    except OSError as error:
+        if error.errno in _NO_LOCK_THERE:
+            return -1
+        raise disk_error(error, "open", path, ": it is unknown whether an engine runs") from error
 
 
 def kind_holder(root: str | os.PathLike[str], kind: int) -> int | None:
@@ -309,11 +310,17 @@ def _holds(pid: str, descriptor: str, byte: int) -> bool:
 
 
 def lock_modified_ns(root: str | os.PathLike[str]) -> int:
-    """Return the modification time of `lock`, 0 if it does not exist; it changes when RocketMQ starts on the store."""
+    """Return the modification time of `lock`, 0 if it does not exist; it changes when RocketMQ starts on the store.
+
+    DiskError if it is unknown: taken for another time, it would make recovery discard what only a pool has.
+    """
+    path = Path(root) / "lock"
     try:
-        return os.stat(Path(root) / "lock").st_mtime_ns
-    except OSError:
-        return 0
+        return os.stat(path).st_mtime_ns
+    except OSError as error:
+        if error.errno in _NO_LOCK_THERE:
+            return 0
+        raise disk_error(error, "read", path) from error
 
 
 def _holder(descriptor: int) -> Holder:

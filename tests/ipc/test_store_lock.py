@@ -16,7 +16,16 @@ import pytest
 from pyengine.engine.embedded import supervisor_pid
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError
 from pyengine.ipc import store_lock
-from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, kind_holder, living_kinds, lock_modified_ns, read_holder
+from pyengine.ipc.store_lock import (
+    Ownership,
+    StoreLock,
+    kill_workers,
+    kind_holder,
+    living_kinds,
+    lock_modified_ns,
+    open_lock,
+    read_holder,
+)
 
 # RocketMQ's way: an exclusive POSIX record lock on byte 0, then the four letters.
 ROCKETMQ = """
@@ -91,13 +100,17 @@ def test_a_store_that_was_never_started_has_no_lock(tmp_path):
     assert lock_modified_ns(tmp_path / "nothing") == 0
 
 
-def test_a_disk_that_does_not_answer_is_not_taken_for_an_engine_that_does_not_run(root, monkeypatch):
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, errno.ENOMEM], ids=errno.errorcode.get)
+@pytest.mark.parametrize("look", [living_kinds, read_holder, open_lock, lock_modified_ns])
+def test_a_lock_that_cannot_be_looked_at_is_not_taken_for_one_that_is_not_there(root, monkeypatch, look, number):
     def fails(path):
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        raise OSError(number, os.strerror(number), str(path))
 
-    monkeypatch.setattr("pyengine.ipc.store_lock.open_regular", fails)
-    with pytest.raises(DiskError, match="it is unknown whether an engine runs"):
-        living_kinds(root)
+    with monkeypatch.context() as patch:
+        patch.setattr("pyengine.ipc.store_lock.open_regular", fails)
+        patch.setattr("pyengine.ipc.store_lock.os.stat", fails)
+        with pytest.raises(DiskError, match="it is unknown whether an engine runs" if look is not lock_modified_ns else "lock"):
+            look(root)
 
 
 @pytest.mark.parametrize("shared", [False, True])
