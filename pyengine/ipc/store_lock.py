@@ -229,7 +229,7 @@ def is_held(descriptor: int) -> bool:
 
 
 def open_lock(root: str | os.PathLike[str]) -> int:
-    """Open the lock file to test locks; return the descriptor, -1 if there is none that this user may test. DiskError if that is unknown."""
+    """Open the lock file to test locks; return the descriptor, -1 without one that this user may test. DiskError if unknown."""
     path = Path(root) / "lock"
     try:
         return open_regular(path)
