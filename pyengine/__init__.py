@@ -35,15 +35,13 @@ if TYPE_CHECKING:
         FormatError,
         InvariantError,
         NotAStoreError,
-        PutError,
-        PutTimeoutError,
         StoreBusyError,
         StoreRefusedError,
         UsageError,
     )
     from pyengine.formats.record import Message
     from pyengine.ipc.live_reader import open_store
-    from pyengine.results import GetResult, GetStatus, PutManyResult, PutResult, PutStatus, ReadLevel
+    from pyengine.results import GetResult, GetStatus, PutError, PutManyResult, PutResult, PutStatus, PutTimeoutError, ReadLevel
     from pyengine.storage.config import EngineConfig, load_config
     from pyengine.storage.store_reader import StoreReader
 
@@ -59,13 +57,13 @@ _MODULES = {
     "pyengine.errors": (
         "ConfigError", "CorruptionError", "DegradedError", "DiskError", "DiskFullError", "EngineError",
         "EngineUnavailableError", "ExitCode", "FlushError", "FormatError", "InvariantError", "NotAStoreError",
-        "PutError", "PutTimeoutError", "StoreBusyError", "StoreRefusedError", "UsageError",
+        "StoreBusyError", "StoreRefusedError", "UsageError",
     ),
     "pyengine.formats.record": ("Message",),
     "pyengine.ipc.live_reader": ("open_store",),
     "pyengine.client.outgoing": ("BatchMessage",),
     "pyengine.client.producer": ("Producer", "connect"),
-    "pyengine.results": ("GetResult", "GetStatus", "PutManyResult", "PutResult", "PutStatus", "ReadLevel"),
+    "pyengine.results": ("GetResult", "GetStatus", "PutError", "PutManyResult", "PutResult", "PutStatus", "PutTimeoutError", "ReadLevel"),
     "pyengine.storage.store_reader": ("StoreReader",),
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}

@@ -1,4 +1,4 @@
-"""Every error that pyengine raises on purpose.
+"""Every error that pyengine raises on purpose; the two of a put are in pyengine/results.py, beside the result that they carry.
 
     EngineError                      exit code 1: the thing asked for failed
     +-- UsageError                   2: the call or the settings are wrong; the text says what to change
@@ -30,8 +30,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from pyengine.results import PutManyResult, PutResult
 
 
 class ExitCode(enum.IntEnum):
@@ -99,18 +97,6 @@ class EngineUnavailableError(EngineError):
 
 class OtherLayoutError(EngineUnavailableError):
     """The engine is of another version of pyengine: its shared memory has another layout."""
-
-
-class PutError(EngineError):
-    """A put did not end with PUT_OK; `result` is its PutResult or PutManyResult. Raised by raise_for_status() only."""
-
-    def __init__(self, message: str, result: PutResult | PutManyResult | None = None) -> None:
-        super().__init__(message)
-        self.result = result
-
-
-class PutTimeoutError(PutError):
-    """A put was submitted and its fate is not known; `result.indeterminate` is True."""
 
 
 class DiskError(EngineError):

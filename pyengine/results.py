@@ -1,4 +1,4 @@
-"""What puts and gets answer: RocketMQ's statuses and the values around them."""
+"""What puts and gets answer: RocketMQ's statuses, the values around them, and the errors that carry a put's result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, cast
 
 from pyengine._front import Result
 from pyengine.arguments import INT64_MAX, INT64_MIN
-from pyengine.errors import PutError, PutTimeoutError, UsageError
+from pyengine.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
     from pyengine.formats.record import Message
@@ -228,6 +228,18 @@ class PutManyResult(_PutAnswer):
     def stored(self) -> bool:
         """Whether the log has the messages."""
         return self.first_physical_offset >= 0
+
+
+class PutError(EngineError):
+    """A put did not end with PUT_OK; `result` is its PutResult or PutManyResult. Raised by raise_for_status() only."""
+
+    def __init__(self, message: str, result: PutResult | PutManyResult | None = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class PutTimeoutError(PutError):
+    """A put was submitted and its fate is not known; `result.indeterminate` is True."""
 
 
 class GetRecords(NamedTuple):

@@ -7,8 +7,7 @@ import pickle
 
 import pytest
 
-from pyengine.errors import PutError, PutTimeoutError
-from pyengine.results import PutManyResult, PutResult, PutStatus
+from pyengine.results import PutError, PutManyResult, PutResult, PutStatus, PutTimeoutError
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
 RESULT = PutResult.of_answer((7, 100, 200, 3, 1_700_000_000_000, 0, 0, 1, 100), "T", 2, HOST)

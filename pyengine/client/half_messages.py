@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from pyengine.client.outgoing import TRANSACTION_DEFAULTS, RawMessage, map_text, raw_of
-from pyengine.errors import EngineError, PutError, UsageError, disk_errors
+from pyengine.errors import EngineError, UsageError, disk_errors
 from pyengine.formats.constants import (
     PROPERTY_CHECK_IMMUNITY_TIME,
     PROPERTY_PRODUCER_GROUP,
@@ -44,7 +44,7 @@ from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import Message, decode_properties
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.ipc.live_reader import LiveStoreReader
-from pyengine.results import PutResult, PutStatus, ReadLevel
+from pyengine.results import PutError, PutResult, PutStatus, ReadLevel
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.durable_writes import make_folders

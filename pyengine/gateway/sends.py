@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from pyengine.client.half_messages import HalfMessages, PreparedCheck, half_of, real_queue
 from pyengine.client.outgoing import RawMessage
 from pyengine.client.retries import sent_back
-from pyengine.errors import EngineError, FormatError, PutError, UsageError
+from pyengine.errors import EngineError, FormatError, UsageError
 from pyengine.formats.constants import (
     PROPERTY_DELAY,
     PROPERTY_PRODUCER_GROUP,
@@ -63,7 +63,7 @@ from pyengine.gateway.positions import LEVEL
 from pyengine.gateway.wire import ANSWER, Frame, encode_frame
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.native import session as native
-from pyengine.results import PutResult, PutStatus
+from pyengine.results import PutError, PutResult, PutStatus
 from pyengine.storage.config_table import TopicConfig
 
 if TYPE_CHECKING:

@@ -39,8 +39,8 @@ from pyarrow import compute
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 import pyengine
-from pyengine.errors import EngineError, EngineUnavailableError, PutError, StoreBusyError, UsageError, command, disk_errors
-from pyengine.results import PutResult, PutStatus, ReadLevel
+from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError, UsageError, command, disk_errors
+from pyengine.results import PutError, PutResult, PutStatus, ReadLevel
 from pyengine.spark.options import ReadOptions, destination, hint, scheme_of
 from pyengine.spark.partitions import LogRange
 from pyengine.spark.schema import COLUMNS, HEADERS_TYPE, PROPERTY_PREFIX, find_column

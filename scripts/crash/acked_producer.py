@@ -27,8 +27,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyengine
-from pyengine.errors import EngineUnavailableError, PutTimeoutError
-from pyengine.results import PutStatus
+from pyengine.errors import EngineUnavailableError
+from pyengine.results import PutStatus, PutTimeoutError
 
 TOPICS = ("crash-a", "crash-b")
 DELAYED_TOPIC = "crash-later"  # delivered at least once, some twice

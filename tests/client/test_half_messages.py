@@ -17,11 +17,11 @@ from fix_replication import free_port
 from pyengine.client import half_messages
 from pyengine.client.half_messages import HalfMessages, PreparedCheck, commit_of, half_of, op_of
 from pyengine.client.outgoing import RawMessage
-from pyengine.errors import PutError, UsageError
+from pyengine.errors import UsageError
 from pyengine.formats.record import decode_properties
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
-from pyengine.results import PutResult, PutStatus
+from pyengine.results import PutError, PutResult, PutStatus
 from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import raise_epoch

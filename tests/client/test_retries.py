@@ -15,9 +15,9 @@ from fix_cli import environment
 from fix_store_builder import START_MS
 from pyengine.client.outgoing import delayed
 from pyengine.client.retries import RetriedMessage, Retries, dlq_topic, retry_topic, sent_back
-from pyengine.errors import EngineUnavailableError, PutError, UsageError
+from pyengine.errors import EngineUnavailableError, UsageError
 from pyengine.formats.record import Message, decode_properties
-from pyengine.results import PutStatus
+from pyengine.results import PutError, PutStatus
 from pyengine.storage.config_table import TopicConfigs
 from waiting import eventually, patience
 

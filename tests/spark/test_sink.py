@@ -22,9 +22,9 @@ import pytest
 import pyengine
 from dying import run_and_die_at
 from fix_engine import tail_of_ring
-from pyengine.errors import EngineUnavailableError, PutError, StoreBusyError, UsageError
+from pyengine.errors import EngineUnavailableError, StoreBusyError, UsageError
 from pyengine.formats.record import Message
-from pyengine.results import GetResult, GetStatus, ReadLevel
+from pyengine.results import GetResult, GetStatus, PutError, ReadLevel
 from pyengine.storage.ofd_lock import remove_unlocked, try_lock
 from waiting import eventually
 
