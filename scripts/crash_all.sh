@@ -14,12 +14,11 @@ while [ $# -gt 0 ]; do
 done
 use_project
 failed=0
-for kind in writer flusher reputter allocator checkpointer scheduler cleaner replicator gateway supervisor producer everything committer; do
-  modes=${only:-async pool sync}
-  if [ "$kind" = committer ]; then
-    case "$modes" in *pool*) modes=pool ;; *) continue ;; esac
-  fi
+list_victims
+for victim in "${victims[@]}"; do
+  read -r kind modes <<< "$victim"
   for mode in $modes; do
+    [ "$mode" = "${only:-$mode}" ] || continue
     run_part "$PYTHON" -P -m crash.kills "$kind" --mode "$mode" ${more[@]+"${more[@]}"} || failed=1
   done
 done

@@ -2,6 +2,7 @@
 #
 #   use_project             sets PYTHON, and PYTHONPATH so that `python -m crash.kills` and the engine are found
 #   use_failpoint_build     the same with a build of its own, for as long as the script runs, that has the failpoints in C
+#   list_victims            sets the array victims: "KIND MODE..." for each kind of process that crash.sh kills
 #   rounds_main MODULE "$@" the body of a script that runs a module of scripts/crash
 #   run_part COMMAND...     one of several runs of a script: its exit code. Ctrl-C and SIGTERM end it and the script,
 #                           and so does a run that was interrupted or does not understand its arguments
@@ -37,6 +38,13 @@ use_failpoint_build() {
   (cd "$failpoint_build" && PYENGINE_BUILD_FAILPOINTS=1 "$PYTHON" setup.py -q build_ext --inplace) >"$failpoint_build/build.log" 2>&1 ||
     { tail -n 40 "$failpoint_build/build.log" >&2; give_up "the build with failpoints failed"; }
   export PYTHONPATH=$failpoint_build:$failpoint_build/scripts
+}
+
+list_victims() {
+  local lines
+  lines=$("$PYTHON" -P -c 'from crash.rounds import VICTIMS
+for kind, modes in VICTIMS.items(): print(kind, *modes)')
+  mapfile -t victims <<< "$lines"
 }
 
 rounds_main() {

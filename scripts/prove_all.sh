@@ -48,11 +48,10 @@ run_rig() {
 }
 
 kills() {
-  local kind modes mode
-  for kind in writer flusher reputter allocator checkpointer scheduler cleaner replicator gateway supervisor producer everything \
-    committer; do
-    modes="async pool sync"
-    [ "$kind" = committer ] && modes=pool
+  local victim kind modes mode
+  list_victims
+  for victim in "${victims[@]}"; do
+    read -r kind modes <<< "$victim"
     for mode in $modes; do
       run_rig kills scripts/crash.sh "$kind" --mode "$mode" --rounds "$rounds"
     done

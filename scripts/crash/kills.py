@@ -21,7 +21,7 @@ from pathlib import Path
 
 from crash.replicas import ReplicatorRun
 from crash.report import Summary, crash_parser, ended_in_order, finish
-from crash.rounds import AIM_SHARE, POOL_ONLY, VICTIMS, CrashRun
+from crash.rounds import AIM_SHARE, VICTIMS, CrashRun
 from crash.served import GatewayRun
 
 
@@ -31,9 +31,10 @@ def main() -> int:
     parser.add_argument("kind", choices=VICTIMS, metavar="KIND", help=", ".join(VICTIMS))
     parser.add_argument("--aim", type=float, default=AIM_SHARE, help="the share of aimed kills, 0 to 1")
     arguments = parser.parse_args()
-    mode = arguments.mode or ("pool" if arguments.kind in POOL_ONLY else "async")
-    if arguments.kind in POOL_ONLY and mode != "pool":
-        parser.error(f"a {arguments.kind} runs in mode pool only")
+    modes = VICTIMS[arguments.kind]
+    mode = arguments.mode or modes[0]
+    if mode not in modes:
+        parser.error(f"a {arguments.kind} runs in mode {' or '.join(modes)} only")
 
     def make(store: Path, scratch: Path) -> CrashRun:
         made = {"replicator": ReplicatorRun, "gateway": GatewayRun}.get(arguments.kind, CrashRun)

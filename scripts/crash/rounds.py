@@ -23,6 +23,7 @@ from pyengine.cli.torture import COMMAND_TIMEOUT_S, EngineWatch, HangError, Kill
 from pyengine.engine.kinds import KINDS
 from pyengine.errors import EngineError, ExitCode
 from pyengine.formats.constants import SCHEDULE_TOPIC
+from pyengine.ipc.control_block import MODE_NAMES
 from pyengine.storage.consumer_offset import DelayOffsets
 
 SMALL_FILES = {
@@ -48,9 +49,10 @@ AIM_TRIES = 100
 AIM_TIMEOUT_S = 0.02
 DEATHS_SEEN_MAX = 4
 UNDRAINED_TIMEOUT_S = 5.0
-POOL_ONLY = ("committer",)
 EVERYTHING = "everything"
-VICTIMS = (*(kind.name for kind in KINDS), "supervisor", "producer", EVERYTHING)
+# The kinds of process to kill, each with the modes in which it runs.
+VICTIMS = {kind.name: [MODE_NAMES[mode] for mode in sorted(kind.modes)] for kind in KINDS} | dict.fromkeys(
+    ("supervisor", "producer", EVERYTHING), tuple(MODES))
 
 
 class CrashRun(KillRounds):

@@ -76,11 +76,8 @@ def test_nothing_acknowledged_is_lost(kind, mode, rng):
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("mode", ["async", "pool", "sync"])
-@pytest.mark.parametrize("kind", VICTIMS)
+@pytest.mark.parametrize("kind, mode", [(kind, mode) for kind, modes in VICTIMS.items() for mode in modes])
 def test_nothing_acknowledged_is_lost_in_many_rounds(kind, mode, rng):
-    if kind == "committer" and mode != "pool":
-        pytest.skip("a committer runs in pool mode only")
     held(kind, mode, LONG_ROUNDS, rng.randrange(1 << 32))
 
 
@@ -266,10 +263,12 @@ def test_what_rocketmq_does_not_give_out_is_told():
     assert judge_answer({"loadOk": False, "messages": []}, [row]) == ["RocketMQ refuses the store"]
 
 
-@pytest.mark.parametrize("name", ["crash.sh", "crash_all.sh", "prove_all.sh"])
-def test_each_kind_of_process_is_a_kind_of_the_script(name):
-    text = (SCRIPTS / name).read_text()
-    assert all(re.search(rf"\b{victim}\b", text) for victim in VICTIMS) and os.access(SCRIPTS / name, os.X_OK)
+def test_the_scripts_that_kill_every_kind_of_process_take_the_table_of_kinds():
+    command = f'source {SCRIPTS}/lib.sh; use_project; list_victims; printf "%s\\n" "${{victims[@]}}"'
+    listed = subprocess.run(["bash", "-euo", "pipefail", "-c", command], env=os.environ | {"PYTHON": sys.executable}, capture_output=True,
+                            text=True, check=True).stdout
+    assert listed.splitlines() == [" ".join((kind, *modes)) for kind, modes in VICTIMS.items()]
+    assert {"writer async pool sync", "committer pool", "everything async pool sync"} <= set(listed.splitlines())
 
 
 def test_several_runs_of_a_script_end_with_it_and_with_the_first_that_is_interrupted(tmp_path):
