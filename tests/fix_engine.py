@@ -17,10 +17,10 @@ from fix_golden import usual
 from pyengine.client.producer import connect
 from pyengine.engine import embedded, log_file
 from pyengine.engine.embedded import start_engine, stop_engine
-from pyengine.engine.kinds import child_environment, without_systemd
+from pyengine.engine.kinds import child_environment, kinds_for, without_systemd
 from pyengine.errors import EngineError
 from pyengine.ipc import sessions
-from pyengine.ipc.control_block import EngineMemory
+from pyengine.ipc.control_block import MODE_NUMBERS, EngineMemory
 from pyengine.ipc.heartbeat import is_stopped
 from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder, session_name
@@ -37,6 +37,8 @@ MODES = {
     "pool": {"transient_store_pool_enable": "true", "transient_store_pool_size": "3"},
 }
 EACH_MODE = usual(MODES, ("pool",))  # the mode with the most processes, the others with --long
+# The workers of an engine without slaves and gateway, by mode.
+WORKERS = {mode: {kind.name for kind in kinds_for(MODE_NUMBERS[mode], False)} for mode in MODES}
 SMALL = {"mapped_file_size_commit_log_bytes": 1 << 20, "mapped_file_size_consume_queue_bytes": 6000,
          "max_hash_slot_num": 1000, "max_index_num": 4000,
          "os_page_cache_busy_timeout_ms": 60_000}  # a writer that a loaded machine keeps off its processor refuses no put of a test

@@ -18,6 +18,7 @@ from pyengine.native import control as native
 from pyengine.native import queue_table
 
 QUEUE_SLOTS = 1024
+MODES: dict[str, dict[str, int]] = {"async": {}, "sync": {"mode": native.MODE_SYNC}, "pool": {"mode": native.MODE_POOL, "pool_buffers": 3}}
 MODULES = {kind: f"pyengine.workers.{name}" for kind, name in (
     (native.ALLOCATOR, "allocator"), (native.WRITER, "writer"), (native.FLUSHER, "flusher"), (native.COMMITTER, "committer"),
     (native.REPUTTER, "reputter"))}

@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from fix_parts import MODES
 from pyengine.client.outgoing import BatchMessage
 from pyengine.native import control as native
 from pyengine.results import PutManyResult, PutStatus
 from waiting import eventually
 
 MASTER = {"role": native.SYNC_MASTER, "replicates": 1, "slave_timeout_ms": 20_000, "session_ring_bytes_default": 1 << 20}
-DISKS = {"async": {}, "sync": {"mode": native.MODE_SYNC}, "pool": {"mode": native.MODE_POOL, "pool_buffers": 3}}
 
 
 class Confirmer:
@@ -69,9 +69,9 @@ def every_put(producer):
     yield producer.put("T", bytes(900_000))  # larger than half the ring
 
 
-@pytest.mark.parametrize("disk", DISKS)
+@pytest.mark.parametrize("disk", MODES)
 def test_a_put_is_ok_once_slaves_have_it(confirmed, disk):
-    parts = confirmed(**DISKS[disk], segment_bytes=1 << 20)
+    parts = confirmed(**MODES[disk], segment_bytes=1 << 20)
     with parts.producer() as producer:
         for result in every_put(producer):
             assert result.status is PutStatus.PUT_OK

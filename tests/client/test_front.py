@@ -21,6 +21,8 @@ import weakref
 import numpy
 import pytest
 
+from fix_golden import usual
+from fix_parts import MODES
 from pyengine import _front
 from pyengine._native import lib
 from pyengine.client.outgoing import OutgoingMessage
@@ -35,11 +37,10 @@ from pyengine.native import control as native
 from pyengine.results import PutResult, PutStatus
 from waiting import eventually
 
-MODES = {"async": {}, "sync": {"mode": native.MODE_SYNC}, "pool": {"mode": native.MODE_POOL, "pool_buffers": 3}}
 PLACES = 4096
 
 
-@pytest.fixture(params=["async", "sync", pytest.param("pool", marks=pytest.mark.long)])  # pool differs behind the ring alone
+@pytest.fixture(params=usual(MODES, [mode for mode in MODES if mode != "pool"]))  # pool differs behind the ring alone
 def parts(request, make_parts):
     return make_parts(session_ring_bytes_default=1 << 20, **MODES[request.param])
 

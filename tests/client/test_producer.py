@@ -21,6 +21,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from fix_golden import usual
+from fix_parts import MODES
 from pyengine.client import pending_puts
 from pyengine.client import producer as producer_module
 from pyengine.client.outgoing import BatchMessage, RawMessage
@@ -40,10 +42,9 @@ from pyengine.storage.engine_id import raise_epoch, read_epoch
 from waiting import eventually
 
 ROOMY = {"session_ring_bytes_default": 1 << 20}  # puts that were made before take the fast path
-MODES = {"async": {}, "sync": {"mode": native.MODE_SYNC}, "pool": {"mode": native.MODE_POOL, "pool_buffers": 3}}
 
 
-@pytest.fixture(params=["async", "sync", pytest.param("pool", marks=pytest.mark.long)])  # pool differs behind the ring alone
+@pytest.fixture(params=usual(MODES, [mode for mode in MODES if mode != "pool"]))  # pool differs behind the ring alone
 def parts(request, make_parts):
     return make_parts(**MODES[request.param])
 

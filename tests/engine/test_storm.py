@@ -16,7 +16,7 @@ import sys
 import pytest
 
 import pyengine
-from fix_engine import EACH_MODE
+from fix_engine import EACH_MODE, WORKERS
 from fix_owner import CHECKOUT
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
@@ -26,9 +26,6 @@ from pyengine.storage.message_store import MessageStore
 from waiting import eventually
 
 PRODUCERS = 3
-WORKERS = {"async": ("writer", "flusher", "reputter", "allocator", "checkpointer", "scheduler", "cleaner"),
-           "sync": ("writer", "flusher", "reputter", "allocator"),
-           "pool": ("writer", "committer", "flusher", "reputter")}
 
 # argv: STORE QUEUE_ID ACKED_FILE. Numbers that were not acknowledged are never put again.
 PRODUCER = """
@@ -78,7 +75,7 @@ def wait_for_more(folder, before, more=10):
 
 def strike(engine, mode, rng):
     """Kill something; what it was."""
-    what = rng.choice([*WORKERS[mode], "two workers", "supervisor", "everything"])
+    what = rng.choice([*sorted(WORKERS[mode]), "two workers", "supervisor", "everything"])
     if what == "everything":
         engine.kill_all()
         engine.start()
@@ -87,7 +84,7 @@ def strike(engine, mode, rng):
         eventually(lambda: native.SUPERVISOR not in living_kinds(engine.root), "the supervisor is gone")
         engine.start()
     else:
-        kinds = rng.sample(WORKERS[mode], 2) if what == "two workers" else [what]
+        kinds = rng.sample(sorted(WORKERS[mode]), 2) if what == "two workers" else [what]
         before = {kind: engine.incarnation(kind) for kind in kinds}
         for kind in kinds:
             engine.kill(kind)

@@ -18,7 +18,7 @@ import pytest
 import pyengine
 from broker_lock import held_by_a_broker
 from damage import flip
-from fix_engine import EACH_MODE, SMALL, put_numbers, stored
+from fix_engine import EACH_MODE, SMALL, WORKERS, put_numbers, stored
 from fix_owner import CHECKOUT
 from pyengine.engine.embedded import start_engine, stop_engine, supervisor_pid
 from pyengine.engine.supervisor import _LatchBridge
@@ -44,10 +44,6 @@ from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.config import config_path, load_config, set_in_file
 from pyengine.storage.engine_id import read_epoch
 from waiting import eventually
-
-WORKERS = {"async": {"writer", "flusher", "reputter", "allocator", "checkpointer", "scheduler", "cleaner"},
-           "sync": {"writer", "flusher", "reputter", "allocator", "checkpointer", "scheduler", "cleaner"},
-           "pool": {"writer", "committer", "flusher", "reputter", "allocator", "checkpointer", "scheduler", "cleaner"}}
 
 
 @pytest.mark.parametrize("mode", ["async", "sync", "pool"])

@@ -16,6 +16,7 @@ import pyengine
 from fix_cli import environment, run
 from fix_engine import EACH_MODE, put_numbers, stored
 from pyengine.engine.embedded import end_supervisor
+from pyengine.engine.kinds import kinds_of
 from pyengine.errors import OtherLayoutError
 from pyengine.ipc.heartbeat import build_id
 from pyengine.ipc.shared_objects import find_folder
@@ -24,8 +25,6 @@ from pyengine.native import cleaning, session
 from pyengine.native import control as native
 from pyengine.storage.config import load_config
 from waiting import eventually
-
-WORKERS = [native.FLUSHER, native.WRITER, native.REPUTTER, native.ALLOCATOR, native.CHECKPOINTER, native.SCHEDULER, native.CLEANER]
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +43,9 @@ def start_other(engine, env, *words: str) -> None:
                    capture_output=True)
 
 
-def builds(engine) -> dict[int, str]:
+def builds(engine) -> dict[str, str]:
     with engine.memory() as memory:
-        return {kind: f"{native.load(memory.control.workers[kind], 'build_id'):016x}" for kind in WORKERS}
+        return {kind.name: f"{native.load(memory.control.workers[kind.number], 'build_id'):016x}" for kind in kinds_of(memory.identity)}
 
 
 def kill_supervisor(engine) -> None:
@@ -100,7 +99,7 @@ def test_workers_of_another_build_are_restarted_one_by_one_while_puts_go_on(make
     bodies = puts.end()
     said = [line for line in engine.log().splitlines() if "runs another build of pyengine" in line]
     assert [line.split(" the ")[1].split()[0] for line in said][:2] == ["flusher", "writer"]
-    assert len(said) == len(WORKERS) + (mode == "pool") and "recovered" not in engine.log().rpartition("adopted")[2].lower()
+    assert len(said) == len(before) and "recovered" not in engine.log().rpartition("adopted")[2].lower()
     assert engine.stop()
     assert not (engine.root / "abort").exists() and stored(engine) == bodies
 

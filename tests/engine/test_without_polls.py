@@ -16,6 +16,7 @@ import pytest
 
 from faults.mutants import WITHOUT_POLLS, environment
 from fix_golden import usual
+from fix_parts import MODES
 from pyengine.errors import DiskError
 from pyengine.native import control as native
 from pyengine.native.failpoint import VARIABLE, Board
@@ -25,7 +26,6 @@ from waiting import eventually
 
 PUTS, PUTS_LONG = 150, 20_000
 BY_TIME = {"async": (native.FLUSHER,), "sync": (), "pool": (native.FLUSHER,)}
-MODES = {"async": {}, "sync": {"mode": native.MODE_SYNC}, "pool": {"mode": native.MODE_POOL, "pool_buffers": 3}}
 ALL = (native.ALLOCATOR, native.WRITER, native.FLUSHER, native.COMMITTER, native.REPUTTER)
 # argv: store, puts, bytes of a body, "each" to wait until each one is dispatched, or "stream". In the pool a body is
 # larger than what is committed by time.

@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from fix_owner import woken_asleep
+from fix_parts import MODES
 from pyengine._native import lib
 from pyengine.errors import DiskError, DiskFullError, FlushError
 from pyengine.formats.paths import StorePaths
@@ -23,7 +24,6 @@ from pyengine.services.put_message import WAKES, PutMessageService
 from reported import Reported
 from waiting import eventually
 
-MODES = {"async": {}, "sync": {"mode": native.MODE_SYNC}, "pool": {"mode": native.MODE_POOL, "pool_buffers": 3}}
 RUBBISH = b"\xa5"
 OF_SECOND_SEGMENT = 1000
 HOUR_NS = 3_600_000_000_000
