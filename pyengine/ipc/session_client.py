@@ -11,6 +11,7 @@ need the supervisor again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pyengine.errors import EngineError, EngineUnavailableError, command
+from pyengine.formats.small_file import TRANSIENT_ERRNOS
 from pyengine.ipc import sessions
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import CONTROL, SharedFolder, SharedObject, find_folder, session_name
@@ -133,8 +135,8 @@ def open_session(root: str | os.PathLike[str], ring_bytes: int | None = None,
                  timeout_s: float = CONNECT_TIMEOUT_S) -> ProducerSession:
     """Open a session with the engine that runs on `root`; `ring_bytes` None takes the engine's default.
 
-    EngineUnavailableError says why it cannot: no engine, stopping, degraded, no free slot,
-    another user's engine. While the supervisor is down but other processes of the engine live, it waits for a new one.
+    EngineUnavailableError says why it cannot: no engine, stopping, degraded, no free slot, another user's engine, no
+    descriptor or memory here. While the supervisor is down but other processes of the engine live, it waits for a new one.
     """
     root = Path(root).resolve()
     deadline_s = time.monotonic() + timeout_s
@@ -145,6 +147,10 @@ def open_session(root: str | os.PathLike[str], ring_bytes: int | None = None,
             raise EngineUnavailableError(
                 f"the engine on {root} runs, or last ran, as another user: no permission for its socket") from error
         except OSError as error:
+            if error.errno in TRANSIENT_ERRNOS:  # not again: each try takes a slot until the supervisor's next tick
+                raise EngineUnavailableError(
+                    f"no session with the engine on {root} can be opened: {error.strerror}: raise this process's limit (ulimit -n, "
+                    "ulimit -v), or end what uses it up") from error
             if not living_kinds(root):
                 raise EngineUnavailableError(f"no engine is running on {root}: start it with {command('start', root)}") from None
             if time.monotonic() >= deadline_s:
@@ -191,10 +197,12 @@ def _ask(channel: socket.socket, request: Mapping[str, object]) -> tuple[dict[st
     try:
         while not line.endswith(b"\n"):
             # Not by socket.recv_fds, which ignores its flags: without MSG_CMSG_CLOEXEC a new program would inherit the descriptors.
-            data, ancillary, _, _ = channel.recvmsg(sessions.LINE_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, flags, _ = channel.recvmsg(sessions.LINE_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC)
             for level, kind, received in ancillary:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                     descriptors.frombytes(received[:len(received) - len(received) % descriptors.itemsize])
+            if flags & socket.MSG_CTRUNC:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             if not data:
                 raise ConnectionResetError("the supervisor closed the connection")
             line += data

@@ -452,6 +452,42 @@ def test_a_server_without_a_free_descriptor_waits_for_the_next_tick(make_owner, 
                 key.data()
 
 
+LIMITED = """
+import os, resource, sys
+from pyengine.errors import EngineError
+from pyengine.ipc.session_client import open_session
+open_session(sys.argv[1]).close()  # imports what is imported late
+first, (soft, hard) = os.dup(0), resource.getrlimit(resource.RLIMIT_NOFILE)
+os.close(first)
+for free in range(8):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (first + free, hard))
+    try:
+        open_session(sys.argv[1], timeout_s=0.1).close()
+        print(free, "opened")
+    except EngineError as error:
+        print(free, error)
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+assert os.dup(0) == first, "no descriptor is left open"
+"""
+
+
+def test_a_producer_without_descriptors_for_its_session_says_so(make_owner):
+    owner = make_owner(sessions_max=64, session_ring_bytes_default=65536)
+    owner.position(0)
+    owner.publish()
+    server = Server(owner)
+    done = subprocess.run([sys.executable, "-c", LIMITED, str(server.owner.root)], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "PYTHONPATH": str(CHECKOUT)})
+    server.close()
+    said = [line.split(" ", 1)[1] for line in done.stdout.splitlines()]
+    print(done.stdout, done.stderr)
+    taken = [native.load(line, "generation") for line in owner.control.sessions]
+    assert sum(taken) <= 8, "no try is repeated: each takes a slot"
+    assert done.returncode == 0 and len(said) == 8, (done.stdout, done.stderr)
+    assert said[-1] == "opened"
+    assert all("ulimit -n" in line or os.strerror(errno.EMFILE) in line for line in said[:said.index("opened")]), said
+
+
 def test_a_successor_without_a_free_descriptor_closes_no_living_session(server, monkeypatch):
     with open_session(server.owner.root) as session:
         server.close()
