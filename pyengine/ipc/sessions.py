@@ -280,8 +280,12 @@ class SessionServer:
             return
         if len(self._peers) >= PEERS_MAX:
             self._drop(min(self._peers, key=lambda peer: peer.until_s))
+        try:
+            self._selector.register(channel, selectors.EVENT_READ, lambda: self._read(peer))
+        except OSError:  # the kernel has no memory, or this user no watch, for it
+            channel.close()
+            return
         self._peers.add(peer)
-        self._selector.register(channel, selectors.EVENT_READ, lambda: self._read(peer))
 
     def _read(self, peer: _Peer) -> None:
         if peer not in self._peers:  # _accept() dropped it in the same round of the selector
@@ -421,7 +425,8 @@ class SessionServer:
         for peer in [peer for peer in self._peers if peer.until_s < now_s]:
             self._drop(peer)
         if self._listener not in self._selector.get_map():
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            with contextlib.suppress(OSError):
+                self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._sessions.close_dropped()
         self._watch_open()
         self._sessions.sweep_objects()

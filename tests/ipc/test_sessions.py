@@ -488,6 +488,28 @@ def test_a_producer_without_descriptors_for_its_session_says_so(make_owner):
     assert all("ulimit -n" in line or os.strerror(errno.EMFILE) in line for line in said[:said.index("opened")]), said
 
 
+def test_a_connection_that_the_selector_cannot_take_is_closed(make_owner, monkeypatch):
+    """A user's watches (fs.epoll.max_user_watches), or the kernel's memory, may be used up."""
+    owner = make_owner(sessions_max=4, session_ring_bytes_default=65536)
+    owner.position(0)
+    owner.publish()
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
+        server = SessionServer(owner.memory, selector, Sessions(owner.memory))
+        stack.callback(server.close)
+        channel = stack.enter_context(connect_socket(owner.folder.path, 10))
+        with monkeypatch.context() as patch:
+            patch.setattr(selector, "register", lambda *_: raise_error(OSError(errno.ENOSPC, "No space left on device")))
+            for key, _ in selector.select(10):
+                key.data()
+            assert channel.recv(1) == b""
+            server.tick()
+        channel = stack.enter_context(connect_socket(owner.folder.path, 10))
+        channel.sendall(b'{"want": "session"}\n')
+        while not native.load(owner.control.sessions[0], "generation"):
+            for key, _ in selector.select(10):
+                key.data()
+
+
 def test_a_successor_without_a_free_descriptor_closes_no_living_session(server, monkeypatch):
     with open_session(server.owner.root) as session:
         server.close()
