@@ -1,4 +1,4 @@
-"""Generates docs/commands.md, configuration.md, events.md and shared_memory.md, and the tables of spark.md, from the code.
+"""Generates docs/commands.md, configuration.md, events.md and shared_memory.md, and parts of spark.md and upgrades.md, from the code.
 
 `python -m pyengine.cli.reference docs` writes them. A test compares them with the code, so they are up to date.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -253,6 +254,15 @@ def with_tables(page: str) -> str:
     return page
 
 
+def with_layout(page: str) -> str:
+    """Return docs/upgrades.md with the layout of this version, which has the last row of the table."""
+    from pyengine.native.control import LAYOUT_VERSION
+
+    page = re.sub(r"(this version's is )\d+", rf"\g<1>{LAYOUT_VERSION}", page)
+    row = list(re.finditer(r"^\| \d+\.\d+\.\d+ \| (\d+) \|", page, re.MULTILINE))[-1]
+    return page[:row.start(1)] + str(LAYOUT_VERSION) + page[row.end(1):]
+
+
 PAGES = {"configuration.md": configuration_page, "commands.md": commands_page, "events.md": events_page,
          "shared_memory.md": shared_memory_page}
 
@@ -260,8 +270,9 @@ PAGES = {"configuration.md": configuration_page, "commands.md": commands_page, "
 def main() -> None:
     for name, page in PAGES.items():
         (Path(sys.argv[1]) / name).write_text(page(), encoding="utf-8")
-    spark = Path(sys.argv[1]) / "spark.md"
-    spark.write_text(with_tables(spark.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, change in (("upgrades.md", with_layout), ("spark.md", with_tables)):
+        path = Path(sys.argv[1]) / name
+        path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
