@@ -196,10 +196,8 @@ def offset_at(store: Path, settings: dict[str, str], as_json: bool, topic: str, 
     """
     with reading(store, settings) as reader:
         offset = reader.offset_by_time(topic, queue_id, timestamp_ms)
-    if as_json:
-        output.write_json({"topic": topic, "queue_id": queue_id, "timestamp_ms": timestamp_ms, "queue_offset": offset})
-    else:
-        print(offset)
+    output.print_answer({"topic": topic, "queue_id": queue_id, "timestamp_ms": timestamp_ms, "queue_offset": offset}, as_json,
+                        lambda: print(offset))
 
 
 def _properties(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str] | None:

@@ -18,7 +18,7 @@ import pytest
 import pyengine
 from broker_lock import held_by_a_broker
 from damage import flip
-from fix_engine import EACH_MODE, SMALL, WORKERS, put_numbers, stored
+from fix_engine import EACH_MODE, MODES, SMALL, WORKERS, put_numbers, stored
 from fix_owner import CHECKOUT
 from pyengine.engine.embedded import start_engine, stop_engine, supervisor_pid
 from pyengine.engine.supervisor import _LatchBridge
@@ -46,7 +46,7 @@ from pyengine.storage.engine_id import read_epoch
 from waiting import eventually
 
 
-@pytest.mark.parametrize("mode", ["async", "sync", "pool"])
+@pytest.mark.parametrize("mode", MODES)
 def test_start_put_stop_leaves_a_clean_store_and_no_object(make_engine, mode):
     engine = make_engine(mode)
     outcome = engine.start()
