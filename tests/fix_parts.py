@@ -15,7 +15,7 @@ from pyengine.ipc import shared_objects
 from pyengine.ipc.session_client import open_session
 from pyengine.ipc.sessions import Sessions, SessionServer
 from pyengine.native import control as native
-from pyengine.native import queue_table
+from pyengine.native.writer import format_queue_table, queue_table_bytes, view_queue_table
 
 QUEUE_SLOTS = 1024
 MODES: dict[str, dict[str, int]] = {"async": {}, "sync": {"mode": native.MODE_SYNC}, "pool": {"mode": native.MODE_POOL, "pool_buffers": 3}}
@@ -32,8 +32,8 @@ class Parts:
         self.environments = environments or {}
         self.control = owner.control
         identity = owner.memory.identity
-        table = owner.folder.create(shared_objects.queues_name(1), queue_table.table_bytes(QUEUE_SLOTS))
-        queue_table.format_table(queue_table.view(table.memory), QUEUE_SLOTS, 1)
+        table = owner.folder.create(shared_objects.queues_name(1), queue_table_bytes(QUEUE_SLOTS))
+        format_queue_table(view_queue_table(table.memory), QUEUE_SLOTS, 1)
         table.close()
         for slot in owner.control.slots:
             slot.queue_table_generation = 1

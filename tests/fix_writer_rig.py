@@ -14,11 +14,12 @@ import posix_ipc
 from pyengine._native import ffi, lib
 from pyengine.formats.record import encode_host
 from pyengine.native import control as control_native
-from pyengine.native import flush, queue_table, session
+from pyengine.native import flush, session
 from pyengine.native import session as producer_native
 from pyengine.native import writer as writer_native
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.waiting import Latch
+from pyengine.native.writer import format_queue_table, queue_table_bytes, view_queue_table
 from waiting import patience
 
 HOST = encode_host("127.0.0.1:10911")
@@ -41,10 +42,10 @@ class WriterRig:
         self.segment_bytes = segment_bytes
         self.log = mmap.mmap(-1, segment_bytes * segments)
         self.control_memory = mmap.mmap(-1, control_native.CONTROL_BYTES)
-        self.table_memory = mmap.mmap(-1, queue_table.table_bytes(1024))
+        self.table_memory = mmap.mmap(-1, queue_table_bytes(1024))
         self.control = control_native.view_control(self.control_memory)
-        self.table = queue_table.view(self.table_memory)
-        queue_table.format_table(self.table, 1024, 1)
+        self.table = view_queue_table(self.table_memory)
+        format_queue_table(self.table, 1024, 1)
         identity = self.control.identity
         identity.epoch = 1
         identity.segment_bytes = segment_bytes

@@ -42,7 +42,6 @@ from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
 from pyengine.ipc.statistics import Statistics, read_statistics, schedule_offsets
 from pyengine.ipc.statistics import document as document_of
 from pyengine.ipc.store_lock import living_kinds, read_holder, sentence_if_lost, sentence_if_unseen
-from pyengine.native import blocked_reasons as native_blocked_reasons
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
@@ -200,7 +199,7 @@ def _blocked_reasons(memory: EngineMemory) -> list[str]:
         block = memory.open_blocked_reasons()
     except EngineUnavailableError:
         return [""] * len(KIND_NAMES)
-    return [native_blocked_reasons.read(block, kind) for kind in range(len(KIND_NAMES))]
+    return [native.read_blocked_reason(block, kind) for kind in range(len(KIND_NAMES))]
 
 
 def _worker(line: ms_worker, kind: int, holds_its_byte: bool) -> dict[str, Any]:

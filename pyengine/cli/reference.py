@@ -142,8 +142,8 @@ def shared_memory_page() -> str:
     """Return docs/shared_memory.md: every field of the shared objects, with C's layout and the process that writes it."""
     from pyengine._native import ffi
     from pyengine.cli.dump import layout
-    from pyengine.native import blocked_reasons, recorder, store_stats
-    from pyengine.native.control import CONTROL_BYTES, LAYOUT_VERSION
+    from pyengine.native import recorder, store_stats
+    from pyengine.native.control import BLOCKED_REASONS_LAYOUT_VERSION, CONTROL_BYTES, LAYOUT_VERSION
 
     lines = [
         "# The control block", "",
@@ -161,7 +161,7 @@ def shared_memory_page() -> str:
              {"used": "reputter", "others": "reputter", "slot[]": "reputter"}),
             ("Flight recorder", "struct ms_recorder", recorder.LAYOUT_VERSION, "recorder",
              {"ring[]": "that worker", "for_sync": "writer", "for_slave": "writer"}),
-            ("Blocked reasons", "struct ms_blocked_reasons", blocked_reasons.LAYOUT_VERSION, "blocked_reasons",
+            ("Blocked reasons", "struct ms_blocked_reasons", BLOCKED_REASONS_LAYOUT_VERSION, "blocked_reasons",
              {"worker[]": "that worker"})):
         is_statistics = source.endswith("stats")
         lines += ["", f"## {title}", "",

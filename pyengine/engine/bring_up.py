@@ -43,9 +43,9 @@ from pyengine.ipc.replication import create_replication
 from pyengine.ipc.shared_objects import SharedFolder, note_run, pool_name
 from pyengine.ipc.store_lock import StoreLock, lock_modified_ns
 from pyengine.native import control as native
-from pyengine.native import queue_table
 from pyengine.native.failpoint import failpoint
 from pyengine.native.waiting import spin_us
+from pyengine.native.writer import format_queue_table, queue_table_bytes, set_queue_offset, view_queue_table
 from pyengine.services.replication.ha_handshake import Secret, SecretError
 from pyengine.services.replication.ha_join import ask_peers, join
 from pyengine.services.replication.ha_stream import MasterLink
@@ -263,12 +263,12 @@ def _create_queue_table(memory: EngineMemory, report: RecoveryReport) -> None:
     slots = QUEUE_SLOTS_MIN
     while slots < 2 * len(report.queue_ends):
         slots *= 2
-    with memory.folder.create(shared_objects.queues_name(FIRST_GENERATION), queue_table.table_bytes(slots)) as shared:
-        table = queue_table.view(shared.memory)
-        queue_table.format_table(table, slots, FIRST_GENERATION)
+    with memory.folder.create(shared_objects.queues_name(FIRST_GENERATION), queue_table_bytes(slots)) as shared:
+        table = view_queue_table(shared.memory)
+        format_queue_table(table, slots, FIRST_GENERATION)
         for (topic, queue_id), end in report.queue_ends.items():
             if len(topic.encode()) <= TOPIC_BYTES_MAX:  # a put to a longer topic is refused
-                queue_table.set_offset(table, topic, queue_id, end)
+                set_queue_offset(table, topic, queue_id, end)
     native.store(memory.control.state, "queue_table_generation_offered", FIRST_GENERATION)
     for slot in memory.control.slots:
         slot.queue_table_generation = FIRST_GENERATION
@@ -445,8 +445,8 @@ def grow_queue_table(memory: EngineMemory) -> str:
     name = shared_objects.queues_name(generation + 1)
     memory.folder.unlink(name)  # left by a supervisor that died in this function
     try:
-        with memory.folder.create(name, queue_table.table_bytes(slots)) as made:
-            queue_table.format_table(queue_table.view(made.memory), slots, generation + 1)
+        with memory.folder.create(name, queue_table_bytes(slots)) as made:
+            format_queue_table(view_queue_table(made.memory), slots, generation + 1)
     except EngineError as error:
         return str(error)
     failpoint("table_made")

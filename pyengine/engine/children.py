@@ -33,7 +33,6 @@ from pyengine.events import Event, Report
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import build_id, is_alive, is_stopped
 from pyengine.ipc.store_lock import StoreLock
-from pyengine.native import blocked_reasons
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
 from pyengine.storage.config import set_arguments
@@ -101,7 +100,7 @@ class Children:
         self._seen_s = time.monotonic()
         self.no_session = ""  # set by the supervisor: why no producer can attach
         # A supervisor that died may have left a text.
-        self._down_reason = self._published_reason = blocked_reasons.read(memory.blocked_reasons, native.SUPERVISOR)
+        self._down_reason = self._published_reason = native.read_blocked_reason(memory.blocked_reasons, native.SUPERVISOR)
         self.halted = ""  # why the engine cannot run; "": it can
 
     # ---- start ------------------------------------------------------------------
@@ -228,7 +227,7 @@ class Children:
         """Return the reason that process `pid` gave; "" if it ended before it attached: the text is an older process's then."""
         if native.load(self._memory.control.workers[child.kind.number], "pid") != pid:
             return ""
-        return blocked_reasons.read(self._memory.blocked_reasons, child.kind.number).removeprefix("cannot start: ")
+        return native.read_blocked_reason(self._memory.blocked_reasons, child.kind.number).removeprefix("cannot start: ")
 
     def _set_down_reason(self, text: str) -> None:
         """Show in `status` why a worker is down: a worker that could not attach cannot write its own reason."""
@@ -239,7 +238,7 @@ class Children:
         text = self._down_reason or self.no_session
         if text != self._published_reason:
             self._published_reason = text
-            blocked_reasons.write(self._memory.blocked_reasons, native.SUPERVISOR, text)
+            native.write_blocked_reason(self._memory.blocked_reasons, native.SUPERVISOR, text)
 
     def tick(self) -> None:
         """Start the workers that are due, and kill those whose heartbeat is too old."""

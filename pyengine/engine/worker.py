@@ -37,8 +37,8 @@ from pyengine.ipc.control_block import EngineMemory, read_run_settings
 from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder, removed_names
 from pyengine.ipc.store_lock import StoreLock, living_kinds
-from pyengine.native import blocked_reasons, waiting
 from pyengine.native import control as native
+from pyengine.native import waiting
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.recorder import BLOCKED_PHASE, THRESHOLD_NS, count_resumes
 from pyengine.services.service import Service, ServiceContext
@@ -81,7 +81,7 @@ class Worker:
         self.incarnation = self.control_line.begin(os.getpid(), process_start_ms(os.getpid()) or 0)
         native.store(memory.control.workers[kind], "settings_seq", self._settings_seq)
         self._stop_requested = False
-        self._blocked_reason = blocked_reasons.read(memory.blocked_reasons, kind)
+        self._blocked_reason = native.read_blocked_reason(memory.blocked_reasons, kind)
         self._blocked_ns = 0   # when it was blocked first, 0: not blocked, or unknown
         self._blocked_errno = 0
         self._watchdog_s = watchdog_interval_s()
@@ -112,7 +112,7 @@ class Worker:
         if text == self._blocked_reason:
             return
         self._blocked_reason = text
-        blocked_reasons.write(self.memory.blocked_reasons, self.kind, text)
+        native.write_blocked_reason(self.memory.blocked_reasons, self.kind, text)
         now_ns = monotonic_ns()
         if text and not self._blocked_ns:
             self._blocked_ns, self._blocked_errno = now_ns, error_number

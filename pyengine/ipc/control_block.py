@@ -36,10 +36,11 @@ from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import KIND_NAMES, Handle, SharedFolder, SharedObject
 from pyengine.ipc.store_lock import lock_modified_ns
-from pyengine.native import blocked_reasons, queue_table, recorder, store_stats, waiting
 from pyengine.native import control as native
+from pyengine.native import recorder, store_stats, waiting
 from pyengine.native.failpoint import failpoint
 from pyengine.native.waiting import Latch
+from pyengine.native.writer import check_queue_table, view_queue_table
 from pyengine.settings import Value
 from pyengine.storage.config import DEFAULT, ENVIRONMENT, FILE, LIVE, SET, SETTINGS, EngineConfig, config_path, read_file
 from pyengine.storage.engine_id import EngineId, read_boot_id, read_epoch
@@ -159,8 +160,8 @@ class EngineMemory:
         control = folder.create(shared_objects.CONTROL, native.CONTROL_BYTES)
         with folder.create(shared_objects.STORE_STATS, store_stats.STATS_BYTES) as shared:
             store_stats.format_stats(store_stats.view(shared.memory))
-        with folder.create(shared_objects.BLOCKED_REASONS, blocked_reasons.BLOCKED_REASONS_BYTES) as shared:
-            blocked_reasons.format_blocked_reasons(blocked_reasons.view(shared.memory))
+        with folder.create(shared_objects.BLOCKED_REASONS, native.BLOCKED_REASONS_BYTES) as shared:
+            native.format_blocked_reasons(native.view_blocked_reasons(shared.memory))
         with folder.create(shared_objects.RECORDER, recorder.RECORDER_BYTES) as shared:
             shared.memory[: len(recorded)] = recorded
             recorder.format_recorder(recorder.view(shared.memory), identity.boot_id)
@@ -307,7 +308,7 @@ class EngineMemory:
 
     def open_blocked_reasons(self) -> ms_blocked_reasons:
         """`struct ms_blocked_reasons *`, as open_store_stats()."""
-        return self._open(shared_objects.BLOCKED_REASONS, blocked_reasons.view, blocked_reasons.check)
+        return self._open(shared_objects.BLOCKED_REASONS, native.view_blocked_reasons, native.check_blocked_reasons)
 
     # A worker runs without these objects rather than fail.
 
@@ -325,7 +326,7 @@ class EngineMemory:
         try:
             return self.open_blocked_reasons()
         except (EngineError, OSError):
-            return blocked_reasons.private()
+            return native.private_blocked_reasons()
 
     def recorder_of(self, kind: int) -> recorder.Recorder:
         """Return the recorder of a worker's stalls; it records nothing if the shared ring cannot be opened."""
@@ -353,7 +354,7 @@ class EngineMemory:
 
         EngineUnavailableError when the object does not exist or is not a valid table.
         """
-        return self.folder.open_checked(shared_objects.queues_name(generation), queue_table.view, queue_table.check,
+        return self.folder.open_checked(shared_objects.queues_name(generation), view_queue_table, check_queue_table,
                                         writable=self.control_object.writable)
 
     def check_layouts(self) -> None:

@@ -15,9 +15,10 @@ from pyengine.errors import DiskError, EngineUnavailableError
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
-from pyengine.native import queue_table, store_stats
+from pyengine.native import store_stats
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.store_stats import Latency, Sample, Snapshot, TopicCount
+from pyengine.native.writer import get_queue_offset
 from pyengine.results import PutStatus
 from pyengine.storage.consumer_offset import DelayOffsets
 
@@ -255,6 +256,6 @@ def schedule_offsets(root: str | os.PathLike[str], memory: EngineMemory) -> dict
     except (DiskError, EngineUnavailableError):
         return {}
     with shared:
-        ends = {level: queue_table.get_offset(table, SCHEDULE_TOPIC, level - 1) for level in range(1, LEVELS_MAX + 1)}
+        ends = {level: get_queue_offset(table, SCHEDULE_TOPIC, level - 1) for level in range(1, LEVELS_MAX + 1)}
     return {str(level): {"offset": (offset := delivered.get(level, 0)), "max": end, "pending": max(0, end - offset)}
             for level, end in ends.items() if end}

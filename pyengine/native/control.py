@@ -1,4 +1,4 @@
-"""The shared control block (csrc/control.cdef.h).
+"""The shared control block (csrc/control.cdef.h), and why each worker is blocked (csrc/blocked_reasons.cdef.h).
 
 A mapped block is a cffi pointer. Read its shared fields with load() and write them with store(), which carry the
 memory order.
@@ -18,7 +18,7 @@ from pyengine.errors import EngineUnavailableError, OtherLayoutError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from pyengine._native import CData, Struct, ms_control, ms_position
+    from pyengine._native import CData, Struct, ms_blocked_reasons, ms_control, ms_position
 
 _S = TypeVar("_S")
 
@@ -251,6 +251,38 @@ def set_reason(control: ms_control, text: str) -> None:
 def reason(control: ms_control) -> str:
     """Return why the store is frozen, read-only or degraded; "" if it is not."""
     return ffi.string(ffi.cast("char *", control.state.reason), lib.MS_REASON_BYTES - 1).decode("utf-8", "replace")
+
+
+_BLOCKED: SharedStruct[ms_blocked_reasons] = SharedStruct(
+    "the workers' blocked reasons", "struct ms_blocked_reasons", lib.ms_blocked_reasons_check)
+view_blocked_reasons, check_blocked_reasons = _BLOCKED.view, _BLOCKED.check
+BLOCKED_REASONS_BYTES = _BLOCKED.size_bytes
+BLOCKED_REASONS_LAYOUT_VERSION: int = lib.MS_BLOCKED_REASONS_LAYOUT_VERSION
+BLOCKED_REASON_BYTES: int = lib.MS_BLOCKED_REASON_BYTES
+
+
+def private_blocked_reasons() -> ms_blocked_reasons:
+    """Return a block in private memory, for a worker that finds no shared one."""
+    block = ffi.new("struct ms_blocked_reasons *")
+    lib.ms_blocked_reasons_format(block)
+    return block
+
+
+def format_blocked_reasons(block: ms_blocked_reasons) -> None:
+    """Initialize a zeroed block, with no worker blocked; called by the supervisor."""
+    lib.ms_blocked_reasons_format(block)
+
+
+def write_blocked_reason(block: ms_blocked_reasons, kind: int, text: str) -> None:
+    """Publish why the worker of that kind, which calls this, is blocked; "" if it is not."""
+    lib.ms_blocked_reason_write(block, kind, encoded(text, BLOCKED_REASON_BYTES))
+
+
+def read_blocked_reason(block: ms_blocked_reasons, kind: int) -> str:
+    """Return the reason that the worker of that kind published last."""
+    into = ffi.new("char[]", BLOCKED_REASON_BYTES)
+    lib.ms_blocked_reason_read(block, kind, into)
+    return ffi.string(into).decode("utf-8", "replace")
 
 
 def encoded(text: str, room_bytes: int) -> bytes:

@@ -1,4 +1,7 @@
-"""The writer's pass (csrc/writer.cdef.h): drain rings, append records, commit, answer."""
+"""The writer's pass (csrc/writer.cdef.h): drain rings, append records, commit, answer.
+
+Also its queue table, in shared memory: the next queue offset of each (topic, queue id) (csrc/queue_table.cdef.h).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyengine._native import ffi, lib
+from pyengine.errors import DiskFullError
+from pyengine.native.control import SharedStruct
 
 if TYPE_CHECKING:
     from pyengine._native import Array, CData, ms_control, ms_queue_table, ms_segment, ms_session
@@ -79,6 +84,40 @@ class Segment:
     memory: Array[int] | None  # None: the writer writes to the descriptor only
     fd: int  # -1: the writer stores into the memory only
     pool_buffer: int
+
+
+_QUEUES: SharedStruct[ms_queue_table] = SharedStruct("the table of queues", "struct ms_queue_table", lib.ms_queue_table_check)
+view_queue_table, check_queue_table = _QUEUES.view, _QUEUES.check
+
+
+def queue_table_bytes(slots: int) -> int:
+    """Return the size of a queue table of `slots` (a power of two)."""
+    return lib.ms_queue_table_bytes(slots)
+
+
+def format_queue_table(table: ms_queue_table, slots: int, generation: int) -> None:
+    """Make zeroed memory an empty queue table."""
+    lib.ms_queue_table_format(table, slots, generation)
+
+
+def set_queue_offset(table: ms_queue_table, topic: str, queue_id: int, next_offset: int) -> None:
+    """Set a queue's next offset outside any pass (at start)."""
+    name = topic.encode()
+    if lib.ms_queue_table_set(table, name, len(name), queue_id, next_offset):
+        raise DiskFullError(f"the queue table of {table.slots} slots is full")
+
+
+def get_queue_offset(table: ms_queue_table, topic: str, queue_id: int) -> int | None:
+    """Return the next offset of a queue, None if the queue table does not have it."""
+    name = topic.encode()
+    slot = lib.ms_queue_table_find(table, name, len(name), queue_id, 0)
+    return None if slot < 0 else table.slot[slot].next_offset
+
+
+def copy_queue_table(to: ms_queue_table, source: ms_queue_table) -> None:
+    """Copy all queues of `source` into the empty, larger table `to`."""
+    if lib.ms_queue_table_copy(to, source):
+        raise DiskFullError(f"the queue table of {to.slots} slots is full")
 
 
 def roll_back(control: ms_control, queues: ms_queue_table) -> bool:

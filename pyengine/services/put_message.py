@@ -28,10 +28,10 @@ from pyengine.formats.small_file import TRANSIENT_ERRNOS
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import SharedObject
 from pyengine.native import control as native
-from pyengine.native import flush, queue_table, session, store_stats, waiting
+from pyengine.native import flush, session, store_stats, waiting
 from pyengine.native import writer as pass_
 from pyengine.native.failpoint import failpoint
-from pyengine.native.writer import Segment, Writer
+from pyengine.native.writer import Segment, Writer, copy_queue_table
 from pyengine.services.flush_commit_log import NO_SEGMENT, TransientStorePool, UnflushedSegments
 from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.checkpoint import note_sync_failure
@@ -316,7 +316,7 @@ class PutMessageService(Service):
         if offered <= self._generation:
             return False
         shared, table = self._memory.open_queue_table(offered)
-        queue_table.copy(table, self._table)
+        copy_queue_table(table, self._table)
         failpoint("table_copied")
         self._writer.use_table(table)
         failpoint("table_used")

@@ -22,7 +22,7 @@ from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
-from pyengine.native import queue_table
+from pyengine.native.writer import get_queue_offset, view_queue_table
 from pyengine.storage.config import load_config
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
@@ -226,7 +226,7 @@ def test_after_entries_that_have_moved_up_no_number_is_given_twice(store):
     file.write_bytes(entries[20:] + bytes(20))
     with brought_up(root) as memory, memory.folder.attach(shared_objects.queues_name(FIRST_GENERATION)) as shared:
         assert seen(root) == 2
-        assert queue_table.get_offset(queue_table.view(shared.memory), "T", 0) == 3
+        assert get_queue_offset(view_queue_table(shared.memory), "T", 0) == 3
 
 
 @pytest.mark.parametrize("step", ["_set_positions", "set_confirmed"])

@@ -9,7 +9,7 @@ from pyengine.engine.bring_up import grow_queue_table
 from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import POOL_NOT_MADE
 from pyengine.native import control as native
-from pyengine.native import queue_table
+from pyengine.native.writer import format_queue_table, queue_table_bytes, view_queue_table
 from reported import Reported
 from waiting import eventually
 
@@ -17,8 +17,8 @@ from waiting import eventually
 @pytest.fixture
 def owner(make_owner):
     made = make_owner()
-    with made.folder.create(shared_objects.queues_name(1), queue_table.table_bytes(64)) as shared:
-        queue_table.format_table(queue_table.view(shared.memory), 64, 1)
+    with made.folder.create(shared_objects.queues_name(1), queue_table_bytes(64)) as shared:
+        format_queue_table(view_queue_table(shared.memory), 64, 1)
     native.store(made.control.state, "queue_table_generation_offered", 1)
     made.publish()
     return made
@@ -62,7 +62,7 @@ def test_the_half_made_table_of_a_dead_supervisor_is_replaced(owner):
 @pytest.mark.parametrize(("field", "value"), [("slots", 0), ("slots", 65), ("slots", 1 << 31), ("magic", 7)])
 def test_a_table_that_was_scribbled_over_is_a_sentence_and_no_search_without_end(owner, field, value):
     with owner.folder.attach(shared_objects.queues_name(1)) as shared:
-        setattr(queue_table.view(shared.memory), field, value)
+        setattr(view_queue_table(shared.memory), field, value)
     want(owner, 128)
     assert "the table of queues" in grow_queue_table(owner.memory) and offered(owner) == 1
 

@@ -17,7 +17,6 @@ from pyengine.engine.children import NEVER_S, Children, WorkerStarter
 from pyengine.engine.kinds import KINDS, WorkerExit, child_environment
 from pyengine.events import Event
 from pyengine.ipc.heartbeat import is_stopped
-from pyengine.native import blocked_reasons
 from pyengine.native import control as native
 from reported import Reported
 from waiting import eventually
@@ -137,20 +136,21 @@ def test_a_worker_that_lacks_room_or_descriptors_is_tried_for_as_long_as_it_take
     monkeypatch.setattr("pyengine.engine.children.subprocess.Popen", popen)
     os.kill(native.load(line(made), "pid"), signal.SIGKILL)
     made.go_until(lambda: native.load(line(made), "restarts") == 7, "tried again")
-    assert "exit code 75" in blocked_reasons.read(made.owner.memory.blocked_reasons, native.SUPERVISOR) and not made.children.halted
+    assert "exit code 75" in native.read_blocked_reason(made.owner.memory.blocked_reasons, native.SUPERVISOR) and not made.children.halted
     made.go_until(lambda: made.children.all_ready, "ready again")
-    assert blocked_reasons.read(made.owner.memory.blocked_reasons, native.SUPERVISOR) == ""
+    assert native.read_blocked_reason(made.owner.memory.blocked_reasons, native.SUPERVISOR) == ""
 
 
 def test_what_a_dead_supervisor_said_of_a_worker_is_cleared_by_its_successor(rig):
     made = rig(FLUSHER)
-    blocked_reasons.write(made.owner.memory.blocked_reasons, native.SUPERVISOR, "flusher (pid 5) ended with SIGKILL; starting it again")
+    native.write_blocked_reason(made.owner.memory.blocked_reasons, native.SUPERVISOR,
+                                "flusher (pid 5) ended with SIGKILL; starting it again")
     successor = Rig(made.owner, FLUSHER)
     try:
         successor.children.start()
         successor.go_until(lambda: successor.children.all_ready, "ready")
         successor.children.tick()
-        assert blocked_reasons.read(made.owner.memory.blocked_reasons, native.SUPERVISOR) == ""
+        assert native.read_blocked_reason(made.owner.memory.blocked_reasons, native.SUPERVISOR) == ""
     finally:
         successor.close()
 
@@ -163,14 +163,14 @@ def test_why_no_producer_can_come_stands_beside_what_is_said_of_workers(rig):
     for reason in ("no session can be opened: Too many open files", "no session can be opened: Too many open files", ""):
         made.children.no_session = reason
         made.children.tick()
-        told.append(blocked_reasons.read(made.owner.memory.blocked_reasons, native.SUPERVISOR))
+        told.append(native.read_blocked_reason(made.owner.memory.blocked_reasons, native.SUPERVISOR))
     assert told == ["no session can be opened: Too many open files"] * 2 + [""]
 
 
 def test_an_old_blocked_reason_is_not_why_a_worker_cannot_start_now(rig, monkeypatch):
     """It fails before it attaches, so that it says nothing itself; the line is of a worker before it."""
     made = rig(FLUSHER)
-    blocked_reasons.write(made.owner.memory.blocked_reasons, native.FLUSHER, "no room for a while")
+    native.write_blocked_reason(made.owner.memory.blocked_reasons, native.FLUSHER, "no room for a while")
     real = subprocess.Popen
     monkeypatch.setattr("pyengine.engine.children.subprocess.Popen", lambda command, **named: real(
         [sys.executable, "-c", f"raise SystemExit({int(WorkerExit.BOOT_FAILED)})"], **named))
@@ -310,7 +310,7 @@ def test_without_a_descriptor_to_watch_it_a_worker_is_started_again_later_and_no
     monkeypatch.setattr("pyengine.engine.children.SPAWN_RETRY_S", 0.05)
     monkeypatch.setattr("pyengine.engine.children.os.pidfd_open", pidfd_open)
     made.children.start()
-    assert "Too many open files" in blocked_reasons.read(made.owner.memory.blocked_reasons, native.SUPERVISOR)
+    assert "Too many open files" in native.read_blocked_reason(made.owner.memory.blocked_reasons, native.SUPERVISOR)
     made.go_until(lambda: made.children.all_ready, "started after all")
     assert len(started) == 2 and not os.path.exists(f"/proc/{started[0]}")
 

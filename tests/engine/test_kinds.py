@@ -9,7 +9,6 @@ import pytest
 from pyengine.engine.kinds import KINDS, kinds_for, restart_pause_s
 from pyengine.engine.unit_files import unit_files, worker_unit
 from pyengine.ipc.shared_objects import KIND_NAMES
-from pyengine.native import blocked_reasons
 from pyengine.native import control as native
 
 ROOT = Path(__file__).parents[2]
@@ -19,10 +18,10 @@ def test_each_number_has_a_name_a_row_and_room_in_every_array():
     assert len(KIND_NAMES) == len(set(KIND_NAMES)) == native.WORKER_KINDS
     assert sorted(kind.number for kind in KINDS) == list(range(1, native.WORKER_KINDS))
     assert [getattr(native, name.upper()) for name in KIND_NAMES] == list(range(native.WORKER_KINDS))
-    lines = blocked_reasons.private()
+    lines = native.private_blocked_reasons()
     for number, name in enumerate(KIND_NAMES):
-        blocked_reasons.write(lines, number, name)
-    assert [blocked_reasons.read(lines, number) for number in range(native.WORKER_KINDS)] == list(KIND_NAMES)
+        native.write_blocked_reason(lines, number, name)
+    assert [native.read_blocked_reason(lines, number) for number in range(native.WORKER_KINDS)] == list(KIND_NAMES)
     with pytest.raises(IndexError):
         native.load(lines.worker[native.WORKER_KINDS], "text")
 

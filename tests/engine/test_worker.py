@@ -15,7 +15,6 @@ from pyengine.engine.kinds import WorkerExit
 from pyengine.engine.log_file import log_event
 from pyengine.events import Event
 from pyengine.ipc.store_lock import living_kinds
-from pyengine.native import blocked_reasons
 from pyengine.native import control as native
 from pyengine.storage.config import config_path, set_in_file
 from waiting import eventually
@@ -132,7 +131,7 @@ def test_a_worker_that_fails_says_why(make_owner, how, code, says, state):
     said = child.stderr.read()
     assert says in said and ("Traceback" in said) == (code == 1)
     assert native.load(owner.worker(KIND), "state") == state
-    assert says in blocked_reasons.read(owner.memory.blocked_reasons, KIND)
+    assert says in native.read_blocked_reason(owner.memory.blocked_reasons, KIND)
 
 
 def test_under_a_service_manager_a_worker_that_fails_at_once_ends_a_while_later(make_owner, monkeypatch, tmp_path):
@@ -158,7 +157,7 @@ def test_a_worker_says_what_keeps_it_from_its_work(make_owner):
     owner = make_owner()
     owner.publish()
     owner.spawn("", "fail-slow", script=SCRIPT)
-    eventually(lambda: blocked_reasons.read(owner.memory.blocked_reasons, KIND) == "something in the way", "said")
+    eventually(lambda: native.read_blocked_reason(owner.memory.blocked_reasons, KIND) == "something in the way", "said")
 
 
 def test_a_log_that_cannot_be_written_stops_no_worker(monkeypatch):

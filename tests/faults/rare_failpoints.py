@@ -23,11 +23,11 @@ from pyengine.ipc.cleaning import holders, reap_dead
 from pyengine.ipc.heartbeat import process_start_ms
 from pyengine.native import cleaning as cleaning_native
 from pyengine.native import control as control_native
-from pyengine.native import queue_table
 from pyengine.native import writer as writer_native
 from pyengine.native.failpoint import Board
 from pyengine.native.failpoints import FAILPOINTS
 from pyengine.native.session import PUT
+from pyengine.native.writer import copy_queue_table, format_queue_table, get_queue_offset, queue_table_bytes, view_queue_table
 from pyengine.results import PutStatus
 
 STATUS = 5  # in a completion
@@ -54,7 +54,7 @@ class LightQueueCase(Case):
                 places += [int(place)] if place else []
             at += size
         assert places == list(range(len(places))) and places
-        assert queue_table.get_offset(self.rig.table, LIGHT_QUEUE, 0) == len(places)
+        assert get_queue_offset(self.rig.table, LIGHT_QUEUE, 0) == len(places)
 
 
 class BadProducerCase(Case):
@@ -83,9 +83,9 @@ class TableCase(Case):
     def __init__(self, mode: str, folder: Path, board: Board) -> None:
         super().__init__(mode, folder, board)
         self.small = self.rig.table
-        self.memory = mmap.mmap(-1, queue_table.table_bytes(2048))
-        self.large = queue_table.view(self.memory)
-        queue_table.format_table(self.large, 2048, 2)
+        self.memory = mmap.mmap(-1, queue_table_bytes(2048))
+        self.large = view_queue_table(self.memory)
+        format_queue_table(self.large, 2048, 2)
         for slot in self.rig.control.slots:
             slot.queue_table_generation = 1
 
@@ -98,8 +98,8 @@ class TableCase(Case):
         return super().start_writer()
 
     def started(self, writer: writer_native.Writer) -> None:
-        if self.rig.table is self.small and queue_table.get_offset(self.small, "P0", 0) is not None:
-            queue_table.copy(self.large, self.small)
+        if self.rig.table is self.small and get_queue_offset(self.small, "P0", 0) is not None:
+            copy_queue_table(self.large, self.small)
             writer.use_table(self.large)
 
     def verify(self) -> None:

@@ -12,8 +12,8 @@ from fix_writer_rig import WriterRig, answer_of, submit
 from pyengine._native import lib
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.record import BatchMember, decode_record, encode_batch
-from pyengine.native import queue_table
 from pyengine.native.session import BATCH, MANY, PUT, pack_many
+from pyengine.native.writer import get_queue_offset
 from pyengine.results import PutStatus
 
 NAMES = "INNER_MULTI_DISPATCH"
@@ -46,7 +46,7 @@ def stored(rig, at):
 
 
 def offset(rig, topic, queue_id=0):
-    return queue_table.get_offset(rig.table, topic, queue_id)
+    return get_queue_offset(rig.table, topic, queue_id)
 
 
 def test_each_named_queue_goes_on_by_one_and_the_record_says_where(rig):

@@ -8,7 +8,14 @@ import pytest
 
 from fix_writer_rig import queue_entries
 from pyengine.errors import DiskFullError
-from pyengine.native import queue_table
+from pyengine.native.writer import (
+    copy_queue_table,
+    format_queue_table,
+    get_queue_offset,
+    queue_table_bytes,
+    set_queue_offset,
+    view_queue_table,
+)
 
 SLOTS = 64
 
@@ -17,9 +24,9 @@ KEPT: list[mmap.mmap] = []  # the memory of a view has to outlive it
 
 
 def table(slots: int):
-    KEPT.append(mmap.mmap(-1, queue_table.table_bytes(slots)))
-    made = queue_table.view(KEPT[-1])
-    queue_table.format_table(made, slots, 1)
+    KEPT.append(mmap.mmap(-1, queue_table_bytes(slots)))
+    made = view_queue_table(KEPT[-1])
+    format_queue_table(made, slots, 1)
     return made
 
 
@@ -28,7 +35,7 @@ def full(slots: int):
     made, offsets = table(slots), {}
     with pytest.raises(DiskFullError):
         for number in range(slots + 1):
-            queue_table.set_offset(made, f"topic{number}", number % 4, 10 + number)
+            set_queue_offset(made, f"topic{number}", number % 4, 10 + number)
             offsets[f"topic{number}", number % 4] = 10 + number
     return made, offsets
 
@@ -36,8 +43,8 @@ def full(slots: int):
 def test_each_queue_is_counted_once_and_a_full_table_says_so():
     made, offsets = full(SLOTS)
     assert made.used == len(offsets) < SLOTS
-    queue_table.set_offset(made, "topic0", 0, 99)
-    assert made.used == len(offsets) and queue_table.get_offset(made, "topic0", 0) == 99
+    set_queue_offset(made, "topic0", 0, 99)
+    assert made.used == len(offsets) and get_queue_offset(made, "topic0", 0) == 99
 
 
 def test_a_larger_table_takes_over_every_slot():
@@ -48,6 +55,6 @@ def test_a_larger_table_takes_over_every_slot():
         last[0] = made.slot[full_slot]
         made.slot[full_slot].key_bytes = 0
     larger = table(2 * SLOTS)
-    queue_table.copy(larger, made)
+    copy_queue_table(larger, made)
     assert {(topic, queue_id): offset for topic, queue_id, offset in queue_entries(larger)} == offsets
     assert larger.used == len(offsets)

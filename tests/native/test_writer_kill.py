@@ -19,8 +19,8 @@ from fix_writer_rig import WriterRig, queue_entries, submit
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.record import decode_record
 from pyengine.native import control as control_native
-from pyengine.native import queue_table
 from pyengine.native.session import MANY, PUT, pack_many
+from pyengine.native.writer import get_queue_offset
 from waiting import patience
 
 SLOTS = (0, 70, 600)  # so far apart that passes choose among sessions
@@ -143,7 +143,7 @@ def verify(rig: WriterRig, sent: list[int]) -> int:
         at += size
     assert at == end and expected == sent
     for (topic, queue_id), offset in queue_offsets.items():
-        assert queue_table.get_offset(rig.table, topic, queue_id) == offset
+        assert get_queue_offset(rig.table, topic, queue_id) == offset
     assert not any("\0" in topic for topic, _, _ in queue_entries(rig.table)), "a queue that has no name yet can be found"
     behind = rig.log[end:end + 4096]
     assert not any(behind), "bytes behind the end that no pass owns"

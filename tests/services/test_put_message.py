@@ -16,8 +16,8 @@ from pyengine.errors import DiskError, DiskFullError, FlushError
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc import shared_objects
 from pyengine.native import control as native
-from pyengine.native import flush, queue_table
-from pyengine.native.writer import GATHER_BYTES_MIN, Segment
+from pyengine.native import flush
+from pyengine.native.writer import GATHER_BYTES_MIN, Segment, view_queue_table
 from pyengine.results import PutStatus
 from pyengine.services import flush_commit_log, put_message
 from pyengine.services.put_message import WAKES, PutMessageService
@@ -57,7 +57,7 @@ class DeadPass:
             native.store(self.control.pool[1], "segment_base", self.size)
             for number in (0, 1):
                 self._objects[number * self.size] = self._attach(shared_objects.pool_name(number)).memory
-        self.table = queue_table.view(self._attach(shared_objects.queues_name(1)).memory)
+        self.table = view_queue_table(self._attach(shared_objects.queues_name(1)).memory)
         self.slot = self.table.slot[lib.ms_queue_table_find(self.table, b"T", 1, 0, 0)]
 
     def _attach(self, name: str):

@@ -22,7 +22,6 @@ from pyengine.events import Event
 from pyengine.formats import ha_wire
 from pyengine.formats.ha_wire import Introduction
 from pyengine.ipc import replication
-from pyengine.native import blocked_reasons
 from pyengine.native import control as native
 from pyengine.native.replication import PLAIN, HALink
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
@@ -677,14 +676,15 @@ def test_a_port_that_is_taken_while_the_replicator_is_down_halts_no_worker(make_
     assert first.wait(30) == WorkerExit.BOOT_FAILED, "the engine's start says so"
     child = owner.spawn("pyengine.workers.replicator", *settings)
     owner.wait_ready(native.REPLICATOR, 2)
-    eventually(lambda: "cannot listen for slaves" in blocked_reasons.read(owner.memory.blocked_reasons, native.REPLICATOR), "it says so")
+    eventually(lambda: "cannot listen for slaves" in native.read_blocked_reason(owner.memory.blocked_reasons, native.REPLICATOR),
+               "it says so")
     holder.close()
     with replication.Replication(owner.folder) as shared:
         eventually(lambda: shared.snapshot().listening_port == port, "it listens")
     slave = WireSlave(port)
     slave.report(1)
     eventually(lambda: slave.take() and slave.end == rig.writer.end, "and serves")
-    eventually(lambda: not blocked_reasons.read(owner.memory.blocked_reasons, native.REPLICATOR), "nothing is wrong any more")
+    eventually(lambda: not native.read_blocked_reason(owner.memory.blocked_reasons, native.REPLICATOR), "nothing is wrong any more")
     slave.close()
     child.terminate()
     assert child.wait(30) == 0
