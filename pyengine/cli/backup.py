@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.argument("dest", metavar="DEST")
 @click.option("--check", "read_back", is_flag=True, help="Read all of DEST back afterwards and verify its checksums.")
 def backup(store: Path, settings: dict[str, str], as_json: bool, dest: str, read_back: bool) -> int:
-    """Back up a store, running or stopped, into DEST: a folder, or a URI of pyarrow.fs (s3://bucket/path).
+    """Back up a running or stopped store into DEST. DEST is a folder, or a URI of pyarrow.fs (s3://bucket/path).
 
     The backup has every message that was acknowledged and flushed before it began, and consistent
     offsets of consumers and delay levels. It does not copy queues and index: `restore` rebuilds
@@ -63,7 +63,7 @@ def _print_backup(report: BackupReport) -> None:
 @set_option
 @json_option
 def restore(dest: str, store: Path, settings: dict[str, str], as_json: bool) -> int:
-    """Restore the backup in DEST to STORE, which must not exist or be empty.
+    """Restore the backup in DEST to STORE. STORE must not exist, or be empty.
 
     The command verifies each file's checksum, rebuilds queues and index from the log, and checks the
     store; only then it moves the store to STORE. The store gets a new identity. After an interruption
@@ -117,7 +117,7 @@ def _check_dest(dest: str) -> str:
 @click.option("--allow-missing", is_flag=True, help="Accept a --topic that no topic matches yet.")
 def tables(store: Path, settings: dict[str, str], as_json: bool, dest: str, to: Format, topics: str | None, follow: bool,
            interval_s: float, hold_hours: float, allow_loss: bool, allow_missing: bool) -> int:
-    """Copy the log into tables in the folder DEST, one for each topic, partitioned by day; each message once.
+    """Copy the log into tables in DEST, one for each topic. They are partitioned by day, and have each message once.
 
     The command reads what is durable, of a running engine or a stopped store. After an interruption the next
     run continues where the tables end. Until then it holds the log (`log_holds` in `status`), so that the

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 @spark_option
 @master_option
 def check(store: Path, settings: dict[str, str], as_json: bool, acked: Path | None, on_spark: bool, master: str | None) -> int:
-    """Check a whole store: log chain, CRCs, queues, index, config, checkpoint. Changes nothing.
+    """Check a whole store, and change nothing. The command reads log chain, CRCs, queues, index, config and
+    checkpoint.
 
     While an engine runs, the command checks all dispatched data except the newest index file, which is
     being written; on a degraded engine everything; beside a RocketMQ broker what its checkpoint calls
@@ -84,7 +85,7 @@ def print_report(report: CheckReport) -> None:
 @spark_option
 @master_option
 def diff(store: Path, settings: dict[str, str], as_json: bool, other: Path, on_spark: bool, master: str | None) -> int:
-    """Compare two stores: a master and its slave, or a store and its copy. Changes nothing.
+    """Compare a store with its slave or its copy. The command changes nothing.
 
     The command compares the logs record by record, over the range that both have, and the ends of
     the queues. A copy whose log ends earlier, or begins later after deletions, is reported as such

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
               help="Longest wait for a running engine, in seconds; it continues to clean after that.")
 def clean(store: Path, settings: dict[str, str], as_json: bool, hours: float | None, percent: int | None,
           timeout_s: float) -> None:
-    """Delete old segments of the log, and the queue and index files that only they needed.
+    """Delete old segments of the log. The command also deletes the queue and index files that only they
+    needed.
 
     The engine's cleaner does the same at the hours of delete_when and when the disk fills; this
     command does it at once and without a limit on the number of segments. It asks a running engine

@@ -58,7 +58,7 @@ def config() -> None:
 @broker_conf_option
 @click.option("--changed", is_flag=True, help="Show only the settings that differ from the default.")
 def explain(store: Path | None, settings: dict[str, str], as_json: bool, broker_conf: Path | None, changed: bool) -> None:
-    """Show every setting: value, default, source of the value, and when a change takes effect.
+    """Show every setting with its value and default. The command also shows the value's source, and when a change takes effect.
 
     Sources, of which a later one wins: STORE/config/engine.toml, environment variables
     PYENGINE_NAME, a broker's file, --set. For a store without engine.toml the command derives the
@@ -112,7 +112,7 @@ def _check_store(store: Path) -> None:
 @store_command
 @click.argument("pairs", nargs=-1, metavar="KEY=VALUE...")
 def set_command(store: Path, settings: dict[str, str], as_json: bool, pairs: Sequence[str]) -> None:
-    """Change settings, in STORE/config/engine.toml and in the running engine.
+    """Change settings of a store and its running engine. STORE/config/engine.toml keeps them.
 
     A wrong name or value changes nothing. The command first changes the file durably. Then the
     running engine uses the new values of live settings, and the command waits until its workers do;

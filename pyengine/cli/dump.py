@@ -86,7 +86,7 @@ def dump(
     store: Path, what: str, settings: dict[str, str], as_json: bool, topic: str | None, queue_id: int | None,
     offset: int | None, file_name: str | None, entries: bool, most: int,
 ) -> None:
-    """Print the structures of a store's files or shared memory, field by field.
+    """Print a store's files or shared memory, field by field.
 
     \b
     checkpoint  its three store times
@@ -321,7 +321,7 @@ def _with_kind(path: str) -> str:
 @click.command()
 @store_command
 def inspect(store: Path, settings: dict[str, str], as_json: bool) -> None:
-    """Show everything that a store holds, as it is: positions, records, queues, queries.
+    """Show positions, records, queues and queries of a store.
 
     The command only reads: it does not recover, create or write, also beside a running engine
     or broker. It reads queues through the consume queues and queries through the index, not from

@@ -103,7 +103,7 @@ def become_supervisor(store: Path, settings: dict[str, str]) -> NoReturn:
 @click.option("--timeout", "timeout_s", type=NumberRange(min=0, min_open=True), default=60.0, show_default=True,
               help="Longest wait, in seconds; after that the engine still continues to stop.")
 def stop(store: Path, settings: dict[str, str], as_json: bool, timeout_s: float) -> None:
-    """Stop the engine of a store: puts are refused, everything is flushed, `abort` is removed.
+    """Stop the engine of a store. It refuses puts, flushes everything and removes `abort`.
 
     The next start then needs no recovery, and a RocketMQ broker may open the store. If no
     engine runs, the command succeeds.

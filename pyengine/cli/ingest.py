@@ -66,7 +66,7 @@ def ingest(
     store: Path, settings: dict[str, str], as_json: bool, topic: str, files: tuple[Path, ...], queues: int,
     producers: int, format_: str, tags: str | None, pattern: str | None, acked: Path | None, repeat: int,
 ) -> int:
-    """Put every line of FILE... as a message, and print count and rate.
+    """Put each line of the files as a message. The command prints count and rate.
 
     A folder stands for the files under it, - for standard input (one producer). Lines
     are put in batches, each acknowledged as one; the newline is not part of the message.

@@ -106,8 +106,8 @@ class CommandLine(click.Group):
         if args[0] not in BY_NAME and not args[0].startswith("-"):
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], BY_NAME, n=1)
-            hint = f"did you mean {near[0]}?" if near else "`pyengine --help` lists all commands"
+            near = get_close_matches(args[0], BY_NAME, n=2)
+            hint = f"did you mean {' or '.join(near)}?" if near else "`pyengine --help` lists all commands"
             raise click.UsageError(f"no command {args[0]!r}: {hint}", ctx)
         return super().resolve_command(ctx, args)
 

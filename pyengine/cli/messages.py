@@ -243,7 +243,7 @@ def put(
     properties: dict[str, str] | None, flag: int, delay_level: int, deliver_at: datetime | None, no_wait: bool,
     timeout_s: float | None, body: str,
 ) -> int:
-    """Put one message; BODY is its text, - reads it from standard input as it is.
+    """Put one message. BODY is its text; - reads it from standard input as it is.
 
     The engine must be running. Exit code 0 only for PUT_OK; for any other status a
     sentence says what to change.

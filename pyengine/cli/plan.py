@@ -182,7 +182,7 @@ def plan(
     rate: float, size: int, retention: float | None, queues: int, keys: float, properties_bytes: int, topic_bytes: int,
     producers: int, lag: float, settings: dict[str, str], as_json: bool,
 ) -> None:
-    """Compute what a store will need: disk, memory, open files, and the time of a recovery.
+    """Compute the disk, memory and open files of a store. The command also computes the time of a recovery.
 
     The figures are upper bounds, by formulas that docs/capacity.md explains. Settings come from
     the environment and --set, as for a new store. The command measures how fast this machine reads

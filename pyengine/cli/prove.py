@@ -80,7 +80,7 @@ class ModeProof:
 @json_option
 def prove(parent: Path, minutes: float, modes: tuple[str, ...], seed: int | None, keep: bool, settings: dict[str, str],
           as_json: bool) -> int:
-    """Test durability on your own disk: kill -9 under load, then look for every acknowledged message.
+    """Test durability on your own disk, by kill -9 under load. Then the command looks for every acknowledged message.
 
     STORE_PARENT is a directory on the disk to test; the command makes its stores in a new folder
     there, of 1 GiB each at most, and removes them afterwards. First it measures how long the disk

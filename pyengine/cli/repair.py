@@ -53,7 +53,8 @@ if TYPE_CHECKING:
               help="Recover even if durable bytes are damaged: everything after the damage goes to quarantine.")
 @click.option("--dry-run", is_flag=True, help="Print what would be truncated, kept and moved to quarantine; change nothing.")
 def recover(store: Path, settings: dict[str, str], as_json: bool, accept_loss: bool, dry_run: bool) -> int:
-    """Recover a store: find the end of its log, truncate torn records, bring queues and index up to date.
+    """Recover a store that was not stopped in order. The command finds the end of its log, truncates torn records, and
+    brings queues and index up to date.
 
     `start` does the same first. The result is that of RocketMQ's own recovery, but removed bytes
     go to STORE/quarantine before. Bytes that are only in the pool buffers of a dead engine are
@@ -184,7 +185,7 @@ def _print_rebuild(report: RebuildReport) -> None:
 @click.option("--quarantine/--no-quarantine", "with_quarantine", default=True, show_default=True,
               help="Copy the messages in STORE/quarantine too, after those of the log.")
 def salvage(store: Path, settings: dict[str, str], as_json: bool, dest: Path, with_quarantine: bool) -> int:
-    """Make a new store at DEST from every whole record of a damaged one.
+    """Make a new store of every whole record of a damaged one.
 
     The command does not change the damaged store, which may be one of a RocketMQ broker that does not
     start any more. Records keep their order and get new positions; queues, index and checkpoint are
@@ -246,7 +247,7 @@ FLUSH_POLL_INTERVAL_S = 0.02
 def quarantine(
     store: Path, settings: dict[str, str], as_json: bool, action: str, names: tuple[str, ...], max_messages: int, raw: bool,
 ) -> int:
-    """List what recovery moved to quarantine; show the messages in a piece, or put them into the store again.
+    """List or show what recovery cut, or put it back. Recovery moves what it cuts to STORE/quarantine, in pieces.
 
     A piece NAME is a part of the log that recovery removed (commitlog-..., pool-...), or replaced files
     of queues and index (queue-..., derived-..., rebuild-...), which `rebuild` makes from the log.

@@ -238,7 +238,7 @@ def engine_for(root: Path, settings: dict[str, str]) -> Iterator[Producer]:
 @set_option
 @json_option
 def replay(manifest: Path, store: Path, mode: str | None, settings: dict[str, str], as_json: bool) -> int:
-    """Repeat the puts of a manifest, with its clock, and compare every answer with RocketMQ's.
+    """Repeat recorded puts; compare the answers with RocketMQ's. The clock is that of the manifest.
 
     MANIFEST records the puts into a RocketMQ store and their answers: JSON, or .json.gz. The commit
     log and the queues equal RocketMQ's byte for byte. If an engine runs at STORE (started with --set

@@ -456,7 +456,7 @@ def _whole(number: int) -> str:
 def report(
     store: Path, settings: dict[str, str], as_json: bool, file: Path, top: int, master: str | None, level: str | None,
 ) -> None:
-    """Write an HTML report of a store: message rates, sizes, topics, hours of the day, lags of consumer groups.
+    """Write an HTML report of a store. It shows message rates, sizes, topics, hours of the day and lags of consumer groups.
 
     The page is one file that loads nothing else. The command reads the log once, like `stats`, with
     Spark on all processors of this host or of a cluster; it does not disturb a running engine. It

@@ -48,9 +48,9 @@ _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 def serve(
     store: Path, settings: dict[str, str], as_json: bool, metrics: tuple[str, int] | None, broker_conf: Path | None,
 ) -> int:
-    """Run the engine of a store, with its gateway, as a container's main process, until SIGTERM.
+    """Run an engine with its gateway in the foreground. It is meant as the main process of a container.
 
-    The command stays in the foreground and logs on stderr. As process 1 it reaps ended processes.
+    The command logs on stderr. As process 1 it reaps ended processes.
     SIGTERM and Ctrl-C stop the engine in order, SIGHUP reloads the settings. A killed supervisor is
     restarted and adopts the living workers.
 

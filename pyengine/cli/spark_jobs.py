@@ -43,7 +43,7 @@ def stats(
     store: str, settings: dict[str, str], as_json: bool, by: By, topics: tuple[str, ...], allow_missing: bool, verify_crc: bool,
     master: str | None, level: str | None,
 ) -> None:
-    """Count messages, bytes and times in the log, by topic and hour.
+    """Count messages and bytes in the log, by topic and hour.
 
     The command reads the whole flushed log (see --level), with Spark on all processors of this host
     or of a cluster; it does not disturb a running engine. `topics` is faster for counts by queue.

@@ -17,7 +17,7 @@ LINK_COLUMNS = ("link", "state", "since", "sent", "acked", "lag", "detail")
 @click.command()
 @store_command
 def status(store: Path, settings: dict[str, str], as_json: bool) -> int:
-    """Show a store's state, positions, workers and producers, with a verdict first.
+    """Show a verdict, state, positions, workers and producers.
 
     The verdict is one word and one sentence. The word is ok, warning, stopping, stopped, recovering
     (exit code 0), or stuck, read-only, degraded (exit code 6). The command works on a stopped store

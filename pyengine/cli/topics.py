@@ -40,7 +40,7 @@ def topics(
     store: Path, settings: dict[str, str], as_json: bool, action: str, topic: str | None, queues: int | None,
     read_queues: int | None, write_queues: int | None, perm: str | None, order: bool | None, sizes: bool,
 ) -> None:
-    """List a store's topics; create, update or delete one in config/topics.json.
+    """List topics; create, update or delete one. They are in config/topics.json.
 
     The list has the topics with messages and those in topics.json. The engine needs no entry: the
     first message of a topic makes one. RocketMQ brokers and tools read the same file. The command
@@ -176,12 +176,12 @@ def groups(
     store: Path, action: str, settings: dict[str, str], as_json: bool, group: str | None, topic: str | None,
     to: Place | None, queue_ids: tuple[int, ...],
 ) -> None:
-    """List the consumer groups of a store, show their lag, or reset their offsets.
+    """List consumer groups, show their lag, or move their offsets.
 
-    The command works with and without a running engine. LIST prints one line for each group and topic.
-    LAG shows each queue, and the process that owns it. RESET moves the group to another offset, also
+    The command works with and without a running engine. `list` prints one line for each group and topic.
+    `lag` shows each queue, and the process that owns it. `reset` moves the group to another offset, also
     while it has living members: they follow within a second, and their commits of earlier reads are
-    ignored. FORGET removes a group's offsets of a topic, if the group has no living member.
+    ignored. `forget` removes a group's offsets of a topic, if the group has no living member.
 
     \b
     Examples:
@@ -271,10 +271,10 @@ def dlq(
     store: Path, action: str, settings: dict[str, str], as_json: bool, group: str | None, offsets: tuple[int, ...],
     max_messages: int,
 ) -> None:
-    """List the dead letters of a store, show those of a group, or put them back.
+    """List or show dead letters, or put them back.
 
-    A message becomes a dead letter after its group has returned it 16 times (max_reconsume_times). LIST
-    prints one line for each group, in which `waiting` counts those that were not put back yet. REQUEUE
+    A message becomes a dead letter after its group has returned it 16 times (max_reconsume_times). `list`
+    prints one line for each group, in which `waiting` counts those that were not put back yet. `requeue`
     puts back all of them, or those at the given offsets, and delivers them again to this group only. It
     needs a running engine.
 

@@ -38,6 +38,10 @@ def test_every_command_teaches_with_an_example_and_documents_its_options(words, 
             assert param.help, param.name
 
 
+def test_each_line_of_the_list_of_commands_is_whole():
+    assert not [line for line in run("--help").stdout.splitlines()[1:] if line.endswith("...")]
+
+
 @pytest.mark.parametrize(("words", "command"), list(leaf_commands()))
 def test_every_command_speaks_json_and_takes_settings(words, command):
     names = {name for param in command.params for name in param.opts}
