@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import socket
+import ssl
 import struct
 import time
 from pathlib import Path
@@ -111,6 +112,18 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class TlsClient(Client):
+    def __init__(self, port: int, context: ssl.SSLContext) -> None:
+        super().__init__(port)
+        self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
+
+
+def trusting(authority) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
 
 
 class ServedStore:

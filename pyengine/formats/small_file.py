@@ -75,6 +75,11 @@ def read_small_file(path: str | os.PathLike[str], bytes_max: int = SMALL_FILE_BY
     return bytes(found)
 
 
+def file_stamp(status: os.stat_result) -> tuple[int, ...]:
+    """Return what changes with a file's content; the first is the time of change in ns."""
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_dev, status.st_ino, status.st_size
+
+
 def read_small_text(path: str | os.PathLike[str]) -> str:
     """Return the whole content as UTF-8 text with \\n line ends; OSError as read_small_file(), or UnicodeDecodeError."""
     return io.TextIOWrapper(io.BytesIO(read_small_file(path)), encoding="utf-8").read()

@@ -22,15 +22,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.record import encode_host
 from pyengine.gateway import codes
+from pyengine.gateway.tls import TlsHandler
 from pyengine.gateway.wire import ANSWER, ONE_WAY, Frame, WireError, decode_frame, encode_frame, frame_length
-
-if TYPE_CHECKING:
-    from pyengine.gateway.access import TlsHandler
 
 SMALL_BYTES = 64 << 10      # a connection with no more is not closed for the memory of others
 REQUESTS_MAX = 2048         # pending requests of one connection, with held pulls
@@ -145,7 +143,8 @@ class Connections:
             return Connection(self, handlers, take_first)
 
         server = await asyncio.get_running_loop().create_server(
-            make if tls is None else lambda: tls.protocol(self, make), host, port, backlog=1024, reuse_address=True, start_serving=False)
+            make if tls is None else lambda: tls.protocol(make, self.refusal, self.report, self.limits.idle_s),
+            host, port, backlog=1024, reuse_address=True, start_serving=False)
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 

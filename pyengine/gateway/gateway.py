@@ -20,7 +20,7 @@ from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, os_error_sentence
 from pyengine.events import Event, Report
 from pyengine.gateway import codes
-from pyengine.gateway.access import RELOAD_INTERVAL_S, AccessList, TlsHandler, printable, without_list
+from pyengine.gateway.access import AccessList, printable, without_list
 from pyengine.gateway.admin import COUNT_S, Admin
 from pyengine.gateway.connections import Connection, Connections, Handlers, Limits, TurnExecutor
 from pyengine.gateway.members import Members, Relays
@@ -28,6 +28,7 @@ from pyengine.gateway.names import Address, Names, NameServer
 from pyengine.gateway.positions import FLUSH_S, GroupOffsets, Positions
 from pyengine.gateway.pulls import Pulls
 from pyengine.gateway.sends import Ends, Puts, Sends
+from pyengine.gateway.tls import TlsHandler
 from pyengine.ipc.live_reader import LiveStoreReader
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 THREADS = 8
 EXPIRE_S = 5.0
+RELOAD_INTERVAL_S = 1.0 # between two checks of the access list and the certificate
 REPORT_WINDOW_S = 60.0
 REPORTS_MAX = 20        # sentences of one kind in a window; further ones are counted
 VIP_DISTANCE = 2        # RocketMQ's clients may send to the broker's port minus two

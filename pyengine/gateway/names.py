@@ -28,7 +28,7 @@ from pyengine.formats.constants import (
     TRANSACTION_OP_TOPIC,
 )
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config
+from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config, file_stamp
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Handlers, Request, TurnExecutor
 from pyengine.gateway.wire import IntKeys, write_json
@@ -130,8 +130,7 @@ class _CachedFile(Generic[Table]):
     def _read_now(self) -> Table:
         known, stamp = self._known, None
         with contextlib.suppress(OSError):
-            status = os.stat(self._path)
-            stamp = status.st_ino, status.st_mtime_ns, status.st_size
+            stamp = file_stamp(os.stat(self._path))
         if known is None or stamp != known[0]:
             try:
                 known = self._known = stamp, self._read()
