@@ -127,7 +127,7 @@ def discover(root: str | os.PathLike[str], overrides: Mapping[str, int] | None =
 
     If files and `overrides` differ, the files take precedence; the caller compares and refuses.
     If several values are consistent with the files, an override among them decides.
-    The contents of files never make it raise an error: the code that opens a file of a wrong length refuses it.
+    No file makes it raise an error: the code that opens one of a wrong length, or one in a folder's place, refuses it.
     """
     overrides = overrides or {}
     paths = StorePaths(root)
@@ -137,13 +137,15 @@ def discover(root: str | os.PathLike[str], overrides: Mapping[str, int] | None =
         ("mapped_file_size_consume_queue_bytes", paths.consume_queue, CQ_ENTRY_BYTES),
         ("mapped_file_size_consume_queue_ext_bytes", paths.consume_queue_ext, 1),
     ):
-        size_bytes = segment_size([_segments(folder) for _, _, folder in islice(queue_folders(queues), _QUEUES_SAMPLED)], unit_bytes)
+        folders = islice(queue_folders(queues), _QUEUES_SAMPLED) if queues.is_dir() else ()
+        size_bytes = segment_size([_segments(folder) for _, _, folder in folders], unit_bytes)
         if size_bytes is not None:
             found[name] = size_bytes
     log_bytes = _log_segment_size(paths, overrides.get("mapped_file_size_commit_log_bytes"))
     if log_bytes is not None:
         found["mapped_file_size_commit_log_bytes"] = log_bytes
-    layout = find_layout([paths.index / name for name in index_file_names(paths.index)], wanted.index_layout)
+    index_files = index_file_names(paths.index) if paths.index.is_dir() else []
+    layout = find_layout([paths.index / name for name in index_files], wanted.index_layout)
     if layout is not None:
         found["max_hash_slot_num"] = layout.max_hash_slot_num
         found["max_index_num"] = layout.max_index_num

@@ -42,7 +42,7 @@ def test_a_damaged_body_is_an_error_and_the_exit_code_3(golden):
 
 def test_a_segment_of_wrong_length_is_a_finding(golden):
     ran = run("check", golden("abnormal-shortfile").root, "--json")
-    assert ran.code == 3 and "RocketMQ would not open the store" in ran.document["findings"][0]["text"]
+    assert ran.code == 3 and "refuse the store as it is" in ran.document["findings"][0]["text"]
 
 
 def acks(store) -> list[dict]:

@@ -43,6 +43,13 @@ def test_no_store_at_all(tmp_path):
     assert discover(tmp_path) == DEFAULTS
 
 
+@pytest.mark.parametrize("place", ["consumequeue", "consumequeue_ext", "index", "commitlog", "consumequeue/topic-0"])
+def test_a_file_in_a_folders_place_counts_as_an_empty_folder(tmp_path, place):
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / place).write_text("a user's")
+    assert discover(tmp_path) == DEFAULTS
+
+
 def test_a_cut_file_does_not_decide(tmp_path):
     folder = tmp_path / "commitlog"
     folder.mkdir()

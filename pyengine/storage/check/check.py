@@ -73,10 +73,11 @@ def check(
     findings, was_stopped = Findings(report), is_running or not store.abort_exists()
     try:
         log, queues = LogSegments(store.list_log(), store.segment_bytes), list_queues(store)
+        index_files = list_index_files(store)
     except StoreRefusedError as error:
         _, inside, rest = str(error).partition(f"{store.root}/")  # the root may have spaces; names below it have none
         findings.error("refused", rest.split()[0].rstrip(":") if inside else "", None,
-                       f"{str(error).replace(f'{store.root}/', '')}; RocketMQ would not open the store")
+                       f"{str(error).replace(f'{store.root}/', '')}; `recover` and `start` refuse the store as it is")
         if not is_running:
             _check_notes(store.root, findings, reading.damage, was_stopped)
         report.seconds = time.monotonic() - started_s
@@ -91,7 +92,7 @@ def check(
         findings.info("copy", "config/watermark", None, copy_note(log.end, reading.watermark.flushed))
     checked = StoreUnderCheck(
         store, log, work or CheckWork(), findings, report, own_watermark(reading, 0), was_stopped, is_running)
-    facts = _check_files(checked, end, queues, options or RecoveryOptions(), progress or (lambda done, total: None))
+    facts = _check_files(checked, end, queues, index_files, options or RecoveryOptions(), progress or (lambda done, total: None))
     if acked is not None:
         _check_acked(checked, Path(acked))
     _check_config(store.root, findings)
@@ -109,11 +110,13 @@ def check(
 
 
 def _check_files(
-    checked: StoreUnderCheck, end: LogScan, queues: list[QueueState], options: RecoveryOptions, progress: CheckProgress
+    checked: StoreUnderCheck, end: LogScan, queues: list[QueueState], index_files: list[Path], options: RecoveryOptions,
+    progress: CheckProgress,
 ) -> LogFacts:
     """Check the log up to `end`, and compare queues and index with it."""
     store, log, findings, work = checked.store, checked.log, checked.findings, checked.work
-    index_files = list_index_files(store) if options.message_index_enable else []
+    if not options.message_index_enable:
+        index_files = []
     if checked.is_running:
         del index_files[-1:]  # it may have an unfinished put
     work.begin(log, index_files, store.geometry.index_layout)

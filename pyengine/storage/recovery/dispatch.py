@@ -44,7 +44,7 @@ from pyengine.storage.log_scan import LogView
 from pyengine.storage.mapped_file import MappedFile, index_file_names, mapped
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.log import LogPlan, Work, segments_between
-from pyengine.storage.recovery.queues import QueueCut, QueueState, list_queues, sync_queue
+from pyengine.storage.recovery.queues import QueueCut, QueueState, list_queues, refuse_file, sync_queue
 from pyengine.storage.recovery.report import RecoveryOptions, RecoveryPath
 
 _SLICE_BYTES = 1 << 20
@@ -472,8 +472,9 @@ def delete_index_files(files: Sequence[DeletedIndex]) -> None:
 
 
 def list_index_files(root: Root) -> list[Path]:
-    """Return the index files, oldest first; other names are ignored, as in RocketMQ."""
+    """Return the index files, oldest first; other names are ignored, as in RocketMQ. StoreRefusedError if `index` is no folder."""
     folder = StorePaths(root).index
+    refuse_file(folder)
     return [folder / name for name in index_file_names(folder)]
 
 

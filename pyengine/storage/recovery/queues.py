@@ -97,7 +97,7 @@ class QueueCut:
 
 def list_queues(store: MessageStore) -> list[QueueState]:
     """Return every queue that has files, with its own end. StoreRefusedError for files that RocketMQ would refuse."""
-    _refuse_file(store.consume_queue)
+    refuse_file(store.consume_queue)
     queues, size_bytes = [], store.queue_file_bytes
     for topic, queue_id, folder in queue_folders(store.consume_queue):
         files = tuple(list_segments(folder, size_bytes))
@@ -114,12 +114,13 @@ def misplaced_files(queues: Path) -> set[Path]:
 
 def refuse_foreign_extensions(store: MessageStore) -> None:
     """Raise StoreRefusedError for files in the queues' extensions that RocketMQ would refuse."""
-    _refuse_file(store.consume_queue_ext)
+    refuse_file(store.consume_queue_ext)
     for _, _, queue in queue_folders(store.consume_queue_ext):
         list_segments(queue, store.queue_ext_file_bytes)
 
 
-def _refuse_file(folder: Path) -> None:
+def refuse_file(folder: Path) -> None:
+    """Raise StoreRefusedError if `folder` exists and is no folder."""
     if folder.exists() and not folder.is_dir():
         raise StoreRefusedError(f"{folder} is a file where a folder belongs; move it away")
 

@@ -76,6 +76,15 @@ def stopped(build_store):
     return store
 
 
+@pytest.mark.parametrize("place", ["commitlog", "consumequeue", "index"])
+def test_a_file_in_a_folders_place_is_a_finding_that_says_what_to_do(stopped, place):
+    shutil.rmtree(stopped.root / place)
+    (stopped.root / place).write_text("a user's")
+    report = check(MessageStore(stopped.root, stopped.geometry))
+    assert report.exit_code is ExitCode.CORRUPTION
+    assert any(one.file == place and "move it away" in one.text for one in report.findings), found(report)
+
+
 def queue_file(store):
     return store.root / "consumequeue" / "topic-0" / "0" / f"{0:020d}"
 

@@ -345,8 +345,8 @@ def test_a_foreign_file_among_queue_files_is_refused_and_nothing_changes(build_s
     assert store.tree() == before
 
 
-@pytest.mark.parametrize("place", ["consumequeue/topic-0/0", "consumequeue/topic-0", "consumequeue"])
-def test_a_file_in_the_place_of_a_queues_folder_is_refused_and_nothing_changes(build_store, place):
+@pytest.mark.parametrize("place", ["consumequeue/topic-0/0", "consumequeue/topic-0", "consumequeue", "index"])
+def test_a_file_in_the_place_of_a_folder_is_refused_and_nothing_changes(build_store, place):
     store = build_store(12)
     create_abort_file(store.root)
     path = store.root / place
