@@ -142,18 +142,21 @@ class ConfigTable(Generic[Row]):
 
 @contextlib.contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Allow one process at a time to change this config/*.json, by a lock on `<name>.lock` that ends with the process.
+    """Allow one process at a time to change this file of config/, by a lock on `<name>.lock` that ends with the process.
 
-    StoreBusyError if another process holds the lock for LOCK_WAIT_S: a stopped process must not block the checkpointer. Other
-    users may not open the lock file.
+    StoreBusyError if another process holds the lock for LOCK_WAIT_S: a stopped process must not block the checkpointer. Only
+    the folder's user, and root, may open the lock file.
     """
     make_folders(path.parent)
     lock = path.with_name(path.name + ".lock")
     with disk_errors("open", lock):
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, LOCK_MODE)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, LOCK_MODE)
     try:
         with contextlib.suppress(OSError):  # an older version created it readable for all, which is enough to lock it
             os.fchmod(descriptor, LOCK_MODE)
+        if os.geteuid() == 0:  # for the engine's user
+            owner = path.parent.stat()
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
         until_s = time.monotonic() + LOCK_WAIT_S
         while True:
             try:
@@ -297,9 +300,18 @@ def _has_entry(topic: str) -> bool:
 
 
 def _lacking(table: NamedRows[TopicConfig], wanted: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Return the topics with a message after their deletion, and those whose entry has fewer read queues than have messages."""
-    return [topic for topic, (count, newest_ms) in wanted.items()
-            if (table.rows[topic].read_queue_nums < count if topic in table.rows else table.deleted.get(topic, -1) < newest_ms)]
+    """Return the topics with a message after their deletion, and those whose entry has fewer read queues than have messages.
+
+    The time of a deletion that lies in the future is of a clock that was wrong then; it does not count.
+    """
+    now_ms = time.time_ns() // 1_000_000
+
+    def is_lacking(topic: str, count: int, newest_ms: int) -> bool:
+        if topic in table.rows:
+            return table.rows[topic].read_queue_nums < count
+        return not newest_ms <= table.deleted.get(topic, -1) <= now_ms
+
+    return [topic for topic, (count, newest_ms) in wanted.items() if is_lacking(topic, count, newest_ms)]
 
 
 def _found(topics: dict[str, TopicConfig], topic: str) -> TopicConfig:

@@ -112,6 +112,15 @@ def test_the_newest_deletions_are_kept(tmp_path, monkeypatch):
     assert set(topics.read().rows) == {"a", "b"}
 
 
+def test_a_deletion_by_a_clock_that_was_ahead_does_not_keep_a_topic_out(tmp_path, monkeypatch):
+    topics = configs(tmp_path)
+    topics.create(TopicConfig("a"))
+    with monkeypatch.context() as patch:
+        patch.setattr(config_table.time, "time_ns", lambda: 4_000_000_000_000_000_000)
+        topics.delete("a")
+    assert topics.enter(touched(1_700_000_000_000, a=0)) == set() and set(topics.read().rows) == {"a"}
+
+
 @pytest.mark.parametrize("bad", ["", "\0" * 100, '{"topicConfigTable":', '{"topicConfigTable":[]}', "[]", b"\xff\xfe"])
 def test_a_bad_file_gives_way_to_its_backup_and_says_so(tmp_path, bad):
     topics = configs(tmp_path, bad, ROCKETMQ)
@@ -240,6 +249,26 @@ def test_a_lock_that_another_process_keeps_is_not_waited_for_for_ever(tmp_path, 
             table.create(TopicConfig("new"))
     table.create(TopicConfig("new"))
     assert stat.S_IMODE(lock.stat().st_mode) == 0o600, "another user cannot open it any more"
+
+
+@pytest.mark.root
+def test_a_lock_that_root_makes_is_of_the_user_of_the_folder(tmp_path):
+    topics = configs(tmp_path)
+    topics.path.parent.mkdir(exist_ok=True)
+    os.chown(topics.path.parent, 65534, 65534)
+    topics.create(TopicConfig("new"))
+    status = (tmp_path / "config" / "topics.json.lock").stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (65534, 65534, 0o600)
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
+    topics = configs(tmp_path, ROCKETMQ)
+    target = tmp_path / "target"
+    target.touch(0o644)
+    (tmp_path / "config" / "topics.json.lock").symlink_to(target)
+    with pytest.raises(DiskError, match=r"cannot open .*topics.json.lock"):
+        topics.create(TopicConfig("new"))
+    assert stat.S_IMODE(target.stat().st_mode) == 0o644
 
 
 def refused(patch, number, times):
