@@ -171,17 +171,14 @@ def pause_before_restart(lived_s: float) -> None:
 
 
 def notify(*lines: str) -> None:
-    """Send `READY=1`, `WATCHDOG=1`, `STOPPING=1` or `STATUS=...` to the service manager, if there is one."""
+    """Send `READY=1`, `WATCHDOG=1`, `STOPPING=1` or `STATUS=...` to the service manager, if there is one that can be reached."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
     if address.startswith("@"):
         address = "\0" + address[1:]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
-        try:
-            channel.sendto("\n".join(lines).encode(), address)
-        except OSError:
-            pass  # the manager is gone
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        channel.sendto(os.fsencode("\n".join(lines)), address)  # a path in the text may hold any bytes
 
 
 def watchdog_interval_s() -> float | None:

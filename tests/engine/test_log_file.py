@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -125,3 +127,21 @@ def test_a_log_that_cannot_be_made_leaves_the_old_one(tmp_path):
     with log_file.open_log(tmp_path) as log:
         run_program(tmp_path, act, stdout=log, stderr=log)
     assert (tmp_path / "engine.log.2").read_text() == "x" * 100 + "\ny\nz\n"
+
+
+def test_the_service_manager_is_told_a_path_of_any_bytes(tmp_path, monkeypatch):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        log_file.notify("STATUS=cannot open " + os.fsdecode(b"/store/\xff"), "WATCHDOG=1")
+        assert manager.recv(1000) == b"STATUS=cannot open /store/\xff\nWATCHDOG=1"
+
+
+def test_a_process_without_a_free_descriptor_does_not_end_for_telling_its_manager(tmp_path, monkeypatch):
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        log_file.notify("WATCHDOG=1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
