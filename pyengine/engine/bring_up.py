@@ -129,18 +129,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, progress: Progre
             report, presence = _join_master(store, config, report, remembered, progress)
         confirm, confirm_notes = settle_confirmed(root, config, report.end_offset, remembered)
         report = replace(report, notes=report.notes + confirm_notes + ask_peers(root, config))
-    memory = _make_memory(root, config, engine_id, report, recorded, confirm)
-    if is_recovered:
-        if config.broker_role != SLAVE and (noted := ReplicationStateFile(root).read().state) is not None and noted.is_fenced:
-            native.refuse_puts(memory.control, native.REFUSE_FENCED)
-        create_abort_file(root)
-        failpoint("engine_opened")
-        _publish(memory, native.STATE_RUNNING, report.copy_note)
-        failpoint("engine_published")
-    else:
-        _publish(memory, native.STATE_DEGRADED, report.sentence)
-    if config.broker_role == SLAVE:
-        native.refuse_puts(memory.control, native.REFUSE_SLAVE)
+    memory = _open_memory(root, config, engine_id, report, recorded, confirm)
     lock.share()
     if is_recovered and report.path is RecoveryPath.ABNORMAL:
         report = replace(report, notes=report.notes + _enter_topics(store, config, report))
@@ -165,9 +154,9 @@ def _recover(store: MessageStore, config: EngineConfig, progress: Progress | Non
     return report, remembered, recorded
 
 
-def _make_memory(root: Path, config: EngineConfig, engine_id: EngineId, report: RecoveryReport, recorded: bytes,
+def _open_memory(root: Path, config: EngineConfig, engine_id: EngineId, report: RecoveryReport, recorded: bytes,
                  confirm: int) -> EngineMemory:
-    """Make all shared objects of the engine; none is left if one cannot be made."""
+    """Make all shared objects of the engine, write `abort` and publish the control block; no object is left if that fails."""
     folder = SharedFolder.of(engine_id, config.shm_directory)
     folder.make()
     folder.sweep()
@@ -184,11 +173,24 @@ def _make_memory(root: Path, config: EngineConfig, engine_id: EngineId, report: 
         failpoint("memory_made")
         _set_positions(memory, root, report)
         set_confirmed(memory, root, confirm, report.end_offset)
+        memory.open_latches()
+        if config.broker_role == SLAVE:
+            native.refuse_puts(memory.control, native.REFUSE_SLAVE)
+        elif report.state is RecoveryState.RECOVERED \
+                and (noted := ReplicationStateFile(root).read().state) is not None and noted.is_fenced:
+            native.refuse_puts(memory.control, native.REFUSE_FENCED)
+        if report.state is RecoveryState.RECOVERED:
+            create_abort_file(root)
+            failpoint("engine_opened")
+            _publish(memory, native.STATE_RUNNING, report.copy_note)
+            failpoint("engine_published")
+        else:
+            _publish(memory, native.STATE_DEGRADED, report.sentence)
     except BaseException:
         sessions.remove_attach_count(semaphore_id)
         folder.sweep()
         raise
-    return memory.open_latches()
+    return memory
 
 
 def _enter_topics(store: MessageStore, config: EngineConfig, report: RecoveryReport) -> tuple[str, ...]:

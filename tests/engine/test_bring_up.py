@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ from fix_engine import SMALL
 from pyengine.cli.promote import _promote_stopped
 from pyengine.engine import bring_up as bring_up_module
 from pyengine.engine.bring_up import DESCRIPTORS_MIN, FIRST_GENERATION, bring_up, raise_descriptors
-from pyengine.errors import CorruptionError, EngineError, UsageError
+from pyengine.errors import CorruptionError, DiskFullError, EngineError, UsageError
 from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.store_lock import StoreLock
@@ -69,6 +70,22 @@ def position(memory, name):
 def seen(root):
     with open_store(root) as reader:
         return reader.queue_range("T", 0)[1]
+
+
+def test_a_start_that_fails_before_it_is_published_leaves_no_memory_and_no_semaphore(store, monkeypatch):
+    root, _ = store
+    made = []
+    monkeypatch.setattr(sessions, "make_attach_count", lambda make=sessions.make_attach_count: made.append(make()) or made[-1])
+    monkeypatch.setattr(bring_up_module, "create_abort_file", raise_full)
+    with pytest.raises(DiskFullError, match="no room"), brought_up(root):
+        pass
+    assert made[0] != sessions.NO_ATTACH_COUNT
+    semaphores = {int(line.split()[1]) for line in Path("/proc/sysvipc/sem").read_text().splitlines()[1:]}
+    assert made[0] not in semaphores and shared_objects.find_folder(root).names() == []
+
+
+def raise_full(root):
+    raise DiskFullError("no room")
 
 
 @pytest.mark.parametrize(("beyond", "visible"), [(0, 1), (7, 1), (-1, 0)])
