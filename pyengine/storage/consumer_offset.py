@@ -173,8 +173,8 @@ class Writer:
         if _read_lock(self._descriptor)[0] != self._generation:
             raise LockTakenOverError
 
-    def replace(self, content: bytes, *, keep_as: str) -> None:
-        """Replace the content of the file, atomically and durably; keep the old content as `<name>.<keep_as>`.
+    def replace(self, content: bytes, *, keep_as: str) -> Stamp:
+        """Replace the content of the file, atomically and durably; keep the old content as `<name>.<keep_as>`. Return the new stamp.
 
         Once the file exists it exists at every moment. After LockTakenOverError,
         DiskFullError, DiskError or FlushError the old file is still in place.
@@ -182,6 +182,7 @@ class Writer:
         unfinished = self._unfinished("")
         try:
             self._write(unfinished, content)
+            stamp = _stamp(unfinished)  # not after the rename: the file may be the next writer's then
             self._link_old(keep_as)
             self.check()
             os.rename(unfinished, self._target)
@@ -193,6 +194,7 @@ class Writer:
             with contextlib.suppress(OSError):  # it exists only after a failure
                 os.unlink(unfinished)
         sync_folder(self._target.parent)
+        return stamp
 
     def remove_unfinished(self) -> None:
         """Remove the unfinished files of earlier writers, dead or stopped, so that they cannot rename them."""
@@ -248,6 +250,7 @@ GROUP_BYTES_MAX = 127
 _TRIES = 5
 _NOT_THE_FILES_FAULT = (*TRANSIENT_ERRNOS, errno.EIO, errno.EACCES)
 
+Stamp = tuple[int, int, int]       # inode, time of the last change in ns, bytes
 Table = dict[str, dict[int, int]]  # "topic@group" -> queue id -> the group's next offset
 
 
@@ -258,7 +261,7 @@ class OffsetTable:
     offsets: Table = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     is_damaged: bool = False  # the file is damaged: the table comes from `.bak`, or is empty
-    stamp: tuple[int, int, int] = (0, 0, 0)  # from an update: the stamp() of the file with this table
+    stamp: Stamp = (0, 0, 0)  # from an update: the stamp() of the file with this table
 
 
 class ConsumerOffsets:
@@ -272,13 +275,9 @@ class ConsumerOffsets:
         self._path = self.path = folder / FILE_NAME
         self._lock = OffsetLock(self._path, folder / "consumers", timeout_s=timeout_s, while_waiting=while_waiting)
 
-    def stamp(self) -> tuple[int, int, int]:
+    def stamp(self) -> Stamp:
         """Return numbers that differ once the file has changed; zeros without a file."""
-        try:
-            found = os.stat(self.path)
-        except OSError:
-            return 0, 0, 0
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        return _stamp(self.path)
 
     def table(self) -> OffsetTable:
         """Return all groups' current offsets, with notes about damage. It takes no lock, since files are replaced atomically.
@@ -345,6 +344,7 @@ class ConsumerOffsets:
                         path=str(self._path))
 
     def _change(self, writer: Writer, change: Callable[[Table], object]) -> OffsetTable:
+        stamp = self.stamp()
         found = self.table()
         before = {key: dict(offsets) for key, offsets in found.offsets.items()}
         change(found.offsets)
@@ -355,11 +355,19 @@ class ConsumerOffsets:
             if len(content) > SMALL_FILE_BYTES_MAX:
                 raise DiskError(f"cannot write {self._path}: {len(content):,} bytes are more than {SMALL_FILE_BYTES_MAX:,}, which is all "
                                 "that is read: forget groups that are no longer used", path=str(self._path))
-            writer.replace(content, keep_as="damaged" if found.is_damaged else "bak")
+            stamp = writer.replace(content, keep_as="damaged" if found.is_damaged else "bak")
         else:
             writer.check()  # if another process has taken over, the table may be old
-        found.stamp = self.stamp()
+        found.stamp = stamp
         return found
+
+
+def _stamp(path: Path) -> Stamp:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0, 0
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def group_key(topic: str, group: str) -> str:

@@ -36,6 +36,22 @@ def test_what_rocketmq_wrote_is_read_and_kept(tmp_path, path):
     assert path.with_name(path.name + ".bak").read_text() == BY_ROCKETMQ
 
 
+@pytest.mark.parametrize(("committed", "last_step"), [
+    pytest.param(8, "pyengine.storage.consumer_offset.sync_folder", id="changed"),
+    pytest.param(7, "pyengine.storage.consumer_offset.Writer.check", id="unchanged")])
+def test_the_stamp_of_an_update_is_of_its_own_table(tmp_path, path, monkeypatch, committed, last_step):
+    offsets = ConsumerOffsets(tmp_path)
+    offsets.commit("orders", "billing", {0: 7})
+
+    def paused_until_another_process_has_written(*_):
+        path.with_name("next").write_text('{"offsetTable":{"orders@billing":{"0":9}}}')
+        path.with_name("next").rename(path)
+
+    monkeypatch.setattr(last_step, paused_until_another_process_has_written)
+    found = offsets.update(lambda table: table["orders@billing"].update({0: committed}))
+    assert found.offsets == {"orders@billing": {0: committed}} and found.stamp != offsets.stamp()
+
+
 HOSTILE = {
     "empty": b"",
     "cut": b"{",
