@@ -77,7 +77,9 @@ Progress = Callable[[int, int], None]
 # In an engine with all kinds of workers, a producer and forty queues the process that opens the most has 36 descriptors;
 # each further producer, and each buffer of a pool, takes one more in the supervisor.
 DESCRIPTORS_MIN = 48
-DESCRIPTORS_RAISED_TO = 1024
+DESCRIPTORS_RAISED_TO = 2048  # enough for the most producers and pool buffers that can be set
+# Of the writer, beside one for each session and two for each pool buffer: its objects and some segments that are not flushed yet.
+WRITER_DESCRIPTORS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +253,7 @@ def _identity(root: Path, config: EngineConfig, engine_id: EngineId, semaphore_i
         put_timeout_ms=config.put_timeout_ms, sync_flush_timeout_ms=config.sync_flush_timeout_ms,
         os_page_cache_busy_timeout_ms=config.os_page_cache_busy_timeout_ms,
         spin_writer_us=spin_writer_us, spin_producer_us=spin_producer_us,
-        sessions_max=min(config.sessions_max, native.SESSION_SLOTS), pool_buffers=pool_buffers,
+        sessions_max=min(config.sessions_max, native.SESSION_SLOTS, _sessions_that_fit(pool_buffers)), pool_buffers=pool_buffers,
         replay_clock=int(config.replay_clock), role=ROLES[config.broker_role], created_ms=now_ms(), created_boot_ns=boot_ns(),
         sysv_semaphore_id=semaphore_id, lock_modified_ns=lock_modified_ns(root),
         dispatch_at=int(config.dispatch_at == "replicated" and config.broker_role != "SLAVE"),
@@ -413,9 +415,15 @@ def raise_descriptors() -> None:
     """Raise this process's soft limit, if it is too low, as far as the hard one allows; the supervisor's workers inherit it."""
     require_descriptors()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if _is_below(soft):
-        wanted = DESCRIPTORS_RAISED_TO if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_RAISED_TO)
+    wanted = DESCRIPTORS_RAISED_TO if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_RAISED_TO)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _sessions_that_fit(pool_buffers: int) -> int:
+    """Return for how many producers the writer, which inherits this process's limit, has descriptors: without one it cannot go on."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return native.SESSION_SLOTS if soft == resource.RLIM_INFINITY else max(1, soft - WRITER_DESCRIPTORS - 2 * pool_buffers)
 
 
 def _is_below(limit: int) -> bool:

@@ -122,7 +122,8 @@ class Sessions:
         for slot in self._slots:
             if native.load(self._control.sessions[slot], "state") == native.SESSION_FREE:
                 return slot
-        sentence = f"all {len(self._slots)} sessions are taken: close producers, or raise sessions_max"
+        sentence = (f"all {len(self._slots)} sessions are taken: close producers, or raise sessions_max and, if that is higher already, "
+                    "the engine's limit of open files (`ulimit -n`)")
         states = (native.load(self._control.sessions[slot], "state") for slot in self._slots)
         if self.close_dropped() or native.SESSION_DEAD in states:
             raise SlotsDrainingError(sentence)

@@ -112,6 +112,10 @@ class SharedObject:
         """Unmap and close. Pointers made from `memory` must not be used afterwards."""
         with contextlib.suppress(BufferError):  # a view of it still exists: it is unmapped with that view
             self.memory.close()
+        self.close_descriptor()
+
+    def close_descriptor(self) -> None:
+        """Close the descriptor, and keep the mapping, which has a descriptor of its own."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -296,10 +296,10 @@ class TransientStorePool:
             self._mapped[number] = self._memory.folder.attach(shared_objects.pool_name(number), writable=self._writable)
         return self._mapped[number]
 
-    def close(self, unmap: Callable[[SharedObject], None] = SharedObject.close) -> None:
+    def close(self) -> None:
         """Unmap all buffers."""
         while self._mapped:
-            unmap(self._mapped.popitem()[1])
+            self._mapped.popitem()[1].close()
 
 
 class CommitRealTimeService(Service):

@@ -253,6 +253,7 @@ class PutMessageService(Service):
             shared.close()
             self._end_session(slot)
             return
+        shared.close_descriptor()  # a writer has a descriptor for each producer, as bring_up.py counts on
         self._sessions[slot] = shared
         view = session.view(shared.memory)
         session.guard(slot, view, shared.size_bytes)
@@ -280,7 +281,7 @@ class PutMessageService(Service):
     def _detach_session(self, slot: int) -> None:
         self._writer.detach_session(slot)
         session.unguard(slot)
-        _unmap_object(self._sessions.pop(slot))
+        self._sessions.pop(slot).close()
 
     def _load_side_entry(self) -> None:
         """RUN_SIDE: load an entry that is too large for its ring. It is read, not mapped: its producer might truncate the file."""
@@ -323,7 +324,7 @@ class PutMessageService(Service):
         old_name, old = shared_objects.queues_name(self._generation), self._table_object
         self._generation, self._table_object, self._table = offered, shared, table
         self._memory.folder.unlink(old_name)
-        _unmap_object(old)
+        old.close()
         return True
 
     def _wait_for_table(self) -> None:
@@ -534,16 +535,8 @@ class PutMessageService(Service):
             self._detach_session(slot)
         for base in tuple(self._mappings):
             self._unmap(base)
-        self._pool.close(_unmap_object)
+        self._pool.close()
         self._unflushed.close()
-        _unmap_object(self._table_object)
-
-
-def _unmap_object(shared: SharedObject) -> None:
-    try:
-        shared.close()
-    except BufferError:
-        os.close(shared.descriptor)
-        shared.descriptor = -1
+        self._table_object.close()
 
 

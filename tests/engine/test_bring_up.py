@@ -18,7 +18,7 @@ from fix_engine import SMALL
 from pyengine.cli.promote import _promote_stopped
 from pyengine.engine import bring_up as bring_up_module
 from pyengine.engine.bring_up import DESCRIPTORS_MIN, FIRST_GENERATION, bring_up, raise_descriptors
-from pyengine.errors import CorruptionError, DiskFullError, EngineError, UsageError
+from pyengine.errors import CorruptionError, DiskFullError, EngineError, EngineUnavailableError, UsageError
 from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.store_lock import StoreLock
@@ -295,7 +295,8 @@ def test_a_start_with_too_few_descriptors_is_refused_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(("soft", "hard", "becomes"), [
-    (FEW, 1 << 20, 1024), (FEW, 60, 60), (FEW, resource.RLIM_INFINITY, 1024), (DESCRIPTORS_MIN, DESCRIPTORS_MIN, None),
+    (FEW, 1 << 20, 2048), (FEW, 60, 60), (1024, resource.RLIM_INFINITY, 2048), (DESCRIPTORS_MIN, DESCRIPTORS_MIN, None),
+    (4096, 1 << 20, None),
     (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None), (FEW, FEW, "refused")])
 def test_a_supervisor_raises_what_it_may(monkeypatch, soft, hard, becomes):
     raised = []
@@ -333,4 +334,26 @@ def test_the_fewest_that_are_not_refused_are_enough_for_all_workers_and_a_dozen_
         done = spawn("stop", root, preexec_fn=with_few)
     assert done.code == 0, done
     assert spawn("check", root, preexec_fn=with_few).code == 0
+    assert os.strerror(errno.EMFILE) not in (root / "engine.log").read_text()
+
+
+def test_producers_beyond_what_the_writer_may_open_are_refused_and_the_others_go_on(tmp_path):
+    """The writer maps each session: with one too many it could not even start again, and all puts would wait."""
+    root = tmp_path / "store"
+    done = spawn("start", root, *(word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")),
+                 "--set", "sessions_max=1024", preexec_fn=with_limit(DESCRIPTORS_MIN + 12))
+    assert done.code == 0, done
+    try:
+        with contextlib.ExitStack() as stack:
+            producers = []
+            with pytest.raises(EngineUnavailableError, match=r"sessions are taken: .*sessions_max.*`ulimit -n`"):
+                for _ in range(64):
+                    producers.append(stack.enter_context(pyengine.connect(root)))
+                    assert producers[-1].put("T", b"first").ok
+            assert len(producers) >= 24
+            for number in range(200):
+                assert producers[number % len(producers)].put("T", bytes(3000)).ok
+    finally:
+        done = spawn("stop", root)
+    assert done.code == 0, done
     assert os.strerror(errno.EMFILE) not in (root / "engine.log").read_text()
