@@ -368,7 +368,7 @@ class Children:
                 self._signal(child, signal.SIGKILL)
         for child in self._children.values():
             if child.pid:
-                with selectors.DefaultSelector() as selector:
+                with selectors.PollSelector() as selector:  # which needs no descriptor, in case none is free
                     selector.register(child.pidfd, selectors.EVENT_READ)
                     selector.select()
                 self._on_exit(child)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import selectors
 import signal
 import subprocess
@@ -78,6 +79,19 @@ def test_a_worker_is_started_and_stopped(rig):
     made.go_until(lambda: made.children.all_ready, "ready")
     assert made.children.stop(made.pump, time.monotonic() + 30) == []
     assert native.load(line(made), "state") == native.WORKER_ABSENT and made.reported == []
+
+
+def test_workers_are_killed_and_waited_for_without_a_free_descriptor(rig):
+    made = rig(FLUSHER)
+    made.children.start()
+    made.go_until(lambda: made.children.all_ready, "ready")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
+    try:
+        made.children.kill()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert "SIGKILL" in made.reported[0] and made.children.not_ready() == ["flusher"]
 
 
 def test_a_worker_that_keeps_dying_is_restarted_after_growing_pauses(rig):
