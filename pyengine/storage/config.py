@@ -194,16 +194,13 @@ def record_sizes(root: str | os.PathLike[str], config: EngineConfig) -> bool:
     A crash leaves the old file or the new one, never a part.
     """
     path = config_path(root)
-    present = read_file(path)
-    missing = {name: getattr(config, name) for name in FIXED_NAMES if name not in present}
-    kept = {name: getattr(config, name) for name in KEPT_NAMES
-            if present.get(name, SETTINGS[name].default) != getattr(config, name)}
-    if not missing and not kept:
+    if not any(_unrecorded(path, config)):
         return False
     from pyengine.storage.config_table import exclusive
     from pyengine.storage.durable_writes import write_config
 
     with exclusive(path):
+        missing, kept = _unrecorded(path, config)
         text = read_small_text(path) if path.exists() else ""
         lines = [line for line in text.splitlines(keepends=True) if _name_of_line(line) not in kept]
         heading = "# Sizes of this store's files, fixed when it was made.\n" if missing else ""
@@ -211,6 +208,13 @@ def record_sizes(root: str | os.PathLike[str], config: EngineConfig) -> bool:
         fresh = heading + write_toml(missing) + kept_heading + write_toml(kept)
         write_config(path, (fresh + ("\n" if lines else "") + "".join(lines)).encode())
     return True
+
+
+def _unrecorded(path: Path, config: EngineConfig) -> tuple[dict[str, Value], dict[str, Value]]:
+    """Return the sizes that an engine.toml lacks, and the settings of KEPT_NAMES that differ from it."""
+    present = read_file(path)
+    return ({name: getattr(config, name) for name in FIXED_NAMES if name not in present},
+            {name: getattr(config, name) for name in KEPT_NAMES if present.get(name, SETTINGS[name].default) != getattr(config, name)})
 
 
 def set_in_file(path: Path, values: Mapping[str, Value], without: tuple[str, ...] = ()) -> None:

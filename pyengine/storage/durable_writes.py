@@ -530,7 +530,7 @@ class DirectFile(io.RawIOBase):
 
 
 def sync_descriptor(descriptor: int, path: Path, *, may_repeat: bool = False) -> None:
-    """fsync, or raise FlushError, which is never retried. `may_repeat`: DiskFullError on a full disk, since no reader sees the file yet."""
+    """fsync, or raise FlushError, which is never retried. `may_repeat`: DiskFullError on a full disk; the caller then writes all again."""
     try:
         os.fsync(descriptor)
     except OSError as error:

@@ -104,7 +104,8 @@ class StoreReader:
     def queue_ids(self, topic: str) -> list[int]:
         """Return the topic's queues that have a file, sorted."""
         self._require_open()
-        return self._queue_ids(topic) if arguments.is_folder_name(arguments.text(topic, "topic")) else []
+        is_topic = arguments.is_folder_name(arguments.text(topic, "topic")) and os.path.isdir(os.path.join(self._consume_queue, topic))
+        return self._queue_ids(topic) if is_topic else []
 
     def queue_range(self, topic: str, queue_id: int, level: ReadLevel | str | None = None) -> tuple[int, int]:
         """Return (first offset that can be read, offset after the last); (0, 0) for a queue that does not exist."""

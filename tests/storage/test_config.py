@@ -16,6 +16,7 @@ from pyengine.errors import ConfigError, ExitCode
 from pyengine.formats.delayed_message import parse_delay_levels
 from pyengine.settings import split_address
 from pyengine.storage import config as config_module
+from pyengine.storage import config_table
 from pyengine.storage.config import (
     FIXED_NAMES,
     SETTINGS,
@@ -318,6 +319,20 @@ def test_a_setting_that_is_set_while_a_store_starts_is_kept(tmp_path, monkeypatc
     setting[0].join()
     kept = read_file(config_path(tmp_path))
     assert kept["put_timeout_ms"] == 7 and set(FIXED_NAMES) <= kept.keys()
+
+
+def test_sizes_that_another_process_has_written_meanwhile_are_there_once(tmp_path, monkeypatch):
+    config, exclusive, others = load_config(tmp_path, {}, {}), config_table.exclusive, []
+
+    def locked_after_another(path):
+        if not others:
+            others.append(path)
+            assert record_sizes(tmp_path, config)
+        return exclusive(path)
+
+    monkeypatch.setattr(config_table, "exclusive", locked_after_another)
+    record_sizes(tmp_path, config)
+    assert others and set(FIXED_NAMES) <= read_file(config_path(tmp_path)).keys()
 
 
 def test_a_new_store_keeps_the_sizes_it_was_made_with(tmp_path):

@@ -497,8 +497,10 @@ def test_topics_and_their_queues(builder):
     builder.put("a")
     (builder.paths.consume_queue / "empty" / "0").mkdir(parents=True)
     (builder.paths.consume_queue / "odd" / "x").mkdir(parents=True)
+    (builder.paths.consume_queue / "file").write_text("a user's")
     with open_store(builder.root) as store:
         assert store.topics() == {"a": [0], "b": [9, 10]}
+        assert (store.queue_ids("b"), store.queue_ids("file"), store.queue_ids("none")) == ([9, 10], [], [])
 
 
 def test_a_reader_follows_a_store_that_grows(builder):
