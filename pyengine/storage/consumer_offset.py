@@ -37,7 +37,11 @@ The generation may be any number, even one from a damaged lock file.
 `config/delayOffset.json` (ScheduleMessageService):
 `{"offsetTable": {level: next offset in queue level - 1 of SCHEDULE_TOPIC_XXXX}}`. RocketMQ
 writes the levels without quotes, which this module can read; it writes strict JSON, which
-RocketMQ can read. Only the scheduler writes the file.
+RocketMQ can read. Only the scheduler writes the file, and recovery.
+
+If a power cut takes a queue back to 90, the next messages get the offsets from 90 on again, and a group that has
+committed offset 100 would not read them. So recovery, before any put, lowers such offsets to the current end of the
+queue; also those of delay levels (ScheduleMessageService.correctDelayOffset), since the scheduler may start too late.
 """
 
 from __future__ import annotations
@@ -55,7 +59,8 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.arguments import INT64_MAX
-from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError, disk_error, disk_errors
+from pyengine.errors import DiskError, EngineError, FormatError, StoreBusyError, UsageError, disk_error, disk_errors
+from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.paths import QUEUE_ID_MAX, StorePaths
 from pyengine.formats.small_file import (
     PARSE_ERRORS,
@@ -252,6 +257,7 @@ _NOT_THE_FILES_FAULT = (*TRANSIENT_ERRNOS, errno.EIO, errno.EACCES)
 
 Stamp = tuple[int, int, int]       # inode, time of the last change in ns, bytes
 Table = dict[str, dict[int, int]]  # "topic@group" -> queue id -> the group's next offset
+QueueEnds = Mapping[tuple[str, int], int]  # (topic, queue id) -> the queue's next offset
 
 
 @dataclass(slots=True)
@@ -343,6 +349,33 @@ class ConsumerOffsets:
         raise DiskError(f"cannot write {self._path}: each try took so long that another process was let in before it",
                         path=str(self._path))
 
+    def lower(self, queue_ends: QueueEnds, before_change: Callable[[], object]) -> list[str]:
+        """Lower the groups' offsets that are beyond the ends of their queues; return a sentence for each, and for damage.
+
+        For the store's owner. A failed write is also reported as a sentence: a store starts even if
+        its offsets cannot be written.
+        """
+        try:
+            found = self.table()
+        except DiskError as error:
+            return [f"the groups' offsets could not be read: {error}"]
+        beyond = _beyond(found.offsets, queue_ends)
+        if not found.is_damaged and not beyond:
+            return list(found.notes)
+
+        def change(table: Table) -> None:
+            for key, queue_id, end in _beyond(table, queue_ends):
+                table[key][queue_id] = end
+
+        notes = [*found.notes, *(f"{key} queue {queue_id}: the offset {found.offsets[key][queue_id]} was beyond the end and is {end} now"
+                                 for key, queue_id, end in beyond)]
+        before_change()
+        try:
+            self.update(change, is_owner=True)
+        except (EngineError, OSError) as error:
+            notes.append(f"the groups' offsets could not be corrected: {error}")
+        return notes
+
     def _change(self, writer: Writer, change: Callable[[Table], object]) -> OffsetTable:
         stamp = self.stamp()
         found = self.table()
@@ -360,6 +393,13 @@ class ConsumerOffsets:
             writer.check()  # if another process has taken over, the table may be old
         found.stamp = stamp
         return found
+
+
+def _beyond(table: Table, queue_ends: QueueEnds) -> list[tuple[str, int, int]]:
+    """Return (key, queue id, end of the queue) for each offset beyond its queue's end."""
+    ends = [(key, queue_id, offset, queue_ends.get((split_key(key)[0], queue_id), 0))
+            for key, queues in table.items() for queue_id, offset in queues.items()]
+    return [(key, queue_id, end) for key, queue_id, offset, end in ends if offset > end]
 
 
 def _stamp(path: Path) -> Stamp:
@@ -447,6 +487,26 @@ class DelayOffsets:
     def write(self, table: Mapping[int, int]) -> None:
         """Replace the file, durably; the old one is kept as `.bak`. Raises DiskFullError, DiskError or FlushError."""
         self._file.write(encode_config({"offsetTable": dict(sorted(table.items()))}))
+
+    def lower(self, queue_ends: QueueEnds, before_change: Callable[[], object]) -> list[str]:
+        """Lower the offsets beyond the ends of their queues; return a sentence for each, and for a failed write.
+
+        Level n waits in queue n - 1 of SCHEDULE_TOPIC_XXXX. A damaged file is left to the scheduler, which reports it and uses
+        the previous one.
+        """
+        table, _ = self.read()
+        ends = {level: queue_ends.get((SCHEDULE_TOPIC, level - 1), 0) for level in table}
+        beyond = {level: end for level, end in ends.items() if table[level] > end}
+        if not beyond:
+            return []
+        notes = [f"delay level {level} was said to be delivered up to {table[level]}, beyond the end of its queue: "
+                 f"up to {end} now" for level, end in beyond.items()]
+        before_change()
+        try:
+            self.write(table | beyond)
+        except EngineError as error:
+            notes.append(f"delayOffset.json could not be corrected: {error}")
+        return notes
 
 
 def decode_delay_offsets(text: str) -> dict[int, int]:

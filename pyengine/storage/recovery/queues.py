@@ -10,10 +10,6 @@ RocketMQ does not dispatch again after a hole, and loses the entries after it.
 A queue whose entries were shifted, by another program or a bad copy, has no hole: it ends before the queue offset of its
 last message. Its next message must not get a queue offset that an older message has, or a rebuild could not tell the two apart.
 
-If a power cut takes a queue back to 90, the next messages get the offsets from 90 on again, and a group that has
-committed offset 100 would not read them. So recovery, before any put, lowers such offsets to the current end of the
-queue; also those of delay levels (ScheduleMessageService.correctDelayOffset), since the scheduler may start too late.
-
 The files that a rebuild replaces are moved to quarantine/rebuild-N/ before, and the new ones get their times: a search
 by time takes the first file of the queue that was modified at or after that time (MappedFileQueue.getMappedFileByTime).
 """
@@ -24,19 +20,18 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyengine.arguments import INT64_MAX
-from pyengine.errors import DiskError, EngineError, FormatError, StoreRefusedError, disk_error, disk_errors
-from pyengine.formats.constants import CQ_ENTRY_BYTES, SCHEDULE_TOPIC
+from pyengine.errors import FormatError, StoreRefusedError, disk_error, disk_errors
+from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY, is_filler, is_live
-from pyengine.formats.paths import Root, StorePaths
+from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import I64, QUEUE_OFFSET_AT, decode_record
 from pyengine.native import dispatch
 from pyengine.storage.consume_queue import message_stored_ms
-from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets, Table, split_key
 from pyengine.storage.durable_writes import make_folders, sync_file, sync_folder
 from pyengine.storage.log_scan import LogView
 from pyengine.storage.mapped_file import (
@@ -292,7 +287,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
             want = min(want << 4, _CHUNK_BYTES_MAX)
 
 
-# -- queue offsets in the log and in config/ ---------------------------------------------
+# -- queue offsets in the log ------------------------------------------------------------
 
 
 def next_offsets_from_log(log: LogView, queues: Sequence[QueueState], start: int, end: int) -> dict[tuple[str, int], int]:
@@ -321,67 +316,6 @@ def next_offsets_from_log(log: LogView, queues: Sequence[QueueState], start: int
                 if (message.topic, message.queue_id, message.physical_offset) == (queue.topic, queue.queue_id, last):
                     found[queue.topic, queue.queue_id] = message.queue_offset + 1
     return found
-
-
-def clamp_offsets(
-    root: Root, queue_ends: Mapping[tuple[str, int], int], *, before_change: Callable[[], object] = lambda: None,
-) -> list[str]:
-    """Lower the groups' offsets that are beyond the ends of their queues; return a sentence for each, and for damage.
-
-    For the store's owner. A failed write is also reported as a sentence: a store starts even if
-    its offsets cannot be written.
-    """
-    offsets = ConsumerOffsets(root)
-    try:
-        found = offsets.table()
-    except DiskError as error:
-        return [f"the groups' offsets could not be read: {error}"]
-    beyond = _beyond(found.offsets, queue_ends)
-    if not found.is_damaged and not beyond:
-        return list(found.notes)
-
-    def change(table: Table) -> None:
-        for key, queue_id, end in _beyond(table, queue_ends):
-            table[key][queue_id] = end
-
-    notes = [*found.notes, *(f"{key} queue {queue_id}: the offset {found.offsets[key][queue_id]} was beyond the end and is {end} now"
-                             for key, queue_id, end in beyond)]
-    before_change()
-    try:
-        offsets.update(change, is_owner=True)
-    except (EngineError, OSError) as error:
-        notes.append(f"the groups' offsets could not be corrected: {error}")
-    return notes
-
-
-def _beyond(table: Table, queue_ends: Mapping[tuple[str, int], int]) -> list[tuple[str, int, int]]:
-    """Return (key, queue id, end of the queue) for each offset beyond its queue's end."""
-    ends = [(key, queue_id, offset, queue_ends.get((split_key(key)[0], queue_id), 0))
-            for key, queues in table.items() for queue_id, offset in queues.items()]
-    return [(key, queue_id, end) for key, queue_id, offset, end in ends if offset > end]
-
-
-def clamp_delay_offsets(
-    root: Root, queue_ends: Mapping[tuple[str, int], int], *, before_change: Callable[[], object] = lambda: None,
-) -> list[str]:
-    """Lower the offsets of delay levels in the same way; level n waits in queue n - 1 of SCHEDULE_TOPIC_XXXX.
-
-    A damaged file is left to the scheduler, which reports it and uses the previous one.
-    """
-    offsets = DelayOffsets(root)
-    table, _ = offsets.read()
-    ends = {level: queue_ends.get((SCHEDULE_TOPIC, level - 1), 0) for level in table}
-    beyond = {level: end for level, end in ends.items() if table[level] > end}
-    if not beyond:
-        return []
-    notes = [f"delay level {level} was said to be delivered up to {table[level]}, beyond the end of its queue: "
-             f"up to {end} now" for level, end in beyond.items()]
-    before_change()
-    try:
-        offsets.write(table | beyond)
-    except EngineError as error:
-        notes.append(f"delayOffset.json could not be corrected: {error}")
-    return notes
 
 
 def move_to_quarantine(root: Path, marker: RebuildMarker) -> None:

@@ -44,6 +44,7 @@ from pyengine.storage.checkpoint import (
     write_watermark,
 )
 from pyengine.storage.commit_log import log_exists, shown
+from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from pyengine.storage.durable_writes import start_writeback, sweep_unfinished
 from pyengine.storage.engine_id import read_engine_id
 from pyengine.storage.later_format import refuse_later_record
@@ -97,8 +98,6 @@ from pyengine.storage.recovery.queues import (
     QueueCut,
     QueueState,
     apply_cut,
-    clamp_delay_offsets,
-    clamp_offsets,
     count_entries_beyond_log,
     list_queues,
     measured_from,
@@ -280,8 +279,8 @@ class _Recovery:
         self._progress.finish()
         next_offsets = self._next_offsets(plan, queues)
         ends = {(one.topic, one.queue_id): one.max_offset for one in queues}
-        self._notes += clamp_offsets(self._store, ends, before_change=lambda: self._on_step("consumer offsets"))
-        self._notes += clamp_delay_offsets(self._store, ends, before_change=lambda: self._on_step("delay offsets"))
+        self._notes += ConsumerOffsets(self._store).lower(ends, before_change=lambda: self._on_step("consumer offsets"))
+        self._notes += DelayOffsets(self._store).lower(ends, before_change=lambda: self._on_step("delay offsets"))
         failpoint("recovery_done")
         report = self._report(plan, queues, RecoveryState.RECOVERED, has_work)
         return replace(report, queue_ends={**report.queue_ends, **next_offsets})

@@ -8,7 +8,6 @@ from fix_cli import changes, picture
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.queues import clamp_offsets
 from pyengine.storage.recovery.recover import recover
 
 
@@ -60,7 +59,7 @@ def test_a_damaged_file_never_keeps_a_store_from_coming_up_and_is_made_anew(buil
 def test_a_folder_in_the_place_of_the_file_is_a_note(builder):
     builder.put("orders", b"x")
     os.mkdir(builder.root / "config" / "consumerOffset.json")
-    notes = clamp_offsets(builder.root, {("orders", 0): 1})
+    notes = ConsumerOffsets(builder.root).lower({("orders", 0): 1}, lambda: None)
     assert any("could not be corrected" in note for note in notes)
 
 
