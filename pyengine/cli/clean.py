@@ -82,9 +82,8 @@ def clean_offline(root: Path, config: EngineConfig, request: Request, show: Show
     """Clean a store; StoreBusyError if a process has it open, EngineError if it needs recovery."""
     from pyengine.results import ReadLevel
     from pyengine.services.retention.clean_resource import clean_stopped
-    from pyengine.storage.checkpoint import abort_file_exists
+    from pyengine.storage.checkpoint import abort_file_exists, read_marker, read_rebuild_marker
     from pyengine.storage.message_store import MessageStore
-    from pyengine.storage.recovery.markers import read_marker, read_rebuild_marker
     from pyengine.storage.store_reader import open_store
 
     with owning(root):

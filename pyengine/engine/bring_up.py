@@ -49,7 +49,7 @@ from pyengine.native.writer import format_queue_table, queue_table_bytes, set_qu
 from pyengine.services.replication.ha_handshake import Secret, SecretError
 from pyengine.services.replication.ha_join import ask_peers, join
 from pyengine.services.replication.ha_stream import MasterLink
-from pyengine.storage.checkpoint import create_abort_file, read_checkpoint
+from pyengine.storage.checkpoint import RecoveryPath, create_abort_file, read_checkpoint
 from pyengine.storage.commit_log import LocalLog, list_log, new_segment_folder
 from pyengine.storage.config import EngineConfig, record_sizes
 from pyengine.storage.config_table import TopicConfigs
@@ -61,7 +61,7 @@ from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.dispatch import queues_between
 from pyengine.storage.recovery.log import Cut, intend_cut
 from pyengine.storage.recovery.recover import recover
-from pyengine.storage.recovery.report import RecoveryOptions, RecoveryPath, RecoveryReport, RecoveryState
+from pyengine.storage.recovery.report import RecoveryOptions, RecoveryReport, RecoveryState
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 # Threads that handle a put to a SYNC_MASTER: producer, writer and the replicator's two; a put of a RocketMQ client:

@@ -17,7 +17,7 @@ Any other one (it was not stopped in order, its log is damaged, queue offsets ha
 
 One process makes the queues of a store with an extension, and what the tasks find they cannot make right; the report's notes say so.
 
-Markers (storage.recovery.markers) exist from before the first move to the end, so any start, `recover` or `rebuild` completes the
+Markers (storage.checkpoint) exist from before the first move to the end, so any start, `recover` or `rebuild` completes the
 store after the driver was killed. Spark may run a task twice, also at once: an entry's position and bytes follow from the log, and
 each attempt fills an index file of its own, of which the driver uses the one that Spark reports.
 """
@@ -42,7 +42,7 @@ from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.scan import count_keys, walk
 from pyengine.spark.jobs import Unit, run_units
 from pyengine.spark.store_verify import TASK_BYTES, LogPart, LogWalk, WalkedLog, first_record, log_walks
-from pyengine.storage.checkpoint import read_sync_failure
+from pyengine.storage.checkpoint import RebuildMarker, RecoveryPath, read_marker, read_rebuild_marker, read_sync_failure
 from pyengine.storage.config import EngineConfig, load_config
 from pyengine.storage.consume_queue import find_queue_end, open_queue_file, settle_empty_queue
 from pyengine.storage.dispatcher import is_queue_name
@@ -63,10 +63,9 @@ from pyengine.storage.recovery.dispatch import (
     skip_damage,
 )
 from pyengine.storage.recovery.log import Work, plan_log, segments_between
-from pyengine.storage.recovery.markers import RebuildMarker, read_marker, read_rebuild_marker
 from pyengine.storage.recovery.queues import move_to_quarantine
 from pyengine.storage.recovery.rebuild import Queue, RebuildReport, RebuildWork, Survey
-from pyengine.storage.recovery.report import GrowingProgress, Progress, RecoveryOptions, RecoveryPath
+from pyengine.storage.recovery.report import GrowingProgress, Progress, RecoveryOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

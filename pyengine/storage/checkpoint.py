@@ -1,4 +1,4 @@
-"""How a store ended and how much of it is durable: `checkpoint`, `abort` (docs/formats.md sections 11, 13), watermark, sync failure.
+"""What the next recovery goes by: `checkpoint`, `abort` (docs/formats.md sections 11, 13), and notes in config/.
 
 `checkpoint` has three store times, none of them ahead of the files on the disk. Abnormal recovery starts at the newest
 segment whose first record is older than these times. A time that is ahead loses queue entries; one that lags makes the
@@ -17,11 +17,25 @@ marked the pages that it could not write as clean, so that later syncs say nothi
 are written again or the machine is rebooted. A process whose sync of the log fails writes this file
 before it does anything else. A recovery that has rewritten and synced all doubtful bytes
 removes it (docs/recovery.md). A damaged file counts as such a failure.
+
+`config/recovery` is written before the first change of a recovery and removed after the last. If a recovery is killed, the marker
+makes the next one read from the same offsets again, although the abort file, the number of segments or the queues' ends
+would now lead to others. It only makes the next recovery read more; the end of the log is found again from the files, so
+an old marker does no harm in a store to which another program has written since.
+
+`config/recovered` remains: in a store without pyengine's watermark the last recovery has kept everything from this offset
+on, and has not read what is before it. After an orderly stop RocketMQ reads the last three segments, which may begin
+earlier than the recovery after a crash did, or than the last three segments did before a truncation. Without this offset a
+second recovery could find damage there that the first has not read, and truncate what the first has kept.
+
+`config/rebuild`: queues or index are moved away and rebuilt from the log. It is written before the first of them is
+moved and removed when all are complete; `config/recovery` makes any recovery in between dispatch the whole log.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -226,3 +240,93 @@ def read_sync_failure(root: Root) -> SyncFailure | None:
 def forget_sync_failure(root: Root) -> None:
     """Remove the note, after all doubtful bytes were rewritten and synced. Durable before this returns."""
     _SYNC_FAILURE.remove(root)
+
+
+class RecoveryPath(enum.StrEnum):
+    """RocketMQ's two ways to recover (CommitLog.recoverNormally, recoverAbnormally)."""
+
+    NORMAL = "normal"      # no abort file: the last three segments are read again
+    ABNORMAL = "abnormal"  # abort file: reading begins where the checkpoint says
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryMarker:
+    """The offsets from which the unfinished recovery has read."""
+
+    path: RecoveryPath
+    scan_from: int
+    dispatch_from: int
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildMarker:
+    """`folder`: a name in quarantine/; `pieces`: paths relative to the root, and relative to that folder after the move.
+
+    `is_made`: the pieces are rebuilt, durably, up to where the log ended: no piece is moved any more.
+    """
+
+    folder: str
+    pieces: tuple[str, ...]
+    is_made: bool = False
+
+    def moved_path(self, root: Path, piece: str) -> Path:
+        """Return the path of a piece after its move."""
+        return StorePaths(root).quarantine / self.folder / piece
+
+
+_RECOVERY: DurableRecord[RecoveryMarker] = DurableRecord(
+    "recovery", asdict, lambda of: RecoveryMarker(RecoveryPath(of["path"]), int(of["scan_from"]), int(of["dispatch_from"])),
+    is_sealed=False)
+_RECOVERED: DurableRecord[int] = DurableRecord(
+    "recovered", lambda offset: {"kept_from": offset}, lambda of: int(of["kept_from"]), is_sealed=False)
+_REBUILD: DurableRecord[RebuildMarker] = DurableRecord(
+    "rebuild", asdict, lambda of: RebuildMarker(str(of["folder"]), tuple(map(str, of["pieces"])), of.get("is_made") is True),
+    is_sealed=False, indent=1)
+
+
+def read_marker(root: Root) -> RecoveryMarker | None:
+    """Return the marker, None if there is none. A damaged one counts as a marker to read everything again."""
+    found = _RECOVERY.read(root)
+    return RecoveryMarker(RecoveryPath.ABNORMAL, 0, 0) if found.damage else found.record
+
+
+def write_marker(root: Root, marker: RecoveryMarker) -> None:
+    """Write the marker, durable before this returns. An equal one is kept, since a full disk may have no space for another."""
+    if read_marker(root) == marker:
+        sync_folder(_RECOVERY.path(root).parent)
+    else:
+        _RECOVERY.write(root, marker)
+
+
+def remove_marker(root: Root) -> None:
+    """Remove the marker, if it exists; its absence is durable before this returns."""
+    _RECOVERY.remove(root)
+
+
+def read_recovered_from(root: Root) -> int | None:
+    """Return the physical offset in config/recovered; None if the file does not exist or is damaged."""
+    try:
+        return _RECOVERED.read(root).record
+    except DiskError:
+        return None
+
+
+def write_recovered_from(root: Root, offset: int) -> None:
+    """Write config/recovered, durable before this returns."""
+    if read_recovered_from(root) != offset:
+        _RECOVERED.write(root, offset)
+
+
+def read_rebuild_marker(root: Root) -> RebuildMarker | None:
+    """Return the marker; None if there is none or it is damaged: then only `config/recovery` counts."""
+    return _REBUILD.read(root).record
+
+
+def write_rebuild_marker(root: Root, marker: RebuildMarker) -> None:
+    """Write the marker, durable before this returns."""
+    _REBUILD.write(root, marker)
+
+
+def remove_rebuild_marker(root: Root) -> None:
+    """Remove the marker, if it exists; its absence is durable before this returns."""
+    _REBUILD.remove(root)

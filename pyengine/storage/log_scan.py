@@ -30,10 +30,19 @@ from pyengine.formats.record import BEGIN, store_timestamp_ms, total_size
 from pyengine.formats.record_case import CaseLabel, WalkResult
 from pyengine.formats.small_file import Checkpoint
 from pyengine.native.scan import classify, sync, walk
-from pyengine.storage.checkpoint import DurableWatermark, WatermarkReading, abort_file_exists, read_checkpoint, read_watermark
+from pyengine.storage.checkpoint import (
+    DurableWatermark,
+    RecoveryMarker,
+    RecoveryPath,
+    WatermarkReading,
+    abort_file_exists,
+    read_checkpoint,
+    read_marker,
+    read_recovered_from,
+    read_watermark,
+)
 from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, map_read_only, mapped, used_end
-from pyengine.storage.recovery.markers import RecoveryMarker, read_marker, read_recovered_from
-from pyengine.storage.recovery.report import Progress, RecoveryPath
+from pyengine.storage.recovery.report import Progress
 
 SLICE_BYTES = 32 << 20            # bytes walked between two calls of `progress`, and by one processor at a time
 CLEAN_VERIFY_BYTES_MAX = 1 << 30  # most bytes read after a clean stop of an own store, which must start within a second
@@ -175,7 +184,7 @@ def first_segment_to_scan(log: LogView, path: RecoveryPath, checkpoint: Checkpoi
     The segment is not after a gap and, with pyengine's watermark, not after the watermark's segment.
     After a clean stop of an own store recovery reads as many of the last three segments as fit
     into CLEAN_VERIFY_BYTES_MAX, and in any case the watermark's. `kept_from`: in RocketMQ's
-    store, the offset from which on an earlier recovery has kept everything (see recovery/markers.py).
+    store, the offset from which on an earlier recovery has kept everything (see checkpoint.py).
     `over_gaps`: ignore gaps, as a reader of RocketMQ's store does.
     """
     count = len(log.segments)

@@ -21,9 +21,9 @@ from pyengine.ipc.crashed_engine_memory import rebuild_offline
 from pyengine.spark import store_rebuild
 from pyengine.spark.store_rebuild import rebuild
 from pyengine.storage.check.check import check
+from pyengine.storage.checkpoint import read_rebuild_marker
 from pyengine.storage.config import load_config
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.markers import read_rebuild_marker
 from pyengine.storage.recovery.recover import recover
 from spark.oracle import log_messages
 

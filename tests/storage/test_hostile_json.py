@@ -12,7 +12,14 @@ from pyengine.errors import DiskError, EngineError
 from pyengine.formats.small_file import Checkpoint, read_small_file
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import StoreLock, living_kinds, read_holder
-from pyengine.storage.checkpoint import create_abort_file, read_checkpoint, read_watermark, write_checkpoint
+from pyengine.storage.checkpoint import (
+    create_abort_file,
+    read_checkpoint,
+    read_marker,
+    read_rebuild_marker,
+    read_watermark,
+    write_checkpoint,
+)
 from pyengine.storage.config import load_config
 from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
@@ -20,7 +27,6 @@ from pyengine.storage.engine_id import read_engine_id, read_epoch
 from pyengine.storage.inspect import raw_checkpoint
 from pyengine.storage.read_level import store_use
 from pyengine.storage.recovery.log import read_cut
-from pyengine.storage.recovery.markers import read_marker, read_rebuild_marker
 from pyengine.storage.replication_state import ReplicationStateFile
 
 TEXTS = (

@@ -36,6 +36,7 @@ from pyengine.native.dispatch import (
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import sync_file_system
 from pyengine.native.scan import bounded, count_keys, sync, walk
+from pyengine.storage.checkpoint import RecoveryPath
 from pyengine.storage.consume_queue import sync_ext
 from pyengine.storage.dispatcher import GAP, Dispatcher, DispatchOptions, QueueGap, is_queue_name
 from pyengine.storage.durable_writes import FILE_MODE, MANY_FILES, sync_file, sync_folder
@@ -45,7 +46,7 @@ from pyengine.storage.mapped_file import MappedFile, index_file_names, mapped
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.log import LogPlan, Work, segments_between
 from pyengine.storage.recovery.queues import QueueCut, QueueState, list_queues, refuse_file, sync_queue
-from pyengine.storage.recovery.report import RecoveryOptions, RecoveryPath
+from pyengine.storage.recovery.report import RecoveryOptions
 
 _SLICE_BYTES = 1 << 20
 DISPATCH_SLICE_BYTES = 16 << 20

@@ -31,6 +31,7 @@ from pyengine.formats.consume_queue import ENTRY, is_filler, is_live
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import I64, QUEUE_OFFSET_AT, decode_record
 from pyengine.native import dispatch
+from pyengine.storage.checkpoint import RebuildMarker
 from pyengine.storage.consume_queue import message_stored_ms
 from pyengine.storage.durable_writes import make_folders, sync_file, sync_folder
 from pyengine.storage.log_scan import LogView
@@ -47,7 +48,6 @@ from pyengine.storage.mapped_file import (
     used_end,
 )
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.markers import RebuildMarker
 from pyengine.storage.recovery.quarantine import sync_tree, write_note
 
 RECOVERED_FILES = 3  # ConsumeQueue.recover reads this many files

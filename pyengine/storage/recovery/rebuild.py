@@ -25,25 +25,25 @@ from typing import Any
 from pyengine.errors import ExitCode, NotAStoreError, UsageError
 from pyengine.native.dispatch import touched_queues
 from pyengine.native.scan import sync
-from pyengine.storage.log_scan import LogView, own_watermark, scan_log
-from pyengine.storage.mapped_file import list_segments, mapped, queue_folders
-from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.log import Work
-from pyengine.storage.recovery.markers import (
+from pyengine.storage.checkpoint import (
     RebuildMarker,
     RecoveryMarker,
+    RecoveryPath,
     read_marker,
     read_rebuild_marker,
     write_marker,
     write_rebuild_marker,
 )
+from pyengine.storage.log_scan import LogView, own_watermark, scan_log
+from pyengine.storage.mapped_file import list_segments, mapped, queue_folders
+from pyengine.storage.message_store import MessageStore
+from pyengine.storage.recovery.log import Work
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import (
     GrowingProgress,
     OnStep,
     Progress,
     RecoveryOptions,
-    RecoveryPath,
     RecoveryReport,
     RecoveryState,
     SharedState,

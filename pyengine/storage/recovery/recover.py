@@ -33,14 +33,22 @@ from pyengine.formats.small_file import Checkpoint
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.checkpoint import (
     DurableWatermark,
+    RebuildMarker,
+    RecoveryMarker,
+    RecoveryPath,
     SyncFailure,
     WatermarkReading,
     forget_sync_failure,
     note_sync_failure,
+    read_rebuild_marker,
     read_sync_failure,
     remove_abort_file,
+    remove_marker,
+    remove_rebuild_marker,
     sync_failure_path,
     write_checkpoint,
+    write_marker,
+    write_recovered_from,
     write_watermark,
 )
 from pyengine.storage.commit_log import log_exists, shown
@@ -84,15 +92,6 @@ from pyengine.storage.recovery.log import (
     plan_log,
     read_cut,
 )
-from pyengine.storage.recovery.markers import (
-    RebuildMarker,
-    RecoveryMarker,
-    read_rebuild_marker,
-    remove_marker,
-    remove_rebuild_marker,
-    write_marker,
-    write_recovered_from,
-)
 from pyengine.storage.recovery.quarantine import Quarantine
 from pyengine.storage.recovery.queues import (
     QueueCut,
@@ -114,7 +113,6 @@ from pyengine.storage.recovery.report import (
     OnStep,
     Progress,
     RecoveryOptions,
-    RecoveryPath,
     RecoveryReport,
     RecoveryState,
     SharedState,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyengine.errors import ExitCode
 from pyengine.formats.delayed_message import DEFAULT_MESSAGE_DELAY_LEVEL
+from pyengine.storage.checkpoint import RecoveryPath
 
 if TYPE_CHECKING:
     from pyengine.engine_config import EngineConfig
@@ -58,13 +59,6 @@ def copy_note(end_offset: int, named: int) -> str:
     """Return the sentence about a copied store: the end of its log, and the original's watermark."""
     said = f"This is a copy: its log ends at {end_offset}, and the watermark that came with it names {named}"
     return said + (f"; the {named - end_offset:,} bytes between were not copied whole" if end_offset < named else "")
-
-
-class RecoveryPath(enum.StrEnum):
-    """RocketMQ's two ways to recover (CommitLog.recoverNormally, recoverAbnormally)."""
-
-    NORMAL = "normal"      # no abort file: the last three segments are read again
-    ABNORMAL = "abnormal"  # abort file: reading begins where the checkpoint says
 
 
 class RecoveryState(enum.StrEnum):

@@ -13,10 +13,9 @@ from dying import run_and_die_at
 from fix_golden import CLEAN, compare_inspect
 from pyengine.errors import ExitCode, NotAStoreError, StoreRefusedError, UsageError
 from pyengine.storage.check.check import check
-from pyengine.storage.checkpoint import create_abort_file
+from pyengine.storage.checkpoint import create_abort_file, read_rebuild_marker
 from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
-from pyengine.storage.recovery.markers import read_rebuild_marker
 from pyengine.storage.recovery.rebuild import Selection, rebuild
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.recovery.report import RecoveryState

@@ -21,6 +21,7 @@ from pyengine.storage.check.check import check
 from pyengine.storage.check.report import Severity
 from pyengine.storage.checkpoint import (
     DurableWatermark,
+    RecoveryPath,
     abort_file_exists,
     create_abort_file,
     note_sync_failure,
@@ -37,7 +38,7 @@ from pyengine.storage.recovery import recover as recovery
 from pyengine.storage.recovery.dispatch import LogDispatch
 from pyengine.storage.recovery.quarantine import Quarantine
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
-from pyengine.storage.recovery.report import RecoveryPath, RecoveryState
+from pyengine.storage.recovery.report import RecoveryState
 
 ORDINARY = {ExitCode.OK, ExitCode.REPAIRED}
 

@@ -10,11 +10,10 @@ import pytest
 
 from fix_golden import CLEAN, HALTED, compare_inspect
 from pyengine.errors import ExitCode, StoreRefusedError
-from pyengine.storage.checkpoint import abort_file_exists
+from pyengine.storage.checkpoint import RecoveryPath, abort_file_exists
 from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.recover import recover
-from pyengine.storage.recovery.report import RecoveryPath
 
 # What RocketMQ loses although the log holds it, and what we therefore have more of.
 KEEPS_MORE = {

@@ -15,10 +15,9 @@ from pyengine.errors import DiskFullError, ExitCode, NotAStoreError, UsageError
 from pyengine.formats.record import decode_record
 from pyengine.formats.small_file import decode_config
 from pyengine.storage.check.check import check
-from pyengine.storage.checkpoint import DurableWatermark, watermark_path, write_watermark
+from pyengine.storage.checkpoint import DurableWatermark, watermark_path, write_recovered_from, write_watermark
 from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
-from pyengine.storage.recovery.markers import write_recovered_from
 from pyengine.storage.recovery.quarantine import Quarantine, list_quarantine
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from pyengine.storage.salvage import log as salvage_log
