@@ -163,9 +163,8 @@ def _open_memory(root: Path, config: EngineConfig, engine_id: EngineId, report: 
     folder.make()
     folder.sweep()
     note_run(root, config.shm_directory)
-    semaphore_id = sessions.make_attach_count()
     try:
-        memory = EngineMemory.create(folder, _identity(root, config, engine_id, semaphore_id), recorded)
+        memory = EngineMemory.create(folder, _identity(root, config, engine_id), recorded)
         _create_queue_table(memory, report)
         memory.make_topic_stats(len({topic for topic, _ in report.queue_ends}))
         write_run_settings(folder, config)
@@ -189,7 +188,6 @@ def _open_memory(root: Path, config: EngineConfig, engine_id: EngineId, report: 
         else:
             _publish(memory, native.STATE_DEGRADED, report.sentence)
     except BaseException:
-        sessions.remove_attach_count(semaphore_id)
         folder.sweep()
         raise
     return memory
@@ -241,7 +239,7 @@ def _join_master(store: MessageStore, config: EngineConfig, report: RecoveryRepo
     return replace(report, notes=report.notes + found.notes), found.presence
 
 
-def _identity(root: Path, config: EngineConfig, engine_id: EngineId, semaphore_id: int) -> Identity:
+def _identity(root: Path, config: EngineConfig, engine_id: EngineId) -> Identity:
     is_short = config.broker_role == "ASYNC_MASTER" and not config.gateway_enable
     spin_writer_us, spin_producer_us = spin_us(config.spin, 2 if is_short else LONG_WAY_CPUS)
     pool_buffers = min(config.transient_store_pool_size, native.POOL_BUFFERS_MAX) if config.mode == "pool" else 0
@@ -255,7 +253,7 @@ def _identity(root: Path, config: EngineConfig, engine_id: EngineId, semaphore_i
         spin_writer_us=spin_writer_us, spin_producer_us=spin_producer_us,
         sessions_max=min(config.sessions_max, native.SESSION_SLOTS, _sessions_that_fit(pool_buffers)), pool_buffers=pool_buffers,
         replay_clock=int(config.replay_clock), role=ROLES[config.broker_role], created_ms=now_ms(), created_boot_ns=boot_ns(),
-        sysv_semaphore_id=semaphore_id, lock_modified_ns=lock_modified_ns(root),
+        lock_modified_ns=lock_modified_ns(root),
         dispatch_at=int(config.dispatch_at == "replicated" and config.broker_role != "SLAVE"),
         slave_timeout_ms=config.slave_timeout_ms, ha_slave_fallbehind_max_bytes=config.ha_slave_fallbehind_max_bytes,
         min_in_sync_replicas=config.min_in_sync_replicas, replicates=int(config.replicates),
@@ -319,6 +317,8 @@ def _publish(memory: EngineMemory, state: int, reason: str) -> None:
     native.set_reason(memory.control, reason)
     Heartbeat(memory.control.workers[native.SUPERVISOR]).begin(os.getpid(), process_start_ms(os.getpid()) or 0)
     native.store(memory.control.state, "state", state)
+    # Made last: until the block is published, the start that follows a killed one does not find the semaphore's id to remove it.
+    memory.set_attach_count(sessions.make_attach_count())
     memory.publish()
 
 

@@ -180,6 +180,11 @@ class EngineMemory:
         """Map the memory of the engine that runs, or ran last, on the store at `root`; EngineUnavailableError says why it cannot."""
         return cls.attach(shared_objects.find_folder(root), writable=writable)
 
+    def set_attach_count(self, semaphore_id: int) -> None:
+        """Note the count of producers (sessions.make_attach_count) in the unpublished block."""
+        self.control.identity.sysv_semaphore_id = semaphore_id
+        self.__dict__.pop("identity", None)
+
     def publish(self) -> None:
         """Publish the control block: other processes can attach from now on."""
         native.publish(self.control)

@@ -110,12 +110,13 @@ class CrashedEngineMemory:
                 self.shared = SharedState(0, 0, (), f"{error}; what may have been in its pool alone is given up")
             return
         control = memory.control
+        if memory.identity.boot_id == read_boot_id():  # also if its positions are of no use: discard() removes the memory with the id
+            self._semaphore_id = memory.identity.sysv_semaphore_id
         slot_end, _ = native.committed_slot(control)
         committed, flushed, reput_from = (native.load_position(getattr(control, name)) for name in ("committed", "flushed", "reput_from"))
         mismatch = memory.mismatch(root, engine_id) or _contradiction(control, slot_end)
         pool: tuple[tuple[int, memoryview], ...] = ()
         if not mismatch:
-            self._semaphore_id = memory.identity.sysv_semaphore_id
             self.confirm = native.load_position(control.confirm)
             try:
                 pool = tuple(self._map_pool(folder, memory))

@@ -8,7 +8,8 @@ import os
 import resource
 import shutil
 import socket
-from pathlib import Path
+import subprocess
+import sys
 
 import pytest
 
@@ -72,20 +73,57 @@ def seen(root):
         return reader.queue_range("T", 0)[1]
 
 
-def test_a_start_that_fails_before_it_is_published_leaves_no_memory_and_no_semaphore(store, monkeypatch):
+@pytest.mark.parametrize("step", ["_set_positions", "set_confirmed", "create_abort_file"])
+def test_a_start_that_fails_before_it_is_published_leaves_no_memory_and_no_semaphore(store, monkeypatch, step):
     root, _ = store
     made = []
+
+    def fail(*arguments):
+        raise DiskFullError("no room")
+
     monkeypatch.setattr(sessions, "make_attach_count", lambda make=sessions.make_attach_count: made.append(make()) or made[-1])
-    monkeypatch.setattr(bring_up_module, "create_abort_file", raise_full)
-    with pytest.raises(DiskFullError, match="no room"), brought_up(root):
+    monkeypatch.setattr(bring_up_module, step, fail)
+    with pytest.raises(DiskFullError, match="no room"), brought_up(root, **MASTER):
         pass
-    assert made[0] != sessions.NO_ATTACH_COUNT
-    semaphores = {int(line.split()[1]) for line in Path("/proc/sysvipc/sem").read_text().splitlines()[1:]}
-    assert made[0] not in semaphores and shared_objects.find_folder(root).names() == []
+    assert made == [] and shared_objects.find_folder(root).names() == []
 
 
-def raise_full(root):
-    raise DiskFullError("no room")
+# In a namespace of its own, which has no other engine's semaphores: an engine is killed, the start after it is killed at a step,
+# and recovery removes what both have left.
+KILLED_TWICE = """
+import os, sys
+from pathlib import Path
+from pyengine.cli.torture import KillRounds
+from pyengine.errors import EngineError
+from pyengine.ipc.crashed_engine_memory import recover_offline
+from pyengine.native.failpoint import VARIABLE
+from pyengine.storage.config import load_config
+
+def semaphores():
+    return len(Path("/proc/sysvipc/sem").read_text().splitlines()) - 1
+
+root, step = Path(sys.argv[1]), sys.argv[2]
+rounds = KillRounds(root, {}, None)
+rounds.start_engine()
+rounds.kill_remaining()
+assert semaphores() == 1
+os.environ[VARIABLE] = f"{step}:1:kill"
+try:
+    rounds.start_engine()
+    raise AssertionError("it was not killed")
+except EngineError:
+    rounds.kill_remaining()
+recover_offline(root, load_config(root, {}))
+print(semaphores())
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("step", ["epoch_raised", "shared_object_named", "memory_made", "engine_opened", "engine_published"])
+def test_after_a_start_that_was_killed_recovery_removes_all_semaphores(store, step):
+    done = subprocess.run(["unshare", "--ipc", sys.executable, "-P", "-c", KILLED_TWICE, store[0], step], capture_output=True, text=True,
+                          timeout=120)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
 @pytest.mark.parametrize(("beyond", "visible"), [(0, 1), (7, 1), (-1, 0)])
@@ -244,29 +282,6 @@ def test_after_entries_that_have_moved_up_no_number_is_given_twice(store):
     with brought_up(root) as memory, memory.folder.attach(shared_objects.queues_name(FIRST_GENERATION)) as shared:
         assert seen(root) == 2
         assert get_queue_offset(view_queue_table(shared.memory), "T", 0) == 3
-
-
-@pytest.mark.parametrize("step", ["_set_positions", "set_confirmed"])
-def test_a_start_that_fails_on_the_way_leaves_no_semaphore_and_no_memory(store, monkeypatch, step):
-    root, _ = store
-    made = []
-    real = sessions.make_attach_count
-
-    def make():
-        made.append(real())
-        return made[-1]
-
-    def fail(*arguments):
-        raise OSError(28, "no room")
-
-    monkeypatch.setattr(sessions, "make_attach_count", make)
-    monkeypatch.setattr(bring_up_module, step, fail)
-    config = load_config(root, MASTER, {})
-    with StoreLock(root, create=True) as lock:
-        lock.own()
-        with pytest.raises(OSError, match="no room"):
-            bring_up(root, config, lock)
-    assert made and sessions.producers_attached(made[0]) is None
 
 
 # ---- how many files a process may have open --------------------------------------
