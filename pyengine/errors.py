@@ -169,5 +169,5 @@ def command(*words: object) -> str:
 
 def os_error_sentence(error: OSError) -> str:
     """What the system refused and where, for a person."""
-    where = f": {error.filename}" if error.filename else ""
-    return f"{error.strerror or error}{where}"
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import NumberRange, byte_bar, existing_store, json_option, set_option, store_argument, store_command
+from pyengine.cli.output import NumberRange, byte_bar, json_option, set_option, store_argument, store_command
 from pyengine.errors import UsageError, require_extra
+from pyengine.storage.config import existing_store
 
 if TYPE_CHECKING:
     from pyengine.client.backup import BackupReport, RestoreReport

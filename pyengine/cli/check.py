@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import GivenPath, byte_bar, existing_store, master_option, spark_option, spark_session, store_command
-from pyengine.storage.config import load_config
+from pyengine.cli.output import GivenPath, byte_bar, master_option, spark_option, spark_session, store_command
+from pyengine.storage.config import existing_store, load_config
 
 if TYPE_CHECKING:
     from pyengine.storage.check.diff import DiffReport

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import NumberRange, ShowBytes, byte_bar, existing_store, store_command
+from pyengine.cli.output import NumberRange, ShowBytes, byte_bar, store_command
 from pyengine.errors import EngineError, command
 from pyengine.ipc.store_lock import owning
-from pyengine.storage.config import load_config
+from pyengine.storage.config import existing_store, load_config
 from pyengine.storage.log_holds import lowest_log_hold
 
 if TYPE_CHECKING:

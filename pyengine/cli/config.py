@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import GivenPath, existing_store, json_option, set_option, store_command
+from pyengine.cli.output import GivenPath, json_option, set_option, store_command
 from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, NotAStoreError, UsageError
 from pyengine.formats.small_file import read_small_text
 from pyengine.settings import Setting
@@ -25,6 +25,7 @@ from pyengine.storage.config import (
     EngineConfig,
     changing_engine,
     config_path,
+    existing_store,
     load_config,
     set_durably,
     setting_name,
@@ -102,10 +103,10 @@ def _check_store(store: Path) -> None:
     """Print a note if `store` holds no store yet; NotAStoreError if it is a file."""
     try:
         existing_store(store)
-    except NotAStoreError as error:
+    except NotAStoreError:
         if store.exists() and not store.is_dir():
             raise
-        click.echo(f"note: {error}: these are the settings that a new store there gets", err=True)
+        click.echo(f"note: {store} holds no store: these are the settings that a new store there gets", err=True)
 
 
 @config.command("set")

@@ -15,7 +15,7 @@ import click
 
 from pyengine._native import ffi
 from pyengine.cli import output
-from pyengine.cli.output import existing_store, json_option, set_option, store_argument, store_command
+from pyengine.cli.output import json_option, set_option, store_argument, store_command
 from pyengine.errors import DiskError, EngineError, StoreRefusedError, UsageError
 from pyengine.formats import consume_queue, index_file
 from pyengine.formats.constants import CQ_ENTRY_BYTES
@@ -26,7 +26,7 @@ from pyengine.formats.small_file import read_small_file, unpack_checkpoint
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
-from pyengine.storage.config import load_config
+from pyengine.storage.config import existing_store, load_config
 from pyengine.storage.mapped_file import list_segments, mapped
 
 if TYPE_CHECKING:

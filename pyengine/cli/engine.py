@@ -12,11 +12,11 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.config import broker_conf_option, with_broker_conf
-from pyengine.cli.output import NumberRange, byte_bar, existing_store, size_text, store_command
+from pyengine.cli.output import NumberRange, byte_bar, size_text, store_command
 from pyengine.errors import DiskFullError, ExitCode, UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.native.dispatch import WINDOW_BYTES
-from pyengine.storage.config import load_config, set_arguments
+from pyengine.storage.config import existing_store, load_config, set_arguments
 from pyengine.storage.file_system import free_bytes
 
 if TYPE_CHECKING:

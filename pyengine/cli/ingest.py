@@ -34,10 +34,11 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import byte_bar, existing_store, store_command, topic_option
+from pyengine.cli.output import byte_bar, store_command, topic_option
 from pyengine.engine.kinds import child_environment
 from pyengine.errors import DiskError, EngineError, ExitCode, UsageError
 from pyengine.results import PutManyResult, PutResult, PutStatus
+from pyengine.storage.config import existing_store
 
 if TYPE_CHECKING:
     from pyengine.client.pending_puts import PutFuture

@@ -20,7 +20,7 @@ import click
 from pyengine.cli import output
 from pyengine.cli.output import (
     NumberRange,
-    existing_store,
+    TimeMs,
     level_option,
     moment,
     queue_id_option,
@@ -34,9 +34,10 @@ from pyengine.cli.output import (
 )
 from pyengine.client.consumer import consume
 from pyengine.client.consumer_groups import AtOffset, Start
-from pyengine.errors import EngineError, ExitCode, FormatError, UsageError
+from pyengine.errors import EngineError, ExitCode, FormatError, UsageError, command
 from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC
 from pyengine.results import GetResult, GetStatus
+from pyengine.storage.config import existing_store
 
 if TYPE_CHECKING:
     from pyengine.client.consumer import Consumer
@@ -81,6 +82,8 @@ def get(
     """
     with reading(store, settings) as reader:
         found = reader.get_message(topic, queue_id, offset, max_messages, tags=tags, level=level, sql=sql)
+        if not found.messages and queue_id not in reader.queue_ids(topic):
+            click.echo(f"note: {store} has no queue {queue_id} of the topic {topic}: {command('topics', store)} lists them", err=True)
     if as_json:
         output.write_json({
             "status": found.status.name, "next_begin_offset": found.next_begin_offset, "min_offset": found.min_offset,
@@ -97,8 +100,8 @@ def get(
 @store_command
 @topic_option
 @click.option("--key", required=True, help="One of the message's keys, or its unique key.")
-@click.option("--begin", "begin_ms", type=click.IntRange(min=0), default=0, help="Stored at or after this time (ms).")
-@click.option("--end", "end_ms", type=click.IntRange(min=0), default=None, help="Stored at or before this time (ms).")
+@click.option("--begin", "begin_ms", type=TimeMs(), default=0, help="Stored at or after this time.")
+@click.option("--end", "end_ms", type=TimeMs(), default=None, help="Stored at or before this time.")
 @click.option("--max-messages", type=click.IntRange(min=1), default=64, show_default=True, help="At most this many.")
 @raw_option
 def query(
@@ -108,11 +111,11 @@ def query(
     """Find the messages with a key.
 
     The index holds hashes; the command compares the key's text in each message, so it
-    shows no false hits. Times are milliseconds since 1970.
+    shows no false hits. A time is ISO 8601 (UTC if it names no zone), or milliseconds since 1970.
 
     \b
     Example:
-      pyengine query STORE --topic orders --key order-17
+      pyengine query STORE --topic orders --key order-17 --begin 2026-01-31
     """
     with reading(store, settings) as reader:
         found = reader.query_message(topic, key, begin_ms=begin_ms, end_ms=end_ms, max_messages=max_messages)
@@ -183,7 +186,8 @@ def _find_message(reader: LiveStoreReader, msg_id: str, topic: str | None) -> tu
 @store_command
 @topic_option
 @queue_id_option
-@click.option("--timestamp", "timestamp_ms", type=int, required=True, help="Milliseconds since 1970.")
+@click.option("--timestamp", "timestamp_ms", type=TimeMs(), required=True,
+              help="The time: ISO 8601 (UTC if it names no zone), or milliseconds since 1970.")
 def offset_at(store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_id: int, timestamp_ms: int) -> None:
     """Find the queue offset whose store time is nearest to a time.
 
@@ -191,7 +195,8 @@ def offset_at(store: Path, settings: dict[str, str], as_json: bool, topic: str, 
     near ones. A time before the first message gives the first, a time after the last the last.
 
     \b
-    Example:
+    Examples:
+      pyengine offset-at STORE --topic orders --queue-id 0 --timestamp 2026-01-31T12:00:00Z
       pyengine offset-at STORE --topic orders --queue-id 0 --timestamp 1700000000000
     """
     with reading(store, settings) as reader:

@@ -28,7 +28,7 @@ from prometheus_client.metrics_core import (
 
 import pyengine
 from pyengine.cli.engine_status import live_status
-from pyengine.cli.output import existing_store, store_command, write_json
+from pyengine.cli.output import store_command, write_json
 from pyengine.cli.verdict import Verdict
 from pyengine.errors import DiskError, EngineError
 from pyengine.formats.paths import StorePaths
@@ -39,7 +39,7 @@ from pyengine.native import store_stats
 from pyengine.native.store_stats import Latency
 from pyengine.results import PutStatus
 from pyengine.settings import split_address
-from pyengine.storage.config import load_config
+from pyengine.storage.config import existing_store, load_config
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.file_system import used_ratio
 

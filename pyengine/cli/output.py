@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
-from pyengine.errors import ConfigError, ExitCode, FormatError, NotAStoreError, UsageError, require_extra
+from pyengine.errors import ConfigError, ExitCode, FormatError, UsageError, require_extra
 from pyengine.results import ReadLevel
-from pyengine.storage.config import FIXED_NAMES, SET, checked_set, load_config, setting_name
+from pyengine.storage.config import FIXED_NAMES, SET, checked_set, existing_store, load_config, setting_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -305,8 +305,6 @@ def _show_nothing(done_bytes: int, total_bytes: int | None = None) -> None:
     pass
 
 
-# What tells a store from any other directory: one of these is there.
-STORE_SIGNS = ("commitlog", "consumequeue", "checkpoint", "config/engine.toml", "config/engine-id")
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of tables.")
 level_option = click.option(
@@ -351,6 +349,18 @@ def moment(value: str) -> datetime:
             raise ValueError(str(error)) from error
     time = datetime.fromisoformat(value)
     return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+class TimeMs(click.ParamType[int]):
+    """A time in ms since 1970: as such a number, or in ISO 8601 (UTC if it names no zone)."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return int(value) if re.fullmatch(r"-?\d+", str(value)) else round(moment(value).timestamp() * 1000)
+        except ValueError:
+            self.fail(f"{value}: give a time like 2026-01-31T12:00:00Z, or milliseconds since 1970", param, ctx)
 
 
 def span_s(text: str) -> float:
@@ -401,20 +411,6 @@ def reading(root: Path, settings: dict[str, str]) -> Iterator[LiveStoreReader]:
             click.echo(f"note: the consume queues of {root} are in RocksDB, which only RocketMQ 5 reads: what is read through queues "
                        "is not found here", err=True)
         yield reader
-
-
-def existing_store(root: Path) -> Path:
-    """Return `root` if it holds a store, without opening it; NotAStoreError says what is there instead."""
-    if not root.exists():
-        raise NotAStoreError(f"{root} does not exist")
-    if not root.is_dir():
-        raise NotAStoreError(f"{root} is a file; STORE is the store's root directory")
-    if not any((root / sign).exists() for sign in STORE_SIGNS):
-        hint = ""
-        if root.name in ("commitlog", "consumequeue", "index", "config"):
-            hint = f"; did you mean {root.parent}?"
-        raise NotAStoreError(f"{root} holds no store: there is no commitlog folder in it{hint}")
-    return root
 
 
 @contextlib.contextmanager

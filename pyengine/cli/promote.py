@@ -13,7 +13,7 @@ import click
 import psutil
 
 from pyengine.cli import output
-from pyengine.cli.output import NumberRange, existing_store, store_command
+from pyengine.cli.output import NumberRange, store_command
 from pyengine.engine.embedded import supervisor_pid
 from pyengine.engine.supervisor import Arguments, parse_arguments
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError, command
@@ -21,7 +21,7 @@ from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory, read_run_settin
 from pyengine.ipc.store_lock import living_kinds, owning
 from pyengine.native import control as native
 from pyengine.native.failpoint import failpoint
-from pyengine.storage.config import FIXED_NAMES, EngineConfig, config_path, load_config, set_in_file
+from pyengine.storage.config import FIXED_NAMES, EngineConfig, config_path, existing_store, load_config, set_in_file
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ from pyengine.cli import output
 from pyengine.cli.output import (
     GivenPath,
     byte_bar,
-    existing_store,
     master_option,
     raw_option,
     reading,
@@ -34,7 +33,7 @@ from pyengine.cli.output import (
 )
 from pyengine.errors import EngineError, ExitCode, StoreBusyError, UsageError, command
 from pyengine.formats.constants import SCHEDULE_TOPIC, SYS_FLAG_TRANSACTION_MASK, TRANSACTION_HALF_TOPIC
-from pyengine.storage.config import load_config, record_sizes
+from pyengine.storage.config import existing_store, load_config, record_sizes
 
 if TYPE_CHECKING:
     from pyengine.client.pending_puts import PutFuture

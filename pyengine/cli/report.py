@@ -26,7 +26,6 @@ import click
 from pyengine.cli import output
 from pyengine.cli.output import (
     byte_bar,
-    existing_store,
     master_option,
     number_text,
     printable,
@@ -37,6 +36,7 @@ from pyengine.cli.output import (
     store_command,
 )
 from pyengine.errors import DiskError, UsageError
+from pyengine.storage.config import existing_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -22,14 +22,14 @@ from pyengine.cli import output
 from pyengine.cli.config import broker_conf_option, with_broker_conf
 from pyengine.cli.engine import check_space
 from pyengine.cli.metrics import PORT, address_option, host_and_port
-from pyengine.cli.output import STORE_SIGNS, store_command
+from pyengine.cli.output import store_command
 from pyengine.cli.plan import shared_memory_bytes
 from pyengine.engine.kinds import child_environment
 from pyengine.engine.log_file import log_line
 from pyengine.errors import EngineUnavailableError, ExitCode, os_error_sentence
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.native import waiting
-from pyengine.storage.config import EngineConfig, load_config, set_arguments
+from pyengine.storage.config import STORE_SIGNS, EngineConfig, load_config, set_arguments
 from pyengine.storage.file_system import file_system_of, free_bytes
 
 TICK_S = 0.5

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import existing_store, store_command
+from pyengine.cli.output import store_command
 from pyengine.errors import ExitCode
+from pyengine.storage.config import existing_store
 
 LINK_COLUMNS = ("link", "state", "since", "sent", "acked", "lag", "detail")
 

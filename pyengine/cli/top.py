@@ -18,10 +18,11 @@ from rich.text import Text
 
 from pyengine.cli import output
 from pyengine.cli.engine_status import engine_status, live_status
-from pyengine.cli.output import NumberRange, existing_store, set_option, store_argument
+from pyengine.cli.output import NumberRange, set_option, store_argument
 from pyengine.cli.status import LINK_COLUMNS, link_row, replication_facts
 from pyengine.ipc.statistics import Statistics
 from pyengine.native import store_stats
+from pyengine.storage.config import existing_store
 
 DrawSample = Callable[["Sample"], None]
 RATES = ("put_messages", "put_bytes", "wrote", "committed", "flushed", "reput_from", "confirm", "syncs", "refused_puts")

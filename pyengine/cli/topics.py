@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import existing_store, json_option, moment, reading, set_option, store_argument, store_command
+from pyengine.cli.output import json_option, moment, reading, set_option, store_argument, store_command
 from pyengine.client.consumer_groups import ConsumerGroups, GroupState
 from pyengine.errors import UsageError
+from pyengine.storage.config import existing_store
 
 if TYPE_CHECKING:
     from pyengine.ipc.live_reader import LiveStoreReader

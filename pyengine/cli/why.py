@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import existing_store, moment, span_s, store_command
+from pyengine.cli.output import moment, span_s, store_command
 from pyengine.errors import EngineUnavailableError
 from pyengine.ipc.shared_objects import KIND_NAMES, RECORDER, find_folder
 from pyengine.ipc.store_lock import living_kinds
@@ -24,7 +24,7 @@ from pyengine.native import control as native
 from pyengine.native import recorder
 from pyengine.native.flush import monotonic_ns
 from pyengine.native.recorder import Minute, Ring, Stall
-from pyengine.storage.config import load_config
+from pyengine.storage.config import existing_store, load_config
 from pyengine.storage.engine_id import read_boot_id
 
 SHOWN = 20

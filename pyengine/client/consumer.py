@@ -321,7 +321,7 @@ class Consumer:
             for each in chosen:
                 held = self._held.get(each)
                 if held is None or held.releasing_since_s is not None:
-                    raise UsageError(f"queue {each} of {self.topic} is not held here now: {self.assignment} are")
+                    raise UsageError(f"this consumer does not own queue {each} of {self.topic} now; it owns {self.assignment}")
             for each, offset in offsets.items():
                 self._held[each].seek(offset)
                 self._outstanding.discard(each)
@@ -548,7 +548,7 @@ class Consumer:
         end = self._reader.queue_end(self.topic, held.queue_id)
         if held.position <= end:
             return held.position
-        self._note(f"queue {held.queue_id}: offset {held.position} is after the end {end}: going on there")
+        self._note(f"queue {held.queue_id}: offset {held.position} is after the end {end}; the consumer continues at the end")
         held.seek(end)
         return end
 

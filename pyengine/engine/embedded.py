@@ -36,6 +36,7 @@ from pyengine.errors import (
     ExitCode,
     StoreBusyError,
     UsageError,
+    command,
 )
 from pyengine.formats.small_file import open_regular
 from pyengine.ipc.control_block import EngineMemory, read_run_settings, require_same_settings
@@ -288,7 +289,7 @@ def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
     if read_holder(root).kind == "none":
         list_complete_log(root, config.mapped_file_size_commit_log_bytes)
     if native.SUPERVISOR in living_kinds(root, 1):
-        raise StoreBusyError(f"an engine is running on {root} already")
+        raise StoreBusyError(f"an engine is running on {root} already; {command('stop', root)} stops it")
 
 
 def _request_stop(process: subprocess.Popen[bytes]) -> None:

@@ -97,7 +97,8 @@ class StoreLock:
         """
         require_known_format(self.path.parent)
         if not self._set(KIND_BYTE, EXCLUSIVE):
-            raise StoreBusyError(f"{self.path.parent} is run by another supervisor: stop it first (pyengine stop)")
+            root = self.path.parent
+            raise StoreBusyError(f"{root} is in use by another engine or repair: {command('stop', root)} stops an engine")
         if self._set(OWNER_BYTE, EXCLUSIVE):
             self._write_content()
             return Ownership.EXCLUSIVE

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES, SETTINGS, EngineConfig
-from pyengine.errors import ConfigError, EngineError
+from pyengine.errors import ConfigError, EngineError, NotAStoreError, command
 from pyengine.formats.paths import set_log_folders
 from pyengine.formats.small_file import read_small_text
 from pyengine.settings import Value
@@ -32,6 +32,7 @@ LOG_PATHS = ("store_path_commit_log", "read_only_commit_log_store_paths")
 ENV_PREFIX = "PYENGINE_"
 DEFAULT, FILES, FILE, ENVIRONMENT, SET = "default", "files", "engine.toml", "environment", "--set"
 LIVE = "live"  # set by `pyengine config set` since the engine was started
+STORE_SIGNS = ("commitlog", "consumequeue", "checkpoint", "config/engine.toml", "config/engine-id")  # a store has one of these
 
 # RocketMQ keys that this engine does not support, and what to do instead.
 REFUSED_KEYS = {
@@ -107,6 +108,18 @@ def checked_set(pairs: tuple[str, ...] | list[str]) -> dict[str, str]:
 def set_arguments(settings: Mapping[str, object]) -> list[str]:
     """Return the command-line words for these settings: the inverse of parse_set()."""
     return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+
+
+def existing_store(root: Path) -> Path:
+    """Return `root` if it holds a store, without opening it; NotAStoreError says what is there instead."""
+    if not root.exists():
+        raise NotAStoreError(f"{root.absolute()} does not exist: check the path; {command('start', root)} makes a new store")
+    if not root.is_dir():
+        raise NotAStoreError(f"{root} is a file; STORE is the store's root directory")
+    if not any((root / sign).exists() for sign in STORE_SIGNS):
+        hint = f"; did you mean {root.parent}?" if root.name in ("commitlog", "consumequeue", "index", "config") else ""
+        raise NotAStoreError(f"{root} holds no store: there is no commitlog folder in it{hint}")
+    return root
 
 
 def config_path(root: str | os.PathLike[str]) -> Path:

@@ -316,7 +316,7 @@ def _lacking(table: NamedRows[TopicConfig], wanted: Mapping[str, tuple[int, int]
 
 def _found(topics: dict[str, TopicConfig], topic: str) -> TopicConfig:
     if topic not in topics:
-        raise UsageError(f"{TOPICS_NAME} has no topic {topic}: create it")
+        raise UsageError(f"{TOPICS_NAME} has no topic {topic}")
     return topics[topic]
 
 

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Self
 
 from pyengine import arguments
 from pyengine.arguments import INT32_MAX, INT64_MAX
-from pyengine.errors import CorruptionError, FormatError, NotAStoreError, UsageError, require_extra
+from pyengine.errors import CorruptionError, FormatError, UsageError, require_extra
 from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.formats.record import Message, decode_message_id, decode_record
 from pyengine.formats.record_case import CaseLabel, classify
 from pyengine.results import GetRecords, GetResult, GetStatus, ReadLevel
 from pyengine.storage.commit_log import CommitLog
-from pyengine.storage.config import load_config
+from pyengine.storage.config import existing_store, load_config
 from pyengine.storage.consume_queue import ConsumeQueue, QueueEntries, offset_by_time
 from pyengine.storage.index_file import RAW_HITS_MAX, IndexService, KeyQuery, query_raw, query_verified
 from pyengine.storage.mapped_file import MappedFileQueue, MappingCache, folder_names, is_plain_file
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from pyengine.storage.arrow import LogScanner
 
 FETCH_BYTES_MAX = 4 << 20
-_STORE_NAMES = ("commitlog", "consumequeue", "config", "checkpoint", "lock")
 
 
 def open_store(
@@ -63,8 +62,7 @@ class StoreReader:
         self, root: str | os.PathLike[str], *, watermark: Watermark | None = None, config: EngineConfig | None = None, **settings: object
     ) -> None:
         self.root = Path(root).absolute()  # it stays the same store when the program changes its directory
-        if not any((self.root / name).exists() for name in _STORE_NAMES):
-            raise NotAStoreError(f"{self.root} holds no store")
+        existing_store(self.root)
         self.config: EngineConfig = config or load_config(self.root, settings)
         self.geometry: Geometry = self.config.geometry
         self._paths = StorePaths(self.root)

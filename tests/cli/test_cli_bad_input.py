@@ -33,7 +33,7 @@ def call(command: str, store: object, *more: object):
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(("what", "sentence"), [
-    ("missing", "does not exist"), ("file", "is a file"), ("empty", "holds no store"), ("inside", "did you mean"),
+    ("missing", "makes a new store"), ("file", "is a file"), ("empty", "holds no store"), ("inside", "did you mean"),
 ])
 def test_a_wrong_path_is_a_usage_error(tmp_path, golden, command, what, sentence):
     path = tmp_path / "there"

@@ -185,7 +185,7 @@ WRONG_REQUESTS = (
     (["ingest", "STORE", "--topic", "a/b", "INPUT"], 1, "line 1"),
     (["ingest", "STORE", "--topic", "a/b", "--producers", "2", "INPUT"], 1, "INPUT"),
     (["start", "STORE"], 5, "running"),
-    (["recover", "STORE"], 5, "supervisor"),
+    (["recover", "STORE"], 5, "is in use by another engine"),
 )
 
 

@@ -110,7 +110,7 @@ def test_debug_shows_the_traceback(failing, monkeypatch):
 def test_an_operating_system_error_names_the_path(failing):
     failing(PermissionError(13, "Permission denied", "/some/where"))
     ran = run("fail")
-    assert (ran.code, ran.stderr) == (1, "error: Permission denied: /some/where\n")
+    assert (ran.code, ran.stderr) == (1, "error: /some/where: Permission denied\n")
 
 
 def test_want_of_memory_is_a_sentence(failing):

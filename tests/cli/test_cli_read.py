@@ -8,6 +8,7 @@ import json
 import signal
 import subprocess
 import zlib
+from datetime import UTC, datetime
 
 import pytest
 
@@ -149,6 +150,27 @@ def test_offset_at_agrees_with_the_real_store(basic):
         ran = run("offset-at", basic.root, "--topic", sample["topic"], "--queue-id", sample["queueId"],
                   "--timestamp", sample["ts"])
         assert (ran.code, ran.stdout) == (0, f"{sample['offset']}\n")
+
+
+def test_a_time_is_iso_8601_or_milliseconds(basic):
+    sample = next(one for one in basic.verify["byTime"] if one.get("ts", 0) > 0 and "offset" in one)
+    at = datetime.fromtimestamp(sample["ts"] / 1000, UTC)
+    of_queue = ("offset-at", basic.root, "--topic", sample["topic"], "--queue-id", sample["queueId"], "--timestamp")
+    assert {run(*of_queue, text).stdout for text in (sample["ts"], at.isoformat(), at.replace(tzinfo=None).isoformat())} == {
+        f"{sample['offset']}\n"}
+    key = ("query", basic.root, "--topic", "T", "--key", "k", "--begin")
+    assert run(*key, "2026-01-31").code == 0
+    wrong = run(*key, "yesterday")
+    assert wrong.code == 2 and "give a time like 2026-01-31T12:00:00Z, or milliseconds since 1970" in wrong.stderr
+
+
+def test_get_says_when_there_is_no_such_queue(basic):
+    queue = queues(basic)[0]
+    for topic, queue_id in ((queue["topic"] + "s", 0), (queue["topic"], 999)):
+        ran = run("get", basic.root, "--topic", topic, "--queue-id", queue_id, "--offset", 0)
+        assert ran.code == 0 and "NO_MESSAGE_IN_QUEUE" in ran.stdout
+        assert f"has no queue {queue_id} of the topic {topic}: `pyengine topics" in ran.stderr
+    assert run("get", basic.root, "--topic", queue["topic"], "--queue-id", queue["queueId"], "--offset", 9999).stderr == ""
 
 
 def test_tail_without_follow_gives_all_messages_in_order_of_each_queue(basic):

@@ -91,7 +91,7 @@ def test_a_store_with_a_living_supervisor_or_worker_is_busy(golden):
         supervisor.own()
         supervisor.share()
         ran = run("recover", store.root)
-        assert ran.code == 5 and "supervisor" in ran.stderr
+        assert ran.code == 5 and "is in use by another engine" in ran.stderr
     with StoreLock(store.root) as worker:
         worker.share()
         worker.take_kind(native.WRITER)

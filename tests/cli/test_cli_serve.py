@@ -175,7 +175,7 @@ def test_what_the_engine_refuses_is_its_exit_code(serve, tmp_path):
     running = serve()
     running.put(b"1")
     second = serve()
-    assert second.process.wait(60) == 5 and "another supervisor" in second.said()
+    assert second.process.wait(60) == 5 and "in use by another engine" in second.said()
     running.put(b"2")
 
 

@@ -388,7 +388,7 @@ def test_one_engine_a_store(make_engine):
         engine.start()
     done = subprocess.run([sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(engine.root)], capture_output=True,
                           text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(CHECKOUT)})
-    assert done.returncode == 5 and "another supervisor" in done.stderr
+    assert done.returncode == 5 and "in use by another engine" in done.stderr
     put_numbers(engine, 0, 1)
     engine.stop()
 

@@ -119,7 +119,7 @@ def test_a_second_supervisor_is_refused_in_every_phase_of_the_first(root, shared
         first.own()
         if shared:
             first.share()
-        with pytest.raises(StoreBusyError, match="another supervisor"):
+        with pytest.raises(StoreBusyError, match="in use by another engine"):
             second.own()
         first.close()
         assert second.own() is Ownership.EXCLUSIVE

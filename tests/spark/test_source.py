@@ -102,7 +102,7 @@ def test_what_is_wrong_is_said(spark, root, options, sentence):
 
 
 def test_no_store_and_an_empty_store(spark, root, golden):
-    with pytest.raises(Exception, match="holds no store"):
+    with pytest.raises(Exception, match="does not exist: check the path"):
         load(spark, root / "nothing").count()
     assert load(spark, golden("empty").root).count() == 0
 

@@ -168,6 +168,8 @@ class RecoveryReport:
             return f"A recovery would change nothing: the log ends at {self.end_offset}, and queues and index fit it."
         if is_dry:
             return f"A recovery would go the {self.path} path: {', '.join(did)}. Nothing was changed."
+        if len(did) == 1 and not self.end_offset:
+            return "The store is empty; there was nothing to recover."
         return f"Recovered by the {self.path} path: {', '.join(did)}.{f' {self.copy_note}.' if self.copy_note else ''}"
 
     @property
