@@ -340,7 +340,8 @@ class EngineConfig:
     shm_directory: str = setting(
         "/dev/shm", "Folder of the shared memory objects; a tmpfs.", group="processes")
     sessions_max: int = setting(
-        256, "Most producers at one time.", low=1, high=1024, group="processes")
+        256, "Most producers at one time, 1,021 if it is higher. The engine's own workers have three sessions beside them.",
+        low=1, high=1024, group="processes")
     session_ring_bytes: int = setting(
         4 << 20, "Ring of one producer, unless the producer asks for another size; a power of two.", unit="bytes",
         low=65_536, high=1 << 30, live=PRODUCERS, group="processes")

@@ -79,7 +79,7 @@ Progress = Callable[[int, int], None]
 DESCRIPTORS_MIN = 48
 DESCRIPTORS_RAISED_TO = 2048  # enough for the most producers and pool buffers that can be set
 # Of the writer, beside one for each session and two for each pool buffer: its objects and some segments that are not flushed yet.
-WRITER_DESCRIPTORS = 30
+WRITER_DESCRIPTORS = 27
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,8 @@ def _identity(root: Path, config: EngineConfig, engine_id: EngineId) -> Identity
         put_timeout_ms=config.put_timeout_ms, sync_flush_timeout_ms=config.sync_flush_timeout_ms,
         os_page_cache_busy_timeout_ms=config.os_page_cache_busy_timeout_ms,
         spin_writer_us=spin_writer_us, spin_producer_us=spin_producer_us,
-        sessions_max=min(config.sessions_max, native.SESSION_SLOTS, _sessions_that_fit(pool_buffers)), pool_buffers=pool_buffers,
+        sessions_max=min(config.sessions_max + len(sessions.WORKER_KINDS), native.SESSION_SLOTS, _sessions_that_fit(pool_buffers)),
+        pool_buffers=pool_buffers,
         replay_clock=int(config.replay_clock), role=ROLES[config.broker_role], created_ms=now_ms(), created_boot_ns=boot_ns(),
         lock_modified_ns=lock_modified_ns(root),
         dispatch_at=int(config.dispatch_at == "replicated" and config.broker_role != "SLAVE"),

@@ -59,7 +59,7 @@ from pyengine.ipc.control_block import (
     restart_differences,
 )
 from pyengine.ipc.heartbeat import Heartbeat, build_id, process_start_ms
-from pyengine.ipc.sessions import Sessions, SessionServer
+from pyengine.ipc.sessions import WORKER_KINDS, Sessions, SessionServer
 from pyengine.ipc.shared_objects import SOCKET, removed_names
 from pyengine.ipc.statistics import StoreStatsService
 from pyengine.ipc.store_lock import Ownership, StoreLock, kill_workers, living_kinds, name_processes, require_startable
@@ -287,7 +287,8 @@ class Supervisor:
         self._recorder = self._memory.recorder_of(native.SUPERVISOR)
         children = Children(self._memory, lock, self._selector, kinds, WorkerStarter(self._root, overrides, self._fork_server),
                             self._log_event, self._note_death)
-        server = SessionServer(self._memory, self._selector, Sessions(self._memory), self._take_settings)
+        sessions = Sessions(self._memory, max(1, self._memory.identity.sessions_max - len(WORKER_KINDS)))
+        server = SessionServer(self._memory, self._selector, sessions, self._take_settings)
         self._pool = PoolGrowth(self._memory, self._log_event)
         bridge = _LatchBridge(self._memory, self._selector)  # last: its thread must not outlive the mapping
         try:

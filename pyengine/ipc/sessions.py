@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 LINE_BYTES_MAX = 4096
 TIMEOUT_S = 5.0
 PEERS_MAX = 64
+WORKER_KINDS = (native.SCHEDULER, native.REPLICATOR, native.GATEWAY)  # they put through sessions too, for which slots are kept
 _CREDENTIALS = struct.Struct("3i")
 NO_ATTACH_COUNT = -1
 
@@ -81,10 +82,12 @@ class SlotsDrainingError(DiskFullError):
 class Sessions:
     """Opens sessions, marks them dead, removes their objects."""
 
-    def __init__(self, memory: EngineMemory) -> None:
+    def __init__(self, memory: EngineMemory, producers_max: int = SESSION_SLOTS) -> None:
+        """`producers_max`: how many sessions may be of other processes than the engine's workers."""
         self._memory = memory
         self._control = memory.control
         self._slots = range(min(memory.identity.sessions_max, SESSION_SLOTS))
+        self._producers_max = min(producers_max, len(self._slots))
 
     def open(self, pid: int, uid: int, ring_bytes: int | None = None) -> tuple[SessionAnswer, int]:
         """Open a session for the process `pid`; return the answer and the descriptor of the object, which the caller closes.
@@ -96,7 +99,7 @@ class Sessions:
         start_ms = process_start_ms(pid)
         if start_ms is None:
             raise EngineUnavailableError(f"process {pid} is not visible here: producer and engine must share one pid namespace")
-        slot = self._free_slot()
+        slot = self._free_slot(pid)
         line = self._control.sessions[slot]
         generation = native.load(line, "generation") % 0xFFFFFFFF + 1
         epoch, folder = self._memory.identity.epoch, self._memory.folder
@@ -118,14 +121,17 @@ class Sessions:
                                  "folder": str(folder.path), "control_bytes": native.CONTROL_BYTES}
         return answer, descriptor
 
-    def _free_slot(self) -> int:
-        for slot in self._slots:
-            if native.load(self._control.sessions[slot], "state") == native.SESSION_FREE:
-                return slot
-        sentence = (f"all {len(self._slots)} sessions are taken: close producers, or raise sessions_max and, if that is higher already, "
+    def _free_slot(self, pid: int) -> int:
+        used = used_sessions(self._memory)
+        workers = {native.load(self._control.workers[kind], "pid") for kind in WORKER_KINDS}
+        producers = sum(native.load(self._control.sessions[slot], "pid") not in workers for slot in used)
+        if pid in workers or producers < self._producers_max:
+            for slot in self._slots:
+                if slot not in used:
+                    return slot
+        sentence = (f"all {self._producers_max} sessions are taken: close producers, or raise sessions_max and, if that is higher already, "
                     "the engine's limit of open files (`ulimit -n`)")
-        states = (native.load(self._control.sessions[slot], "state") for slot in self._slots)
-        if self.close_dropped() or native.SESSION_DEAD in states:
+        if self.close_dropped() or native.SESSION_DEAD in (native.load(self._control.sessions[slot], "state") for slot in used):
             raise SlotsDrainingError(sentence)
         raise DiskFullError(sentence)
 

@@ -12,6 +12,7 @@ import pyengine
 from fix_cli import run
 from fix_engine import EACH_MODE
 from fix_golden import compare_inspect
+from pyengine.errors import EngineUnavailableError
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.native import control as native
 from pyengine.storage.inspect import inspect
@@ -157,4 +158,17 @@ def test_the_scheduler_alone_can_be_stopped_and_takes_no_session_while_idle(make
     incarnation = engine.incarnation("scheduler")
     os.kill(engine.pid("scheduler"), signal.SIGTERM)
     engine.wait_back("scheduler", incarnation)
+    assert engine.stop()
+
+
+def test_producers_that_have_all_sessions_keep_no_message_from_being_delivered(make_engine):
+    """The engine's own workers have sessions of their own."""
+    engine = make_engine(message_delay_level=LEVELS, sessions_max=2)
+    engine.start()
+    with pyengine.connect(engine.root) as one, pyengine.connect(engine.root):
+        with pytest.raises(EngineUnavailableError, match="all 2 sessions are taken"):
+            pyengine.connect(engine.root)
+        assert one.put("T", b"late", delay_level=1).ok
+        with pyengine.open_store(engine.root) as store:
+            eventually(lambda: store.queue_range("T", 0)[1] == 1, "it is delivered", 30)
     assert engine.stop()
