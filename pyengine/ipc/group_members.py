@@ -229,7 +229,8 @@ class GroupMembers:
             low, high = ranges.pop()
             if low >= high:
                 continue
-            lock = find_lock(self._descriptor, low, high - low)
+            with disk_errors("read the locks of", self._path):
+                lock = find_lock(self._descriptor, low, high - low)
             if lock is None:
                 continue
             first, last = max(lock.start, low), min(lock.start + lock.length if lock.length else high, high)
@@ -257,7 +258,10 @@ class GroupMembers:
     def _get(self, at: int, fields: struct.Struct) -> tuple[int, ...] | None:
         """Return the fields of a record; None if there is none with a valid checksum."""
         for _ in range(_READS):
-            found = os.pread(self._descriptor, fields.size + _CRC.size, at)
+            try:  # not disk_errors(), which takes as long as the call
+                found = os.pread(self._descriptor, fields.size + _CRC.size, at)
+            except OSError as error:
+                raise disk_error(error, "read", self._path) from error
             if len(found) == fields.size + _CRC.size:
                 if _CRC.unpack_from(found, fields.size)[0] == zlib.crc32(found[: fields.size]):
                     return fields.unpack_from(found)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 
 import pytest
 
-from pyengine.errors import EngineError, UsageError
+from pyengine.errors import DiskError, EngineError, UsageError
 from pyengine.ipc import group_members
 from pyengine.ipc.group_members import GroupMembers
 
@@ -164,6 +165,21 @@ def test_every_bit_of_a_record_counts(member, path):
     os.pwrite(descriptor, good, group_members.RECORDS_AT)
     os.close(descriptor)
     assert first.holds(claim)
+
+
+def test_a_disk_that_fails_is_named(member, path, monkeypatch):
+    def fails(*arguments):
+        raise OSError(errno.EIO, "Input/output error")
+
+    first = member()
+    claim = first.claim(0)
+    monkeypatch.setattr(group_members.os, "pread", fails)
+    monkeypatch.setattr(group_members, "find_lock", fails)
+    for call in (first.sharing, lambda: first.holds(claim)):
+        with pytest.raises(DiskError, match="orders@billing") as failed:
+            call()
+        assert failed.value.errno == errno.EIO
+    monkeypatch.undo()
 
 
 def test_a_removed_file_is_noticed(member, path):
