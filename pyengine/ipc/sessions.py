@@ -35,6 +35,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import selectors
 import socket
 import struct
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 LINE_BYTES_MAX = 4096
 TIMEOUT_S = 5.0
 PEERS_MAX = 64
+SPARE_DESCRIPTORS = 12  # to accept a connection, make a session and send it, and for the supervisor's other work
 WORKER_KINDS = (native.SCHEDULER, native.REPLICATOR, native.GATEWAY)  # they put through sessions too, for which slots are kept
 _CREDENTIALS = struct.Struct("3i")
 NO_ATTACH_COUNT = -1
@@ -386,7 +388,8 @@ class SessionServer:
     def _watch(self, slot: int, generation: int, pid: int) -> None:
         """Watch the process by a pidfd, which reports its end at once and is safe if its pid is reused.
 
-        Without a free descriptor it does nothing: tick() tries again, and until then notices the end by the lock on the object.
+        If the last SPARE_DESCRIPTORS are free only, it does nothing: tick() tries again, and until then notices the end by the lock
+        on the object.
         """
         try:
             pidfd = os.pidfd_open(pid)
@@ -394,6 +397,10 @@ class SessionServer:
             self._sessions.close(slot, generation)
             return
         except OSError:
+            return
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if soft != resource.RLIM_INFINITY and pidfd >= soft - SPARE_DESCRIPTORS:
+            os.close(pidfd)
             return
         try:
             lives = self._sessions.owner_lives(slot)  # not if it ended before the pidfd was opened, and another process got its pid

@@ -452,6 +452,24 @@ def test_a_server_without_a_free_descriptor_waits_for_the_next_tick(make_owner, 
                 key.data()
 
 
+def test_watching_leaves_descriptors_to_serve_with(server, monkeypatch):
+    """Else the watches of the sessions that are open take the last one, and no other session can be opened."""
+    def watched() -> int:
+        links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
+        return sum(os.readlink(link) == "anon_inode:[pidfd]" for link in links if os.path.lexists(link))
+
+    free = os.dup(0)
+    os.close(free)
+    with monkeypatch.context() as patch:
+        patch.setattr(sessions.resource, "getrlimit", lambda which: (free + 8, free + 8))
+        with open_session(server.owner.root), open_session(server.owner.root):
+            before = server.ticks
+            eventually(lambda: server.ticks > before + 2, "the server has ticked")
+            assert watched() == 0
+            patch.undo()
+            eventually(lambda: watched() == 2, "both are watched")
+
+
 LIMITED = """
 import os, resource, sys
 from pyengine.errors import EngineError
