@@ -27,6 +27,8 @@ def main(store: str, topic: str, queue_id: str = "0", count: str = "0") -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
     try:
         main(*sys.argv[1:])
     except KeyboardInterrupt:
