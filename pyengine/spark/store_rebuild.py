@@ -47,24 +47,25 @@ from pyengine.storage.config import EngineConfig, load_config
 from pyengine.storage.consume_queue import find_queue_end, open_queue_file, settle_empty_queue
 from pyengine.storage.dispatcher import is_queue_name
 from pyengine.storage.durable_writes import make_folders, sibling_of, sync_folder
-from pyengine.storage.index_file import IndexFiles
+from pyengine.storage.index_file import IndexFiles, read_index_header
 from pyengine.storage.log_scan import LogView, Owner, find_recovery_start
 from pyengine.storage.mapped_file import MappedFile, mapped, used_end
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.dispatch import (
+from pyengine.storage.recovery.dispatch import UndispatchedRange, skip_damage
+from pyengine.storage.recovery.log import Work, plan_log, segments_between
+from pyengine.storage.recovery.quarantine import move_to_quarantine
+from pyengine.storage.recovery.rebuild import (
     FilledIndex,
     LogRange,
-    UndispatchedRange,
+    Queue,
+    RebuildReport,
+    RebuildWork,
+    Survey,
     key_place,
     put_entries,
     put_keys,
-    read_index_header,
     run_into,
-    skip_damage,
 )
-from pyengine.storage.recovery.log import Work, plan_log, segments_between
-from pyengine.storage.recovery.queues import move_to_quarantine
-from pyengine.storage.recovery.rebuild import Queue, RebuildReport, RebuildWork, Survey
 from pyengine.storage.recovery.report import GrowingProgress, Progress, RecoveryOptions
 
 if TYPE_CHECKING:

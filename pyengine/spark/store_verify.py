@@ -43,8 +43,8 @@ from pyengine.storage.check.work import (
     guess_after,
 )
 from pyengine.storage.config import EngineConfig, load_config
+from pyengine.storage.index_file import is_plausible, read_index_header
 from pyengine.storage.mapped_file import MappedFile, mapped
-from pyengine.storage.recovery.dispatch import is_plausible, read_index_header
 from pyengine.storage.recovery.queues import QueueState
 from pyengine.storage.recovery.report import GrowingProgress
 

@@ -21,14 +21,14 @@ from pyengine.arguments import INT64_MAX
 from pyengine.errors import DiskError, DiskFullError, FormatError, StoreRefusedError, disk_errors
 from pyengine.formats.constants import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, INDEX_SLOT_BYTES
 from pyengine.formats.index_file import SLOT, IndexHeader, IndexLayout, unpack_entry, unpack_header, unpack_slot
-from pyengine.formats.paths import is_index_name
+from pyengine.formats.paths import Root, StorePaths, is_index_name
 from pyengine.formats.record import Message, index_key_hash, index_keys
 from pyengine.native.dispatch import ALL_KEYS, IndexFile, forget, is_putting
 from pyengine.native.failpoint import failpoint
 from pyengine.native.flush import allocate
 from pyengine.storage.durable_writes import create_file
 from pyengine.storage.file_system import copies_on_write
-from pyengine.storage.mapped_file import index_file_names, is_plain_file, map_read_only
+from pyengine.storage.mapped_file import index_file_names, is_plain_file, map_read_only, refuse_file
 
 if TYPE_CHECKING:
     from pyengine._native import ms_index_progress
@@ -137,6 +137,28 @@ def _map_if_longer(path: Path, size_bytes: int) -> mmap.mmap | None:
         return map_read_only(path) if path.stat().st_size > size_bytes else None
     except FileNotFoundError:
         return None
+
+
+def list_index_files(root: Root) -> list[Path]:
+    """Return the index files, oldest first; other names are ignored, as in RocketMQ. StoreRefusedError if `index` is no folder."""
+    folder = StorePaths(root).index
+    refuse_file(folder)
+    return [folder / name for name in index_file_names(folder)]
+
+
+def read_index_header(file: Path) -> IndexHeader:
+    """Return the header of an index file of any length; FormatError if it is too short for one."""
+    with open(file, "rb") as opened, disk_errors("read", file):
+        return unpack_header(opened.read(INDEX_HEADER_BYTES))
+
+
+def is_plausible(header: IndexHeader, layout: IndexLayout) -> bool:
+    """Whether counts and offsets are possible ones. Times may decrease, since RocketMQ uses the wall clock."""
+    return (
+        0 <= header.begin_physical_offset <= header.end_physical_offset
+        and 0 <= header.hash_slot_count < max(header.index_count, 1)
+        and header.index_count <= layout.max_index_num
+    )
 
 
 class KeyQuery(NamedTuple):

@@ -51,6 +51,12 @@ def _is_kind(check: Callable[[], bool]) -> bool:
         raise
 
 
+def refuse_file(folder: Path) -> None:
+    """Raise StoreRefusedError if `folder` exists and is no folder."""
+    if folder.exists() and not folder.is_dir():
+        raise StoreRefusedError(f"{folder} is a file where a folder belongs; move it away")
+
+
 def index_file_names(folder: Path | str) -> list[str]:
     """Return the names of the index files, sorted; other names are ignored, as in RocketMQ. Empty without a folder. DiskError."""
     return _names(folder, lambda entry: is_index_name(entry.name) and is_plain_file(entry))

@@ -107,7 +107,7 @@ def test_a_task_makes_no_queue_file_and_no_folder(tmp_path):
     from pyengine.errors import DiskError
     from pyengine.native.dispatch import touched_queues
     from pyengine.storage.mapped_file import list_segments, mapped
-    from pyengine.storage.recovery.dispatch import LogRange, put_entries, put_keys
+    from pyengine.storage.recovery.rebuild import LogRange, put_entries, put_keys
     from spark.logs import SEGMENT_BYTES, end_of, write_log
 
     write_log(tmp_path, [{"topic": "T", "queue_offset": 0, "body": b"x" * 100}])

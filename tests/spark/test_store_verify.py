@@ -149,7 +149,7 @@ def test_more_findings_than_are_shown_are_counted_alike(here, golden):
 def test_an_index_header_that_names_no_record_in_a_damaged_segment_counts_the_same_keys(tmp_path, here):
     """One process counts again from each place where whole records follow damage."""
     import pyengine
-    from pyengine.storage.recovery.dispatch import list_index_files
+    from pyengine.storage.index_file import list_index_files
 
     with pyengine.Engine(tmp_path / "store", **SIZES | {"max_index_num": 20}) as engine, engine.connect() as producer:
         places = [producer.put("T", b"x" * 400, keys=f"k{number}").physical_offset for number in range(60)]
@@ -180,7 +180,7 @@ def test_beside_a_running_engine_what_is_dispatched_is_checked(tmp_path, here):
 
 def test_an_index_file_that_is_full_while_jobs_run_is_left_to_the_next_check(tmp_path, here, monkeypatch):
     import pyengine
-    from pyengine.storage.recovery.dispatch import list_index_files
+    from pyengine.storage.index_file import list_index_files
 
     with pyengine.Engine(tmp_path / "store", **SIZES) as engine, engine.connect() as producer:
 

@@ -38,10 +38,10 @@ from pyengine.storage.check.work import CheckWork, LogSegments, StoreUnderCheck
 from pyengine.storage.checkpoint import read_checkpoint, read_marker, read_rebuild_marker, read_sync_failure
 from pyengine.storage.commit_log import shown
 from pyengine.storage.consumer_offset import decode_delay_offsets, decode_offsets
+from pyengine.storage.index_file import list_index_files
 from pyengine.storage.later_format import find_later_features, queues_are_elsewhere
 from pyengine.storage.log_scan import LogScan, LogView, find_end, own_watermark
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.dispatch import list_index_files
 from pyengine.storage.recovery.log import cut_path
 from pyengine.storage.recovery.queues import QueueState, list_queues
 from pyengine.storage.recovery.recover import lost_messages, refuse_no_store, would_refuse

@@ -18,8 +18,8 @@ from pyengine.storage.check.log import LogFacts, QueueInLog
 from pyengine.storage.check.report import Findings, Severity
 from pyengine.storage.check.work import LogSegments, QueueFile, QueueRules, StoreUnderCheck
 from pyengine.storage.consume_queue import ConsumeQueue
+from pyengine.storage.index_file import is_plausible, read_index_header
 from pyengine.storage.mapped_file import MappedFileQueue, MappingCache
-from pyengine.storage.recovery.dispatch import is_plausible, read_index_header
 from pyengine.storage.recovery.queues import QueueState
 
 

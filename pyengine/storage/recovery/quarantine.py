@@ -12,6 +12,8 @@ they can be rebuilt from the remaining log.
 A name depends only on the content, so a recovery that runs again after a kill finds
 its own copy and does not make a second one. A crash may leave a note without its
 content, or content without its note: the next run replaces it.
+
+The files that a rebuild replaces are moved to quarantine/rebuild-N/ before it.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from pyengine.errors import disk_error, disk_errors
 from pyengine.formats.paths import SEGMENT_START_MAX, Root, StorePaths, segment_name
 from pyengine.formats.small_file import PARSE_ERRORS, open_regular, read_small_file
 from pyengine.native.failpoint import failpoint
+from pyengine.storage.checkpoint import RebuildMarker
 from pyengine.storage.durable_writes import make_folders, sync_folder, write_config
 
 _COPY_BYTES = 1 << 20
@@ -147,6 +150,44 @@ class Quarantine:
             if isinstance(error, OSError):
                 raise disk_error(error, "write", target) from error
             raise
+
+
+def move_to_quarantine(root: Path, marker: RebuildMarker) -> None:
+    """Move every piece of `marker`, durably. May be repeated: an incomplete new file in place of a moved piece is removed."""
+    for piece in marker.pieces:
+        _move_piece(root, marker, piece)
+
+
+def _move_piece(root: Path, marker: RebuildMarker, piece: str) -> None:
+    """Move `piece`, durably. If it was moved already, the file in its place is incomplete and is removed."""
+    source, target = root / piece, marker.moved_path(root, piece)
+    if not source.exists():
+        return
+    is_topic = source.parent.parent == root
+    if is_topic and target.exists():  # queue by queue, since only some of them may have been moved
+        for queue in list(source.iterdir()):
+            _move_piece(root, marker, f"{piece}/{queue.name}")
+        source.rmdir()
+    elif target.exists():
+        shutil.rmtree(source)
+    else:
+        noted = StorePaths(root).quarantine / marker.folder
+        if not _note_path(noted).exists():
+            write_note(noted, {"from": list(marker.pieces), "reason": "replaced by a rebuild from the log"})
+        make_folders(target.parent)
+        try:
+            os.rename(source, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise disk_error(error, "move", source, f" (to {target})") from error
+            part = target.with_name(target.name + ".part")  # the copy is complete and durable before it gets its name
+            shutil.rmtree(part, ignore_errors=True)
+            shutil.copytree(source, part)
+            sync_tree(part)
+            os.rename(part, target)
+            shutil.rmtree(source)
+        sync_folder(target.parent)
+    sync_folder(source.parent)
 
 
 # ---- list of the pieces ----------------------------------------------------------

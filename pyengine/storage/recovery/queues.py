@@ -1,4 +1,4 @@
-"""Consume queues in recovery: find their ends, truncate them to the log, correct offsets, move files for a rebuild.
+"""Consume queues in recovery: find their ends, truncate them to the log, give rebuilt files their times.
 
 A queue's own end is found as in RocketMQ (ConsumeQueue.recover): from its
 third-last file on, the data ends before the first invalid entry. After a crash earlier
@@ -10,30 +10,27 @@ RocketMQ does not dispatch again after a hole, and loses the entries after it.
 A queue whose entries were shifted, by another program or a bad copy, has no hole: it ends before the queue offset of its
 last message. Its next message must not get a queue offset that an older message has, or a rebuild could not tell the two apart.
 
-The files that a rebuild replaces are moved to quarantine/rebuild-N/ before, and the new ones get their times: a search
-by time takes the first file of the queue that was modified at or after that time (MappedFileQueue.getMappedFileByTime).
+The new files of a rebuild get the times of those that they replace: a search by time takes the first file of the queue
+that was modified at or after that time (MappedFileQueue.getMappedFileByTime).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyengine.arguments import INT64_MAX
-from pyengine.errors import FormatError, StoreRefusedError, disk_error, disk_errors
+from pyengine.errors import FormatError, disk_errors
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import ENTRY, is_filler, is_live
-from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import I64, QUEUE_OFFSET_AT, decode_record
 from pyengine.native import dispatch
 from pyengine.storage.checkpoint import RebuildMarker
 from pyengine.storage.consume_queue import message_stored_ms
-from pyengine.storage.durable_writes import make_folders, sync_file, sync_folder
+from pyengine.storage.durable_writes import sync_file, sync_folder
 from pyengine.storage.log_scan import LogView
 from pyengine.storage.mapped_file import (
     MappedFile,
@@ -45,10 +42,10 @@ from pyengine.storage.mapped_file import (
     list_segments,
     mapped,
     queue_folders,
+    refuse_file,
     used_end,
 )
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.quarantine import sync_tree, write_note
 
 RECOVERED_FILES = 3  # ConsumeQueue.recover reads this many files
 _FIRST_CHUNK_BYTES = 204 * CQ_ENTRY_BYTES  # most of many queues end here, within one page
@@ -112,12 +109,6 @@ def refuse_foreign_extensions(store: MessageStore) -> None:
     refuse_file(store.consume_queue_ext)
     for _, _, queue in queue_folders(store.consume_queue_ext):
         list_segments(queue, store.queue_ext_file_bytes)
-
-
-def refuse_file(folder: Path) -> None:
-    """Raise StoreRefusedError if `folder` exists and is no folder."""
-    if folder.exists() and not folder.is_dir():
-        raise StoreRefusedError(f"{folder} is a file where a folder belongs; move it away")
 
 
 def measured_from(queue: QueueState, synced_below: int) -> QueueState:
@@ -316,44 +307,6 @@ def next_offsets_from_log(log: LogView, queues: Sequence[QueueState], start: int
                 if (message.topic, message.queue_id, message.physical_offset) == (queue.topic, queue.queue_id, last):
                     found[queue.topic, queue.queue_id] = message.queue_offset + 1
     return found
-
-
-def move_to_quarantine(root: Path, marker: RebuildMarker) -> None:
-    """Move every piece of `marker`, durably. May be repeated: an incomplete new file in place of a moved piece is removed."""
-    for piece in marker.pieces:
-        _move(root, marker, piece)
-
-
-def _move(root: Path, marker: RebuildMarker, piece: str) -> None:
-    """Move `piece`, durably. If it was moved already, the file in its place is incomplete and is removed."""
-    source, target = root / piece, marker.moved_path(root, piece)
-    if not source.exists():
-        return
-    is_topic = source.parent.parent == root
-    if is_topic and target.exists():  # queue by queue, since only some of them may have been moved
-        for queue in list(source.iterdir()):
-            _move(root, marker, f"{piece}/{queue.name}")
-        source.rmdir()
-    elif target.exists():
-        shutil.rmtree(source)
-    else:
-        noted = StorePaths(root).quarantine / marker.folder
-        if not noted.with_name(f"{marker.folder}.json").exists():
-            write_note(noted, {"from": list(marker.pieces), "reason": "replaced by a rebuild from the log"})
-        make_folders(target.parent)
-        try:
-            os.rename(source, target)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise disk_error(error, "move", source, f" (to {target})") from error
-            part = target.with_name(target.name + ".part")  # the copy is complete and durable before it gets its name
-            shutil.rmtree(part, ignore_errors=True)
-            shutil.copytree(source, part)
-            sync_tree(part)
-            os.rename(part, target)
-            shutil.rmtree(source)
-        sync_folder(target.parent)
-    sync_folder(source.parent)
 
 
 # -- times -------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ from pyengine.storage.commit_log import log_exists, shown
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from pyengine.storage.durable_writes import start_writeback, sweep_unfinished
 from pyengine.storage.engine_id import read_engine_id
+from pyengine.storage.index_file import list_index_files
 from pyengine.storage.later_format import refuse_later_record
 from pyengine.storage.log_scan import (
     MISSING_SEGMENT,
@@ -77,7 +78,6 @@ from pyengine.storage.recovery.dispatch import (
     delete_index_files,
     dispatch_start,
     keys_in_index,
-    list_index_files,
     plan_index,
     queues_between,
     synced_index_time_ms,
@@ -92,7 +92,7 @@ from pyengine.storage.recovery.log import (
     plan_log,
     read_cut,
 )
-from pyengine.storage.recovery.quarantine import Quarantine
+from pyengine.storage.recovery.quarantine import Quarantine, move_to_quarantine
 from pyengine.storage.recovery.queues import (
     QueueCut,
     QueueState,
@@ -101,7 +101,6 @@ from pyengine.storage.recovery.queues import (
     list_queues,
     measured_from,
     misplaced_files,
-    move_to_quarantine,
     next_offsets_from_log,
     plan_cut,
     refuse_foreign_extensions,

@@ -22,9 +22,9 @@ from pyengine.storage.check.check import check
 from pyengine.storage.check.report import FINDINGS_PER_KIND_MAX, KINDS, Grade, Severity
 from pyengine.storage.check.work import LogSegments
 from pyengine.storage.checkpoint import create_abort_file, note_sync_failure, write_checkpoint
+from pyengine.storage.index_file import read_index_header
 from pyengine.storage.mapped_file import used_end
 from pyengine.storage.message_store import MessageStore, discover
-from pyengine.storage.recovery.dispatch import read_index_header
 from pyengine.storage.recovery.rebuild import Selection, rebuild
 from pyengine.storage.recovery.recover import RecoveryOptions, recover
 from record_bytes import encode_record

@@ -837,16 +837,16 @@ class Unreadable(io.FileIO):
         raise OSError(5, "Input/output error")
 
 
-@pytest.mark.parametrize("module", ["queues", "dispatch", "quarantine"])
+@pytest.mark.parametrize("module", ["recovery.queues", "index_file", "recovery.quarantine"])
 def test_a_file_that_the_disk_cannot_read_is_named(build_store, monkeypatch, module):
     store = build_store(40)
     recovered(store)
     create_abort_file(store.root)
-    place = {"queues": "consumequeue", "dispatch": "index", "quarantine": "commitlog"}[module]
-    if module == "quarantine":
+    place = {"recovery.queues": "consumequeue", "index_file": "index", "recovery.quarantine": "commitlog"}[module]
+    if module == "recovery.quarantine":
         with open(store.segment(store.end), "r+b") as log:
             log.seek(store.end % 4096)
             log.write(b"random bytes")
-    monkeypatch.setattr(f"pyengine.storage.recovery.{module}.open", lambda path, *_, **__: Unreadable(path), raising=False)
+    monkeypatch.setattr(f"pyengine.storage.{module}.open", lambda path, *_, **__: Unreadable(path), raising=False)
     with pytest.raises(DiskError, match=f"cannot read .*/{place}/.*: Input/output error"):
         recovered(store)
