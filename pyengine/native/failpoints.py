@@ -422,7 +422,7 @@ _TABLE = (
         _("source_opened", "a segment is open to be sent, its descriptor is not kept yet"),
         _("source_read", "bytes to send are read; whether they were deleted meanwhile is not checked"),
         after="confirm_stored", side=MASTER, scene=REPLICATED),
-    *_steps("pyengine/services/replication/ha_handshake.py", "replicator",
+    *_steps("pyengine/services/replication/ha_notes.py", "replicator",
         _("replication_noted", "replication.json is new and durable", scene=REPLICATED),
     ),
     *_steps("pyengine/storage/recovery/log.py", "supervisor",

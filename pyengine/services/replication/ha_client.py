@@ -32,11 +32,11 @@ from pyengine.results import PutStatus
 from pyengine.services.replication.ha_handshake import (
     HandshakeError,
     PlainPeers,
-    ReplicationNotes,
     Secret,
     SecretError,
     require_followable,
 )
+from pyengine.services.replication.ha_notes import ReplicationNotes
 from pyengine.services.replication.ha_stream import (
     READ_BYTES,
     RUN_BYTES,

@@ -40,8 +40,9 @@ from pyengine.native.flush import monotonic_ns
 from pyengine.native.replication import LINKS_MAX, HALinks
 from pyengine.native.waiting import Latch
 from pyengine.services.replication.ha_connection import EndTimes, HAConnection, TransferSource
-from pyengine.services.replication.ha_handshake import MasterHandshake, PlainPeers, ReplicationNotes, Secret
+from pyengine.services.replication.ha_handshake import MasterHandshake, PlainPeers, Secret
 from pyengine.services.replication.ha_join import call_peer
+from pyengine.services.replication.ha_notes import ReplicationNotes
 from pyengine.services.replication.ha_stream import TableSource
 from pyengine.services.service import Service, ServiceContext
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from pyengine.native import control as native
-from pyengine.services.replication.ha_handshake import ReplicationNotes
+from pyengine.services.replication.ha_notes import ReplicationNotes
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from reported import Reported
 
