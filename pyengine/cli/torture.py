@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pyengine.engine.embedded import start_engine, stop_engine
+from pyengine.engine.embedded import deferred, start_engine, stop_engine
 from pyengine.errors import EngineError, StoreBusyError
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.sessions import remove_attach_count
@@ -282,7 +282,8 @@ class KillRounds:
         except Exception as error:  # noqa: BLE001 - whatever it was, the run has not held, and its summary says so
             self.failures.append(as_failure(error))
         finally:
-            self.clean_up()
+            with deferred(signal.SIGINT, signal.SIGTERM):  # a second Ctrl-C would leave processes and their memory
+                self.clean_up()
         return round(time.monotonic() - began_s, 1)
 
     def _run_rounds(self, should_continue: Callable[[], bool]) -> None:

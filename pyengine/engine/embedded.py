@@ -173,7 +173,7 @@ def start_engine(root: str | os.PathLike[str], settings: Mapping[str, object] | 
     _check_new_start(root, texts)
     process = None
     try:
-        with _interrupt_deferred():  # a process of unknown pid could not be stopped
+        with deferred(signal.SIGINT):  # a process of unknown pid could not be stopped
             process, reading = _spawn_supervisor(root, texts, stdin=subprocess.DEVNULL)
         return {"pid": process.pid} | _wait_until_ready(process, reading, timeout_s, progress)
     except KeyboardInterrupt:
@@ -327,19 +327,20 @@ def _spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int, em
 
 
 @contextlib.contextmanager
-def _interrupt_deferred() -> Iterator[None]:
-    """Defer KeyboardInterrupt to the end of the block. Only the main thread gets that exception."""
+def deferred(*numbers: signal.Signals) -> Iterator[None]:
+    """Defer these signals to the end of the block. Only the main thread handles signals, so that elsewhere it does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
-    if came:
-        raise KeyboardInterrupt
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        if came:
+            signal.raise_signal(came[-1])
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], reading: int, timeout_s: float,

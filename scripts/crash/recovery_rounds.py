@@ -10,7 +10,6 @@ Exit 0: held. 1: a message was lost, torn, doubled or out of order, or something
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -86,12 +85,11 @@ class RecoveryRun(CrashRun):
 
     def die_recovering(self) -> bool:
         command = [sys.executable, "-P", "-m", "pyengine", "recover", str(self.store)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(self.rng.uniform(0.05, 0.4) if not self.is_armed() else COMMAND_TIMEOUT_S)
-        if process.poll() is None:
-            process.kill()
-        return process.wait() < 0
+        timeout_s = COMMAND_TIMEOUT_S if self.is_armed() else self.rng.uniform(0.05, 0.4)
+        try:
+            return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=timeout_s).returncode < 0
+        except subprocess.TimeoutExpired:  # it is killed then
+            return True
 
     def die_starting(self) -> bool:
         """Start an engine whose supervisor dies during the start or at its end; kill the rest; return whether it died so."""

@@ -20,6 +20,7 @@ from crash.audit import read_acked, still_kept
 from crash.peer import PeerUnavailableError, open_with_rocketmq
 from pyengine.cli.replay import MODES
 from pyengine.cli.torture import as_failure
+from pyengine.engine.embedded import deferred
 
 INTERRUPTED = 130
 SCRIPT = "PYENGINE_SCRIPT"  # names the script that the user has called
@@ -113,11 +114,11 @@ def finish(arguments: argparse.Namespace, make: Callable[[Path, Path], Any], go:
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-    tell(f"seed={arguments.seed} kind={run.summary.kind} mode={run.summary.mode}")
-    tell(f"an engine and its producers work on {run.store}")
     summary = run.summary
     held = False
     try:
+        tell(f"seed={arguments.seed} kind={summary.kind} mode={summary.mode}")
+        tell(f"an engine and its producers work on {run.store}")
         go(run)
         if not summary.failures and arguments.peer is not False:
             _ask_peer(run, summary, required=bool(arguments.peer))
@@ -128,10 +129,11 @@ def finish(arguments: argparse.Namespace, make: Callable[[Path, Path], Any], go:
         print(f"interrupted; kept: {scratch}", file=sys.stderr)
         return INTERRUPTED
     finally:
-        try:
-            run.leave(held=held)
-        except Exception as error:
-            summary.failures.append(as_failure(error))
+        with deferred(signal.SIGINT, signal.SIGTERM):
+            try:
+                run.leave(held=held)
+            except Exception as error:
+                summary.failures.append(as_failure(error))
     if arguments.json:
         print(json.dumps(asdict(summary)))
     else:

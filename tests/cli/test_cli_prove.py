@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from fix_cli import run
 from pyengine.cli.prove import DURABLE_SYNC_US_MIN, EVERYTHING, DiskMeasure, ModeRun, measure_disk
+from pyengine.ipc.shared_objects import find_folder
 from pyengine.storage.file_system import file_system_of
 
 SECONDS = 0.1  # one round of each mode
@@ -26,13 +29,24 @@ def test_every_mode_is_tortured_and_nothing_stays(tmp_path):
 
 
 @pytest.mark.timeout(300)
-def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch):
-    def interrupt(torture, *_):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("again", [False, True], ids=["once", "also-while-it-cleans-up"])
+def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch, again):
+    memory = []
+    kill_remaining = ModeRun.kill_remaining
+
+    def interrupt(torture):
+        memory.append(find_folder(torture.store).path)
+        signal.raise_signal(signal.SIGINT)
+
+    def interrupt_again(torture):
+        if again:
+            signal.raise_signal(signal.SIGINT)
+        kill_remaining(torture)
 
     monkeypatch.setattr(ModeRun, "strike", interrupt)
+    monkeypatch.setattr(ModeRun, "kill_remaining", interrupt_again)
     assert run("prove", tmp_path, "--minutes", SECONDS / 60, "--mode", "async").code == 130
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [] and not memory[0].exists()
 
 
 @pytest.mark.timeout(300)
