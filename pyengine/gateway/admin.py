@@ -398,8 +398,7 @@ class Admin:
         """Return the groups that consume a topic, or have consumed it."""
         name = request.text("topic")
         groups = {group.name for group in self._members.consumers.values() if name in group.subscriptions}
-        groups.update(group for group, topics in self._offsets.by_group().items() if name in topics)
-        return Answer(body=write_json({"groupList": sorted(groups)}))
+        return Answer(body=write_json({"groupList": sorted(groups | self._offsets.groups_of(name))}))
 
     # ---- connections --------------------------------------------------------------
 

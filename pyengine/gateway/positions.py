@@ -71,7 +71,18 @@ class GroupOffsets:
 
     def of_group(self, group: str) -> Table:
         """Return topic -> queue id -> next offset, of one group."""
-        return self.by_group().get(group, {})
+        found: Table = {}
+        for table in (self._file(), self._writing, self._waiting):
+            for key, queues in table.items():
+                topic, _, name = key.partition("@")
+                if name == group:
+                    found[topic] = found.get(topic, {}) | queues
+        return found
+
+    def groups_of(self, topic: str) -> set[str]:
+        """Return the groups with an offset in a topic."""
+        keys = (key.partition("@") for table in (self._file(), self._writing, self._waiting) for key in table)
+        return {group for name, _, group in keys if name == topic}
 
     def all(self) -> Table:
         found: Table = {}
