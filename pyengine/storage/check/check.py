@@ -94,7 +94,7 @@ def check(
     facts = _check_files(checked, end, queues, index_files, options or RecoveryOptions(), progress or (lambda done, total: None))
     if acked is not None:
         _check_acked(checked, Path(acked))
-    _check_config(store.root, findings)
+    _check_config(store.root, findings, is_broker_running=bool(beside))
     if not is_running:
         _check_notes(store.root, findings, reading.damage, was_stopped)
         _check_checkpoint(store.root, facts, findings, was_stopped)
@@ -272,8 +272,15 @@ BACKUP = ".bak"
 NOT_KEPT = frozenset(("engine-run.json",))  # the place of the last engine's shared memory: never synced, and useless after a reboot
 
 
-def _check_config(root: Path, findings: Findings) -> None:
-    """Check every .json of config/ except NOT_KEPT, and each `.bak` whose own file does not exist."""
+BROKER_REPLACES_S = 1.0  # a broker has replaced a table long before
+REPLACED_POLL_INTERVAL_S = 0.01
+
+
+def _check_config(root: Path, findings: Findings, *, is_broker_running: bool) -> None:
+    """Check every .json of config/ except NOT_KEPT, and each `.bak` whose own file does not exist.
+
+    A running broker replaces a table in steps: it writes `.bak`, deletes the table and renames the new one.
+    """
     folder = StorePaths(root).config
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     tables = sorted({name.removesuffix(BACKUP) for name in names if name.removesuffix(BACKUP).endswith(".json")})
@@ -282,6 +289,10 @@ def _check_config(root: Path, findings: Findings) -> None:
             continue
         file = f"config/{name}"
         why = why_unusable(folder / name)
+        deadline_s = time.monotonic() + BROKER_REPLACES_S
+        while why and is_broker_running and time.monotonic() < deadline_s:
+            time.sleep(REPLACED_POLL_INTERVAL_S)
+            why = why_unusable(folder / name)
         if not why:
             if name + BACKUP in names and (old_why := why_unusable(folder / (name + BACKUP))):
                 findings.info("config backup", file + BACKUP, None, f"it {old_why}; the next change replaces it")

@@ -82,6 +82,25 @@ def test_a_table_that_is_gone_has_its_backup_told(stopped):
     assert checked(stopped).findings == []
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_table_that_a_running_broker_is_replacing_is_read_again(stopped, monkeypatch, comes_back):
+    """It writes `.bak`, deletes the table and renames the new one to it."""
+    path = stopped.root / "config" / "topics.json"
+    path.with_name("topics.json.bak").write_bytes(path.read_bytes())
+    path.rename(path.with_name("topics.json.tmp"))
+    waits = []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        if comes_back and len(waits) == 3:
+            path.with_name("topics.json.tmp").rename(path)
+
+    monkeypatch.setattr("pyengine.storage.check.check.time.sleep", sleep)
+    monkeypatch.setattr("pyengine.storage.check.check.BROKER_REPLACES_S", 0.2)
+    report = check(MessageStore(stopped.root, stopped.geometry), limit=stopped.end, beside="a broker")
+    assert waits and [one.kind for one in report.findings if one.kind != "broker"] == ([] if comes_back else ["config"])
+
+
 def test_a_bad_backup_beside_a_good_table_is_worth_a_notice(stopped):
     (stopped.root / "config" / "topics.json.bak").write_bytes(b"garbage")
     report = checked(stopped)
