@@ -121,7 +121,7 @@ def test_a_retired_engine_ends_its_workers(make_owner):
     ("fail-boot", WorkerExit.BOOT_FAILED, "cannot start: no disk today", native.WORKER_FAILED),
     ("fail-work", 1, "a defect", native.WORKER_FAILED),
     ("fail-boot-full", WorkerExit.TEMPFAIL, "cannot start: no room today", native.WORKER_FAILED),
-    ("fail-work-files", WorkerExit.TEMPFAIL, "Too many open files: somewhere", native.WORKER_FAILED),
+    ("fail-work-files", WorkerExit.TEMPFAIL, "somewhere: Too many open files", native.WORKER_FAILED),
 ])
 def test_a_worker_that_fails_says_why(make_owner, how, code, says, state):
     owner = make_owner()
