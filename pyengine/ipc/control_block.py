@@ -241,21 +241,18 @@ class EngineMemory:
         """The engine's state, one of the STATE_ numbers."""
         return native.load(self.control.state, "state")
 
-    def mismatch(self, root: str | os.PathLike[str], engine_id: EngineId) -> str:
-        """Return why the memory of an ended engine does not tell the end of the store's log; "" if it does."""
-        if reason := self._other_engine(root, engine_id):
-            return reason
-        if self.identity.lock_modified_ns and self.identity.lock_modified_ns != lock_modified_ns(root):
-            return "another program has opened the store since"
-        # Such an engine's end of the log is the damage, not the end of what was written.
-        return "that engine only read" if self.state == native.STATE_DEGRADED else ""
+    def judge_ended(self, root: str | os.PathLike[str], engine_id: EngineId) -> tuple[str, bool]:
+        """Return why the memory of an ended engine does not tell the end of the store's log ("" if it does), and whether a sync failed.
 
-    def saw_failed_sync(self, root: str | os.PathLike[str], engine_id: EngineId) -> bool:
-        """Whether a sync of the store failed in this ended engine.
-
-        True also where mismatch() rejects the end of the log: the kernel reports pages that it could not write to no later program.
+        The second may be true where the end is rejected: the kernel reports pages that it could not write to no later program.
         """
-        return native.load(self.control.state, "frozen") != 0 and not self._other_engine(root, engine_id)
+        if reason := self._other_engine(root, engine_id):
+            return reason, False
+        if self.identity.lock_modified_ns and self.identity.lock_modified_ns != lock_modified_ns(root):
+            reason = "another program has opened the store since"
+        elif self.state == native.STATE_DEGRADED:  # its end of the log is the damage, not the end of what was written
+            reason = "that engine only read"
+        return reason, native.load(self.control.state, "frozen") != 0
 
     def _other_engine(self, root: str | os.PathLike[str], engine_id: EngineId) -> str:
         """Return why this is not the memory of the store's last engine, in this boot; "" if it is."""

@@ -114,7 +114,8 @@ class CrashedEngineMemory:
             self._semaphore_id = memory.identity.sysv_semaphore_id
         slot_end, _ = native.committed_slot(control)
         committed, flushed, reput_from = (native.load_position(getattr(control, name)) for name in ("committed", "flushed", "reput_from"))
-        mismatch = memory.mismatch(root, engine_id) or _contradiction(control, slot_end)
+        mismatch, sync_failed = memory.judge_ended(root, engine_id)
+        mismatch = mismatch or _contradiction(control, slot_end)
         pool: tuple[tuple[int, memoryview], ...] = ()
         if not mismatch:
             self.confirm = native.load_position(control.confirm)
@@ -124,7 +125,7 @@ class CrashedEngineMemory:
                 mismatch = f"a buffer of the pool is missing: {error}"
         frozen = native.load(control.state, "frozen") != 0
         # After a failed sync it is unknown which pages of queues and index are on the disk.
-        self.shared = SharedState(slot_end, committed, pool, mismatch, flushed=flushed, sync_failed=memory.saw_failed_sync(root, engine_id),
+        self.shared = SharedState(slot_end, committed, pool, mismatch, flushed=flushed, sync_failed=sync_failed,
                                   reput_from=None if frozen else reput_from,
                                   index_progress=None if frozen else native.index_progress_copy(control))
 
@@ -165,7 +166,7 @@ def open_crashed_memory(root: str | os.PathLike[str]) -> Iterator[CrashedEngineM
     if engine_id is None:
         yield CrashedEngineMemory(None)
         return
-    folder = find_folder(root)
+    folder = find_folder(root, engine_id)
     left = CrashedEngineMemory(folder)
     try:
         left._inspect(folder, root, engine_id)

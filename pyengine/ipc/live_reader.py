@@ -140,8 +140,8 @@ class LiveWatermark:
             return None
         try:
             with EngineMemory.of(self._root) as memory:
-                end = None if memory.mismatch(self._root, engine_id) else native.committed_slot(memory.control)[0]
-                return DeadEngine(end, memory.saw_failed_sync(self._root, engine_id))
+                mismatch, sync_failed = memory.judge_ended(self._root, engine_id)
+                return DeadEngine(None if mismatch else native.committed_slot(memory.control)[0], sync_failed)
         except EngineUnavailableError:
             return None
 

@@ -360,9 +360,9 @@ def note_run(root: str | os.PathLike[str], shm_directory: str | os.PathLike[str]
         os.rename(temporary, path)
 
 
-def find_folder(root: str | os.PathLike[str]) -> SharedFolder:
+def find_folder(root: str | os.PathLike[str], engine_id: EngineId | None = None) -> SharedFolder:
     """Return the folder of the engine that runs, or ran last, on this store; EngineUnavailableError if none ever did."""
-    engine_id = read_engine_id(root)
+    engine_id = engine_id or read_engine_id(root)
     if engine_id is None:
         raise EngineUnavailableError(f"no engine has ever run on {root}: start it with {command('start', root)}")
     directory = DEFAULT_SHM_DIRECTORY
