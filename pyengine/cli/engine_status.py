@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from pyengine.cli.verdict import (
     judge,
     stalled_slaves,
 )
-from pyengine.errors import DiskError, EngineUnavailableError, StoreBusyError, UsageError
+from pyengine.errors import DiskError, EngineUnavailableError, UsageError
 from pyengine.formats.consume_queue import is_filler
 from pyengine.ipc.cleaning import Cleaning, held_segments
 from pyengine.ipc.control_block import (
@@ -35,7 +36,7 @@ from pyengine.ipc.control_block import (
 )
 from pyengine.ipc.crashed_engine_memory import open_crashed_memory
 from pyengine.ipc.heartbeat import build_id, is_alive
-from pyengine.ipc.live_reader import LiveWatermark
+from pyengine.ipc.live_reader import dead_engine
 from pyengine.ipc.replication import LinkSnapshot, Replication
 from pyengine.ipc.sessions import producers_attached
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder
@@ -49,6 +50,7 @@ from pyengine.results import ReadLevel
 from pyengine.storage.file_system import used_ratio
 from pyengine.storage.later_format import find_later_features
 from pyengine.storage.message_store import MessageStore, StateFiles
+from pyengine.storage.read_level import FilesWatermark
 from pyengine.storage.recovery.report import copy_note
 
 if TYPE_CHECKING:
@@ -290,10 +292,10 @@ def _positions_from_files(store: MessageStore, settings: dict[str, str], unclean
     from pyengine.storage.store_reader import open_store
 
     with open_store(store, watermark=None, **settings) as reader:
-        end = reader.max_physical_offset(ReadLevel.COMMITTED)
-        flushed = 0
-        with contextlib.suppress(UsageError, StoreBusyError), contextlib.closing(LiveWatermark(store, reader.commit_log)) as marks:
-            flushed = marks.limit(ReadLevel.FLUSHED)
+        files = FilesWatermark(store, reader.commit_log, partial(dead_engine, store))
+        end, flushed = files.limit(ReadLevel.COMMITTED), 0
+        with contextlib.suppress(UsageError):
+            flushed = files.limit(ReadLevel.FLUSHED)
         return reader.config, {
             "min": reader.min_physical_offset, "wrote": end, "committed": end, "flushed": flushed,
             "reput_from": _queued_end(reader, end) if unclean else end,

@@ -23,6 +23,7 @@ from pyengine.formats.constants import CHECKPOINT_MARGIN_MS
 from pyengine.ipc.cleaning import SegmentHolds
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.sessions import ended_sessions, is_drained
+from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import read_holder
 from pyengine.native import control as native
 from pyengine.native import waiting
@@ -64,7 +65,7 @@ class LiveWatermark:
 
     def __init__(self, root: str | os.PathLike[str], commit_log: MappedFileQueue) -> None:
         self._root = root
-        self._files = FilesWatermark(root, commit_log, self._dead_engine)
+        self._files = FilesWatermark(root, commit_log, partial(dead_engine, root))
         self._memory: EngineMemory | None = None
         self._lock = threading.Lock()
 
@@ -133,22 +134,23 @@ class LiveWatermark:
             raise StoreBusyError(f"{self._root} is being recovered: wait until it runs")
         return self._memory.control
 
-    def _dead_engine(self) -> DeadEngine | None:
-        """Return the state in a killed engine's memory, as far as recovery would use it; None if there is no memory."""
-        engine_id = read_engine_id(self._root)
-        if engine_id is None:
-            return None
-        try:
-            with EngineMemory.of(self._root) as memory:
-                mismatch, sync_failed = memory.judge_ended(self._root, engine_id)
-                return DeadEngine(None if mismatch else native.committed_slot(memory.control)[0], sync_failed)
-        except EngineUnavailableError:
-            return None
-
     def _detach(self) -> None:
         if self._memory is not None:
             self._memory.close()
             self._memory = None
+
+
+def dead_engine(root: str | os.PathLike[str]) -> DeadEngine | None:
+    """Return the state in a killed engine's memory, as far as recovery would use it; None if there is no memory."""
+    engine_id = read_engine_id(root)
+    if engine_id is None:
+        return None
+    try:
+        with EngineMemory.attach(find_folder(root, engine_id), writable=False) as memory:
+            mismatch, sync_failed = memory.judge_ended(root, engine_id)
+            return DeadEngine(None if mismatch else native.committed_slot(memory.control)[0], sync_failed)
+    except EngineUnavailableError:
+        return None
 
 
 # ---- the reader ------------------------------------------------------------------
