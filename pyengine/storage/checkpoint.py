@@ -37,7 +37,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ from pyengine.formats.small_file import Checkpoint, pack_checkpoint, read_small_
 from pyengine.native.failpoint import failpoint
 from pyengine.storage.durable_file import DurableRecord
 from pyengine.storage.durable_writes import FILE_MODE, pwrite_all, sync_folder, write_config
-from pyengine.storage.engine_id import read_boot_id, read_engine_id
+from pyengine.storage.engine_id import EngineId, read_boot_id, read_engine_id
 
 
 def read_checkpoint(root: Root) -> Checkpoint:
@@ -142,12 +142,13 @@ class WatermarkReading:
     """The content of the file. `damage` is a sentence if the file is damaged; then there is no watermark.
 
     `is_copied`: the directory is a copy and the watermark is the original's. It is not valid here: a segment
-    that was copied while it was written ends earlier, and the copy may not have been synced.
+    that was copied while it was written ends earlier, and the copy may not have been synced. `identity`: the store's.
     """
 
     watermark: DurableWatermark | None
     damage: str = ""
     is_copied: bool = False
+    identity: EngineId | None = field(default=None, compare=False)
 
 
 def _watermark(fields: dict[str, Any]) -> DurableWatermark:
@@ -180,7 +181,7 @@ def read_watermark(root: Root) -> WatermarkReading:
         return WatermarkReading(None, f"{watermark_path(root)} {damage}; it counts as absent" if damage else "")
     identity = read_engine_id(root)
     return WatermarkReading(watermark, is_copied=identity is not None and (
-        identity.is_copy or watermark.uuid in identity.copied_from))
+        identity.is_copy or watermark.uuid in identity.copied_from), identity=identity)
 
 
 @dataclass(frozen=True, slots=True)

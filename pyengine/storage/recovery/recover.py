@@ -54,7 +54,6 @@ from pyengine.storage.checkpoint import (
 from pyengine.storage.commit_log import log_exists, shown
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from pyengine.storage.durable_writes import start_writeback, sweep_unfinished
-from pyengine.storage.engine_id import read_engine_id
 from pyengine.storage.index_file import list_index_files
 from pyengine.storage.later_format import refuse_later_record
 from pyengine.storage.log_scan import (
@@ -300,7 +299,7 @@ class _Recovery:
 
     def _valid_watermark(self, reading: WatermarkReading, segments: Sequence[MappedFile]) -> WatermarkReading:
         """Return the watermark; for a copy that has an identity of its own by now, one that covers no bytes yet."""
-        identity = read_engine_id(self._store)
+        identity = reading.identity
         own = own_watermark(reading, segments[0].start_offset if segments else 0)
         is_renewed = identity is not None and (not identity.is_copy or self._is_dry_run)
         if own is None or not reading.is_copied or identity is None or not is_renewed:
