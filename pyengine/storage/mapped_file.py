@@ -52,9 +52,12 @@ def _is_kind(check: Callable[[], bool]) -> bool:
 
 
 def refuse_file(folder: Path) -> None:
-    """Raise StoreRefusedError if `folder` exists and is no folder."""
-    if folder.exists() and not folder.is_dir():
-        raise StoreRefusedError(f"{folder} is a file where a folder belongs; move it away")
+    """Raise StoreRefusedError for a file in the folder's place, and for a link without a target: a disk that is not mounted."""
+    if folder.exists():
+        if not folder.is_dir():
+            raise StoreRefusedError(f"{folder} is a file where a folder belongs; move it away")
+    elif folder.is_symlink():
+        raise StoreRefusedError(f"{folder} is a link to {os.readlink(folder)}, which does not exist; mount its disk or make that folder")
 
 
 def index_file_names(folder: Path | str) -> list[str]:
@@ -80,9 +83,9 @@ def _names(folder: Path | str, is_wanted: Callable[[os.DirEntry[str]], bool]) ->
     try:
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries if is_wanted(entry))
-    except FileNotFoundError:
-        return []
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not os.path.islink(folder):  # a link's target may be on a disk that is not mounted
+            return []
         raise disk_error(error, "list", folder) from error
 
 
@@ -296,6 +299,7 @@ def _inodes(
                         raise StoreRefusedError(f"{entry.path}: its name is not a multiple of the size {size_bytes}")
                 found[start] = inode
     except FileNotFoundError:
+        refuse_file(Path(folder))
         return {}, True
     except NotADirectoryError:
         raise StoreRefusedError(f"{folder} is a file where a folder of segments belongs; move it away") from None

@@ -16,6 +16,7 @@ from pyengine.storage.mapped_file import (
     MappingCache,
     clear_file_from,
     drop_page_cache,
+    folder_names,
     list_segments,
     map_read_only,
     mapped,
@@ -65,6 +66,16 @@ def test_segments_come_in_order(tmp_path):
 def test_no_folder_is_an_empty_one(tmp_path):
     assert list_segments(tmp_path / "nowhere", SIZE) == []
     assert MappedFileQueue(tmp_path / "nowhere", SIZE, MappingCache()).min_offset == -1
+
+
+def test_a_link_without_a_target_is_no_empty_folder(tmp_path):
+    folder = tmp_path / "link"
+    folder.symlink_to(tmp_path / "not mounted")
+    for opened in (lambda: list_segments(folder, SIZE), MappedFileQueue(folder, SIZE, MappingCache()).starts):
+        with pytest.raises(StoreRefusedError, match="link is a link to .*not mounted, which does not exist; mount its disk"):
+            opened()
+    with pytest.raises(DiskError, match="cannot list .*link"):
+        folder_names(folder)
 
 
 @pytest.mark.parametrize("name", ["x.tmp", "0", "0" * 21, ".hidden"])

@@ -54,7 +54,7 @@ from pyengine.storage.dispatcher import Dispatcher, DispatchOptions, is_queue_na
 from pyengine.storage.durable_writes import FILE_MODE, sync_file
 from pyengine.storage.index_file import map_index_file
 from pyengine.storage.log_scan import LogView, own_watermark, scan_log
-from pyengine.storage.mapped_file import MappedFile, list_segments, mapped, queue_folders
+from pyengine.storage.mapped_file import MappedFile, list_segments, mapped, queue_folders, refuse_file
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.log import Work
 from pyengine.storage.recovery.recover import recover
@@ -203,6 +203,8 @@ def rebuild(
     if survey.damage_offset is not None:
         return RebuildReport(RecoveryState.DEGRADED, ExitCode.CORRUPTION, damage_offset=survey.damage_offset,
                              seconds=time.monotonic() - started_s)
+    for folder in (store.consume_queue, store.consume_queue_ext, store.index):
+        refuse_file(folder)
     index = selection.index and options.message_index_enable
     on_disk = {(topic, queue_id) for topic, queue_id, _ in queue_folders(store.consume_queue)}
     asked = {queue for queue in survey.in_log | on_disk if selection.wants(queue)}

@@ -183,6 +183,16 @@ def test_a_broken_queue_that_is_not_asked_for_is_refused_before_anything_changes
     assert picture(stopped.root) == before
 
 
+@pytest.mark.parametrize("place", ["consumequeue", "consumequeue_ext", "index"])
+def test_a_file_in_the_place_of_a_folder_is_refused_before_anything_changes(stopped, place):
+    shutil.rmtree(stopped.root / place, ignore_errors=True)
+    (stopped.root / place).write_text("mine")
+    before = picture(stopped.root)
+    with pytest.raises(StoreRefusedError, match=f"{place} is a file where a folder belongs; move it away"):
+        rebuild(MessageStore(stopped.root, stopped.geometry))
+    assert picture(stopped.root) == before
+
+
 def test_damage_below_the_watermark_is_refused_and_nothing_changed(stopped):
     damaged = stopped.records[3]
     flip(stopped.root / "commitlog" / f"{0:020d}", damaged.start + 4)

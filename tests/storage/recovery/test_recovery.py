@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -358,6 +359,26 @@ def test_a_file_in_the_place_of_a_folder_is_refused_and_nothing_changes(build_st
         recovered(store)
     assert store.tree() == before
     path.unlink()
+    assert_ends_at(store, recovered(store), store.end)
+
+
+@pytest.mark.parametrize("place", ["commitlog", "consumequeue", "index"])
+def test_a_folder_on_a_disk_that_is_not_mounted_is_refused_and_nothing_changes(build_store, place):
+    """The log of a copied store counted as empty, and its queues went to quarantine."""
+    original = build_store(12)
+    recovered(original)
+    write_watermark(original.root, DurableWatermark(str(ensure_engine_id(original.root).uuid), 1, original.end))
+    store = replace(original, root=original.root.with_name("copy"))
+    shutil.copytree(original.root, store.root)
+    elsewhere = store.root.with_name("elsewhere")
+    (store.root / place).rename(elsewhere)
+    (store.root / place).symlink_to("not mounted")
+    before = store.tree()
+    with pytest.raises(StoreRefusedError, match=f"{place} is a link to not mounted, which does not exist; mount its disk"):
+        recovered(store)
+    assert store.tree() == before
+    (store.root / place).unlink()
+    (store.root / place).symlink_to(elsewhere)
     assert_ends_at(store, recovered(store), store.end)
 
 
