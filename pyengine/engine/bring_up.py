@@ -25,7 +25,6 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,7 +60,7 @@ from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.dispatch import queues_between
 from pyengine.storage.recovery.log import Cut, intend_cut
 from pyengine.storage.recovery.recover import recover
-from pyengine.storage.recovery.report import RecoveryOptions, RecoveryReport, RecoveryState
+from pyengine.storage.recovery.report import Progress, RecoveryOptions, RecoveryReport, RecoveryState
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 # Threads that handle a put to a SYNC_MASTER: producer, writer and the replicator's two; a put of a RocketMQ client:
@@ -73,7 +72,6 @@ QUEUE_SLOTS_MIN = 4096
 POOL_AT_ONCE_BYTES = 256 << 20  # this part of the pool is made before READY, the rest while the engine runs
 _STORE_NAMES = frozenset(("commitlog", "consumequeue", "index", "checkpoint", "config", "lock", "abort", log_file.NAME))
 SLAVE = "SLAVE"
-Progress = Callable[[int, int], None]
 # In an engine with all kinds of workers, a producer and forty queues the process that opens the most has 36 descriptors;
 # each further producer, and each buffer of a pool, takes one more in the supervisor.
 DESCRIPTORS_MIN = 48

@@ -72,7 +72,6 @@ KINDS = (
     Kind(native.GATEWAY, stop_rank=-1, serving=True),  # first, so that the last puts of its clients are answered
 )
 
-RESTART_PAUSE_S_FIRST = 0.0
 RESTART_PAUSE_S_STEP = 0.1
 RESTART_PAUSE_S_MAX = 10.0
 HEALTHY_AFTER_S = 10.0  # the crashes of a worker that lived this long are no longer counted
@@ -92,7 +91,7 @@ def kinds_of(identity: Identity) -> tuple[Kind, ...]:
 def restart_pause_s(crashes: int) -> float:
     """Return the pause before restart number `crashes` in a row: 0, then 0.1, 0.2, 0.4 ... 10 s."""
     if crashes <= 1:
-        return RESTART_PAUSE_S_FIRST
+        return 0.0
     return min(RESTART_PAUSE_S_MAX, RESTART_PAUSE_S_STEP * 2.0 ** min(crashes - 2, 20))
 
 

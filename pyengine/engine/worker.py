@@ -26,7 +26,7 @@ import faulthandler
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pyengine.engine.kinds import KINDS, WorkerExit
@@ -232,7 +232,7 @@ def _settings_of(memory: EngineMemory, root: Path, settings: Mapping[str, str]) 
         return load_config(root, settings)
 
 
-def attach(kind: int, root: Path, settings: Mapping[str, str], wait_s: float = OWNER_WAIT_S) -> Worker:
+def attach(kind: int, root: Path, settings: Mapping[str, str], wait_s: float) -> Worker:
     """Wait for the store's owner and attach as its only worker of this kind. `settings`: those given by --set.
 
     EngineUnavailableError after `wait_s` says what was missing; StoreBusyError: another worker of this kind runs.
@@ -274,8 +274,8 @@ def _check_owner(root: Path, memory: EngineMemory) -> None:
         raise EngineUnavailableError("the shared memory belongs to a dead engine; its successor is not ready yet")
 
 
-def parse_arguments(kind: int, what: str, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse STORE [--set key=value]... [--wait S]; `what` is the description in --help."""
+def _arguments(kind: int, what: str) -> argparse.Namespace:
+    """Parse STORE [--set key=value]... [--wait S] of this process; `what` is the description in --help."""
     parser = argparse.ArgumentParser(
         prog=f"python -m pyengine.workers.{KIND_NAMES[kind]}", description=what,
         epilog="SIGTERM: finish what is published, exit 0; SIGHUP, SIGUSR1: nothing (the supervisor reads settings again). "
@@ -285,28 +285,28 @@ def parse_arguments(kind: int, what: str, argv: Sequence[str] | None) -> argpars
                         help="a setting, for an engine that has not noted its own: those of its start hold for all of its workers")
     parser.add_argument("--wait", type=float, default=OWNER_WAIT_S, metavar="S",
                         help="how long to wait for the owner (%(default)s)")
-    return parser.parse_args(argv)
+    return parser.parse_args()
 
 
-def main(kind: int, what: str, make_service: Callable[[Worker], Service], argv: Sequence[str] | None = None) -> int:
-    """Run one worker from start to end; return its exit code."""
-    return run(kind, what, lambda worker: _serve(worker, make_service), argv)
+def main(kind: int, what: str, make_service: Callable[[Worker], Service]) -> int:
+    """Run one worker from start to end, with the arguments of this process; return its exit code."""
+    return run(kind, what, lambda worker: _serve(worker, make_service))
 
 
-def run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[str] | None = None) -> int:
+def run(kind: int, what: str, serve: Callable[[Worker], None]) -> int:
     """Like main(), for a worker with its own loop: serve(worker) calls ready() and heartbeat(), and reads `stopping`."""
     faulthandler.enable()  # a worker that is aborted for an old heartbeat (SIGABRT) prints a stack trace
     for number in (signal.SIGHUP, signal.SIGUSR1):  # the supervisor reads the settings; each worker checks its log by itself
         signal.signal(number, signal.SIG_IGN)
     began_s = time.monotonic()
-    code = _run(kind, what, serve, argv)
+    code = _run(kind, what, serve)
     if code == WorkerExit.TEMPFAIL:
         pause_before_restart(time.monotonic() - began_s)
     return code
 
 
-def _run(kind: int, what: str, serve: Callable[[Worker], None], argv: Sequence[str] | None) -> int:
-    arguments = parse_arguments(kind, what, argv)
+def _run(kind: int, what: str, serve: Callable[[Worker], None]) -> int:
+    arguments = _arguments(kind, what)
     try:
         # Not engine.toml and environment, which may be wrong by now: the engine runs with the settings of its start.
         worker = attach(kind, arguments.store.resolve(), checked_set(arguments.set), arguments.wait)
