@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import threading
 from pathlib import Path
 
@@ -14,12 +13,6 @@ from pyengine.results import PutStatus
 from waiting import eventually
 
 UNCONFIRMED_PAUSE_S = 0.1
-
-
-def free_port() -> int:
-    """A port that nothing listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def log_bytes(root: Path, start: int, end: int) -> bytes:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
+from crash.replicas import free_port
 from waiting import eventually
 
 REGION, KEY, SECRET = "us-east-1", "tests", "of-this-project"
@@ -72,9 +73,7 @@ def _answers(port: int) -> bool:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """Its host:port."""
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdin=subprocess.DEVNULL,
                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import click
 import pytest
 
 import pyengine
+from crash.replicas import free_port
 from fix_cli import SOURCES, environment
 from pyengine.cli.main import main
 from pyengine.cli.reference import with_layout
@@ -369,10 +369,7 @@ def test_the_drill_of_the_backup_page_runs(reader):
 @pytest.mark.timeout(600)
 def test_the_blocks_of_the_replication_page_run(reader):
     pair, comparison = runnable("docs/replication.md")
-    with socket.socket() as one:  # another run of these tests takes another
-        one.bind(("127.0.0.1", 0))
-        port = str(one.getsockname()[1])
-    shown = reader.run(Block(pair.page, pair.language, pair.text.replace("10932", port)))
+    shown = reader.run(Block(pair.page, pair.language, pair.text.replace("10932", str(free_port()))))
     assert shown.count("running") == 2 and "PUT_OK" in shown and "one apple" in shown
     assert "The stores are equal from 0 to" in reader.run(comparison)
 

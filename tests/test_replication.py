@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import pyengine
+from crash.replicas import free_port
 from fix_cli import run
 from fix_slave import secret_file
 from ha_proxy import CLEAN, FaultProxy, Faults
@@ -22,12 +23,6 @@ from pyengine.storage.consumer_offset import ConsumerOffsets
 from waiting import eventually
 
 SEGMENT_BYTES = 1 << 20
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def has_listener(port: int) -> bool:

@@ -6,7 +6,9 @@ another pyengine; it is stopped, killed and started like the master.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import secrets
 import socket
 from pathlib import Path
@@ -20,6 +22,7 @@ from pyengine.native import control as native
 from pyengine.storage.commit_log import list_log
 
 PIECE_BYTES = 1 << 20
+PORT_MIN = 10_000
 WHOLE_ENGINE_SHARE = 0.25
 ACKED_BYTES = 40_000  # of rows, a few hundred of them
 
@@ -132,7 +135,12 @@ def _pieces(path: Path | None, size_bytes: int):
 
 
 def free_port() -> int:
-    """A port at which no process listens now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    """Return a port at which no process listens now, below those that the system gives to outgoing connections.
+
+    A slave that connects to one of those before its master listens can be connected to itself.
+    """
+    outgoing_from = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(PORT_MIN, max(outgoing_from, 2 * PORT_MIN))
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port

@@ -11,9 +11,9 @@ import threading
 import pytest
 
 import pyengine
+from crash.replicas import free_port
 from fix_cli import environment
 from fix_engine import SMALL
-from fix_replication import free_port
 from pyengine.client import half_messages
 from pyengine.client.half_messages import HalfMessages, PreparedCheck, commit_of, half_of, op_of
 from pyengine.client.outgoing import RawMessage

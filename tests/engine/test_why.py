@@ -12,10 +12,10 @@ import time
 import pytest
 
 import pyengine
+from crash.replicas import free_port
 from faults.logged_disk import build_server, logged_disk
 from faults.mounts import with_own_mounts
 from fix_engine import SMALL as SETTINGS
-from fix_replication import free_port
 from fix_slave import secret_file
 from pyengine.cli import why
 from pyengine.engine.embedded import start_engine, stop_engine

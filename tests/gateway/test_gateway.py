@@ -9,8 +9,8 @@ import socket
 import psutil
 import pytest
 
+from crash.replicas import free_port
 from fix_gateway import start_served
-from fix_replication import free_port
 from pyengine.errors import EngineError
 from pyengine.gateway import codes
 from pyengine.gateway.gateway import REPORT_WINDOW_S, REPORTS_MAX, Reports, repeat

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 import pyengine
+from crash.replicas import free_port
 from fix_engine import SMALL
 from fix_gateway import heartbeat, send_fields, start_served
-from fix_replication import free_port
 from pyengine.formats.record import BatchMember, decode_message_id, encode_batch
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Connection, Connections, Limits, Request, TurnExecutor

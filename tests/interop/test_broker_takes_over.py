@@ -10,9 +10,9 @@ import pytest
 
 import needs
 import pyengine
+from crash.replicas import free_port
 from fix_gateway import start_served
 from fix_judge import available
-from fix_replication import free_port
 from interop.clients import Clients
 from interop.real_broker import RealBroker
 from pyengine.formats.constants import SCHEDULE_TOPIC, TIMER_TOPIC

@@ -10,9 +10,9 @@ import trustme
 import yaml
 
 import needs
+from crash.replicas import free_port
 from fix_gateway import Client, pull_fields, put_certificate, put_private, send_fields, signed, start_served, subscription
 from fix_judge import available
-from fix_replication import free_port
 from interop.clients import FLAGS, ClientError, Clients
 from interop.real_broker import RealBroker
 from pyengine.gateway import codes

@@ -8,9 +8,9 @@ import pytest
 
 import needs
 import pyengine
+from crash.replicas import free_port
 from fix_gateway import start_served
 from fix_judge import available
-from fix_replication import free_port
 from interop.clients import FLAGS, Clients
 from pyengine.ipc.live_reader import check_now
 from pyengine.storage.check.report import Severity

@@ -11,8 +11,9 @@ import threading
 import pytest
 
 import needs
+from crash.replicas import free_port
 from fix_cli import run
-from fix_replication import free_port, log_bytes
+from fix_replication import log_bytes
 from ha_proxy import CLEAN, FaultProxy, Faults
 from interop.judge import Judge
 from pyengine.errors import EngineError

@@ -11,7 +11,8 @@ import pytest
 
 import needs
 import pyengine
-from fix_replication import Load, free_port, log_bytes
+from crash.replicas import free_port
+from fix_replication import Load, log_bytes
 from ha_proxy import CLEAN, FaultProxy, Faults
 from interop.judge import Judge, JudgeFailure
 from pyengine.ipc.replication import Replication

@@ -9,10 +9,10 @@ import subprocess
 import pytest
 
 import needs
+from crash.replicas import free_port
 from fix_cli import SOURCES
 from fix_gateway import start_served
 from fix_judge import available
-from fix_replication import free_port
 from interop.clients import FLAGS
 from interop.judge import build
 from pyengine import open_store
