@@ -21,7 +21,7 @@ from crash.peer import judge_answer
 from crash.report import ended_in_order, finish
 from crash.rounds import VICTIMS
 from fix_golden import usual
-from pyengine.cli.torture import processes_of, wait_for
+from pyengine.cli.torture import processes_of
 from pyengine.errors import EngineError
 from pyengine.ipc.control_block import EngineMemory
 from waiting import eventually, patience
@@ -126,9 +126,9 @@ def test_a_run_that_is_ended_from_outside_leaves_no_process(tmp_path, end):
     with subprocess.Popen([SCRIPTS / "crash.sh", "flusher", "--rounds", "100000"], text=True, stderr=subprocess.PIPE,
                           env=os.environ | {"PYTHON": sys.executable, "TMPDIR": str(tmp_path)}) as script:
         try:
-            wait_for("an engine under producers", lambda: len(engine()) > 6)
+            eventually(lambda: len(engine()) > 6, "an engine under producers")
             script.send_signal(end)
-            _, words = script.communicate(timeout=60)
+            _, words = script.communicate(timeout=patience(60))
         finally:
             script.terminate()  # it would go on for very many rounds
     assert script.returncode == 130 and "interrupted; kept: " in words and "Traceback" not in words
