@@ -134,7 +134,7 @@ def test_precedence_is_file_then_environment_then_set(tmp_path):
     ("mapedFileSizeComitLog", "4096", "did you mean mapped_file_size_commit_log_bytes?"),
     ("zzzzqqqq", "1", "config explain"),
     ("enableDLegerCommitLog", "true", "raft"),
-    ("flush_disk_type", "SOMETIMES", "give ASYNC_FLUSH or SYNC_FLUSH"),
+    ("flush_disk_type", "SOMETIMES", "give ASYNC_FLUSH"),
     ("max_message_size_bytes", "0", "1 to 2,147,418,111 bytes"),
     ("max_message_size_bytes", "many", "1 to 2,147,418,111 bytes"),
     ("max_message_size_bytes", "1.5MiB", "1 to 2,147,418,111 bytes"),
