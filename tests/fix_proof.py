@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crash.proof import note
+from crash.proof import Trial, add
 
 
 @pytest.fixture
@@ -21,6 +21,6 @@ def proof(request):
         records = os.environ.get("PYENGINE_PROOF")
         if records:
             command = f"PYENGINE_SEED={seed} scripts/test --long '{request.node.nodeid}'"
-            note(Path(records), rig, what, counts, held=held, seed=seed, command=command, seconds=time.monotonic() - began_s)
+            add(Path(records), Trial(rig, what, counts, held, seed, command, seconds=time.monotonic() - began_s))
 
     return tell

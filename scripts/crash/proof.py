@@ -6,16 +6,7 @@
 Only the page is kept. RECORDS is a temporary file of one run of scripts/prove_all.sh, which tries whole classes: `page`
 replaces the row of each class that RECORDS has lines of, and its lines about what did not hold; it keeps the other rows and
 counts their age again. Tests add their own lines (tests/fix_proof.py) to the file that PYENGINE_PROOF names.
-A line is one JSON document:
-
-    rig, what     the class, and what of it was tried: "power cut", "sync"
-    counts        name -> number; those in HARM must be 0 for the line to hold
-    held          whether everything held
-    seed, command what repeats it
-    commit        the commit of the sources, with a + if files differed from it
-    date, seconds
-
-A line replaces the earlier one of the same class and `what`.
+A line is one Trial as a JSON document; it replaces the earlier one of the same class and `what`.
 """
 
 from __future__ import annotations
@@ -28,12 +19,10 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-FIELDS = {"rig": str, "what": str, "counts": dict, "held": bool, "seed": str, "command": str, "commit": str, "date": str,
-          "seconds": (int, float)}
 HARM = ("lost", "bad", "not caught")
 GIVEN = ("seed", "seconds", "depth")  # of a run, and no count of what it did
 NO_SUMMARY = "ended without a summary: "
@@ -79,38 +68,50 @@ def engine_commits_since(commit: str, checkout: Path = CHECKOUT) -> int | None:
         return None
 
 
-def note(records: Path, rig: str, what: str, counts: Mapping[str, int], *, held: bool, seed: str, command: str,
-         seconds: float) -> None:
-    """Add one line; several processes may add at the same time."""
-    held = held and not any(counts.get(name) for name in HARM)
-    line = {"rig": rig, "what": what, "counts": dict(counts), "held": held, "seed": seed, "command": command,
-            "commit": commit_of(), "date": time.strftime("%Y-%m-%d", time.gmtime()), "seconds": round(seconds, 1)}
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A run of one test of a class.
+
+    `rig`, `what`: the class, and what of it was tried: "power cut", "sync". `counts`: name -> number. `seed`, `command`: what
+    repeats it. `commit`: of the sources, with a + if files differed from it.
+    """
+
+    rig: str
+    what: str
+    counts: dict[str, int]
+    held: bool
+    seed: str
+    command: str
+    seconds: float
+    commit: str = field(default_factory=commit_of)
+    date: str = field(default_factory=lambda: time.strftime("%Y-%m-%d", time.gmtime()))
+
+    def answers(self, earlier: Trial) -> bool:
+        """Whether this run is of the command of `earlier`, which had ended without a summary."""
+        return (self.rig == earlier.rig and earlier.what.startswith(NO_SUMMARY) and self.command.startswith(earlier.command))
+
+
+def add(records: Path, trial: Trial) -> None:
+    """Add one line, which does not hold if a count of HARM is not 0; several processes may add at the same time."""
+    held = trial.held and not any(trial.counts.get(name) for name in HARM)
     with open(records, "a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(json.dumps(line) + "\n")
+        file.write(json.dumps(asdict(replace(trial, held=held, seconds=round(trial.seconds, 1)))) + "\n")
 
 
-def read(records: Path) -> list[dict]:
+def read(records: Path) -> list[Trial]:
     """Return the last line of each trial; ValueError names the first wrong line."""
-    last: dict[tuple[str, str], dict] = {}
+    last: dict[tuple[str, str], Trial] = {}
     for number, text in enumerate(records.read_text().splitlines(), start=1):
         try:
-            line = json.loads(text)
-            if any(not isinstance(line[name], kind) for name, kind in FIELDS.items()):
-                raise TypeError("a field is of the wrong kind")
-        except (ValueError, KeyError, TypeError) as error:
+            trial = Trial(**json.loads(text))
+        except (ValueError, TypeError) as error:
             raise ValueError(f"{records}, line {number}: {error!r}") from None
         for key, earlier in tuple(last.items()):
-            if key == (line["rig"], line["what"]) or _answers(line, earlier):
+            if key == (trial.rig, trial.what) or trial.answers(earlier):
                 del last[key]
-        last[line["rig"], line["what"]] = line
+        last[trial.rig, trial.what] = trial
     return list(last.values())
-
-
-def _answers(line: dict, earlier: dict) -> bool:
-    """Whether `line` is from the command of `earlier`, which had ended without a summary."""
-    return (line["rig"] == earlier["rig"] and earlier["what"].startswith(NO_SUMMARY)
-            and line["command"].startswith(earlier["command"]))
 
 
 def add_summaries(records: Path, rig: str, command: str, output: str) -> None:
@@ -123,10 +124,10 @@ def add_summaries(records: Path, rig: str, command: str, output: str) -> None:
         counts |= {name: len(one[name]) for name in ("unreached",) if name in one}
         counts |= {"opened by RocketMQ": 1} if one.get("peer") == "opens it" else {}
         what = [one["kind"], one["mode"], *(one[name] for name in ("scene", "part") if one.get(name))]
-        note(records, rig, ", ".join(what), counts | {"bad": len(one["failures"])}, held=not one["failures"],
-             seed=str(one["seed"]), command=f"{command} --seed {one['seed']}", seconds=one["seconds"])
+        add(records, Trial(rig, ", ".join(what), counts | {"bad": len(one["failures"])}, held=not one["failures"],
+                           seed=str(one["seed"]), command=f"{command} --seed {one['seed']}", seconds=one["seconds"]))
     if not texts:
-        note(records, rig, NO_SUMMARY + command, {}, held=False, seed="", command=command, seconds=0)
+        add(records, Trial(rig, NO_SUMMARY + command, {}, held=False, seed="", command=command, seconds=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +142,12 @@ class Row:
     failed: tuple[str, ...] = ()
 
 
-def page(lines: Sequence[dict], before: str = "", since: Callable[[str], int | None] = engine_commits_since) -> str:
-    """Return the page `before` with new rows for the classes in `lines`; `since` counts the engine commits after one."""
+def page(trials: Sequence[Trial], before: str = "", since: Callable[[str], int | None] = engine_commits_since) -> str:
+    """Return the page `before` with new rows for the classes of `trials`; `since` counts the engine commits after one."""
     rows = read_page(before)
-    classes: dict[str, list[dict]] = defaultdict(list)
-    for line in lines:
-        classes[line["rig"]].append(line)
+    classes: dict[str, list[Trial]] = defaultdict(list)
+    for trial in trials:
+        classes[trial.rig].append(trial)
     rows |= {rig: _row(rig, runs, since) for rig, runs in classes.items()}
     parts = list(HEADER)
     for rig, row in sorted(rows.items()):
@@ -178,20 +179,20 @@ def read_page(text: str) -> dict[str, Row]:
     return rows
 
 
-def _row(rig: str, runs: Sequence[dict], since: Callable[[str], int | None]) -> Row:
-    ages = {run["commit"]: since(run["commit"]) for run in runs}
+def _row(rig: str, runs: Sequence[Trial], since: Callable[[str], int | None]) -> Row:
+    ages = {run.commit: since(run.commit) for run in runs}
     oldest = max(ages, key=lambda commit: (ages[commit] is None, ages[commit] or 0))
-    held = sum(run["held"] for run in runs)
-    failed = [f"- {rig}: {run['what']}: {_counts(run['counts']) or 'nothing counted'}, on {run['commit']}; again: `{run['command']}`"
-              for run in runs if not run["held"]]
+    held = sum(run.held for run in runs)
+    failed = [f"- {rig}: {run.what}: {_counts(run.counts) or 'nothing counted'}, on {run.commit}; again: `{run.command}`"
+              for run in runs if not run.held]
     return Row(f"{'yes' if held == len(runs) else '**no**'}, {held} of {len(runs)}", _counts(_sum(runs)),
-               f"{sum(run['seconds'] for run in runs) / 3600:.1f}", oldest, min(run["date"] for run in runs), tuple(failed))
+               f"{sum(run.seconds for run in runs) / 3600:.1f}", oldest, min(run.date for run in runs), tuple(failed))
 
 
-def _sum(runs: Sequence[dict]) -> dict[str, int]:
+def _sum(runs: Sequence[Trial]) -> dict[str, int]:
     total: dict[str, int] = defaultdict(int)
     for run in runs:
-        for name, count in run["counts"].items():
+        for name, count in run.counts.items():
             total[name] += count
     return total
 
@@ -201,8 +202,8 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def _make_page(records: Path, target: Path) -> None:
-    lines = sorted(read(records), key=lambda line: (line["rig"], line["what"])) if records.exists() else []
-    text = page(lines, target.read_text(encoding="utf-8") if target.exists() else "")
+    trials = sorted(read(records), key=lambda trial: (trial.rig, trial.what)) if records.exists() else []
+    text = page(trials, target.read_text(encoding="utf-8") if target.exists() else "")
     temporary = target.with_name(f"{target.name}.new")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, target)

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def records(tmp_path):
 
 
 def tell(records, rig="power cut", what="sync", command="c", **counts):
-    proofs.note(records, rig, what, counts, held=True, seed="7", command=command, seconds=9)
+    proofs.add(records, proofs.Trial(rig, what, counts, held=True, seed="7", command=command, seconds=9))
 
 
 def test_a_class_is_one_row_with_the_sum_of_the_last_runs_of_all_that_is_in_it(records):
@@ -53,9 +54,9 @@ def test_a_row_is_as_old_as_its_oldest_run_and_unknown_is_older_than_all(records
     ages = {"a": 2, "b": 9, "c+": None}
     for what, commit in enumerate("ab"):
         tell(records, what=str(what))
-    lines = [line | {"commit": commit} for line, commit in zip(proofs.read(records), ages, strict=False)]
-    assert "| b | 9 |" in proofs.page(lines, since=ages.get)
-    assert "| c+ | ? |" in proofs.page([*lines, lines[0] | {"commit": "c+"}], since=ages.get)
+    trials = [replace(trial, commit=commit) for trial, commit in zip(proofs.read(records), ages, strict=False)]
+    assert "| b | 9 |" in proofs.page(trials, since=ages.get)
+    assert "| c+ | ? |" in proofs.page([*trials, replace(trials[0], commit="c+")], since=ages.get)
 
 
 def test_only_commits_to_the_engine_count(tmp_path):
@@ -118,8 +119,8 @@ def test_a_crash_script_speaks_for_itself(records):
                           env={"PYTHONPATH": str(CHECKOUT / "scripts"), "PATH": "/usr/bin:/bin"})
     assert done.returncode == 0, done.stderr
     (line,) = proofs.read(records)
-    assert (line["what"], line["held"], line["command"]) == ("writer, pool", True, "scripts/crash.sh writer --seed 5")
-    assert line["counts"] == {"rounds": 2, "kills": 2, "lost": 0, "bad": 0, "opened by RocketMQ": 1}
+    assert (line.what, line.held, line.command) == ("writer, pool", True, "scripts/crash.sh writer --seed 5")
+    assert line.counts == {"rounds": 2, "kills": 2, "lost": 0, "bad": 0, "opened by RocketMQ": 1}
 
 
 @pytest.mark.parametrize("text", ["no json", "{}", '{"rig": 5}'])
@@ -143,7 +144,7 @@ def test_a_test_leaves_a_line_only_where_it_is_asked_to(proof, records, monkeypa
     monkeypatch.setenv("PYENGINE_PROOF", str(records))
     proof("rig", "what", states=1)
     (line,) = proofs.read(records)
-    assert line["counts"] == {"states": 1} and "test_a_test_leaves_a_line" in line["command"]
+    assert line.counts == {"states": 1} and "test_a_test_leaves_a_line" in line.command
 
 
 def add(records, output, command="scripts/x.sh"):
@@ -153,19 +154,19 @@ def add(records, output, command="scripts/x.sh"):
 
 def test_a_run_that_ended_without_a_summary_has_not_held_until_its_command_gives_one(records):
     (line,) = add(records, "seed=5 kind=writer\n")
-    assert not line["held"] and line["command"] == "scripts/x.sh"
+    assert not line.held and line.command == "scripts/x.sh"
     assert "- kills: ended without a summary: scripts/x.sh: nothing counted" in proofs.page([line])
     summary = {"kind": "writer", "mode": "sync", "seed": 5, "rounds": 2, "seconds": 1, "failures": []}
     (line,) = add(records, json.dumps(summary))
-    assert line["held"] and line["what"] == "writer, sync"
+    assert line.held and line.what == "writer, sync"
 
 
 def test_what_was_struck_and_what_was_left_out_is_counted_and_is_no_part_of_the_name(records):
     summary = {"kind": "failpoints", "mode": "sync", "seed": 5, "rounds": 2, "lost": 0, "seconds": 1, "failures": [], "scene": "puts",
                "struck": {"a": 2, "b": 3}, "unreached": ["c"], "left_out": 4, "depth": 3}
     (line,) = add(records, json.dumps(summary))
-    assert line["what"] == "failpoints, sync, puts"
-    assert line["counts"] == {"rounds": 2, "lost": 0, "struck": 5, "unreached": 1, "left_out": 4, "bad": 0}
+    assert line.what == "failpoints, sync, puts"
+    assert line.counts == {"rounds": 2, "lost": 0, "struck": 5, "unreached": 1, "left_out": 4, "bad": 0}
 
 
 def test_each_part_of_a_scene_counts(records):
@@ -173,7 +174,7 @@ def test_each_part_of_a_scene_counts(records):
     summary = {"kind": "failpoints", "mode": "sync", "seed": 5, "rounds": 2, "seconds": 1, "failures": [], "scene": "puts"}
     for part in ("share 1/2", "share 2/2", "share 2/2"):
         *_, line = add(records, json.dumps(summary | {"part": part}))
-        assert line["what"] == f"failpoints, sync, puts, {part}"
+        assert line.what == f"failpoints, sync, puts, {part}"
     assert "| kills | yes, 2 of 2 | 4 rounds," in proofs.page(add(records, json.dumps(summary | {"part": "share 1/2"})))
 
 
