@@ -144,7 +144,8 @@ def write_config(path: Path | str, content: Content, *, keep_backup: bool = True
 def _replace(path: Path, content: Content, keep_backup: bool, mode: int) -> None:
     temporary = path.with_name(path.name + ".tmp")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        # A link or a pipe of that name is refused, and removed below: the file that root writes may be in another user's folder.
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
         try:
             if mode != FILE_MODE:
                 os.fchmod(descriptor, mode)  # the file may exist, from a crash or another program, with other rights
@@ -214,8 +215,9 @@ def sweep_unfinished(root: Root) -> list[Path]:
         sync_folder(sibling.parent)
     config = root / "config"
     for temporary in [*sorted(config.glob("*.tmp")), *sorted(config.glob("log-holds/*.tmp")), *root.glob("checkpoint.tmp")]:
-        temporary.unlink(missing_ok=True)  # a program beside the engine may be writing the file, and rename it now
-        removed.append(temporary)
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # a program beside the engine writes the file, and renames it now
+            temporary.unlink()
+            removed.append(temporary)
     return removed
 
 

@@ -205,3 +205,20 @@ def test_a_config_file_is_written_although_an_engine_that_starts_sweeps(tmp_path
     write_config(path, b"new")
     assert path.read_bytes() == b"new" and path.with_name("topics.json.bak").read_bytes() == b"old"
     assert sorted(file.name for file in path.parent.iterdir()) == ["topics.json", "topics.json.bak"]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path.with_name("other")), lambda path: path.mkdir()],
+                         ids=["pipe", "link", "folder"])
+def test_what_has_the_name_of_a_temporary_file_is_not_written_to(tmp_path, make):
+    path, other = tmp_path / "config" / "topics.json", tmp_path / "config" / "other"
+    write_config(path, b"old")
+    other.write_bytes(b"of another user")
+    make(path.with_name("topics.json.tmp"))
+    with pytest.raises(DiskError, match=r"cannot write .*topics.json"):
+        write_config(path, b"new")
+    assert (path.read_bytes(), other.read_bytes()) == (b"old", b"of another user")
+    is_folder = path.with_name("topics.json.tmp").is_dir()
+    assert sweep_unfinished(tmp_path) == []
+    if not is_folder:  # a folder may have a user's files
+        write_config(path, b"new")
+        assert path.read_bytes() == b"new" and not path.is_symlink()
