@@ -191,10 +191,10 @@ class CheckReport:
     def sentence(self) -> str:
         """The outcome for a person, one sentence."""
         if not self.findings:
-            return f"Nothing is wrong: {self.messages} messages, {self.queue_entries} queue entries, {self.index_keys} keys."
-        counts = [f"{self.count(severity)} {severity.value}{'s' if self.count(severity) != 1 else ''}"
-                  for severity in Severity if self.count(severity)]
-        return f"{', '.join(counts)} in {self.messages} messages up to offset {self.end_offset}."
+            entries = _counted(self.queue_entries, "queue entry", "queue entries")
+            return f"Nothing is wrong: {_counted(self.messages, 'message')}, {entries}, {_counted(self.index_keys, 'key')}."
+        counts = [_counted(self.count(severity), severity.value) for severity in Severity if self.count(severity)]
+        return f"{', '.join(counts)} in {_counted(self.messages, 'message')} up to offset {self.end_offset}."
 
     def to_dict(self) -> dict[str, Any]:
         """For --json: plain values."""
@@ -211,6 +211,10 @@ class CheckReport:
                 for finding in self.findings
             ],
         }
+
+
+def _counted(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 class Findings:

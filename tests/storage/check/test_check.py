@@ -85,6 +85,14 @@ def test_a_file_in_a_folders_place_is_a_finding_that_says_what_to_do(stopped, pl
     assert any(one.file == place and "move it away" in one.text for one in report.findings), found(report)
 
 
+def test_one_message_is_one_message(build_store):
+    store = build_store(1)
+    recover(MessageStore(store.root, store.geometry))
+    assert check(MessageStore(store.root, store.geometry)).sentence == "Nothing is wrong: 1 message, 1 queue entry, 1 key."
+    create_abort_file(store.root)
+    assert check(MessageStore(store.root, store.geometry)).sentence.startswith("1 info in 1 message up to")
+
+
 def queue_file(store):
     return store.root / "consumequeue" / "topic-0" / "0" / f"{0:020d}"
 
