@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pyengine.errors import FormatError, StoreRefusedError, UsageError
+from pyengine.errors import CorruptionError, EngineError, FormatError, StoreRefusedError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import is_live, unpack_entry
 from pyengine.formats.paths import StorePaths, segment_name, segment_start
@@ -42,7 +42,7 @@ from pyengine.storage.index_file import list_index_files
 from pyengine.storage.later_format import find_later_features, queues_are_elsewhere
 from pyengine.storage.log_scan import LogScan, LogView, find_end, own_watermark
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.log import cut_path
+from pyengine.storage.recovery.log import read_cut
 from pyengine.storage.recovery.queues import QueueState, list_queues
 from pyengine.storage.recovery.recover import lost_messages, refuse_no_store, would_refuse
 from pyengine.storage.recovery.report import RecoveryOptions, copy_note
@@ -75,8 +75,7 @@ def check(
         index_files = list_index_files(store)
     except StoreRefusedError as error:
         _, inside, rest = str(error).partition(f"{store.root}/")  # the root may have spaces; names below it have none
-        findings.error("refused", rest.split()[0].rstrip(":") if inside else "", None,
-                       f"{str(error).replace(f'{store.root}/', '')}; `recover` and `start` refuse the store as it is")
+        _add_refusal(store.root, findings, rest.split()[0].rstrip(":") if inside else "", error)
         if not is_running:
             _check_notes(store.root, findings, reading.damage, was_stopped)
         report.seconds = time.monotonic() - started_s
@@ -150,13 +149,20 @@ def _with_limits(store: MessageStore, findings: list[Finding], is_ours: bool) ->
     ]
 
 
+def _add_refusal(root: Path, findings: Findings, file: str, error: EngineError) -> None:
+    findings.error("refused", file, None, f"{str(error).replace(f'{root}/', '')}; `recover` and `start` refuse the store as it is")
+
+
 def _check_notes(root: Path, findings: Findings, watermark_damage: str, was_stopped: bool) -> None:
     if watermark_damage:
         findings.warning("watermark", "config/watermark", None, watermark_damage.replace(f"{root}/", ""))
     if not was_stopped:
         findings.info("abort", "abort", None, "the store was not stopped in order; `recover` it")
-    if cut_path(root).exists():
-        findings.warning("marker", "config/cut", None, "a cut of the log was decided on and is not finished; run `recover`")
+    try:
+        if read_cut(root) is not None:
+            findings.warning("marker", "config/cut", None, "a cut of the log was decided on and is not finished; run `recover`")
+    except CorruptionError as error:
+        _add_refusal(root, findings, "config/cut", error)
     failure = read_sync_failure(root)
     if failure is not None:
         findings.warning("marker", "config/sync-failure", None,

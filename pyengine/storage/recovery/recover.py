@@ -21,6 +21,7 @@ undamaged is not written to at all.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -151,8 +152,9 @@ def recover(
 
 def would_refuse(store: MessageStore) -> bool:
     """Whether `recover` would now find a loss that it accepts only with `accept_loss`. Reads only."""
-    if read_cut(store) is not None:
-        return False
+    with contextlib.suppress(CorruptionError):  # a damaged note, which has to be removed first
+        if read_cut(store) is not None:
+            return False
     reading = store.read_watermark()
     recovery = _Recovery(store, RecoveryOptions(), copied=reading.watermark if reading.is_copied else None)
     try:

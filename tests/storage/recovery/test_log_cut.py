@@ -9,6 +9,7 @@ import pytest
 from dying import run_and_die_at
 from pyengine.errors import CorruptionError, ExitCode
 from pyengine.storage.check.check import check
+from pyengine.storage.check.report import Severity
 from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery import log
@@ -167,4 +168,9 @@ def test_a_damaged_note_is_told_and_changes_nothing(build_store):
     before = store.tree()
     with pytest.raises(CorruptionError, match="cut of the log was under way"):
         recovered(store)
+    store.flip(store.records[5].start + 90)  # of which check asks whether recover would accept it
+    report = check(MessageStore(store.root, store.geometry))
+    (finding,) = (one for one in report.findings if one.file == "config/cut")
+    assert finding.severity is Severity.ERROR and "Remove the file" in finding.text and len(report.findings) > 1
+    store.flip(store.records[5].start + 90)
     assert store.tree() == before
