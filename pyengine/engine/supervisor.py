@@ -601,6 +601,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return code
         if "NOTIFY_SOCKET" in os.environ:  # the service manager was told of the stop; it restarts a service that failed
             return ExitCode.FAILED
+        for number in (signal.SIGTERM, signal.SIGINT):  # a request to stop ends this process from here on
+            signal.signal(number, signal.SIG_DFL)
+        if not supervisor.must_restart:  # it came just before
+            return code
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     except EngineError as error:
         log_event(native.SUPERVISOR, root, Event.START_FAILED, str(error))

@@ -659,6 +659,33 @@ def test_a_stop_waits_for_the_buffer_that_is_being_made(tmp_path):
     assert done.returncode == ExitCode.OK and "ENGINE_STOPPED" in done.stderr and "POOL_SMALLER" not in done.stderr, done.stderr
 
 
+STOPPED_BEFORE_EXEC = """
+import os, signal, sys
+from pyengine.engine import supervisor
+class Restarting:
+    is_stopped = False
+    def __init__(self, arguments):
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "is_stopped", True))
+    def run(self):
+        return 0
+    @property
+    def must_restart(self):
+        is_stopped = self.is_stopped
+        if not is_stopped:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return not is_stopped
+supervisor.Supervisor = Restarting
+os.execv = lambda *_: os._exit(77)
+sys.exit(supervisor.main([sys.argv[1]]))
+"""
+
+
+def test_a_request_to_stop_just_before_the_engine_is_started_again_is_not_lost(tmp_path):
+    done = subprocess.run([sys.executable, "-c", STOPPED_BEFORE_EXEC, tmp_path], cwd=CHECKOUT, timeout=60,
+                          env={name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"})
+    assert done.returncode == ExitCode.OK
+
+
 class LoggedLatch:
     """A latch that is woken once, and again by its close."""
 
