@@ -41,6 +41,7 @@ from pyengine.results import PutStatus
 from pyengine.storage.engine_id import raise_epoch, read_epoch
 from waiting import eventually
 
+HOUR_MS = 3_600_000  # a put that only such a timeout ends runs into the timeout of its test
 ROOMY = {"session_ring_bytes_default": 1 << 20}  # puts that were made before take the fast path
 
 
@@ -434,7 +435,7 @@ def test_a_callback_that_exits_ends_nothing_but_itself(make_parts, capfd):
 
 
 def test_a_producer_leaves_an_engine_that_could_not_say_that_it_is_over(make_parts):
-    parts = make_parts()
+    parts = make_parts(put_timeout_ms=HOUR_MS)
     producer = parts.producer()
     assert producer.put("T", b"x").ok
     writer = parts.workers[native.WRITER]
@@ -442,9 +443,8 @@ def test_a_producer_leaves_an_engine_that_could_not_say_that_it_is_over(make_par
     try:
         while read_epoch(parts.owner.root) <= parts.owner.memory.identity.epoch:
             raise_epoch(parts.owner.root)  # as a start that does not find the memory of the engine before
-        began_s = time.monotonic()
         result = producer.put("T", b"x")
-        assert result.indeterminate and time.monotonic() - began_s < 8 and "session ended" in result.reason
+        assert result.indeterminate and "session ended" in result.reason
     finally:
         writer.send_signal(signal.SIGCONT)
     producer.close()
@@ -491,7 +491,7 @@ def test_a_put_whose_thread_cannot_be_started_is_resolved_by_the_next_or_by_clos
 def _close_in_time(producer) -> None:
     closing = threading.Thread(target=producer.close, daemon=True)
     closing.start()
-    closing.join(8)
+    closing.join(60)
     assert not closing.is_alive()
 
 
@@ -593,19 +593,17 @@ def interrupting():
 @pytest.mark.parametrize("size", [10, 50_000], ids=["small", "beside the ring"])
 @pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
 def test_what_a_signal_handler_raises_ends_a_put_at_once(make_parts, ring, size):
-    parts = make_parts(**ring)
+    parts = make_parts(**ring, put_timeout_ms=HOUR_MS)
     with parts.producer() as producer:
         assert producer.put("T", b"x" * size).ok
         writer = parts.workers[native.WRITER]
         writer.send_signal(signal.SIGSTOP)
         try:
             with interrupting():
-                began_s = time.monotonic()
                 for keys in (None, "k"):
                     signal.setitimer(signal.ITIMER_REAL, 0.05)
                     with pytest.raises(_Interrupt):
                         producer.put("T", b"y" * size, keys=keys)
-            assert time.monotonic() - began_s < 8, "well before put_timeout_ms"
         finally:
             writer.send_signal(signal.SIGCONT)
         assert producer.put("T", b"z").queue_offset == 3, "both had been submitted"
@@ -613,17 +611,15 @@ def test_what_a_signal_handler_raises_ends_a_put_at_once(make_parts, ring, size)
 
 @pytest.mark.parametrize("mode", MODES)
 def test_timeout_s_ends_a_put_while_the_writer_stands_still(make_parts, mode):
-    parts = make_parts(**MODES[mode])
+    parts = make_parts(**MODES[mode], put_timeout_ms=HOUR_MS, sync_flush_timeout_ms=HOUR_MS)
     with parts.producer() as producer:
         assert producer.put("T", b"x").ok
         writer = parts.workers[native.WRITER]
         writer.send_signal(signal.SIGSTOP)
         try:
-            began_s = time.monotonic()
             for body in (b"y", bytes(50_000)):
                 result = producer.put("T", body, timeout_s=0.1)
                 assert (result.status, result.indeterminate) == (PutStatus.UNKNOWN_ERROR, True)
-            assert time.monotonic() - began_s < 4, "not even the time for the disk was waited for"
         finally:
             writer.send_signal(signal.SIGCONT)
         assert producer.put("T", b"z").queue_offset == 3

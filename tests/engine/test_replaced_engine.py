@@ -23,6 +23,7 @@ from pyengine.native.session import RING_BYTES_MIN
 from pyengine.results import PutStatus
 from waiting import eventually
 
+HOUR_MS = 3_600_000  # a put that only such a timeout ends runs into the timeout of its test
 LARGE = 100_000  # more than half of the smallest ring: goes through a side object
 CALLS = {
     "put": lambda producer, body: producer.put("T", body),
@@ -113,7 +114,7 @@ def test_ending_and_closing_with_an_old_producer_leaves_the_new_producers_sessio
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_puts_under_way_get_their_answer_when_the_engine_dies(make_engine, mode):
-    engine = make_engine(mode)
+    engine = make_engine(mode, sync_flush_timeout_ms=HOUR_MS, put_timeout_ms=HOUR_MS)
     engine.start()
     names = ("writer", "flusher") if mode == "sync" else ("writer",)  # the stopped workers: no answers, or no syncs
     for name in names:
@@ -126,8 +127,8 @@ def test_puts_under_way_get_their_answer_when_the_engine_dies(make_engine, mode)
             thread.start()
             eventually(lambda: producer._puts.native.sequence == 22, "all is submitted")
             kill_all(engine, name)
-            results += [future.result(4.5) for future in futures]  # sync_flush_timeout_ms is 5 s, put_timeout_ms 10 s
-            thread.join(4.5)
+            results += [future.result(60) for future in futures]
+            thread.join(60)
             assert len(results) == 21
             for result in results:
                 assert result.indeterminate, result
@@ -156,7 +157,7 @@ def test_an_engine_that_was_killed_in_a_pass_is_dead_not_busy(make_engine):
 
 def test_puts_under_way_do_not_wait_for_the_recovery_of_the_next_start(make_engine, tmp_path):
     board = Board(tmp_path / "board")
-    engine = make_engine()
+    engine = make_engine(put_timeout_ms=HOUR_MS)
     engine.start()
     with pyengine.connect(engine.root) as producer:
         assert producer.put("T", b"before").ok
@@ -168,7 +169,7 @@ def test_puts_under_way_do_not_wait_for_the_recovery_of_the_next_start(make_engi
                                  env={**os.environ, VARIABLE: str(board.path)}, stderr=subprocess.DEVNULL)
         try:
             eventually(lambda: board.struck_pid, "the next start is in its recovery")
-            assert future.result(5).indeterminate
+            assert future.result(60).indeterminate
         finally:
             child.kill()
             child.wait()
