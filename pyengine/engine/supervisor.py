@@ -407,6 +407,7 @@ class Supervisor:
             if self._arguments.no_children:
                 kill_workers(self._root)
             server.close()
+            sessions.remove_attach_count(self._memory.identity.sysv_semaphore_id)  # as it was before; the next start cannot read it
             self._log_event(Event.MEMORY_OVERWRITTEN,
                       "the control block was written over: the workers were killed, the next start recovers the store")
             return ExitCode.FAILED
