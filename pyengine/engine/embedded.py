@@ -112,16 +112,19 @@ class Engine:
         return self
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stop in order: flush everything, remove `abort`. EngineError if the engine does not stop, or not in order, in time."""
-        process, self._process = self._process, None
+        """Stop in order: flush everything, remove `abort`. EngineError if the engine does not stop, or not in order, in time.
+
+        An engine that was too slow continues to stop; another call waits for it.
+        """
+        process = self._process
         if process is None:
             return
-        self.state = "stopped"
         _request_stop(process)
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise _still_stopping(self.path, process.pid, timeout_s) from None
+        self._process, self.state = None, "stopped"
         if code not in (ExitCode.OK, ExitCode.DEGRADED):
             raise EngineError(f"the engine on {self.path} could not stop in order (exit code {code}): "
                               f"{_last_log_lines(self.path)}; the next start recovers it")

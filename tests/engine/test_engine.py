@@ -185,3 +185,17 @@ def test_without_engine_connect_says_how_to_start_one(root):
     with pytest.raises(EngineUnavailableError, match="pyengine start"):
         pyengine.connect(root)
     assert find_folder(root).names() == []
+
+
+def test_an_engine_that_was_too_slow_to_stop_is_waited_for_by_the_next_stop(root):
+    engine = pyengine.Engine(root, **SMALL).start()
+    pid = engine.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(EngineError, match=f"pid {pid}. is still stopping after 0.2 s"):
+            engine.stop(timeout_s=0.2)
+        assert engine.pid == pid
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    engine.stop()
+    assert (engine.pid, engine.state) == (None, "stopped") and not (root / "abort").exists()
