@@ -20,6 +20,8 @@ import click
 from pyengine.cli import output
 from pyengine.cli.output import (
     NumberRange,
+    Place,
+    PlaceType,
     TimeMs,
     level_option,
     moment,
@@ -33,7 +35,7 @@ from pyengine.cli.output import (
     topic_option,
 )
 from pyengine.client.consumer import consume
-from pyengine.client.consumer_groups import AtOffset, Start
+from pyengine.client.consumer_groups import AtOffset, Start, start_offset
 from pyengine.errors import EngineError, ExitCode, FormatError, UsageError, command
 from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC
 from pyengine.results import GetResult, GetStatus
@@ -54,6 +56,12 @@ _WHY_NOTHING = {
     GetStatus.NO_MATCHED_LOGIC_QUEUE: "there is no such queue",
     GetStatus.NO_MESSAGE_IN_QUEUE: "the queue holds no message",
 }
+
+
+def _note_absent_queue(reader: LiveStoreReader, topic: str, queue_id: int) -> None:
+    if queue_id not in reader.queue_ids(topic):
+        click.echo(f"note: {reader.root} has no queue {queue_id} of the topic {output.printable(topic)}: "
+                   f"{command('topics', reader.root)} lists them", err=True)
 
 
 @click.command()
@@ -82,8 +90,7 @@ def get(
     """
     with reading(store, settings) as reader:
         found = reader.get_message(topic, queue_id, offset, max_messages, tags=tags, level=level, sql=sql)
-        if not found.messages and queue_id not in reader.queue_ids(topic):
-            click.echo(f"note: {store} has no queue {queue_id} of the topic {topic}: {command('topics', store)} lists them", err=True)
+        _note_absent_queue(reader, topic, queue_id)
     if as_json:
         output.write_json({
             "status": found.status.name, "next_begin_offset": found.next_begin_offset, "min_offset": found.min_offset,
@@ -201,6 +208,7 @@ def offset_at(store: Path, settings: dict[str, str], as_json: bool, topic: str, 
     """
     with reading(store, settings) as reader:
         offset = reader.offset_by_time(topic, queue_id, timestamp_ms)
+        _note_absent_queue(reader, topic, queue_id)
     output.print_answer({"topic": topic, "queue_id": queue_id, "timestamp_ms": timestamp_ms, "queue_offset": offset}, as_json,
                         lambda: print(offset))
 
@@ -288,15 +296,13 @@ def put(
 POLL_INTERVAL_S = 0.5  # also the time until a new queue is seen
 COMMIT_INTERVAL_S = 1.0
 PULL_MESSAGES = 32
-_SYNONYMS = {"begin": "first", "end": "last"}
 
 
-def follow_topic(reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...], start: str, follow: bool,
+def follow_topic(reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...], start: Start, follow: bool,
                  get: Callable[[int, int], GetResult]) -> Iterator[Message]:
     """Yield the messages of one topic as they arrive, its queues in turn; without `follow` stop at the end of the queues.
 
-    `start` is first, last or an offset; a queue that appears later is read from its first message. `get` reads messages of a
-    queue from an offset on.
+    A queue that appears after the first round is read from its first message. `get` reads messages of a queue from an offset on.
     """
     next_offsets: dict[int, int] = {}
     is_first_round = True
@@ -305,8 +311,7 @@ def follow_topic(reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...]
         moved = False
         for queue_id in queue_ids or reader.topics().get(topic, []):
             if queue_id not in next_offsets:
-                low, high = reader.queue_range(topic, queue_id)
-                next_offsets[queue_id] = low if start == "first" or not is_first_round else high if start == "last" else int(start)
+                next_offsets[queue_id] = start_offset(reader, topic, queue_id, start if is_first_round else "first")
             before = next_offsets[queue_id]
             found = get(queue_id, before)
             yield from found.placed(queue_id)
@@ -328,8 +333,9 @@ def follow_topic(reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...]
 @topic_option
 @click.option("--queue-id", "queue_ids", type=click.IntRange(min=0), multiple=True,
               help="Only this queue; may be repeated. Default: all queues, also new ones.")
-@click.option("--from", "start", default="last", show_default=True, metavar="first|last|N",
-              help="Where to start in each queue: at its first message, with new messages only (last), or at an offset.")
+@click.option("--from", "place", type=PlaceType(), default="last", show_default=True, metavar="first|last|OFFSET|TIME",
+              help="Where to start in each queue: at its first message, with new messages only (last), at an offset, or at the first "
+              "message stored at a time or later. TIME is ISO 8601 (UTC if it names no zone) or @ and ms since 1970.")
 @click.option("--group", default=None, help="Join this consumer group: continue at its offsets, and commit them.")
 @click.option("--follow/--no-follow", default=True, show_default=True, help="Wait for more, or stop at the end.")
 @click.option("--max-messages", type=click.IntRange(min=1), default=None, help="Stop after this many.")
@@ -338,7 +344,7 @@ def follow_topic(reader: LiveStoreReader, topic: str, queue_ids: tuple[int, ...]
 @level_option
 @raw_option
 def tail(
-    store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_ids: tuple[int, ...], start: str,
+    store: Path, settings: dict[str, str], as_json: bool, topic: str, queue_ids: tuple[int, ...], place: Place,
     group: str | None, follow: bool, max_messages: int | None, tags: str | None, sql: str | None, level: str | None, raw: bool,
 ) -> None:
     """Print the messages of a topic as they come; Ctrl-C ends it.
@@ -354,11 +360,10 @@ def tail(
     Examples:
       pyengine tail STORE --topic orders
       pyengine tail STORE --topic orders --from first --no-follow --json
+      pyengine tail STORE --topic orders --from 2026-01-31T12:00:00Z
       pyengine tail STORE --topic orders --group billing --from first
     """
-    start = _SYNONYMS.get(start, start)
-    if start not in ("first", "last") and not (start.isascii() and start.isdecimal()):
-        raise click.BadParameter(f"{start}: give first, last or an offset", param_hint="--from")
+    start = AtOffset(place) if isinstance(place, int) else place
     with reading(store, settings) as reader:
         if not follow and topic not in reader.topics():
             raise EngineError(f"{store} has no topic {topic}")
@@ -368,8 +373,7 @@ def tail(
             for message in islice(found, max_messages):
                 _print(message, as_json, raw)
             return
-    from_: Start = "first" if start == "first" else "last" if start == "last" else AtOffset(int(start))
-    with consume(store, topic, group=group, tags=tags, sql=sql, from_=from_,
+    with consume(store, topic, group=group, tags=tags, sql=sql, from_=start,
                  queues=queue_ids or None, level=level, auto_commit=False, **cast(dict[str, Any], settings)) as consumer:
         _print_and_commit(consumer, follow, max_messages, lambda message: _print(message, as_json, raw))
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import click
 
@@ -48,6 +48,7 @@ class Report(Protocol):
 
 
 ReportT = TypeVar("ReportT", bound=Report)
+Place = Literal["first", "last"] | int | datetime
 
 
 def discard_stdout() -> None:
@@ -351,7 +352,7 @@ def moment(value: str) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-class TimeMs(click.ParamType[int]):
+class TimeMs(click.ParamType):  # type: ignore[type-arg]  # no generic in click 8.1
     """A time in ms since 1970: as such a number, or in ISO 8601 (UTC if it names no zone)."""
 
     name = "time"
@@ -361,6 +362,24 @@ class TimeMs(click.ParamType[int]):
             return int(value) if re.fullmatch(r"-?\d+", str(value)) else round(moment(value).timestamp() * 1000)
         except ValueError:
             self.fail(f"{value}: give a time like 2026-01-31T12:00:00Z, or milliseconds since 1970", param, ctx)
+
+
+class PlaceType(click.ParamType):  # type: ignore[type-arg]
+    """A place in each queue: first, last, an offset, or a time with a time zone."""
+
+    name = "place"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+        if value in ("first", "begin"):
+            return "first"
+        if value in ("last", "end"):
+            return "last"
+        if value.isascii() and value.isdecimal():
+            return int(value)
+        try:
+            return moment(value)
+        except ValueError:
+            self.fail(f"{value}: give first, last, an offset, a time like 2026-01-31T12:00:00Z, or @MS", param, ctx)
 
 
 def span_s(text: str) -> float:

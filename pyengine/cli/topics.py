@@ -8,14 +8,13 @@
 from __future__ import annotations
 
 import sys
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pyengine.cli import output
-from pyengine.cli.output import json_option, moment, reading, set_option, store_argument, store_command
+from pyengine.cli.output import Place, PlaceType, json_option, reading, set_option, store_argument, store_command
 from pyengine.client.consumer_groups import ConsumerGroups, GroupState
 from pyengine.errors import UsageError
 from pyengine.storage.config import existing_store
@@ -143,23 +142,6 @@ def _warn(problem: str) -> None:
 
 
 GROUP_ACTIONS = ("list", "lag", "reset", "forget")
-Place = Literal["first", "last"] | int | datetime
-
-
-class _Place(click.ParamType):  # type: ignore[type-arg]  # no generic in click 8.1
-    """first, last, an offset, or a time with a time zone."""
-
-    name = "place"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
-        if value == "first" or value == "last":
-            return "first" if value == "first" else "last"
-        if value.isascii() and value.isdecimal():
-            return int(value)
-        try:
-            return moment(value)
-        except ValueError:
-            self.fail(f"{value}: give first, last, an offset, a time like 2026-01-31T12:00:00Z, or @MS", param, ctx)
 
 
 @click.command()
@@ -169,7 +151,7 @@ class _Place(click.ParamType):  # type: ignore[type-arg]  # no generic in click 
 @json_option
 @click.option("--group", default=None, help="Only this group.")
 @click.option("--topic", default=None, help="Only this topic.")
-@click.option("--to", type=_Place(), default=None, metavar="first|last|OFFSET|TIME",
+@click.option("--to", type=PlaceType(), default=None, metavar="first|last|OFFSET|TIME",
               help="For reset: where the group continues. TIME is ISO 8601 (UTC if it names no zone) or @ and ms since 1970.")
 @click.option("--queue-id", "queue_ids", type=click.IntRange(min=0), multiple=True,
               help="For reset: only this queue; may be repeated.")
@@ -219,6 +201,9 @@ def groups(
 
 
 def _reset(found: ConsumerGroups, topic: str, group: str, to: Place, queue_ids: tuple[int, ...], as_json: bool) -> None:
+    if not found.groups(topic=topic, group=group):
+        print(f"note: group {output.printable(group)} had committed no offset on {output.printable(topic)}: it will begin where you say",
+              file=sys.stderr)
     offsets = found.reset(topic, group, to, queue_ids or None)
     if as_json:
         output.write_json({"topic": topic, "group": group, "offsets": offsets})

@@ -271,7 +271,7 @@ def _clear(target: Target, overwrite: bool) -> None:
     names = target.entries()
     if names:
         if not overwrite:
-            raise UsageError(f"{target.where} is not empty: give another folder, or allow it to be replaced")
+            raise UsageError(f"{target.where} is not empty: give another folder, or overwrite it (--overwrite, overwrite=True)")
         foreign = [name for name in sorted(names) if not _is_ours(posixpath.basename(name), names[name] is None)]
         if foreign:
             raise UsageError(f"{target.where} holds {foreign[0]}, which no export wrote: give another folder")

@@ -193,6 +193,9 @@ def test_tail_starts_at_an_offset_and_stops_after_a_number(basic):
     assert (ran.code, ran.stdout) == (0, "")
     assert run("tail", basic.root, "--topic", "Nobody", "--no-follow").code == 1
     assert run("tail", basic.root, "--topic", "Nobody", "--from", "middle").code == 2
+    for time, count in (("2001-01-01", queue["max"]), ("2099-01-01T00:00:00+01:00", 0)):
+        ran = run("tail", basic.root, "--topic", queue["topic"], "--queue-id", queue["queueId"], "--from", time, "--no-follow", "--json")
+        assert (ran.code, ran.stdout.count("\n")) == (0, count)
     older, newer = (run("tail", basic.root, "--topic", queue["topic"], "--from", word, "--no-follow", "--json")
                     for word in ("begin", "first"))  # begin and end are older words for the same
     assert older.stdout == newer.stdout != ""
