@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from pyengine.client.outgoing import TRANSACTION_DEFAULTS, RawMessage, map_text, raw_of
-from pyengine.errors import EngineError, UsageError, disk_errors
+from pyengine.errors import EngineError, UsageError
 from pyengine.formats.constants import (
     PROPERTY_CHECK_IMMUNITY_TIME,
     PROPERTY_PRODUCER_GROUP,
@@ -47,7 +47,7 @@ from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import PutError, PutResult, PutStatus, ReadLevel
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from pyengine.storage.durable_writes import make_folders
+from pyengine.storage.durable_writes import open_shared_file
 from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.message_getter import Wanted
 from pyengine.storage.store_reader import FETCH_BYTES_MAX
@@ -226,10 +226,7 @@ class HalfMessages:
     @contextmanager
     def lock_check(self) -> Iterator[int | None]:
         """Lock the check of half messages for the block; yields the lock file, None if another process has the lock."""
-        path = StorePaths(self.root).config / LOCK_NAME
-        make_folders(path.parent)
-        with disk_errors("open", path):
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = open_shared_file(StorePaths(self.root).config / LOCK_NAME)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from pyengine.errors import EngineError, disk_error, disk_errors
 from pyengine.formats.paths import StorePaths
 from pyengine.storage.consumer_offset import group_key
-from pyengine.storage.durable_writes import make_folders
+from pyengine.storage.durable_writes import open_shared_file
 from pyengine.storage.ofd_lock import find_lock, try_lock, unlock
 
 SLOTS_MAX = 1024
@@ -98,10 +98,8 @@ class GroupMembers:
     def __init__(self, root: str | os.PathLike[str], topic: str, group: str, *, may_create: bool = True) -> None:
         """Open the file; create it if `may_create`, else raise FileNotFoundError if it does not exist."""
         self._path = StorePaths(root).config / "consumers" / group_key(topic, group)
-        if may_create:
-            make_folders(self._path.parent)
         try:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if may_create else 0), 0o644)
+            self._descriptor = open_shared_file(self._path) if may_create else os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             raise
         except OSError as error:

@@ -29,12 +29,12 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError, disk_error, disk_errors
+from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError, disk_error
 from pyengine.formats.constants import LMQ_PREFIX, SCHEDULE_TOPIC
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config
 from pyengine.storage.durable_file import ConfigFile, ReadConfig
-from pyengine.storage.durable_writes import make_folders
+from pyengine.storage.durable_writes import open_shared_file
 from pyengine.storage.later_format import require_known_format
 from pyengine.storage.read_level import StoreUse, store_use
 
@@ -147,16 +147,11 @@ def exclusive(path: Path) -> Iterator[None]:
     StoreBusyError if another process holds the lock for LOCK_WAIT_S: a stopped process must not block the checkpointer. Only
     the folder's user, and root, may open the lock file.
     """
-    make_folders(path.parent)
     lock = path.with_name(path.name + ".lock")
-    with disk_errors("open", lock):
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, LOCK_MODE)
+    descriptor = open_shared_file(lock, LOCK_MODE)
     try:
         with contextlib.suppress(OSError):  # an older version created it readable for all, which is enough to lock it
             os.fchmod(descriptor, LOCK_MODE)
-        if os.geteuid() == 0:  # for the engine's user
-            owner = path.parent.stat()
-            os.fchown(descriptor, owner.st_uid, owner.st_gid)
         until_s = time.monotonic() + LOCK_WAIT_S
         while True:
             try:

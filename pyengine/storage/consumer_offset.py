@@ -59,7 +59,7 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.arguments import INT64_MAX
-from pyengine.errors import DiskError, EngineError, FormatError, StoreBusyError, UsageError, disk_error, disk_errors
+from pyengine.errors import DiskError, EngineError, FormatError, StoreBusyError, UsageError, disk_error
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.paths import QUEUE_ID_MAX, StorePaths
 from pyengine.formats.small_file import (
@@ -73,7 +73,7 @@ from pyengine.formats.small_file import (
     seal,
 )
 from pyengine.storage.durable_file import ConfigFile
-from pyengine.storage.durable_writes import FILE_MODE, make_folders, pwrite_all, sync_descriptor, sync_folder
+from pyengine.storage.durable_writes import FILE_MODE, open_shared_file, pwrite_all, sync_descriptor, sync_folder
 from pyengine.storage.later_format import require_known_format
 from pyengine.storage.ofd_lock import is_at, try_lock, unlock
 from pyengine.storage.read_level import StoreUse, store_use
@@ -107,10 +107,8 @@ class OffsetLock:
     @contextlib.contextmanager
     def held(self) -> Iterator[Writer]:
         """Be the only writer inside the block. Waits as long as other writers make progress."""
-        make_folders(self._folder)
         while True:
-            with disk_errors("open", self._path):
-                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+            descriptor = open_shared_file(self._path)
             try:
                 generation = self._acquire(descriptor)
                 if not is_at(descriptor, self._path):  # the lock file was replaced: other processes lock the new one

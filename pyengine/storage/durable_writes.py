@@ -23,6 +23,7 @@ import fcntl
 import io
 import mmap
 import os
+import stat
 import threading
 import time
 from collections import deque
@@ -60,6 +61,7 @@ FREE_PAUSE_FACTOR = 4  # the pause after a step is this many times as long as th
 _REWRITE_BYTES = 1 << 20  # per step
 _DIRECT_BYTES, _DIRECT_BUFFERS = 4 << 20, 3
 _BLOCK_BYTES = 4096  # direct writes start at, and have a length of, a multiple of this
+_GIVEN_WITHIN_S = 0.1  # root gives a new file to the owner of its folder
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # The errors of open(O_TMPFILE) if the kernel or the file system does not support it.
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
@@ -184,6 +186,46 @@ def make_folders(folder: Path | str) -> None:
         except OSError as error:
             raise disk_error(error, "make directory", made) from error
         sync_folder(made.parent)
+
+
+def make_shared_folder(folder: Path) -> None:
+    """Create a folder, as make_folders does, in which processes of the store's user write; one of root's is given to that user."""
+    make_folders(folder)
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError):  # a link, which the operator made
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                _give_to_owner(descriptor, folder.parent)
+            finally:
+                os.close(descriptor)
+
+
+def open_shared_file(path: Path, mode: int = FILE_MODE) -> int:
+    """Open a file that processes of several users lock, read-write; create it and its folder if necessary. DiskError.
+
+    It belongs to the owner of its folder, also if root opens it first, so that the engine's user can open it. A link is refused.
+    """
+    make_shared_folder(path.parent)
+    until_s = time.monotonic() + _GIVEN_WITHIN_S
+    with disk_errors("open", path):
+        while True:
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode)
+                break
+            except PermissionError:  # root may have just created it
+                if time.monotonic() >= until_s:
+                    raise
+                time.sleep(_GIVEN_WITHIN_S / 10)
+        _give_to_owner(descriptor, path.parent)
+    return descriptor
+
+
+def _give_to_owner(descriptor: int, folder: Path) -> None:
+    """If root has made this file or folder in `folder`, give it to the owner of `folder`; not a file that has a second name elsewhere."""
+    status = os.fstat(descriptor)
+    if os.geteuid() == status.st_uid == 0 and (stat.S_ISDIR(status.st_mode) or status.st_nlink == 1):
+        owner = os.stat(folder)
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def sync_folder(folder: Path | str) -> None:

@@ -261,6 +261,17 @@ def test_a_lock_that_root_makes_is_of_the_user_of_the_folder(tmp_path):
     assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (65534, 65534, 0o600)
 
 
+@pytest.mark.root
+def test_another_users_file_with_the_name_of_a_lock_is_not_given_away(tmp_path):
+    topics, other = configs(tmp_path), tmp_path / "other"
+    topics.path.parent.mkdir(exist_ok=True)
+    os.chown(topics.path.parent, 65534, 65534)
+    other.touch(0o600)
+    os.link(other, tmp_path / "config" / "topics.json.lock")
+    topics.create(TopicConfig("new"))
+    assert other.stat().st_uid == 0
+
+
 def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
     topics = configs(tmp_path, ROCKETMQ)
     target = tmp_path / "target"

@@ -12,8 +12,18 @@ import pytest
 
 from dying import run_and_die_at
 from pyengine.errors import DiskError, DiskFullError, FlushError
+from pyengine.ipc.group_members import GroupMembers
 from pyengine.storage import durable_writes
-from pyengine.storage.durable_writes import DirectFile, free_blocks, sweep_unfinished, unlink_durably, write_config
+from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.durable_writes import (
+    DirectFile,
+    free_blocks,
+    open_shared_file,
+    sweep_unfinished,
+    unlink_durably,
+    write_config,
+)
+from pyengine.storage.log_holds import LogHold, write_log_hold
 
 
 def test_short_writes_go_on_where_they_ended_and_a_sync_comes_last(tmp_path, monkeypatch):
@@ -222,3 +232,32 @@ def test_what_has_the_name_of_a_temporary_file_is_not_written_to(tmp_path, make)
     if not is_folder:  # a folder may have a user's files
         write_config(path, b"new")
         assert path.read_bytes() == b"new" and not path.is_symlink()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("use", [
+    lambda root: ConsumerOffsets(root).commit("orders", "billing", {0: 7}),
+    lambda root: GroupMembers(root, "orders", "billing").close(),
+    lambda root: write_log_hold(root, LogHold("backup", "backup", 0, 1)),
+], ids=["offsets", "members", "hold"])
+def test_folders_and_locks_that_root_makes_first_are_of_the_stores_user(tmp_path, use):
+    config = tmp_path / "config"
+    config.mkdir()
+    os.chown(config, 65534, 65534)
+    use(tmp_path)
+    shared = [path for path in config.rglob("*") if path.is_dir() or path.parent.name == "consumers"]
+    assert shared and {(path.stat().st_uid, path.stat().st_gid) for path in shared} == {(65534, 65534)}
+
+
+def test_a_lock_that_root_is_just_creating_is_waited_for(tmp_path, monkeypatch):
+    path, opened, calls = tmp_path / "config" / "topics.json.lock", os.open, []
+
+    def refused_once(name, *rest, **named):
+        calls.append(name)
+        if calls.count(path) == 1 and name == path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(name, *rest, **named)
+
+    monkeypatch.setattr(os, "open", refused_once)
+    os.close(open_shared_file(path))
+    assert calls.count(path) == 2
