@@ -25,6 +25,7 @@ from pyengine.storage.durable_writes import make_shared_folder
 FOLDER = "log-holds"
 HOLD_MS_MAX = 7 * 24 * 3_600_000  # a hold that expires later than this is a mistake, for example of a wrong clock
 CLOCK_GRACE_MS = 3_600_000  # tolerance for different clocks of owner and cleaner, and for an owner that renews late
+CLOCK_STEP_MS = 60_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -112,8 +113,9 @@ class RenewedHold:
                 remove_log_hold(root, old.name)
 
     def renew(self) -> None:
-        """Renew the hold once half of its time is over. Cheap until then."""
-        if self._hold.expires_ms - _now_ms() < self._duration_ms // 2:
+        """Renew the hold once half of its time is over, or if the clock was set back by more than a minute. Cheap until then."""
+        left_ms = self._hold.expires_ms - _now_ms()
+        if not self._duration_ms // 2 <= left_ms <= self._duration_ms + CLOCK_STEP_MS:
             self._write()
 
     def move(self, offset: int) -> None:

@@ -104,6 +104,16 @@ def test_a_hold_as_long_as_allowed_counts_though_its_owners_clock_is_ahead(tmp_p
     assert lowest_log_hold(tmp_path, NOW_MS) is not None
 
 
+def test_a_hold_of_a_clock_that_is_set_back_counts_again(tmp_path, clock):
+    right_ms, clock[0] = clock[0], clock[0] + 30 * 24 * 3_600_000
+    hold = RenewedHold(tmp_path, "backup", "x", 600_000)
+    hold.move(4096)
+    clock[0] = right_ms
+    assert lowest_log_hold(tmp_path, right_ms) is None, "an expiry in 30 days is a mistake"
+    hold.renew()
+    assert lowest_log_hold(tmp_path, right_ms) == LogHold("backup", f"x (pid {os.getpid()})", 4096, right_ms + 600_000)
+
+
 def test_a_hold_whose_owner_is_late_can_still_be_renewed(tmp_path, clock):
     late = RenewedHold(tmp_path, "late", "backup", 1000)
     clock[0] += 2000
