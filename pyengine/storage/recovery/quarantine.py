@@ -219,12 +219,19 @@ class QuarantineEntry:
 
 
 def list_quarantine(root: Root) -> list[QuarantineEntry]:
-    """Return every piece in quarantine/, by physical offset and name; empty without the folder. It reads only the notes."""
+    """Return every piece in quarantine/, by physical offset and name; empty without the folder. It reads only the notes.
+
+    DiskError if the folder cannot be listed, also if it is a link to a disk that is not mounted: it may hold messages.
+    """
     folder = StorePaths(root).quarantine
     try:
         names = sorted(os.listdir(folder))
-    except (FileNotFoundError, NotADirectoryError):
+    except NotADirectoryError:
         return []
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not folder.is_symlink():
+            return []
+        raise disk_error(error, "list", folder) from error
     pieces = dict.fromkeys(name.removesuffix(".json") for name in names if not name.endswith((".tmp", ".part")))
     return sorted((_entry(folder / name) for name in pieces), key=lambda entry: (entry.physical_offset, entry.name))
 

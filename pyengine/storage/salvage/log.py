@@ -8,7 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,14 +72,20 @@ class Skipped:
     reason: str
 
 
-def list_damaged_segments(folder: Path) -> list[tuple[int, Path]]:
-    """Return (start offset, path) of every 20-digit file, whatever its length; other files are left out."""
-    found = []
-    for name in os.listdir(folder):
-        start = parse_segment_name(name)
-        if start is not None and (folder / name).is_file():
-            found.append((start, folder / name))
-    return sorted(found)
+def list_damaged_segments(folders: Iterable[Path]) -> tuple[list[tuple[int, Path]], set[int]]:
+    """Return (start offset, path) of every 20-digit file in these folders, ascending, whatever its length; other names are ignored.
+
+    The set has the start offsets of those that are no file: a folder, or a link to a disk that is not mounted.
+    """
+    found, no_files = [], set()
+    for folder in folders:
+        for name in os.listdir(folder):
+            start = parse_segment_name(name)
+            if start is not None and (folder / name).is_file():
+                found.append((start, folder / name))
+            elif start is not None:
+                no_files.add(start)
+    return sorted(found), no_files - {start for start, _ in found}
 
 
 def carve(path: Path, base: int, size_bytes: int) -> Iterator[tuple[Run | Skipped, memoryview]]:

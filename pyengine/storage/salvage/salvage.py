@@ -143,9 +143,12 @@ def _salvage(
     started_s: float, with_quarantine: bool,
 ) -> SalvageReport:
     size_bytes = geometry.mapped_file_size_commit_log_bytes
-    folders = [folder for folder in StorePaths(root).commit_log_folders.all if folder.is_dir()]
-    segments = sorted(segment for folder in folders for segment in list_damaged_segments(folder))
+    folders = StorePaths(root).commit_log_folders.all
+    segments, no_files = list_damaged_segments(folder for folder in folders if folder.is_dir())
     missing, notes = _missing(segments, size_bytes)
+    missing = tuple(sorted({*missing, *no_files}))
+    notes += [f"the log's folder {folder} does not exist: if its disk is not mounted, mount it and salvage again"
+              for folder in folders if not folder.is_dir()]
     skipped: list[Skipped] = []
     unsure: list[Skipped] = []  # zeros that are the end of the log, unless records follow
     end = segments[0][0] if segments else 0

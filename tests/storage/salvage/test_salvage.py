@@ -11,7 +11,7 @@ import pytest
 import pyengine
 from damage import flip
 from fix_golden import CLEAN
-from pyengine.errors import DiskFullError, ExitCode, NotAStoreError, UsageError
+from pyengine.errors import DiskError, DiskFullError, ExitCode, NotAStoreError, UsageError
 from pyengine.formats.record import decode_record
 from pyengine.formats.small_file import decode_config
 from pyengine.storage.check.check import check
@@ -108,6 +108,31 @@ def test_a_file_whose_name_is_beyond_any_offset_is_no_segment(stopped, tmp_path)
     (segment.parent / "18446744073709551616").write_bytes(segment.read_bytes())
     assert salvage(stopped.root, tmp_path / "new", stopped.geometry).records == 60
     assert_whole(tmp_path / "new", stopped.geometry, stopped.records)
+
+
+@pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: path.symlink_to("not mounted")], ids=["folder", "link"])
+@pytest.mark.parametrize("which", [0, -1], ids=["first", "last"])
+def test_a_segment_that_is_no_file_is_missing(stopped, tmp_path, make, which):
+    path = sorted((stopped.root / "commitlog").iterdir())[which]
+    path.unlink()
+    make(path)
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert report.missing_segments == (int(path.name),) and report.exit_code is ExitCode.REPAIRED
+
+
+def test_a_log_folder_that_does_not_exist_is_told(stopped, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    with open(stopped.root / "config" / "engine.toml", "a") as settings:
+        settings.write(f'read_only_commit_log_store_paths = "{elsewhere}"\n')
+    report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert f"the log's folder {elsewhere} does not exist: if its disk is not mounted, mount it and salvage again" in report.notes
+
+
+def test_a_quarantine_on_a_disk_that_is_not_mounted_is_not_empty(stopped, tmp_path):
+    (stopped.root / "quarantine").symlink_to("not mounted")
+    with pytest.raises(DiskError, match="cannot list .*quarantine"):
+        salvage(stopped.root, tmp_path / "new", stopped.geometry)
+    assert salvage(stopped.root, tmp_path / "new", stopped.geometry, with_quarantine=False).exit_code is ExitCode.OK
 
 
 def test_stale_records_of_another_place_are_not_taken(stopped, tmp_path):
